@@ -1,0 +1,82 @@
+# Everything runs in .venv, which is made where it is missing and filled anew when the pins or pyproject.toml change.
+
+PYTHON ?= python3
+SRC ?=
+VENV := .venv
+PEERS := .venv-peers
+BIN := $(VENV)/bin
+PIP := -m pip install --quiet --disable-pip-version-check
+INSTALL := $(BIN)/python $(PIP) -c constraints.txt --build-constraint constraints.txt
+BENCHES := $(patsubst bench/%.py,%,$(filter-out bench/_%,$(wildcard bench/*.py)))
+NAME := $(if $(SRC),images,digits)
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+.PHONY: help demo test check lint docs benches peers clean
+
+help: ## print this list
+	@echo "make TARGET, where TARGET is one of"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+
+# Debian 12 brings pip 23.0; dependency groups need 25.1.
+$(VENV)/.base: pyproject.toml constraints.txt
+	@echo "Filling $(VENV): the package and what it runs on"
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) -c constraints.txt pip
+	$(INSTALL) -e '.[demo,tensorboard]'
+	touch $@
+
+$(VENV)/.tools: $(VENV)/.base
+	@echo "Filling $(VENV): tests, linters, docs"
+	$(INSTALL) --group test --group lint --group docs
+	touch $@
+
+demo: $(VENV)/.base ## the main job on real images: pack, train, report (SRC=FOLDER for your own)
+	rm -rf demo
+	mkdir demo
+ifeq ($(SRC),)
+	$(BIN)/python examples/digits_folder.py demo/digits
+else
+	ln -s "$$(realpath -e "$(SRC)")" demo/images
+endif
+	$(BIN)/headway init demo/$(NAME) --out demo/$(NAME).yaml
+	$(BIN)/headway pack demo/$(NAME) demo/$(NAME).packed --split 0.2
+	$(BIN)/headway train demo/$(NAME).yaml --run demo/run
+	$(BIN)/headway evaluate demo/run
+	$(BIN)/headway report demo/run
+
+test: $(VENV)/.tools ## one case of every kind, at most ten minutes
+	$(BIN)/python -m pytest -m "not check and not peers and not gpu" --durations=10
+
+check: lint docs benches peers ## everything that takes longer: linters, docs, benches, peers, long tests
+	$(BIN)/python -m pytest -m "check or peers" --durations=10
+
+lint: $(VENV)/.tools ## ruff, mypy, and the floors
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+docs: $(VENV)/.tools ## the documentation, in site/
+	$(BIN)/mkdocs build --strict --quiet
+
+benches: $(VENV)/.tools ## every bench, shortly
+	for bench in $(BENCHES); do $(BIN)/python -m bench.$$bench --quick; done
+
+# The tests that need the peers skip with the reason where these could not be installed; in CI that is a failure.
+peers: ## other people's readers and loaders, in .venv-peers
+	@[[ $(PEERS)/.stamp -nt constraints-peers.txt ]] || $(MAKE) --no-print-directory $(PEERS)/.stamp \
+	  || { [[ $${CI:-} != true ]] && echo "The peers could not be installed: their tests are skipped."; }
+
+$(PEERS)/.stamp: constraints-peers.txt
+	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
+	echo '*' > $(PEERS)/.gitignore
+	$(PEERS)/bin/python $(PIP) -c constraints-peers.txt nvidia-dali-cuda120 numpy
+	touch $@
+
+clean: ## remove what was made, the virtual environments excepted
+	rm -rf demo site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	find src tests bench examples -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,53 @@
+"""Headway makes the training of deep networks take less time.
+
+The public names, loaded when they are first used: `import headway` imports neither torch nor numpy.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headway.core.keys import keys as keys
+    from headway.data.augment import Augment as Augment
+    from headway.data.augment import AugmentRecipe as AugmentRecipe
+    from headway.data.augment import flip_and_translate as flip_and_translate
+    from headway.data.dataset import Dataset as Dataset
+    from headway.data.dataset import open as open
+    from headway.data.loader import Batch as Batch
+    from headway.data.loader import Loader as Loader
+    from headway.data.order import Order as Order
+    from headway.data.pack import pack as pack
+    from headway.data.verify import verify as verify
+    from headway.train.checkpoint import Checkpoints as Checkpoints
+    from headway.train.trainer import Trainer as Trainer
+
+_HOMES = {
+    "Augment": "headway.data.augment",
+    "AugmentRecipe": "headway.data.augment",
+    "Batch": "headway.data.loader",
+    "Checkpoints": "headway.train.checkpoint",
+    "Dataset": "headway.data.dataset",
+    "Loader": "headway.data.loader",
+    "Order": "headway.data.order",
+    "Trainer": "headway.train.trainer",
+    "flip_and_translate": "headway.data.augment",
+    "keys": "headway.core.keys",
+    "open": "headway.data.dataset",
+    "pack": "headway.data.pack",
+    "verify": "headway.data.verify",
+}
+
+__version__ = "0.1.0"
+__all__ = [*sorted(_HOMES), "__version__"]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headway' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

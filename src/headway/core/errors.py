@@ -1,0 +1,61 @@
+"""One family of errors: what happened, where, and how to mend it.
+
+The command line prints `str(error)` and leaves with `error.exit_status`; the library raises them as they are.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class HeadwayError(Exception):
+    """What went wrong, where it was seen, and how to mend it.
+
+    Args:
+        what: a sentence, without a full stop at its end.
+        where: a file, a key or a step; empty where the sentence says it already.
+        fix: what the user can do about it, as an order.
+    """
+
+    exit_status = 1
+
+    def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
+        self.what, self.where, self.fix = what, where, fix
+        text = f"{where}: {what}" if where else what
+        super().__init__(f"{text}. {fix}" if fix else text)
+
+
+class UsageError(HeadwayError):
+    """Wrong usage: an argument, a path given by the user, a folder that exists already."""
+
+    exit_status = 2
+
+
+class RecipeError(UsageError):
+    """A recipe that cannot be run: an unknown key, a wrong type, an impossible combination."""
+
+
+class DataError(HeadwayError):
+    """Data that cannot be used: a damaged record, a file that is no image, shards of different packs."""
+
+
+class CheckpointError(HeadwayError):
+    """A checkpoint that is torn, damaged or of another run."""
+
+
+class TrainingError(HeadwayError):
+    """A run that cannot go on: a non-finite loss, a network that does not fit its task."""
+
+
+class UserCodeError(HeadwayError):
+    """The user's own code failed; the cause carries their traceback, which is always shown."""
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """`did you mean 'x'?` for the closest known word, or the list of known words where none is close."""
+    names = sorted(known)
+    close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return f"Known here: {', '.join(names)}." if names else ""

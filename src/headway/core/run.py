@@ -1,0 +1,167 @@
+"""Run: the folder of one training run, and the only file that knows its layout.
+
+recipe.yaml (resolved), provenance.json, metrics.jsonl, quarantine.jsonl, ids.bin (with `log_ids`), panels/*.json,
+checkpoints/step-*/, weights.safetensors (the best), report.html, summary.json.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from headway.core.errors import UsageError
+
+IDS_BYTES = 24
+"""One sample of ids.bin: position, asked, served, as little-endian int64."""
+
+
+class Run:
+    """A run folder. `Run.create` makes one, `Run.open` finds one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.recipe_path = folder / "recipe.yaml"
+        self.metrics_path = folder / "metrics.jsonl"
+        self.quarantine_path = folder / "quarantine.jsonl"
+        self.ids_path = folder / "ids.bin"
+        self.weights_path = folder / "weights.safetensors"
+        self.report_path = folder / "report.html"
+        self.panels = folder / "panels"
+        self.checkpoints = folder / "checkpoints"
+
+    @staticmethod
+    def create(folder: Path) -> Run:
+        """Makes a new run folder.
+
+        Raises:
+            UsageError: the folder exists and is not empty.
+        """
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UsageError(
+                "this run folder exists",
+                where=str(folder),
+                fix=f"Go on with it: headway train --resume {folder}. Or name another one with --run.",
+            )
+        if folder.exists() and not folder.is_dir():
+            raise UsageError("this is a file, not a folder", where=str(folder))
+        run = Run(folder)
+        for part in (folder, run.panels, run.checkpoints):
+            part.mkdir(parents=True, exist_ok=True)
+        return run
+
+    @staticmethod
+    def open(folder: Path) -> Run:
+        """Finds a run folder.
+
+        Raises:
+            UsageError: there is none, or it is no run folder.
+        """
+        run = Run(folder)
+        if not run.recipe_path.is_file():
+            what = "this is no run folder (it has no recipe.yaml)" if folder.is_dir() else "there is no such run folder"
+            raise UsageError(what, where=str(folder), fix="headway train RECIPE makes one.")
+        return run
+
+    @staticmethod
+    def free_name(parent: Path, name: str) -> Path:
+        """parent/name, or the first of parent/name-2, -3, ... that does not exist."""
+        folder, number = parent / name, 1
+        while folder.exists():
+            number += 1
+            folder = parent / f"{name}-{number}"
+        return folder
+
+    def write_json(self, name: str, data: Any) -> None:
+        """Writes NAME.json, whole or not at all."""
+        write_whole(self.folder / f"{name}.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        path = self.folder / f"{name}.json"
+        try:
+            return json.loads(path.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            raise UsageError(f"the run has no {path.name}", where=str(self.folder)) from None
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """Records of metrics.jsonl in order; a torn last line, as a kill leaves it, is passed over."""
+        yield from read_lines(self.metrics_path)
+
+    def cut_back(self, position: int) -> None:
+        """Takes what was logged after `position` out of the logs, so that a resumed run writes it once."""
+        for path in (self.metrics_path, self.quarantine_path):
+            kept = [record for record in read_lines(path) if record["position"] <= position]
+            if path.exists():
+                write_whole(path, "".join(json.dumps(record) + "\n" for record in kept))
+        if self.ids_path.exists():
+            os.truncate(self.ids_path, min(position * IDS_BYTES, self.ids_path.stat().st_size))
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Records of a .jsonl file up to the first torn line; nothing where there is no file."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for line in file:
+            try:
+                yield json.loads(line)
+            except ValueError:
+                return
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Writes a file aside, synced, and renames it into place."""
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def provenance(origins: Mapping[str, str], base: Path, **more: Any) -> dict[str, Any]:
+    """What a run was made of: versions, host, command, git, and where each value of the recipe came from."""
+    names = ("headway", "torch", "numpy", "pillow", "safetensors")
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "base": str(base),
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in names}},
+        "host": {
+            "name": platform.node(),
+            "system": platform.platform(),
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        },
+        "git": _git(base),
+        "origins": dict(origins),
+        **more,
+    }
+
+
+def _processor() -> str:
+    with open("/proc/cpuinfo") as file:
+        models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
+def _git(folder: Path) -> str:
+    """`git describe` of the folder the recipe lies in; empty where there is none."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()

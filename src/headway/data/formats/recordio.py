@@ -1,0 +1,199 @@
+"""RecordIO, the record format of dmlc and MXNet: `.rec` holds records, `.idx` says where each begins.
+
+A record is a u32 magic number, a u32 of (kind << 29 | length), the payload, and zeros up to a multiple of 4 bytes; all
+little endian. A payload that holds the magic number at a multiple of 4 bytes is cut there into parts of kind 1 (first),
+2 (middle) and 3 (last); the magic number itself is left out between parts and put back by readers, so that a reader
+that lost its way finds the next record by its magic number alone. The payload of an image record is u32 flag,
+f32 label, u64 id, u64 id2, then `flag` more f32 labels, then the bytes of the image file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import DataError
+
+MAGIC = 0xCED7230A
+RECORD_LIMIT_BYTES = 1 << 29
+"""A payload's length has 29 bits."""
+
+_MAGIC_BYTES = struct.pack("<I", MAGIC)
+_FRAME = struct.Struct("<II")
+_HEADER = struct.Struct("<IfQQ")
+_WHOLE, _FIRST, _MIDDLE, _LAST = range(4)
+_PADDING = (b"", b"\0\0\0", b"\0\0", b"\0")
+_BUFFER_BYTES = 1 << 20
+
+Label = float | NDArray[np.float32]
+"""A scalar, or a vector of shape [k]."""
+
+
+class Placed(NamedTuple):
+    """Where an image went: `offset` is of its first byte, or of its record's where `split` says it lies in parts."""
+
+    offset: int
+    length: int
+    split: bool
+
+
+class Record(NamedTuple):
+    """One image record; `id2` is the pack it belongs to."""
+
+    label: Label
+    id: int
+    id2: int
+    image: bytes
+
+
+@final
+class Writer:
+    """Writes one shard: records to `rec_path`, and a line `index<tab>offset of the record` for each to `idx_path`.
+
+    Nothing is certain to be on the disk before `close`. After an error, `abandon` it.
+    Raises OSError from any method, as the file system does.
+    """
+
+    def __init__(self, rec_path: Path, idx_path: Path, pack_id: int) -> None:
+        self._rec = open(rec_path, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115
+        self._idx = open(idx_path, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115
+        self._pack_id = pack_id
+        self.size_bytes = 0
+
+    def append(self, image: bytes, label: Label, index: int) -> Placed:
+        """Appends one image. Raises DataError for one of 512 MiB or more, which a record cannot hold."""
+        if isinstance(label, np.ndarray):
+            head = _HEADER.pack(label.size, 0.0, index, self._pack_id) + label.astype("<f4").tobytes()
+        else:
+            head = _HEADER.pack(0, label, index, self._pack_id)
+        length = len(head) + len(image)
+        if length >= RECORD_LIMIT_BYTES:
+            raise DataError(f"an image of {len(image):,} bytes does not fit into a record (limit 512 MiB)")
+        start = self.size_bytes
+        # The header is a multiple of 4 bytes long, so no aligned magic number lies across its end.
+        split = bool(_magic_positions(head) or _magic_positions(image))
+        if split:
+            self.size_bytes += self._rec.write(_in_parts(head + image))
+        else:
+            padding = _PADDING[length % 4]
+            self._rec.write(_FRAME.pack(MAGIC, length) + head)
+            self._rec.write(image)
+            self._rec.write(padding)
+            self.size_bytes += _FRAME.size + length + len(padding)
+        self._idx.write(b"%d\t%d\n" % (index, start))
+        return Placed(start if split else start + _FRAME.size + len(head), len(image), split)
+
+    def close(self) -> None:
+        """Brings both files to the disk and closes them."""
+        for file in (self._rec, self._idx):
+            file.flush()
+            os.fsync(file.fileno())
+            file.close()
+
+    def abandon(self) -> None:
+        """Closes both files, whatever state they are in; for files that are thrown away."""
+        for file in (self._rec, self._idx):
+            with contextlib.suppress(OSError):
+                file.close()
+
+
+def record_at(view: memoryview, start: int, name: str = "RecordIO") -> tuple[Record, int]:
+    """The record that begins at byte `start`, and where the next one begins; `name` is for the error's sentence.
+
+    Raises DataError where no whole image record begins there.
+    """
+    payload, end = _payload(view, start, name)
+    flag, scalar, sample_id, id2 = _header(payload, start, name)
+    begin = _HEADER.size + 4 * flag
+    label: Label = scalar if flag == 0 else np.frombuffer(payload[_HEADER.size : begin], "<f4").astype(np.float32)
+    return Record(label, sample_id, id2, bytes(payload[begin:])), end
+
+
+def join(view: memoryview, offset: int, length: int) -> bytes:
+    """The image of `length` bytes whose split record begins at `offset`. Raises DataError where that is not there."""
+    image = record_at(view, offset)[0].image
+    if len(image) != length:
+        raise DataError(f"the record holds an image of {len(image)} bytes, not {length}", where=f"byte {offset}")
+    return image
+
+
+def pack_id_of(path: Path) -> int:
+    """The pack that a shard belongs to, from its first record. Raises DataError where it is no RecordIO file."""
+    payload, _ = _payload(_mapped(path), 0, str(path))
+    return _header(payload, 0, str(path))[3]
+
+
+def scan(path: Path) -> Iterator[Record]:
+    """All records of a shard, in the order of the file. Raises DataError at the first damaged one."""
+    view, start = _mapped(path), 0
+    while start < len(view):
+        record, start = record_at(view, start, str(path))
+        yield record
+
+
+def _magic_positions(payload: bytes) -> list[int]:
+    """Where the magic number stands at a multiple of 4 bytes."""
+    positions, at = [], payload.find(_MAGIC_BYTES)
+    while at >= 0:
+        if at % 4 == 0:
+            positions.append(at)
+        at = payload.find(_MAGIC_BYTES, at + 1)
+    return positions
+
+
+def _in_parts(payload: bytes) -> bytes:
+    record, begin = bytearray(), 0
+    for cut in _magic_positions(payload):
+        kind = _MIDDLE if record else _FIRST
+        record += _FRAME.pack(MAGIC, kind << 29 | cut - begin) + payload[begin:cut]
+        begin = cut + 4
+    last = payload[begin:]
+    return bytes(record + _FRAME.pack(MAGIC, _LAST << 29 | len(last)) + last + _PADDING[len(last) % 4])
+
+
+def _payload(view: memoryview, start: int, name: str) -> tuple[memoryview | bytearray, int]:
+    joined, at, allowed = bytearray(), start, (_WHOLE, _FIRST)
+    while True:
+        if at + _FRAME.size > len(view):
+            raise DataError("the file ends inside a record", where=f"{name}, byte {start}")
+        magic, word = _FRAME.unpack_from(view, at)
+        kind, length = word >> 29, word & (RECORD_LIMIT_BYTES - 1)
+        if magic != MAGIC or kind not in allowed:
+            raise DataError("this is no RecordIO record", where=f"{name}, byte {at}")
+        begin, end = at + _FRAME.size, at + _FRAME.size + length
+        if end > len(view):
+            raise DataError("the file ends inside a record", where=f"{name}, byte {start}")
+        at = end + len(_PADDING[length % 4])
+        if kind == _WHOLE:
+            return view[begin:end], at
+        joined += view[begin:end]
+        if kind == _LAST:
+            return joined, at
+        joined += _MAGIC_BYTES
+        allowed = (_MIDDLE, _LAST)
+
+
+def _header(payload: memoryview | bytearray, start: int, name: str) -> tuple[int, float, int, int]:
+    if len(payload) >= _HEADER.size:
+        flag, label, sample_id, id2 = _HEADER.unpack_from(payload)
+        if len(payload) >= _HEADER.size + 4 * flag:
+            return flag, label, sample_id, id2
+    raise DataError("the record is too short for an image", where=f"{name}, byte {start}")
+
+
+def _mapped(path: Path) -> memoryview:
+    try:
+        with open(path, "rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except ValueError as error:  # an empty file cannot be mapped
+        raise DataError("the file is empty", where=str(path)) from error
+    except OSError as error:
+        raise DataError(f"the shard cannot be read ({error.strerror})", where=str(path)) from error

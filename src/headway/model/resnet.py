@@ -1,0 +1,133 @@
+"""ResNet v1.5 (He et al. 2015, arXiv 1512.03385; the stride of a bottleneck in its 3x3 convolution).
+
+State-dict names are the common ones (conv1, bn1, layer1.0.conv1, ..., fc), so that published weights load.
+Input: normalised images, float [N, in_channels, H, W], H and W at least 32; output: logits [N, num_classes].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import final
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+def resnet18(num_classes: int = 1000, in_channels: int = 3, *, zero_init_last: bool = True) -> ResNet:
+    """18 layers, 11.69 million parameters. `zero_init_last`: each block begins as the identity (arXiv 1706.02677)."""
+    return ResNet(Basic, (2, 2, 2, 2), num_classes, in_channels, zero_init_last)
+
+
+def resnet34(num_classes: int = 1000, in_channels: int = 3, *, zero_init_last: bool = True) -> ResNet:
+    """34 layers, 21.80 million parameters. `zero_init_last`: each block begins as the identity (arXiv 1706.02677)."""
+    return ResNet(Basic, (3, 4, 6, 3), num_classes, in_channels, zero_init_last)
+
+
+def resnet50(num_classes: int = 1000, in_channels: int = 3, *, zero_init_last: bool = True) -> ResNet:
+    """50 layers, 25.56 million parameters. `zero_init_last`: each block begins as the identity (arXiv 1706.02677)."""
+    return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, in_channels, zero_init_last)
+
+
+@final
+class ResNet(nn.Module):
+    """A stem, four stages of blocks, a linear head. Made by `resnet18`, `resnet34` and `resnet50`."""
+
+    def __init__(
+        self,
+        block: type[Basic] | type[Bottleneck],
+        depths: Sequence[int],
+        num_classes: int,
+        in_channels: int,
+        zero_init_last: bool,
+    ) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(64)
+        stages = []
+        before = 64
+        for stage, depth in enumerate(depths):
+            width = 64 << stage
+            blocks = []
+            for index in range(depth):
+                blocks.append(block(before, width, stride=2 if stage > 0 and index == 0 else 1))
+                before = width * block.expansion
+            stages.append(nn.Sequential(*blocks))
+        self.layer1, self.layer2, self.layer3, self.layer4 = stages
+        self.fc = nn.Linear(before, num_classes)
+
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            elif zero_init_last and isinstance(module, Basic | Bottleneck):
+                nn.init.zeros_(module.last_norm.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = F.relu(self.bn1(self.conv1(images)), inplace=True)
+        hidden = F.max_pool2d(hidden, 3, stride=2, padding=1)
+        hidden = self.layer4(self.layer3(self.layer2(self.layer1(hidden))))
+        logits: Tensor = self.fc(F.adaptive_avg_pool2d(hidden, 1).flatten(1))
+        return logits
+
+
+@final
+class Basic(nn.Module):
+    """Two 3x3 convolutions beside a shortcut: [N, before, H, W] -> [N, width, H / stride, W / stride]."""
+
+    expansion = 1
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = _conv(before, width, 3, stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _conv(width, width, 3)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.downsample = _shortcut(before, width, stride)
+
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        return self.bn2
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        branch = F.relu(self.bn1(self.conv1(hidden)), inplace=True)
+        branch = self.bn2(self.conv2(branch))
+        shortcut = hidden if self.downsample is None else self.downsample(hidden)
+        return F.relu(branch + shortcut, inplace=True)
+
+
+@final
+class Bottleneck(nn.Module):
+    """1x1, 3x3, 1x1 convolutions beside a shortcut: [N, before, H, W] -> [N, 4 width, H / stride, W / stride]."""
+
+    expansion = 4
+
+    def __init__(self, before: int, width: int, stride: int) -> None:
+        super().__init__()
+        after = width * self.expansion
+        self.conv1 = _conv(before, width, 1)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _conv(width, width, 3, stride)
+        self.bn2 = nn.BatchNorm2d(width)
+        self.conv3 = _conv(width, after, 1)
+        self.bn3 = nn.BatchNorm2d(after)
+        self.downsample = _shortcut(before, after, stride)
+
+    @property
+    def last_norm(self) -> nn.BatchNorm2d:
+        return self.bn3
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        branch = F.relu(self.bn1(self.conv1(hidden)), inplace=True)
+        branch = F.relu(self.bn2(self.conv2(branch)), inplace=True)
+        branch = self.bn3(self.conv3(branch))
+        shortcut = hidden if self.downsample is None else self.downsample(hidden)
+        return F.relu(branch + shortcut, inplace=True)
+
+
+def _conv(before: int, after: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(before, after, kernel, stride=stride, padding=kernel // 2, bias=False)
+
+
+def _shortcut(before: int, after: int, stride: int) -> nn.Sequential | None:
+    if stride == 1 and before == after:
+        return None
+    return nn.Sequential(_conv(before, after, 1, stride), nn.BatchNorm2d(after))

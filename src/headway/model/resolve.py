@@ -1,0 +1,171 @@
+"""From a recipe's words to a network: factory by import path, weights, frozen parameters, first batch."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import field_validator
+
+from headway.core.errors import HeadwayError, RecipeError, UserCodeError, nearest
+from headway.core.importing import import_path
+from headway.core.recipe import Part
+
+if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes seconds
+    import torch
+
+
+class ModelRecipe(Part):
+    """Which network, and the state it begins with."""
+
+    factory: str
+    """Import path of a function or class that makes the network: `headway.model:cifar_net`,
+    `torchvision.models:resnet18`, `timm:create_model`, or `my_file.py:build` beside the recipe. It is given
+    `num_classes` and `in_channels` where it takes them and `args` does not say them."""
+    args: dict[str, Any] = {}
+    """Keyword arguments of the factory."""
+    weights: str | None = None
+    """A safetensors file to begin with. Names must match; only the last layer may differ in size, and begins anew."""
+    freeze: tuple[str, ...] = ()
+    """Regular expressions (re.search on a parameter's full name): what they match is not trained.
+    Running statistics of batch norm are no parameters and go on moving."""
+    init: str | None = None
+    """Import path of a function `init(model, images)`, called once with a first batch, without gradients. Unset: the
+    network's own method `initialise(images)` where it has one and no `weights` were loaded."""
+
+    @field_validator("freeze")
+    @classmethod
+    def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return patterns
+
+
+def build(
+    recipe: ModelRecipe,
+    *,
+    num_outputs: int,
+    in_channels: int = 3,
+    base: Path,
+    say: Callable[[str], object] = logging.getLogger("headway.model").warning,
+) -> torch.nn.Module:
+    """The network of a recipe, on the CPU, its random numbers from torch's global generator.
+
+    Args:
+        num_outputs: passed as `num_classes` to a factory that takes it.
+        in_channels: passed to a factory that names such a parameter.
+        base: folder to which a user's file and `weights` are relative.
+        say: told once which tensors of `weights` were left out.
+
+    Raises:
+        RecipeError: the factory or its arguments, a pattern of `freeze`, or what came of them, is wrong.
+        UsageError: `weights` does not fit.
+        UserCodeError: the factory itself failed; the cause carries its traceback.
+    """
+    from torch.nn import Module
+
+    factory = import_path(recipe.factory, base=base, what="model.factory")
+    if not callable(factory):
+        raise RecipeError(f"{recipe.factory!r} is a {type(factory).__name__}, no function", where="model.factory")
+    model = _call(factory, recipe, {"num_classes": num_outputs, "in_channels": in_channels})
+    if not isinstance(model, Module):
+        what = f"{recipe.factory!r} gave a {type(model).__name__}, no torch.nn.Module"
+        raise RecipeError(what, where="model.factory", fix="Name a function that returns the network, or its class")
+    if recipe.weights is not None:
+        from headway.model import weights
+
+        left_out = weights.load(model, base / Path(recipe.weights).expanduser())
+        if left_out:
+            say(f"{recipe.weights}: {', '.join(left_out)} differ in size and begin anew")
+    _freeze(model, recipe.freeze)
+    return model
+
+
+def initialiser(
+    recipe: ModelRecipe, model: torch.nn.Module, *, base: Path
+) -> Callable[[torch.Tensor], None] | None:
+    """What to call once with a first batch (float NCHW, normalised) before a run from its beginning; None: nothing.
+
+    Raises:
+        RecipeError: `init` names nothing that can be called.
+        UserCodeError: from the returned function, where the user's own fails.
+    """
+    import torch
+
+    if recipe.init is not None:
+        function = import_path(recipe.init, base=base, what="model.init")
+        if not callable(function):
+            raise RecipeError(f"{recipe.init!r} is a {type(function).__name__}, no function", where="model.init")
+        name, arguments = recipe.init, [model]
+    elif recipe.weights is None and callable(getattr(model, "initialise", None)):
+        function, name, arguments = model.initialise, f"{type(model).__name__}.initialise", []
+    else:
+        return None
+
+    def initialise(images: torch.Tensor) -> None:
+        try:
+            with torch.no_grad():
+                function(*arguments, images)
+        except HeadwayError:
+            raise
+        except Exception as error:
+            raise _user_error(name, error, "model.init") from error
+
+    return initialise
+
+
+def _call(factory: Callable[..., Any], recipe: ModelRecipe, offered: dict[str, int]) -> Any:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        arguments = {"num_classes": offered["num_classes"]} | recipe.args
+        try:
+            return factory(**arguments)
+        except TypeError:
+            arguments = recipe.args
+    else:
+        taken = {p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        for name in recipe.args.keys() - taken if not takes_any else ():
+            what = f"{recipe.factory!r} has no argument {name!r}"
+            raise RecipeError(what, where=f"model.args.{name}", fix=nearest(name, taken))
+        # **kwargs are not told what is in them: most networks take num_classes there, few take in_channels
+        given = taken | {"num_classes"} if takes_any else taken
+        arguments = {name: value for name, value in offered.items() if name in given} | recipe.args
+        try:
+            signature.bind(**arguments)
+        except TypeError as error:
+            raise RecipeError(f"{recipe.factory!r} cannot be called: {error}", where="model.args") from None
+    try:
+        return factory(**arguments)
+    except HeadwayError:
+        raise
+    except Exception as error:
+        raise _user_error(recipe.factory, error, "model.factory") from error
+
+
+def _user_error(name: str, error: Exception, where: str) -> UserCodeError:
+    return UserCodeError(f"{name!r} failed: {type(error).__name__}: {error}", where=where)
+
+
+def _freeze(model: torch.nn.Module, patterns: tuple[str, ...]) -> None:
+    parameters = dict(model.named_parameters())
+    for pattern in patterns:
+        matched = [name for name in parameters if re.search(pattern, name)]
+        if not matched:
+            near = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.3) or list(parameters)[:3]
+            fix = f"Parameters of this network are for example: {', '.join(near)}"
+            raise RecipeError(f"{pattern!r} matches no parameter", where="model.freeze", fix=fix)
+        for name in matched:
+            parameters[name].requires_grad_(False)
+    if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
+        fix = "Leave out the pattern that matches the last layer"
+        raise RecipeError("every parameter is frozen, nothing is left to train", where="model.freeze", fix=fix)

@@ -1,0 +1,86 @@
+"""Weights from a safetensors file into a network whose last layer may differ in size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from headway.core.errors import UsageError
+
+SHOWN = 5
+"""Names of each kind that an error lists."""
+
+
+def load(model: torch.nn.Module, path: Path) -> list[str]:
+    """Copies a file's tensors into the network; all names must match. Returns the tensors left out.
+
+    Left out is the head, where a shape of it differs: the last module that owns parameters, in the order of
+    `model.named_modules()`. It keeps its fresh initialisation. A network that does not fit is left untouched.
+
+    Raises:
+        UsageError: no such file, no safetensors file, or names or shapes that do not fit.
+    """
+    stored = _read(path)
+    wanted = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
+    differing = [name for name in wanted if name in stored and wanted[name].shape != stored[name].shape]
+    head = _head(model)
+    left_out = [name for name in wanted if name in head] if head.intersection(differing) else []
+
+    # Files from before PyTorch 0.4.1 (2018) lack this count; it matters only to batch norm without momentum.
+    missing = [name for name in wanted if name not in stored and not name.endswith("num_batches_tracked")]
+    unexpected = [name for name in stored if name not in wanted]
+    misshapen = [
+        f"{name} ({_shape(stored[name])} in the file, {_shape(wanted[name])} in the network)"
+        for name in differing
+        if name not in head
+    ]
+    faults = [
+        _several(missing, "missing in the file"),
+        _several(unexpected, "unknown to the network"),
+        _several(misshapen, "of another shape"),
+    ]
+    if any(faults):
+        what = f"the weights do not fit the network: {'; '.join(filter(None, faults))}"
+        raise UsageError(what, where=str(path), fix="Only the last layer may differ, and only in size")
+    with torch.no_grad():
+        for name, value in stored.items():
+            if name not in left_out:
+                wanted[name].copy_(value)
+    return left_out
+
+
+def _read(path: Path) -> dict[str, torch.Tensor]:
+    try:
+        with path.open("rb") as file:
+            begin = file.read(2)
+        return load_file(path)
+    except OSError as error:
+        raise UsageError(f"the weights cannot be read: {error.strerror or error}", where=str(path)) from None
+    except SafetensorError as error:
+        if begin != b"PK" and begin[:1] != b"\x80":  # neither a zip archive of torch.save nor a bare pickle
+            raise UsageError(f"no safetensors file, or a damaged one: {error}", where=str(path)) from None
+    convert = "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'weights.safetensors')"
+    what = "this is a pickle, no safetensors file; nothing is unpickled here, as a pickle can run any code"
+    raise UsageError(what, where=str(path), fix=f"Where you trust the file, convert it once yourself: {convert}")
+
+
+def _head(model: torch.nn.Module) -> set[str]:
+    owners = [name for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))]
+    if not owners:
+        return set()
+    prefix = f"{owners[-1]}." if owners[-1] else ""
+    return {prefix + name for name in model.get_submodule(owners[-1]).state_dict()}
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return "x".join(map(str, tensor.shape)) or "a number"
+
+
+def _several(names: list[str], kind: str) -> str:
+    if not names:
+        return ""
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    return f"{kind}: {', '.join(names[:SHOWN])}{more}"

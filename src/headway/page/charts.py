@@ -1,0 +1,238 @@
+"""What the data of each kind of panel must be, and what the page needs beside it to draw the panel."""
+
+from __future__ import annotations
+
+import heapq
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Generic, Literal, TypeVar, final, get_args
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from headway.core.errors import HeadwayError, nearest
+from headway.page.panel import Kind, Panel
+
+LARGEST = 12  # cells named beside a matrix: as many as fit beside it without scrolling
+NUMBER = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?( ?[%\w/]{1,9})?|-?")  # "1,234", "5e-4", "93.1 %", "12 ms", "-"
+
+T = TypeVar("T", bound=BaseModel)
+
+
+def _embedded(uri: str) -> str:
+    if not re.match(r"data:image/[\w.+-]+;base64,[A-Za-z0-9+/]+={0,2}\Z", uri):
+        raise ValueError(f"an image must be a data:image/...;base64 URI, not {uri[:40]!r}")
+    return uri
+
+
+class _Data(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+@final
+class Card(_Data):
+    label: str
+    value: str
+    note: str = ""
+
+
+@final
+class Cards(_Data):
+    cards: list[Card]
+
+    def empty(self) -> bool:
+        return not self.cards
+
+
+@final
+class Series(_Data):
+    name: str
+    x: list[float]
+    y: list[float | None]
+
+    @model_validator(mode="after")
+    def _same_length(self) -> Series:
+        if len(self.x) != len(self.y):
+            raise ValueError(f"series {self.name!r} has {len(self.x)} x and {len(self.y)} y")
+        return self
+
+
+@final
+class Lines(_Data):
+    x_label: str
+    y_label: str
+    series: list[Series]
+    y_range: tuple[float, float] | None = None
+    log_x: bool = False
+    log_y: bool = False
+
+    @model_validator(mode="after")
+    def _range_ascends(self) -> Lines:
+        if self.y_range and (self.y_range[0] >= self.y_range[1] or (self.log_y and self.y_range[0] <= 0)):
+            raise ValueError("y_range must ascend, and be above 0 on a logarithmic axis")
+        return self
+
+    def empty(self) -> bool:
+        return all(y is None for series in self.series for y in series.y)
+
+
+@final
+class Stack(_Data):
+    name: str
+    values: list[float]
+
+
+@final
+class Bars(_Data):
+    x_label: str
+    names: list[str]
+    stacks: list[Stack]
+
+    @model_validator(mode="after")
+    def _value_per_name(self) -> Bars:
+        for stack in self.stacks:
+            if len(stack.values) != len(self.names):
+                raise ValueError(f"stack {stack.name!r} has {len(stack.values)} values for {len(self.names)} names")
+        return self
+
+    def empty(self) -> bool:
+        return not self.names or not self.stacks
+
+
+@final
+class Matrix(_Data):
+    x_label: str
+    y_label: str
+    names: list[str]
+    values: list[list[Annotated[float, Field(ge=0)]]]
+
+    @model_validator(mode="after")
+    def _square(self) -> Matrix:
+        side = len(self.names)
+        if len(self.values) != side or any(len(row) != side for row in self.values):
+            raise ValueError(f"{side} names need {side} rows of {side} values")
+        return self
+
+    def empty(self) -> bool:
+        return not self.names
+
+    def largest(self) -> list[tuple[str, str, str]]:
+        """(row name, column name, value) of the largest cells off the diagonal, largest first, zeros left out."""
+
+        def cells() -> Iterator[tuple[float, int, int]]:
+            for y, row in enumerate(self.values):
+                best = heapq.nlargest(LARGEST, ((value, -x) for x, value in enumerate(row) if value and x != y))
+                yield from ((value, -y, x) for value, x in best)
+
+        found = heapq.nlargest(LARGEST, cells())
+        return [(self.names[-y], self.names[-x], format(value, ",.6g")) for value, y, x in found]
+
+
+@final
+class Image(_Data):
+    src: Annotated[str, AfterValidator(_embedded)]
+    caption: str
+    note: str = ""
+
+
+@final
+class Images(_Data):
+    images: list[Image]
+
+    def empty(self) -> bool:
+        return not self.images
+
+
+@final
+class Table(_Data):
+    columns: list[str]
+    rows: list[list[str]]
+
+    @model_validator(mode="after")
+    def _cell_per_column(self) -> Table:
+        for index, row in enumerate(self.rows):
+            if len(row) != len(self.columns):
+                raise ValueError(f"row {index} has {len(row)} cells for {len(self.columns)} columns")
+        return self
+
+    def empty(self) -> bool:
+        return not self.rows
+
+    def numeric(self) -> list[bool]:
+        """Whether each column holds numbers (with a unit or without), and so is set flush right."""
+        return [all(NUMBER.fullmatch(row[i].strip()) for row in self.rows) for i in range(len(self.columns))]
+
+
+@final
+class Text(_Data):
+    text: str
+
+    def empty(self) -> bool:
+        return not self.text.strip()
+
+
+@final
+class _Document(BaseModel, Generic[T]):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    name: Annotated[str, Field(min_length=1)]
+    title: str
+    kind: str
+    data: T
+    order: int
+    note: str
+    width: Literal["full", "half"]
+    section: str
+
+
+DOCUMENTS: dict[str, Any] = {
+    "cards": _Document[Cards],
+    "lines": _Document[Lines],
+    "bars": _Document[Bars],
+    "matrix": _Document[Matrix],
+    "images": _Document[Images],
+    "table": _Document[Table],
+    "text": _Document[Text],
+}
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """A checked panel, ready for the template."""
+
+    document: Any
+    """The panel with its data as the model of its kind."""
+    json: str
+    """The panel as JSON that may stand inside a script element; empty where no script draws it."""
+    empty: bool
+    anchor: str
+    full: bool
+
+
+def picture(panel: Panel, *, full: bool) -> Picture:
+    """Check a panel and make it ready for the page; HeadwayError, naming the panel, where it cannot be drawn."""
+    if panel.kind not in DOCUMENTS:
+        raise HeadwayError(
+            f"panel {panel.name!r} is of unknown kind {panel.kind!r}", fix=nearest(str(panel.kind), get_args(Kind))
+        )
+    text = panel.to_json()
+    try:
+        document = DOCUMENTS[panel.kind].model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(step) for step in first["loc"])
+        raise HeadwayError(f"panel {panel.name!r} ({panel.kind}): {place}: {first['msg']}") from error
+    empty = document.data.empty()
+    drawn = panel.kind in ("lines", "bars", "matrix") and not empty
+    return Picture(
+        document=document,
+        json=_for_script(text) if drawn else "",
+        empty=empty,
+        anchor="-".join(document.name.split()),  # an id holds no white space
+        full=full,
+    )
+
+
+def _for_script(text: str) -> str:
+    """JSON that cannot end, or open a comment in, the script element it stands in: `<` only occurs inside texts."""
+    return text.replace("<", "\\u003c")

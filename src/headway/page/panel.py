@@ -1,0 +1,143 @@
+"""Panel: the data of one picture of a report, as JSON. Its producer writes it, the page draws it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, final
+
+from headway.core.errors import HeadwayError
+
+Kind = Literal["cards", "lines", "bars", "matrix", "images", "table", "text"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Panel:
+    """One picture. `data` by kind (every number plain, every text unescaped; None is a gap):
+
+    - `cards`: {"cards": [{"label": str, "value": str, "note": str}]}
+    - `lines`: {"x_label": str, "y_label": str, "y_range": [lo, hi] | None, "log_x": bool, "log_y": bool,
+      "series": [{"name": str, "x": [number], "y": [number | None]}]}
+    - `bars`: {"x_label": str, "names": [str], "stacks": [{"name": str, "values": [number]}]} (horizontal, stacked)
+    - `matrix`: {"x_label": str, "y_label": str, "names": [str], "values": [[number]]} (rows are y; square, none
+      negative; the diagonal is where both agree)
+    - `images`: {"images": [{"src": data URI (base64), "caption": str, "note": str}]}
+    - `table`: {"columns": [str], "rows": [[str]]}
+    - `text`: {"text": str} (monospaced, as it is)
+    """
+
+    name: str
+    """File name of the panel without ending; also its anchor on the page."""
+    title: str
+    kind: Kind
+    data: dict[str, Any]
+    order: int = 100
+    """Panels are drawn in ascending order, then by name."""
+    note: str = ""
+    """A sentence under the title: what one sees, and what a number leaves out."""
+    width: Literal["full", "half"] = "half"
+    section: str = field(default="Run")
+    """The heading it stands under."""
+
+    def to_json(self) -> str:
+        """The panel as one JSON text. What is not Unicode (a file name of another encoding) becomes `?`.
+
+        Raises HeadwayError where `data` holds what JSON cannot: NaN, infinity, an object.
+        """
+        members = {member.name: getattr(self, member.name) for member in fields(self)}
+        try:
+            text = json.dumps(members, ensure_ascii=False, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise HeadwayError(
+                f"panel {self.name!r} holds what JSON cannot: {error}",
+                fix="Write plain numbers and texts, and None for a gap.",
+            ) from error
+        return text.encode("utf-8", errors="replace").decode("utf-8")
+
+    @staticmethod
+    def from_json(text: str) -> Panel:
+        """The panel of a JSON text; HeadwayError where the text is none."""
+        try:
+            return Panel(**json.loads(text))
+        except (TypeError, ValueError) as error:
+            raise HeadwayError(f"this text is no panel: {error}") from error
+
+
+def lines(
+    name: str,
+    title: str,
+    series: Sequence[tuple[str, Sequence[float], Sequence[float | None]]],
+    *,
+    x_label: str,
+    y_label: str,
+    y_range: tuple[float, float] | None = None,
+    log_x: bool = False,
+    log_y: bool = False,
+    **panel: Any,
+) -> Panel:
+    """A `lines` panel from (name, x, y) triples."""
+    data = {
+        "x_label": x_label,
+        "y_label": y_label,
+        "y_range": None if y_range is None else list(y_range),
+        "log_x": log_x,
+        "log_y": log_y,
+        "series": [{"name": label, "x": list(x), "y": list(y)} for label, x, y in series],
+    }
+    return Panel(name=name, title=title, kind="lines", data=data, **panel)
+
+
+def bars(
+    name: str,
+    title: str,
+    names: Sequence[str],
+    stacks: Sequence[tuple[str, Sequence[float]]],
+    *,
+    x_label: str,
+    **panel: Any,
+) -> Panel:
+    """A `bars` panel: one horizontal bar per name, made of (stack name, one value per bar) pairs."""
+    parts = [{"name": label, "values": list(values)} for label, values in stacks]
+    data = {"x_label": x_label, "names": list(names), "stacks": parts}
+    return Panel(name=name, title=title, kind="bars", data=data, **panel)
+
+
+def matrix(
+    name: str,
+    title: str,
+    names: Sequence[str],
+    values: Sequence[Sequence[float]],
+    *,
+    x_label: str = "predicted",
+    y_label: str = "true",
+    **panel: Any,
+) -> Panel:
+    """A `matrix` panel; rows are y (true), columns are x (predicted)."""
+    rows = [list(row) for row in values]
+    data = {"x_label": x_label, "y_label": y_label, "names": list(names), "values": rows}
+    return Panel(name=name, title=title, kind="matrix", data=data, **panel)
+
+
+def cards(name: str, title: str, values: Sequence[tuple[str, str, str]], **panel: Any) -> Panel:
+    """A `cards` panel, full width, from (label, value, note) triples."""
+    data = {"cards": [{"label": label, "value": value, "note": note} for label, value, note in values]}
+    return Panel(name=name, title=title, kind="cards", data=data, **{"width": "full", **panel})
+
+
+def images(name: str, title: str, pictures: Sequence[tuple[str, str, str]], **panel: Any) -> Panel:
+    """An `images` panel from (data URI, caption, note) triples."""
+    data = {"images": [{"src": src, "caption": caption, "note": note} for src, caption, note in pictures]}
+    return Panel(name=name, title=title, kind="images", data=data, **panel)
+
+
+def table(name: str, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], **panel: Any) -> Panel:
+    """A `table` panel; every cell is a text, formatted by its producer."""
+    data = {"columns": list(columns), "rows": [list(row) for row in rows]}
+    return Panel(name=name, title=title, kind="table", data=data, **panel)
+
+
+def text(name: str, title: str, content: str, **panel: Any) -> Panel:
+    """A `text` panel: monospaced, as it is."""
+    return Panel(name=name, title=title, kind="text", data={"text": content}, **panel)
