@@ -23,7 +23,7 @@ help: ## print this list
 
 # Debian 12 brings pip 23.0; dependency groups need 25.1.
 $(VENV)/.base: pyproject.toml constraints.txt
-	@echo "Filling $(VENV): the package and what it runs on"
+	@echo "Filling $(VENV): the package and what it runs on (minutes the first time)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) -c constraints.txt pip
 	$(INSTALL) -e '.[demo,tensorboard]'
@@ -61,7 +61,7 @@ lint: $(VENV)/.tools ## ruff, mypy, and the floors
 	$(BIN)/lint-imports
 
 docs: $(VENV)/.tools ## the documentation, in site/
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 benches: $(VENV)/.tools ## every bench, shortly
 	for bench in $(BENCHES); do $(BIN)/python -m bench.$$bench --quick; done

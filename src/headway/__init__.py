@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headway.core.keys import keys as keys
     from headway.data.augment import Augment as Augment
-    from headway.data.augment import AugmentRecipe as AugmentRecipe
+    from headway.data.options import AugmentRecipe as AugmentRecipe
     from headway.data.augment import flip_and_translate as flip_and_translate
     from headway.data.dataset import Dataset as Dataset
     from headway.data.dataset import open as open
@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from headway.data.pack import pack as pack
     from headway.data.verify import verify as verify
     from headway.train.checkpoint import Checkpoints as Checkpoints
+    from headway.train.checkpoint import restore as restore
+    from headway.train.checkpoint import state_of as state_of
     from headway.train.trainer import Trainer as Trainer
 
 _HOMES = {
     "Augment": "headway.data.augment",
-    "AugmentRecipe": "headway.data.augment",
+    "AugmentRecipe": "headway.data.options",
     "Batch": "headway.data.loader",
     "Checkpoints": "headway.train.checkpoint",
     "Dataset": "headway.data.dataset",
@@ -36,6 +38,8 @@ _HOMES = {
     "keys": "headway.core.keys",
     "open": "headway.data.dataset",
     "pack": "headway.data.pack",
+    "restore": "headway.train.checkpoint",
+    "state_of": "headway.train.checkpoint",
     "verify": "headway.data.verify",
 }
 

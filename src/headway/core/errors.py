@@ -23,7 +23,11 @@ class HeadwayError(Exception):
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         self.what, self.where, self.fix = what, where, fix
         text = f"{where}: {what}" if where else what
-        super().__init__(f"{text}. {fix}" if fix else text)
+        super().__init__(" ".join(_sentence(part) for part in (text, fix) if part))
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?", "\n")) else f"{text}."
 
 
 class UsageError(HeadwayError):

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import torch
-from pydantic import Field
+from numpy.typing import NDArray
 
+from headway.core.errors import UsageError
 from headway.core.keys import UInt64, integers, uniform
-from headway.core.recipe import Part
+from headway.data.options import AugmentRecipe
 
 STREAM_FLIP, STREAM_DOWN, STREAM_RIGHT = 1, 2, 3
 """Numbers of the random choices made here; a user's own transform takes 1,000 and above."""
-
-
-class AugmentRecipe(Part):
-    """Augmentation of training batches, and the normalisation of all batches."""
-
-    flip: bool = False
-    """Mirror half of the samples, left to right."""
-    translate: int = Field(default=0, ge=0)
-    """Move each sample by up to so many pixels both ways; the border is filled by reflection."""
-    mean: Literal["auto"] | tuple[float, ...] = "auto"
-    """Mean of each channel, in 0..255; auto: measured over the training images."""
-    std: Literal["auto"] | tuple[float, ...] = "auto"
-    """Standard deviation of each channel, in 0..255."""
 
 
 def flip_and_translate(images: torch.Tensor, keys: UInt64, *, flip: bool, translate: int) -> torch.Tensor:
@@ -57,25 +43,30 @@ def flip_and_translate(images: torch.Tensor, keys: UInt64, *, flip: bool, transl
     return images[sample[:, None, None], row[:, :, None], column[:, None, :]]
 
 
-def _reflect(index: np.ndarray[tuple[int, ...], np.dtype[np.int64]], size: int) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
-    return np.abs(size - 1 - np.abs(size - 1 - index))
+def _reflect(index: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    mirrored: NDArray[np.int64] = np.abs(size - 1 - np.abs(size - 1 - index))
+    return mirrored
 
 
 class Augment:
-    """uint8 [b, H, W, C] to normalised float32 [b, C, H, W] (channels last in memory), on the images' device."""
+    """uint8 [b, H, W, C] to normalised float32 [b, C, H, W] (channels last in memory), on the images' device.
+
+    Attributes:
+        random: whether training batches need keys.
+    """
 
     def __init__(self, recipe: AugmentRecipe, device: torch.device | str) -> None:
-        self._recipe = recipe
         if recipe.mean == "auto" or recipe.std == "auto":
-            raise ValueError("mean and std must be measured first: see headway.data.augment.measure")
+            raise UsageError("mean and std are not known", fix="Give both, or measure them: headway.data.augment.measure.")
+        self._flip, self._translate = recipe.flip, recipe.translate
+        self.random = recipe.flip or recipe.translate > 0
         self._mean = torch.tensor(recipe.mean, dtype=torch.float32, device=device)
         self._inverse_std = 1 / torch.tensor(recipe.std, dtype=torch.float32, device=device)
 
     def __call__(self, images: torch.Tensor, keys: UInt64 | None = None) -> torch.Tensor:
         """Augments where keys are given (training), and normalises always."""
-        recipe = self._recipe
-        if keys is not None and (recipe.flip or recipe.translate):
-            images = flip_and_translate(images, keys, flip=recipe.flip, translate=recipe.translate)
+        if keys is not None and self.random:
+            images = flip_and_translate(images, keys, flip=self._flip, translate=self._translate)
         return ((images.float() - self._mean) * self._inverse_std).permute(0, 3, 1, 2)
 
 

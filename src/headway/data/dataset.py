@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError, UsageError
 from headway.data.formats import recordio
+from headway.data.options import Verify
 
 COLUMNS_FILE = "columns.safetensors"
 
@@ -172,9 +173,6 @@ class Dataset:
     def _open_shard(self, number: int) -> _Bytes:
         source = _Bytes(self.folder / self.description.shards[number].name)
         return self._shards.setdefault(number, source)
-
-
-Verify = Literal["first", "always", "never"]
 
 
 class _Bytes:

@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +14,10 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError, UsageError
 from headway.core.keys import UInt64, keys
-from headway.data.dataset import Dataset, Verify
+from headway.data.dataset import Dataset
 from headway.data.decode import Decoder, Status, center_boxes
+from headway.data.options import OnBad, Verify
 from headway.data.order import Order, share
-
-OnBad = Literal["substitute", "mask", "stop"]
 
 
 @dataclass(frozen=True, slots=True)

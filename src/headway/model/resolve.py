@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from headway.core.errors import HeadwayError, RecipeError, UserCodeError, nearest
 from headway.core.importing import import_path
@@ -18,6 +18,8 @@ from headway.core.recipe import Part
 
 if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes seconds
     import torch
+
+LOG = logging.getLogger("headway.model")
 
 
 class ModelRecipe(Part):
@@ -27,7 +29,7 @@ class ModelRecipe(Part):
     """Import path of a function or class that makes the network: `headway.model:cifar_net`,
     `torchvision.models:resnet18`, `timm:create_model`, or `my_file.py:build` beside the recipe. It is given
     `num_classes` and `in_channels` where it takes them and `args` does not say them."""
-    args: dict[str, Any] = {}
+    args: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the factory."""
     weights: str | None = None
     """A safetensors file to begin with. Names must match; only the last layer may differ in size, and begins anew."""
@@ -55,7 +57,7 @@ def build(
     num_outputs: int,
     in_channels: int = 3,
     base: Path,
-    say: Callable[[str], object] = logging.getLogger("headway.model").warning,
+    say: Callable[[str], object] = LOG.warning,
 ) -> torch.nn.Module:
     """The network of a recipe, on the CPU, its random numbers from torch's global generator.
 
@@ -89,9 +91,7 @@ def build(
     return model
 
 
-def initialiser(
-    recipe: ModelRecipe, model: torch.nn.Module, *, base: Path
-) -> Callable[[torch.Tensor], None] | None:
+def initialiser(recipe: ModelRecipe, model: torch.nn.Module, *, base: Path) -> Callable[[torch.Tensor], None] | None:
     """What to call once with a first batch (float NCHW, normalised) before a run from its beginning; None: nothing.
 
     Raises:

@@ -73,13 +73,14 @@ class OptimizerRecipe(Part):
 
 
 def build(recipe: OptimizerRecipe, model: torch.nn.Module) -> torch.optim.Optimizer:
-    """The optimizer of a network that lies on its device already; fused, so a step does not wait for the device.
+    """The optimizer of a network that has its device and memory format already; fused, so no step waits for the device.
 
     Each of its param_groups carries `lr_scale` and `name`: the group's pattern, `all` where there are no groups.
 
     Raises:
         RecipeError: nothing to train, a parameter without a group, or a group without a parameter.
     """
+    import torch
     from torch.optim import SGD, AdamW
 
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
@@ -97,7 +98,13 @@ def build(recipe: OptimizerRecipe, model: torch.nn.Module) -> torch.optim.Optimi
     ]
     if recipe.name == "adamw":
         return AdamW(groups, lr=recipe.lr, betas=recipe.betas, eps=recipe.eps, fused=True)
-    return SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.name == "nag", fused=True)
+    optimizer = SGD(groups, lr=recipe.lr, momentum=recipe.momentum, nesterov=recipe.name == "nag", fused=True)
+    if recipe.momentum > 0:
+        # Left to itself, fused SGD (torch 2.13) makes the buffers at the first step without filling them, and where
+        # loss scaling skips that step they stay as found in memory. From zeros the first step is the same, bit by bit.
+        for parameter in parameters.values():
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def assign(groups: tuple[GroupRecipe, ...], names: list[str]) -> list[tuple[GroupRecipe, list[str]]]:

@@ -58,14 +58,12 @@ class ScheduleRecipe(Part):
         milestones = self.milestones_epochs
         if self.name == "multi_step":
             if not milestones:
-                raise ValueError("'multi_step' needs milestones. Set milestones_epochs: [30, 60, 80], or name: constant")
+                raise ValueError("'multi_step' needs milestones. Set milestones_epochs: [30, 60], or name: constant")
             if any(after <= before for before, after in pairwise(milestones)):
                 raise ValueError(f"milestones_epochs {list(milestones)} do not rise. Write each once, in order")
             if milestones[0] < self.warmup_epochs:
-                raise ValueError(
-                    f"the milestone at epoch {milestones[0]:g} lies inside the warm-up of {self.warmup_epochs:g} epochs. "
-                    "Set warmup_epochs to less, or the milestone later"
-                )
+                inside = f"the milestone at epoch {milestones[0]:g} lies inside the warm-up"
+                raise ValueError(f"{inside}. Set warmup_epochs to at most {milestones[0]:g}")
         if self.warmup_epochs == 0 and self.warmup_start != 0:
             raise ValueError("'warmup_start' counts only in a warm-up. Set warmup_epochs, or remove it")
         return self
@@ -108,7 +106,7 @@ def _curve(recipe: ScheduleRecipe, total: int, epoch: int, warmup: int) -> Calla
     # Closures over plain numbers: a call takes 0.2 us, and is made at every step.
     end, power, gamma = recipe.end, recipe.power, recipe.gamma
     fall = 1 - end
-    length = max(total - warmup, 1)  # a run that is all warm-up ends at 1 - 0 of the fall's way
+    length = max(total - warmup, 1)  # a run that is all warm-up has no fall, and ends at 1
     match recipe.name:
         case "constant":
             return lambda position: 1.0

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import heapq
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Generic, Literal, TypeVar, final, get_args
 
@@ -118,14 +116,16 @@ class Matrix(_Data):
 
     def largest(self) -> list[tuple[str, str, str]]:
         """(row name, column name, value) of the largest cells off the diagonal, largest first, zeros left out."""
+        import numpy as np  # a page without a matrix needs no numpy
 
-        def cells() -> Iterator[tuple[float, int, int]]:
-            for y, row in enumerate(self.values):
-                best = heapq.nlargest(LARGEST, ((value, -x) for x, value in enumerate(row) if value and x != y))
-                yield from ((value, -y, x) for value, x in best)
-
-        found = heapq.nlargest(LARGEST, cells())
-        return [(self.names[-y], self.names[-x], format(value, ",.6g")) for value, y, x in found]
+        cells = np.array(self.values)
+        np.fill_diagonal(cells, 0)
+        flat = cells.ravel()
+        floor = np.partition(flat, -min(LARGEST, flat.size))[-min(LARGEST, flat.size)]
+        kept = np.flatnonzero((flat >= floor) & (flat > 0))
+        best = kept[np.argsort(-flat[kept], kind="stable")][:LARGEST].tolist()
+        places = [divmod(index, len(self.names)) for index in best]
+        return [(self.names[y], self.names[x], format(self.values[y][x], ",.6g")) for y, x in places]
 
 
 @final
@@ -206,10 +206,9 @@ class Picture:
     """The panel as JSON that may stand inside a script element; empty where no script draws it."""
     empty: bool
     anchor: str
-    full: bool
 
 
-def picture(panel: Panel, *, full: bool) -> Picture:
+def picture(panel: Panel) -> Picture:
     """Check a panel and make it ready for the page; HeadwayError, naming the panel, where it cannot be drawn."""
     if panel.kind not in DOCUMENTS:
         raise HeadwayError(
@@ -229,7 +228,6 @@ def picture(panel: Panel, *, full: bool) -> Picture:
         json=_for_script(text) if drawn else "",
         empty=empty,
         anchor="-".join(document.name.split()),  # an id holds no white space
-        full=full,
     )
 
 

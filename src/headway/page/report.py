@@ -31,16 +31,22 @@ def render(
 
     Raises HeadwayError, naming the panel, where one cannot be drawn or two have one name.
     """
-    names = [panel.name for panel in panels]
+    pictures = [picture(panel) for panel in panels]
+    names = [p.document.name for p in pictures]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise HeadwayError(f"two panels are called {twice!r}", fix="Give every panel a name of its own.")
     first = {section: index for index, section in enumerate(sections or ())}
-    lowest = {section: min(p.order for p in panels if p.section == section) for section in {p.section for p in panels}}
-    drawn = sorted(
-        panels, key=lambda p: (first.get(p.section, len(first)), lowest[p.section], p.section, p.order, p.name)
-    )
-    groups = [(section, _paired(group)) for section, group in groupby(drawn, key=lambda p: p.section)]
+    lowest: dict[str, int] = {}
+    for panel in (p.document for p in pictures):
+        lowest[panel.section] = min(panel.order, lowest.get(panel.section, panel.order))
+
+    def place(p: Picture) -> tuple[int, int, str, int, str]:
+        panel = p.document
+        return (first.get(panel.section, len(first)), lowest[panel.section], panel.section, panel.order, panel.name)
+
+    drawn = groupby(sorted(pictures, key=place), key=lambda p: p.document.section)
+    groups = [(section, _rows(group)) for section, group in drawn]
     html = _template().render(
         title=title,
         subtitle=subtitle,
@@ -48,7 +54,7 @@ def render(
         groups=groups,
         css=_file("report.css"),
         script=_file("charts.js"),
-        plotly=_plotly() if any(p.json for _, pictures in groups for p in pictures) else "",
+        plotly=_plotly() if any(p.json for p in pictures) else "",
     )
     return html.encode("utf-8", errors="replace").decode("utf-8")  # a title may hold what is not Unicode
 
@@ -65,14 +71,14 @@ def write(path: Path, html: str) -> None:
         aside.unlink(missing_ok=True)
 
 
-def _paired(panels: Iterable[Panel]) -> list[Picture]:
-    """Pictures in order; a half-width panel without a half-width neighbour to share its row becomes full."""
-    pictures: list[Picture] = []
-    for full, run in groupby(panels, key=lambda panel: panel.width == "full"):
+def _rows(pictures: Iterable[Picture]) -> list[tuple[Picture, bool]]:
+    """(picture, whether it takes the full width): also where it has no half-width neighbour to share its row."""
+    placed: list[tuple[Picture, bool]] = []
+    for full, run in groupby(pictures, key=lambda p: p.document.width == "full"):
         row = list(run)
-        lone = None if full or len(row) % 2 == 0 else row[-1]
-        pictures += [picture(panel, full=full or panel is lone) for panel in row]
-    return pictures
+        lone = len(row) - 1 if len(row) % 2 and not full else -1
+        placed += [(p, full or index == lone) for index, p in enumerate(row)]
+    return placed
 
 
 @cache

@@ -117,6 +117,11 @@ def record_at(view: memoryview, start: int, name: str = "RecordIO") -> tuple[Rec
     return Record(label, sample_id, id2, bytes(payload[begin:])), end
 
 
+def start_of(offset: int, labels: int) -> int:
+    """Where the record begins whose image, not split, begins at `offset`; `labels` is 0 for a scalar, else how many."""
+    return offset - _FRAME.size - _HEADER.size - 4 * labels
+
+
 def join(view: memoryview, offset: int, length: int) -> bytes:
     """The image of `length` bytes whose split record begins at `offset`. Raises DataError where that is not there."""
     image = record_at(view, offset)[0].image
@@ -127,16 +132,27 @@ def join(view: memoryview, offset: int, length: int) -> bytes:
 
 def pack_id_of(path: Path) -> int:
     """The pack that a shard belongs to, from its first record. Raises DataError where it is no RecordIO file."""
-    payload, _ = _payload(_mapped(path), 0, str(path))
+    payload, _ = _payload(mapped(path), 0, str(path))
     return _header(payload, 0, str(path))[3]
 
 
 def scan(path: Path) -> Iterator[Record]:
     """All records of a shard, in the order of the file. Raises DataError at the first damaged one."""
-    view, start = _mapped(path), 0
+    view, start = mapped(path), 0
     while start < len(view):
         record, start = record_at(view, start, str(path))
         yield record
+
+
+def mapped(path: Path) -> memoryview:
+    """The bytes of a shard, mapped for as long as the view or a part of it is in use. Raises DataError."""
+    try:
+        with open(path, "rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except ValueError as error:  # an empty file cannot be mapped
+        raise DataError("the file is empty", where=str(path)) from error
+    except OSError as error:
+        raise DataError(f"the shard cannot be read ({error.strerror})", where=str(path)) from error
 
 
 def _magic_positions(payload: bytes) -> list[int]:
@@ -187,13 +203,3 @@ def _header(payload: memoryview | bytearray, start: int, name: str) -> tuple[int
         if len(payload) >= _HEADER.size + 4 * flag:
             return flag, label, sample_id, id2
     raise DataError("the record is too short for an image", where=f"{name}, byte {start}")
-
-
-def _mapped(path: Path) -> memoryview:
-    try:
-        with open(path, "rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except ValueError as error:  # an empty file cannot be mapped
-        raise DataError("the file is empty", where=str(path)) from error
-    except OSError as error:
-        raise DataError(f"the shard cannot be read ({error.strerror})", where=str(path)) from error

@@ -1,0 +1,259 @@
+"""The verbs of the command line; each is a thin call into the library."""
+
+from __future__ import annotations
+
+import errno
+import json
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headway.core.errors import HeadwayError, UsageError, UserCodeError
+
+if TYPE_CHECKING:
+    from headway.train.runs import Ended
+
+app = typer.Typer(
+    help="Makes the training of deep networks take less time.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
+
+
+@app.callback()
+def options(
+    ctx: typer.Context,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of any error.")] = False,
+) -> None:
+    """Makes the training of deep networks take less time."""
+
+
+def say(text: str) -> None:
+    """A message for the user, apart from the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def _print(result: Any, as_json: bool, text: str) -> None:
+    print(json.dumps(result, default=str) if as_json else text, flush=True)
+
+
+@app.command()
+def init(
+    src: Annotated[Path, typer.Argument(help="Folder CLASS/NAME.ext, CSV or JSONL of paths and labels, or a packed folder.")],
+    out: Annotated[Path | None, typer.Option(help="The recipe to write; default NAME.yaml.")] = None,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Look at images and write a recipe that works for them."""
+    from headway.train.propose import propose
+
+    recipe, found, packed = propose(src, out, overwrite=overwrite)
+    split = "" if found.held_out else " --split 0.1"
+    steps = [] if found.packed else [f"headway pack {src} {packed}{split}"]
+    steps.append(f"headway train {recipe}")
+    text = "\n  ".join([f"Wrote {recipe}. Next:", *steps])
+    _print({"recipe": str(recipe), "packed": str(packed), "samples": found.samples, "next": steps}, as_json, text)
+
+
+@app.command()
+def pack(
+    src: Annotated[Path, typer.Argument(help="Folder CLASS/NAME.ext (or train/ and eval/ of such), CSV or JSONL.")],
+    dst: Annotated[Path, typer.Argument(help="Folder to make.")],
+    split: Annotated[float, typer.Option(help="Share of each class held out for evaluation: makes DST/train and DST/eval.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the split and the order on disk.")] = 0,
+    threads: Annotated[int | None, typer.Option(help="Default: the usable cores.")] = None,
+    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad images out and list them, instead of failing.")] = False,
+    overwrite: Overwrite = False,
+    as_json: Json = False,
+) -> None:
+    """Pack images into RecordIO shards with columns."""
+    from headway.data.pack import pack as run
+
+    with _bar("packing", "images") as progress:
+        packed = run(
+            src, dst, split=split, seed=seed, threads=threads, skip_bad=skip_bad, overwrite=overwrite, progress=progress
+        )
+    folders = ", ".join(str(folder) for folder in packed.folders)
+    rate = packed.samples / max(packed.seconds, 1e-9)
+    text = f"Packed {packed.samples:,} images ({packed.bytes / 1e6:,.1f} MB) into {folders} at {rate:,.0f} images/s."
+    for note in packed.notes:
+        say(note)
+    if packed.skipped:
+        text += f"\n{len(packed.skipped)} bad images were left out; they are listed in {dst / 'skipped.txt'}."
+    result = {
+        "folders": [str(folder) for folder in packed.folders],
+        "samples": packed.samples,
+        "bytes": packed.bytes,
+        "skipped": packed.skipped,
+        "seconds": packed.seconds,
+    }
+    _print(result, as_json, text)
+
+
+@app.command()
+def verify(folder: Annotated[Path, typer.Argument(help="A packed folder.")], as_json: Json = False) -> None:
+    """Check every record of a packed folder and name the damaged ones."""
+    from headway.data.verify import verify as run
+
+    with _bar("verifying", "records") as progress:
+        damage = run(folder, progress)
+    lines = [*map(str, damage), f"{len(damage)} damaged records." if damage else "Every record is whole."]
+    _print({"damaged": [vars(d) if hasattr(d, "__dict__") else str(d) for d in damage]}, as_json, "\n".join(lines))
+    if damage:
+        raise typer.Exit(1)
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path | None, typer.Argument(help="A YAML recipe.")] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value", help="Values instead of the recipe's.")] = None,
+    folder: Annotated[Path | None, typer.Option("--run", help="Run folder to make; default runs/NAME.")] = None,
+    repeat: Annotated[int, typer.Option(min=1, help="Train so many times, with seeds s, s+1, ...; print mean and interval.")] = 1,
+    resume: Annotated[Path | None, typer.Option(help="Go on with a run folder.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Train a recipe into a run folder, or go on with one."""
+    if resume is not None:
+        if recipe is not None or folder is not None or repeat > 1:
+            fix = "A run goes on with the recipe it began with: headway train --resume RUN."
+            raise UsageError("--resume takes a run folder and nothing else", fix=fix)
+        from headway.train import runs
+
+        _ended(runs.resume(resume, say=say), as_json)
+        return
+    if recipe is None:
+        raise UsageError("train wants a recipe", fix="headway train RECIPE, or headway train --resume RUN.")
+    from headway.train import runs
+
+    if repeat == 1:
+        _ended(runs.train(recipe, overrides or (), folder, say=say), as_json)
+        return
+    ended = runs.repeat(recipe, overrides or (), folder, repeat, say=say)
+    rows = {}
+    for name in ("accuracy", "loss", "seconds", "images_s"):
+        values = [run.summary[name] for run in ended if name in run.summary]
+        if len(values) == len(ended):
+            rows[name] = runs.interval(values)
+    lines = [f"{name:<10} {mean:.5g} +- {half:.2g}" for name, (mean, half) in rows.items()]
+    text = "\n".join([f"{len(ended)} runs in {ended[0].run.folder.parent}; mean and 95 % interval:", *lines])
+    result = {name: {"mean": mean, "interval": half} for name, (mean, half) in rows.items()}
+    _print({"runs": [str(run.run.folder) for run in ended], **result}, as_json, text)
+    if any(run.interrupted for run in ended):
+        raise typer.Exit(1)
+
+
+def _ended(ended: Ended, as_json: bool) -> None:
+    summary, folder = ended.summary, ended.run.folder
+    if ended.interrupted:
+        text = f"Stopped at step {summary['step']} of {summary['steps']}; go on with: headway train --resume {folder}"
+    else:
+        known = [f"{name} {summary[name]:.4f}" for name in ("accuracy", "loss") if name in summary]
+        text = "  ".join([f"Trained {folder}:", *known, f"{summary['seconds']:.1f} s", f"{summary['images_s']:,.0f} images/s"])
+        reached = summary.get("stop_at")
+        if reached:
+            goal = ", ".join(f"{name} {value}" for name, value in reached["goal"].items())
+            took = reached["seconds_to_reach"]
+            text += f"\n{goal} " + (f"after {took:.1f} s" if took else "was not reached")
+            text += f" (the clock leaves out {summary['clock_excludes']})"
+    _print({"run": str(folder), **summary}, as_json, text)
+    if ended.interrupted:
+        raise typer.Exit(1)
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    data: Annotated[str | None, typer.Option(help="A packed folder; default: the run's evaluation set.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate a run's best weights."""
+    from headway.train import runs
+
+    metrics = runs.evaluate(run, data, say=say)
+    text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if name != "samples")
+    _print(metrics, as_json, f"{text}  over {metrics['samples']:,.0f} images")
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
+    out: Annotated[Path | None, typer.Option(help="File to write, .csv or .jsonl; default: CSV on the screen.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSONL instead of CSV on the screen.")] = False,
+) -> None:
+    """Predict image files with a run's best weights."""
+    from headway.core.run import Run
+    from headway.train import runs
+    from headway.train.predict import image_files, predict as rows_of, write_rows
+
+    files = image_files(images)
+    rows = rows_of(runs.trained(Run.open(run), say=say), files)
+    written = write_rows(rows, out, as_json)
+    if out is not None:
+        say(f"Wrote {written:,} rows to {out}.")
+
+
+@app.command()
+def report(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: Json = False) -> None:
+    """Write a run's report, one HTML file that needs nothing else."""
+    from headway.train import runs
+
+    path = runs.report(run)
+    _print({"report": str(path)}, as_json, f"Report: {path}")
+
+
+def _bar(verb: str, unit: str) -> Any:
+    """A progress bar on a terminal, nothing elsewhere; calls are (done, total)."""
+    from contextlib import contextmanager
+
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    @contextmanager
+    def bar() -> Any:
+        console = Console(stderr=True)
+        if not console.is_terminal:
+            yield None
+            return
+        columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as progress:
+            task = progress.add_task(verb, total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
+
+    return bar()
+
+
+def main() -> None:
+    """The entry point: an error is a sentence and an exit status; its traceback only with --debug."""
+    debug = "--debug" in sys.argv
+    try:
+        app(standalone_mode=True)
+    except UserCodeError as error:
+        cause = error.__cause__
+        if cause is not None:  # the user's own code failed: they need to see where
+            traceback.print_exception(cause, file=sys.stderr)
+        _fail(error, error.exit_status, debug)
+    except HeadwayError as error:
+        _fail(error, error.exit_status, debug)
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = f"the disk is full ({error.filename or 'no space left'})" if full else str(error)
+        _fail(HeadwayError(what, fix="Nothing before it is lost; make room and try again." if full else ""), 1, debug)
+    except KeyboardInterrupt:
+        say("Stopped.")
+        sys.exit(1)
+
+
+def _fail(error: Exception, status: int, debug: bool) -> None:
+    if debug:
+        traceback.print_exc()
+    say(f"headway: {error}")
+    sys.exit(status)

@@ -1,0 +1,107 @@
+"""A folder of images laid out as CLASS/NAME.ext."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+
+from headway.core.errors import DataError, UsageError
+from headway.data.formats.source import IMAGE_ENDINGS, LISTING_ENDINGS, Source, entries, is_image
+
+_SHOWN = 5
+
+
+def list_folder(root: Path) -> Source:
+    """Lists the images of a folder: a sub-folder is a class; classes, and images within a class, in order of name.
+
+    Images may lie deeper inside their class folder. Hidden files and folders are left out without a word, files that
+    are no images by their ending with a note.
+
+    Raises:
+        UsageError: the folder is missing or empty, or has images but no class folders.
+        DataError: a class has no image, or a folder cannot be read.
+    """
+    if not root.is_dir():
+        raise UsageError("there is no such folder", where=str(root), fix="Name a folder laid out as CLASS/NAME.jpg.")
+    folders, loose = entries(str(root))
+    if not folders:
+        raise _without_classes(root, loose)
+    names: list[str] = []
+    paths: list[str] = []
+    counts: list[int] = []
+    others: list[str] = []
+    folders.sort(key=_text)
+    for folder in folders:
+        images: list[str] = []
+        for name in _files(os.path.join(root, folder), folder):
+            (images if is_image(name) else others).append(name)
+        images.sort(key=_text)
+        counts.append(len(images))
+        names.extend(map(_text, images))
+        paths.extend(os.path.join(root, name) for name in images)
+    classes = tuple(map(_text, folders))
+    empty = [name for name, count in zip(classes, counts, strict=True) if count == 0]
+    if len(empty) == len(classes):
+        beside = f", and {len(loose)} files lie beside them" if loose else ""
+        raise DataError(
+            f"there is no image in any of its {len(classes)} sub-folders{beside}",
+            where=str(root),
+            fix=f"Images are known by their ending: {' '.join(sorted(IMAGE_ENDINGS))}.",
+        )
+    if empty:
+        what = f"class {empty[0]!r} has no image" if len(empty) == 1 else f"{_few(empty)} have no image"
+        raise DataError(what, where=str(root), fix="Put images into the class folder, or remove it.")
+    ignored = sorted(map(_text, others)) + sorted(map(_text, loose))
+    notes = (f"left out, being no images by their ending: {_few(ignored)}",) if ignored else ()
+    return Source(
+        names=tuple(names),
+        paths=tuple(paths),
+        labels=np.repeat(np.arange(len(classes), dtype=np.int64), counts),
+        label_kind="class",
+        classes=classes,
+        root=str(root),
+        notes=notes,
+    )
+
+
+def _files(folder: str, prefix: str) -> list[str]:
+    """All files below a folder, each folder once, so that a link to a folder above does not go round for ever."""
+    found: list[str] = []
+    seen: set[tuple[int, int]] = set()
+    waiting = [(folder, prefix)]
+    while waiting:
+        folder, prefix = waiting.pop()
+        status = os.stat(folder)
+        if (status.st_dev, status.st_ino) in seen:
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders, files = entries(folder)
+        found.extend(f"{prefix}/{name}" for name in files)
+        waiting.extend((os.path.join(folder, name), f"{prefix}/{name}") for name in folders)
+    return found
+
+
+def _without_classes(root: Path, loose: list[str]) -> UsageError:
+    images = sum(map(is_image, loose))
+    if images:
+        lists = sorted(name for name in loose if os.path.splitext(name)[1].lower() in LISTING_ENDINGS)
+        listing = root / lists[0] if lists else "LABELS.csv"
+        return UsageError(
+            f"{images} images lie in the folder itself, so their classes are not known",
+            where=str(root),
+            fix=f"Lay them out as CLASS/NAME.jpg, or list paths and labels in a file: headway pack {listing} DST",
+        )
+    what = f"there is no image in this folder, only {_few(sorted(loose))}" if loose else "the folder is empty"
+    return UsageError(what, where=str(root), fix="Name a folder laid out as CLASS/NAME.jpg.")
+
+
+def _text(name: str) -> str:
+    """A file's name as text that UTF-8 can hold, whatever bytes the file system has."""
+    return name if name.isascii() else os.fsencode(name).decode("utf-8", "backslashreplace")
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(map(repr, names[:_SHOWN])) + more

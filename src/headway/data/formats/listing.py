@@ -1,0 +1,277 @@
+"""A list of images in a file: CSV with a header, or JSON objects, one a line.
+
+Column `path`, relative to the file's own folder, and one of: `label` (a class name), `labels` (several, separated by
+`;` in CSV, a list in JSON), `value` (a number; in JSON also a list of them), `value_NAME` columns (several numbers).
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import DataError, UsageError
+from headway.data.dataset import LabelKind
+from headway.data.formats.source import Source
+
+_LAYOUT = (
+    "The first line of a CSV names its columns, each line of JSON its keys: "
+    "path, and one of label, labels, value or several value_NAME."
+)
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def list_file(path: Path) -> Source:
+    """Lists the images that a CSV or JSONL file names; the order is the file's, classes are in order of name.
+
+    Raises:
+        UsageError: the file is missing or cannot be read.
+        DataError: what it says cannot be used; the sentence names the line.
+    """
+    text = _text(path)
+    table = _from_csv(path, text) if path.suffix.lower() == ".csv" else _from_json_lines(path, text)
+    if not table.lines:
+        raise DataError("the file lists no images", where=str(path), fix=_LAYOUT)
+    paths = _paths(table)
+    kind, classes, labels = _labels(table)
+    return Source(
+        names=tuple(table.cells["path"]),
+        paths=paths,
+        labels=labels,
+        label_kind=kind,
+        classes=classes,
+        root=str(path.parent),
+        notes=(f"columns not used: {', '.join(table.unused)}",) if table.unused else (),
+    )
+
+
+@final
+@dataclass(frozen=True)
+class _Table:
+    """The columns in use, as lists of cells; `lines` says where in the file each row stands."""
+
+    file: Path
+    lines: list[int]
+    cells: dict[str, list[Any]]
+    unused: list[str]
+
+    @property
+    def label_columns(self) -> list[str]:
+        return [name for name in self.cells if name != "path"]
+
+    def wrong(self, row: int, what: str, fix: str = "") -> DataError:
+        return DataError(what, where=f"{self.file}, line {self.lines[row]}", fix=fix)
+
+
+def _text(path: Path) -> str:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"the file cannot be read ({error.strerror})", where=str(path)) from error
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise _no_text(path, data.count(b"\n", 0, error.start) + 1) from error
+    if "\0" in text:
+        raise _no_text(path, text.count("\n", 0, text.index("\0")) + 1)
+    return text
+
+
+def _no_text(path: Path, line: int) -> DataError:
+    return DataError("this is not UTF-8 text", where=f"{path}, line {line}", fix="Save the file as UTF-8.")
+
+
+def _columns(names: Sequence[str], where: str) -> list[str]:
+    """Which of the columns hold the labels; the check that there is one kind of them, and a path."""
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"column {twice[0]!r} is there twice", where=where, fix="Give each column its own name.")
+    found = f"found: {', '.join(map(repr, names))}"
+    if "path" not in names:
+        separated = len(names) == 1 and any(mark in names[0] for mark in ";\t|")
+        fix = "Separate the columns with commas." if separated else _LAYOUT
+        raise DataError(f"there is no column 'path' ({found})", where=where, fix=fix)
+    kinds = [[name] for name in ("label", "labels", "value") if name in names]
+    if several := [name for name in names if name.startswith("value_") and name != "value_"]:
+        kinds.append(several)
+    if not kinds:
+        raise DataError(f"there is no column of labels ({found})", where=where, fix=_LAYOUT)
+    if len(kinds) > 1:
+        both = " and ".join(repr(kind[0]) for kind in kinds)
+        raise DataError(f"{both} both say what an image is", where=where, fix="Keep one kind of label.")
+    return kinds[0]
+
+
+def _from_csv(path: Path, text: str) -> _Table:
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+
+    def rows() -> Iterator[list[str]]:
+        while True:
+            try:
+                yield next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                raise DataError(f"this is no CSV ({error})", where=f"{path}, line {reader.line_num}") from error
+
+    lines: list[int] = []
+    wanted: list[tuple[int, list[Any]]] = []
+    header: list[str] = []
+    table = _Table(path, lines, {}, [])
+    for row in rows():
+        if not row:
+            continue
+        if not header:
+            header = [name.strip() for name in row]
+            used = ["path", *_columns(header, f"{path}, line {reader.line_num}")]
+            table.cells.update({name: [] for name in used})
+            table.unused.extend(name for name in header if name not in used)
+            wanted = [(header.index(name), table.cells[name]) for name in used]
+            continue
+        if len(row) != len(header):
+            raise DataError(
+                f"the line has {len(row)} fields and the header {len(header)}",
+                where=f"{path}, line {reader.line_num}",
+                fix="Put a text that holds a comma into double quotes.",
+            )
+        lines.append(reader.line_num)
+        for place, cells in wanted:
+            cells.append(row[place])
+    if "labels" in table.cells:
+        table.cells["labels"] = [[part for part in cell.split(";") if part.strip()] for cell in table.cells["labels"]]
+    return table
+
+
+def _from_json_lines(path: Path, text: str) -> _Table:
+    table = _Table(path, [], {}, [])
+    used: list[str] = []
+    for number, line in enumerate(text.split("\n"), start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        entry = _json_object(line, where)
+        columns = _columns([name for name, _ in entry], where)
+        row = dict(entry)
+        if not used:
+            used = columns
+            table.cells.update({name: [] for name in ("path", *used)})
+            table.unused.extend(name for name in row if name not in table.cells)
+        if sorted(columns) != sorted(used):
+            raise DataError(f"here {columns[0]!r} is the label, in the lines above {used[0]!r}", where=where)
+        table.lines.append(number)
+        for name, cells in table.cells.items():
+            cells.append(row[name])
+    return table
+
+
+def _json_object(line: str, where: str) -> list[tuple[str, Any]]:
+    fix = 'Write one JSON object a line: {"path": "a.jpg", "label": "cat"}.'
+    try:
+        entry = json.loads(line, object_pairs_hook=list)
+        if "\\u" in line:
+            json.dumps(entry, ensure_ascii=False).encode()  # half of a surrogate pair is no text
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"this is no JSON ({error})", where=where, fix=fix) from error
+    if not line.lstrip().startswith("{"):
+        raise DataError("this is no JSON object", where=where, fix=fix)
+    return [(name, value) for name, value in entry]
+
+
+def _paths(table: _Table) -> tuple[str, ...]:
+    """Absolute paths; every file is there, and none is named twice."""
+    root = os.path.abspath(table.file.parent)
+    rows: dict[str, int] = {}
+    missing: list[int] = []
+    for row, name in enumerate(table.cells["path"]):
+        if not isinstance(name, str) or not name:
+            raise table.wrong(row, "the path is empty or no text")
+        path = os.path.normpath(os.path.join(root, name))
+        if not os.path.isfile(path):
+            missing.append(row)
+        if (first := rows.setdefault(path, row)) != row:
+            fix = "Name each image once; several labels of one image go into a column 'labels'."
+            raise table.wrong(row, f"{name!r} was named before, in line {table.lines[first]}", fix)
+    if missing:
+        many = f" ({len(missing)} such paths in all)" if len(missing) > 1 else ""
+        name = table.cells["path"][missing[0]]
+        raise table.wrong(missing[0], f"there is no file {name!r}{many}", f"Paths are relative to {root}.")
+    return tuple(rows)
+
+
+def _labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
+    columns = table.label_columns
+    if columns == ["label"]:
+        return _class_labels(table)
+    if columns == ["labels"]:
+        return _multi_labels(table)
+    if columns == ["value"]:
+        return _values(table)
+    numbers = [[_number(table, row, cell) for row, cell in enumerate(table.cells[name])] for name in columns]
+    names = tuple(name.removeprefix("value_") for name in columns)
+    return "value", names, np.ascontiguousarray(np.array(numbers, np.float32).T)
+
+
+def _class_labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
+    names = [_class_name(table, row, cell) for row, cell in enumerate(table.cells["label"])]
+    classes = sorted(set(names))
+    number = {name: place for place, name in enumerate(classes)}
+    return "class", tuple(classes), np.array([number[name] for name in names], np.int64)
+
+
+def _multi_labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
+    sets: list[list[str]] = []
+    for row, cell in enumerate(table.cells["labels"]):
+        if not isinstance(cell, list):
+            raise table.wrong(row, f"labels are {cell!r}, which is no list")
+        sets.append([_class_name(table, row, name) for name in cell])
+    classes = sorted({name for names in sets for name in names})
+    if not classes:
+        raise DataError("no image has a label", where=str(table.file), fix="Fill the column 'labels'.")
+    number = {name: place for place, name in enumerate(classes)}
+    labels = np.zeros((len(sets), len(classes)), np.float32)
+    for row, names in enumerate(sets):
+        labels[row, [number[name] for name in names]] = 1
+    return "multi", tuple(classes), labels
+
+
+def _values(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
+    cells = table.cells["value"]
+    if not isinstance(cells[0], list):
+        return "value", (), np.array([_number(table, row, cell) for row, cell in enumerate(cells)], np.float32)
+    size = len(cells[0])
+    numbers: list[list[float]] = []
+    for row, cell in enumerate(cells):
+        if not isinstance(cell, list) or not cell or len(cell) != size:
+            raise table.wrong(row, f"the value is {cell!r}, which is no list of numbers as long as the first line's")
+        numbers.append([_number(table, row, part) for part in cell])
+    return "value", tuple(map(str, range(size))), np.array(numbers, np.float32)
+
+
+def _class_name(table: _Table, row: int, cell: Any) -> str:
+    if isinstance(cell, int) and not isinstance(cell, bool):
+        return str(cell)
+    if not isinstance(cell, str) or not cell.strip():
+        raise table.wrong(row, f"the label is {cell!r}, which names no class", "Give every image a label.")
+    return cell.strip()
+
+
+def _number(table: _Table, row: int, cell: Any) -> float:
+    number = math.nan
+    if isinstance(cell, str) and "_" in cell:  # float() takes 1_000 for a thousand
+        pass
+    elif isinstance(cell, str | int | float) and not isinstance(cell, bool):
+        try:
+            number = float(cell)
+        except (ValueError, OverflowError):
+            number = math.nan
+    if not abs(number) <= _LARGEST:
+        raise table.wrong(row, f"the value is {cell!r}, which is no finite number (float32)")
+    return number

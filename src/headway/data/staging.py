@@ -1,0 +1,108 @@
+"""A folder that is written aside and appears whole: after a crash at any moment it is there entirely, or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from headway.core.errors import HeadwayError
+
+
+@contextlib.contextmanager
+def staged(dst: Path, *, needed_bytes: int, replace: bool) -> Iterator[Path]:
+    """A folder beside `dst` that becomes `dst` at the end of the block, and vanishes if anything goes wrong before.
+
+    Args:
+        dst: resolved path; missing or an empty folder, or anything with `replace`.
+        needed_bytes: what is about to be written, for the sentence about a full disk.
+        replace: moves what is at `dst` out of the way, and removes it when the new folder is in its place.
+
+    Raises HeadwayError for every OSError in the block: the disk is full, or cannot be written.
+    """
+    staging = dst.parent / f".{dst.name}.packing-{os.getpid()}"
+    try:
+        dst.parent.mkdir(parents=True, exist_ok=True)
+        staging.mkdir()
+        yield staging
+        sync_folder(staging)
+        _publish(staging, dst, replace)
+    except OSError as error:
+        raise _unwritable(error, dst, staging, needed_bytes) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def clear_leftovers(dst: Path) -> None:
+    """Removes what killed processes left beside `dst`; what one had moved away to replace it comes back."""
+    pattern = re.compile(re.escape(f".{dst.name}.") + r"(packing|replaced)-(\d{1,9})")
+    for entry in sorted(os.listdir(dst.parent)) if dst.parent.is_dir() else []:
+        match = pattern.fullmatch(entry)
+        # Our own number is an earlier process's, in another container: we have made nothing yet.
+        if match is None or (int(match[2]) != os.getpid() and _alive(int(match[2]))):
+            continue
+        if match[1] == "replaced" and not dst.exists():
+            os.rename(dst.parent / entry, dst)
+        else:
+            shutil.rmtree(dst.parent / entry)
+
+
+def write_synced(path: Path, data: bytes) -> None:
+    """Writes a file and brings it to the disk."""
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Brings the names in a folder to the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _publish(staging: Path, dst: Path, replace: bool) -> None:
+    replaced = dst.parent / f".{dst.name}.replaced-{os.getpid()}"
+    if replace and dst.exists():
+        os.rename(dst, replaced)
+    try:
+        os.rename(staging, dst)
+    except BaseException:
+        if replaced.exists() and not dst.exists():
+            os.rename(replaced, dst)
+        raise
+    sync_folder(dst.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:  # it is another user's
+        return True
+    return True
+
+
+def _unwritable(error: OSError, dst: Path, staging: Path, needed_bytes: int) -> HeadwayError:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return HeadwayError(f"this cannot be written ({error.strerror})", where=str(dst))
+    written_bytes = sum(file.stat().st_size for file in staging.rglob("*") if file.is_file())
+    return HeadwayError(
+        f"the disk is full: {_megabytes(written_bytes)} of about {_megabytes(needed_bytes)} were written",
+        where=str(dst.parent),
+        fix="Free space there, or pack to another disk. What was written is removed.",
+    )
+
+
+def _megabytes(size_bytes: int) -> str:
+    return f"{math.ceil(size_bytes / 1e5) / 10:,.1f} MB"

@@ -1,0 +1,46 @@
+"""Synthetic data: batches that lie on the device already, so that a run shows what it would do if input were free."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from headway.data.loader import Batch
+from headway.data.options import SyntheticRecipe
+
+
+class Synthetic:
+    """Endless batches of the same random images and labels, made once; the labels can be learnt by heart only.
+
+    Args:
+        recipe: sizes.
+        batch: samples of each batch.
+        seed: of the pixels, the labels and the keys.
+        start: first position.
+        device: where the batch lies.
+    """
+
+    def __init__(self, recipe: SyntheticRecipe, *, batch: int, seed: int, start: int, device: torch.device) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        shape = (batch, *recipe.size, recipe.channels)
+        self._images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device)
+        self._labels = torch.randint(0, recipe.classes, (batch,), generator=generator).to(device)
+        self._samples, self._batch, self._seed, self._start = recipe.samples, batch, seed, start
+
+    def __iter__(self) -> Iterator[Batch]:
+        position = self._start
+        while True:
+            positions = np.arange(position, position + self._batch)
+            epochs, samples = np.divmod(positions, self._samples)
+            yield Batch(
+                images=self._images,
+                labels=self._labels,
+                positions=positions,
+                epochs=epochs,
+                samples=samples,
+                served=samples,
+                seed=self._seed,
+            )
+            position += self._batch

@@ -1,0 +1,169 @@
+"""Verify: reads every record of a packed data set as another tool would, and says which are damaged."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+
+from headway.core.errors import DataError, UsageError
+from headway.data.dataset import COLUMN_TYPES, COLUMNS_FILE, FLAG_SPLIT, Description, Shard
+from headway.data.decode import usable_cores
+from headway.data.formats import recordio
+from headway.data.pack_set import fingerprint_of
+
+_CHUNK = 1024
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Damage:
+    """One damaged record, or a whole damaged file where `index` is None."""
+
+    index: int | None
+    """Number of the sample in its data set."""
+    name: str
+    """The source's name of the sample; empty for a file."""
+    shard: str
+    """The file, relative to the verified folder."""
+    offset: int
+    """Where in the file, in bytes."""
+    reason: str
+
+    def __str__(self) -> str:
+        if self.index is None:
+            return f"{self.shard}: {self.reason}"
+        return f"sample {self.index} ({self.name}), {self.shard} at byte {self.offset}: {self.reason}"
+
+
+def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> list[Damage]:
+    """Checks a packed folder, or both parts of a split one: files, records, labels, and checksums of all images.
+
+    Args:
+        progress: called with (samples done, samples in all).
+
+    Raises:
+        UsageError: the folder is no packed data set.
+        DataError: a columns file is so damaged that nothing can be checked by it.
+    """
+    root = Path(folder)
+    packs = [_Pack(root / part, part) for part in ("", "train", "eval") if (root / part / COLUMNS_FILE).is_file()]
+    if not packs:
+        what = "this is no packed data set" if root.exists() else "there is no such folder"
+        raise UsageError(what, where=str(root), fix="Pack one: headway pack SRC DST.")
+    total, done = sum(pack.samples for pack in packs), 0
+    damages: list[Damage] = []
+    with ThreadPoolExecutor(usable_cores(), thread_name_prefix="verify") as pool:
+        for pack in packs:
+            damages += pack.damaged_files()
+            chunks = [range(low, min(low + _CHUNK, pack.samples)) for low in range(0, pack.samples, _CHUNK)]
+            for chunk, found in zip(chunks, pool.map(pack.damaged_records, chunks), strict=True):
+                damages += found
+                done += len(chunk)
+                if progress:
+                    progress(done, total)
+    return damages
+
+
+@final
+class _Pack:
+    """One packed folder, read without `dataset.open`, which refuses what is to be reported here."""
+
+    def __init__(self, folder: Path, part: str) -> None:
+        self._folder, self._part = folder, part
+        self._columns, self._description = _load(folder / COLUMNS_FILE)
+        self._label = self._columns["label"]
+        self._views: list[memoryview | None] = []
+        self.samples = len(self._label)
+
+    def damaged_files(self) -> list[Damage]:
+        """Looks at the columns and at every shard as a whole; to be called before `damaged_records`."""
+        damages = []
+        if fingerprint_of(self._columns) != self._description.fingerprint:
+            damages.append(self._file_damage(COLUMNS_FILE, "a column is damaged (the fingerprint of all is another)"))
+        for number, shard in enumerate(self._description.shards):
+            view, reason = self._open(shard)
+            if view is None:
+                lost = np.count_nonzero(self._columns["shard"] == number)
+                reason = f"{reason}; its {lost:,} samples are lost"
+            self._views.append(view)
+            if reason:
+                damages.append(self._file_damage(shard.name, reason))
+        return damages
+
+    def damaged_records(self, samples: range) -> list[Damage]:
+        """Damaged records among `samples`; those of lost shards are left out."""
+        part = slice(samples.start, samples.stop)
+        columns = (self._columns[name][part].tolist() for name in ("shard", "offset", "crc32c", "flags"))
+        damages = []
+        for sample, shard, offset, crc, flags in zip(samples, *columns, strict=True):
+            if shard >= len(self._views):
+                damages.append(self._damage(sample, COLUMNS_FILE, offset, f"there is no shard {shard}"))
+                continue
+            view = self._views[shard]
+            reason = self._record_reason(view, sample, offset, crc, flags) if view is not None else ""
+            if reason:
+                damages.append(self._damage(sample, self._description.shards[shard].name, offset, reason))
+        return damages
+
+    def _open(self, shard: Shard) -> tuple[memoryview | None, str]:
+        """The bytes of a shard, or None where none of its records can be there; and what is wrong with it."""
+        try:
+            view = recordio.mapped(self._folder / shard.name)
+        except DataError as error:
+            return None, error.what
+        if len(view) == shard.size:
+            return view, ""
+        try:
+            if recordio.record_at(view, 0)[0].id2 != self._description.pack_id:
+                return None, "the shard belongs to another pack"
+        except DataError:
+            pass  # the first record is damaged, and will be named
+        return view, f"the shard has {len(view):,} bytes and should have {shard.size:,}"
+
+    def _record_reason(self, view: memoryview, sample: int, offset: int, crc: int, flags: int) -> str:
+        label = self._columns["label"][sample]
+        start = offset if flags & FLAG_SPLIT else recordio.start_of(offset, label.size if label.ndim else 0)
+        if start < 0:
+            return "no record can begin there"
+        try:
+            record, _ = recordio.record_at(view, start)
+        except DataError as error:
+            return error.what
+        if record.id2 != self._description.pack_id:
+            return "the record belongs to another pack"
+        if len(record.image) != self._columns["length"][sample] or crc32c(record.image) != crc:
+            return "the image's checksum is another"
+        if record.id != sample or not np.array_equal(record.label, label.astype(np.float32)):
+            return "the record's label or number is unlike the columns'"
+        return ""
+
+    def _damage(self, sample: int, shard: str, offset: int, reason: str) -> Damage:
+        low, high = self._columns["name_offset"][sample : sample + 2]
+        name = self._columns["name"][low:high].tobytes().decode(errors="replace")
+        return Damage(index=sample, name=name, shard=os.path.join(self._part, shard), offset=offset, reason=reason)
+
+    def _file_damage(self, file: str, reason: str) -> Damage:
+        return Damage(index=None, name="", shard=os.path.join(self._part, file), offset=0, reason=reason)
+
+
+def _load(path: Path) -> tuple[dict[str, NDArray[Any]], Description]:
+    fix = "Pack the data again, or copy the folder again."
+    try:
+        with safe_open(path, framework="numpy") as file:
+            description = Description.from_metadata(file.metadata() or {})
+            columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 it is no mapping
+    except (SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise DataError("the columns file is damaged", where=str(path), fix=fix) from error
+    missing = sorted({*COLUMN_TYPES, "label", "name", "name_offset"} - columns.keys())
+    if missing:
+        raise DataError(f"columns are missing: {', '.join(missing)}", where=str(path), fix=fix)
+    return columns, description

@@ -1,0 +1,265 @@
+// Draws every panel that carries its JSON beside it. Colours come from the style sheet, so light, dark and paper
+// are one code; texts of others are escaped, because Plotly reads markup in them.
+(() => {
+  "use strict";
+  const root = document.documentElement;
+  const PAPER_PX = 680; // A4 and Letter less their margins and the panel's own
+  const FEW_POINTS = 40; // up to here every point of a line gets a marker
+  const LABELLED = 50; // rows of a matrix up to which every name is legible
+  const SHOWN = 250; // rows of a matrix up to which a cell is larger than a pixel
+  const WRITTEN = 20; // rows of a matrix up to which numbers are written,
+  const WRITTEN_PX = 24; // if a cell gets this much of the width
+
+  const plain = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
+  const short = (text, length) => plain(text.length > length ? text.slice(0, length - 1) + "\u2026" : text);
+
+  // Axis categories must differ: equal names are told apart by invisible characters.
+  const categories = (names) => {
+    const seen = new Map();
+    return names.map((name) => {
+      const count = seen.get(name) ?? 0;
+      seen.set(name, count + 1);
+      return plain(name) + "\u200b".repeat(count + (name ? 0 : 1));
+    });
+  };
+
+  // 950, 12.3k, 1.2M, 4.5e-5: short enough for a bar, a cell or a tick.
+  const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });
+  const whole = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
+  const brief = (value) => {
+    const size = Math.abs(value);
+    if (size && size < 1e-3) return value.toExponential().replace(/(\.\d)\d+/, "$1");
+    return (size < 1e5 ? whole : compact).format(value).replace("K", "k");
+  };
+
+  const theme = () => {
+    const style = getComputedStyle(root);
+    const names = ["surface", "ink", "muted", "grid", "line", "sans", "agree-low", "agree-high", "differ-low", "differ-high"];
+    const look = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+    look.series = Array.from({ length: 8 }, (_, i) => style.getPropertyValue(`--series-${i}`).trim());
+    return look;
+  };
+
+  const axis = (look, more) => ({
+    gridcolor: look.grid,
+    linecolor: look.line,
+    zeroline: false,
+    automargin: true,
+    ticks: "",
+    tickfont: { color: look.muted },
+    separatethousands: true,
+    ...more,
+  });
+
+  const heading = (text, look) => ({ text: plain(text), font: { color: look.muted, size: 12 }, standoff: 8 });
+
+  const layout = (look, more) => ({
+    autosize: true,
+    margin: { l: 8, r: 12, t: 26, b: 8 },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: look.sans, size: 12, color: look.ink },
+    showlegend: false,
+    hoverlabel: { bgcolor: look.surface, bordercolor: look.line, font: { color: look.ink, family: look.sans }, namelength: 40, align: "left" },
+    modebar: { bgcolor: "rgba(0,0,0,0)", color: look.muted, activecolor: look.ink },
+    ...more,
+  });
+
+  // A number axis for these values. "390k" is read at a glance, "10 micro" for a learning rate is not: powers of ten
+  // below one. On a logarithmic axis every label is a whole number, not the bare digits between two powers.
+  const scaled = (look, values, log, bounds, more) => {
+    const known = values.filter((value) => value !== null && (!log || value > 0));
+    const [least, most] = known.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+    const linear = { type: "linear", exponentformat: Math.max(-least, most) >= 10000 ? "B" : "power" };
+    const nticks = known.length ? Math.min(8, Math.max(3, Math.floor(Math.log10(most / least) / 0.35))) : 3; // 1, 2, 5
+    const tickformat = least < 1e-3 ? ".3~e" : least >= 1 && most >= 1e4 ? ".4~s" : ",.6~g";
+    const logarithmic = { type: "log", tickformat, nticks };
+    const range = bounds ? { range: log ? bounds.map(Math.log10) : bounds } : {};
+    return axis(look, { ...(log ? logarithmic : linear), ...range, ...more });
+  };
+
+  const drawLines = (data, look, hidden) => {
+    const traces = data.series.map((series, index) => {
+      const gap = (i) => i < 0 || i >= series.y.length || series.y[i] === null;
+      const few = series.y.length <= FEW_POINTS;
+      const sizes = series.y.map((_, i) => (few ? 5 : !gap(i) && gap(i - 1) && gap(i + 1) ? 4 : 0));
+      const color = look.series[index % look.series.length];
+      return {
+        type: "scatter",
+        name: short(series.name, 40),
+        x: series.x,
+        y: series.y,
+        mode: few || sizes.some((size) => size) ? "lines+markers" : "lines",
+        line: { color, width: 1.75, dash: ["solid", "dash", "dot"][Math.floor(index / look.series.length) % 3] },
+        marker: { color, size: sizes, line: { width: 0 } },
+        visible: !hidden.has(index),
+      };
+    });
+    const one = traces.length === 1;
+    return [
+      traces.map((trace) => (one ? { ...trace, hovertemplate: "%{y}<extra></extra>" } : trace)),
+      layout(look, {
+        hovermode: "x unified",
+        annotations: [
+          { text: plain(data.y_label), xref: "paper", yref: "paper", x: 0, y: 1, xanchor: "left", yanchor: "bottom", yshift: 5, showarrow: false, font: { color: look.muted, size: 12 } },
+        ],
+        xaxis: scaled(look, data.series.flatMap((series) => series.x), data.log_x, null, {
+          title: heading(data.x_label, look),
+          showgrid: false,
+          showline: true,
+          hoverformat: ",.6~g",
+          unifiedhovertitle: { text: plain(data.x_label) + " %{x}" },
+        }),
+        yaxis: scaled(look, data.series.flatMap((series) => series.y), data.log_y, data.y_range, { hoverformat: ",.5~g" }),
+      }),
+    ];
+  };
+
+  const drawBars = (data, look, hidden) => {
+    const names = categories(data.names);
+    const traces = data.stacks.map((stack, index) => ({
+      type: "bar",
+      orientation: "h",
+      name: short(stack.name, 40),
+      x: stack.values,
+      y: names,
+      marker: { color: look.series[index % look.series.length], line: { color: look.surface, width: 1 } },
+      text: stack.values.map(brief),
+      textposition: data.stacks.length === 1 ? "auto" : "inside",
+      insidetextanchor: "middle",
+      textangle: 0,
+      hovertemplate: "%{y}<br>" + (data.stacks.length === 1 ? "" : short(stack.name, 40) + ": ") + "%{x:,.5~g}<extra></extra>",
+      visible: !hidden.has(index),
+    }));
+    return [
+      traces,
+      layout(look, {
+        barmode: "relative",
+        bargap: 0.3,
+        hovermode: "closest",
+        uniformtext: { mode: "hide", minsize: 10 },
+        margin: { l: 8, r: 24, t: 8, b: 8 },
+        xaxis: scaled(look, data.stacks.flatMap((stack) => stack.values), false, null, { title: heading(data.x_label, look) }),
+        yaxis: axis(look, {
+          type: "category",
+          autorange: "reversed",
+          showgrid: false,
+          tickvals: names,
+          ticktext: data.names.map((name) => short(name, 28) + " "),
+          tickfont: { color: look.ink },
+        }),
+      }),
+    ];
+  };
+
+  // Beyond SHOWN classes a cell would be smaller than a pixel: consecutive classes share one, which holds their sum.
+  const grouped = (names, values) => {
+    const size = Math.ceil(names.length / SHOWN);
+    const count = Math.ceil(names.length / size);
+    const sums = Array.from({ length: count }, () => new Array(count).fill(0));
+    values.forEach((row, y) => row.forEach((value, x) => (sums[Math.floor(y / size)][Math.floor(x / size)] += value)));
+    const spans = sums.map((_, i) => `${names[i * size]} \u2026 ${names[Math.min(names.length, (i + 1) * size) - 1]}`);
+    return size === 1 ? [1, names, values] : [size, spans, sums];
+  };
+
+  // One heat map from -1 to 1: agreement below zero as the share of its row, all else above zero by its square root, so
+  // that a single error stays in sight beside thousands of right answers.
+  const drawMatrix = (data, look, hidden, width) => {
+    const [size, labels, values] = grouped(data.names, data.values);
+    const count = labels.length;
+    const names = categories(labels);
+    const sums = values.map((row) => row.reduce((sum, value) => sum + value, 0));
+    const most = values.reduce((high, row, y) => row.reduce((best, value, x) => (x === y ? best : Math.max(best, value)), high), 0);
+    const written = count <= WRITTEN && width / count >= WRITTEN_PX;
+    const faint = 0.12; // a cell that is not zero never looks like one that is
+    const shade = (value, x, y) => {
+      if (!value) return 0;
+      return x === y ? -faint - (1 - faint) * (value / sums[y]) : faint + (1 - faint) * Math.sqrt(value / most);
+    };
+    const unit = size === 1 ? "" : ` (${size} classes to a cell)`;
+    const ticks = { type: "category", showgrid: false, showticklabels: count <= LABELLED, tickvals: names, ticktext: labels.map((name) => short(name, 16)) };
+    return [
+      [
+        {
+          type: "heatmap",
+          x: names,
+          y: names,
+          z: values.map((row, y) => row.map((value, x) => shade(value, x, y))),
+          hovertext: values,
+          text: written ? values.map((row) => row.map((value) => (value ? brief(value) : ""))) : undefined,
+          customdata: values.map((row, y) => row.map((value) => (sums[y] ? value / sums[y] : 0))),
+          zmin: -1,
+          zmax: 1,
+          showscale: false,
+          colorscale: [
+            [0, look["agree-high"]],
+            [0.5 - faint / 2, look["agree-low"]],
+            [0.5, look.surface],
+            [0.5 + faint / 2, look["differ-low"]],
+            [1, look["differ-high"]],
+          ],
+          xgap: count <= LABELLED ? 1 : 0,
+          ygap: count <= LABELLED ? 1 : 0,
+          texttemplate: written ? "%{text}" : "",
+          hovertemplate:
+            plain(data.y_label) + ": %{y}<br>" + plain(data.x_label) + ": %{x}<br>%{hovertext:,.6~g} (%{customdata:.1%} of the row)<extra></extra>",
+        },
+      ],
+      layout(look, {
+        margin: { l: 8, r: 8, t: 26, b: 8 },
+        xaxis: axis(look, { ...ticks, title: heading(data.x_label + unit, look), constrain: "domain", tickangle: count > 12 ? -90 : count > 5 ? -45 : 0 }),
+        yaxis: axis(look, { ...ticks, title: heading(data.y_label + unit, look), autorange: "reversed", scaleanchor: "x", constrain: "domain" }),
+      }),
+    ];
+  };
+
+  const draw = { lines: drawLines, bars: drawBars, matrix: drawMatrix };
+
+  const charts = Array.from(document.querySelectorAll('script[type="application/json"]'), (script) => {
+    const article = script.closest("article");
+    const panel = JSON.parse(script.textContent);
+    const target = article.querySelector(".chart > div");
+    const hidden = new Set();
+    const show = (look, paper) => {
+      const [data, arrangement] = draw[panel.kind](panel.data, look, hidden, target.clientWidth);
+      const height = target.clientHeight;
+      Object.assign(arrangement, paper ? { autosize: false, width: PAPER_PX, height: Math.min(height, PAPER_PX) } : {});
+      return Plotly.react(target, data, arrangement, {
+        responsive: true,
+        displaylogo: false,
+        displayModeBar: "hover",
+        modeBarButtons: [["toImage", "zoom2d", "pan2d", "resetScale2d"]], // none that would send the data away
+        toImageButtonOptions: { format: "svg", filename: panel.name },
+      });
+    };
+    article.querySelectorAll(".legend button").forEach((button, index) =>
+      button.addEventListener("click", () => {
+        const visible = hidden.delete(index) || !hidden.add(index);
+        button.setAttribute("aria-pressed", String(visible));
+        show(theme(), false);
+      }),
+    );
+    return show;
+  });
+
+  const drawAll = (paper) => {
+    const look = theme();
+    charts.forEach((show) => show(look, paper));
+  };
+  drawAll(false);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll(false));
+  addEventListener("beforeprint", () => {
+    root.classList.add("printing");
+    drawAll(true);
+  });
+  addEventListener("afterprint", () => {
+    root.classList.remove("printing");
+    drawAll(false);
+  });
+
+  // Enlarged pixels of a small image are what the network saw; a large one is shown smooth.
+  document.querySelectorAll("figure img").forEach((image) => {
+    const mark = () => image.classList.toggle("small", image.naturalWidth < 96);
+    image.complete ? mark() : image.addEventListener("load", mark);
+  });
+})();

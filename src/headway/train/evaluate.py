@@ -1,0 +1,81 @@
+"""Evaluation: the set once in index order, the last batch short, each sample counted once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headway.data import dataset as data
+from headway.data.loader import Loader
+from headway.train.setup import Setup, in_format
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """What an evaluation found.
+
+    Attributes:
+        metrics: means over the samples counted: `loss` and the task's.
+        samples: numbers of the samples counted, int64 [n] (masked ones are left out).
+        losses: loss of each, float32 [n].
+        predicted: class of each, int64 [n]; None where labels are no classes.
+    """
+
+    metrics: dict[str, float]
+    samples: NDArray[np.int64]
+    losses: NDArray[np.float32]
+    predicted: NDArray[np.int64] | None
+
+
+def batches_of(setup: Setup, dataset: data.Dataset) -> Iterator[tuple[torch.Tensor, torch.Tensor, NDArray[np.int64]]]:
+    """(outputs, labels, served) of every batch of a data set, without gradients, the network in evaluation mode."""
+    recipe = setup.recipe
+    loader = Loader(
+        dataset,
+        batch=recipe.evaluate.batch or min(recipe.batch, len(dataset)),
+        size=setup.size,
+        channels=setup.channels,
+        threads=recipe.data.threads,
+        ahead=recipe.data.ahead,
+        device=setup.device,
+        on_bad="stop" if recipe.data.on_bad == "stop" else "mask",
+        verify=recipe.data.verify,
+    )
+    training = setup.model.training
+    setup.model.eval()
+    try:
+        with torch.no_grad():
+            for batch in loader:
+                images = in_format(setup.augment(batch.images), recipe.channels_last)
+                with setup.precision.autocast():
+                    outputs = setup.forward(images)
+                yield outputs.float(), batch.labels, batch.served
+    finally:
+        setup.model.train(training)
+
+
+def evaluate(setup: Setup, dataset: data.Dataset) -> Evaluation:
+    """Loss and metrics of the network over a data set; damaged samples are left out (or stop it, as `on_bad` says)."""
+    served: list[NDArray[np.int64]] = []
+    found: dict[str, list[torch.Tensor]] = {"loss": []}
+    predicted: list[torch.Tensor] = []
+    for outputs, labels, numbers in batches_of(setup, dataset):
+        served.append(numbers)
+        found["loss"].append(setup.task.loss(outputs, labels).float())
+        for name, values in setup.task.metrics(outputs, labels).items():
+            found.setdefault(name, []).append(values.float())
+        if setup.target.kind == "class":
+            predicted.append(outputs.argmax(dim=1))
+    samples = np.concatenate(served)
+    counted = samples >= 0
+    values = {name: torch.cat(parts).cpu().numpy()[counted] for name, parts in found.items()}
+    return Evaluation(
+        metrics={name: float(value.mean(dtype=np.float64)) for name, value in values.items()},
+        samples=samples[counted],
+        losses=values["loss"],
+        predicted=torch.cat(predicted).cpu().numpy()[counted] if predicted else None,
+    )

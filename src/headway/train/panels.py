@@ -1,0 +1,259 @@
+"""What a run's report shows: panels from its metrics and evaluations."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from headway.core.run import Run, write_whole
+from headway.data.dataset import Dataset
+from headway.data.decode import to_pixels
+from headway.page import panel, report as page
+from headway.page.panel import Panel
+from headway.train.evaluate import Evaluation
+from headway.train.progress import duration
+from headway.train.setup import Setup
+
+WORST = 24
+THUMBNAIL = 128
+"""Longest side of a thumbnail in pixels; smaller images stay as they are."""
+SECTIONS = ("Result", "Training", "Time", "Evaluation", "Recipe and machine")
+
+
+def write(run: Run, made: Sequence[Panel]) -> None:
+    """Writes panels/NAME.json of each."""
+    for one in made:
+        write_whole(run.panels / f"{one.name}.json", one.to_json())
+
+
+def of_evaluation(setup: Setup, dataset: Dataset, evaluation: Evaluation) -> list[Panel]:
+    """Confusion matrix (where labels are classes) and the worst-predicted images."""
+    order = np.argsort(-np.nan_to_num(evaluation.losses, nan=np.inf), kind="stable")[:WORST]
+    pictures = []
+    for place in order:
+        sample = int(evaluation.samples[place])
+        predicted = None if evaluation.predicted is None else int(evaluation.predicted[place])
+        note = f"loss {evaluation.losses[place]:.3g}, {dataset.name(sample)}"
+        pictures.append((_thumbnail(dataset, sample), _caption(dataset, sample, predicted), note))
+    out = [
+        panel.images(
+            "worst",
+            "Worst-predicted images",
+            pictures,
+            section="Evaluation",
+            order=420,
+            width="full",
+            note=f"The {len(pictures)} images of {dataset.folder.name} with the highest loss: wrong labels show up here.",
+        )
+    ]
+    if evaluation.predicted is not None:
+        count = len(dataset.classes)
+        truth = np.asarray(dataset.label[evaluation.samples])
+        cells = np.bincount(truth * count + evaluation.predicted, minlength=count * count).reshape(count, count)
+        right = int(np.trace(cells))
+        out.append(
+            panel.matrix(
+                "confusion",
+                "Confusion matrix",
+                dataset.classes,
+                cells.tolist(),
+                section="Evaluation",
+                order=410,
+                width="full",
+                note=f"{right:,} of {int(cells.sum()):,} images right; rows are the true classes.",
+            )
+        )
+    return out
+
+
+def report(run: Run) -> Any:
+    """Writes report.html from the run's metrics and panels; returns its path."""
+    records = list(run.metrics())
+    about, recipe = run.read_json("provenance"), run.recipe_path.read_text(encoding="utf-8")
+    summary = run.read_json("summary") if (run.folder / "summary.json").exists() else {}
+    write(run, _of_run(records, summary, about, recipe))
+    made = [Panel.from_json(path.read_text(encoding="utf-8")) for path in sorted(run.panels.glob("*.json"))]
+    state = "finished" if summary.get("finished") else "not finished"
+    html = page.render(
+        made,
+        title=f"{run.folder.resolve().name}",
+        subtitle=f"Headway run, {state}; started {about['started']} on {about['host']['name']}",
+        sections=SECTIONS,
+        footer=f"headway {about['versions']['headway']}, torch {about['versions']['torch']}",
+    )
+    page.write(run.report_path, html)
+    return run.report_path
+
+
+def _of_run(records: list[dict[str, Any]], summary: dict[str, Any], about: dict[str, Any], recipe: str) -> list[Panel]:
+    train = [record for record in records if record["kind"] == "train"]
+    evaluated = [record for record in records if record["kind"] == "evaluate"]
+    return [
+        _cards(summary, evaluated, about),
+        *_curves(train, evaluated),
+        *_time(train, summary),
+        *_recipe(about, recipe),
+    ]
+
+
+def _cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict[str, Any]) -> Panel:
+    cards = []
+    for name in _metric_names(evaluated):
+        last = evaluated[-1][name]
+        text = f"{last:.2%}" if "accuracy" in name or name == "exact" else f"{last:.4g}"
+        cards.append((name.replace("_", " "), text, f"epoch {evaluated[-1]['epoch']:.4g}"))
+    if summary:
+        seconds = summary["seconds"]
+        cards.append(("time", duration(seconds), f"{summary['step']} of {summary['steps']} steps"))
+        reached = summary.get("stop_at")
+        if reached:
+            goal = ", ".join(f"{name} {value}" for name, value in reached["goal"].items())
+            took = reached["seconds_to_reach"]
+            cards.append((f"time to {goal}", duration(took) if took else "not reached", "see the note on the clock"))
+        cards.append(("images/s", f"{summary['images_s']:,.0f}", "while training"))
+        cards.append(("waiting for data", f"{summary['wait_share']:.1%}", "of training time, after the first batch"))
+        if summary["damaged_samples"]:
+            cards.append(("damaged samples", f"{summary['damaged_samples']:,}", "listed in quarantine.jsonl"))
+    cards.append(("parameters", f"{about['parameters'] / 1e6:.3g} M", ""))
+    note = f"The clock leaves out {summary['clock_excludes']}." if summary else "This run has not ended yet."
+    return panel.cards("result", "Result", cards, section="Result", order=100, note=note)
+
+
+def _metric_names(records: list[dict[str, Any]]) -> list[str]:
+    known = ("kind", "step", "position", "epoch", "seconds", "lr", "images_s", "wait_share", "loss_scale")
+    return [name for name in records[-1] if name not in known] if records else []
+
+
+def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> list[Panel]:
+    out = []
+    names = list(dict.fromkeys([*_metric_names(evaluated), *_metric_names(train)]))
+    for place, name in enumerate(sorted(names, key=lambda name: name == "loss")):
+        series = [
+            (label, [r["epoch"] for r in records], [r.get(name) for r in records])
+            for label, records in (("training, one batch" if name != "loss" else "training", train), ("evaluation", evaluated))
+            if any(name in r for r in records)
+        ]
+        title = name.replace("_", " ").capitalize()
+        out.append(
+            panel.lines(
+                f"curve-{name}", title, series, x_label="epoch", y_label=name.replace("_", " "), section="Training", order=200 + place
+            )
+        )
+    if train:
+        epochs = [r["epoch"] for r in train]
+        for place, (name, title, label) in enumerate(
+            (("lr", "Learning rate", "learning rate"), ("images_s", "Throughput", "images/s"))
+        ):
+            series = [(label, epochs, [r[name] for r in train])]
+            out.append(
+                panel.lines(f"curve-{name}", title, series, x_label="epoch", y_label=label, section="Training", order=250 + place)
+            )
+    return out
+
+
+def _time(train: list[dict[str, Any]], summary: dict[str, Any]) -> list[Panel]:
+    out = []
+    if summary:
+        stages = summary["seconds_by_stage"]
+        out.append(
+            panel.bars(
+                "stages",
+                "Where the time went",
+                ["run"],
+                [(stage, [round(seconds, 4)]) for stage, seconds in stages.items()],
+                x_label="seconds",
+                section="Time",
+                order=300,
+                width="full",
+                note="Host time by stage. On a GPU, forward, backward and optimizer are the time to hand the work over.",
+            )
+        )
+        total = max(sum(stages.values()), 1e-9)
+        rows = [(stage, f"{s:.3f}", f"{s / total:.1%}") for stage, s in sorted(stages.items(), key=lambda x: -x[1])]
+        out.append(panel.table("stage-table", "Stages", ("stage", "seconds", "share"), rows, section="Time", order=310))
+    if train:
+        series = [("waiting", [r["epoch"] for r in train], [100 * r["wait_share"] for r in train])]
+        out.append(
+            panel.lines(
+                "curve-wait",
+                "Share of time the device waited for data",
+                series,
+                x_label="epoch",
+                y_label="% of training time",
+                section="Time",
+                order=320,
+            )
+        )
+    return out
+
+
+def _recipe(about: dict[str, Any], recipe: str) -> list[Panel]:
+    values = _flat(recipe)
+    rows = [(key, values.get(key, ""), origin) for key, origin in about["origins"].items()]
+    host, git = about["host"], about["git"]
+    machine = [
+        ("processor", f"{host['processor']}, {host['cores']} cores"),
+        ("device", about["device"]),
+        ("memory", f"{host['memory_bytes'] / 2**30:.1f} GiB"),
+        ("system", host["system"]),
+        ("torch threads", str(about["torch_threads"])),
+        *((name, version) for name, version in about["versions"].items()),
+        ("command", " ".join(about["command"])),
+        ("git", git or "not in a git repository"),
+        ("data fingerprint", about["fingerprint"][:16]),
+    ]
+    section = "Recipe and machine"
+    return [
+        panel.table(
+            "recipe",
+            "Recipe, with where each value came from",
+            ("key", "value", "origin"),
+            rows,
+            section=section,
+            order=500,
+            width="full",
+        ),
+        panel.table("machine", "Machine and versions", ("what", "value"), machine, section=section, order=510, width="full"),
+    ]
+
+
+def _flat(recipe: str) -> dict[str, str]:
+    import yaml
+
+    out: dict[str, str] = {}
+
+    def walk(tree: Any, path: str) -> None:
+        if isinstance(tree, dict) and tree:
+            for key, value in tree.items():
+                walk(value, f"{path}.{key}" if path else str(key))
+        else:
+            out[path] = str(tree)
+
+    walk(yaml.safe_load(recipe), "")
+    return out
+
+
+def _caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
+    label = dataset.label[sample]
+    if predicted is not None:
+        return f"{dataset.classes[int(label)]}, taken for {dataset.classes[predicted]}"
+    if dataset.description.label_kind == "multi":
+        return ", ".join(name for name, on in zip(dataset.classes, label, strict=True) if on > 0.5)
+    return ", ".join(f"{value:.4g}" for value in np.atleast_1d(label))
+
+
+def _thumbnail(dataset: Dataset, sample: int) -> str:
+    image = to_pixels(dataset.read([sample])[0], dataset.description.channels)
+    if max(image.size) > THUMBNAIL:
+        image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)
+    out = io.BytesIO()
+    if max(image.size) <= 64:
+        image.save(out, "PNG")
+        return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    image.save(out, "JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode()

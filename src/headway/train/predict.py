@@ -1,0 +1,90 @@
+"""`predict`: what a trained network says of image files."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+
+from headway.core.errors import DataError, UsageError
+from headway.data.decode import Status, center_boxes, decode_one
+from headway.train.setup import Setup, in_format
+
+
+def image_files(paths: Sequence[Path]) -> list[Path]:
+    """The files named, and those inside the folders named, sorted.
+
+    Raises:
+        UsageError: a path does not exist, or there is no file.
+    """
+    out: list[Path] = []
+    for path in paths:
+        if path.is_dir():
+            out += sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+        elif path.is_file():
+            out.append(path)
+        else:
+            raise UsageError("there is no such file or folder", where=str(path))
+    if not out:
+        raise UsageError("there is no image to predict", where=", ".join(map(str, paths)))
+    return out
+
+
+def predict(setup: Setup, files: Sequence[Path], batch: int = 64) -> Iterator[dict[str, Any]]:
+    """One row a file: `path` and the task's columns.
+
+    Raises:
+        DataError: a file is no image.
+    """
+    setup.model.eval()
+    for low in range(0, len(files), batch):
+        part = files[low : low + batch]
+        pixels = np.empty((len(part), *setup.size, setup.channels), np.uint8)
+        for place, file in enumerate(part):
+            _decode(file, pixels[place], setup)
+        images = in_format(setup.augment(torch.from_numpy(pixels).to(setup.device)), setup.recipe.channels_last)
+        with torch.no_grad(), setup.precision.autocast():
+            outputs = setup.forward(images)
+        for file, row in zip(part, setup.task.predict(outputs.float()), strict=True):
+            yield {"path": str(file), **row}
+
+
+def _decode(file: Path, out: Any, setup: Setup) -> None:
+    try:
+        with Image.open(file) as image:
+            width, height = image.size
+    except OSError:
+        raise DataError("this file is no image", where=str(file)) from None
+    box = center_boxes(np.array([width], np.uint32), np.array([height], np.uint32), setup.size)[0]
+    if decode_one(file.read_bytes(), out, box) != Status.OK:
+        raise DataError("this image is damaged", where=str(file))
+
+
+def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, as_json: bool) -> int:
+    """Writes rows as CSV or JSONL to a file (by its ending) or the screen; returns how many."""
+    if out is None:
+        return _write(rows, sys.stdout, as_json)
+    if out.suffix not in (".csv", ".jsonl"):
+        raise UsageError("the output's ending is neither .csv nor .jsonl", where=str(out))
+    with out.open("w", encoding="utf-8", newline="") as file:
+        return _write(rows, file, out.suffix == ".jsonl")
+
+
+def _write(rows: Iterable[dict[str, Any]], file: Any, as_json: bool) -> int:
+    count, table = 0, None
+    for count, row in enumerate(rows, 1):
+        if as_json:
+            file.write(json.dumps(row) + "\n")
+            continue
+        if table is None:
+            table = csv.DictWriter(file, list(row), lineterminator="\n")
+            table.writeheader()
+        table.writerow(row)
+    return count

@@ -1,0 +1,126 @@
+"""Progress: a bar on a terminal, log lines elsewhere. Both cost a comparison of clocks on most steps."""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from headway.train.trainer import Display, Trainer
+
+REFRESH_S = 0.25
+"""Between two pictures of the bar; one takes about 2 ms to draw."""
+LINE_S = 5.0
+"""Least time between two log lines of training; evaluations always get theirs."""
+
+
+def duration(seconds: float) -> str:
+    """`8.1s`, `3m07s` or `2h05m`."""
+    if seconds < 60:
+        return f"{seconds:.1f}s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
+
+
+def show(console: Console | None = None) -> Display:
+    """The display that suits where the output goes."""
+    console = console or Console(stderr=True)
+    return Bar(console) if console.is_terminal else Lines()
+
+
+class Silent(Display):
+    """Shows nothing."""
+
+    def step(self, trainer: Trainer) -> None:
+        pass
+
+    def record(self, record: dict[str, Any]) -> None:
+        pass
+
+
+class Bar(Display):
+    """Epoch, step, images/s, loss, accuracy, time to go and waiting share, in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._next = 0.0
+        self._last: dict[str, Any] = {}
+        self._evaluated: dict[str, Any] = {}
+        self._rate: tuple[float, int] | None = None
+        self._progress = Progress(
+            TextColumn("[bold]epoch {task.fields[epoch]}"),
+            BarColumn(bar_width=24),
+            TextColumn("step {task.completed:.0f}/{task.total:.0f}  {task.fields[text]}"),
+            console=console,
+            auto_refresh=False,  # no thread of its own: it would take the interpreter's lock from the loop
+        )
+        self._task = self._progress.add_task("train", epoch="0", text="", total=1)
+
+    def step(self, trainer: Trainer) -> None:
+        now = perf_counter()
+        if now < self._next and trainer.step < trainer.setup.steps and not trainer.finished:
+            return
+        if self._rate is None:
+            self._progress.start()
+            self._rate = (now, trainer.step)
+        self._next = now + REFRESH_S
+        setup, since = trainer.setup, now - self._rate[0]
+        done = trainer.step - self._rate[1]
+        parts = []
+        if done and since > 0:
+            parts.append(f"{done * setup.recipe.batch / since:,.0f} images/s")
+            parts.append(f"{duration((setup.steps - trainer.step) * since / done)} to go")
+        if "loss" in self._last:
+            parts.append(f"loss {self._last['loss']:.4f}")
+            parts.append(f"waiting {self._last['wait_share']:.1%}")
+        name = setup.task.primary
+        if name in self._evaluated:
+            parts.append(f"{name} {self._evaluated[name]:.4f}")
+        epoch = f"{trainer.position / setup.epoch:.2f}"
+        self._progress.update(
+            self._task, completed=trainer.step, total=setup.steps, epoch=epoch, text="  ".join(parts), refresh=True
+        )
+        if trainer.step >= setup.steps or trainer.finished:
+            self._progress.stop()
+
+    def record(self, record: dict[str, Any]) -> None:
+        if record["kind"] == "train":
+            self._last = record
+        else:
+            self._evaluated = record
+
+    def stop(self) -> None:
+        """Leaves the terminal as it was."""
+        self._progress.stop()
+
+
+class Lines(Display):
+    """One line an evaluation, and one a few seconds of training."""
+
+    def __init__(self) -> None:
+        self._next = 0.0
+
+    def step(self, trainer: Trainer) -> None:
+        pass
+
+    def record(self, record: dict[str, Any]) -> None:
+        now = perf_counter()
+        if record["kind"] == "train":
+            if now < self._next:
+                return
+            self._next = now + LINE_S
+        numbers = "  ".join(f"{name} {_short(name, value)}" for name, value in record.items() if name not in HIDDEN)
+        print(f"{record['kind']:<8}  epoch {record['epoch']:.2f}  {numbers}", file=sys.stderr, flush=True)
+
+
+HIDDEN = ("kind", "epoch", "position", "seconds")
+
+
+def _short(name: str, value: Any) -> str:
+    if name == "images_s":
+        return f"{value:,.0f}"
+    if name == "wait_share":
+        return f"{value:.1%}"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,107 @@
+"""The tree of a training recipe, composed of the parts that live beside the code they configure."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from headway.core.recipe import Part
+from headway.data.options import DataRecipe
+from headway.data.options import AugmentRecipe
+from headway.model.resolve import ModelRecipe
+from headway.optim.optimizer import OptimizerRecipe
+from headway.optim.schedule import ScheduleRecipe
+
+
+class TaskRecipe(Part):
+    """What makes a loss and metrics of the network's output."""
+
+    factory: str = "auto"
+    """Import path of a task; auto: by the labels (a class: Classification, several: MultiLabel, numbers: Regression)."""
+    args: dict[str, Any] = {}
+    """Its keyword arguments, for example {label_smoothing: 0.1}."""
+
+
+class EvaluateRecipe(Part):
+    """When the evaluation set is gone through."""
+
+    every_epochs: float = Field(default=1.0, gt=0)
+    """Also after the last step."""
+    batch: int | None = Field(default=None, ge=1)
+    """Samples at once; unset: as in training."""
+
+
+class CheckpointRecipe(Part):
+    """When the state is saved, so that a run can go on after a stop or a crash."""
+
+    every_epochs: float = Field(default=1.0, gt=0)
+    """Also after the last step and on SIGTERM or Ctrl-C."""
+    every_steps: int | None = Field(default=None, ge=1)
+    """Instead of by epochs."""
+    keep: int = Field(default=2, ge=1)
+    """How many are kept; two, so that a damaged one does not lose the run."""
+
+
+class TrainRecipe(Part):
+    """Everything that one training run needs."""
+
+    name: str = "run"
+    """Name of the run folder under runs/, where --run names none."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """Of the order, the keys, and torch's generator."""
+    device: str = "auto"
+    """`cpu`, `cuda`, `cuda:1`; auto: cuda where there is one."""
+    data: DataRecipe
+    augment: AugmentRecipe = AugmentRecipe()
+    transform: str | None = None
+    """Import path of your function transform(images, labels, keys) -> (images, labels), on a device batch after
+    normalisation (float [b, C, H, W]); `keys` (uint64 [b], numpy) give random numbers: see headway.core.keys.
+    Training only."""
+    model: ModelRecipe
+    task: TaskRecipe = TaskRecipe()
+    optimizer: OptimizerRecipe
+    schedule: ScheduleRecipe = ScheduleRecipe(name="constant")
+    batch: int = Field(ge=1)
+    """Global batch: samples of one step, over all ranks. May be larger than the data set: it then spans epochs."""
+    micro_batch: int | Literal["auto"] | None = None
+    """Samples that go through the network at once; the rest of the step accumulates. Unset: the whole batch; auto: the
+    largest that fits into memory. Batch norm sees one micro-batch at a time."""
+    epochs: float = Field(gt=0)
+    """The run ends at the step nearest to so many epochs; every step is full."""
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Of forward and backward; parameters stay fp32. auto: bf16 where the device computes with it, else fp16 on a GPU
+    that does, else fp32."""
+    channels_last: bool = True
+    """Memory format of images and filters: faster for convolutions on CPUs and on GPUs with tensor cores."""
+    compile: bool = False
+    """torch.compile the network; the first step takes longer by the compilation."""
+    evaluate: EvaluateRecipe = EvaluateRecipe()
+    checkpoint: CheckpointRecipe = CheckpointRecipe()
+    log_every_steps: int = Field(default=20, ge=1)
+    """Steps between two waits for the device, where loss and metrics are read."""
+    stop_at: dict[str, float] | None = None
+    """Stop once an evaluation reaches all of these, for example {accuracy: 0.98}; the time it took is in the summary."""
+    log_ids: bool = False
+    """Write (position, asked, served) of every sample to ids.bin."""
+    sinks: tuple[Literal["tensorboard"], ...] = ()
+    """Where metrics go besides metrics.jsonl; tensorboard needs the extra headway[tensorboard]."""
+
+    @field_validator("name")
+    @classmethod
+    def _is_file_name(cls, name: str) -> str:
+        if not name or "/" in name or name.startswith("."):
+            raise ValueError(f"{name!r} cannot name a folder")
+        return name
+
+    @model_validator(mode="after")
+    def _fits(self) -> TrainRecipe:
+        if isinstance(self.micro_batch, int) and self.micro_batch > self.batch:
+            raise ValueError(f"micro_batch {self.micro_batch} is larger than batch {self.batch}: set it to at most that")
+        if self.precision == "fp16" and self.device == "cpu":
+            raise ValueError("fp16 on a CPU is emulated and slow: set precision to bf16 or fp32")
+        if self.stop_at is not None and self.data.eval is None:
+            raise ValueError("stop_at needs an evaluation set: set data.eval, or remove stop_at")
+        if self.stop_at == {}:
+            raise ValueError("stop_at names no metric: write for example stop_at: {accuracy: 0.98}")
+        return self

@@ -1,0 +1,245 @@
+"""Runs: a recipe becomes a run folder, started, resumed or repeated."""
+
+from __future__ import annotations
+
+import math
+import signal
+import statistics
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from headway.core.errors import HeadwayError, UsageError
+from headway.core.recipe import Loaded, load
+from headway.core.run import Run, provenance, write_whole
+from headway.train import panels
+from headway.train.checkpoint import Checkpoints
+from headway.train.progress import Bar, Silent, show
+from headway.train.recipe import TrainRecipe
+from headway.train.setup import Say, Setup, set_up
+from headway.train.trainer import Display, Trainer
+
+CLOCK_EXCLUDES = (
+    "start of the process, imports, opening the data, measuring mean and std, building the network and its init; "
+    "it includes the first batch, compilation, evaluations, checkpoints and logging"
+)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a run ended. `interrupted`: by SIGTERM or Ctrl-C, its state saved."""
+
+    run: Run
+    summary: dict[str, Any]
+    interrupted: bool
+
+
+def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: Say, quiet: bool = False) -> Ended:
+    """Trains a recipe into a new run folder (default: runs/NAME).
+
+    Raises:
+        HeadwayError: see `set_up` and `Trainer`; the run folder exists.
+    """
+    return _begin(load(recipe, overrides, TrainRecipe), folder, say=say, quiet=quiet)
+
+
+def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int, *, say: Say) -> list[Ended]:
+    """The same recipe with seeds s, s + 1, ...; one run folder each, numbered inside `folder`."""
+    loaded = load(recipe, overrides, TrainRecipe)
+    parent = folder or Run.free_name(Path("runs"), loaded.recipe.name)
+    ended = []
+    for number in range(times):
+        seed = loaded.recipe.seed + number
+        origin = "given" if number == 0 else f"--repeat, run {number + 1}"
+        ended.append(_begin(loaded.resolve("seed", seed, origin), parent / str(number + 1), say=say, quiet=False))
+        if ended[-1].interrupted:
+            break
+    return ended
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half width of its 95 % interval by Student's t; half width NaN for one value."""
+    mean = statistics.fmean(values)
+    if len(values) < 2:
+        return mean, math.nan
+    return mean, student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def student_t(freedom: int) -> float:
+    """97.5 % point of Student's t: a table to 30, then Cornish-Fisher (error below 1e-4)."""
+    table = (
+        12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
+        2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
+        2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423,
+    )  # fmt: skip
+    if freedom <= len(table):
+        return table[freedom - 1]
+    z = 1.959964
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def resume(folder: Path, *, say: Say) -> Ended:
+    """Goes on with a run from its newest good checkpoint; from the beginning where there is none.
+
+    Raises:
+        UsageError: no run folder. CheckpointError: every checkpoint is damaged.
+    """
+    run = Run.open(folder)
+    loaded = reload(run)
+    checkpoint = Checkpoints(run.checkpoints).newest(say)
+    setup = set_up(loaded, say=say, fresh=checkpoint is None)
+    if checkpoint is None:
+        say("This run has no checkpoint yet: it begins anew.")
+        run.cut_back(0)
+        _record_recipe(run, setup)
+    trainer = Trainer(setup, run, display := show())
+    if checkpoint is not None:
+        trainer.resume(checkpoint)
+        say(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.")
+    return _go(trainer, display)
+
+
+def reload(run: Run) -> Loaded[TrainRecipe]:
+    """The resolved recipe of a run, with the origins it had."""
+    about = run.read_json("provenance")
+    loaded = load(run.recipe_path, (), TrainRecipe)
+    return Loaded(loaded.recipe, about["origins"], Path(about["base"]))
+
+
+def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, quiet: bool) -> Ended:
+    if folder is not None and Run(folder).recipe_path.exists():
+        Run.create(folder)  # says that it exists, before anything long is done
+    setup = set_up(loaded, say=say)
+    run = Run.create(folder or Run.free_name(Path("runs"), loaded.recipe.name))
+    _record_recipe(run, setup)
+    display = Silent() if quiet else show()
+    return _go(Trainer(setup, run, display), display)
+
+
+def _record_recipe(run: Run, setup: Setup) -> None:
+    more = {
+        "device": torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else "cpu",
+        "torch_threads": torch.get_num_threads(),
+        "fingerprint": setup.train.fingerprint if setup.train is not None else "synthetic",
+        "parameters": sum(p.numel() for p in setup.model.parameters()),
+    }
+    run.write_json("provenance", provenance(setup.loaded.origins, setup.loaded.base, **more))
+    write_whole(run.recipe_path, setup.loaded.to_yaml())
+
+
+def _go(trainer: Trainer, display: Display) -> Ended:
+    try:
+        with _until_signalled(trainer):
+            trainer.run()
+    finally:
+        trainer.close()
+        if isinstance(display, Bar):
+            display.stop()
+    run = trainer.run_folder
+    summary = _summary(trainer)
+    run.write_json("summary", summary)
+    if trainer.evaluation is not None and trainer.setup.eval is not None:
+        panels.write(run, panels.of_evaluation(trainer.setup, trainer.setup.eval, trainer.evaluation))
+    return Ended(run, summary, interrupted=not trainer.finished)
+
+
+@contextmanager
+def _until_signalled(trainer: Trainer) -> Iterator[None]:
+    """SIGTERM and Ctrl-C end the run at the next step's boundary, its state saved; a second Ctrl-C at once."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        if trainer.stopping and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        trainer.stopping = True
+
+    try:
+        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    except ValueError:  # not the main thread: whoever owns it owns the signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _summary(trainer: Trainer) -> dict[str, Any]:
+    setup, seconds = trainer.setup, trainer.clock.seconds
+    rest = sum(seconds.get(stage, 0.0) for stage in ("evaluate", "checkpoint", "first batch"))
+    training = max(trainer.clock.total() - rest, 1e-9)
+    images = trainer.position
+    summary = {
+        "finished": trainer.finished,
+        "step": trainer.step,
+        "steps": setup.steps,
+        "epochs": trainer.position / setup.epoch,
+        "seconds": trainer.clock.total(),
+        "seconds_by_stage": seconds,
+        "clock_excludes": CLOCK_EXCLUDES,
+        "images_s": images / training,
+        "wait_share": seconds.get("wait", 0.0) / training,
+        "damaged_samples": trainer.damaged,
+    }
+    if trainer.best is not None:
+        name = setup.task.primary
+        last = trainer.evaluation.metrics if trainer.evaluation else trainer.best
+        summary |= {name: last[name], "loss": last["loss"], "best": trainer.best}
+    if setup.recipe.stop_at is not None:
+        summary["stop_at"] = {"goal": setup.recipe.stop_at, "seconds_to_reach": trainer.reached_s}
+    return summary
+
+
+def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
+    """Metrics of a run's best weights over its evaluation set, or over another packed folder.
+
+    Raises:
+        UsageError: the run has no weights yet, or there is nothing to evaluate on.
+    """
+    from headway.data import dataset
+    from headway.train.evaluate import evaluate as over
+    from headway.train.setup import check_classes
+
+    run = Run.open(folder)
+    setup = trained(run, say=say)
+    held_out = setup.eval
+    if data is not None:
+        held_out = dataset.open(data)
+        if setup.train is not None:
+            check_classes(setup.train, held_out)
+    if held_out is None:
+        raise UsageError("this run has no evaluation set", where=str(folder), fix="Name a packed one with --data.")
+    evaluation = over(setup, held_out)
+    result = {**evaluation.metrics, "samples": float(len(evaluation.samples))}
+    run.write_json("evaluation", {"data": str(held_out.folder), **result})
+    panels.write(run, panels.of_evaluation(setup, held_out, evaluation))
+    return result
+
+
+def trained(run: Run, *, say: Say) -> Setup:
+    """The setup of a run with its best weights.
+
+    Raises:
+        UsageError: it has none yet. HeadwayError: they are damaged.
+    """
+    from headway.model import weights
+
+    if not run.weights_path.exists():
+        fix = "They are written by its first evaluation or checkpoint."
+        raise UsageError("this run has no weights yet", where=str(run.folder), fix=fix)
+    setup = set_up(reload(run), say=say, fresh=False)
+    left_out = weights.load(setup.model, run.weights_path)
+    if left_out:
+        raise HeadwayError("weights.safetensors does not fit the run's network", where=str(run.folder))
+    return setup
+
+
+def report(folder: Path) -> Path:
+    """Writes report.html of a run and returns its path."""
+    return panels.report(Run.open(folder))
+

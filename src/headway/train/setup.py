@@ -1,0 +1,364 @@
+"""Setup: everything a recipe names, opened, built and checked, before the first step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeError, nearest
+from headway.core.importing import import_path
+from headway.core.recipe import Loaded
+from headway.data import dataset as data
+from headway.data.augment import Augment, measure
+from headway.data.loader import Batch, Loader
+from headway.data.options import SYNTHETIC, SyntheticRecipe
+from headway.data.order import Order
+from headway.data.synthetic import Synthetic
+from headway.model.resolve import build as build_model
+from headway.model.resolve import initialiser
+from headway.optim import Schedule
+from headway.optim import build as build_optimizer
+from headway.train import task as tasks
+from headway.train.memory import largest_micro_batch
+from headway.train.precision import Precision, fast_precision
+from headway.train.recipe import TrainRecipe
+
+Say = Callable[[str], object]
+
+MEASURED_SAMPLES = 1024
+"""Images over which mean and standard deviation are measured; packs store samples in random order."""
+
+FIRST_SAMPLES = 2048
+"""Most images that a network's `init` is shown."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """The parts of one run.
+
+    Attributes:
+        loaded: the recipe with every `auto` resolved.
+        steps: of the whole run; each takes `recipe.batch` positions.
+        epoch: positions of one epoch.
+        forward: the network as it is called: `model`, or its compiled form.
+    """
+
+    loaded: Loaded[TrainRecipe]
+    device: torch.device
+    train: data.Dataset | None
+    eval: data.Dataset | None
+    size: tuple[int, int]
+    channels: int
+    target: tasks.Target
+    task: tasks.Task
+    augment: Augment
+    transform: Callable[..., Any] | None
+    model: torch.nn.Module
+    forward: Callable[[torch.Tensor], torch.Tensor]
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    precision: Precision
+    epoch: int
+    steps: int
+
+    @property
+    def recipe(self) -> TrainRecipe:
+        return self.loaded.recipe
+
+    def batches(self, position: int) -> Iterable[Batch]:
+        """Training batches from a position on, without end."""
+        recipe = self.recipe
+        if self.train is None:
+            synthetic = recipe.data.synthetic or SyntheticRecipe()
+            return Synthetic(synthetic, batch=recipe.batch, seed=recipe.seed, start=position, device=self.device)
+        return _loader(self.train, recipe, self.size, self.channels, self.device, start=position)
+
+    def prepare(self, images: torch.Tensor) -> torch.Tensor:
+        """Normalised float images in the run's memory format."""
+        return in_format(self.augment(images), self.recipe.channels_last)
+
+
+def in_format(images: torch.Tensor, channels_last: bool) -> torch.Tensor:
+    return images if channels_last else images.contiguous()
+
+
+def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True) -> Setup:
+    """Builds a run's parts, and resolves every `auto`.
+
+    Args:
+        say: told what the user should know once.
+        fresh: begin with the recipe's weights and `init`; False where a checkpoint or trained weights will be loaded.
+
+    Raises:
+        HeadwayError: whatever is wrong with recipe, data, network or task, in a sentence.
+    """
+    recipe = loaded.recipe
+    device = _device(recipe)
+    train_set, eval_set = _open_sets(loaded, say)
+    loaded, size, channels, samples = _resolve_images(loaded, train_set)
+    loaded = _resolve_normalisation(loaded, train_set, size, channels, device)
+    recipe = loaded.recipe
+    if recipe.augment.translate >= min(size):
+        what = f"translate {recipe.augment.translate} is no less than the image's side of {min(size)}"
+        raise RecipeError(what, where="augment.translate", fix=f"Set it to at most {max(0, min(size) - 1)}.")
+    augment = Augment(recipe.augment, device)
+
+    torch.manual_seed(recipe.seed)
+    target = _target(recipe, train_set)
+    task = tasks.build(recipe.task, target, loaded.base)
+    model_recipe = recipe.model if fresh else recipe.model.model_copy(update={"weights": None})
+    model = build_model(model_recipe, num_outputs=task.outputs, in_channels=channels, base=loaded.base, say=say)
+    model = model.to(device=device)
+    if recipe.channels_last:
+        model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    if recipe.precision == "auto":
+        name, reason = fast_precision(device)
+        loaded = loaded.resolve("precision", name, reason)
+    precision = Precision(loaded.recipe.precision, device)  # type: ignore[arg-type]
+    forward = torch.compile(model) if recipe.compile else model
+    transform = None
+    if recipe.transform is not None:
+        transform = import_path(recipe.transform, base=loaded.base, what="transform")
+        if not callable(transform):
+            raise RecipeError(f"{recipe.transform!r} cannot be called", where="transform", fix="Name a function.")
+
+    first = _first_batch(loaded.recipe, train_set, size, channels, device)
+    images, labels = in_format(augment(first.images), recipe.channels_last), first.labels.clone()
+    initialise = initialiser(recipe.model, model, base=loaded.base) if fresh else None
+    if initialise is not None:
+        initialise(images)
+    _check_stop(recipe, _check_network(model, images[:2], labels[:2], task, precision))
+    if recipe.micro_batch == "auto":
+        attempt = _attempt(model, images, precision)
+        micro, reason = largest_micro_batch(recipe.batch, device, attempt)
+        loaded = loaded.resolve("micro_batch", micro, reason)
+
+    steps = max(1, round(recipe.epochs * samples / recipe.batch))
+    return Setup(
+        loaded=loaded,
+        device=device,
+        train=train_set,
+        eval=eval_set,
+        size=size,
+        channels=channels,
+        target=target,
+        task=task,
+        augment=augment,
+        transform=transform,
+        model=model,
+        forward=forward,
+        optimizer=build_optimizer(recipe.optimizer, model),
+        schedule=Schedule(recipe.schedule, total=steps * recipe.batch, epoch=samples),
+        precision=precision,
+        epoch=samples,
+        steps=steps,
+    )
+
+
+def _device(recipe: TrainRecipe) -> torch.device:
+    name = recipe.device
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise RecipeError(f"there is no device {name!r}", where="device", fix="Set cpu, cuda or cuda:N.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise RecipeError("PyTorch sees no GPU here", where="device", fix="Set device to cpu or auto.")
+    if device.type not in ("cpu", "cuda"):
+        raise RecipeError(f"training on {device.type} is not supported", where="device", fix="Set cpu or cuda.")
+    return device
+
+
+def open_relative(base: Path, uri: str) -> data.Dataset:
+    """Opens a data set that a recipe names."""
+    return data.open(base / Path(uri).expanduser())
+
+
+def _open_sets(loaded: Loaded[TrainRecipe], say: Say) -> tuple[data.Dataset | None, data.Dataset | None]:
+    recipe = loaded.recipe
+    if recipe.data.train == SYNTHETIC:
+        return None, None
+    train = open_relative(loaded.base, recipe.data.train)
+    if recipe.batch > len(train):
+        say(f"The batch of {recipe.batch} is larger than the data set of {len(train)}: each step spans epochs.")
+    if recipe.data.eval is None:
+        return train, None
+    held_out = open_relative(loaded.base, recipe.data.eval)
+    check_classes(train, held_out)
+    return train, held_out
+
+
+def check_classes(train: data.Dataset, held_out: data.Dataset) -> None:
+    """Raises DataError where two data sets do not have the same labels."""
+    mine, theirs = train.description, held_out.description
+    if mine.label_kind != theirs.label_kind or train.label.shape[1:] != held_out.label.shape[1:]:
+        what = f"its labels ({theirs.label_kind}) are of another kind than those of the training data ({mine.label_kind})"
+        raise DataError(what, where=str(held_out.folder), fix="Pack both from one source.")
+    if mine.classes != theirs.classes:
+        extra = sorted(set(theirs.classes) - set(mine.classes))
+        lacking = sorted(set(mine.classes) - set(theirs.classes))
+        parts = [
+            f"{word} {', '.join(map(repr, names[:5]))}{' and more' if len(names) > 5 else ''}"
+            for word, names in (("has also", extra), ("lacks", lacking))
+            if names
+        ]
+        what = f"its classes are unlike those of the training data: it {' and '.join(parts) or 'has another order'}"
+        raise DataError(what, where=str(held_out.folder), fix="Pack both from one source: headway pack SRC DST.")
+
+
+def _resolve_images(
+    loaded: Loaded[TrainRecipe], train: data.Dataset | None
+) -> tuple[Loaded[TrainRecipe], tuple[int, int], int, int]:
+    recipe = loaded.recipe
+    if train is None:
+        synthetic = recipe.data.synthetic or SyntheticRecipe()
+        return loaded, synthetic.size, synthetic.channels, synthetic.samples
+    if recipe.data.channels is None:
+        reason = "every training image is gray" if train.description.channels == 1 else "training images have colour"
+        loaded = loaded.resolve("data.channels", train.description.channels, reason)
+    size = recipe.data.size
+    if size is None:
+        common = train.description.common_size
+        if common is None:
+            fix = "Set data.size, for example 224; headway init proposes one."
+            raise RecipeError("the images have different sizes", where="data.size", fix=fix)
+        size = (common[1], common[0])
+        loaded = loaded.resolve("data.size", size, "all training images have this size")
+    channels = loaded.recipe.data.channels
+    assert channels is not None
+    return loaded, size if isinstance(size, tuple) else (size, size), channels, len(train)
+
+
+def _loader(
+    dataset: data.Dataset,
+    recipe: TrainRecipe,
+    size: tuple[int, int],
+    channels: int,
+    device: torch.device,
+    **more: Any,
+) -> Loader:
+    options = recipe.data
+    return Loader(
+        dataset,
+        batch=recipe.batch,
+        order=Order(len(dataset), recipe.seed, options.window),
+        size=size,
+        channels=channels,
+        threads=options.threads,
+        ahead=options.ahead,
+        device=device,
+        on_bad=options.on_bad,
+        verify=options.verify,
+        **more,
+    )
+
+
+def _first_batch(
+    recipe: TrainRecipe, train: data.Dataset | None, size: tuple[int, int], channels: int, device: torch.device
+) -> Batch:
+    """The beginning of the run's first batch, for `init` and the checks."""
+    count = min(recipe.batch, FIRST_SAMPLES)
+    if train is None:
+        synthetic = recipe.data.synthetic or SyntheticRecipe()
+        return next(iter(Synthetic(synthetic, batch=count, seed=recipe.seed, start=0, device=device)))
+    some = recipe.model_copy(update={"batch": count})
+    return next(iter(_loader(train, some, size, channels, device, stop=count)))
+
+
+def _resolve_normalisation(
+    loaded: Loaded[TrainRecipe],
+    train: data.Dataset | None,
+    size: tuple[int, int],
+    channels: int,
+    device: torch.device,
+) -> Loaded[TrainRecipe]:
+    recipe = loaded.recipe.augment
+    for key in ("mean", "std"):
+        value = getattr(recipe, key)
+        if value != "auto" and len(value) != channels:
+            what = f"{len(value)} numbers for images of {channels} channel{'s'[: channels > 1]}"
+            raise RecipeError(what, where=f"augment.{key}", fix="Give one a channel, or auto.")
+    if "auto" not in (recipe.mean, recipe.std):
+        return loaded
+    if train is None:
+        mean, std = (127.5,) * channels, (73.6,) * channels  # of uniform bytes
+        reason = "of uniformly random bytes"
+    else:
+        count = min(MEASURED_SAMPLES, len(train))
+        some = Loader(train, batch=count, stop=count, size=size, channels=channels, device=device, ahead=1)
+        batch = next(iter(some))
+        mean, std = measure(batch.images[torch.from_numpy(batch.served >= 0)])
+        reason = f"over {count} training images"
+    for key, measured in (("mean", mean), ("std", std)):
+        if getattr(recipe, key) == "auto":
+            loaded = loaded.resolve(f"augment.{key}", measured, reason)
+    return loaded
+
+
+def _target(recipe: TrainRecipe, train: data.Dataset | None) -> tasks.Target:
+    if train is None:
+        count = (recipe.data.synthetic or SyntheticRecipe()).classes
+        return tasks.Target(kind="class", classes=tuple(map(str, range(count))), numbers=1)
+    shape = train.label.shape
+    description = train.description
+    numbers = int(shape[1]) if len(shape) > 1 else 1
+    return tasks.Target(kind=description.label_kind, classes=description.classes, numbers=numbers)
+
+
+def _check_network(
+    model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, task: tasks.Task, precision: Precision
+) -> list[str]:
+    """Puts two samples through network and task; returns the names of the task's metrics."""
+    what, shape = "the network", "x".join(str(side) for side in images.shape[1:])
+    model.eval()
+    try:
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            with precision.autocast():
+                outputs = model(images)
+            gave = tuple(outputs.shape[1:]) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+            if gave != (task.outputs,):
+                fix = f"Give the factory the right size, for example model.args.num_classes={task.outputs}."
+                raise RecipeError(f"it gives {gave} for a sample, the data needs ({task.outputs},)", where="model", fix=fix)
+            what = "the task"
+            found = {"loss": task.loss(outputs, labels), **task.metrics(outputs, labels)}
+    except HeadwayError:
+        raise
+    except Exception as error:
+        said = f"{what} failed on images of {shape} (channels x height x width): {type(error).__name__}: {error}"
+        raise UserCodeError(said, where=what.removeprefix("the ")) from error
+    finally:
+        model.train()
+    for name, value in found.items():
+        if value.shape != (len(images),):
+            said = f"{name} has the shape {tuple(value.shape)} for {len(images)} samples"
+            raise RecipeError(said, where="task", fix="A task gives one number a sample.")
+    return list(found)
+
+
+def _check_stop(recipe: TrainRecipe, metrics: list[str]) -> None:
+    for name in recipe.stop_at or {}:
+        if name not in metrics:
+            raise RecipeError(f"no evaluation reports {name!r}", where="stop_at", fix=nearest(name, metrics))
+
+
+def _attempt(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> Callable[[int], None]:
+    """Forward and backward over so many samples, after which parameters, buffers and random state are as before."""
+
+    def attempt(samples: int) -> None:
+        buffers = {name: value.clone() for name, value in model.named_buffers()}
+        with torch.random.fork_rng(devices=[images.device] if images.device.type == "cuda" else []):
+            repeated = images[torch.arange(samples, device=images.device) % len(images)]
+            with precision.autocast():
+                outputs = model(repeated)
+            outputs.float().sum().backward()
+        model.zero_grad(set_to_none=True)
+        for name, value in model.named_buffers():
+            value.copy_(buffers[name])
+
+    return attempt

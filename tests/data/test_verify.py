@@ -1,0 +1,147 @@
+from __future__ import annotations
+
+import io
+import shutil
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from headway.core.errors import DataError, UsageError
+from headway.data import dataset
+from headway.data.pack import pack
+from headway.data.verify import Damage, verify
+
+CLASSES, PER_CLASS = ("cat", "dog", "eel"), 6
+SAMPLES = len(CLASSES) * PER_CLASS
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pack of several shards, one record of which is split."""
+    root, random = tmp_path_factory.mktemp("verify"), np.random.default_rng(0)
+    for name in CLASSES:
+        (root / "src" / name).mkdir(parents=True)
+        for number in range(PER_CLASS):
+            buffer = io.BytesIO()
+            Image.fromarray(random.integers(0, 256, (8, 8, 3), np.uint8)).save(buffer, "JPEG")
+            data = buffer.getvalue()
+            if (name, number) == ("dog", 3):  # after the end of the image, where decoders do not look
+                data += bytes(-len(data) % 4) + struct.pack("<I", 0xCED7230A) + b"tail"
+            (root / "src" / name / f"{number}.jpg").write_bytes(data)
+    pack(root / "src", root / "dst", shard_bytes=4000)
+    return root / "dst"
+
+
+@pytest.fixture
+def copy(packed: Path, tmp_path: Path) -> Path:
+    shutil.copytree(packed, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def test_an_intact_pack_has_no_damage(packed: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    assert verify(packed, lambda done, total: calls.append((done, total))) == []
+    assert calls[-1] == (SAMPLES, SAMPLES)
+    assert len(dataset.open(packed).description.shards) > 2
+    assert (dataset.open(packed).flags & dataset.FLAG_SPLIT).sum() == 1
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_any_flipped_bit_of_a_record_is_found(copy: Path, data: st.DataObject) -> None:
+    opened = dataset.open(copy)
+    sample = data.draw(st.integers(0, SAMPLES - 1))
+    split = bool(opened.flags[sample] & dataset.FLAG_SPLIT)
+    offset, length = int(opened.offset[sample]), int(opened.length[sample])
+    first, last = (offset, offset + length + 32) if split else (offset - 32, offset + length)
+    shard = copy / opened.description.shards[opened.shard[sample]].name
+    intact = shard.read_bytes()
+    damaged = bytearray(intact)
+    damaged[data.draw(st.integers(first, last - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    shard.write_bytes(damaged)
+    found = verify(copy)
+    shard.write_bytes(intact)
+    assert [(damage.index, damage.name, damage.shard, damage.offset) for damage in found] == [
+        (sample, opened.name(sample), shard.name, offset)
+    ]
+
+
+def test_every_damaged_record_is_named(copy: Path) -> None:
+    opened = dataset.open(copy)
+    damaged = [1, 2, 9, SAMPLES - 1]
+    for sample in damaged:
+        with open(copy / opened.description.shards[opened.shard[sample]].name, "r+b") as file:
+            file.seek(int(opened.offset[sample]) + 40)
+            file.write(b"\0\1\2\3")
+    found = verify(copy)
+    assert [damage.index for damage in found] == damaged
+    assert str(found[0]) == (
+        f"sample 1 ({opened.name(1)}), shard-00000.rec at byte {opened.offset[1]}: the image's checksum is another"
+    )
+
+
+def test_a_missing_shard_is_named_once(copy: Path) -> None:
+    lost = int((dataset.open(copy).shard == 1).sum())
+    (copy / "shard-00001.rec").unlink()
+    reason = f"the shard cannot be read (No such file or directory); its {lost} samples are lost"
+    assert verify(copy) == [Damage(index=None, name="", shard="shard-00001.rec", offset=0, reason=reason)]
+
+
+def test_a_short_shard_is_named_with_the_records_it_lost(copy: Path) -> None:
+    opened, path = dataset.open(copy), copy / "shard-00000.rec"
+    data = path.read_bytes()
+    last = int(np.flatnonzero(opened.shard == 0)[-1])
+    path.write_bytes(data[: int(opened.offset[last]) + 5])
+    found = verify(copy)
+    assert [damage.index for damage in found] == [None, last]
+    size = int(opened.offset[last]) + 5
+    assert found[0].reason == f"the shard has {size:,} bytes and should have {len(data):,}"
+    assert found[1].reason == "the file ends inside a record"
+    path.write_bytes(b"")
+    assert [damage.index for damage in verify(copy)] == [None]
+
+
+def test_a_shard_of_another_pack_is_named(copy: Path, tmp_path: Path) -> None:
+    (tmp_path / "src/a").mkdir(parents=True)
+    for number in range(40):
+        Image.new("RGB", (5, 5), (number, 0, 0)).save(tmp_path / f"src/a/{number}.png")
+    pack(tmp_path / "src", tmp_path / "other")
+    (tmp_path / "other/shard-00000.rec").rename(copy / "shard-00001.rec")
+    (damage,) = verify(copy)
+    assert damage.reason.startswith("the shard belongs to another pack; its ")
+
+
+def test_both_parts_of_a_split_pack_are_checked(packed: Path, tmp_path: Path) -> None:
+    pack(packed.parent / "src", tmp_path / "dst", split=0.3)
+    calls: list[tuple[int, int]] = []
+    assert verify(tmp_path / "dst", lambda done, total: calls.append((done, total))) == []
+    assert calls[-1] == (SAMPLES, SAMPLES)
+    with open(tmp_path / "dst/eval/shard-00000.rec", "r+b") as file:
+        file.seek(100)
+        file.write(b"####")
+    (damage,) = verify(tmp_path / "dst")
+    assert (damage.shard, damage.index) == ("eval/shard-00000.rec", 0)
+    with pytest.raises(UsageError, match="no packed data set"):
+        verify(packed.parent / "src")
+    with pytest.raises(UsageError, match="there is no such folder"):
+        verify(tmp_path / "nowhere")
+
+
+def test_a_damaged_columns_file_is_named_or_refused(copy: Path) -> None:
+    path = copy / dataset.COLUMNS_FILE
+    intact = path.read_bytes()
+    begin = 8 + struct.unpack_from("<Q", intact)[0]
+    for at in range(begin, len(intact), 7):
+        damaged = bytearray(intact)
+        damaged[at] ^= 0x10
+        path.write_bytes(damaged)
+        assert verify(copy)[0].shard == dataset.COLUMNS_FILE
+    for data in (b"", intact[:4], intact[: begin - 9], intact[:-1], b"x" * len(intact)):
+        path.write_bytes(data)
+        with pytest.raises(DataError, match="the columns file is damaged"):
+            verify(copy)

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from headway.model.cifar import CifarNet, cifar_net
+
+
+@pytest.fixture
+def images() -> torch.Tensor:
+    """Correlated pixels, as photographs have."""
+    generator = torch.Generator().manual_seed(0)
+    return F.avg_pool2d(torch.randn(300, 3, 34, 34, generator=generator), 3, stride=1) + 0.2
+
+
+def test_eight_layers_with_weights_and_their_names() -> None:
+    model = cifar_net()
+    layers = [name for name, module in model.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)]
+    assert len(layers) == 8
+    assert sum(parameter.numel() for parameter in model.parameters()) == 1_972_792
+    names = [name for name, _ in model.named_parameters()]
+    biases = [name for name in names if re.search("norm.*bias", name)]
+    assert len(biases) == 6
+    assert {"whiten.weight", "whiten.bias", "head.weight"} <= set(names)
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    assert frozen == ["whiten.weight", *(name.replace("bias", "weight") for name in biases)]
+
+
+@pytest.mark.parametrize("size", [24, 31, 32, 33, 48])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_sizes_and_channels(size: int, channels: int) -> None:
+    model = cifar_net(7, channels, widths=[8, 8, 8])
+    logits = model(torch.randn(2, channels, size, size))
+    assert logits.shape == (2, 7)
+    logits.sum().backward()
+    assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
+
+
+def test_whitened_patches_have_unit_variance(images: torch.Tensor) -> None:
+    model = cifar_net()
+    model.initialise(images)
+    outputs = model.whiten(images).double().transpose(0, 1).flatten(1)
+    half = len(outputs) // 2
+    torch.testing.assert_close(outputs[half:], -outputs[:half])
+    # an eigenvalue v gives the variance v / (v + 5e-4), and no correlation
+    patches = F.unfold(images.double(), 2).transpose(0, 1).flatten(1)
+    values = torch.linalg.eigvalsh(patches @ patches.T / patches.shape[1]).flip(0)
+    moment = outputs[:half] @ outputs[:half].T / outputs.shape[1]
+    torch.testing.assert_close(moment, torch.diag(values / (values + 5e-4)), atol=1e-5, rtol=1e-4)
+
+
+def test_initialise_is_a_function_of_the_images(images: torch.Tensor) -> None:
+    first, second, laid_otherwise = (cifar_net() for _ in range(3))
+    first.initialise(images)
+    second.initialise(images[torch.randperm(300, generator=torch.Generator().manual_seed(1))])
+    laid_otherwise.initialise(images.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(first.whiten.weight, second.whiten.weight, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(first.whiten.weight, laid_otherwise.whiten.weight)
+    assert not first.whiten.weight.requires_grad
+    # no eigenvector has a sign of its own: the greatest entry of each is made positive
+    filters = first.whiten.weight[:12].flatten(1)
+    assert (filters.gather(1, filters.abs().argmax(1, keepdim=True)) > 0).all()
+
+
+def test_flat_images_keep_the_filters_finite() -> None:
+    model = cifar_net()
+    model.initialise(torch.zeros(4, 3, 32, 32))
+    assert model.whiten.weight.isfinite().all()
+
+
+def test_convolutions_begin_by_passing_their_input_on() -> None:
+    for module in cifar_net().blocks.modules():
+        if isinstance(module, nn.Conv2d):
+            hidden = torch.randn(1, module.in_channels, 6, 6)
+            torch.testing.assert_close(module(hidden)[:, : module.in_channels], hidden[:, : module.out_channels])
+            others = module.weight[module.in_channels :]
+            assert others.count_nonzero() == others.numel()
+
+
+def test_options_reach_the_network() -> None:
+    torch.manual_seed(0)
+    model = cifar_net(batchnorm_momentum=0.9, whiten_kernel=3)
+    assert model.whiten.weight.shape == (54, 3, 3, 3)
+    norm = model.get_submodule("blocks.0.norm1")
+    assert isinstance(norm, nn.BatchNorm2d)
+    assert norm.momentum == pytest.approx(0.1)
+    model.eval()
+    batch = torch.randn(2, 3, 32, 32)
+    ninth = model(batch)
+    model.scaling = 1.0
+    torch.testing.assert_close(model(batch), ninth * 9)
+
+
+def test_it_learns_which_half_is_bright(images: torch.Tensor) -> None:
+    torch.manual_seed(0)
+    labels = torch.arange(300) % 2
+    images[labels == 1, :, :16] += 1
+    images[labels == 0, :, 16:] += 1
+    model: CifarNet = cifar_net(2, widths=(8, 8, 8))
+    model.initialise(images)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+    for start in range(0, 300, 30):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images[start : start + 30]), labels[start : start + 30]).backward()
+        optimizer.step()
+    model.eval()
+    assert (model(images).argmax(1) == labels).float().mean() > 0.95

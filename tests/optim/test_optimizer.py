@@ -1,0 +1,203 @@
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import nn
+
+from headway.core.errors import RecipeError
+from headway.optim import GroupRecipe, OptimizerRecipe, build, set_lr
+from headway.optim.optimizer import assign
+
+
+def net(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.GELU(), nn.Flatten(), nn.Linear(36, 3)).double()
+
+
+def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, seed: int = 1) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(count):
+        optimizer.zero_grad()
+        model(torch.randn(8, 2, 5, 5, generator=generator, dtype=torch.float64)).square().mean().backward()
+        optimizer.step()
+
+
+def same(left: nn.Module, right: nn.Module) -> None:
+    for (name, a), b in zip(left.named_parameters(), right.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12, msg=name)
+
+
+PLAIN: list[tuple[dict[str, Any], Any]] = [
+    ({"name": "sgd", "lr": 0.1}, lambda groups: torch.optim.SGD(groups, momentum=0.9)),
+    ({"name": "sgd", "lr": 0.1, "momentum": 0}, lambda groups: torch.optim.SGD(groups)),
+    ({"name": "nag", "lr": 0.1, "momentum": 0.8}, lambda groups: torch.optim.SGD(groups, momentum=0.8, nesterov=True)),
+    ({"name": "adamw", "lr": 0.01, "betas": (0.8, 0.99), "eps": 1e-6},
+     lambda groups: torch.optim.AdamW(groups, betas=(0.8, 0.99), eps=1e-6)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("options", "plain"), PLAIN)
+def test_the_fused_optimizer_walks_as_the_plain_one(options: dict[str, Any], plain: Any) -> None:
+    groups = [{"match": "bias", "lr_scale": 3, "weight_decay": 0}, {"match": ".*"}]
+    recipe = OptimizerRecipe(**options, weight_decay=0.01, groups=groups)
+    model, reference = net(), net()
+    optimizer = build(recipe, model)
+    assert all(group["fused"] for group in optimizer.param_groups)
+    biases, others = [], []
+    for name, parameter in reference.named_parameters():
+        (biases if "bias" in name else others).append(parameter)
+    other = plain([
+        {"params": biases, "lr": recipe.lr * 3, "weight_decay": 0},
+        {"params": others, "lr": recipe.lr, "weight_decay": 0.01},
+    ])  # fmt: skip
+    steps(model, optimizer, 10)
+    steps(reference, other, 10)
+    same(model, reference)
+
+
+def test_one_group_of_all_trained_parameters() -> None:
+    model = net()
+    model[0].requires_grad_(False)
+    (group,) = build(OptimizerRecipe(name="sgd", lr=0.5, weight_decay=0.1), model).param_groups
+    assert [id(p) for p in group["params"]] == [id(p) for p in [*model[1].parameters(), *model[4].parameters()]]
+    assert (group["name"], group["lr"], group["lr_scale"], group["weight_decay"]) == ("all", 0.5, 1.0, 0.1)
+    with pytest.raises(RecipeError, match="no parameter to train"):
+        build(OptimizerRecipe(name="sgd", lr=0.5), model.requires_grad_(False))
+
+
+def test_groups_carry_their_own_scale_and_decay() -> None:
+    groups = (GroupRecipe(match="^1", lr_scale=64, weight_decay=0), GroupRecipe(match="weight|bias"))
+    optimizer = build(OptimizerRecipe(name="nag", lr=2, weight_decay=0.1, groups=groups), net())
+    assert [group["name"] for group in optimizer.param_groups] == ["^1", "weight|bias"]
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 4]
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0, 0.1]
+    assert [group["lr"] for group in optimizer.param_groups] == [128, 2]
+    set_lr(optimizer, 0.25)
+    assert [group["lr"] for group in optimizer.param_groups] == [16, 0.25]
+
+
+names = st.lists(st.text("ab.", min_size=1, max_size=4), min_size=1, max_size=8, unique=True)
+patterns = st.lists(st.sampled_from(["a", "b", "^a", r"\.", "a.*b", "ab|ba", "b$", ".*", "c"]), min_size=1, max_size=4)
+
+
+@given(names, patterns)
+def test_every_parameter_is_in_the_first_group_that_matches(names: list[str], patterns: list[str]) -> None:
+    groups = tuple(GroupRecipe(match=pattern) for pattern in patterns)
+    first = [next((i for i, pattern in enumerate(patterns) if re.search(pattern, name)), None) for name in names]
+    if None in first or set(first) != set(range(len(patterns))):
+        with pytest.raises(RecipeError):
+            assign(groups, names)
+        return
+    result = assign(groups, names)
+    assert tuple(group for group, _ in result) == groups
+    for index, (_, taken) in enumerate(result):
+        assert taken == [name for name, group in zip(names, first, strict=True) if group == index]
+
+
+@pytest.mark.parametrize(
+    ("matches", "message"),
+    [
+        (["^0", "^1"], "optimizer.groups: no group matches '4.weight' and 1 more. Add a last group with match: '.*'"),
+        (["weight"], "no group matches '0.bias' and 2 more"),
+        (["wieght", ".*"], "optimizer.groups.0: 'wieght' matches no trained parameter. Trained parameters are for"),
+        ([".*", "bias"], "optimizer.groups.1: earlier groups took every parameter that 'bias' matches. Move it up"),
+    ],
+)
+def test_groups_that_cannot_be_meant(matches: list[str], message: str) -> None:
+    groups = tuple(GroupRecipe(match=match) for match in matches)
+    with pytest.raises(RecipeError) as caught:
+        build(OptimizerRecipe(name="sgd", lr=1, groups=groups), net())
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "adamw", "momentum": 0.9}, "'adamw' does not use 'momentum'. Remove 'momentum', or set name: sgd or"),
+        ({"name": "sgd", "betas": (0.9, 0.99)}, "'sgd' does not use 'betas'. Remove 'betas', or set name: adamw"),
+        ({"name": "nag", "eps": 1e-6}, "'nag' does not use 'eps'"),
+        ({"name": "nag", "momentum": 0}, "'nag' needs a momentum above 0. Set momentum: 0.9, or name: sgd"),
+        ({"name": "sgd", "groups": [{"match": "("}]}, "'(' is no regular expression"),
+        ({"name": "sgd", "groups": [{"match": "a", "lr": 1}]}, "Extra inputs are not permitted"),
+        ({"name": "adam"}, "'sgd', 'nag' or 'adamw'"),
+        ({"name": "sgd", "lr": 0}, "greater than 0"),
+        ({"name": "sgd", "lr": float("inf")}, "finite"),
+        ({"name": "sgd", "momentum": 1}, "less than 1"),
+        ({"name": "sgd", "weight_decay": -1}, "greater than or equal to 0"),
+        ({"name": "sgd", "clip_norm": 0}, "greater than 0"),
+    ],
+)
+def test_impossible_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        OptimizerRecipe.model_validate({"lr": 1} | options)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["sgd", "nag", "adamw"])
+def test_a_resolved_recipe_shows_what_counts_and_reads_back(name: str) -> None:
+    recipe = OptimizerRecipe.model_validate({"name": name, "lr": 1, "groups": [{"match": "a"}]})
+    shown = recipe.model_dump(mode="json")
+    assert ("momentum" in shown, "betas" in shown) == (name != "adamw", name == "adamw")
+    assert shown["weight_decay"] == 0
+    assert OptimizerRecipe.model_validate(shown) == recipe
+
+
+@pytest.mark.parametrize("name", ["sgd", "nag", "adamw"])
+def test_state_goes_on_where_it_was(name: str) -> None:
+    recipe = OptimizerRecipe.model_validate({"name": name, "lr": 0.05, "groups": [{"match": "^0"}, {"match": ".*"}]})
+    model = net()
+    optimizer = build(recipe, model)
+    set_lr(optimizer, 0.01)
+    steps(model, optimizer, 3)
+    weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
+    assert [group["name"] for group in state["param_groups"]] == ["^0", ".*"]
+    steps(model, optimizer, 3, seed=2)
+
+    resumed = net(seed=5)
+    resumed.load_state_dict(weights)
+    other = build(recipe, resumed)
+    other.load_state_dict(state)
+    assert [(group["lr"], group["lr_scale"]) for group in other.param_groups] == [(0.01, 1.0)] * 2
+    steps(resumed, other, 3, seed=2)
+    for left, right in zip(model.parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(left, right)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.mark.parametrize("name", ["sgd", "nag", "adamw"])
+def test_loss_scaling_stays_in_tensors(name: str, device: str) -> None:
+    """`grad_scale` divides the gradients and `found_inf` skips the step, both inside the fused step."""
+    recipe = OptimizerRecipe.model_validate({"name": name, "lr": 0.1})
+    model, reference = net().float().to(device), net().float().to(device)
+    optimizer, plain = build(recipe, model), build(recipe, reference)
+    assert optimizer._step_supports_amp_scaling
+    optimizer.grad_scale = torch.tensor(1024.0, device=device)
+    # A skipped first step is the usual case, as the first loss scale is too large; another skip comes later.
+    for skipped in (True, False, False, True, False):
+        for scaled, unscaled in zip(model.parameters(), reference.parameters(), strict=True):
+            unscaled.grad = torch.randn_like(unscaled)
+            scaled.grad = torch.full_like(scaled, torch.inf) if skipped else unscaled.grad * 1024
+        optimizer.found_inf = torch.tensor(float(skipped), device=device)
+        optimizer.step()
+        if not skipped:
+            plain.step()
+        for left, right in zip(model.parameters(), reference.parameters(), strict=True):
+            torch.testing.assert_close(left, right)
+
+
+@pytest.mark.parametrize("name", ["sgd", "nag"])
+def test_buffers_of_zeros_change_no_bit(name: str) -> None:
+    model, reference = net(), net()
+    optimizer = build(OptimizerRecipe.model_validate({"name": name, "lr": 0.1}), model)
+    peer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9, nesterov=name == "nag", fused=True)
+    for _ in range(3):
+        steps(model, optimizer, 1)
+        steps(reference, peer, 1)
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters(), strict=True))

@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import math
+import warnings
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from headway.core.errors import RecipeError
+from headway.optim import Schedule, ScheduleRecipe
+
+EPOCH = 100
+EVERY: list[dict[str, Any]] = [
+    {"name": "constant"},
+    {"name": "multi_step", "milestones_epochs": [4, 8]},
+    {"name": "cosine", "end": 0.1},
+    {"name": "polynomial", "power": 2, "end": 0.01},
+    {"name": "triangular", "start": 0.2, "peak": 0.25, "end": 0.05},
+]
+
+
+def schedule(epochs: float = 10, **options: Any) -> Schedule:
+    return Schedule(ScheduleRecipe(**options), total=round(epochs * EPOCH), epoch=EPOCH)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"name": "constant"}, {0: 1, 500: 1, 1000: 1}),
+        ({"name": "constant", "warmup_epochs": 2, "warmup_start": 0.5}, {0: 0.5, 50: 0.625, 100: 0.75, 200: 1, 999: 1}),
+        ({"name": "multi_step", "milestones_epochs": [3, 6.5], "gamma": 0.5}, {299: 1, 300: 0.5, 649: 0.5, 650: 0.25}),
+        ({"name": "multi_step", "milestones_epochs": [0.29], "gamma": 0.5}, {28: 1, 29: 0.5}),
+        ({"name": "cosine"}, {0: 1, 250: 0.5 + 0.5**1.5, 500: 0.5, 1000: 0}),
+        ({"name": "cosine", "warmup_epochs": 2, "end": 0.2}, {0: 0, 100: 0.5, 200: 1, 600: 0.6, 1000: 0.2}),
+        ({"name": "polynomial"}, {0: 1, 500: 0.25, 900: 0.01, 1000: 0}),
+        ({"name": "polynomial", "power": 1, "end": 0.5, "warmup_epochs": 5}, {250: 0.5, 500: 1, 750: 0.75, 1000: 0.5}),
+        ({"name": "triangular", "start": 0.2, "peak": 0.2, "end": 0.1}, {0: 0.2, 100: 0.6, 600: 0.55, 1000: 0.1}),
+    ],
+)
+def test_values_by_hand(options: dict[str, Any], expected: dict[int, float]) -> None:
+    factor = schedule(**options)
+    assert {position: factor(position) for position in expected} == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize("options", EVERY)
+def test_beyond_the_end_nothing_moves(options: dict[str, Any]) -> None:
+    factor = schedule(**options)
+    end = {"constant": 1.0, "multi_step": 0.1**2}.get(options["name"], options.get("end"))
+    assert factor(1000) == factor(1001) == factor(10**9) == pytest.approx(end)
+
+
+@pytest.mark.parametrize("options", EVERY[:-1])
+@given(warmup=st.integers(0, 399), start=st.floats(0, 1), total=st.integers(400, 3000), cut=st.integers(0, 3000))
+def test_it_rises_in_the_warmup_and_falls_after(
+    options: dict[str, Any], warmup: int, start: float, total: int, cut: int
+) -> None:
+    warm = {"warmup_epochs": warmup / EPOCH, "warmup_start": start} if warmup else {}
+    factor = Schedule(ScheduleRecipe(**options, **warm), total=total, epoch=EPOCH)
+    values = [factor(position) for position in range(total + 1)]
+    assert all(0 <= value <= 1 + 1e-12 for value in values)
+    assert all(after <= before + 1e-12 for before, after in pairwise(values[warmup:]))
+    assert values[warmup] == pytest.approx(1)
+    if warmup:
+        assert values[0] == start
+        step = (1 - start) / warmup  # a line up to the top, without a jump where the schedule proper begins
+        assert all(abs(after - before - step) < 1e-9 for before, after in pairwise(values[: warmup + 1]))
+    assert Schedule(ScheduleRecipe(**options, **warm), total=total, epoch=EPOCH)(cut) == factor(cut)
+
+
+@given(st.floats(0, 1), st.floats(0.01, 0.99), st.floats(0, 1), st.integers(1, 2000))
+def test_a_triangle_is_two_lines(start: float, peak: float, end: float, total: int) -> None:
+    recipe = ScheduleRecipe(name="triangular", start=start, peak=peak, end=end)
+    factor = Schedule(recipe, total=total, epoch=EPOCH)
+    assert factor(0) == pytest.approx(start)
+    assert factor(total) == end
+    slope = max((1 - start) / peak, (1 - end) / (1 - peak)) / total
+    for position in range(total):
+        assert 0 <= factor(position) <= 1 + 1e-12
+        assert abs(factor(position + 1) - factor(position)) <= slope + 1e-9
+
+
+def torch_factors(scheduler: Any, count: int) -> list[float]:
+    factors = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the order of optimizer.step() and scheduler.step() does not matter here
+        for _ in range(count):
+            factors.append(scheduler.get_last_lr()[0])
+            scheduler.step()
+    return factors
+
+
+def test_agreement_with_torch() -> None:
+    from torch.optim import lr_scheduler as peers
+
+    def optimizer() -> torch.optim.Optimizer:
+        return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+
+    multi_step = ScheduleRecipe(name="multi_step", milestones_epochs=(0.3, 0.6), gamma=0.3)
+    warm = ScheduleRecipe(name="constant", warmup_epochs=0.4, warmup_start=0.25)
+    warm_cosine = ScheduleRecipe(name="cosine", warmup_epochs=0.2, warmup_start=0.1)
+    linear, cosine = peers.LinearLR, peers.CosineAnnealingLR
+    one = optimizer()
+    pairs = [
+        (ScheduleRecipe(name="cosine", end=0.1), cosine(optimizer(), 100, eta_min=0.1)),
+        (ScheduleRecipe(name="polynomial", power=1.5), peers.PolynomialLR(optimizer(), 100, power=1.5)),
+        (multi_step, peers.MultiStepLR(optimizer(), [30, 60], gamma=0.3)),
+        (warm, linear(optimizer(), start_factor=0.25, total_iters=40)),
+        (warm_cosine, peers.SequentialLR(one, [linear(one, 0.1, total_iters=20), cosine(one, 80)], [20])),
+        (
+            ScheduleRecipe(name="triangular", start=0.25, peak=0.5, end=0.25),
+            peers.CyclicLR(optimizer(), 0.25, 1.0, step_size_up=50, cycle_momentum=False),
+        ),
+    ]
+    for recipe, peer in pairs:
+        ours = Schedule(recipe, total=100, epoch=100)
+        expected = torch_factors(peer, 100)
+        assert [ours(position) for position in range(100)] == pytest.approx(expected, abs=1e-9), recipe.name
+
+
+def test_steps_across_an_epochs_end_move_on_evenly() -> None:
+    # batches of 64 in epochs of 100: the factor is the position's, whatever the batch
+    factor = schedule(name="cosine")
+    assert [factor(p) for p in range(0, 1000, 64)] == [
+        (1 + math.cos(math.pi * p / 1000)) / 2 for p in range(0, 1000, 64)
+    ]
+
+
+def test_a_run_of_nothing_but_warmup() -> None:
+    for options in EVERY[:-1]:
+        factor = schedule(epochs=3, **options, warmup_epochs=3)
+        assert factor(150) == pytest.approx(0.5)
+        assert factor(300) == pytest.approx(1)
+    with pytest.raises(
+        RecipeError, match=r"schedule\.warmup_epochs: a warm-up of 3 epochs is longer than the run of 2\."
+    ):
+        schedule(epochs=2, name="cosine", warmup_epochs=3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "constant", "end": 0.1}, "'constant' does not use 'end'. Remove 'end', or set name: cosine or"),
+        ({"name": "cosine", "power": 2}, "'cosine' does not use 'power'"),
+        ({"name": "cosine", "milestones_epochs": [1]}, "'cosine' does not use 'milestones_epochs'"),
+        ({"name": "polynomial", "gamma": 0.1}, "'polynomial' does not use 'gamma'"),
+        ({"name": "cosine", "peak": 0.2}, "'cosine' does not use 'peak'"),
+        ({"name": "triangular", "warmup_epochs": 1}, "'triangular' does not use 'warmup_epochs'"),
+        ({"name": "cosine", "warmup_start": 0.1}, "'warmup_start' counts only in a warm-up"),
+        ({"name": "multi_step"}, "'multi_step' needs milestones"),
+        ({"name": "multi_step", "milestones_epochs": [2, 2]}, "do not rise"),
+        ({"name": "multi_step", "milestones_epochs": [2], "warmup_epochs": 5}, "lies inside the warm-up"),
+        ({"name": "multi_step", "milestones_epochs": [0]}, "greater than 0"),
+        ({"name": "step"}, "Input should be 'constant'"),
+        ({"name": "triangular", "peak": 1}, "less than 1"),
+        ({"name": "cosine", "end": 1.5}, "less than or equal to 1"),
+        ({"name": "cosine", "warmup_epochs": -1}, "greater than or equal to 0"),
+    ],
+)
+def test_impossible_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        ScheduleRecipe(**options)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("options", EVERY)
+def test_a_resolved_recipe_shows_what_counts_and_reads_back(options: dict[str, Any]) -> None:
+    recipe = ScheduleRecipe(**options)
+    shown = recipe.model_dump(mode="json")
+    assert ScheduleRecipe.model_validate(shown) == recipe
+    assert ("gamma" in shown) == (recipe.name == "multi_step")
+    assert ("warmup_epochs" in shown) == (recipe.name != "triangular")

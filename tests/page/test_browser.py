@@ -1,0 +1,88 @@
+"""A real browser draws every chart, in light and in dark, wide and narrow, and has nothing to complain of."""
+
+from __future__ import annotations
+
+import base64
+import io
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from headway.page import panel, report
+from headway.page.panel import Panel
+
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
+QUIET = (
+    "--disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update "
+    "--disable-sync"
+)
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(BROWSER is None, reason="no Chromium or Chrome on this machine"),
+]
+
+
+def opened(page: Path, *flags: str) -> tuple[str, list[str]]:
+    """The document as it stands after its scripts ran, and the lines of the console."""
+    assert BROWSER is not None
+    profile = page.parent / f"profile-{page.stem}"
+    shown = ["--enable-logging=stderr", "--v=0", "--virtual-time-budget=5000", "--dump-dom", page.as_uri()]
+    command = [BROWSER, "--headless", "--no-sandbox", *QUIET.split(), f"--user-data-dir={profile}", *flags, *shown]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+
+
+def panels() -> list[Panel]:
+    pixels = io.BytesIO()
+    Image.new("RGB", (32, 32), (200, 30, 30)).save(pixels, "PNG")
+    uri = "data:image/png;base64," + base64.b64encode(pixels.getvalue()).decode()
+    nasty = ["</script><b>bold</b>", "same", "same", "", "2026-01-01", "7", "<a href='https://example.org'>link</a>"]
+    steps = list(range(300))
+    wave = [None if 100 < step < 120 else 1 + step % 7 for step in steps]
+    large = [[30 if x == y else int((x * y) % 97 == 5) for x in range(300)] for y in range(300)]
+    small = [[9 if x == y else x * y % 3 for x in range(7)] for y in range(7)]
+    return [
+        panel.cards("cards", "Cards", [("accuracy", "93.4 %", "best")]),
+        panel.lines("gaps", "G", [(name, steps, wave) for name in nasty], x_label=nasty[0], y_label=nasty[6]),
+        panel.lines("log", "L", [("a", [1, 1e6], [1e-5, 3])], x_label="x", y_label="y", log_x=True, log_y=True),
+        panel.lines("point", "P", [("a", [3], [0.5]), ("none", [], [])], x_label="x", y_label="y", y_range=(0, 1)),
+        panel.bars("stacks", "S", nasty, [("one", [1.0] * 7), ("two", [1e6] * 7)], x_label="seconds"),
+        panel.matrix("small", "M", nasty, small),
+        panel.matrix("large", "M", [f"class {i}" for i in range(300)], large, width="full"),
+        panel.images("images", "I", [(uri, "<script>alert(1)</script>", "note")]),
+        panel.table("table", "T", nasty, [nasty]),
+        panel.text("text", "T", "</pre>"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "flags", [("--window-size=1400,900",), ("--window-size=500,900", "--blink-settings=preferredColorScheme=0")]
+)
+def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    page = tmp_path / "report.html"
+    report.write(page, report.render(panels(), title="<b>Run</b>", subtitle="S", footer="F"))
+    document, console = opened(page, *flags)
+    assert console == []
+    articles = dict(re.findall(r'<article id="([^"]+)"(.*?)</article>', document, re.DOTALL))
+    marks = {"gaps": 7, "log": 1, "point": 1, "stacks": 14}
+    for name, count in marks.items():
+        assert 'class="main-svg"' in articles[name], name
+        drawn = 'class="point"' if name == "stacks" else "trace scatter"
+        assert articles[name].count(drawn) >= count, name
+    for name in ("small", "large"):
+        assert re.search(r'class="heatmaplayer mlayer">.*?<image', articles[name]), name
+    assert "2 classes to a cell" in articles["large"]
+    assert 'class="small"' in articles["images"]
+    assert "https://example.org" not in "".join(re.findall(r'(?:src|href)="([^"]*)"', document))
+    assert "<b>bold" not in document
+
+
+def test_the_console_is_really_read(tmp_path: Path) -> None:
+    page = tmp_path / "broken.html"
+    page.write_text("<!doctype html><script>missing()</script>", encoding="utf-8")
+    assert "missing is not defined" in "".join(opened(page)[1])

@@ -1,0 +1,93 @@
+"""Panels are checked by kind before they are drawn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.errors import HeadwayError
+from headway.page import panel
+from headway.page.charts import LARGEST, picture
+from headway.page.panel import Panel
+
+LINES = {"x_label": "x", "y_label": "y", "series": [{"name": "a", "x": [1], "y": [2]}]}
+MATRIX = {"x_label": "x", "y_label": "y", "names": ["a", "b"], "values": [[1, 2], [3, 4]]}
+BAD: list[tuple[str, Any, str]] = [
+    ("lines", {key: LINES[key] for key in ("x_label", "series")}, "y_label: Field required"),
+    ("lines", LINES | {"colour": "red"}, "colour: Extra inputs"),
+    ("lines", LINES | {"series": [{"name": "a", "x": [1, 2], "y": [1]}]}, "2 x and 1 y"),
+    ("lines", LINES | {"series": [{"name": "a", "x": [None], "y": [1]}]}, "series.0.x.0"),
+    ("lines", LINES | {"series": [{"name": "a", "x": [1], "y": ["0.5"]}]}, "series.0.y.0"),
+    ("lines", LINES | {"y_range": [0, 1], "log_y": True}, "above 0"),
+    ("lines", LINES | {"y_range": [1, 0]}, "must ascend"),
+    ("bars", {"x_label": "s", "names": ["a"], "stacks": [{"name": "p", "values": [1, 2]}]}, "2 values for 1 names"),
+    ("matrix", MATRIX | {"values": [[1, 2]]}, "2 rows of 2 values"),
+    ("matrix", MATRIX | {"values": [[1, 2], [3]]}, "2 rows of 2 values"),
+    ("matrix", MATRIX | {"values": [[1, 2], [3, -4]]}, "greater than or equal to 0"),
+    ("images", {"images": [{"src": "https://example.org/a.png", "caption": "c"}]}, "data:image"),
+    ("images", {"images": [{"src": "data:text/html;base64,AAAA", "caption": "c"}]}, "data:image"),
+    ("images", {"images": [{"src": 'data:image/png;base64,A" onload="x', "caption": "c"}]}, "data:image"),
+    ("table", {"columns": ["a", "b"], "rows": [["1"]]}, "1 cells for 2 columns"),
+    ("table", {"columns": ["a"], "rows": [[1]]}, "rows.0.0"),
+    ("text", {"texts": "a"}, "text: Field required"),
+    ("cards", [], "data: Input should be"),
+]
+
+
+@pytest.mark.parametrize(("kind", "data", "message"), BAD)
+def test_bad_data_is_refused_with_the_panel_and_the_place(kind: Any, data: Any, message: str) -> None:
+    with pytest.raises(HeadwayError, match=f"panel 'mine' \\({kind}\\)") as caught:
+        picture(Panel(name="mine", title="T", kind=kind, data=data))
+    assert message in str(caught.value)
+
+
+def test_an_unknown_kind_names_the_nearest() -> None:
+    unknown: Any = "line"
+    with pytest.raises(HeadwayError, match=r"panel 'mine' is of unknown kind 'line'\. Did you mean 'lines'\?"):
+        picture(Panel(name="mine", title="T", kind=unknown, data=LINES))
+
+
+@pytest.mark.parametrize(
+    "blank",
+    [
+        panel.lines("p", "P", [], x_label="x", y_label="y"),
+        panel.lines("p", "P", [("a", [], []), ("b", [1, 2], [None, None])], x_label="x", y_label="y"),
+        panel.bars("p", "P", [], [("a", [])], x_label="s"),
+        panel.matrix("p", "P", [], []),
+        panel.images("p", "P", []),
+        panel.table("p", "P", ["a"], []),
+        panel.text("p", "P", " \n"),
+        panel.cards("p", "P", []),
+    ],
+)
+def test_a_panel_without_data_is_known_to_be_empty(blank: Panel) -> None:
+    assert picture(blank).empty
+    assert not picture(blank).json
+
+
+def test_gaps_and_single_points_are_drawn() -> None:
+    gap = panel.lines("p", "P", [("a", [1, 2, 3], [1, None, 3])], x_label="x", y_label="y")
+    assert Panel.from_json(picture(gap).json) == gap
+    assert not picture(panel.lines("p", "P", [("a", [1], [0])], x_label="x", y_label="y")).empty
+
+
+@given(
+    st.integers(1, 6).flatmap(
+        lambda n: st.lists(st.lists(st.integers(0, 4), min_size=n, max_size=n), min_size=n, max_size=n)
+    )
+)
+def test_the_largest_cells_off_the_diagonal(values: list[list[int]]) -> None:
+    names = [f"c{i}" for i in range(len(values))]
+    cells = [(value, y, x) for y, row in enumerate(values) for x, value in enumerate(row) if x != y and value]
+    wanted = sorted(cells, key=lambda cell: (-cell[0], cell[1], cell[2]))[:LARGEST]
+    found = picture(panel.matrix("m", "M", names, values)).document.data.largest()
+    assert found == [(names[y], names[x], str(value)) for value, y, x in wanted]
+
+
+def test_columns_of_numbers_are_known() -> None:
+    rows = [["lr", "5e-4", "93.1 %", "1,234", "12 ms", ""], ["wd", "-0.1", "-", "7", "3.5 ms", "x"]]
+    numeric = picture(panel.table("t", "T", list("abcdef"), rows)).document.data.numeric()
+    assert numeric == [False, True, True, True, True, False]
