@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headway.core.keys import keys as keys
     from headway.data.augment import Augment as Augment
-    from headway.data.options import AugmentRecipe as AugmentRecipe
     from headway.data.augment import flip_and_translate as flip_and_translate
     from headway.data.dataset import Dataset as Dataset
     from headway.data.dataset import open as open
     from headway.data.loader import Batch as Batch
     from headway.data.loader import Loader as Loader
+    from headway.data.options import AugmentRecipe as AugmentRecipe
     from headway.data.order import Order as Order
     from headway.data.pack import pack as pack
     from headway.data.verify import verify as verify
@@ -44,7 +44,7 @@ _HOMES = {
 }
 
 __version__ = "0.1.0"
-__all__ = [*sorted(_HOMES), "__version__"]  # noqa: PLE0604
+__all__ = [*sorted(_HOMES), "__version__"]
 
 
 def __getattr__(name: str) -> Any:

@@ -47,7 +47,9 @@ def _print(result: Any, as_json: bool, text: str) -> None:
 
 @app.command()
 def init(
-    src: Annotated[Path, typer.Argument(help="Folder CLASS/NAME.ext, CSV or JSONL of paths and labels, or a packed folder.")],
+    src: Annotated[
+        Path, typer.Argument(help="Folder CLASS/NAME.ext, CSV or JSONL of paths and labels, or a packed folder.")
+    ],
     out: Annotated[Path | None, typer.Option(help="The recipe to write; default NAME.yaml.")] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
@@ -67,10 +69,14 @@ def init(
 def pack(
     src: Annotated[Path, typer.Argument(help="Folder CLASS/NAME.ext (or train/ and eval/ of such), CSV or JSONL.")],
     dst: Annotated[Path, typer.Argument(help="Folder to make.")],
-    split: Annotated[float, typer.Option(help="Share of each class held out for evaluation: makes DST/train and DST/eval.")] = 0.0,
+    split: Annotated[
+        float, typer.Option(help="Share of each class held out for evaluation: makes DST/train and DST/eval.")
+    ] = 0.0,
     seed: Annotated[int, typer.Option(help="Of the split and the order on disk.")] = 0,
     threads: Annotated[int | None, typer.Option(help="Default: the usable cores.")] = None,
-    skip_bad: Annotated[bool, typer.Option("--skip-bad", help="Leave bad images out and list them, instead of failing.")] = False,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave bad images out and list them, instead of failing.")
+    ] = False,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
@@ -114,9 +120,13 @@ def verify(folder: Annotated[Path, typer.Argument(help="A packed folder.")], as_
 @app.command()
 def train(
     recipe: Annotated[Path | None, typer.Argument(help="A YAML recipe.")] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value", help="Values instead of the recipe's.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="key=value", help="Values instead of the recipe's.")
+    ] = None,
     folder: Annotated[Path | None, typer.Option("--run", help="Run folder to make; default runs/NAME.")] = None,
-    repeat: Annotated[int, typer.Option(min=1, help="Train so many times, with seeds s, s+1, ...; print mean and interval.")] = 1,
+    repeat: Annotated[
+        int, typer.Option(min=1, help="Train so many times, with seeds s, s+1, ...; print mean and interval.")
+    ] = 1,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run folder.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -156,7 +166,9 @@ def _ended(ended: Ended, as_json: bool) -> None:
         text = f"Stopped at step {summary['step']} of {summary['steps']}; go on with: headway train --resume {folder}"
     else:
         known = [f"{name} {summary[name]:.4f}" for name in ("accuracy", "loss") if name in summary]
-        text = "  ".join([f"Trained {folder}:", *known, f"{summary['seconds']:.1f} s", f"{summary['images_s']:,.0f} images/s"])
+        text = "  ".join(
+            [f"Trained {folder}:", *known, f"{summary['seconds']:.1f} s", f"{summary['images_s']:,.0f} images/s"]
+        )
         reached = summary.get("stop_at")
         if reached:
             goal = ", ".join(f"{name} {value}" for name, value in reached["goal"].items())
@@ -192,7 +204,8 @@ def predict(
     """Predict image files with a run's best weights."""
     from headway.core.run import Run
     from headway.train import runs
-    from headway.train.predict import image_files, predict as rows_of, write_rows
+    from headway.train.predict import image_files, write_rows
+    from headway.train.predict import predict as rows_of
 
     files = image_files(images)
     rows = rows_of(runs.trained(Run.open(run), say=say), files)

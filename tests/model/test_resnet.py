@@ -47,7 +47,6 @@ def test_version_1_5_has_its_stride_in_the_3x3_convolution() -> None:
 @pytest.mark.parametrize("factory", [resnet18, resnet50])
 def test_blocks_begin_as_the_identity(factory: Factory) -> None:
     torch.manual_seed(0)
-    hidden = torch.randn(2, factory().layer1[0].conv1.in_channels, 5, 5).relu()
     block = factory().layer1[1]
     hidden = torch.randn(2, block.conv1.in_channels, 5, 5).relu()
     assert torch.equal(block(hidden.clone()), hidden)

@@ -76,6 +76,8 @@ def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags:
         assert articles[name].count(drawn) >= count, name
     for name in ("small", "large"):
         assert re.search(r'class="heatmaplayer mlayer">.*?<image', articles[name]), name
+    shown = re.findall(r'class="annotation-text"[^>]*>([^<]*)<', articles["gaps"])
+    assert shown == ["&lt;a href='https://example.org'&gt;link&lt;/a&gt;"]
     assert "2 classes to a cell" in articles["large"]
     assert 'class="small"' in articles["images"]
     assert "https://example.org" not in "".join(re.findall(r'(?:src|href)="([^"]*)"', document))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -56,8 +58,8 @@ def draw(*panels: Panel, title: str = "T", sections: list[str] | None = None) ->
     return report.render(panels, title=title, subtitle="S", sections=sections, footer="F")
 
 
-def line(name: str, label: str = "a", **more: object) -> Panel:
-    return panel.lines(name, "L", [(label, [1, 2], [3, None])], x_label=label, y_label=label, **more)
+def line(name: str, label: str = "a", note: str = "") -> Panel:
+    return panel.lines(name, "L", [(label, [1, 2], [3, None])], x_label=label, y_label=label, note=note)
 
 
 @given(st.sampled_from(NASTY) | SHOWN)
@@ -101,6 +103,12 @@ def test_plotly_is_inlined_once_and_only_where_a_chart_needs_it() -> None:
     assert with_charts.count("plotly.js v") == 1
     assert len(without) < 50_000
     assert "plotly.js v" not in without
+
+
+def test_plotly_is_not_imported_before_a_chart_needs_it() -> None:
+    script = "import sys, headway.page.report; print('plotly' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_nothing_outside_the_file_is_asked_for() -> None:

@@ -61,10 +61,10 @@ def words(key: UInt64, stream: int) -> UInt64:
 
 def uniform(key: UInt64, stream: int) -> NDArray[np.float64]:
     """Uniform numbers in [0, 1) with 53 random bits, one a key."""
-    return (words(key, stream) >> _S11) * 2.0**-53
+    return (words(key, stream) >> _S11).astype(np.float64) * 2.0**-53
 
 
 def integers(key: UInt64, stream: int, low: int, high: int) -> NDArray[np.int64]:
     """Integers in [low, high), one a key; the bias is below (high - low) / 2^32 (Lemire 2019)."""
     span = np.uint64(high - low)
-    return ((((words(key, stream) >> _S32) * span) >> _S32)).astype(np.int64) + low
+    return (((words(key, stream) >> _S32) * span) >> _S32).astype(np.int64) + low

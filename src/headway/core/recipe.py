@@ -98,14 +98,14 @@ def _parse(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
             loader.flatten_mapping(node)
             out: dict[str, Any] = {}
             for key_node, value_node in node.value:
-                key = str(loader.construct_object(key_node))  # type: ignore[no-untyped-call]
+                key = str(loader.construct_object(key_node))
                 if key in out:
                     raise RecipeError(f"the key {key!r} stands twice", where=f"{where}:{key_node.start_mark.line + 1}")
                 out[key] = plain(value_node, (*path, key))
             return out
         if isinstance(node, yaml.SequenceNode):
             return [plain(child, (*path, str(place))) for place, child in enumerate(node.value)]
-        return loader.construct_object(node)  # type: ignore[no-untyped-call]
+        return loader.construct_object(node)
 
     try:
         node = loader.get_single_node()
@@ -115,7 +115,7 @@ def _parse(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
         at = f"{where}:{mark.line + 1}" if mark else where
         raise RecipeError(f"this is no YAML ({getattr(error, 'problem', error)})", where=at) from None
     finally:
-        loader.dispose()  # type: ignore[no-untyped-call]
+        loader.dispose()
     if not isinstance(tree, dict):
         raise RecipeError("a recipe is a mapping of keys to values", where=where)
     return tree, lines
@@ -123,7 +123,7 @@ def _parse(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
 
 def _parse_value(text: str, key: str) -> Any:
     try:
-        return yaml.load(text, _Yaml)  # noqa: S506 (a SafeLoader)
+        return yaml.load(text, _Yaml)
     except yaml.YAMLError:
         raise RecipeError(f"the value {text!r} is no YAML", where=key) from None
 

@@ -57,7 +57,9 @@ class Augment:
 
     def __init__(self, recipe: AugmentRecipe, device: torch.device | str) -> None:
         if recipe.mean == "auto" or recipe.std == "auto":
-            raise UsageError("mean and std are not known", fix="Give both, or measure them: headway.data.augment.measure.")
+            raise UsageError(
+                "mean and std are not known", fix="Give both, or measure them: headway.data.augment.measure."
+            )
         self._flip, self._translate = recipe.flip, recipe.translate
         self.random = recipe.flip or recipe.translate > 0
         self._mean = torch.tensor(recipe.mean, dtype=torch.float32, device=device)

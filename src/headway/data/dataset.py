@@ -7,7 +7,7 @@ Opening maps it and reads its header only, so it takes as long for ten samples a
 
 from __future__ import annotations
 
-import io
+import builtins
 import json
 import mmap
 import os
@@ -224,7 +224,9 @@ def _not_a_pack(folder: Path) -> UsageError:
     if parts:
         return UsageError("this folder holds packed parts", where=str(folder), fix=f"Name one: {folder / parts[0]}.")
     return UsageError(
-        f"this is no packed data set (it has no {COLUMNS_FILE})", where=str(folder), fix="Pack it: headway pack SRC DST."
+        f"this is no packed data set (it has no {COLUMNS_FILE})",
+        where=str(folder),
+        fix="Pack it: headway pack SRC DST.",
     )
 
 
@@ -246,7 +248,9 @@ def _map_columns(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     wrong = [name for name, kind in COLUMN_TYPES.items() if header.get(name, {}).get("dtype") != kind]
     if wrong or "label" not in header or "headway" not in metadata:
-        raise DataError(f"columns are missing or of another type: {', '.join(wrong) or 'label'}", where=str(path), fix=fix)
+        raise DataError(
+            f"columns are missing or of another type: {', '.join(wrong) or 'label'}", where=str(path), fix=fix
+        )
     columns = {}
     for name, entry in header.items():
         low, high = entry["data_offsets"]
@@ -263,20 +267,36 @@ def _check_shard(path: Path, shard: Shard, pack_id: int) -> None:
         raise DataError("a shard is missing", where=str(path), fix="Copy the folder again, or pack again.") from None
     if recordio.pack_id_of(path) != pack_id:
         raise DataError(
-            "this shard belongs to another pack", where=str(path), fix="Keep the files of one pack together; pack again."
+            "this shard belongs to another pack",
+            where=str(path),
+            fix="Keep the files of one pack together; pack again.",
         )
     if size != shard.size:
         raise DataError(
-            f"the shard has {size} bytes and should have {shard.size}", where=str(path), fix="Copy it again, or pack again."
+            f"the shard has {size} bytes and should have {shard.size}",
+            where=str(path),
+            fix="Copy it again, or pack again.",
         )
 
 
 def on_network(path: Path) -> bool:
     """Whether a file lies on a network file system."""
     best, kind = "", ""
-    with io.open("/proc/self/mounts") as mounts:
+    with builtins.open("/proc/self/mounts") as mounts:
         for line in mounts:
             _, point, name, *_ = line.split()
             if len(point) >= len(best) and path.resolve().is_relative_to(point):
                 best, kind = point, name
-    return kind in {"nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "beegfs", "gpfs", "9p", "fuse.sshfs", "fuse.gcsfuse"}
+    return kind in {
+        "nfs",
+        "nfs4",
+        "cifs",
+        "smb3",
+        "lustre",
+        "ceph",
+        "beegfs",
+        "gpfs",
+        "9p",
+        "fuse.sshfs",
+        "fuse.gcsfuse",
+    }

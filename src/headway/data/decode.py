@@ -11,6 +11,7 @@ import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +37,7 @@ def usable_cores() -> int:
 
 
 def center_boxes(width: NDArray[np.uint32], height: NDArray[np.uint32], out_hw: tuple[int, int]) -> NDArray[np.float32]:
-    """The largest centred box of each image with the output's aspect ratio; float32 [n, 4] (left, top, width, height)."""
+    """The largest centred box with the output's aspect ratio; float32 [n, 4] (left, top, width, height)."""
     w, h = width.astype(np.float64), height.astype(np.float64)
     ratio = out_hw[1] / out_hw[0]
     box_w, box_h = np.minimum(w, h * ratio), np.minimum(h, w / ratio)
@@ -45,7 +46,7 @@ def center_boxes(width: NDArray[np.uint32], height: NDArray[np.uint32], out_hw: 
 
 def to_pixels(data: bytes | memoryview, channels: int) -> Image.Image:
     """A decoded image of mode L (1 channel) or RGB (3). Raises whatever Pillow raises of a bad one."""
-    image = Image.open(io.BytesIO(data))
+    image: Image.Image = Image.open(io.BytesIO(data))
     mode = "L" if channels == 1 else "RGB"
     if image.mode.startswith("I"):  # 16-bit gray: Pillow's own conversion clips at 255
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
@@ -86,7 +87,7 @@ class Decoder:
     def __call__(
         self, buffers: Sequence[bytes | memoryview], boxes: NDArray[np.float32], out: NDArray[np.uint8]
     ) -> NDArray[np.uint8]:
-        """Decodes n images into `out` (uint8 [n, H, W, C]); boxes float32 [n, 4]. Returns a `Status` each, uint8 [n]."""
+        """Decodes n images into `out` (uint8 [n, H, W, C]); boxes float32 [n, 4]. Returns `Status` values, uint8 [n]."""
         status = np.zeros(len(buffers), np.uint8)
 
         def work(low: int, high: int) -> None:
@@ -97,7 +98,7 @@ class Decoder:
             work(0, len(buffers))
         else:
             cuts = np.linspace(0, len(buffers), self.threads + 1).astype(int)
-            for part in [self._pool.submit(work, low, high) for low, high in zip(cuts, cuts[1:], strict=False)]:
+            for part in [self._pool.submit(work, low, high) for low, high in pairwise(cuts)]:
                 part.result()
         return status
 

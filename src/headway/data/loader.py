@@ -233,7 +233,9 @@ class _Ring:
             served = samples.copy()
             for place in np.flatnonzero(status):
                 reason = Status(status[place]).name.lower()
-                served[place] = self._replace(decoder, int(positions[place]), int(samples[place]), pixels, place, reason)
+                served[place] = self._replace(
+                    decoder, int(positions[place]), int(samples[place]), pixels, int(place), reason
+                )
                 bad.append(Bad(int(positions[place]), int(samples[place]), int(served[place]), reason))
         labels = np.ascontiguousarray(loader.dataset.label[np.maximum(served, 0)])
         return Batch(

@@ -68,7 +68,9 @@ class DataRecipe(Part):
         if self.train == SYNTHETIC:
             unused = [key for key in ("eval", "size", "channels", "window") if getattr(self, key) is not None]
             if unused:
-                raise ValueError(f"synthetic data does not use {unused[0]!r}: remove it, or set it under data.synthetic")
+                raise ValueError(
+                    f"synthetic data does not use {unused[0]!r}: remove it, or set it under data.synthetic"
+                )
         elif self.synthetic is not None:
             raise ValueError("data.synthetic counts only with train: synthetic: remove it, or set train: synthetic")
         return self

@@ -135,5 +135,7 @@ class Order:
         place = inside // np.uint64(block)
         moved = place < np.uint64(blocks)  # the short last block stays last; the offset below moves it every epoch
         out = inside.copy()
-        out[moved] = permute(place[moved], blocks, mix_int(key + 2)) * np.uint64(block) + inside[moved] % np.uint64(block)
+        out[moved] = permute(place[moved], blocks, mix_int(key + 2)) * np.uint64(block) + inside[moved] % np.uint64(
+            block
+        )
         return (out + np.uint64(mix_int(key + 3) % n)) % np.uint64(n)

@@ -34,7 +34,7 @@ class TensorBoard(Sink):
         except ImportError as error:
             fix = "Install it: pip install headway[tensorboard]. Or take it out of sinks."
             raise RecipeError(f"tensorboard is not installed ({error})", where="sinks", fix=fix) from None
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))  # type: ignore[no-untyped-call]
+        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
 
     def record(self, record: dict[str, Any]) -> None:
         for name, value in record.items():

@@ -29,6 +29,8 @@ class _Data(BaseModel):
 
 @final
 class Card(_Data):
+    """One number, large, with what it is and what it leaves out."""
+
     label: str
     value: str
     note: str = ""
@@ -36,6 +38,8 @@ class Card(_Data):
 
 @final
 class Cards(_Data):
+    """A row of cards."""
+
     cards: list[Card]
 
     def empty(self) -> bool:
@@ -44,6 +48,8 @@ class Cards(_Data):
 
 @final
 class Series(_Data):
+    """One line: as many x as y; a None in y is a gap."""
+
     name: str
     x: list[float]
     y: list[float | None]
@@ -57,6 +63,8 @@ class Series(_Data):
 
 @final
 class Lines(_Data):
+    """Lines over one pair of axes."""
+
     x_label: str
     y_label: str
     series: list[Series]
@@ -76,12 +84,16 @@ class Lines(_Data):
 
 @final
 class Stack(_Data):
+    """One part of every bar."""
+
     name: str
     values: list[float]
 
 
 @final
 class Bars(_Data):
+    """Horizontal bars, stacked of parts."""
+
     x_label: str
     names: list[str]
     stacks: list[Stack]
@@ -99,6 +111,8 @@ class Bars(_Data):
 
 @final
 class Matrix(_Data):
+    """A square of values from 0 up, the same names along both sides."""
+
     x_label: str
     y_label: str
     names: list[str]
@@ -130,6 +144,8 @@ class Matrix(_Data):
 
 @final
 class Image(_Data):
+    """One image as a base64 data URI, and what to write under it."""
+
     src: Annotated[str, AfterValidator(_embedded)]
     caption: str
     note: str = ""
@@ -137,6 +153,8 @@ class Image(_Data):
 
 @final
 class Images(_Data):
+    """Images side by side."""
+
     images: list[Image]
 
     def empty(self) -> bool:
@@ -145,6 +163,8 @@ class Images(_Data):
 
 @final
 class Table(_Data):
+    """Rows of texts, one per column."""
+
     columns: list[str]
     rows: list[list[str]]
 
@@ -165,6 +185,8 @@ class Table(_Data):
 
 @final
 class Text(_Data):
+    """A text, shown as it is."""
+
     text: str
 
     def empty(self) -> bool:

@@ -168,7 +168,9 @@ def restore(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.opt
         if state:
             # torch's fused kernels walk parameter and state as flat memory, so both need the same memory format.
             optimizer.state[parameter] = {
-                key: (torch.empty_like(parameter, dtype=value.dtype) if value.shape == parameter.shape else value.clone())
+                key: (
+                    torch.empty_like(parameter, dtype=value.dtype) if value.shape == parameter.shape else value.clone()
+                )
                 .to(parameter.device)
                 .copy_(value)
                 for key, value in state.items()
@@ -177,8 +179,8 @@ def restore(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.opt
 
 
 def _random_state() -> dict[str, torch.Tensor]:
-    kind, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
-    version, state, spare = random.getstate()
+    _, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
+    _, state, spare = random.getstate()
     out = {
         "random/torch": torch.get_rng_state(),
         "random/numpy": torch.from_numpy(np.asarray(words).astype(np.int64)),

@@ -72,10 +72,10 @@ def evaluate(setup: Setup, dataset: data.Dataset) -> Evaluation:
             predicted.append(outputs.argmax(dim=1))
     samples = np.concatenate(served)
     counted = samples >= 0
-    values = {name: torch.cat(parts).cpu().numpy()[counted] for name, parts in found.items()}
+    by_name = {name: torch.cat(parts).cpu().numpy()[counted] for name, parts in found.items()}
     return Evaluation(
-        metrics={name: float(value.mean(dtype=np.float64)) for name, value in values.items()},
+        metrics={name: float(value.mean(dtype=np.float64)) for name, value in by_name.items()},
         samples=samples[counted],
-        losses=values["loss"],
+        losses=by_name["loss"],
         predicted=torch.cat(predicted).cpu().numpy()[counted] if predicted else None,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from PIL import Image
 from headway.core.run import Run, write_whole
 from headway.data.dataset import Dataset
 from headway.data.decode import to_pixels
-from headway.page import panel, report as page
+from headway.page import panel
+from headway.page import report as page
 from headway.page.panel import Panel
 from headway.train.evaluate import Evaluation
 from headway.train.progress import duration
@@ -48,7 +50,7 @@ def of_evaluation(setup: Setup, dataset: Dataset, evaluation: Evaluation) -> lis
             section="Evaluation",
             order=420,
             width="full",
-            note=f"The {len(pictures)} images of {dataset.folder.name} with the highest loss: wrong labels show up here.",
+            note=f"The {len(pictures)} images of {dataset.folder.name} with the highest loss; wrong labels show here.",
         )
     ]
     if evaluation.predicted is not None:
@@ -71,7 +73,7 @@ def of_evaluation(setup: Setup, dataset: Dataset, evaluation: Evaluation) -> lis
     return out
 
 
-def report(run: Run) -> Any:
+def report(run: Run) -> Path:
     """Writes report.html from the run's metrics and panels; returns its path."""
     records = list(run.metrics())
     about, recipe = run.read_json("provenance"), run.recipe_path.read_text(encoding="utf-8")
@@ -103,7 +105,7 @@ def _of_run(records: list[dict[str, Any]], summary: dict[str, Any], about: dict[
 
 def _cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict[str, Any]) -> Panel:
     cards = []
-    for name in _metric_names(evaluated):
+    for name in sorted(_metric_names(evaluated), key=lambda name: name == "loss"):
         last = evaluated[-1][name]
         text = f"{last:.2%}" if "accuracy" in name or name == "exact" else f"{last:.4g}"
         cards.append((name.replace("_", " "), text, f"epoch {evaluated[-1]['epoch']:.4g}"))
@@ -119,7 +121,8 @@ def _cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict
         cards.append(("waiting for data", f"{summary['wait_share']:.1%}", "of training time, after the first batch"))
         if summary["damaged_samples"]:
             cards.append(("damaged samples", f"{summary['damaged_samples']:,}", "listed in quarantine.jsonl"))
-    cards.append(("parameters", f"{about['parameters'] / 1e6:.3g} M", ""))
+    count = about["parameters"]
+    cards.append(("parameters", f"{count / 1e6:.3g} M" if count >= 1e6 else f"{count:,}", ""))
     note = f"The clock leaves out {summary['clock_excludes']}." if summary else "This run has not ended yet."
     return panel.cards("result", "Result", cards, section="Result", order=100, note=note)
 
@@ -135,13 +138,22 @@ def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> lis
     for place, name in enumerate(sorted(names, key=lambda name: name == "loss")):
         series = [
             (label, [r["epoch"] for r in records], [r.get(name) for r in records])
-            for label, records in (("training, one batch" if name != "loss" else "training", train), ("evaluation", evaluated))
+            for label, records in (
+                ("training, one batch" if name != "loss" else "training", train),
+                ("evaluation", evaluated),
+            )
             if any(name in r for r in records)
         ]
         title = name.replace("_", " ").capitalize()
         out.append(
             panel.lines(
-                f"curve-{name}", title, series, x_label="epoch", y_label=name.replace("_", " "), section="Training", order=200 + place
+                f"curve-{name}",
+                title,
+                series,
+                x_label="epoch",
+                y_label=name.replace("_", " "),
+                section="Training",
+                order=200 + place,
             )
         )
     if train:
@@ -151,7 +163,15 @@ def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> lis
         ):
             series = [(label, epochs, [r[name] for r in train])]
             out.append(
-                panel.lines(f"curve-{name}", title, series, x_label="epoch", y_label=label, section="Training", order=250 + place)
+                panel.lines(
+                    f"curve-{name}",
+                    title,
+                    series,
+                    x_label="epoch",
+                    y_label=label,
+                    section="Training",
+                    order=250 + place,
+                )
             )
     return out
 
@@ -170,7 +190,7 @@ def _time(train: list[dict[str, Any]], summary: dict[str, Any]) -> list[Panel]:
                 section="Time",
                 order=300,
                 width="full",
-                note="Host time by stage. On a GPU, forward, backward and optimizer are the time to hand the work over.",
+                note="Host time by stage. On a GPU, forward, backward and optimizer are the time to hand work over.",
             )
         )
         total = max(sum(stages.values()), 1e-9)
@@ -218,7 +238,9 @@ def _recipe(about: dict[str, Any], recipe: str) -> list[Panel]:
             order=500,
             width="full",
         ),
-        panel.table("machine", "Machine and versions", ("what", "value"), machine, section=section, order=510, width="full"),
+        panel.table(
+            "machine", "Machine and versions", ("what", "value"), machine, section=section, order=510, width="full"
+        ),
     ]
 
 
@@ -241,7 +263,10 @@ def _flat(recipe: str) -> dict[str, str]:
 def _caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
     label = dataset.label[sample]
     if predicted is not None:
-        return f"{dataset.classes[int(label)]}, taken for {dataset.classes[predicted]}"
+        truth = int(label)
+        if predicted == truth:
+            return f"{dataset.classes[truth]}, right but unsure"
+        return f"{dataset.classes[truth]}, taken for {dataset.classes[predicted]}"
     if dataset.description.label_kind == "multi":
         return ", ".join(name for name, on in zip(dataset.classes, label, strict=True) if on > 0.5)
     return ", ".join(f"{value:.4g}" for value in np.atleast_1d(label))

@@ -54,7 +54,9 @@ class Precision:
             weights = self._scaler.scale(weights)
         losses.backward(weights.to(losses.dtype) if losses.dtype != weights.dtype else weights)
 
-    def step(self, optimizer: torch.optim.Optimizer, clip_norm: float | None, parameters: list[torch.nn.Parameter]) -> None:
+    def step(
+        self, optimizer: torch.optim.Optimizer, clip_norm: float | None, parameters: list[torch.nn.Parameter]
+    ) -> None:
         """Clips where asked, and steps; with fp16 a step with a non-finite gradient changes nothing."""
         if self._scaler is None:
             if clip_norm is not None:

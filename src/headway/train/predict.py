@@ -79,7 +79,8 @@ def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, as_json: bool) 
 
 def _write(rows: Iterable[dict[str, Any]], file: Any, as_json: bool) -> int:
     count, table = 0, None
-    for count, row in enumerate(rows, 1):
+    for row in rows:
+        count += 1
         if as_json:
             file.write(json.dumps(row) + "\n")
             continue

@@ -54,7 +54,9 @@ def look(src: Path) -> Findings:
         packed = dataset.open(part)
         about = packed.description
         ids = np.linspace(0, len(packed) - 1, min(LOOKED_AT, len(packed))).astype(int)
-        sizes = [about.common_size] if about.common_size else list(zip(packed.width[ids], packed.height[ids], strict=True))
+        sizes = (
+            [about.common_size] if about.common_size else list(zip(packed.width[ids], packed.height[ids], strict=True))
+        )
         return Findings(
             samples=len(packed),
             held_out=(src / "eval" / COLUMNS_FILE).is_file(),
@@ -88,7 +90,9 @@ def _look_at_files(source: Source) -> tuple[list[tuple[int, int]], Counter[str]]
         except OSError:
             continue  # pack names every bad file; here a look at the others is enough
     if not sizes:
-        raise DataError("none of the images looked at can be opened", where=source.root, fix="Look at them: are they images?")
+        raise DataError(
+            "none of the images looked at can be opened", where=source.root, fix="Look at them: are they images?"
+        )
     return sizes, modes
 
 
@@ -151,9 +155,11 @@ def recipe_text(found: Findings, name: str, packed: Path) -> str:
 
 
 def _labels(found: Findings) -> str:
-    return {"class": f"{found.outputs} classes", "multi": f"{found.outputs} labels", "value": f"{found.outputs} numbers"}[
-        found.kind
-    ]
+    return {
+        "class": f"{found.outputs} classes",
+        "multi": f"{found.outputs} labels",
+        "value": f"{found.outputs} numbers",
+    }[found.kind]
 
 
 def _side(found: Findings) -> int:
@@ -176,7 +182,11 @@ def _batch(found: Findings) -> int:
 
 
 def _batch_reason(found: Findings) -> str:
-    return "large enough to keep the device busy, small enough for 25 steps an epoch" if found.samples > 800 else "few images"
+    return (
+        "large enough to keep the device busy, small enough for 25 steps an epoch"
+        if found.samples > 800
+        else "few images"
+    )
 
 
 def _epochs(found: Findings, batch: int) -> int:
@@ -187,7 +197,8 @@ def _epochs(found: Findings, batch: int) -> int:
 def _size_lines(found: Findings, side: int) -> list[str]:
     if found.common_size and max(found.common_size) <= 64:
         return []
-    return [f"  size: {side}  # the largest centred square of each image is resized to this; half the sides were {found.median_side} or more"]
+    why = f"the largest centred square is resized to this; half the images are at least {found.median_side} pixels high or wide"
+    return [f"  size: {side}  # {why}"]
 
 
 def _augment_lines(found: Findings, side: int) -> list[str]:
@@ -205,7 +216,10 @@ def _augment_lines(found: Findings, side: int) -> list[str]:
 def _model_lines(found: Findings, side: int) -> list[str]:
     factory, why = {
         "small": ("headway.model:small_net", "for images of 8 to 23 pixels"),
-        "cifar": ("headway.model:cifar_net", "for images of 24 to 64 pixels; its first layer is computed from the images"),
+        "cifar": (
+            "headway.model:cifar_net",
+            "for images of 24 to 64 pixels; its first layer is computed from the images",
+        ),
         "resnet": ("headway.model:resnet18", "for photographs; resnet50 is better and three times as slow"),
     }[_family(side)]
     return ["model:", f"  factory: {factory}  # {why}"]

@@ -7,8 +7,7 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from headway.core.recipe import Part
-from headway.data.options import DataRecipe
-from headway.data.options import AugmentRecipe
+from headway.data.options import AugmentRecipe, DataRecipe
 from headway.model.resolve import ModelRecipe
 from headway.optim.optimizer import OptimizerRecipe
 from headway.optim.schedule import ScheduleRecipe
@@ -18,7 +17,7 @@ class TaskRecipe(Part):
     """What makes a loss and metrics of the network's output."""
 
     factory: str = "auto"
-    """Import path of a task; auto: by the labels (a class: Classification, several: MultiLabel, numbers: Regression)."""
+    """Import path of a task; auto, by the labels: Classification, MultiLabel (several), Regression (numbers)."""
     args: dict[str, Any] = {}
     """Its keyword arguments, for example {label_smoothing: 0.1}."""
 
@@ -81,7 +80,7 @@ class TrainRecipe(Part):
     log_every_steps: int = Field(default=20, ge=1)
     """Steps between two waits for the device, where loss and metrics are read."""
     stop_at: dict[str, float] | None = None
-    """Stop once an evaluation reaches all of these, for example {accuracy: 0.98}; the time it took is in the summary."""
+    """Stop once an evaluation reaches all of these, for example {accuracy: 0.98}; the summary has the time it took."""
     log_ids: bool = False
     """Write (position, asked, served) of every sample to ids.bin."""
     sinks: tuple[Literal["tensorboard"], ...] = ()
@@ -97,7 +96,9 @@ class TrainRecipe(Part):
     @model_validator(mode="after")
     def _fits(self) -> TrainRecipe:
         if isinstance(self.micro_batch, int) and self.micro_batch > self.batch:
-            raise ValueError(f"micro_batch {self.micro_batch} is larger than batch {self.batch}: set it to at most that")
+            raise ValueError(
+                f"micro_batch {self.micro_batch} is larger than batch {self.batch}: set it to at most that"
+            )
         if self.precision == "fp16" and self.device == "cpu":
             raise ValueError("fp16 on a CPU is emulated and slow: set precision to bf16 or fp32")
         if self.stop_at is not None and self.data.eval is None:

@@ -242,4 +242,3 @@ def trained(run: Run, *, say: Say) -> Setup:
 def report(folder: Path) -> Path:
     """Writes report.html of a run and returns its path."""
     return panels.report(Run.open(folder))
-

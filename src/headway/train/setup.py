@@ -198,7 +198,9 @@ def check_classes(train: data.Dataset, held_out: data.Dataset) -> None:
     """Raises DataError where two data sets do not have the same labels."""
     mine, theirs = train.description, held_out.description
     if mine.label_kind != theirs.label_kind or train.label.shape[1:] != held_out.label.shape[1:]:
-        what = f"its labels ({theirs.label_kind}) are of another kind than those of the training data ({mine.label_kind})"
+        what = (
+            f"its labels ({theirs.label_kind}) are of another kind than those of the training data ({mine.label_kind})"
+        )
         raise DataError(what, where=str(held_out.folder), fix="Pack both from one source.")
     if mine.classes != theirs.classes:
         extra = sorted(set(theirs.classes) - set(mine.classes))
@@ -324,7 +326,9 @@ def _check_network(
             gave = tuple(outputs.shape[1:]) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             if gave != (task.outputs,):
                 fix = f"Give the factory the right size, for example model.args.num_classes={task.outputs}."
-                raise RecipeError(f"it gives {gave} for a sample, the data needs ({task.outputs},)", where="model", fix=fix)
+                raise RecipeError(
+                    f"it gives {gave} for a sample, the data needs ({task.outputs},)", where="model", fix=fix
+                )
             what = "the task"
             found = {"loss": task.loss(outputs, labels), **task.metrics(outputs, labels)}
     except HeadwayError:

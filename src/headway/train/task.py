@@ -146,7 +146,8 @@ def _need(target: Target, kind: LabelKind, name: str) -> None:
     words = {"class": "a class", "multi": "several labels", "value": "numbers"}
     if target.kind != kind:
         fix = "Leave task.factory out, and it is chosen by the labels."
-        raise RecipeError(f"{name} wants {words[kind]} for a label, the data has {words[target.kind]}", where="task", fix=fix)
+        what = f"{name} wants {words[kind]} for a label, the data has {words[target.kind]}"
+        raise RecipeError(what, where="task", fix=fix)
 
 
 def build(recipe: TaskRecipe, target: Target, base: Path) -> Task:

@@ -275,15 +275,14 @@ class Trainer:
             self.finished = True
 
     def _reaches(self, name: str, value: float, goal: float) -> bool:
-        lower = name == "loss" or (name == self.setup.task.primary and not self.setup.task.higher_is_better)
-        return value <= goal if lower else value >= goal
+        task = self.setup.task
+        lower_is_better = name == "loss" or (name == task.primary and not task.higher_is_better)
+        return value <= goal if lower_is_better else value >= goal
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
-        if self.best is None:
-            return True
+        """Ties keep the earlier weights."""
         name = self.setup.task.primary
-        better = metrics[name] > self.best[name] if self.setup.task.higher_is_better else metrics[name] < self.best[name]
-        return better and name != "loss" or (name == "loss" and metrics[name] < self.best[name])
+        return self.best is None or not self._reaches(name, self.best[name], metrics[name])
 
     def _save(self) -> None:
         setup = self.setup
