@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from headway.core.errors import RecipeError, UserCodeError, nearest
 
-FORM = "Write 'package.module:attribute' or 'path/to/file.py:attribute'"
+FORM = "Write 'package.module:attribute' or 'path/to/file.py:attribute'."
 
 
 def import_path(path: str, *, base: Path, what: str) -> Any:

@@ -80,7 +80,7 @@ def build(
     model = _call(factory, recipe, {"num_classes": num_outputs, "in_channels": in_channels})
     if not isinstance(model, Module):
         what = f"{recipe.factory!r} gave a {type(model).__name__}, no torch.nn.Module"
-        raise RecipeError(what, where="model.factory", fix="Name a function that returns the network, or its class")
+        raise RecipeError(what, where="model.factory", fix="Name a function that returns the network, or its class.")
     if recipe.weights is not None:
         from headway.model import weights
 
@@ -162,10 +162,10 @@ def _freeze(model: torch.nn.Module, patterns: tuple[str, ...]) -> None:
         matched = [name for name in parameters if re.search(pattern, name)]
         if not matched:
             near = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.3) or list(parameters)[:3]
-            fix = f"Parameters of this network are for example: {', '.join(near)}"
+            fix = f"Parameters of this network are for example: {', '.join(near)}."
             raise RecipeError(f"{pattern!r} matches no parameter", where="model.freeze", fix=fix)
         for name in matched:
             parameters[name].requires_grad_(False)
     if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
-        fix = "Leave out the pattern that matches the last layer"
+        fix = "Leave out the pattern that matches the last layer."
         raise RecipeError("every parameter is frozen, nothing is left to train", where="model.freeze", fix=fix)

@@ -44,7 +44,7 @@ def load(model: torch.nn.Module, path: Path) -> list[str]:
     ]
     if any(faults):
         what = f"the weights do not fit the network: {'; '.join(filter(None, faults))}"
-        raise UsageError(what, where=str(path), fix="Only the last layer may differ, and only in size")
+        raise UsageError(what, where=str(path), fix="Only the last layer may differ, and only in size.")
     with torch.no_grad():
         for name, value in stored.items():
             if name not in left_out:
@@ -64,7 +64,7 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
             raise UsageError(f"no safetensors file, or a damaged one: {error}", where=str(path)) from None
     convert = "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'weights.safetensors')"
     what = "this is a pickle, no safetensors file; nothing is unpickled here, as a pickle can run any code"
-    raise UsageError(what, where=str(path), fix=f"Where you trust the file, convert it once yourself: {convert}")
+    raise UsageError(what, where=str(path), fix=f"Where you trust the file, convert it once yourself: {convert}.")
 
 
 def _head(model: torch.nn.Module) -> set[str]:

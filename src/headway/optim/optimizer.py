@@ -85,7 +85,7 @@ def build(recipe: OptimizerRecipe, model: torch.nn.Module) -> torch.optim.Optimi
 
     parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
     if not parameters:
-        raise RecipeError("the network has no parameter to train", where="optimizer", fix="Freeze less")
+        raise RecipeError("the network has no parameter to train", where="optimizer", fix="Freeze less.")
     groups = [
         {
             "name": group.match if recipe.groups else "all",
@@ -127,14 +127,14 @@ def assign(groups: tuple[GroupRecipe, ...], names: list[str]) -> list[tuple[Grou
             where = f"optimizer.groups.{index}"
             if any(patterns[index].search(name) for name in names):
                 what = f"earlier groups took every parameter that {group.match!r} matches"
-                raise RecipeError(what, where=where, fix="Move it up, or remove it")
+                raise RecipeError(what, where=where, fix="Move it up, or remove it.")
             near = difflib.get_close_matches(group.match, names, n=3, cutoff=0.3) or names[:3]
-            fix = f"Trained parameters are for example: {', '.join(near)}"
+            fix = f"Trained parameters are for example: {', '.join(near)}."
             raise RecipeError(f"{group.match!r} matches no trained parameter", where=where, fix=fix)
     if unmatched:
         more = f" and {len(unmatched) - 1} more" if len(unmatched) > 1 else ""
         what = f"no group matches {unmatched[0]!r}{more}"
-        raise RecipeError(what, where="optimizer.groups", fix="Add a last group with match: '.*'")
+        raise RecipeError(what, where="optimizer.groups", fix="Add a last group with match: '.*'.")
     return list(zip(groups, taken, strict=True))
 
 

@@ -89,7 +89,7 @@ class Schedule:
         warmup = round(recipe.warmup_epochs * epoch)
         if warmup > total:
             what = f"a warm-up of {recipe.warmup_epochs:g} epochs is longer than the run of {total / epoch:g}"
-            raise RecipeError(what, where="schedule.warmup_epochs", fix="Set it to less, or train for longer")
+            raise RecipeError(what, where="schedule.warmup_epochs", fix="Set it to less, or train for longer.")
         self._total = total
         self._warmup = warmup
         self._warmup_start = recipe.warmup_start

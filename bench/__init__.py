@@ -1,0 +1,1 @@
+"""Benches: one script per claim. `python -m bench.NAME [--quick] [--json FILE]`."""

@@ -1,0 +1,70 @@
+"""What every bench shares: arguments, medians with their interval, the table, and the JSON file."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One number that is claimed, and how it was measured."""
+
+    name: str
+    value: float
+    unit: str
+    how: str
+
+
+def arguments(description: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: shows that it works, not a figure to quote")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and claims here")
+    return parser.parse_args()
+
+
+def median(values: Sequence[float]) -> tuple[float, float, float]:
+    """(median, low, high): the 95 % interval of the median by order statistics (binomial, p = 1/2)."""
+    ordered = np.sort(values)
+    n = len(ordered)
+    reach = 1.96 * math.sqrt(n) / 2
+    low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach) - 1)
+    return float(np.median(ordered)), float(ordered[low]), float(ordered[high])
+
+
+def report(claims: Sequence[Claim], options: argparse.Namespace, rows: Sequence[Sequence[str]] = ()) -> None:
+    """Prints the table and the claims; writes the JSON file where one is asked for."""
+    if rows:
+        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+        for row in rows:
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        print()
+    for claim in claims:
+        print(f"{claim.name:<20} {claim.value:.4g} {claim.unit}   ({claim.how})")
+    if options.json:
+        found = {"machine": machine(), "quick": options.quick, "claims": [asdict(claim) for claim in claims]}
+        options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, and versions."""
+    import torch
+
+    from headway.core.run import provenance
+
+    found = provenance({}, Path.cwd())
+    return {
+        **found["host"],
+        **found["versions"],
+        "torch_threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python_build": platform.python_build()[1],
+    }

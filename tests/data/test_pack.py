@@ -1,0 +1,614 @@
+from __future__ import annotations
+
+import io
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+from PIL import Image, ImageFile
+
+from headway.core.errors import DataError, HeadwayError, UsageError
+from headway.data import dataset
+from headway.data.dataset import FLAG_NOT_JPEG, FLAG_SPLIT, Dataset
+from headway.data.formats import recordio
+from headway.data.pack import pack
+from headway.data.verify import verify
+
+
+def picture(
+    number: int, kind: str = "JPEG", size: tuple[int, int] = (8, 8), mode: str = "RGB", **options: object
+) -> bytes:
+    """The bytes of an image file; another one for another number."""
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(number).integers(0, 256, (size[1], size[0], 3), np.uint8)
+    Image.fromarray(pixels).convert(mode).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def folder(root: Path, classes: dict[str, int]) -> Path:
+    """An image folder with so many images of each class."""
+    number = 0
+    for name, count in classes.items():
+        (root / name).mkdir(parents=True)
+        for index in range(count):
+            number += 1
+            (root / name / f"{index}.jpg").write_bytes(picture(number))
+    return root
+
+
+@pytest.fixture(scope="module")
+def pets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return folder(tmp_path_factory.mktemp("pets") / "src", {"cat": 100, "dog": 60, "eel": 40})
+
+
+def names_of(packed: Dataset) -> list[str]:
+    return [packed.name(sample) for sample in range(len(packed))]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    packed = dataset.open(folder)
+    try:
+        return dict(zip(names_of(packed), map(bytes, packed.read(range(len(packed)))), strict=True))
+    finally:
+        packed.close()
+
+
+def sources(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+# What a pack holds
+
+
+def test_every_image_is_stored_as_it_is(pets: Path, tmp_path: Path) -> None:
+    calls: list[tuple[int, int]] = []
+    done = pack(pets, tmp_path / "new/dst", shard_bytes=30_000, progress=lambda *call: calls.append(call))
+    assert (done.folders, done.samples, done.skipped, done.notes) == ((tmp_path / "new/dst",), 200, [], ())
+    assert contents(done.folders[0]) == sources(pets)
+    packed = dataset.open(done.folders[0])
+    for sample, data in enumerate(packed.read(range(200))):
+        assert packed.crc32c[sample] == crc32c(data)
+        assert packed.classes[packed.label[sample]] == packed.name(sample).split("/")[0]
+    about = packed.description
+    assert (about.format, about.mode, about.label_kind, about.source) == ("recordio", "keep", "class", str(pets))
+    assert (about.classes, about.class_counts) == (("cat", "dog", "eel"), (100, 60, 40))
+    assert (about.channels, about.common_size) == (3, (8, 8))
+    assert not packed.flags.any()
+    assert [shard.name for shard in about.shards] == sorted(path.name for path in done.folders[0].glob("*.rec"))
+    assert len(about.shards) > 3
+    assert all(20_000 < shard.size <= 30_000 for shard in about.shards[:-1])
+    assert done.bytes == sum(shard.size for shard in about.shards)
+    assert calls[-1] == (200, 200)
+    assert calls == sorted(calls)
+    packed.close()
+
+
+def test_other_readers_find_label_number_and_pack_in_the_records(pets: Path, tmp_path: Path) -> None:
+    packed = dataset.open(pack(pets, tmp_path / "dst", shard_bytes=30_000).folders[0])
+    records = [record for shard in packed.description.shards for record in recordio.scan(packed.folder / shard.name)]
+    assert [record.id for record in records] == list(range(200))
+    assert [record.label for record in records] == packed.label.tolist()
+    assert {record.id2 for record in records} == {packed.description.pack_id}
+    starts = [
+        int(line.split("\t")[1])
+        for shard in packed.description.shards
+        for line in (packed.folder / shard.name).with_suffix(".idx").read_text().splitlines()
+    ]
+    assert starts == [recordio.start_of(int(offset), 0) for offset in packed.offset]
+
+
+def test_the_same_source_makes_the_same_files_on_any_number_of_threads(pets: Path, tmp_path: Path) -> None:
+    for threads in (1, 2, 5):
+        pack(pets, tmp_path / str(threads), threads=threads, split=0.2, seed=3)
+    for other in ("2", "5"):
+        assert sources(tmp_path / other) == sources(tmp_path / "1")
+
+
+def test_another_seed_or_source_makes_another_pack(pets: Path, tmp_path: Path) -> None:
+    first = dataset.open(pack(pets, tmp_path / "a").folders[0])
+    second = dataset.open(pack(pets, tmp_path / "b", seed=1).folders[0])
+    assert names_of(first) != names_of(second)
+    assert first.description.pack_id != second.description.pack_id
+    assert first.fingerprint != second.fingerprint
+
+
+def test_a_stretch_of_a_pack_is_a_mixture_of_the_classes(pets: Path, tmp_path: Path) -> None:
+    label = dataset.open(pack(pets, tmp_path / "dst").folders[0]).label
+    for begin in range(0, 200, 50):
+        counts = np.bincount(label[begin : begin + 50], minlength=3)
+        assert (np.abs(counts - [25, 15, 10]) < 13).all(), counts
+
+
+def test_sizes_channels_and_formats(tmp_path: Path) -> None:
+    files = {
+        "a.jpg": picture(1, "PNG", (7, 5)),  # the ending lies
+        "b.png": picture(2, "PNG", mode="P"),
+        "c.webp": picture(3, "WEBP"),
+        "d.tif": picture(4, "TIFF"),
+        "e.gif": picture(5, "GIF"),
+        "f.bmp": picture(6, "BMP"),
+        "g.ppm": picture(7, "PPM"),
+        "h.jpeg": picture(8, "JPEG", (9, 4), exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\1\3\0\1\0\0\0\6\0\0\0\0\0\0\0"),
+        "i.jpg": picture(9, "JPEG", mode="CMYK"),
+        "j.jpg": picture(10, "JPEG", mode="L"),
+    }
+    (tmp_path / "src/any").mkdir(parents=True)
+    for name, data in files.items():
+        (tmp_path / "src/any" / name).write_bytes(data)
+    with Image.open(tmp_path / "src/any/h.jpeg") as image:
+        assert image.getexif()[274] == 6  # it lies on its side, and is packed as it is stored
+    packed = dataset.open(pack(tmp_path / "src", tmp_path / "dst").folders[0])
+    found = {
+        packed.name(sample)[4:]: (int(packed.width[sample]), int(packed.height[sample]), int(packed.flags[sample]))
+        for sample in range(len(packed))
+    }
+    assert found == {
+        **dict.fromkeys(files, (8, 8, FLAG_NOT_JPEG)),
+        "a.jpg": (7, 5, FLAG_NOT_JPEG),
+        "h.jpeg": (9, 4, 0),
+        "i.jpg": (8, 8, 0),
+        "j.jpg": (8, 8, 0),
+    }
+    assert (packed.description.channels, packed.description.common_size) == (3, None)
+
+
+def test_a_set_of_gray_images_has_one_channel(tmp_path: Path) -> None:
+    (tmp_path / "src/any").mkdir(parents=True)
+    (tmp_path / "src/any/a.jpg").write_bytes(picture(1, mode="L"))
+    (tmp_path / "src/any/b.png").write_bytes(picture(2, "PNG", mode="1"))
+    (tmp_path / "src/any/c.png").write_bytes(picture(3, "PNG", mode="LA"))
+    Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(tmp_path / "src/any/d.png")
+    assert dataset.open(pack(tmp_path / "src", tmp_path / "dst").folders[0]).description.channels == 1
+
+
+def test_an_image_that_holds_the_magic_number(tmp_path: Path) -> None:
+    magic = recordio.MAGIC.to_bytes(4, "little")
+    root = folder(tmp_path / "src", {"cat": 2})
+    for number, tail in enumerate((b"", b"?")):
+        data = picture(number + 10)
+        (root / f"cat/magic-{number}.jpg").write_bytes(data + bytes(-len(data) % 4) + tail + magic + b"end")
+    packed = dataset.open(pack(root, tmp_path / "dst").folders[0])
+    split = [packed.name(sample) for sample in np.flatnonzero(packed.flags & FLAG_SPLIT)]
+    assert split == ["cat/magic-0.jpg"]  # the other one is not aligned
+    assert contents(tmp_path / "dst") == sources(root)
+    assert verify(tmp_path / "dst") == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "kind", "classes", "counts", "labels"),
+    [
+        (["labels", "red;big", "big", "", "red"], "multi", ("big", "red"), (2, 2), [[1, 1], [1, 0], [0, 0], [0, 1]]),
+        (["value", "1.5", "-2", "3", "4"], "value", (), (), [1.5, -2, 3, 4]),
+        (["value_x,value_y", "1,2", "3,4", "5,6", "7,8"], "value", ("x", "y"), (), [[1, 2], [3, 4], [5, 6], [7, 8]]),
+    ],
+)
+def test_labels_of_a_list(
+    tmp_path: Path,
+    columns: list[str],
+    kind: str,
+    classes: tuple[str, ...],
+    counts: tuple[int, ...],
+    labels: list[object],
+) -> None:
+    root = folder(tmp_path / "src", {"images": 4})
+    lines = [f"path,{columns[0]}", *(f"src/images/{number}.jpg,{text}" for number, text in enumerate(columns[1:]))]
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    done = pack(tmp_path / "list.csv", tmp_path / "dst")
+    packed = dataset.open(done.folders[0])
+    order = [int(Path(name).stem) for name in names_of(packed)]
+    np.testing.assert_array_equal(packed.label, np.array(labels, np.float32)[order])
+    assert packed.label.dtype == np.float32
+    assert (packed.description.label_kind, packed.classes) == (kind, classes)
+    assert packed.description.class_counts == counts
+    assert verify(done.folders[0]) == []
+    assert set(contents(done.folders[0]).values()) == set(sources(root).values())
+
+
+# Splits
+
+
+@pytest.mark.parametrize(
+    ("share", "wanted"), [(0.1, (10, 6, 4)), (0.004, (1, 1, 1)), (0.29, (29, 17, 12)), (0.98, (98, 59, 39))]
+)
+def test_a_split_takes_its_share_of_each_class(
+    pets: Path, tmp_path: Path, share: float, wanted: tuple[int, ...]
+) -> None:
+    done = pack(pets, tmp_path / "dst", split=share)
+    assert done.folders == (tmp_path / "dst/train", tmp_path / "dst/eval")
+    train, evaluation = map(dataset.open, done.folders)
+    assert evaluation.description.class_counts == wanted
+    assert train.description.class_counts == tuple(np.subtract((100, 60, 40), wanted))
+    assert train.classes == evaluation.classes
+    assert train.description.pack_id != evaluation.description.pack_id
+    assert contents(done.folders[0]) | contents(done.folders[1]) == sources(pets)
+    assert done.samples == len(train) + len(evaluation) == 200
+
+
+def test_what_is_split_off_hangs_on_seed_and_names_alone(pets: Path, tmp_path: Path) -> None:
+    chosen = []
+    for number, (seed, threads) in enumerate([(0, 1), (0, 2), (1, 1)]):
+        done = pack(pets, tmp_path / str(number), split=0.1, seed=seed, threads=threads)
+        chosen.append(set(contents(done.folders[1])))
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert len(chosen[0] & chosen[2]) < 10
+
+
+def test_a_class_of_one_image_stays_in_training(tmp_path: Path) -> None:
+    root = folder(tmp_path / "src", {"cat": 1, "dog": 2})
+    done = pack(root, tmp_path / "dst", split=0.1)
+    assert [dataset.open(part).description.class_counts for part in done.folders] == [(1, 1), (0, 1)]
+    with pytest.raises(UsageError, match=r"a split of 0.75 would leave class 'cat', of 1 images, without a training"):
+        pack(root, tmp_path / "other", split=0.75)
+    with pytest.raises(UsageError, match="no class has two images"):
+        pack(folder(tmp_path / "singles", {"cat": 1, "dog": 1}), tmp_path / "other", split=0.1)
+    assert not (tmp_path / "other").exists()
+
+
+def test_numbers_are_split_over_all(tmp_path: Path) -> None:
+    folder(tmp_path / "src", {"images": 20})
+    lines = ["path,value", *(f"src/images/{number}.jpg,{number}" for number in range(20))]
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    train, evaluation = map(dataset.open, pack(tmp_path / "list.csv", tmp_path / "dst", split=0.25).folders)
+    assert (len(train), len(evaluation)) == (15, 5)
+    assert sorted([*train.label, *evaluation.label]) == list(range(20))
+
+
+def test_a_source_of_two_sets(tmp_path: Path) -> None:
+    folder(tmp_path / "src/train", {"cat": 5, "dog": 4})
+    folder(tmp_path / "src/val", {"cat": 3, "dog": 2})
+    calls: list[tuple[int, int]] = []
+    done = pack(tmp_path / "src", tmp_path / "dst", progress=lambda *call: calls.append(call))
+    assert [contents(part) for part in done.folders] == [sources(tmp_path / f"src/{name}") for name in ("train", "val")]
+    assert calls == [(9, 14), (14, 14)]
+    with pytest.raises(UsageError, match="this has an evaluation set already, val"):
+        pack(tmp_path / "src", tmp_path / "other", split=0.1)
+    folder(tmp_path / "src/val", {"eel": 1})
+    folder(tmp_path / "src/train", {"fox": 1})
+    with pytest.raises(DataError, match=r"eval classes unlike train classes \(only in train: fox; only in val: eel\)"):
+        pack(tmp_path / "src", tmp_path / "other")
+
+
+# Bad files
+
+
+@pytest.fixture
+def spoilt(tmp_path: Path) -> Path:
+    """Eight good images and six bad files."""
+    root = folder(tmp_path / "src", {"cat": 4, "dog": 4})
+    good = picture(99, size=(64, 64))
+    (root / "cat/cut.jpg").write_bytes(good[: len(good) // 2])
+    (root / "cat/empty.jpg").touch()
+    (root / "cat/text.jpg").write_text("this is no image")
+    (root / "dog/gone.jpg").symlink_to(root / "nowhere")
+    (root / "dog/program.jpg").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 5 5\n")
+    (root / "dog/cut.png").write_bytes(picture(98, "PNG", (64, 64))[:2000])
+    return root
+
+
+REASONS = {
+    "cat/cut.jpg": "image file is truncated",
+    "cat/empty.jpg": "it is empty",
+    "cat/text.jpg": "it is no image of a known format",
+    "dog/gone.jpg": "it cannot be read (No such file or directory)",
+    "dog/program.jpg": "it is no image of a known format",
+    "dog/cut.png": "image file is truncated",
+}
+
+
+def test_all_bad_files_are_named_and_nothing_is_packed(
+    spoilt: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)  # as a user's program may have it
+    with pytest.raises(DataError) as caught:
+        pack(spoilt, tmp_path / "dst")
+    assert caught.value.exit_status == 1
+    lines = str(caught.value).splitlines()
+    assert lines[0] == (
+        f"{spoilt}: 6 of 14 files are no usable image. Mend or remove them, or leave them out with --skip-bad:"
+    )
+    assert len(lines) == 7
+    for name, reason in REASONS.items():
+        assert any(line.startswith(f"  {name}: {reason}") for line in lines), name
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["src"]
+    assert ImageFile.LOAD_TRUNCATED_IMAGES is True
+
+
+def test_bad_files_are_left_out_and_listed_where_the_user_says_so(spoilt: Path, tmp_path: Path) -> None:
+    done = pack(spoilt, tmp_path / "dst", skip_bad=True)
+    assert {name: reason.startswith(REASONS[name]) for name, reason in done.skipped} == dict.fromkeys(REASONS, True)
+    assert (tmp_path / "dst/skipped.txt").read_text().splitlines() == [
+        f"{name}\t{reason}" for name, reason in done.skipped
+    ]
+    assert done.samples == 8
+    assert contents(tmp_path / "dst") == {name: data for name, data in sources(spoilt).items() if name not in REASONS}
+    assert verify(tmp_path / "dst") == []
+    (spoilt / "eel").mkdir()
+    (spoilt / "eel/text.jpg").write_text("no image")
+    with pytest.raises(DataError, match="no good image is left of class 'eel'"):
+        pack(spoilt, tmp_path / "other", skip_bad=True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_of_many_bad_files_some_are_shown(tmp_path: Path) -> None:
+    (tmp_path / "src/train/cat").mkdir(parents=True)
+    folder(tmp_path / "src/eval", {"cat": 3})
+    for number in range(25):
+        (tmp_path / f"src/train/cat/{number}.jpg").write_text("no image")
+    with pytest.raises(DataError) as caught:
+        pack(tmp_path / "src", tmp_path / "dst")
+    lines = str(caught.value).splitlines()
+    assert "25 of 28 files are" in lines[0]
+    assert all(line.startswith("  train/cat/") for line in lines[1:21])
+    assert lines[21:] == ["  and 5 more."]
+    with pytest.raises(DataError, match="no good image is left"):
+        pack(tmp_path / "src", tmp_path / "dst", skip_bad=True)
+
+
+@pytest.mark.parametrize("side", [40, 100])
+def test_images_of_too_many_pixels_are_refused(tmp_path: Path, side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above its limit Pillow warns, above twice the limit it raises; both are refused, without a warning."""
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1500)
+    root = folder(tmp_path / "src", {"cat": 1})
+    (root / "cat/bomb.png").write_bytes(picture(1, "PNG", (side, side)))
+    with pytest.raises(DataError, match=r"cat/bomb\.png: .*pixels.*limit of"):
+        pack(root, tmp_path / "dst")
+
+
+# Places
+
+
+def test_a_place_that_is_taken_is_left_alone(pets: Path, tmp_path: Path) -> None:
+    dst = tmp_path / "dst"
+    dst.mkdir()
+    assert pack(folder(tmp_path / "old", {"cat": 2}), dst).samples == 2  # an empty folder will do
+    before = sources(dst)
+    with pytest.raises(UsageError, match=r"dst: this exists. .* --overwrite"):
+        pack(pets, dst)
+    assert sources(dst) == before
+    (tmp_path / "bad/cat").mkdir(parents=True)
+    (tmp_path / "bad/cat/a.jpg").touch()
+    with pytest.raises(DataError, match="1 of 1 file is no usable image"):
+        pack(tmp_path / "bad", dst, overwrite=True)
+    assert sources(dst) == before
+    assert pack(pets, dst, overwrite=True, split=0.1).samples == 200
+    assert {path.name for path in dst.iterdir()} == {"train", "eval"}
+    assert pack(pets, dst, overwrite=True).samples == 200
+    assert contents(dst) == sources(pets)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad", "dst", "old"]
+
+
+def test_nothing_but_a_pack_is_overwritten(pets: Path, tmp_path: Path) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "thesis/chapter").write_text("1")
+    (tmp_path / "file").write_text("2")
+    for dst in ("thesis", "file"):
+        with pytest.raises(UsageError, match="this exists and is no packed data set"):
+            pack(pets, tmp_path / dst, overwrite=True)
+    with pytest.raises(HeadwayError, match="file/dst: this cannot be written"):
+        pack(pets, tmp_path / "file/dst")
+    assert sources(tmp_path) == {"thesis/chapter": b"1", "file": b"2"}
+
+
+def test_a_pack_is_not_written_into_its_source_nor_over_it(tmp_path: Path) -> None:
+    root = folder(tmp_path / "a/src", {"cat": 2})
+    for dst in (root, root / "packed", root / "cat"):
+        with pytest.raises(UsageError, match="inside its own source"):
+            pack(root, dst)
+    with pytest.raises(UsageError, match="the source lies inside"):
+        pack(root, tmp_path / "a", overwrite=True)
+    assert len(sources(root)) == 2
+
+
+def test_a_link_is_packed_to_where_it_leads(pets: Path, tmp_path: Path) -> None:
+    (tmp_path / "large/disk").mkdir(parents=True)
+    (tmp_path / "dst").symlink_to(tmp_path / "large/disk")
+    pack(pets, tmp_path / "dst")
+    assert (tmp_path / "dst").is_symlink()
+    assert len(dataset.open(tmp_path / "large/disk")) == 200
+
+
+def test_impossible_numbers_are_refused(pets: Path, tmp_path: Path) -> None:
+    for split in (-0.1, 1.0, float("nan")):
+        with pytest.raises(UsageError, match="is no share of the images"):
+            pack(pets, tmp_path / "dst", split=split)
+    with pytest.raises(UsageError, match="0 threads"):
+        pack(pets, tmp_path / "dst", threads=0)
+    with pytest.raises(UsageError, match="cannot have 0 bytes"):
+        pack(pets, tmp_path / "dst", shard_bytes=0)
+    with pytest.raises(UsageError, match="shards of 1 bytes would be too many"):
+        pack(pets, tmp_path / "dst", shard_bytes=1)
+    assert len(dataset.open(pack(pets, tmp_path / "dst", shard_bytes=100).folders[0]).description.shards) == 200
+
+
+# Crashes
+
+
+def test_an_interrupted_pack_leaves_nothing(pets: Path, tmp_path: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        pack(pets, tmp_path / "dst", progress=interrupt)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of one megabyte."""
+    mount = tmp_path / "disk"
+    mount.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", mount]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("a file system can be mounted by root only")
+    yield mount
+    subprocess.run(["umount", mount], check=True)
+
+
+@pytest.mark.root
+def test_a_full_disk_leaves_what_was_there(pets: Path, small_disk: Path, tmp_path: Path) -> None:
+    pack(folder(tmp_path / "old", {"cat": 3}), small_disk / "dst")
+    before = sources(small_disk)
+    (tmp_path / "large/noise").mkdir(parents=True)
+    for number in range(30):
+        (tmp_path / f"large/noise/{number}.png").write_bytes(picture(number, "PNG", (130, 130)))
+    for shard_bytes in (1 << 30, 1 << 18):
+        with pytest.raises(HeadwayError) as caught:
+            pack(tmp_path / "large", small_disk / "dst", overwrite=True, shard_bytes=shard_bytes)
+        assert str(caught.value).startswith(f"{small_disk}: the disk is full: ")
+        assert "of about 1.6 MB were written. Free space there, or pack to another disk." in str(caught.value)
+        assert sources(small_disk) == before
+
+
+@pytest.mark.root
+def test_a_disk_may_be_full_at_any_point(pets: Path, small_disk: Path) -> None:
+    """Too little by a little: shards, index, columns and folders run out of space, each in its turn."""
+    outcomes: Counter[bool] = Counter()
+    needed_bytes = sum(map(len, sources(pets).values()))
+    for free_bytes in range(needed_bytes, needed_bytes + 80_000, 4096):
+        (small_disk / "filler").write_bytes(bytes((1 << 20) - free_bytes))
+        error = ""
+        try:
+            pack(pets, small_disk / "dst")
+        except HeadwayError as caught:
+            error = caught.what
+        outcomes[not error] += 1
+        if error:
+            assert "the disk is full" in error
+            assert [path.name for path in small_disk.iterdir()] == ["filler"]
+        else:
+            assert verify(small_disk / "dst") == []
+            shutil.rmtree(small_disk / "dst")
+    assert outcomes[False] > 3
+    assert outcomes[True] > 3
+
+
+SLOW_PACK = """
+import sys, time
+from headway.data.pack import pack
+print("ready", flush=True)
+pack(sys.argv[1], sys.argv[2], threads=2, shard_bytes=20_000, progress=lambda done, total: time.sleep(0.1))
+"""
+
+
+def test_a_killed_pack_leaves_nothing_that_opens(pets: Path, tmp_path: Path) -> None:
+    dst = tmp_path / "dst"
+    moments = random.Random(0)
+    left = 0
+    for _ in range(6):
+        command = [sys.executable, "-c", SLOW_PACK, str(pets), str(dst)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == b"ready\n"
+            time.sleep(moments.uniform(0, 0.4))
+            process.kill()
+        left += len(list(tmp_path.iterdir()))
+        with pytest.raises(UsageError, match="there is no such folder"):
+            dataset.open(dst)
+    assert left > 0
+    assert pack(pets, dst).samples == 200
+    assert contents(dst) == sources(pets)
+    assert list(tmp_path.iterdir()) == [dst]
+
+
+CRASHES = """
+import os, signal, sys
+from headway.data.pack import pack
+
+source, folder, overwrite = sys.argv[1], sys.argv[2], len(sys.argv) > 3
+crash = -1
+
+def count(call):
+    def counted(*arguments, **options):
+        global crash
+        crash -= 1
+        if crash == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return call(*arguments, **options)
+    return counted
+
+for name in ("fsync", "rename", "mkdir", "rmdir", "unlink"):
+    setattr(os, name, count(getattr(os, name)))
+
+number = 0
+while True:
+    number += 1
+    if overwrite:
+        pack(source + "/old", f"{folder}/{number}/dst")
+    child = os.fork()
+    if child == 0:
+        crash = number
+        pack(source + "/new", f"{folder}/{number}/dst", overwrite=overwrite)
+        os._exit(0)
+    if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0:
+        break
+print(number)
+"""
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_crash_between_any_two_steps_leaves_a_whole_pack_or_none(tmp_path: Path, overwrite: bool) -> None:
+    """SIGKILL before each call that changes a folder or brings a file to the disk, one after the other."""
+    old, new = folder(tmp_path / "src/old", {"cat": 3}), folder(tmp_path / "src/new", {"cat": 2, "dog": 3})
+    (tmp_path / "out").mkdir()
+    command = [sys.executable, "-c", CRASHES, str(tmp_path / "src"), str(tmp_path / "out"), *["x"] * overwrite]
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    crashes = int(run.stdout)
+    assert crashes > 8
+    seen: Counter[str] = Counter()
+    for number in range(1, crashes + 1):
+        dst = tmp_path / f"out/{number}/dst"
+        if not dst.exists():
+            seen["none"] += 1
+        else:
+            assert verify(dst) == []
+            seen["new" if contents(dst) == sources(new) else "old"] += 1
+            assert contents(dst) in (sources(new), sources(old))
+        if overwrite and not dst.exists():  # killed between the two renames: the next pack finds the old one again
+            with pytest.raises(UsageError, match="this exists"):
+                pack(new, dst)
+            assert contents(dst) == sources(old)
+        pack(new, dst, overwrite=dst.exists())
+        assert contents(dst) == sources(new)
+        assert list(dst.parent.iterdir()) == [dst]
+    assert seen["new"] > 0
+    assert (seen["old"] > 8, seen["none"]) == (True, 1) if overwrite else seen["none"] > 8
+
+
+def test_leftovers_of_a_running_pack_are_not_touched(pets: Path, tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "60"]) as process:
+        running = tmp_path / f".dst.packing-{process.pid}"
+        running.mkdir()
+        (tmp_path / ".other.packing-99999999").mkdir()
+        (tmp_path / ".dst.packing-99999999").mkdir()
+        pack(pets, tmp_path / "dst")
+        assert {path.name for path in tmp_path.iterdir()} == {"dst", running.name, ".other.packing-99999999"}
+        process.kill()
+
+
+# Real data
+
+
+def test_a_real_set(data_root: Path, tmp_path: Path) -> None:
+    """Images of ImageNet are large, and of many sizes."""
+    files = sorted((data_root / "imagenet-250").glob("*.JPEG"))[:60]
+    lines = ["path,label", *(f"{path},{'abc'[number % 3]}" for number, path in enumerate(files))]
+    (tmp_path / "list.csv").write_text("\n".join(lines))
+    done = pack(tmp_path / "list.csv", tmp_path / "dst")
+    assert contents(done.folders[0]) == {str(path): path.read_bytes() for path in files}
+    packed = dataset.open(done.folders[0])
+    for sample in range(len(packed)):
+        with Image.open(packed.name(sample)) as image:
+            assert image.size == (packed.width[sample], packed.height[sample])
+    assert packed.description.class_counts == (20, 20, 20)
+    assert verify(done.folders[0]) == []
