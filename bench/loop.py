@@ -78,7 +78,9 @@ def bare_arm(setup: Setup, factory: Callable[[int], nn.Module]) -> Callable[[int
     return run
 
 
-def compare(factory: Callable[[int], nn.Module], size: tuple[int, int], channels: int, batch: int, pairs: int) -> list[list[float]]:
+def compare(
+    factory: Callable[[int], nn.Module], size: tuple[int, int], channels: int, batch: int, pairs: int
+) -> list[list[float]]:
     """Seconds a step of (bare, Headway) in each pair; the first two pairs warm up and are left out."""
     with tempfile.TemporaryDirectory() as folder:
         trainer, bar = headway_arm(factory.__name__, size, channels, batch, Path(folder))

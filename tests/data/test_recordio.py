@@ -115,6 +115,7 @@ def test_what_is_no_shard_has_no_pack(tmp_path: Path) -> None:
         (b"", "the file is empty"),
         (b"\xff\xd8\xff\xe0 a JPEG", "no RecordIO record"),
         (MAGIC, "ends inside a record"),
+        (MAGIC + struct.pack("<I", 3 << 29 | 24) + bytes(24), "no RecordIO record"),  # the last part of a split one
         (MAGIC + struct.pack("<I", 4) + b"text", "too short for an image"),
         (MAGIC + struct.pack("<IIfQQ", 24, 9, 0, 0, 0), "too short for an image"),
     ):

@@ -146,8 +146,14 @@ def test_of_several_evaluation_sets_the_first_is_taken(tmp_path: Path) -> None:
 
 
 def test_a_class_may_be_called_train(tmp_path: Path) -> None:
-    for names in (["train/a.jpg", "test/b.jpg"], ["train/old/x.jpg", "plane/x.jpg"]):
-        root = touch(tmp_path / names[0].replace("/", "-"), names)
+    for number, names in enumerate(
+        (
+            ["train/a.jpg", "test/b.jpg"],
+            ["train/old/x.jpg", "plane/x.jpg"],
+            ["train/a.jpg", "train/old/x.jpg", "test/new/x.jpg"],
+        )
+    ):
+        root = touch(tmp_path / str(number), names)
         train, evaluation = open_split(root)
         assert evaluation is None
         assert "train" in train.classes

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from safetensors.numpy import load_file, save_file
 
 from headway.core.errors import DataError, UsageError
 from headway.data import dataset
@@ -71,6 +72,14 @@ def test_any_flipped_bit_of_a_record_is_found(copy: Path, data: st.DataObject) -
     ]
 
 
+def test_every_byte_of_a_records_header_is_checked(copy: Path) -> None:
+    offset, path = int(dataset.open(copy).offset[2]), copy / "shard-00000.rec"
+    intact = path.read_bytes()
+    for at in range(offset - 32, offset):
+        path.write_bytes(intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
+        assert [damage.index for damage in verify(copy)] == [2], at - offset
+
+
 def test_every_damaged_record_is_named(copy: Path) -> None:
     opened = dataset.open(copy)
     damaged = [1, 2, 9, SAMPLES - 1]
@@ -130,6 +139,27 @@ def test_both_parts_of_a_split_pack_are_checked(packed: Path, tmp_path: Path) ->
         verify(packed.parent / "src")
     with pytest.raises(UsageError, match="there is no such folder"):
         verify(tmp_path / "nowhere")
+
+
+def test_columns_that_lead_nowhere_are_named(copy: Path) -> None:
+    path = copy / dataset.COLUMNS_FILE
+    description, columns = dataset.open(copy).description, load_file(path)
+    columns["offset"][0] = 31
+    columns["offset"][1] = 1 << 63
+    columns["shard"][2] = 99
+    save_file(columns, path, metadata=description.to_metadata())
+    found = verify(copy)
+    assert [(damage.index, damage.shard) for damage in found] == [
+        (None, dataset.COLUMNS_FILE),
+        (0, "shard-00000.rec"),
+        (1, "shard-00000.rec"),
+        (2, dataset.COLUMNS_FILE),
+    ]
+    assert [damage.reason for damage in found[1:]] == [
+        "no record can begin there",
+        "the file ends inside a record",
+        "there is no shard 99",
+    ]
 
 
 def test_a_damaged_columns_file_is_named_or_refused(copy: Path) -> None:

@@ -65,7 +65,7 @@ def panels() -> list[Panel]:
 )
 def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags: tuple[str, ...]) -> None:
     page = tmp_path / "report.html"
-    report.write(page, report.render(panels(), title="<b>Run</b>", subtitle="S", footer="F"))
+    page.write_text(report.render(panels(), title="<b>Run</b>", subtitle="S", footer="F"), encoding="utf-8")
     document, console = opened(page, *flags)
     assert console == []
     articles = dict(re.findall(r'<article id="([^"]+)"(.*?)</article>', document, re.DOTALL))

@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -165,16 +164,6 @@ def test_a_bad_panel_is_named() -> None:
 def test_an_empty_report_is_a_page() -> None:
     assert "no panels yet" in draw()
     assert "Nothing recorded." in draw(panel.lines("a", "A", [("s", [], [])], x_label="x", y_label="y"))
-
-
-def test_a_page_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
-    html = draw(panel.text("names", "N", "caf\udce9"), title="caf\udce9")
-    report.write(tmp_path / "report.html", html)
-    report.write(tmp_path / "report.html", html)
-    assert (tmp_path / "report.html").read_text(encoding="utf-8") == html
-    assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
-    with pytest.raises(HeadwayError, match=r"nowhere.report\.html: the page cannot be written"):
-        report.write(tmp_path / "nowhere" / "report.html", html)
 
 
 def test_a_thousand_classes_fit_a_page() -> None:

@@ -18,7 +18,7 @@ from headway.core.errors import RecipeError, nearest
 class Part(BaseModel):
     """Base of every part of a recipe: immutable, unknown keys refused. A part lives beside the code it configures."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, ser_json_inf_nan="constants")
 
 
 P = TypeVar("P", bound=Part)
@@ -47,7 +47,8 @@ class Loaded(Generic[P]):
 
     def to_yaml(self) -> str:
         """The whole tree, every value spelled out; loading it gives the same recipe."""
-        return yaml.safe_dump(self.recipe.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120)
+        tree = self.recipe.model_dump(mode="json")
+        return yaml.dump(tree, Dumper=_YamlWriter, sort_keys=False, allow_unicode=True, width=120)
 
 
 def load(path: Path, overrides: Sequence[str], model: type[P]) -> Loaded[P]:
@@ -81,50 +82,74 @@ class _Yaml(yaml.SafeLoader):
     """Safe YAML in which 1e-3 is a number (YAML 1.1 wants 1.0e-3 and calls the rest a text)."""
 
 
-_Yaml.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
-)
+class _YamlWriter(yaml.SafeDumper):
+    """Writes what `_Yaml` reads: a text that looks like 1e-3 gets its quotes."""
+
+
+for _dialect in (_Yaml, _YamlWriter):
+    _dialect.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
+    )
 
 
 def _parse(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
     """The tree of a YAML text, and the line of each key."""
-    loader = _Yaml(text)
     lines: dict[str, int] = {}
 
     def plain(node: yaml.Node, path: tuple[str, ...]) -> Any:
+        line = node.start_mark.line + 1
         if path:
-            lines[".".join(path)] = node.start_mark.line + 1
+            lines[".".join(path)] = line
         if isinstance(node, yaml.MappingNode):
-            loader.flatten_mapping(node)
+            loader.flatten_mapping(node)  # what `<<` names comes first, so that the mapping's own keys win
             out: dict[str, Any] = {}
             for key_node, value_node in node.value:
                 key = str(loader.construct_object(key_node))
-                if key in out:
-                    raise RecipeError(f"the key {key!r} stands twice", where=f"{where}:{key_node.start_mark.line + 1}")
                 out[key] = plain(value_node, (*path, key))
             return out
         if isinstance(node, yaml.SequenceNode):
             return [plain(child, (*path, str(place))) for place, child in enumerate(node.value)]
-        return loader.construct_object(node)
+        try:
+            return loader.construct_object(node)
+        except ValueError as error:  # of a date such as 2024-13-01
+            raise RecipeError(f"{node.value!r} is no value ({error})", where=f"{where}:{line}") from None
 
     try:
+        loader = _Yaml(text)
         node = loader.get_single_node()
+        _refuse_twice(node, where, set())
         tree = plain(node, ()) if node is not None else {}
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f"{where}:{mark.line + 1}" if mark else where
-        raise RecipeError(f"this is no YAML ({getattr(error, 'problem', error)})", where=at) from None
-    finally:
-        loader.dispose()
+        what = getattr(error, "problem", None) or getattr(error, "reason", error)
+        raise RecipeError(f"this is no YAML ({what})", where=at) from None
+    except RecursionError:
+        raise RecipeError("this YAML holds itself, or is nested too deeply", where=where) from None
     if not isinstance(tree, dict):
         raise RecipeError("a recipe is a mapping of keys to values", where=where)
     return tree, lines
 
 
+def _refuse_twice(node: yaml.Node | None, where: str, seen: set[int]) -> None:
+    """Raises RecipeError for a key that stands twice in one mapping; YAML itself takes the last."""
+    if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
+        return
+    seen.add(id(node))
+    names: set[str] = set()
+    for child in node.value:
+        key, value = child if isinstance(node, yaml.MappingNode) else (None, child)
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in names:
+                raise RecipeError(f"the key {key.value!r} stands twice", where=f"{where}:{key.start_mark.line + 1}")
+            names.add(key.value)
+        _refuse_twice(value, where, seen)
+
+
 def _parse_value(text: str, key: str) -> Any:
     try:
         return yaml.load(text, _Yaml)
-    except yaml.YAMLError:
+    except (yaml.YAMLError, ValueError, RecursionError):
         raise RecipeError(f"the value {text!r} is no YAML", where=key) from None
 
 
@@ -132,15 +157,16 @@ def _put(tree: Any, keys: Sequence[str], value: Any, whole: str) -> None:
     for place, key in enumerate(keys):
         last = place == len(keys) - 1
         if isinstance(tree, list):
-            if not key.isdigit() or int(key) >= len(tree):
+            if not key.isdecimal() or int(key) >= len(tree):
                 raise RecipeError(f"{whole}: a list of {len(tree)} entries has no entry {key!r}", fix="Count from 0.")
             index: Any = int(key)
         elif isinstance(tree, dict):
             index = key
-            if not last and not isinstance(tree.get(key), dict | list):
+            if not last and tree.get(key) is None:
                 tree[key] = {}
         else:
-            raise RecipeError(f"{whole}: {'.'.join(keys[:place])} is a single value and has no {key!r}")
+            above = ".".join(keys[:place])
+            raise RecipeError(f"{whole}: {above} is a single value and has no {key!r}", fix=f"Set {above} as a whole.")
         if last:
             tree[index] = value
         else:
@@ -156,15 +182,27 @@ def _leaves(tree: Any, path: str = "") -> Iterator[str]:
 
 
 def _origins_of_leaves(recipe: Part, origins: Mapping[str, str]) -> dict[str, str]:
-    """Origin of each leaf: its own, else that of the nearest key above it (a whole part given at once)."""
-    out = {}
-    for leaf in _leaves(recipe.model_dump(mode="json")):
-        given = [key for key in origins if leaf == key or leaf.startswith(f"{key}.") or key.startswith(f"{leaf}.")]
-        exact = [key for key in given if leaf == key or key.startswith(f"{leaf}.") or origins[key] == "command line"]
-        scalar = [key for key in given if not any(other.startswith(f"{key}.") for other in origins)]
-        best = exact or scalar
-        out[leaf] = origins[max(best, key=len)] if best else "default"
-    return out
+    """Origin of each leaf.
+
+    Its own, or the command line where an entry of it came from there; else that of the nearest key above it that was
+    given at once (`data: synthetic`, `augment={flip: true}`).
+    """
+
+    def origin(leaf: str) -> str:
+        own = [key for key in origins if key == leaf or key.startswith(f"{leaf}.")]
+        if any(origins[key] == "command line" for key in own):
+            return "command line"
+        if own:
+            return origins[min(own, key=len)]
+        above = [key for key in origins if leaf.startswith(f"{key}.")]
+        whole = [
+            key
+            for key in above
+            if origins[key] == "command line" or not any(other.startswith(f"{key}.") for other in origins)
+        ]
+        return origins[max(whole, key=len)] if whole else "default"
+
+    return {leaf: origin(leaf) for leaf in _leaves(recipe.model_dump(mode="json"))}
 
 
 def _explain(error: ValidationError, model: type[Part], path: Path, origins: Mapping[str, str]) -> str:
@@ -177,7 +215,7 @@ def _explain(error: ValidationError, model: type[Part], path: Path, origins: Map
         if entry["type"] == "extra_forbidden":
             part = _part_at(model, keys[:-1])
             hint = nearest(keys[-1], part.model_fields) if part else ""
-            out.append(f"{where}there is no key {dotted!r}. {hint}")
+            out.append(f"{where}there is no key {dotted!r}. {hint}".rstrip())
         elif entry["type"] == "missing":
             out.append(f"{where}the key {dotted!r} is missing.")
         elif entry["type"] == "value_error":
@@ -191,6 +229,8 @@ def _explain(error: ValidationError, model: type[Part], path: Path, origins: Map
 def _part_at(model: type[Part], keys: Sequence[str]) -> type[Part] | None:
     current: Any = model
     for key in keys:
+        if key.isdecimal():  # an entry of a list, whose parts are all alike
+            continue
         if isinstance(current, type) and issubclass(current, Part):
             field = current.model_fields.get(key)
             current = field.annotation if field else None

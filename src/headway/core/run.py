@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import UsageError
+from headway.core.files import write_whole
 
 IDS_BYTES = 24
 """One sample of ids.bin: position, asked, served, as little-endian int64."""
@@ -39,12 +40,13 @@ class Run:
 
     @staticmethod
     def create(folder: Path) -> Run:
-        """Makes a new run folder.
+        """Makes a new run folder; what is left of one that was killed before its recipe was written is taken over.
 
         Raises:
-            UsageError: the folder exists and is not empty.
+            UsageError: the folder exists, and is a run or holds other files.
         """
-        if folder.is_dir() and any(folder.iterdir()):
+        run = Run(folder)
+        if run.recipe_path.exists():
             raise UsageError(
                 "this run folder exists",
                 where=str(folder),
@@ -52,10 +54,17 @@ class Run:
             )
         if folder.exists() and not folder.is_dir():
             raise UsageError("this is a file, not a folder", where=str(folder))
-        run = Run(folder)
+        if folder.is_dir() and not run._is_unborn():
+            raise UsageError("this folder is not empty", where=str(folder), fix="Name another one with --run.")
         for part in (folder, run.panels, run.checkpoints):
             part.mkdir(parents=True, exist_ok=True)
         return run
+
+    def _is_unborn(self) -> bool:
+        """Whether the folder has no files but those that are written before the recipe."""
+        before = ("provenance.json", ".provenance.json.", ".recipe.yaml.")
+        files = [path for path in self.folder.rglob("*") if not path.is_dir()]
+        return all(path.parent == self.folder and path.name.startswith(before) for path in files)
 
     @staticmethod
     def open(folder: Path) -> Run:
@@ -96,8 +105,9 @@ class Run:
 
     def cut_back(self, position: int) -> None:
         """Takes what was logged after `position` out of the logs, so that a resumed run writes it once."""
-        for path in (self.metrics_path, self.quarantine_path):
-            kept = [record for record in read_lines(path) if record["position"] <= position]
+        # A metric's position is the number of samples served before it; a damaged sample's is its own.
+        for path, first_cut in ((self.metrics_path, position + 1), (self.quarantine_path, position)):
+            kept = [record for record in read_lines(path) if record["position"] < first_cut]
             if path.exists():
                 write_whole(path, "".join(json.dumps(record) + "\n" for record in kept))
         if self.ids_path.exists():
@@ -114,20 +124,6 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
             except ValueError:
                 return
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file aside, synced, and renames it into place."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with aside.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
 
 
 def provenance(origins: Mapping[str, str], base: Path, **more: Any) -> dict[str, Any]:

@@ -25,8 +25,13 @@ def flip_and_translate(images: torch.Tensor, keys: UInt64, *, flip: bool, transl
 
     Returns:
         a new tensor of the shape and type of `images`.
+
+    Raises:
+        UsageError: the shift is no less than a side of the images.
     """
     b, height, width, _ = images.shape
+    if translate >= min(height, width):
+        raise UsageError(f"images of {height} x {width} pixels cannot be moved by {translate}", fix="Set less.")
     rows = np.broadcast_to(np.arange(height), (b, height))
     columns = np.broadcast_to(np.arange(width), (b, width))
     if flip:

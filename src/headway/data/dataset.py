@@ -12,6 +12,7 @@ import json
 import mmap
 import os
 import struct
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -45,6 +46,8 @@ COLUMN_TYPES: Mapping[str, str] = {
 `name` (U8) and `name_offset` (U64 [n + 1]) hold the samples' source names as UTF-8."""
 
 NUMPY_TYPES = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uint64, "I64": np.int64, "F32": np.float32}
+
+_AGAIN = "Pack the data again, or copy the folder again."
 
 LabelKind = Literal["class", "multi", "value"]
 
@@ -138,7 +141,10 @@ class Dataset:
         return self._names[low:high].tobytes().decode()
 
     def read(self, ids: Sequence[int] | NDArray[np.int64]) -> list[memoryview | bytes]:
-        """Image bytes of the samples, unchecked; views of the mapped shard where the record lies in one piece."""
+        """Image bytes of the samples, unchecked; views of the mapped shard where the record lies in one piece.
+
+        A record in several parts that do not fit together any more is empty, so that it counts as damaged.
+        """
         out: list[memoryview | bytes] = []
         for sample in ids:
             shard, offset, length = int(self.shard[sample]), int(self.offset[sample]), int(self.length[sample])
@@ -171,17 +177,20 @@ class Dataset:
         self._shards.clear()
 
     def _open_shard(self, number: int) -> _Bytes:
-        source = _Bytes(self.folder / self.description.shards[number].name)
-        return self._shards.setdefault(number, source)
+        path = self.folder / self.description.shards[number].name
+        return self._shards.setdefault(number, _Bytes(path, by_pread=on_network(path)))
 
 
 class _Bytes:
     """The bytes of one file: mapped, or read by pread where it lies on a network (a cut mapping kills the process)."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, by_pread: bool) -> None:
         self._file = os.open(path, os.O_RDONLY)
-        self._map = None if on_network(path) else mmap.mmap(self._file, 0, access=mmap.ACCESS_READ)
-        self._view = memoryview(self._map) if self._map is not None else None
+        self._release = weakref.finalize(self, os.close, self._file)
+        self._view: memoryview | None = None
+        if not by_pread:
+            self._view = memoryview(mmap.mmap(self._file, 0, access=mmap.ACCESS_READ))
+            self._release()  # the mapping has a descriptor of its own
 
     def cut(self, offset: int, length: int) -> memoryview | bytes:
         if self._view is not None:
@@ -189,14 +198,21 @@ class _Bytes:
         return os.pread(self._file, length, offset)
 
     def join(self, offset: int, length: int) -> bytes:
-        # Headers of parts and padding: 8 bytes a magic number found, and there is at most one in 4 bytes.
-        view = self._view if self._view is not None else memoryview(os.pread(self._file, 4 * length + 4096, offset))
-        return recordio.join(view, offset if self._view is not None else 0, length)
+        """A split record's bytes; none where its parts are damaged, which its checksum then shows."""
+        if self._view is None:
+            # The header of a part is 8 bytes in place of 4 of magic number; a MiB is for the record's own and labels.
+            view, offset = memoryview(os.pread(self._file, 2 * length + (1 << 20), offset)), 0
+        else:
+            view = self._view
+        try:
+            return recordio.join(view, offset, length)
+        except DataError:
+            return b""
 
     def close(self) -> None:
         # Views of the mapping may still be in use; the mapping goes with the last of them.
-        self._view = self._map = None
-        os.close(self._file)
+        self._view = None
+        self._release()
 
 
 def open(uri: str | os.PathLike[str]) -> Dataset:
@@ -210,8 +226,11 @@ def open(uri: str | os.PathLike[str]) -> Dataset:
     path = folder / COLUMNS_FILE
     if not path.is_file():
         raise _not_a_pack(folder)
-    columns, metadata = _map_columns(path)
-    description = Description.from_metadata(metadata)
+    try:
+        columns, metadata = _map_columns(path)
+        description = Description.from_metadata(metadata)
+    except (struct.error, LookupError, ValueError, TypeError, AttributeError, OverflowError) as error:
+        raise DataError("the columns file is damaged", where=str(path), fix=_AGAIN) from error
     for shard in description.shards:
         _check_shard(folder / shard.name, shard, description.pack_id)
     return Dataset(folder, columns, description)
@@ -232,25 +251,22 @@ def _not_a_pack(folder: Path) -> UsageError:
 
 def _map_columns(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """Columns as views of one mapping: safetensors is 8 bytes of header length, a JSON header, then the tensors."""
-    fix = "Pack the data again, or copy the folder again."
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        try:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header = json.loads(file.read(length) if length < size else b"")
-            metadata = header.pop("__metadata__")
-            end = max(entry["data_offsets"][1] for entry in header.values())
-            samples = {entry["shape"][0] for name, entry in header.items() if name in COLUMN_TYPES or name == "label"}
-        except (struct.error, ValueError, KeyError, TypeError) as error:
-            raise DataError("the columns file is damaged", where=str(path), fix=fix) from error
-        if size != 8 + length + end or len(samples) != 1:
-            raise DataError(f"the columns file is cut: {size} of {8 + length + end} bytes", where=str(path), fix=fix)
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length) if length < size else b"")
+        metadata = header.pop("__metadata__")
+        end = 8 + length + max(entry["data_offsets"][1] for entry in header.values())
+        if size != end:
+            raise DataError(f"the columns file is cut: {size} of {end} bytes", where=str(path), fix=_AGAIN)
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     wrong = [name for name, kind in COLUMN_TYPES.items() if header.get(name, {}).get("dtype") != kind]
-    if wrong or "label" not in header or "headway" not in metadata:
-        raise DataError(
-            f"columns are missing or of another type: {', '.join(wrong) or 'label'}", where=str(path), fix=fix
-        )
+    if wrong or "label" not in header:
+        what = f"columns are missing or of another type: {', '.join(wrong) or 'label'}"
+        raise DataError(what, where=str(path), fix=_AGAIN)
+    samples = {header[name]["shape"][0] for name in (*COLUMN_TYPES, "label")}
+    if len(samples) != 1:
+        raise DataError("its columns have different lengths", where=str(path), fix=_AGAIN)
     columns = {}
     for name, entry in header.items():
         low, high = entry["data_offsets"]

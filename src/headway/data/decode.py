@@ -87,7 +87,7 @@ class Decoder:
     def __call__(
         self, buffers: Sequence[bytes | memoryview], boxes: NDArray[np.float32], out: NDArray[np.uint8]
     ) -> NDArray[np.uint8]:
-        """Decodes n images into `out` (uint8 [n, H, W, C]); boxes float32 [n, 4]. Returns `Status` values, uint8 [n]."""
+        """Decodes n images into `out` (uint8 [n, H, W, C]); boxes float32 [n, 4]. Returns `Status`, uint8 [n]."""
         status = np.zeros(len(buffers), np.uint8)
 
         def work(low: int, high: int) -> None:

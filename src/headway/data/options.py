@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -11,6 +11,8 @@ from headway.core.recipe import Part
 Verify = Literal["first", "always", "never"]
 OnBad = Literal["substitute", "mask", "stop"]
 SYNTHETIC = "synthetic"
+Side = Annotated[int, Field(ge=1)]
+Spread = Annotated[float, Field(gt=0)]
 
 
 class SyntheticRecipe(Part):
@@ -19,7 +21,7 @@ class SyntheticRecipe(Part):
     samples: int = Field(default=50_000, ge=1)
     """Size of the pretended data set: makes the length of an epoch."""
     classes: int = Field(default=10, ge=2)
-    size: tuple[int, int] = (32, 32)
+    size: tuple[Side, Side] = (32, 32)
     """(height, width)"""
     channels: Literal[1, 3] = 3
 
@@ -85,5 +87,5 @@ class AugmentRecipe(Part):
     """Move each sample by up to so many pixels both ways; the border is filled by reflection."""
     mean: Literal["auto"] | tuple[float, ...] = "auto"
     """Mean of each channel, in 0..255; auto: measured over the training images."""
-    std: Literal["auto"] | tuple[float, ...] = "auto"
+    std: Literal["auto"] | tuple[Spread, ...] = "auto"
     """Standard deviation of each channel, in 0..255."""

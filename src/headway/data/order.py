@@ -130,7 +130,7 @@ class Order:
             if mask.any():
                 start = number[mask] * np.uint64(window)
                 inside[mask] = start + permute(slots[mask] - start, size, mix_int(key + 1), number[mask])
-        block = max(1, window // BLOCKS_A_WINDOW)
+        block = -(-window // BLOCKS_A_WINDOW)
         blocks = n // block
         place = inside // np.uint64(block)
         moved = place < np.uint64(blocks)  # the short last block stays last; the offset below moves it every epoch

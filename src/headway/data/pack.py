@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError, UsageError
+from headway.core.files import write_synced
 from headway.data.dataset import COLUMNS_FILE
 from headway.data.decode import usable_cores
 from headway.data.formats.source import Source, open_split
 from headway.data.pack_set import SetPlan, pack_set, strict_pillow
-from headway.data.staging import clear_leftovers, staged, write_synced
+from headway.data.staging import clear_leftovers, staged
 
 SKIPPED_FILE = "skipped.txt"
 

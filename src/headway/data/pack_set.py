@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -22,11 +23,11 @@ from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError, WebPI
 from safetensors.numpy import save
 
 from headway.core.errors import DataError
+from headway.core.files import sync_folder, write_synced
 from headway.data.dataset import COLUMN_TYPES, COLUMNS_FILE, FLAG_NOT_JPEG, FLAG_SPLIT, NUMPY_TYPES, Description, Shard
 from headway.data.decode import to_pixels
 from headway.data.formats.recordio import RECORD_LIMIT_BYTES, Placed, Writer
 from headway.data.formats.source import Source
-from headway.data.staging import sync_folder, write_synced
 
 MODE = "keep"
 
@@ -63,7 +64,7 @@ class SetPlan:
     def labels(self) -> NDArray[Any]:
         return self.source.labels[self.ids]
 
-    @property
+    @functools.cached_property
     def pack_id(self) -> int:
         """64 bits of a hash of what is packed, known before any image is read."""
         digest = hashlib.sha256(json.dumps([MODE, self.source.classes, self.names]).encode())

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from headway.core.errors import HeadwayError
+from headway.core.files import sync_folder
 
 
 @contextlib.contextmanager
@@ -39,34 +40,23 @@ def staged(dst: Path, *, needed_bytes: int, replace: bool) -> Iterator[Path]:
 
 
 def clear_leftovers(dst: Path) -> None:
-    """Removes what killed processes left beside `dst`; what one had moved away to replace it comes back."""
+    """Removes what killed processes left beside `dst`; what one had moved away to replace it comes back.
+
+    Raises HeadwayError where the folder that holds `dst` cannot be read or written.
+    """
     pattern = re.compile(re.escape(f".{dst.name}.") + r"(packing|replaced)-(\d{1,9})")
-    for entry in sorted(os.listdir(dst.parent)) if dst.parent.is_dir() else []:
-        match = pattern.fullmatch(entry)
-        # Our own number is an earlier process's, in another container: we have made nothing yet.
-        if match is None or (int(match[2]) != os.getpid() and _alive(int(match[2]))):
-            continue
-        if match[1] == "replaced" and not dst.exists():
-            os.rename(dst.parent / entry, dst)
-        else:
-            shutil.rmtree(dst.parent / entry)
-
-
-def write_synced(path: Path, data: bytes) -> None:
-    """Writes a file and brings it to the disk."""
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(folder: Path) -> None:
-    """Brings the names in a folder to the disk."""
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        for entry in sorted(os.listdir(dst.parent)) if dst.parent.is_dir() else []:
+            match = pattern.fullmatch(entry)
+            # Our own number is an earlier process's, in another container: we have made nothing yet.
+            if match is None or (int(match[2]) != os.getpid() and _alive(int(match[2]))):
+                continue
+            if match[1] == "replaced" and not dst.exists():
+                os.rename(dst.parent / entry, dst)
+            else:
+                shutil.rmtree(dst.parent / entry)
+    except OSError as error:
+        raise HeadwayError(f"this cannot be written ({error.strerror})", where=str(dst)) from error
 
 
 def _publish(staging: Path, dst: Path, replace: bool) -> None:

@@ -30,10 +30,11 @@ class Synthetic:
         self._samples, self._batch, self._seed, self._start = recipe.samples, batch, seed, start
 
     def __iter__(self) -> Iterator[Batch]:
+        first = np.arange(self._batch)
         position = self._start
         while True:
-            positions = np.arange(position, position + self._batch)
-            epochs, samples = np.divmod(positions, self._samples)
+            positions = first + position
+            epochs, samples = positions // self._samples, positions % self._samples
             yield Batch(
                 images=self._images,
                 labels=self._labels,

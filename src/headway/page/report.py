@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
 from functools import cache
 from itertools import groupby
@@ -57,18 +56,6 @@ def render(
         plotly=_plotly() if any(p.json for p in pictures) else "",
     )
     return html.encode("utf-8", errors="replace").decode("utf-8")  # a title may hold what is not Unicode
-
-
-def write(path: Path, html: str) -> None:
-    """Write a page aside and rename it into place: who looks finds the old page or the new one, never half."""
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        aside.write_text(html, encoding="utf-8")
-        aside.replace(path)
-    except OSError as error:
-        raise HeadwayError(f"the page cannot be written: {error.strerror}", where=str(path)) from error
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _rows(pictures: Iterable[Picture]) -> list[tuple[Picture, bool]]:

@@ -1,7 +1,7 @@
 """Checkpoints: safetensors files and a JSON manifest. Written aside, synced, renamed; nothing is ever unpickled.
 
 checkpoints/step-00000120/
-    manifest.json           format, step, scalars, and for each file its bytes and sha256
+    manifest.json           format, step, scalars, for each file its bytes and sha256, and the manifest's own sha256
     tensors-0.safetensors   `model/NAME`, `optimizer/PARAMETER/STATE`, `random/torch`, ... (rank 0's share)
 checkpoints/latest          name of the newest, moved last
 """
@@ -26,7 +26,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from headway.core.errors import CheckpointError, HeadwayError
-from headway.core.run import write_whole
+from headway.core.files import sync_folder, write_synced, write_whole
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -67,14 +67,15 @@ class Checkpoints:
             # A tensor's memory format is not stored: it is put back into whatever format the network has.
             data = save_tensors({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
             file = {"name": "tensors-0.safetensors", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            _write_synced(aside / str(file["name"]), data)
+            write_synced(aside / str(file["name"]), data)
             manifest = {"format": FORMAT, "step": step, "scalars": dict(scalars), "files": [file]}
-            _write_synced(aside / MANIFEST, json.dumps(manifest, indent=1).encode())
-            _sync_folder(aside)
+            manifest["sha256"] = _digest(manifest)
+            write_synced(aside / MANIFEST, json.dumps(manifest, indent=1).encode())
+            sync_folder(aside)
             if final.exists():
                 shutil.rmtree(final)
             os.replace(aside, final)
-            _sync_folder(self.folder)
+            sync_folder(self.folder)
             write_whole(self.folder / "latest", final.name + "\n")
         except OSError as error:
             shutil.rmtree(aside, ignore_errors=True)
@@ -127,6 +128,8 @@ def read(path: Path) -> Checkpoint:
         manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         if manifest["format"] != FORMAT:
             raise CheckpointError(f"its format is {manifest['format']}, this version reads {FORMAT}", where=str(path))
+        if manifest.pop("sha256") != _digest(manifest):
+            raise CheckpointError(f"{MANIFEST} is damaged: its sha256 is another", where=str(path))
         tensors: dict[str, torch.Tensor] = {}
         for file in manifest["files"]:
             data = (path / file["name"]).read_bytes()
@@ -204,16 +207,6 @@ def _set_random_state(tensors: Mapping[str, torch.Tensor]) -> None:
     random.setstate((3, tuple(tensors["random/python"].tolist()), spare[0] if spare else None))
 
 
-def _write_synced(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _digest(manifest: Mapping[str, Any]) -> str:
+    """sha256 of a manifest, of all but its own `sha256`; a flipped digit would leave it good JSON."""
+    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

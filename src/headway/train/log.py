@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
 
+from headway.core.files import write_whole
 from headway.core.run import Run
 from headway.data.loader import Bad
 from headway.observe.sinks import Sink, open_sinks
@@ -48,16 +49,7 @@ class RunLog:
     def weights(self, model: torch.nn.Module) -> None:
         """Writes weights.safetensors, whole or not at all."""
         data = save_tensors({name: t.detach().cpu().contiguous().clone() for name, t in model.state_dict().items()})
-        aside = self._run.folder / f".weights.{os.getpid()}"
-        try:
-            with aside.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(aside, self._run.weights_path)
-        except OSError:
-            aside.unlink(missing_ok=True)
-            raise
+        write_whole(self._run.weights_path, data)
 
     def flush(self) -> None:
         """Brings everything logged so far onto the disk; called before a checkpoint that counts on it."""

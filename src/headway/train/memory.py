@@ -26,7 +26,7 @@ def largest_micro_batch(batch: int, device: torch.device, attempt: Callable[[int
     """
     if device.type == "cuda":
         return _by_trial(batch, attempt)
-    saved = bytes_saved(attempt, 2) - bytes_saved(attempt, 1)
+    saved = (bytes_saved(attempt, 4) - bytes_saved(attempt, 2)) // 2  # batch norm may want two samples at least
     available = int(_available_bytes() * SHARE_OF_MEMORY)
     fits = max(1, available // max(1, saved))
     parts = -(-batch // fits)

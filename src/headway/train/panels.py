@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from headway.core.run import Run, write_whole
+from headway.core.files import write_whole
+from headway.core.run import Run
 from headway.data.dataset import Dataset
 from headway.data.decode import to_pixels
 from headway.page import panel
@@ -88,7 +90,7 @@ def report(run: Run) -> Path:
         sections=SECTIONS,
         footer=f"headway {about['versions']['headway']}, torch {about['versions']['torch']}",
     )
-    page.write(run.report_path, html)
+    write_whole(run.report_path, html)
     return run.report_path
 
 
@@ -137,7 +139,7 @@ def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> lis
     names = list(dict.fromkeys([*_metric_names(evaluated), *_metric_names(train)]))
     for place, name in enumerate(sorted(names, key=lambda name: name == "loss")):
         series = [
-            (label, [r["epoch"] for r in records], [r.get(name) for r in records])
+            (label, [r["epoch"] for r in records], [_finite(r.get(name)) for r in records])
             for label, records in (
                 ("training, one batch" if name != "loss" else "training", train),
                 ("evaluation", evaluated),
@@ -174,6 +176,11 @@ def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> lis
                 )
             )
     return out
+
+
+def _finite(value: float | None) -> float | None:
+    """A curve has a gap where a number is not finite: JSON does not have it."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _time(train: list[dict[str, Any]], summary: dict[str, Any]) -> list[Panel]:

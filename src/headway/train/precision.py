@@ -52,7 +52,7 @@ class Precision:
         """Adds the gradient of sum(losses * weights); both of shape [b], weights = 1 / global batch (0 for masked)."""
         if self._scaler is not None:
             weights = self._scaler.scale(weights)
-        losses.backward(weights.to(losses.dtype) if losses.dtype != weights.dtype else weights)
+        losses.backward(weights)
 
     def step(
         self, optimizer: torch.optim.Optimizer, clip_norm: float | None, parameters: list[torch.nn.Parameter]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -14,12 +15,14 @@ import torch
 from PIL import Image
 
 from headway.core.errors import DataError, UsageError
+from headway.core.files import write_whole
 from headway.data.decode import Status, center_boxes, decode_one
+from headway.data.formats.source import is_image
 from headway.train.setup import Setup, in_format
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
-    """The files named, and those inside the folders named, sorted.
+    """The files named, and the images (by their ending) inside the folders named, sorted.
 
     Raises:
         UsageError: a path does not exist, or there is no file.
@@ -27,7 +30,7 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
     out: list[Path] = []
     for path in paths:
         if path.is_dir():
-            out += sorted(file for file in path.rglob("*") if file.is_file() and not file.name.startswith("."))
+            out += sorted(file for file in path.rglob("[!.]*") if file.is_file() and is_image(file.name))
         elif path.is_file():
             out.append(path)
         else:
@@ -60,7 +63,7 @@ def _decode(file: Path, out: Any, setup: Setup) -> None:
     try:
         with Image.open(file) as image:
             width, height = image.size
-    except OSError:
+    except (OSError, Image.DecompressionBombError):
         raise DataError("this file is no image", where=str(file)) from None
     box = center_boxes(np.array([width], np.uint32), np.array([height], np.uint32), setup.size)[0]
     if decode_one(file.read_bytes(), out, box) != Status.OK:
@@ -68,13 +71,15 @@ def _decode(file: Path, out: Any, setup: Setup) -> None:
 
 
 def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, as_json: bool) -> int:
-    """Writes rows as CSV or JSONL to a file (by its ending) or the screen; returns how many."""
+    """Writes rows as CSV or JSONL to a file (by its ending; whole or not at all) or the screen; returns how many."""
     if out is None:
         return _write(rows, sys.stdout, as_json)
     if out.suffix not in (".csv", ".jsonl"):
         raise UsageError("the output's ending is neither .csv nor .jsonl", where=str(out))
-    with out.open("w", encoding="utf-8", newline="") as file:
-        return _write(rows, file, out.suffix == ".jsonl")
+    text = io.StringIO(newline="")
+    count = _write(rows, text, out.suffix == ".jsonl")
+    write_whole(out, text.getvalue())
+    return count
 
 
 def _write(rows: Iterable[dict[str, Any]], file: Any, as_json: bool) -> int:

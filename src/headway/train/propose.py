@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import yaml
 from PIL import Image
 
 from headway.core.errors import DataError, UsageError
@@ -109,7 +111,7 @@ def propose(src: Path, out: Path | None = None, *, overwrite: bool = False) -> t
         UsageError: the recipe exists and `overwrite` is off. HeadwayError: see `look`.
     """
     found = look(src)
-    name = src.resolve().stem.removesuffix(".packed")
+    name = src.resolve().stem.removesuffix(".packed").lstrip(".") or "images"
     out = out or Path(f"{name}.yaml")
     if out.exists() and not overwrite:
         raise UsageError("this recipe exists", where=str(out), fix="Name another with --out, or pass --overwrite.")
@@ -126,17 +128,17 @@ def recipe_text(found: Findings, name: str, packed: Path) -> str:
     side, batch = _side(found), _batch(found)
     epochs = _epochs(found, batch)
     split = packed if found.packed and not found.held_out else packed / "train"
-    held_out = f"  eval: {packed / 'eval'}\n" if found.held_out or not found.packed else ""
+    held_out = f"  eval: {_yaml(str(packed / 'eval'))}\n" if found.held_out or not found.packed else ""
     colour = "gray" if found.gray else "colour"
     sizes = f"all {found.sizes[0][0]} x {found.sizes[0][1]}" if found.common_size else "of different sizes"
     lines = [
         f"# Proposed by headway init: {found.samples:,} images, {_labels(found)}, {colour}, {sizes}.",
         "# Every line may be changed here, or for one run on the command line: headway train RECIPE key=value",
-        f"name: {name}",
+        f"name: {_yaml(name)}",
         "seed: 1",
         "",
         "data:",
-        f"  train: {split}",
+        f"  train: {_yaml(str(split))}",
         *([held_out.rstrip()] if held_out else []),
         *_size_lines(found, side),
         "",
@@ -154,6 +156,11 @@ def recipe_text(found: Findings, name: str, packed: Path) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _yaml(text: str) -> str:
+    """A text as YAML writes it: a folder may be called 2024, or `no`."""
+    return yaml.safe_dump(text, allow_unicode=True, width=math.inf).removesuffix("...\n").strip()
+
+
 def _labels(found: Findings) -> str:
     return {
         "class": f"{found.outputs} classes",
@@ -163,9 +170,9 @@ def _labels(found: Findings) -> str:
 
 
 def _side(found: Findings) -> int:
-    """Side that the network sees: the images' own where they are small, else 64, 128 or 224."""
+    """Shorter side that the network sees: the images' own where they are small, else 32, 64, 128 or 224."""
     if found.common_size and max(found.common_size) <= 64:
-        return max(found.common_size)
+        return min(found.common_size)
     median = found.median_side
     return next((side for side in (224, 128, 64, 32) if median >= side), 32)
 
@@ -197,8 +204,8 @@ def _epochs(found: Findings, batch: int) -> int:
 def _size_lines(found: Findings, side: int) -> list[str]:
     if found.common_size and max(found.common_size) <= 64:
         return []
-    why = f"the largest centred square is resized to this; half the images are at least {found.median_side} pixels high or wide"
-    return [f"  size: {side}  # {why}"]
+    why = f"half the images have a shorter side of at least {found.median_side} pixels"
+    return [f"  size: {side}  # the largest centred square is resized to this; {why}"]
 
 
 def _augment_lines(found: Findings, side: int) -> list[str]:

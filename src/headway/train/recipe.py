@@ -66,7 +66,7 @@ class TrainRecipe(Part):
     micro_batch: int | Literal["auto"] | None = None
     """Samples that go through the network at once; the rest of the step accumulates. Unset: the whole batch; auto: the
     largest that fits into memory. Batch norm sees one micro-batch at a time."""
-    epochs: float = Field(gt=0)
+    epochs: float = Field(gt=0, allow_inf_nan=False)
     """The run ends at the step nearest to so many epochs; every step is full."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Of forward and backward; parameters stay fp32. auto: bf16 where the device computes with it, else fp16 on a GPU

@@ -7,7 +7,7 @@ import signal
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -15,13 +15,17 @@ from typing import Any
 import torch
 
 from headway.core.errors import HeadwayError, UsageError
+from headway.core.files import write_whole
 from headway.core.recipe import Loaded, load
-from headway.core.run import Run, provenance, write_whole
+from headway.core.run import Run, provenance
+from headway.data import dataset
+from headway.model import weights
 from headway.train import panels
 from headway.train.checkpoint import Checkpoints
+from headway.train.evaluate import evaluate as evaluate_set
 from headway.train.progress import Bar, Silent, show
 from headway.train.recipe import TrainRecipe
-from headway.train.setup import Say, Setup, set_up
+from headway.train.setup import Say, Setup, check_classes, set_up
 from headway.train.trainer import Display, Trainer
 
 CLOCK_EXCLUDES = (
@@ -45,18 +49,19 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: S
     Raises:
         HeadwayError: see `set_up` and `Trainer`; the run folder exists.
     """
-    return _begin(load(recipe, overrides, TrainRecipe), folder, say=say, quiet=quiet)
+    return _begin(_load(recipe, overrides), folder, say=say, quiet=quiet)
 
 
 def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int, *, say: Say) -> list[Ended]:
     """The same recipe with seeds s, s + 1, ...; one run folder each, numbered inside `folder`."""
-    loaded = load(recipe, overrides, TrainRecipe)
+    loaded = _load(recipe, overrides)
     parent = folder or Run.free_name(Path("runs"), loaded.recipe.name)
     ended = []
     for number in range(times):
-        seed = loaded.recipe.seed + number
-        origin = "given" if number == 0 else f"--repeat, run {number + 1}"
-        ended.append(_begin(loaded.resolve("seed", seed, origin), parent / str(number + 1), say=say, quiet=False))
+        one = loaded
+        if number:
+            one = loaded.resolve("seed", loaded.recipe.seed + number, f"--repeat, run {number + 1}")
+        ended.append(_begin(one, parent / str(number + 1), say=say, quiet=False))
         if ended[-1].interrupted:
             break
     return ended
@@ -107,8 +112,22 @@ def resume(folder: Path, *, say: Say) -> Ended:
 def reload(run: Run) -> Loaded[TrainRecipe]:
     """The resolved recipe of a run, with the origins it had."""
     about = run.read_json("provenance")
-    loaded = load(run.recipe_path, (), TrainRecipe)
-    return Loaded(loaded.recipe, about["origins"], Path(about["base"]))
+    loaded = Loaded(load(run.recipe_path, (), TrainRecipe).recipe, about["origins"], Path(about["base"]))
+    device = loaded.origins["device"]
+    return loaded.resolve("device", "auto", "chosen anew where the run goes on") if _is_auto(device) else loaded
+
+
+def _is_auto(origin: str) -> bool:
+    return origin.startswith("auto: ")
+
+
+def _load(recipe: Path, overrides: Sequence[str]) -> Loaded[TrainRecipe]:
+    """A recipe; the paths in that of a run folder start where the run's own recipe lay."""
+    loaded = load(recipe, overrides, TrainRecipe)
+    run = Run(recipe.parent)
+    if recipe.name == run.recipe_path.name and (run.folder / "provenance.json").exists():
+        return replace(loaded, base=Path(run.read_json("provenance")["base"]))
+    return loaded
 
 
 def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, quiet: bool) -> Ended:
@@ -143,9 +162,18 @@ def _go(trainer: Trainer, display: Display) -> Ended:
     run = trainer.run_folder
     summary = _summary(trainer)
     run.write_json("summary", summary)
-    if trainer.evaluation is not None and trainer.setup.eval is not None:
-        panels.write(run, panels.of_evaluation(trainer.setup, trainer.setup.eval, trainer.evaluation))
+    _write_panels(trainer)
     return Ended(run, summary, interrupted=not trainer.finished)
+
+
+def _write_panels(trainer: Trainer) -> None:
+    setup, run, evaluation = trainer.setup, trainer.run_folder, trainer.evaluation
+    if setup.eval is None:
+        return
+    if evaluation is None and trainer.finished and not (run.panels / "worst.json").exists():
+        evaluation = evaluate_set(setup, setup.eval)  # killed between its last checkpoint and its panels
+    if evaluation is not None:
+        panels.write(run, panels.of_evaluation(setup, setup.eval, evaluation))
 
 
 @contextmanager
@@ -188,11 +216,19 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
     }
     if trainer.best is not None:
         name = setup.task.primary
-        last = trainer.evaluation.metrics if trainer.evaluation else trainer.best
+        last = _last_metrics(trainer, trainer.best)
         summary |= {name: last[name], "loss": last["loss"], "best": trainer.best}
     if setup.recipe.stop_at is not None:
         summary["stop_at"] = {"goal": setup.recipe.stop_at, "seconds_to_reach": trainer.reached_s}
     return summary
+
+
+def _last_metrics(trainer: Trainer, otherwise: dict[str, float]) -> dict[str, float]:
+    """Of the last evaluation, which may have been before the run was resumed."""
+    if trainer.evaluation is not None:
+        return trainer.evaluation.metrics
+    evaluations = [record for record in trainer.run_folder.metrics() if record["kind"] == "evaluate"]
+    return evaluations[-1] if evaluations else otherwise
 
 
 def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
@@ -201,10 +237,6 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
     Raises:
         UsageError: the run has no weights yet, or there is nothing to evaluate on.
     """
-    from headway.data import dataset
-    from headway.train.evaluate import evaluate as over
-    from headway.train.setup import check_classes
-
     run = Run.open(folder)
     setup = trained(run, say=say)
     held_out = setup.eval
@@ -214,7 +246,7 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
             check_classes(setup.train, held_out)
     if held_out is None:
         raise UsageError("this run has no evaluation set", where=str(folder), fix="Name a packed one with --data.")
-    evaluation = over(setup, held_out)
+    evaluation = evaluate_set(setup, held_out)
     result = {**evaluation.metrics, "samples": float(len(evaluation.samples))}
     run.write_json("evaluation", {"data": str(held_out.folder), **result})
     panels.write(run, panels.of_evaluation(setup, held_out, evaluation))
@@ -227,8 +259,6 @@ def trained(run: Run, *, say: Say) -> Setup:
     Raises:
         UsageError: it has none yet. HeadwayError: they are damaged.
     """
-    from headway.model import weights
-
     if not run.weights_path.exists():
         fix = "They are written by its first evaluation or checkpoint."
         raise UsageError("this run has no weights yet", where=str(run.folder), fix=fix)

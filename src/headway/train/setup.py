@@ -35,6 +35,8 @@ MEASURED_SAMPLES = 1024
 FIRST_SAMPLES = 2048
 """Most images that a network's `init` is shown."""
 
+LABELS = {"class": "classes", "multi": "sets of names", "value": "numbers"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
@@ -98,6 +100,12 @@ def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True) -> Setu
     """
     recipe = loaded.recipe
     device = _device(recipe)
+    if fresh and recipe.device == "auto":  # trained weights may be used on a machine of another kind
+        if device.type == "cpu" and recipe.precision == "fp16":
+            what = "fp16 on a CPU is emulated and slow, and PyTorch sees no GPU here"
+            raise RecipeError(what, where="precision", fix="Set it to bf16, fp32 or auto.")
+        reason = "PyTorch sees a GPU" if device.type == "cuda" else "PyTorch sees no GPU"
+        loaded = loaded.resolve("device", device.type, reason)
     train_set, eval_set = _open_sets(loaded, say)
     loaded, size, channels, samples = _resolve_images(loaded, train_set)
     loaded = _resolve_normalisation(loaded, train_set, size, channels, device)
@@ -110,6 +118,9 @@ def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True) -> Setu
     torch.manual_seed(recipe.seed)
     target = _target(recipe, train_set)
     task = tasks.build(recipe.task, target, loaded.base)
+    if recipe.task.factory == "auto":
+        name = f"{tasks.__name__}:{type(task).__name__}"
+        loaded = loaded.resolve("task.factory", name, f"labels are {LABELS[target.kind]}")
     model_recipe = recipe.model if fresh else recipe.model.model_copy(update={"weights": None})
     model = build_model(model_recipe, num_outputs=task.outputs, in_channels=channels, base=loaded.base, say=say)
     model = model.to(device=device)
@@ -330,6 +341,7 @@ def _check_network(
                     f"it gives {gave} for a sample, the data needs ({task.outputs},)", where="model", fix=fix
                 )
             what = "the task"
+            outputs = outputs.float()
             found = {"loss": task.loss(outputs, labels), **task.metrics(outputs, labels)}
     except HeadwayError:
         raise
@@ -339,8 +351,9 @@ def _check_network(
     finally:
         model.train()
     for name, value in found.items():
-        if value.shape != (len(images),):
-            said = f"{name} has the shape {tuple(value.shape)} for {len(images)} samples"
+        if not isinstance(value, torch.Tensor) or value.shape != (len(images),):
+            form = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"type {type(value).__name__}"
+            said = f"{name} has the {form} for {len(images)} samples"
             raise RecipeError(said, where="task", fix="A task gives one number a sample.")
     return list(found)
 

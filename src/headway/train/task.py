@@ -45,7 +45,7 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Loss of each sample, shape [b]; outputs [b, outputs], labels as the data set has them."""
+        """Loss of each sample, shape [b]; outputs float32 [b, outputs], labels as the data set has them."""
 
     @abstractmethod
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> Mapping[str, torch.Tensor]:
@@ -83,7 +83,7 @@ class Classification(Task):
         return {"accuracy": (outputs.argmax(dim=1) == labels).float()}
 
     def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
-        probability, place = outputs.float().softmax(dim=1).max(dim=1)
+        probability, place = outputs.softmax(dim=1).max(dim=1)
         pairs = zip(place.tolist(), probability.tolist(), strict=True)
         return [{"label": self._classes[k], "probability": round(p, 6)} for k, p in pairs]
 
@@ -109,7 +109,7 @@ class MultiLabel(Task):
         return {"label_accuracy": right.mean(dim=1), "exact": right.amin(dim=1)}
 
     def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
-        rows = outputs.float().sigmoid().tolist()
+        rows = outputs.sigmoid().tolist()
         names = self._classes
         return [
             {"labels": ";".join(n for n, p in zip(names, row, strict=True) if p > 0.5)}
@@ -133,13 +133,13 @@ class Regression(Task):
         return self._numbers
 
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        return (outputs.float() - labels.reshape(outputs.shape)).square().mean(dim=1)
+        return (outputs - labels.reshape(outputs.shape)).square().mean(dim=1)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"absolute_error": (outputs.float() - labels.reshape(outputs.shape)).abs().mean(dim=1)}
+        return {"absolute_error": (outputs - labels.reshape(outputs.shape)).abs().mean(dim=1)}
 
     def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
-        return [dict(zip(self._names, row, strict=True)) for row in outputs.float().tolist()]
+        return [dict(zip(self._names, row, strict=True)) for row in outputs.tolist()]
 
 
 def _need(target: Target, kind: LabelKind, name: str) -> None:

@@ -1,0 +1,37 @@
+"""Files that are there whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def write_whole(path: Path, data: bytes | str) -> None:
+    """Writes a file aside (text as UTF-8), brings it to the disk, and renames it into place.
+
+    Raises OSError; nothing is left aside then, and what was at `path` stays.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        write_synced(aside, data)
+        os.replace(aside, path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def write_synced(path: Path, data: bytes | str) -> None:
+    """Writes a file and brings it to the disk."""
+    with path.open("wb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Brings the names in a folder to the disk."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,167 @@
+"""What the tests of runs and of the command line share: the command itself, small real images, quick recipes."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import yaml
+from numpy.typing import NDArray
+from PIL import Image
+
+from headway import cli
+from headway.data.pack import pack
+
+NET = """
+from torch import nn
+
+def linear(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, num_classes))
+
+def dropout(num_classes):
+    return nn.Sequential(
+        nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.2),
+        nn.Flatten(), nn.Linear(6 * 64, num_classes),
+    )
+"""
+"""A user's file with two networks for gray images of 8 x 8."""
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command answered."""
+
+    status: int
+    out: str
+    err: str
+
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def headway(*arguments: str | Path, status: int | None = 0) -> Said:
+    """The command line in this process, which has torch already; checks the exit status unless it is None."""
+    out, err = io.StringIO(), io.StringIO()
+    argv = ["headway", *map(str, arguments)]
+    code = 0
+    with mock.patch.object(sys, "argv", argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            cli.main()
+        except SystemExit as left:
+            code = left.code if isinstance(left.code, int) else 1
+    said = Said(code, out.getvalue(), err.getvalue())
+    assert status is None or code == status, f"{' '.join(argv)} left with {code}:\n{said.out}\n{said.err}"
+    return said
+
+
+def refused(*arguments: str | Path, status: int) -> str:
+    """The sentence with which a command was refused: on stderr, one paragraph, no traceback."""
+    said = headway(*arguments, status=status)
+    assert "Traceback" not in said.err
+    assert "headway: " in said.err, said.err
+    sentence = said.err.partition("headway: ")[2].strip()
+    assert sentence.endswith((".", "!", "?")) or "\n" in sentence, sentence
+    return sentence
+
+
+def command(*arguments: str | Path) -> list[str]:
+    return [sys.executable, "-m", "headway", *map(str, arguments)]
+
+
+@contextlib.contextmanager
+def running(*arguments: str | Path, **more: Any) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process of its own, its output piped; killed at the end of the block if it still runs."""
+    process = subprocess.Popen(
+        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
+    )
+    try:
+        yield process
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def finished(*arguments: str | Path, **more: Any) -> Said:
+    """The command in a process of its own, waited for."""
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False, **more)
+    return Said(done.returncode, done.stdout, done.stderr)
+
+
+@cache
+def _digits() -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    return np.rint(found.images * (255 / 16)).astype(np.uint8), found.target
+
+
+def digits(folder: Path, per_class: int = 24) -> Path:
+    """scikit-learn's handwritten digits as folder/CLASS/NN.png: gray, 8 x 8."""
+    images, labels = _digits()
+    for label in range(10):
+        (folder / str(label)).mkdir(parents=True)
+        for number, image in enumerate(images[labels == label][:per_class]):
+            Image.fromarray(image).save(folder / str(label) / f"{number:03d}.png")
+    return folder
+
+
+def packed_digits(folder: Path, per_class: int = 24, split: float = 0.25) -> Path:
+    """The digits packed into folder/digits.packed/train and /eval: 180 and 60 images."""
+    pack(digits(folder / "digits", per_class), folder / "digits.packed", split=split, threads=1)
+    return folder / "digits.packed"
+
+
+def write_recipe(path: Path, **changes: Any) -> Path:
+    """A recipe on `digits.packed` beside it that trains in a fraction of a second. A change of None takes a key out;
+    mappings are merged."""
+    tree: dict[str, Any] = {
+        "data": {"train": "digits.packed/train", "eval": "digits.packed/eval", "threads": 1},
+        "model": {"factory": "net.py:linear"},
+        "optimizer": {"name": "sgd", "lr": 0.02},
+        "batch": 30,
+        "epochs": 2,
+        "precision": "fp32",
+        "log_every_steps": 1,
+    }
+    tree = _merged(tree, changes)
+    if not (path.parent / "net.py").exists():
+        (path.parent / "net.py").write_text(NET)
+    path.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return path
+
+
+def _merged(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    out = dict(tree)
+    for key, value in changes.items():
+        if value is None:
+            out.pop(key, None)
+        elif isinstance(value, dict) and isinstance(out.get(key), dict):
+            out[key] = _merged(out[key], value)
+        else:
+            out[key] = value
+    return out
+
+
+def records(run: Path, kind: str | None = None) -> list[dict[str, Any]]:
+    """Records of metrics.jsonl; every line has to be whole."""
+    found = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [record for record in found if kind is None or record["kind"] == kind]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its relative name."""
+    return {
+        os.fsdecode(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
+    }

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+
+from headway.core import clock
+from headway.core.clock import Clock
+
+
+def test_every_nanosecond_between_marks_goes_to_one_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    times = [5, 10, 17, 40, 41, 1_000_000_041, 1_000_000_050]
+    monkeypatch.setattr(clock, "perf_counter_ns", iter(times).__next__)
+    stages = Clock()  # 5
+    for stage in ("load", "step", "load"):  # 10, 17, 40
+        stages.lap(stage)
+    stages.start()  # 41: the nanosecond before it belongs to no stage
+    stages.lap("step")
+    stages.lap("log")
+    assert stages.seconds == {"load": 28e-9, "step": 1_000_000_007e-9, "log": 9e-9}
+    assert stages.total() == pytest.approx(1_000_000_044e-9, abs=1e-12)
+
+
+def test_a_clock_goes_on_from_the_seconds_of_a_checkpoint() -> None:
+    stages = Clock({"step": 12.5, "load": 0.25})
+    assert stages.seconds == {"step": 12.5, "load": 0.25}
+    stages.lap("step")
+    assert stages.seconds["step"] > 12.5
+    assert stages.seconds["load"] == 0.25
+    again = Clock(stages.seconds)
+    assert again.total() == pytest.approx(stages.total(), abs=1e-8)
+
+
+def test_a_clock_never_runs_backwards() -> None:
+    stages = Clock()
+    totals = []
+    for turn in range(100):
+        stages.lap("ab"[turn % 2])
+        totals.append(stages.total())
+    assert all(before <= after for before, after in pairwise(totals))
+    assert set(stages.seconds) == {"a", "b"}
+    assert sum(stages.seconds.values()) == pytest.approx(stages.total())
+    stages.seconds["a"] = 1e9  # a copy
+    assert stages.total() < 1e9

@@ -1,0 +1,219 @@
+from __future__ import annotations
+
+import json
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headway.core import run as module
+from headway.core.errors import UsageError
+from headway.core.files import write_whole
+from headway.core.run import IDS_BYTES, Run, provenance, read_lines
+
+
+def lines(path: Path, *records: object, torn: str = "") -> None:
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in records) + torn)
+
+
+def ids(run: Run, count: int) -> None:
+    run.ids_path.write_bytes(b"".join(struct.pack("<3q", number, number * 7, number * 7) for number in range(count)))
+
+
+def test_create_makes_a_folder_and_open_finds_it_once_it_has_a_recipe(tmp_path: Path) -> None:
+    folder = tmp_path / "runs/deep/a"
+    run = Run.create(folder)
+    assert run.panels.is_dir()
+    assert run.checkpoints.is_dir()
+    with pytest.raises(UsageError, match="no run folder \\(it has no recipe.yaml\\)"):
+        Run.open(folder)
+    run.recipe_path.write_text("seed: 0\n")
+    assert Run.open(folder).folder == folder
+
+
+def test_create_takes_an_empty_folder_and_refuses_one_that_holds_something(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (Run.create(tmp_path / "a").folder / "recipe.yaml").write_text("")
+    with pytest.raises(UsageError) as refused:
+        Run.create(tmp_path / "a")
+    assert str(refused.value) == (
+        f"{tmp_path}/a: this run folder exists. Go on with it: headway train --resume {tmp_path}/a. "
+        "Or name another one with --run."
+    )
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UsageError, match="this is a file, not a folder"):
+        Run.create(tmp_path / "file")
+    assert (tmp_path / "file").read_text() == "x"
+
+
+def test_open_says_what_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="nowhere: there is no such run folder. headway train RECIPE makes one."):
+        Run.open(tmp_path / "nowhere")
+
+
+def test_a_free_name_counts_up(tmp_path: Path) -> None:
+    names = []
+    for _ in range(4):
+        folder = Run.free_name(tmp_path, "run")
+        names.append(folder.name)
+        folder.mkdir()
+    assert names == ["run", "run-2", "run-3", "run-4"]
+    (tmp_path / "run-2").rmdir()
+    assert Run.free_name(tmp_path, "run").name == "run-2"
+
+
+def test_json_is_read_as_it_was_written(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "a")
+    data = {"accuracy": 0.5, "names": ["na\u00efve", None], "deep": {"x": [1, 2]}}
+    run.write_json("summary", data)
+    assert run.read_json("summary") == data
+    assert "na\u00efve" in (run.folder / "summary.json").read_text(encoding="utf-8")
+    with pytest.raises(UsageError, match=r"the run has no provenance\.json"):
+        run.read_json("provenance")
+
+
+def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "a")
+    assert list(run.metrics()) == []
+    records = [{"position": number, "loss": number / 3} for number in range(5)]
+    whole = "".join(f"{json.dumps(record)}\n" for record in records).encode()
+    for size in range(len(whole)):
+        run.metrics_path.write_bytes(whole[:size])
+        found = list(run.metrics())
+        # a record counts as soon as its brace is there, whether its line has ended or not
+        assert found == records[: whole[:size].count(b"}")]
+    run.metrics_path.write_bytes(whole + b'{"position": 9, "name": "\xff\xfe')
+    assert list(run.metrics()) == records
+
+
+def test_cut_back_takes_out_what_came_later(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "a")
+    lines(run.metrics_path, *({"position": position} for position in (0, 64, 128, 192)), torn='{"position": 2')
+    lines(run.quarantine_path, {"position": 3, "name": "a"}, {"position": 129, "name": "b"})
+    ids(run, 200)
+    run.cut_back(128)
+    assert [record["position"] for record in run.metrics()] == [0, 64, 128]
+    assert run.metrics_path.read_bytes().endswith(b"}\n")  # so that the next line begins anew
+    assert list(read_lines(run.quarantine_path)) == [{"position": 3, "name": "a"}]
+    assert run.ids_path.stat().st_size == 128 * IDS_BYTES
+    assert struct.unpack("<3q", run.ids_path.read_bytes()[-IDS_BYTES:]) == (127, 127 * 7, 127 * 7)
+    run.cut_back(0)
+    assert list(read_lines(run.quarantine_path)) == []
+    assert run.ids_path.stat().st_size == 0
+
+
+def test_cut_back_makes_nothing_longer_and_no_file(tmp_path: Path) -> None:
+    run = Run.create(tmp_path / "a")
+    run.cut_back(10)
+    assert not run.metrics_path.exists()
+    assert not run.ids_path.exists()
+    ids(run, 5)
+    with run.ids_path.open("ab") as file:
+        file.write(b"torn")
+    run.cut_back(10)
+    assert run.ids_path.stat().st_size == 5 * IDS_BYTES + 4
+    run.cut_back(5)
+    assert run.ids_path.stat().st_size == 5 * IDS_BYTES
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=50)
+@given(steps=st.integers(1, 12), batch=st.integers(1, 9), saved=st.integers(0, 12), torn=st.integers(0, 40))
+def test_what_is_logged_again_after_a_cut_stands_once(
+    tmp_path: Path, steps: int, batch: int, saved: int, torn: int
+) -> None:
+    """A run is killed after some steps and resumed from an earlier one: its logs are those of a run in one go."""
+    saved = min(saved, steps)
+    run = Run(tmp_path)
+
+    def log(first: int, last: int) -> None:
+        with run.metrics_path.open("a") as metrics, run.ids_path.open("ab") as served:
+            for step in range(first, last):
+                metrics.write(json.dumps({"position": (step + 1) * batch, "step": step}) + "\n")
+                served.write(b"".join(struct.pack("<3q", step * batch + n, 1, 2) for n in range(batch)))
+
+    for path in (run.metrics_path, run.ids_path):
+        path.unlink(missing_ok=True)
+    log(0, steps)
+    expected = run.metrics_path.read_bytes(), run.ids_path.read_bytes()
+    for path in (run.metrics_path, run.ids_path):
+        os.truncate(path, max(0, path.stat().st_size - torn))
+    reached = min(len(list(run.metrics())), run.ids_path.stat().st_size // (IDS_BYTES * batch), saved)
+    run.cut_back(reached * batch)
+    log(reached, steps)
+    assert (run.metrics_path.read_bytes(), run.ids_path.read_bytes()) == expected
+
+
+def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    write_whole(path, "old")
+    write_whole(path, "na\u00efve")
+    assert path.read_text(encoding="utf-8") == "na\u00efve"
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "half of it, then \udcff")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"):
+        write_whole(tmp_path / "folder", "cannot replace a folder")
+    assert path.read_text(encoding="utf-8") == "na\u00efve"
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.json", "folder"]
+
+
+FULL = """
+import resource, signal, sys
+from pathlib import Path
+from headway.core.files import write_whole
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+write_whole(Path(sys.argv[1]), "x" * 5000)
+"""
+
+
+def test_a_disk_that_is_full_leaves_the_old_file(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the full disk."""
+    path = tmp_path / "a.json"
+    write_whole(path, "old")
+    done = subprocess.run([sys.executable, "-c", FULL, path], capture_output=True, text=True, check=False)
+    assert "File too large" in done.stderr
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_provenance_says_what_a_run_was_made_of(tmp_path: Path) -> None:
+    found = provenance({"seed": "command line"}, tmp_path, fingerprint="abc")
+    assert json.loads(json.dumps(found)) == found
+    assert found["origins"] == {"seed": "command line"}
+    assert (found["base"], found["fingerprint"], found["git"]) == (str(tmp_path), "abc", "")
+    assert found["host"]["cores"] == len(os.sched_getaffinity(0))
+    assert found["host"]["memory_bytes"] > 2**20
+    assert found["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert set(found["versions"]) == {"python", "headway", "torch", "numpy", "pillow", "safetensors"}
+
+
+def test_provenance_names_the_commit_of_the_recipe(tmp_path: Path) -> None:
+    def git(*arguments: str) -> str:
+        options = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false")
+        return subprocess.run(
+            ["git", "-C", tmp_path, *options, *arguments], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    git("init", "--quiet")
+    (tmp_path / "recipe.yaml").write_text("seed: 0\n")
+    git("add", ".")
+    git("commit", "--quiet", "--message=first")
+    commit = provenance({}, tmp_path)["git"]
+    assert len(commit) >= 7
+    assert git("rev-parse", "HEAD").startswith(commit)
+    (tmp_path / "recipe.yaml").write_text("seed: 1\n")
+    assert provenance({}, tmp_path)["git"] == f"{commit}-dirty"
+
+
+def test_the_layout_is_what_the_module_says(tmp_path: Path) -> None:
+    run = Run(tmp_path)
+    paths = [run.recipe_path, run.metrics_path, run.quarantine_path, run.ids_path, run.weights_path, run.report_path]
+    for path in (*paths, run.panels, run.checkpoints):
+        assert path.parent == tmp_path
+        assert path.name in (module.__doc__ or "")
