@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 SRC ?=
+SPLIT ?= 0.2
 VENV := .venv
 PEERS := .venv-peers
 BIN := $(VENV)/bin
@@ -34,7 +35,7 @@ $(VENV)/.tools: $(VENV)/.base
 	$(INSTALL) --group test --group lint --group docs
 	touch $@
 
-demo: $(VENV)/.base ## the main job on real images: pack, train, report (SRC=FOLDER for your own)
+demo: $(VENV)/.base ## the main job on real images: pack, train, report (SRC=FOLDER for your own; SPLIT= where it holds train/ and eval/)
 	rm -rf demo
 	mkdir demo
 ifeq ($(SRC),)
@@ -43,7 +44,7 @@ else
 	ln -s "$$(realpath -e "$(SRC)")" demo/images
 endif
 	$(BIN)/headway init demo/$(NAME) --out demo/$(NAME).yaml
-	$(BIN)/headway pack demo/$(NAME) demo/$(NAME).packed --split 0.2
+	$(BIN)/headway pack demo/$(NAME) demo/$(NAME).packed $(if $(SPLIT),--split $(SPLIT))
 	$(BIN)/headway train demo/$(NAME).yaml --run demo/run
 	$(BIN)/headway evaluate demo/run
 	$(BIN)/headway report demo/run

@@ -19,6 +19,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 IN_CI = os.environ.get("CI") == "true"
 GRACE_S = 2.0
+PEERS_PYTHON = Path(os.environ.get("HEADWAY_PEERS_PYTHON") or ROOT / ".venv-peers/bin/python")
 
 # torch.compile would otherwise keep worker threads for the life of the process; children of the tests inherit it.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
@@ -44,7 +45,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "gpu": (_cuda, "no CUDA device here"),
     "root": (lambda: os.geteuid() == 0, "needs to run as root"),
     "browser": (lambda: shutil.which("chromium") is not None, "no chromium on the PATH"),
-    "peers": ((ROOT / ".venv-peers/bin/python").exists, "no peers in .venv-peers: `make peers` installs them"),
+    "peers": (PEERS_PYTHON.exists, f"no peers at {PEERS_PYTHON}: `make peers` installs them"),
 }
 
 

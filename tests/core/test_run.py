@@ -30,7 +30,7 @@ def test_create_makes_a_folder_and_open_finds_it_once_it_has_a_recipe(tmp_path: 
     run = Run.create(folder)
     assert run.panels.is_dir()
     assert run.checkpoints.is_dir()
-    with pytest.raises(UsageError, match="no run folder \\(it has no recipe.yaml\\)"):
+    with pytest.raises(UsageError, match=r"no run folder \(it has no recipe\.yaml\)"):
         Run.open(folder)
     run.recipe_path.write_text("seed: 0\n")
     assert Run.open(folder).folder == folder
@@ -52,7 +52,7 @@ def test_create_takes_an_empty_folder_and_refuses_one_that_holds_something(tmp_p
 
 
 def test_open_says_what_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nowhere: there is no such run folder. headway train RECIPE makes one."):
+    with pytest.raises(UsageError, match=r"nowhere: there is no such run folder\. headway train RECIPE makes one\."):
         Run.open(tmp_path / "nowhere")
 
 

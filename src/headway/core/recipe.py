@@ -96,8 +96,7 @@ def _parse(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
     """The tree of a YAML text, and the line of each key."""
     lines: dict[str, int] = {}
 
-    def plain(node: yaml.Node, path: tuple[str, ...]) -> Any:
-        line = node.start_mark.line + 1
+    def plain(node: yaml.Node, path: tuple[str, ...], line: int) -> Any:
         if path:
             lines[".".join(path)] = line
         if isinstance(node, yaml.MappingNode):
@@ -105,10 +104,11 @@ def _parse(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
             out: dict[str, Any] = {}
             for key_node, value_node in node.value:
                 key = str(loader.construct_object(key_node))
-                out[key] = plain(value_node, (*path, key))
+                out[key] = plain(value_node, (*path, key), key_node.start_mark.line + 1)
             return out
         if isinstance(node, yaml.SequenceNode):
-            return [plain(child, (*path, str(place))) for place, child in enumerate(node.value)]
+            entries = enumerate(node.value)
+            return [plain(child, (*path, str(place)), child.start_mark.line + 1) for place, child in entries]
         try:
             return loader.construct_object(node)
         except ValueError as error:  # of a date such as 2024-13-01
@@ -118,7 +118,7 @@ def _parse(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
         loader = _Yaml(text)
         node = loader.get_single_node()
         _refuse_twice(node, where, set())
-        tree = plain(node, ()) if node is not None else {}
+        tree = plain(node, (), 1) if node is not None else {}
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f"{where}:{mark.line + 1}" if mark else where
@@ -205,10 +205,14 @@ def _origins_of_leaves(recipe: Part, origins: Mapping[str, str]) -> dict[str, st
     return {leaf: origin(leaf) for leaf in _leaves(recipe.model_dump(mode="json"))}
 
 
+_KIND = re.compile(r"(constrained-)?(int|float|str|bool)|.*\[.*\]")
+"""What pydantic adds to a key where a value may be of several kinds, as in `micro_batch.int`."""
+
+
 def _explain(error: ValidationError, model: type[Part], path: Path, origins: Mapping[str, str]) -> str:
     out = []
     for entry in error.errors(include_url=False):
-        keys = [str(part) for part in entry["loc"]]
+        keys = [str(part) for part in entry["loc"] if not _KIND.fullmatch(str(part))]
         dotted = ".".join(keys)
         at = next((origins[".".join(keys[:n])] for n in range(len(keys), 0, -1) if ".".join(keys[:n]) in origins), "")
         where = f"{at}: " if at else f"{path.name}: "

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headway.core.errors import DataError
 from headway.data import dataset as data
 from headway.data.loader import Loader
 from headway.train.setup import Setup, in_format
@@ -59,7 +60,11 @@ def batches_of(setup: Setup, dataset: data.Dataset) -> Iterator[tuple[torch.Tens
 
 
 def evaluate(setup: Setup, dataset: data.Dataset) -> Evaluation:
-    """Loss and metrics of the network over a data set; damaged samples are left out (or stop it, as `on_bad` says)."""
+    """Loss and metrics of the network over a data set; damaged samples are left out (or stop it, as `on_bad` says).
+
+    Raises:
+        DataError: every sample is damaged.
+    """
     served: list[NDArray[np.int64]] = []
     found: dict[str, list[torch.Tensor]] = {"loss": []}
     predicted: list[torch.Tensor] = []
@@ -72,6 +77,8 @@ def evaluate(setup: Setup, dataset: data.Dataset) -> Evaluation:
             predicted.append(outputs.argmax(dim=1))
     samples = np.concatenate(served)
     counted = samples >= 0
+    if not counted.any():
+        raise DataError("every sample is damaged", where=str(dataset.folder), fix="Pack the data again.")
     by_name = {name: torch.cat(parts).cpu().numpy()[counted] for name, parts in found.items()}
     return Evaluation(
         metrics={name: float(value.mean(dtype=np.float64)) for name, value in by_name.items()},

@@ -157,8 +157,9 @@ def recipe_text(found: Findings, name: str, packed: Path) -> str:
 
 
 def _yaml(text: str) -> str:
-    """A text as YAML writes it: a folder may be called 2024, or `no`."""
-    return yaml.safe_dump(text, allow_unicode=True, width=math.inf).removesuffix("...\n").strip()
+    """A text as YAML writes it: a folder may be called 2024, 1e-3 or `no`."""
+    quotes = None if text[:1].isalpha() or "/" in text else "'"
+    return yaml.safe_dump(text, default_style=quotes, allow_unicode=True, width=math.inf).removesuffix("...\n").strip()
 
 
 def _labels(found: Findings) -> str:

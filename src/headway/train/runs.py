@@ -105,7 +105,8 @@ def resume(folder: Path, *, say: Say) -> Ended:
     trainer = Trainer(setup, run, display := show())
     if checkpoint is not None:
         trainer.resume(checkpoint)
-        say(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.")
+        done = " It is at its end: nothing is left to do." if trainer.finished else ""
+        say(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
     return _go(trainer, display)
 
 
@@ -214,21 +215,11 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
         "wait_share": seconds.get("wait", 0.0) / training,
         "damaged_samples": trainer.damaged,
     }
-    if trainer.best is not None:
-        name = setup.task.primary
-        last = _last_metrics(trainer, trainer.best)
-        summary |= {name: last[name], "loss": last["loss"], "best": trainer.best}
+    if trainer.metrics is not None:
+        summary |= {**trainer.metrics, "best": trainer.best}
     if setup.recipe.stop_at is not None:
         summary["stop_at"] = {"goal": setup.recipe.stop_at, "seconds_to_reach": trainer.reached_s}
     return summary
-
-
-def _last_metrics(trainer: Trainer, otherwise: dict[str, float]) -> dict[str, float]:
-    """Of the last evaluation, which may have been before the run was resumed."""
-    if trainer.evaluation is not None:
-        return trainer.evaluation.metrics
-    evaluations = [record for record in trainer.run_folder.metrics() if record["kind"] == "evaluate"]
-    return evaluations[-1] if evaluations else otherwise
 
 
 def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:

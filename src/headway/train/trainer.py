@@ -42,7 +42,8 @@ class Trainer:
         step, position: steps done and samples served.
         stopping: set it, and the run saves a checkpoint and ends at the next step's boundary.
         finished: the run is at its end, or has reached `stop_at`.
-        best: metrics of the best evaluation so far.
+        best: metrics of the best evaluation so far, with its step and epoch.
+        metrics: those of the last one.
         evaluation: the last one.
         reached_s: seconds of the clock until `stop_at` was reached.
         damaged: samples served that were damaged.
@@ -54,6 +55,7 @@ class Trainer:
         self.step = self.position = 0
         self.stopping = self.finished = False
         self.best: dict[str, float] | None = None
+        self.metrics: dict[str, float] | None = None
         self.reached_s: float | None = None
         self.evaluation: Evaluation | None = None
         self.clock = Clock()
@@ -68,6 +70,7 @@ class Trainer:
         self.damaged = 0
         self._last_outputs: tuple[torch.Tensor, torch.Tensor] | None = None
         self._since = (0, 0.0, 0.0)
+        self._saved_step: int | None = None
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Goes back to where a checkpoint was saved; the logs are cut back to it.
@@ -81,8 +84,10 @@ class Trainer:
             raise TrainingError(what, where=str(checkpoint.path), fix="Put the data back, or start a new run.")
         restore(checkpoint, self.setup.model, self.setup.optimizer)
         self.setup.precision.load(scalars["precision"])
-        self.step, self.position = checkpoint.step, scalars["position"]
-        self.best, self.reached_s, self.damaged = scalars["best"], scalars["reached_s"], scalars["bad"]
+        self.step = self._saved_step = checkpoint.step
+        self.position = scalars["position"]
+        self.best, self.metrics = scalars["best"], scalars["metrics"]
+        self.reached_s, self.damaged = scalars["reached_s"], scalars["damaged"]
         self.clock = Clock(scalars["seconds"])
         self._restart_rate()
         self._log.cut_back(self.position)
@@ -123,7 +128,7 @@ class Trainer:
                 self._restart_rate()
             self._display.step(self)
             clock.lap("log")
-        if self.stopping and not self.finished:
+        if self.stopping and not self.finished and self._saved_step != self.step:
             self._save()
             clock.lap("checkpoint")
 
@@ -163,7 +168,8 @@ class Trainer:
 
     def _transform(self, transform: Callable[..., Any], images: torch.Tensor, labels: torch.Tensor, keys: Any) -> Any:
         try:
-            return transform(images, labels, keys)
+            images, labels = transform(images, labels, keys)
+            return images, labels
         except Exception as error:
             what = f"the transform {self.setup.recipe.transform!r} failed: {type(error).__name__}: {error}"
             raise UserCodeError(what, where=f"step {self.step + 1}") from error
@@ -199,7 +205,7 @@ class Trainer:
         self._losses.clear()
         lr = setup.recipe.optimizer.lr * setup.schedule(self.position - setup.recipe.batch)
         if not np.isfinite(by_step).all():
-            self._stop_non_finite(self.step - count + 1 + int(np.flatnonzero(~np.isfinite(by_step))[0]))
+            self._stop_non_finite("loss is", self.step - count + 1 + int(np.flatnonzero(~np.isfinite(by_step))[0]))
         since_step, since_seconds, since_wait = self._since
         self._restart_rate()
         _, seconds, wait = self._since
@@ -224,14 +230,19 @@ class Trainer:
         self._write(record)
         self._write_bad()
 
-    def _stop_non_finite(self, step: int) -> None:
+    def _check_parameters(self) -> None:
+        """A finite loss can have made them infinite: neither the best weights nor a checkpoint may be replaced then."""
+        if not torch.stack([parameter.isfinite().all() for parameter in self._parameters]).all():
+            self._stop_non_finite("weights are", self.step)
+
+    def _stop_non_finite(self, what: str, step: int) -> None:
         recipe = self.setup.recipe
         lr = recipe.optimizer.lr * self.setup.schedule((step - 1) * recipe.batch)
         saved = self._checkpoints.paths()
         kept = f"The checkpoint {saved[0].name} is kept" if saved else "There was no checkpoint yet"
         self.close()
         raise TrainingError(
-            f"the loss is not finite at step {step} (learning rate {lr:.4g}); training has stopped. {kept}",
+            f"the {what} not finite at step {step} (learning rate {lr:.4g}); training has stopped. {kept}",
             where=str(self.run_folder.folder),
             fix="Lower optimizer.lr, lengthen the warm-up, set optimizer.clip_norm, or use precision=fp32.",
         )
@@ -255,10 +266,11 @@ class Trainer:
         setup = self.setup
         assert setup.eval is not None
         self._record()
+        self._check_parameters()
         self.clock.lap("log")
         started = perf_counter()
         self.evaluation = evaluate(setup, setup.eval)
-        metrics = self.evaluation.metrics
+        metrics = self.metrics = self.evaluation.metrics
         seconds = self.clock.total() + perf_counter() - started
         self._write(
             {
@@ -284,13 +296,16 @@ class Trainer:
         return value <= goal if lower_is_better else value >= goal
 
     def _is_best(self, metrics: dict[str, float]) -> bool:
-        """Ties keep the earlier weights."""
+        """Ties keep the earlier weights; so does a metric that is no number."""
         name = self.setup.task.primary
-        return self.best is None or not self._reaches(name, self.best[name], metrics[name])
+        if self.best is None:
+            return True
+        return not math.isnan(metrics[name]) and not self._reaches(name, self.best[name], metrics[name])
 
     def _save(self) -> None:
         setup = self.setup
         self._record()
+        self._check_parameters()
         self.finished = self.finished or self.step >= setup.steps
         if setup.eval is None:
             self._log.weights(setup.model)
@@ -300,11 +315,13 @@ class Trainer:
             "data": self._data_state(),
             "precision": setup.precision.state(),
             "best": self.best,
+            "metrics": self.metrics,
             "reached_s": self.reached_s,
-            "bad": self.damaged,
+            "damaged": self.damaged,
             "seconds": self.clock.seconds,
         }
         self._checkpoints.save(self.step, state_of(setup.model, setup.optimizer), scalars)
+        self._saved_step = self.step
 
     def _data_state(self) -> dict[str, Any]:
         recipe = self.setup.recipe
