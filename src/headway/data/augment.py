@@ -54,18 +54,24 @@ def _reflect(index: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 class Augment:
-    """uint8 [b, H, W, C] to normalised float32 [b, C, H, W] (channels last in memory), on the images' device.
+    """uint8 [b, H, W, C] to normalised float32 [b, C, H, W], on the images' device.
+
+    Args:
+        recipe: what to do; mean and std must be numbers.
+        device: where the images lie.
+        channels_last: the memory format of the result: as the images lie already, or contiguous (a copy).
 
     Attributes:
         random: whether training batches need keys.
     """
 
-    def __init__(self, recipe: AugmentRecipe, device: torch.device | str) -> None:
+    def __init__(self, recipe: AugmentRecipe, device: torch.device | str, channels_last: bool = True) -> None:
         if recipe.mean == "auto" or recipe.std == "auto":
             raise UsageError(
                 "mean and std are not known", fix="Give both, or measure them: headway.data.augment.measure."
             )
         self._flip, self._translate = recipe.flip, recipe.translate
+        self._channels_last = channels_last
         self.random = recipe.flip or recipe.translate > 0
         self._mean = torch.tensor(recipe.mean, dtype=torch.float32, device=device)
         self._inverse_std = 1 / torch.tensor(recipe.std, dtype=torch.float32, device=device)
@@ -74,7 +80,8 @@ class Augment:
         """Augments where keys are given (training), and normalises always."""
         if keys is not None and self.random:
             images = flip_and_translate(images, keys, flip=self._flip, translate=self._translate)
-        return ((images.float() - self._mean) * self._inverse_std).permute(0, 3, 1, 2)
+        out = ((images.float() - self._mean) * self._inverse_std).permute(0, 3, 1, 2)
+        return out if self._channels_last else out.contiguous()
 
 
 def measure(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:

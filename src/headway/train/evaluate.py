@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from headway.core.errors import DataError
 from headway.data import dataset as data
 from headway.data.loader import Loader
-from headway.train.setup import Setup, in_format
+from headway.train.setup import Setup
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +51,7 @@ def batches_of(setup: Setup, dataset: data.Dataset) -> Iterator[tuple[torch.Tens
     try:
         with torch.no_grad():
             for batch in loader:
-                images = in_format(setup.augment(batch.images), recipe.channels_last)
+                images = setup.augment(batch.images)
                 with setup.precision.autocast():
                     outputs = setup.forward(images)
                 yield outputs.float(), batch.labels, batch.served

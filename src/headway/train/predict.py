@@ -18,7 +18,7 @@ from headway.core.errors import DataError, UsageError
 from headway.core.files import write_whole
 from headway.data.decode import Status, center_boxes, decode_one
 from headway.data.formats.source import is_image
-from headway.train.setup import Setup, in_format
+from headway.train.setup import Setup
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
@@ -52,7 +52,7 @@ def predict(setup: Setup, files: Sequence[Path], batch: int = 64) -> Iterator[di
         pixels = np.empty((len(part), *setup.size, setup.channels), np.uint8)
         for place, file in enumerate(part):
             _decode(file, pixels[place], setup)
-        images = in_format(setup.augment(torch.from_numpy(pixels).to(setup.device)), setup.recipe.channels_last)
+        images = setup.augment(torch.from_numpy(pixels).to(setup.device))
         with torch.no_grad(), setup.precision.autocast():
             outputs = setup.forward(images)
         for file, row in zip(part, setup.task.predict(outputs.float()), strict=True):

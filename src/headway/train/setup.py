@@ -79,14 +79,6 @@ class Setup:
             return Synthetic(synthetic, batch=recipe.batch, seed=recipe.seed, start=position, device=self.device)
         return _loader(self.train, recipe, self.size, self.channels, self.device, start=position)
 
-    def prepare(self, images: torch.Tensor) -> torch.Tensor:
-        """Normalised float images in the run's memory format."""
-        return in_format(self.augment(images), self.recipe.channels_last)
-
-
-def in_format(images: torch.Tensor, channels_last: bool) -> torch.Tensor:
-    return images if channels_last else images.contiguous()
-
 
 def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True) -> Setup:
     """Builds a run's parts, and resolves every `auto`.
@@ -113,7 +105,7 @@ def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True) -> Setu
     if recipe.augment.translate >= min(size):
         what = f"translate {recipe.augment.translate} is no less than the image's side of {min(size)}"
         raise RecipeError(what, where="augment.translate", fix=f"Set it to at most {max(0, min(size) - 1)}.")
-    augment = Augment(recipe.augment, device)
+    augment = Augment(recipe.augment, device, recipe.channels_last)
 
     torch.manual_seed(recipe.seed)
     target = _target(recipe, train_set)
@@ -139,7 +131,7 @@ def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True) -> Setu
             raise RecipeError(f"{recipe.transform!r} cannot be called", where="transform", fix="Name a function.")
 
     first = _first_batch(loaded.recipe, train_set, size, channels, device)
-    images, labels = in_format(augment(first.images), recipe.channels_last), first.labels.clone()
+    images, labels = augment(first.images), first.labels.clone()
     initialise = initialiser(recipe.model, model, base=loaded.base) if fresh else None
     if initialise is not None:
         initialise(images)

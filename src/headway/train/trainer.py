@@ -145,8 +145,6 @@ class Trainer:
         images, labels = setup.augment(batch.images, keys), batch.labels
         if setup.transform is not None:
             images, labels = self._transform(setup.transform, images, labels, keys)
-        if not setup.recipe.channels_last:
-            images = images.contiguous()
         weights, masked = self._weights, bool(batch.bad) and bool((batch.served < 0).any())
         if masked:
             mask = torch.from_numpy((batch.served >= 0).astype(np.float32)).to(weights.device, non_blocking=True)
