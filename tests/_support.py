@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import yaml
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from headway import cli
+from headway.data import dataset
 from headway.data.pack import pack
 
 NET = """
@@ -52,16 +52,18 @@ class Said:
 
 def headway(*arguments: str | Path, status: int | None = 0) -> Said:
     """The command line in this process, which has torch already; checks the exit status unless it is None."""
-    out, err = io.StringIO(), io.StringIO()
-    argv = ["headway", *map(str, arguments)]
-    code = 0
-    with mock.patch.object(sys, "argv", argv), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
+    out, err, code = io.StringIO(), io.StringIO(), 0
+    before, sys.argv = sys.argv, ["headway", *map(str, arguments)]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             cli.main()
-        except SystemExit as left:
-            code = left.code if isinstance(left.code, int) else 1
+    except SystemExit as left:
+        code = left.code if isinstance(left.code, int) else 1
+    finally:
+        sys.argv = before
     said = Said(code, out.getvalue(), err.getvalue())
-    assert status is None or code == status, f"{' '.join(argv)} left with {code}:\n{said.out}\n{said.err}"
+    if status is not None:
+        assert code == status, f"{' '.join(map(str, arguments))} left with {code}:\n{said.out}\n{said.err}"
     return said
 
 
@@ -82,9 +84,7 @@ def command(*arguments: str | Path) -> list[str]:
 @contextlib.contextmanager
 def running(*arguments: str | Path, **more: Any) -> Iterator[subprocess.Popen[str]]:
     """The command in a process of its own, its output piped; killed at the end of the block if it still runs."""
-    process = subprocess.Popen(
-        command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more
-    )
+    process = subprocess.Popen(command(*arguments), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more)
     try:
         yield process
     finally:
@@ -165,3 +165,14 @@ def files(folder: Path) -> dict[str, bytes]:
     return {
         os.fsdecode(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
     }
+
+
+def damage(packed: Path, *samples: int) -> None:
+    """Flips a byte in the middle of some images of a packed data set."""
+    data = dataset.open(packed)
+    for sample in samples:
+        with (packed / data.description.shards[int(data.shard[sample])].name).open("r+b") as file:
+            file.seek(int(data.offset[sample]) + int(data.length[sample]) // 2)
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 0xFF]))

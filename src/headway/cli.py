@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -41,6 +42,11 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+def _typed(path: Path) -> str:
+    """A path as it is typed in a shell."""
+    return shlex.quote(str(path))
+
+
 def _print(result: Any, as_json: bool, text: str) -> None:
     print(json.dumps(result, default=str) if as_json else text, flush=True)
 
@@ -59,8 +65,8 @@ def init(
 
     recipe, found, packed = propose(src, out, overwrite=overwrite)
     split = "" if found.held_out else " --split 0.1"
-    steps = [] if found.packed else [f"headway pack {src} {packed}{split}"]
-    steps.append(f"headway train {recipe}")
+    steps = [] if found.packed else [f"headway pack {_typed(src)} {_typed(packed)}{split}"]
+    steps.append(f"headway train {_typed(recipe)}")
     text = "\n  ".join([f"Wrote {recipe}. Next:", *steps])
     _print({"recipe": str(recipe), "packed": str(packed), "samples": found.samples, "next": steps}, as_json, text)
 
@@ -163,7 +169,8 @@ def train(
 def _ended(ended: Ended, as_json: bool) -> None:
     summary, folder = ended.summary, ended.run.folder
     if ended.interrupted:
-        text = f"Stopped at step {summary['step']} of {summary['steps']}; go on with: headway train --resume {folder}"
+        how = f"headway train --resume {_typed(folder)}"
+        text = f"Stopped at step {summary['step']} of {summary['steps']}; go on with: {how}"
     else:
         known = [f"{name} {summary[name]:.4f}" for name in ("accuracy", "loss") if name in summary]
         text = "  ".join(

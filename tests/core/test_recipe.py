@@ -330,6 +330,13 @@ def test_a_resolved_recipe_is_read_as_it_was_written(recipe: Path, tree: Tree) -
     assert again.to_yaml() == text
 
 
+def test_infinity_and_what_is_no_number_survive_too(recipe: Path) -> None:
+    first = loaded(recipe, "engine: {lr: .inf}\nargs: {x: -.inf, y: [.nan], z: -0.0}\n")
+    again = loaded(recipe, first.to_yaml()).recipe
+    assert again.engine.lr == math.inf
+    assert str(again.args) == "{'x': -inf, 'y': [nan], 'z': -0.0}"
+
+
 def test_parts_are_immutable_and_refuse_unknown_keys() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         Tree().batch = 3  # type: ignore[misc]

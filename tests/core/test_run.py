@@ -45,10 +45,24 @@ def test_create_takes_an_empty_folder_and_refuses_one_that_holds_something(tmp_p
         f"{tmp_path}/a: this run folder exists. Go on with it: headway train --resume {tmp_path}/a. "
         "Or name another one with --run."
     )
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("x")
+    with pytest.raises(UsageError, match=r"mine: this folder is not empty\. Name another one with --run\."):
+        Run.create(tmp_path / "mine")
     (tmp_path / "file").write_text("x")
     with pytest.raises(UsageError, match="this is a file, not a folder"):
         Run.create(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "x"
+
+
+def test_create_takes_over_what_was_killed_before_its_recipe_was_written(tmp_path: Path) -> None:
+    folder = Run.create(tmp_path / "a").folder
+    for name in ("provenance.json", ".provenance.json.123", ".recipe.yaml.123"):
+        (folder / name).write_text("{")
+    assert Run.create(folder).folder == folder
+    (folder / "panels/provenance.json").write_text("{}")
+    with pytest.raises(UsageError, match="this folder is not empty"):
+        Run.create(folder)
 
 
 def test_open_says_what_is_missing(tmp_path: Path) -> None:
@@ -73,8 +87,10 @@ def test_json_is_read_as_it_was_written(tmp_path: Path) -> None:
     run.write_json("summary", data)
     assert run.read_json("summary") == data
     assert "na\u00efve" in (run.folder / "summary.json").read_text(encoding="utf-8")
+    assert run.summary() == data
     with pytest.raises(UsageError, match=r"the run has no provenance\.json"):
         run.read_json("provenance")
+    assert Run.create(tmp_path / "b").summary() == {}
 
 
 def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
@@ -87,19 +103,21 @@ def test_a_torn_last_line_is_passed_over(tmp_path: Path) -> None:
         found = list(run.metrics())
         # a record counts as soon as its brace is there, whether its line has ended or not
         assert found == records[: whole[:size].count(b"}")]
-    run.metrics_path.write_bytes(whole + b'{"position": 9, "name": "\xff\xfe')
-    assert list(run.metrics()) == records
+    for torn in (b'{"position": 9, "name": "\xff\xfe', b'{"posi\n{"position": 9}\n'):
+        run.metrics_path.write_bytes(whole + torn)
+        assert list(run.metrics()) == records
 
 
 def test_cut_back_takes_out_what_came_later(tmp_path: Path) -> None:
     run = Run.create(tmp_path / "a")
     lines(run.metrics_path, *({"position": position} for position in (0, 64, 128, 192)), torn='{"position": 2')
-    lines(run.quarantine_path, {"position": 3, "name": "a"}, {"position": 129, "name": "b"})
+    # a metric's position is what was served before it, a damaged sample's is its own
+    lines(run.quarantine_path, *({"position": position} for position in (3, 127, 128, 129)))
     ids(run, 200)
     run.cut_back(128)
     assert [record["position"] for record in run.metrics()] == [0, 64, 128]
     assert run.metrics_path.read_bytes().endswith(b"}\n")  # so that the next line begins anew
-    assert list(read_lines(run.quarantine_path)) == [{"position": 3, "name": "a"}]
+    assert [record["position"] for record in read_lines(run.quarantine_path)] == [3, 127]
     assert run.ids_path.stat().st_size == 128 * IDS_BYTES
     assert struct.unpack("<3q", run.ids_path.read_bytes()[-IDS_BYTES:]) == (127, 127 * 7, 127 * 7)
     run.cut_back(0)

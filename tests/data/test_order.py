@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from itertools import permutations
+from itertools import pairwise, permutations
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ from headway.data.order import BLOCKS_A_WINDOW, SMALL, Order, permute, rounds_of
 sizes = st.integers(1, 5000)
 seeds = st.integers(0, 2**63 - 1)
 windows = st.none() | st.integers(1, 6000)
-few = settings(deadline=None, max_examples=150)
+few = settings(deadline=None, max_examples=100)
 
 
 def epoch_of(order: Order, epoch: int) -> NDArray[np.int64]:
@@ -71,7 +71,7 @@ def test_any_positions_at_once_give_what_each_gives_alone(
     n: int, seed: int, window: int | None, data: st.DataObject
 ) -> None:
     order = Order(n, seed, window)
-    positions = np.array(data.draw(st.lists(st.integers(0, 20 * n), min_size=1, max_size=50)), np.int64)
+    positions = np.array(data.draw(st.lists(st.integers(0, 20 * n), min_size=1, max_size=20)), np.int64)
     epochs, samples = order(positions)
     assert (epochs == positions // n).all()
     for position, epoch, sample in zip(positions, epochs, samples, strict=True):
@@ -132,25 +132,30 @@ def test_windows_mix_within_themselves_and_their_blocks_anew_each_epoch(n: int, 
 # Randomness
 
 
+def unevenness(rows: NDArray[np.int64]) -> float:
+    """Chi-square of the rows, each a permutation, over all permutations; in standard deviations from its mean."""
+    n = rows.shape[1]
+    names = {permutation: place for place, permutation in enumerate(permutations(range(n)))}
+    counts = np.bincount([names[tuple(row)] for row in rows.tolist()], minlength=len(names))
+    expected, freedom = len(rows) / len(names), len(names) - 1
+    return float((((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom))
+
+
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_all_permutations_of_few_samples_are_about_equally_likely(n: int) -> None:
-    """Over 20,000 epochs; chi-square over its freedom is 1 for random permutations, here at most 2."""
-    epochs = 20_000
-    _, samples = Order(n, 11)(np.arange(epochs * n))
-    names = {permutation: place for place, permutation in enumerate(permutations(range(n)))}
-    counts = np.zeros(len(names))
-    for row in samples.reshape(epochs, n).tolist():
-        counts[names[tuple(row)]] += 1
-    expected = epochs / len(names)
-    freedom = len(names) - 1
-    assert ((counts - expected) ** 2 / expected).sum() < 2 * freedom + 4 * math.sqrt(2 * freedom)
+    epochs = 2500
+    _, samples = Order(n, 1)(np.arange(epochs * n))
+    assert unevenness(samples.reshape(epochs, n)) < 4
+    salts = np.repeat(np.arange(40_000, dtype=np.uint64), n)
+    by_salt = permute(np.tile(np.arange(n, dtype=np.uint64), 40_000), n, 1, salts)
+    assert unevenness(by_salt.reshape(40_000, n).astype(np.int64)) < 5
 
 
-@pytest.mark.parametrize("n", [50, 1000, 4095, 4096, 5000, 5001])
+@pytest.mark.parametrize("n", [50, 1000, 4096, 5001])
 def test_each_sample_comes_at_each_place_equally_often(n: int) -> None:
-    """Where the first, second, middle and last position fall: chi-square over 20 equal parts of the set."""
-    epochs = 1500
-    for place in (0, 1, n // 2, n - 1):
+    """Where the first, second and last position fall: chi-square over 20 equal parts of the set."""
+    epochs = 1000
+    for place in (0, 1, n - 1):
         _, samples = Order(n, 7)(np.arange(epochs) * n + place)
         counts = np.bincount(samples * 20 // n, minlength=20)
         expected = epochs * np.bincount(np.arange(n) * 20 // n) / n
@@ -208,7 +213,7 @@ def test_shares_tile_a_step_and_differ_by_at_most_one(total: int, world: int) ->
     shares = [share(total, rank, world) for rank in range(world)]
     assert shares[0][0] == 0
     assert shares[-1][1] == total
-    assert all(before[1] == after[0] for before, after in zip(shares, shares[1:], strict=False))
+    assert all(before[1] == after[0] for before, after in pairwise(shares))
     lengths = {high - low for low, high in shares}
     assert max(lengths) - min(lengths) <= 1
     assert max(lengths) == -(-total // world)

@@ -99,6 +99,11 @@ class Run:
         except FileNotFoundError:
             raise UsageError(f"the run has no {path.name}", where=str(self.folder)) from None
 
+    def summary(self) -> dict[str, Any]:
+        """summary.json, or nothing before the run has ended or stopped."""
+        found: dict[str, Any] = self.read_json("summary") if (self.folder / "summary.json").exists() else {}
+        return found
+
     def metrics(self) -> Iterator[dict[str, Any]]:
         """Records of metrics.jsonl in order; a torn last line, as a kill leaves it, is passed over."""
         yield from read_lines(self.metrics_path)

@@ -42,8 +42,9 @@ def flip_and_translate(images: torch.Tensor, keys: UInt64, *, flip: bool, transl
         shift = integers(keys, STREAM_RIGHT, -translate, translate + 1)[:, None]
         columns = np.take_along_axis(columns, _reflect(np.arange(width) + shift, width), axis=1)
     # The index arrays are small (8 bytes a row and a column), so they are made on the host and copied without a wait.
-    row = torch.from_numpy(np.ascontiguousarray(rows)).to(images.device, non_blocking=True)
-    column = torch.from_numpy(np.ascontiguousarray(columns)).to(images.device, non_blocking=True)
+    # Torch warns of arrays that cannot be written to; a broadcast one of a single image is such.
+    row = torch.from_numpy(np.require(rows, requirements=["C", "W"])).to(images.device, non_blocking=True)
+    column = torch.from_numpy(np.require(columns, requirements=["C", "W"])).to(images.device, non_blocking=True)
     sample = torch.arange(b, device=images.device)
     return images[sample[:, None, None], row[:, :, None], column[:, None, :]]
 
@@ -87,6 +88,5 @@ class Augment:
 def measure(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(mean, std) of each channel of uint8 [n, H, W, C]; a channel without variation gets 1."""
     values = images.reshape(-1, images.shape[-1]).double()
-    std = values.std(dim=0, correction=0)
-    std = torch.where(std > 0, std, torch.ones_like(std))
-    return tuple(round(v, 4) for v in values.mean(dim=0).tolist()), tuple(round(v, 4) for v in std.tolist())
+    mean, std = values.mean(dim=0).tolist(), values.std(dim=0, correction=0).tolist()
+    return tuple(round(value, 4) for value in mean), tuple(round(value, 4) or 1.0 for value in std)

@@ -152,6 +152,7 @@ class _Ring:
 
     def __init__(self, loader: Loader) -> None:
         self._loader = loader
+        self._decoder = Decoder(loader.threads)
         self._cuda = loader.device.type == "cuda"
         self._free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -209,7 +210,6 @@ class _Ring:
         self._thread.join()
 
     def _produce(self) -> None:
-        decoder = Decoder(self._loader.threads)
         try:
             for low, high in self._loader._spans():
                 slot = self._free.get()
@@ -217,29 +217,27 @@ class _Ring:
                     return
                 if slot.free is not None:
                     slot.free.synchronize()  # this thread waits for the copy, never the training loop
-                self._ready.put((slot, self._fill(slot, decoder, np.arange(low, high))))
+                self._ready.put((slot, self._fill(slot, np.arange(low, high))))
             self._ready.put(None)
         except BaseException as error:  # the consumer must hear of it, whatever it is
             self._ready.put(error)
         finally:
-            decoder.close()
+            self._decoder.close()
 
-    def _fill(self, slot: _Slot, decoder: Decoder, positions: NDArray[np.int64]) -> Batch:
+    def _fill(self, slot: _Slot, positions: NDArray[np.int64]) -> Batch:
         loader = self._loader
         if loader.order is not None:
             epochs, samples = loader.order(positions)
         else:
             epochs, samples = np.zeros_like(positions), positions
         pixels = slot.pixels[: len(samples)]
-        status = self._decode(decoder, samples, pixels)
+        status = self._decode(samples, pixels)
         served, bad = samples, []
         if status.any():
             served = samples.copy()
             for place in np.flatnonzero(status):
                 reason = Status(status[place]).name.lower()
-                served[place] = self._replace(
-                    decoder, int(positions[place]), int(samples[place]), pixels, int(place), reason
-                )
+                served[place] = self._replace(int(positions[place]), int(samples[place]), pixels, int(place), reason)
                 bad.append(Bad(int(positions[place]), int(samples[place]), int(served[place]), reason))
         labels = np.ascontiguousarray(loader.dataset.label[np.maximum(served, 0)])
         return Batch(
@@ -253,20 +251,18 @@ class _Ring:
             bad=tuple(bad),
         )
 
-    def _decode(self, decoder: Decoder, samples: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    def _decode(self, samples: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.uint8]:
         data = self._loader.dataset
         buffers = data.read(samples)
         boxes = center_boxes(data.width[samples], data.height[samples], self._loader.size)
-        status = decoder(buffers, boxes, out)
+        status = self._decoder(buffers, boxes, out)
         intact = data.intact(samples, buffers, self._loader.verify)
         if not intact.all():
             status[~intact] = Status.CHECKSUM
             out[~intact] = 0
         return status
 
-    def _replace(
-        self, decoder: Decoder, position: int, asked: int, pixels: NDArray[np.uint8], place: int, reason: str
-    ) -> int:
+    def _replace(self, position: int, asked: int, pixels: NDArray[np.uint8], place: int, reason: str) -> int:
         """Serves the first good sample after the asked one in its epoch's permutation; -1 where it is masked."""
         loader = self._loader
         if loader.on_bad == "stop":
@@ -282,6 +278,6 @@ class _Ring:
         for step in range(1, n):
             near = np.array([first + (position - first + step) % n])
             _, sample = loader.order(near)
-            if not self._decode(decoder, sample, pixels[place : place + 1]).any():
+            if not self._decode(sample, pixels[place : place + 1]).any():
                 return int(sample[0])
         raise DataError("every sample is damaged", where=str(loader.dataset.folder), fix="Pack the data again.")

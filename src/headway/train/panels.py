@@ -79,7 +79,7 @@ def report(run: Run) -> Path:
     """Writes report.html from the run's metrics and panels; returns its path."""
     records = list(run.metrics())
     about, recipe = run.read_json("provenance"), run.recipe_path.read_text(encoding="utf-8")
-    summary = run.read_json("summary") if (run.folder / "summary.json").exists() else {}
+    summary = run.summary()
     write(run, _of_run(records, summary, about, recipe))
     made = [Panel.from_json(path.read_text(encoding="utf-8")) for path in sorted(run.panels.glob("*.json"))]
     state = "finished" if summary.get("finished") else "not finished"

@@ -48,7 +48,7 @@ class TrainRecipe(Part):
     name: str = "run"
     """Name of the run folder under runs/, where --run names none."""
     seed: int = Field(default=0, ge=0, lt=2**63)
-    """Of the order, the keys, and torch's generator."""
+    """Of the order, the keys, and the generators of torch, numpy and Python."""
     device: str = "auto"
     """`cpu`, `cuda`, `cuda:1`; auto: cuda where there is one."""
     data: DataRecipe

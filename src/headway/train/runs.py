@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import signal
 import statistics
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -102,12 +103,15 @@ def resume(folder: Path, *, say: Say) -> Ended:
         say("This run has no checkpoint yet: it begins anew.")
         run.cut_back(0)
         _record_recipe(run, setup)
-    trainer = Trainer(setup, run, display := show())
-    if checkpoint is not None:
-        trainer.resume(checkpoint)
-        done = " It is at its end: nothing is left to do." if trainer.finished else ""
-        say(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
-    return _go(trainer, display)
+    display = show()
+    with _naming_a_full_disk(run), closing(Trainer(setup, run, display)) as trainer:
+        if checkpoint is not None:
+            trainer.resume(checkpoint)
+            done = " It is at its end: nothing is left to do." if trainer.finished else ""
+            say(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
+        if trainer.finished and (summary := run.summary()).get("finished"):
+            return Ended(run, summary, interrupted=False)
+        return _go(trainer, display)
 
 
 def reload(run: Run) -> Loaded[TrainRecipe]:
@@ -138,7 +142,8 @@ def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, quiet:
     run = Run.create(folder or Run.free_name(Path("runs"), loaded.recipe.name))
     _record_recipe(run, setup)
     display = Silent() if quiet else show()
-    return _go(Trainer(setup, run, display), display)
+    with _naming_a_full_disk(run), closing(Trainer(setup, run, display)) as trainer:
+        return _go(trainer, display)
 
 
 def _record_recipe(run: Run, setup: Setup) -> None:
@@ -160,11 +165,10 @@ def _go(trainer: Trainer, display: Display) -> Ended:
         trainer.close()
         if isinstance(display, Bar):
             display.stop()
-    run = trainer.run_folder
-    summary = _summary(trainer)
-    run.write_json("summary", summary)
     _write_panels(trainer)
-    return Ended(run, summary, interrupted=not trainer.finished)
+    summary = _summary(trainer)
+    trainer.run_folder.write_json("summary", summary)  # the last file: where it says finished, nothing is missing
+    return Ended(trainer.run_folder, summary, interrupted=not trainer.finished)
 
 
 def _write_panels(trainer: Trainer) -> None:
@@ -175,6 +179,17 @@ def _write_panels(trainer: Trainer) -> None:
         evaluation = evaluate_set(setup, setup.eval)  # killed between its last checkpoint and its panels
     if evaluation is not None:
         panels.write(run, panels.of_evaluation(setup, setup.eval, evaluation))
+
+
+@contextmanager
+def _naming_a_full_disk(run: Run) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        fix = f"Nothing before it is lost: make room, then go on with headway train --resume {run.folder}."
+        raise HeadwayError("the disk is full", where=str(run.folder), fix=fix) from error
 
 
 @contextmanager

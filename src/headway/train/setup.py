@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeError, nearest
@@ -108,6 +110,8 @@ def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True) -> Setu
     augment = Augment(recipe.augment, device, recipe.channels_last)
 
     torch.manual_seed(recipe.seed)
+    np.random.seed(recipe.seed % 2**32)
+    random.seed(recipe.seed)
     target = _target(recipe, train_set)
     task = tasks.build(recipe.task, target, loaded.base)
     if recipe.task.factory == "auto":

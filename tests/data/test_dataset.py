@@ -1,0 +1,434 @@
+from __future__ import annotations
+
+import contextlib
+import gc
+import io
+import json
+import os
+import shutil
+import struct
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from crc32c import crc32c
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors import safe_open
+from safetensors.numpy import load, save
+
+from headway.core.errors import DataError, HeadwayError, UsageError
+from headway.data import dataset
+from headway.data.dataset import COLUMN_TYPES, COLUMNS_FILE, FLAG_NOT_JPEG, FLAG_SPLIT, Dataset, Description
+from headway.data.formats import recordio
+from headway.data.pack import pack
+
+MAGIC = struct.pack("<I", recordio.MAGIC)
+SIZES = ((8, 8), (9, 5), (16, 3))
+in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+
+
+def jpeg(seed: int, size: tuple[int, int] = (8, 8), mode: str = "RGB") -> bytes:
+    channels = len(mode)
+    values = np.random.default_rng(seed).integers(0, 256, (size[1], size[0], channels), np.uint8)
+    buffer = io.BytesIO()
+    Image.frombytes(mode, size, values.tobytes()).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def folder_of(root: Path, files: dict[str, bytes]) -> Path:
+    for name, data in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(data)
+    return root
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, bytes]:
+    """Images of two classes: JPEGs of several sizes, a PNG, and one that holds RecordIO's magic number."""
+    out = {f"{name}/{number}.jpg": jpeg(number, SIZES[number % 3]) for name in ("cat", "dog") for number in range(9)}
+    png = io.BytesIO()
+    Image.new("RGB", (5, 4), (1, 2, 3)).save(png, "PNG")
+    out["cat/n\u00e4me.png"] = png.getvalue()
+    split = jpeg(77)
+    out["dog/split.jpg"] = split + bytes(-len(split) % 4) + MAGIC * 3 + b"tail"
+    return out
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]) -> Path:
+    root = tmp_path_factory.mktemp("dataset")
+    pack(folder_of(root / "src", files), root / "dst", shard_bytes=4000)
+    return root / "dst"
+
+
+@pytest.fixture
+def copy(packed: Path, tmp_path: Path) -> Path:
+    shutil.copytree(packed, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def place_of(data: Dataset, name: str) -> int:
+    return next(place for place in range(len(data)) if data.name(place) == name)
+
+
+def change(folder: Path, columns: dict[str, Any] | None = None, **description: Any) -> None:
+    """Writes the columns file anew with some columns or parts of its description changed."""
+    path = folder / COLUMNS_FILE
+    with safe_open(path, framework="numpy") as file:
+        metadata = json.loads(file.metadata()["headway"])
+    tensors = {**load(path.read_bytes()), **(columns or {})}
+    tensors = {name: tensor for name, tensor in tensors.items() if tensor is not None}
+    path.write_bytes(save(tensors, metadata={"headway": json.dumps({**metadata, **description})}))
+
+
+# What a good pack gives
+
+
+def test_every_sample_is_read_as_it_was_packed(packed: Path, files: dict[str, bytes]) -> None:
+    data = dataset.open(packed)
+    assert len(data) == len(files)
+    assert sorted(data.name(place) for place in range(len(data))) == sorted(files)
+    ids = np.random.default_rng(0).permutation(len(data))
+    for place, found in zip(ids, data.read(ids), strict=True):
+        name = data.name(place)
+        assert bytes(found) == files[name]
+        with Image.open(io.BytesIO(files[name])) as image:
+            assert (data.width[place], data.height[place]) == image.size
+        assert data.classes[data.label[place]] == name.split("/")[0]
+        assert data.crc32c[place] == crc32c(files[name])
+        assert data.length[place] == len(files[name])
+        assert bool(data.flags[place] & FLAG_NOT_JPEG) == name.endswith(".png")
+        assert bool(data.flags[place] & FLAG_SPLIT) == (name == "dog/split.jpg")
+    assert data.read([]) == []
+    assert len(data.description.shards) > 2
+
+
+def test_records_in_one_piece_are_views_and_outlive_the_data_set(packed: Path, files: dict[str, bytes]) -> None:
+    data = dataset.open(packed)
+    place = place_of(data, "cat/0.jpg")
+    (view,) = data.read([place])
+    assert isinstance(view, memoryview)
+    assert view.readonly
+    data.close()
+    assert bytes(view) == files["cat/0.jpg"]
+    assert bytes(data.read([place])[0]) == files["cat/0.jpg"]  # opened again
+
+
+def test_the_description_comes_back_as_it_went(packed: Path) -> None:
+    found = dataset.open(packed).description
+    assert Description.from_metadata(found.to_metadata()) == found
+    assert (found.classes, found.class_counts) == (("cat", "dog"), (10, 10))
+    assert (found.channels, found.common_size, found.label_kind) == (3, None, "class")
+    assert dataset.open(packed).fingerprint == found.fingerprint
+    assert dataset.open(packed).classes == found.classes
+
+
+def test_a_set_of_equal_gray_images_says_so(tmp_path: Path) -> None:
+    files = {f"{name}/{number}.jpg": jpeg(number, (6, 4), "L") for name in "ab" for number in range(3)}
+    pack(folder_of(tmp_path / "src", files), tmp_path / "dst")
+    found = dataset.open(tmp_path / "dst").description
+    assert (found.channels, found.common_size) == (1, (6, 4))
+
+
+def test_columns_are_mapped_and_cannot_be_written(packed: Path) -> None:
+    data = dataset.open(packed)
+    for name in (*COLUMN_TYPES, "label"):
+        column = getattr(data, name)
+        assert len(column) == len(data)
+        assert not column.flags.writeable
+        assert not column.flags.owndata
+
+
+def test_a_pack_without_names_gives_numbers(copy: Path) -> None:
+    change(copy, {"name": None, "name_offset": None})
+    assert dataset.open(copy).name(3) == "3"
+
+
+def test_labels_may_be_vectors_and_numbers(copy: Path) -> None:
+    several = np.random.default_rng(0).random((20, 4), np.float32)
+    for label in (several, several[:, 0].copy()):
+        change(copy, {"label": label})
+        assert (dataset.open(copy).label == label).all()
+
+
+# Reading by pread, as on a network
+
+
+@pytest.mark.parametrize("by_pread", [False, True])
+def test_mapped_or_not_the_bytes_are_the_same(packed: Path, files: dict[str, bytes], by_pread: bool) -> None:
+    data = dataset.open(packed)
+    shards = [dataset._Bytes(packed / shard.name, by_pread=by_pread) for shard in data.description.shards]
+    for place in range(len(data)):
+        shard, offset, length = shards[data.shard[place]], int(data.offset[place]), int(data.length[place])
+        found = shard.join(offset, length) if data.flags[place] & FLAG_SPLIT else shard.cut(offset, length)
+        assert isinstance(found, bytes) == (by_pread or bool(data.flags[place] & FLAG_SPLIT))
+        assert bytes(found) == files[data.name(place)]
+    for shard in shards:
+        shard.close()
+        shard.close()
+
+
+@settings(in_one_folder, max_examples=40)
+@given(parts=st.lists(st.sampled_from([MAGIC, b"abcd", b"ab"]), max_size=300), labels=st.integers(0, 3000))
+@pytest.mark.parametrize("by_pread", [False, True])
+def test_a_split_record_is_joined_whatever_it_holds(
+    tmp_path: Path, by_pread: bool, parts: list[bytes], labels: int
+) -> None:
+    image = b"".join([*parts, b"\0" * (-sum(map(len, parts)) % 4), MAGIC])
+    writer = recordio.Writer(tmp_path / "a.rec", tmp_path / "a.idx", 1)
+    label = np.frombuffer(MAGIC * labels, np.float32) if labels else 0.0
+    for _ in range(2):
+        placed = writer.append(image, label, 0)
+    writer.close()
+    assert placed.split
+    source = dataset._Bytes(tmp_path / "a.rec", by_pread=by_pread)
+    assert source.join(placed.offset, placed.length) == image
+    source.close()
+
+
+def test_no_descriptor_is_left_open(packed: Path) -> None:
+    def descriptors() -> int:
+        gc.collect()
+        return len(os.listdir("/proc/self/fd"))
+
+    before = descriptors()
+    for by_pread in (False, True):
+        for close in (False, True):
+            source = dataset._Bytes(packed / "shard-00000.rec", by_pread=by_pread)
+            source.cut(0, 10)
+            if close:
+                source.close()
+            del source
+    data = dataset.open(packed)
+    data.read(range(len(data)))
+    del data
+    assert descriptors() == before
+
+
+def test_this_folder_is_on_no_network(tmp_path: Path) -> None:
+    assert dataset.on_network(tmp_path) is False
+    assert dataset.on_network(Path("/proc/self/mounts")) is False
+
+
+# Checksums
+
+
+def flip_a_byte(folder: Path, data: Dataset, sample: int, at: int = 30) -> None:
+    with (folder / data.description.shards[data.shard[sample]].name).open("r+b") as file:
+        file.seek(int(data.offset[sample]) + at)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 0x40]))
+
+
+def test_a_checksum_is_looked_at_first_always_or_never(copy: Path) -> None:
+    data = dataset.open(copy)
+    ids = np.arange(len(data))
+
+    def damaged(verify: dataset.Verify) -> list[int]:
+        return np.flatnonzero(~data.intact(ids, data.read(ids), verify)).tolist()
+
+    flip_a_byte(copy, data, 4)
+    assert damaged("never") == []
+    assert damaged("first") == [4]
+    assert damaged("first") == [4]  # a bad one is never taken for seen
+    flip_a_byte(copy, data, 9)
+    assert damaged("first") == [4]  # 9 was seen while it was good
+    assert damaged("always") == [4, 9]
+    flip_a_byte(copy, data, 4)
+    flip_a_byte(copy, data, 9)
+    assert damaged("first") == []  # both are mended
+    flip_a_byte(copy, data, 4)
+    assert damaged("first") == []
+    assert damaged("always") == [4]
+    again = dataset.open(copy)  # another opening looks for itself
+    assert (~again.intact(ids, again.read(ids))).nonzero()[0].tolist() == [4]
+
+
+@pytest.mark.parametrize("by_pread", [False, True])
+def test_a_split_record_that_does_not_fit_together_is_empty(copy: Path, by_pread: bool) -> None:
+    data = dataset.open(copy)
+    sample = place_of(data, "dog/split.jpg")
+    flip_a_byte(copy, data, sample, at=0)  # of its magic number
+    name = data.description.shards[data.shard[sample]].name
+    source = dataset._Bytes(copy / name, by_pread=by_pread)
+    assert source.join(int(data.offset[sample]), int(data.length[sample])) == b""
+    source.close()
+    ids = np.array([sample, (sample + 1) % len(data)])
+    assert data.intact(ids, data.read(ids)).tolist() == [False, True]
+
+
+# What does not open
+
+
+def refusal(folder: Path, kind: type[HeadwayError] = DataError) -> str:
+    with pytest.raises(kind) as refused:
+        dataset.open(folder)
+    assert type(refused.value) is kind
+    assert refused.value.fix
+    return str(refused.value)
+
+
+def test_what_is_no_pack_is_refused(tmp_path: Path, files: dict[str, bytes]) -> None:
+    assert refusal(tmp_path / "no", UsageError) == (
+        f"{tmp_path}/no: there is no such folder. Pack one: headway pack SRC DST."
+    )
+    folder_of(tmp_path / "src", files)
+    assert refusal(tmp_path / "src", UsageError) == (
+        f"{tmp_path}/src: this is no packed data set (it has no {COLUMNS_FILE}). Pack it: headway pack SRC DST."
+    )
+    pack(tmp_path / "src", tmp_path / "dst", split=0.2)
+    assert refusal(tmp_path / "dst", UsageError) == (
+        f"{tmp_path}/dst: this folder holds packed parts. Name one: {tmp_path}/dst/train."
+    )
+
+
+@pytest.mark.parametrize("kept", [0, 3, 8, 100, -1])
+def test_a_truncated_columns_file_is_refused(copy: Path, kept: int) -> None:
+    path = copy / COLUMNS_FILE
+    whole = path.read_bytes()
+    path.write_bytes(whole[:kept])
+    said = (
+        f"the columns file is cut: {len(whole) - 1} of {len(whole)} bytes"
+        if kept < 0
+        else "the columns file is damaged"
+    )
+    assert refusal(copy) == f"{path}: {said}. Pack the data again, or copy the folder again."
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"garbage",
+        b"3",
+        b"[]",
+        b"{}",
+        b"null",
+        b'{"__metadata__": {}}',
+        b'{"__metadata__": {}, "label": 3}',
+        b"\xff" * 20,
+    ],
+)
+def test_columns_of_garbage_are_refused(copy: Path, header: bytes) -> None:
+    for data in (header, struct.pack("<Q", len(header)) + header, struct.pack("<Q", len(header)) + header + bytes(100)):
+        (copy / COLUMNS_FILE).write_bytes(data)
+        assert "the columns file is " in refusal(copy)
+
+
+@in_one_folder
+@given(data=st.data())
+def test_no_change_of_the_header_makes_anything_but_a_sentence(copy: Path, data: st.DataObject) -> None:
+    path = copy / COLUMNS_FILE
+    whole = path.read_bytes()
+    changed = bytearray(whole)
+    end = 8 + struct.unpack_from("<Q", whole)[0]
+    for _ in range(data.draw(st.integers(1, 3))):
+        changed[data.draw(st.integers(0, end - 1))] = data.draw(st.sampled_from(b'0123456789{}[]",:-.eUIF\0\xff a'))
+    path.write_bytes(changed)
+    with contextlib.suppress(HeadwayError):
+        dataset.open(copy)
+    path.write_bytes(whole)
+
+
+def test_columns_that_do_not_belong_together_are_refused(copy: Path) -> None:
+    intact = (copy / COLUMNS_FILE).read_bytes()
+    for columns, said in [
+        ({"width": None}, "columns are missing or of another type: width"),
+        ({"width": None, "flags": None}, "columns are missing or of another type: width, flags"),
+        ({"label": None}, "columns are missing or of another type: label"),
+        ({"offset": np.zeros(20, np.uint32)}, "columns are missing or of another type: offset"),
+        ({"flags": np.zeros(19, np.uint8)}, "its columns have different lengths"),
+        ({"label": np.zeros(21, np.int64)}, "its columns have different lengths"),
+        ({"label": np.zeros((), np.int64)}, "the columns file is damaged"),
+        ({"label": np.zeros(20, np.float64)}, "the columns file is damaged"),
+    ]:
+        (copy / COLUMNS_FILE).write_bytes(intact)
+        change(copy, columns)
+        assert f"{COLUMNS_FILE}: {said}. Pack the data again" in refusal(copy)
+
+
+@pytest.mark.parametrize("wrong", [{"shards": 3}, {"shards": [{"name": "a"}]}, {"classes": None}, {"colour": "red"}])
+def test_a_description_of_another_kind_is_refused(copy: Path, wrong: dict[str, Any]) -> None:
+    change(copy, **wrong)
+    assert "the columns file is damaged" in refusal(copy)
+
+
+def test_a_missing_or_short_shard_is_named(copy: Path) -> None:
+    path = copy / "shard-00001.rec"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-5])
+    assert refusal(copy) == (
+        f"{path}: the shard has {len(whole) - 5} bytes and should have {len(whole)}. Copy it again, or pack again."
+    )
+    path.write_bytes(whole + b"x")
+    assert f"{path}: the shard has {len(whole) + 1} bytes" in refusal(copy)
+    for data, said in (
+        (b"", "the file is empty"),
+        (whole[:20], "the file ends inside a record"),
+        (bytes(900), "no Rec"),
+    ):
+        path.write_bytes(data)
+        with pytest.raises(DataError, match=said) as refused:
+            dataset.open(copy)
+        assert str(path) in str(refused.value)
+    path.unlink()
+    assert refusal(copy) == f"{path}: a shard is missing. Copy the folder again, or pack again."
+
+
+def test_shards_of_two_packs_do_not_mix(tmp_path: Path) -> None:
+    """Both packs have the same numbers, names and sizes; only which file holds which class differs."""
+    image = jpeg(0)
+    for name, classes in (("one", "ab"), ("two", "ac")):
+        folder_of(tmp_path / name, {f"{kind}/{number}.jpg": image for kind in classes for number in range(4)})
+        pack(tmp_path / name, tmp_path / f"{name}.packed")
+    one, two = (tmp_path / f"{name}.packed/shard-00000.rec" for name in ("one", "two"))
+    assert one.stat().st_size == two.stat().st_size
+    dataset.open(one.parent)
+    shutil.copy(two, one)
+    assert refusal(one.parent) == (
+        f"{one}: this shard belongs to another pack. Keep the files of one pack together; pack again."
+    )
+
+
+# Size
+
+GROWTH = """
+import sys
+import numpy, psutil
+from headway.data import dataset
+process = psutil.Process()
+before = process.memory_info().rss
+data = dataset.open(sys.argv[1])
+after = process.memory_info().rss
+assert len(data) == 10_000_000
+print(after - before, data.length[9_999_999], data.name(9_999_999))
+"""
+
+
+def test_opening_does_not_read_the_columns(packed: Path, tmp_path: Path) -> None:
+    """10 million samples in a sparse file; their columns would take 340 MB."""
+    n = 10_000_000
+    sizes = {"U8": 1, "U16": 2, "U32": 4, "U64": 8, "I64": 8}
+    entries: dict[str, Any] = {}
+    at = 0
+    for name, kind, count in [*((name, kind, n) for name, kind in COLUMN_TYPES.items()), ("label", "I64", n)]:
+        entries[name] = {"dtype": kind, "shape": [count], "data_offsets": [at, at + count * sizes[kind]]}
+        at += count * sizes[kind]
+    entries["__metadata__"] = dataset.open(packed).description.to_metadata()
+    header = json.dumps(entries).encode()
+    header += b" " * (-len(header) % 8)
+    for shard in packed.glob("shard-*"):
+        shutil.copy(shard, tmp_path)
+    with (tmp_path / COLUMNS_FILE).open("wb") as file:
+        file.write(struct.pack("<Q", len(header)) + header)
+        file.truncate(8 + len(header) + at)
+    done = subprocess.run([sys.executable, "-c", GROWTH, tmp_path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    growth, length, name = done.stdout.split()
+    assert int(growth) < 20e6
+    assert (length, name) == ("0", "9999999")

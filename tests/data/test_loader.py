@@ -1,0 +1,498 @@
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import threading
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from headway.core.errors import DataError, UsageError
+from headway.core.keys import keys
+from headway.data import dataset
+from headway.data.dataset import Dataset
+from headway.data.decode import center_boxes, decode_one
+from headway.data.loader import Bad, Batch, Loader
+from headway.data.order import Order, share
+from headway.data.pack import pack
+
+N, SEED, SIZE = 23, 5, (6, 8)
+Rows = list[tuple[int, int, int, int, int, bytes]]
+
+
+def written(root: Path, sizes: list[tuple[int, int]], forms: tuple[str, ...], modes: tuple[str, ...]) -> Path:
+    """A folder of two classes."""
+    random = np.random.default_rng(0)
+    for number in range(N):
+        width, height = sizes[number % len(sizes)]
+        mode, form = modes[number % len(modes)], forms[number % len(forms)]
+        image = Image.frombytes(
+            mode, (width, height), random.integers(0, 256, width * height * len(mode), np.uint8).tobytes()
+        )
+        path = root / "ab"[number % 2] / f"{number:02d}.{form}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        image.save(path)
+    return root
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """JPEGs and PNGs, gray and colour, of several sizes, in several shards."""
+    root = tmp_path_factory.mktemp("loader")
+    source = written(root / "src", [(8, 6), (12, 20), (9, 5), (40, 30)], ("jpg", "png"), ("RGB", "RGB", "L"))
+    pack(source, root / "dst", shard_bytes=8000)
+    return root / "dst"
+
+
+@pytest.fixture(scope="module")
+def data(folder: Path) -> Dataset:
+    return dataset.open(folder)
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    shutil.copytree(folder, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+@pytest.fixture(scope="module")
+def equal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Uncompressed gray images of one size, which decode whatever their pixels are."""
+    root = tmp_path_factory.mktemp("equal")
+    pack(written(root / "src", [(8, 6)], ("ppm",), ("L",)), root / "dst")
+    return root / "dst"
+
+
+def loader(data: Dataset, batch: int = 7, **options: Any) -> Loader:
+    options = {"order": Order(len(data), SEED), "size": SIZE, "threads": 1, **options}
+    return Loader(data, batch=batch, **options)
+
+
+def rows(batches: Any, count: int | None = None) -> Rows:
+    """(position, epoch, asked, served, label, pixels) of every sample, copied, since a batch is a slot of the ring."""
+    out = []
+    for batch in islice(batches, count):
+        images, labels = batch
+        assert len(images) == len(labels) == len(batch.positions)
+        columns = (batch.positions, batch.epochs, batch.samples, batch.served, labels)
+        numbers = zip(*(column.tolist() for column in columns), strict=True)
+        out += [(*row, image.numpy().tobytes()) for row, image in zip(numbers, images, strict=True)]
+    return out
+
+
+def flip_a_byte(folder: Path, data: Dataset, sample: int, at: int) -> None:
+    with (folder / data.description.shards[data.shard[sample]].name).open("r+b") as file:
+        file.seek(int(data.offset[sample]) + at)
+        (byte,) = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 0x40]))
+
+
+# What is served
+
+
+def test_a_batch_holds_the_pixels_and_labels_of_the_order(data: Dataset) -> None:
+    found = rows(loader(data), 5)
+    epochs, samples = Order(N, SEED)(np.arange(35))
+    for place, (position, epoch, asked, served, label, pixels) in enumerate(found):
+        sample = int(samples[place])
+        assert (position, epoch, asked, served) == (place, epochs[place], sample, sample)
+        assert label == data.label[sample]
+        out = np.zeros((*SIZE, 3), np.uint8)
+        decode_one(data.read([sample])[0], out, center_boxes(data.width[[sample]], data.height[[sample]], SIZE)[0])
+        assert pixels == out.tobytes()
+
+
+def test_a_batch_says_what_it_is(data: Dataset) -> None:
+    batch = next(iter(loader(data)))
+    assert (batch.images.shape, batch.images.dtype) == ((7, *SIZE, 3), torch.uint8)
+    assert batch.labels.dtype == torch.int64
+    assert (batch.seed, batch.bad) == (SEED, ())
+    assert (batch.keys() == keys(SEED, batch.epochs, batch.samples)).all()
+    assert (batch.keys(view=1) == keys(SEED, batch.epochs, batch.samples, 1)).all()
+    assert (batch.keys() != batch.keys(view=1)).all()
+
+
+def test_size_and_channels_come_from_the_data_where_they_are_not_given(equal: Path, data: Dataset) -> None:
+    gray = dataset.open(equal)
+    plain = next(iter(loader(gray, size=None)))
+    assert plain.images.shape == (7, 6, 8, 1)
+    colour = next(iter(loader(gray, size=(3, 4), channels=3)))
+    assert colour.images.shape == (7, 3, 4, 3)
+    assert (colour.images[..., :1] == colour.images).all()
+    assert next(iter(loader(data, channels=1))).images.shape == (7, *SIZE, 1)
+
+
+@pytest.mark.parametrize("kind", ["value", "several"])
+def test_labels_may_be_numbers_and_vectors(equal: Path, kind: str) -> None:
+    data = dataset.open(equal)
+    label = np.random.default_rng(0).random((N, 3), np.float32)
+    data.label = label if kind == "several" else label[:, 0]
+    for batch in loader(data, stop=2 * N):
+        assert batch.labels.dtype == torch.float32
+        assert (batch.labels.numpy() == data.label[batch.samples]).all()
+        assert batch.labels.is_contiguous()
+
+
+# The same, however it is made
+
+
+@pytest.fixture(scope="module")
+def expected(data: Dataset) -> Rows:
+    return rows(loader(data, stop=63))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 8])
+@pytest.mark.parametrize("ahead", [1, 2, 3, 4])
+def test_threads_and_slots_change_nothing(data: Dataset, expected: Rows, threads: int, ahead: int) -> None:
+    assert rows(loader(data, stop=63, threads=threads, ahead=ahead)) == expected
+
+
+@pytest.mark.parametrize("verify", ["first", "always", "never"])
+def test_checksums_change_nothing(data: Dataset, expected: Rows, verify: str) -> None:
+    assert rows(loader(data, stop=63, verify=verify)) == expected
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("batch", [7, 21])
+def test_the_ranks_of_any_world_together_serve_what_one_serves(
+    data: Dataset, expected: Rows, world: int, batch: int
+) -> None:
+    """In a world of 9 and a batch of 7 two ranks of a step have nothing; they step all the same."""
+    ranks = [list(map(rows_of, loader(data, batch, stop=63, rank=rank, world=world))) for rank in range(world)]
+    assert {len(steps) for steps in ranks} == {63 // batch}
+    assert [row for step in zip(*ranks, strict=True) for part in step for row in part] == expected
+    for rank, steps in enumerate(ranks):
+        low, high = share(batch, rank, world)
+        assert {len(step) for step in steps} == {high - low}
+
+
+def rows_of(batch: Batch) -> Rows:
+    return rows([batch])
+
+
+@pytest.mark.parametrize("batch", [1, 9, 23, 40, 63])
+def test_the_size_of_the_batch_changes_no_sample(data: Dataset, expected: Rows, batch: int) -> None:
+    """Also where a batch is larger than the data set: it then holds samples of several epochs."""
+    found = rows(loader(data, batch, stop=63))
+    assert found[:63] == expected
+    assert len(found) == -(-63 // batch) * batch  # every step is full
+
+
+@pytest.mark.parametrize("start", [1, 7, 22, 23, 30, 62])
+def test_a_loader_that_starts_later_serves_the_tail(data: Dataset, expected: Rows, start: int) -> None:
+    assert rows(loader(data, start=start, stop=63))[: 63 - start] == expected[start:]
+
+
+def test_an_epoch_spans_batches_and_a_batch_spans_epochs(data: Dataset, expected: Rows) -> None:
+    batches = list(islice(loader(data), 4))
+    assert [sorted(set(batch.epochs.tolist())) for batch in batches] == [[0], [0], [0], [0, 1]]
+    for epoch in (0, 1):
+        assert sorted(row[2] for row in expected if row[1] == epoch)[: len(expected)] == list(range(N))
+    assert [row[2] for row in expected[:N]] != [row[2] for row in expected[N : 2 * N]]
+
+
+def test_the_window_is_the_orders(data: Dataset) -> None:
+    order = Order(N, SEED, window=4)
+    found = rows(loader(data, order=order, stop=N))
+    assert [row[2] for row in found[:N]] == order(np.arange(N))[1].tolist()
+
+
+def test_a_loader_can_be_gone_through_again_and_twice_at_once(data: Dataset, expected: Rows) -> None:
+    same = loader(data, stop=63)
+    assert rows(same) == rows(same) == expected
+    left, right = iter(same), iter(same)
+    assert [rows([next(left)]) == rows([next(right)]) for _ in range(9)] == [True] * 9
+    assert next(left, None) is next(right, None) is None
+
+
+@settings(deadline=None, max_examples=20)
+@given(batch=st.integers(1, 60), start=st.integers(0, N), length=st.integers(0, N), world=st.integers(1, 5))
+def test_a_loader_knows_its_number_of_steps(data: Dataset, batch: int, start: int, length: int, world: int) -> None:
+    stop = min(N, start + length)
+    for order in (Order(N, SEED), None):
+        for rank in {0, world - 1}:
+            some = loader(data, batch, order=order, start=start, stop=stop, rank=rank, world=world)
+            assert len(list(some)) == len(some) == -(-(stop - start) // batch)
+
+
+def test_a_loader_without_an_end_has_no_length(data: Dataset) -> None:
+    with pytest.raises(TypeError, match="no end"):
+        len(loader(data))
+    assert len(loader(data, order=None)) == 4
+
+
+# Evaluation
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+@pytest.mark.parametrize("batch", [1, 5, 23, 100])
+def test_an_evaluation_takes_every_sample_once_in_order(data: Dataset, batch: int, world: int) -> None:
+    ranks = [list(map(rows_of, loader(data, batch, order=None, rank=rank, world=world))) for rank in range(world)]
+    assert {len(steps) for steps in ranks} == {-(-N // batch)}
+    found = [row for step in zip(*ranks, strict=True) for part in step for row in part]
+    assert [row[0] for row in found] == [row[2] for row in found] == [row[3] for row in found] == list(range(N))
+    assert {row[1] for row in found} == {0}
+    assert [row[4] for row in found] == data.label.tolist()
+
+
+def test_only_the_last_batch_of_an_evaluation_is_short(data: Dataset) -> None:
+    assert [len(batch.samples) for batch in loader(data, 5, order=None)] == [5, 5, 5, 5, 3]
+    assert [len(batch.samples) for batch in loader(data, 5, order=None, start=20)] == [3]
+    assert [len(batch.samples) for batch in loader(data, 5, order=None, start=2, stop=9)] == [5, 2]
+
+
+# The ring
+
+
+def own_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("headway")]
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_an_abandoned_iterator_frees_its_threads(data: Dataset, ahead: int, taken: int) -> None:
+    batches = iter(loader(data, ahead=ahead, threads=3))
+    for _ in range(taken):
+        next(batches)
+    assert bool(own_threads()) == (taken > 0)
+    del batches
+    assert own_threads() == []
+
+
+def test_a_loop_that_is_left_frees_its_threads(data: Dataset) -> None:
+    for batch in loader(data, threads=2):
+        if batch.positions[0] > 20:
+            break
+    assert own_threads() == []
+    batches = iter(loader(data, threads=2))
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
+    assert own_threads() == []
+
+
+def test_a_finished_loader_frees_its_threads(data: Dataset) -> None:
+    batches = iter(loader(data, stop=14, threads=2))
+    assert len(list(batches)) == 2
+    assert own_threads() == []
+    assert next(batches, None) is None
+
+
+def test_a_batch_is_valid_until_the_next_one_is_asked_for(data: Dataset, expected: Rows) -> None:
+    """With every slot full and waiting, the one that is out stays as it is."""
+    for ahead in (1, 2):
+        batches = iter(loader(data, ahead=ahead, stop=63))
+        held = []
+        for step in range(9):
+            batch = next(batches)
+            before = batch.images.clone()
+            threading.Event().wait(0.01)
+            assert (batch.images == before).all()
+            assert rows([batch]) == expected[7 * step : 7 * step + 7]
+            held.append(batch.images.data_ptr())
+        batches.close()  # type: ignore[attr-defined]
+        assert len(set(held)) == ahead  # and the slots are used again and again
+
+
+def test_an_error_of_the_producer_reaches_the_consumer(copy: Path) -> None:
+    data = dataset.open(copy)
+    (copy / "shard-00001.rec").unlink()
+    served: list[int] = []
+    with pytest.raises(FileNotFoundError, match=r"shard-00001\.rec"):
+        served.extend(batch.samples.item() for batch in loader(data, 1, threads=2))
+    _, samples = Order(N, SEED)(np.arange(N))
+    first = next(place for place, sample in enumerate(samples) if data.shard[sample] == 1)
+    assert served == samples[:first].tolist()  # what came before it was served
+    assert own_threads() == []
+
+
+# Bad samples
+
+
+def damage(folder: Path, samples: list[int]) -> Dataset:
+    """The data set with a byte flipped in the middle of some images."""
+    data = dataset.open(folder)
+    for sample in samples:
+        flip_a_byte(folder, data, sample, int(data.length[sample]) // 2)
+    return data
+
+
+def substitute_of(position: int, damaged: list[int]) -> int:
+    """The first good sample after a position in its epoch's permutation, which is a circle."""
+    first = position - position % N
+    _, samples = Order(N, SEED)(np.arange(first, first + N))
+    circle = np.roll(samples, -(position % N)).tolist()
+    return next(sample for sample in circle if sample not in damaged)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_damaged_sample_is_substituted_by_the_next_good_one(copy: Path, expected: Rows, threads: int) -> None:
+    _, samples = Order(N, SEED)(np.arange(N))
+    # one alone, three in a row, and the last of the epoch, which the circle's beginning substitutes
+    damaged = samples[[2, 8, 9, 10, N - 1]].tolist()
+    data = damage(copy, damaged)
+    pixels = {row[2]: row[5] for row in expected}
+    found, bad = [], []
+    for batch in loader(data, stop=63, threads=threads):
+        found += rows([batch])
+        bad += batch.bad
+    for (position, epoch, asked, served, label, image), good in zip(found, expected, strict=True):
+        assert (position, epoch, asked) == good[:3]
+        assert served == substitute_of(position, damaged)
+        assert label == data.label[served]
+        assert image == pixels[served]
+    assert bad == [Bad(row[0], row[2], row[3], "checksum") for row in found if row[2] != row[3]]
+    assert [entry.asked for entry in bad[:5]] == damaged
+    assert len(bad) == len([row for row in expected if row[2] in damaged])
+
+
+def test_random_choices_come_from_the_sample_that_was_asked(copy: Path, data: Dataset) -> None:
+    damaged = damage(copy, [3, 4])
+    for batch, whole in zip(loader(damaged, stop=46), loader(data, stop=46), strict=True):
+        assert (batch.keys() == whole.keys()).all()
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_every_world_substitutes_alike(copy: Path, world: int) -> None:
+    data = damage(copy, [0, 1, 2, 11])
+    alone = rows(loader(data, stop=63))
+    ranks = [list(map(rows_of, loader(data, stop=63, rank=rank, world=world))) for rank in range(world)]
+    assert [row for step in zip(*ranks, strict=True) for part in step for row in part] == alone
+
+
+def test_a_damaged_sample_is_masked(copy: Path, expected: Rows) -> None:
+    data = damage(copy, [6, 7])
+    bad = []
+    for batch in loader(data, stop=63, on_bad="mask"):
+        for row in rows([batch]):
+            if row[2] in (6, 7):
+                assert row[3] == -1
+                assert row[5] == bytes(len(row[5]))
+            else:
+                assert row == expected[row[0]]
+        bad += [(entry.asked, entry.served) for entry in batch.bad]
+    assert sorted(set(bad)) == [(6, -1), (7, -1)]
+    assert len(bad) == len([row for row in expected if row[2] in (6, 7)])
+
+
+@pytest.mark.parametrize("on_bad", ["substitute", "mask"])
+def test_an_evaluation_substitutes_nothing(copy: Path, on_bad: str) -> None:
+    """A sample would count twice otherwise."""
+    found = rows(loader(damage(copy, [6, 22]), 5, order=None, on_bad=on_bad))
+    assert [row[3] for row in found] == [sample if sample not in (6, 22) else -1 for sample in range(N)]
+
+
+def test_a_damaged_sample_stops_the_iteration(copy: Path) -> None:
+    _, samples = Order(N, SEED)(np.arange(N))
+    sample = int(samples[9])
+    data = damage(copy, [sample])
+    served: list[int] = []
+    with pytest.raises(DataError) as stopped:
+        served.extend(len(batch.samples) for batch in loader(data, on_bad="stop", threads=2))
+    assert served == [7]
+    assert str(stopped.value) == (
+        f"{copy}: sample {sample} ({data.name(sample)}) is damaged (checksum). Run headway verify on the folder and "
+        "pack again, or set data.on_bad to substitute or mask."
+    )
+    assert own_threads() == []
+
+
+def test_where_every_sample_is_damaged_nothing_is_served(copy: Path) -> None:
+    data = damage(copy, list(range(N)))
+    with pytest.raises(DataError, match=r"every sample is damaged\. Pack the data again\."):
+        next(iter(loader(data)))
+    assert {row[3] for row in rows(loader(data, stop=N, on_bad="mask"))} == {-1}
+    one_left = damage(copy, [4])  # flipped back
+    assert {row[3] for row in rows(loader(one_left, stop=N))} == {4}
+
+
+def test_without_checksums_only_what_does_not_decode_is_bad(copy: Path) -> None:
+    data = dataset.open(copy)
+    flip_a_byte(copy, data, 5, 0)  # of the JPEG's or PNG's own magic number
+    batches = list(islice(loader(data, N, verify="never"), 1))
+    assert [(entry.asked, entry.reason) for entry in batches[0].bad] == [(5, "undecodable")]
+    assert [entry.reason for entry in next(iter(loader(data, N, verify="first"))).bad] == ["checksum"]
+
+
+def test_checksums_are_looked_at_first_always_or_never(equal: Path, tmp_path: Path) -> None:
+    """The images are uncompressed, so that a flipped bit of a pixel is seen by its checksum alone."""
+    folder = tmp_path / "copy"
+    shutil.copytree(equal, folder)
+
+    def bad(data: Dataset, verify: str) -> list[int]:
+        (batch,) = loader(data, N, stop=N, verify=verify)
+        return [entry.asked for entry in batch.bad]
+
+    touched, fresh = dataset.open(folder), dataset.open(folder)
+    assert bad(touched, "first") == []
+    flip_a_byte(folder, touched, 8, int(touched.length[8]) - 3)
+    assert bad(touched, "never") == bad(fresh, "never") == []
+    assert bad(touched, "first") == []
+    assert bad(fresh, "first") == [8]
+    assert bad(fresh, "first") == [8]
+    assert bad(touched, "always") == [8]
+
+
+def test_a_split_record_that_is_damaged_is_substituted(tmp_path: Path) -> None:
+    """One image holds RecordIO's magic number; where its parts no longer fit together, another one is served."""
+    source = written(tmp_path / "src", [(8, 6)], ("jpg",), ("RGB",))
+    path = source / "a/00.jpg"
+    image = path.read_bytes()
+    path.write_bytes(image + bytes(-len(image) % 4) + (0xCED7230A).to_bytes(4, "little") + b"tail")
+    pack(source, tmp_path / "dst")
+    data = dataset.open(tmp_path / "dst")
+    (sample,) = np.flatnonzero(data.flags & dataset.FLAG_SPLIT).tolist()
+    assert rows(loader(data, N, stop=N))
+    flip_a_byte(tmp_path / "dst", data, sample, 1)
+    for verify, reason in (("always", "checksum"), ("never", "undecodable")):
+        (batch,) = loader(data, N, stop=N, verify=verify)
+        assert [(entry.asked, entry.reason) for entry in batch.bad] == [(sample, reason)]
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"batch": 0}, "a batch of 0 samples. Set 1 or more."),
+        ({"ahead": 0}, "0 batches ahead. Set 1 or more."),
+        ({"rank": 2, "world": 2}, "rank 2 of a world of 2. Ranks count from 0."),
+        ({"rank": -1}, "rank -1 of a world of 1. Ranks count from 0."),
+        ({"size": None}, "the images have different sizes. Give the loader a size=(height, width)."),
+        ({"order": Order(N + 1, 0)}, f"an order of {N + 1} samples over a data set of {N}."),
+    ],
+)
+def test_impossible_loaders_are_refused(data: Dataset, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        loader(data, **options)
+    assert str(refused.value) == said
+
+
+def test_a_wrong_number_of_threads_is_refused_not_waited_for(data: Dataset) -> None:
+    with pytest.raises(UsageError, match="0 decoding threads"):
+        next(iter(loader(data, threads=0)))
+
+
+def test_an_image_that_is_not_what_its_columns_say_is_bad(copy: Path) -> None:
+    data = dataset.open(copy)
+    width = data.width.copy()
+    width[3] = 1000
+    data.width = width
+    (batch,) = loader(data, N, stop=N)
+    assert [(entry.asked, entry.reason) for entry in batch.bad] == [(3, "undecodable")]
+
+
+def test_the_images_of_a_pack_decode_as_their_files(folder: Path, data: Dataset) -> None:
+    (batch,) = loader(data, N, order=None, size=(30, 40))
+    sample = next(place for place in range(N) if (data.width[place], data.height[place]) == (40, 30))
+    with Image.open(io.BytesIO((folder.parent / "src" / data.name(sample)).read_bytes())) as image:
+        assert (batch.images[sample].numpy() == np.asarray(image.convert("RGB"))).all()

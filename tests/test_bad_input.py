@@ -1,0 +1,459 @@
+"""Bad input: a clear sentence, exit 2 or 1, and nothing lost."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from tests._support import (
+    NET,
+    damage,
+    digits,
+    files,
+    finished,
+    headway,
+    packed_digits,
+    records,
+    refused,
+    write_recipe,
+)
+
+from headway.data import dataset
+from headway.train.checkpoint import Checkpoints
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("good")
+    packed_digits(folder)
+    write_recipe(folder / "recipe.yaml")
+    return folder
+
+
+def jpegs(folder: Path, per_class: int = 5, side: int = 32, classes: tuple[str, ...] = ("cat", "dog")) -> Path:
+    """Smooth colour images, as JPEG files."""
+    chance = np.random.default_rng(0)
+    for name in classes:
+        (folder / name).mkdir(parents=True)
+        for number in range(per_class):
+            small = Image.fromarray(chance.integers(0, 256, (4, 4, 3), np.uint8))
+            small.resize((side, side), Image.Resampling.BICUBIC).save(folder / name / f"{number}.jpg", quality=90)
+    return folder
+
+
+def test_a_missing_or_empty_folder(tmp_path: Path, good: Path) -> None:
+    for verb in (("init",), ("pack",)):
+        more = (tmp_path / "dst",) if verb == ("pack",) else ()
+        assert "none: there is no such file or folder" in refused(*verb, tmp_path / "none", *more, status=2)
+        (tmp_path / "empty").mkdir(exist_ok=True)
+        assert "empty: the folder is empty" in refused(*verb, tmp_path / "empty", *more, status=2)
+    assert "there is no such folder. Pack one: headway pack SRC DST." in refused(
+        "train", good / "recipe.yaml", "data.train=none", status=2
+    )
+    assert "this is no packed data set" in refused("train", good / "recipe.yaml", f"data.eval={tmp_path}", status=2)
+    assert "there is no such folder" in refused("verify", tmp_path / "none", status=2)
+    for verb in ("report", "evaluate"):
+        assert "there is no such run folder. headway train RECIPE makes one." in refused(
+            verb, tmp_path / "none", status=2
+        )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty"]
+
+
+def test_a_sentence_from_a_real_process(tmp_path: Path) -> None:
+    for arguments in (("pack", tmp_path / "none", tmp_path / "dst"), ("train", tmp_path / "none.yaml")):
+        said = finished(*arguments)
+        assert said.status == 2
+        assert said.out == ""
+        assert said.err.startswith("headway: ")
+        assert said.err.count("\n") == 1
+
+
+def test_a_class_without_an_image(tmp_path: Path) -> None:
+    source = jpegs(tmp_path / "src")
+    (source / "eel").mkdir()
+    (source / "eel/readme.txt").write_text("no fish yet")
+    for arguments in (("pack", source, tmp_path / "dst"), ("init", source, "--out", tmp_path / "r.yaml")):
+        assert "class 'eel' has no image. Put images into the class folder, or remove it." in refused(
+            *arguments, status=1
+        )
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["src"]
+
+
+def test_files_that_are_no_images(tmp_path: Path) -> None:
+    source = jpegs(tmp_path / "src")
+    (source / "cat/text.jpg").write_text("hello")
+    (source / "dog/empty.jpg").write_bytes(b"")
+    whole = (source / "dog/1.jpg").read_bytes()
+    (source / "dog/1.jpg").write_bytes(whole[: len(whole) * 2 // 3])
+    before = files(source)
+    sentence = refused("pack", source, tmp_path / "dst", status=1)
+    assert "3 of 12 files are no usable image." in sentence
+    for line in (
+        "cat/text.jpg: it is no image of a known format",
+        "dog/empty.jpg: it is empty",
+        "dog/1.jpg: ",
+    ):
+        assert f"\n  {line}" in sentence
+    assert "--skip-bad" in sentence
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["src"]
+    assert files(source) == before
+    said = headway("pack", source, tmp_path / "dst", "--skip-bad")
+    assert f"3 bad images were left out; they are listed in {tmp_path / 'dst/skipped.txt'}." in said.out
+    assert sorted(line.split("\t")[0] for line in (tmp_path / "dst/skipped.txt").read_text().splitlines()) == [
+        "cat/text.jpg",
+        "dog/1.jpg",
+        "dog/empty.jpg",
+    ]
+    assert len(dataset.open(tmp_path / "dst")) == 9
+    headway("init", source, "--out", tmp_path / "r.yaml")  # looks at the good ones
+
+
+def test_a_flipped_bit_that_still_decodes_is_packed(tmp_path: Path) -> None:
+    """What was wrong before the pack is the source's own; from then on the checksum watches."""
+    source = jpegs(tmp_path / "src")
+    path = source / "cat/0.jpg"
+    whole = path.read_bytes()
+    for place in range(len(whole) - 100, len(whole) - 10):
+        flipped = bytearray(whole)
+        flipped[place] ^= 4
+        try:
+            with Image.open(io.BytesIO(flipped)) as image:
+                same = np.array_equal(np.asarray(image), np.asarray(Image.open(io.BytesIO(whole))))
+        except OSError:
+            continue
+        if not same:
+            break
+    path.write_bytes(flipped)
+    headway("pack", source, tmp_path / "dst")
+    assert headway("verify", tmp_path / "dst").out == "Every record is whole.\n"
+
+
+@pytest.fixture
+def run_of_damaged(tmp_path: Path) -> Path:
+    """A packed set with two damaged records and a recipe that uses it."""
+    packed_digits(tmp_path)
+    write_recipe(tmp_path / "recipe.yaml", data={"max_bad_share": 0.05}, log_ids=True)
+    damage(tmp_path / "digits.packed/train", 11, 99)
+    return tmp_path
+
+
+def test_a_flipped_byte_in_a_shard_is_named_by_verify(run_of_damaged: Path) -> None:
+    packed = run_of_damaged / "digits.packed"
+    said = headway("verify", packed, status=1)
+    data = dataset.open(packed / "train")
+    lines = said.out.splitlines()
+    assert lines[-1] == "2 damaged records."
+    for line, sample in zip(lines, (11, 99), strict=False):
+        assert line.startswith(f"sample {sample} ({data.name(sample)}), train/shard-00000.rec at byte ")
+        assert line.endswith("the image's checksum is another")
+    found = headway("verify", packed, "--json", status=1).json()["damaged"]
+    assert [(entry["index"], entry["name"]) for entry in found] == [(n, data.name(n)) for n in (11, 99)]
+
+
+def test_train_substitutes_damaged_samples_and_lists_them(run_of_damaged: Path) -> None:
+    run = run_of_damaged / "run"
+    headway("train", run_of_damaged / "recipe.yaml", "--run", run)
+    data = dataset.open(run_of_damaged / "digits.packed/train")
+    served = np.frombuffer((run / "ids.bin").read_bytes(), "<i8").reshape(-1, 3)
+    entries = [json.loads(line) for line in (run / "quarantine.jsonl").read_text().splitlines()]
+    assert sorted(entry["asked"] for entry in entries) == [11, 11, 99, 99]  # once an epoch
+    for entry in entries:
+        assert entry["reason"] == "checksum"
+        assert entry["name"] == data.name(entry["asked"])
+        assert served[entry["position"]].tolist() == [entry["position"], entry["asked"], entry["served"]]
+        assert entry["served"] not in (11, 99)
+    replaced = served[:, 1] != served[:, 2]
+    assert sorted(served[replaced, 1].tolist()) == [11, 11, 99, 99]
+    assert json.loads((run / "summary.json").read_text())["damaged_samples"] == 4
+
+
+def test_the_quarantine_is_cut_back_on_resume(run_of_damaged: Path) -> None:
+    """Each damaged sample once, wherever the run was stopped."""
+    run, recipe = run_of_damaged / "run", run_of_damaged / "recipe.yaml"
+    headway("train", recipe, "--run", run, "checkpoint={every_steps: 3, keep: 9}")
+    expected = (run / "quarantine.jsonl").read_text()
+    positions = [json.loads(line)["position"] for line in expected.splitlines()]
+    for path in Checkpoints(run / "checkpoints").paths()[1:]:
+        shutil.copytree(run, run_of_damaged / "again")
+        again = run_of_damaged / "again"
+        for later in Checkpoints(again / "checkpoints").paths():
+            if later.name > path.name:
+                shutil.rmtree(later)
+        headway("train", "--resume", again)
+        assert (again / "quarantine.jsonl").read_text() == expected, path.name
+        assert json.loads((again / "summary.json").read_text())["damaged_samples"] == 4
+        shutil.rmtree(again)
+    assert len(positions) == 4
+
+
+def test_a_damaged_sample_at_the_first_position_after_a_checkpoint_is_listed_once(tmp_path: Path) -> None:
+    packed_digits(tmp_path)
+    recipe = write_recipe(tmp_path / "recipe.yaml", log_ids=True, checkpoint={"every_steps": 1, "keep": 9}, epochs=0.5)
+    headway("train", recipe, "--run", tmp_path / "look")
+    asked = int(np.frombuffer((tmp_path / "look/ids.bin").read_bytes(), "<i8").reshape(-1, 3)[30, 1])
+    damage(tmp_path / "digits.packed/train", asked)
+    run = tmp_path / "run"
+    headway("train", recipe, "--run", run, "data.max_bad_share=1")
+    expected = (run / "quarantine.jsonl").read_text()
+    assert json.loads(expected)["position"] == 30
+    for name in ("step-00000002", "step-00000003"):
+        shutil.rmtree(run / "checkpoints" / name)
+    headway("train", "--resume", run)
+    assert (run / "quarantine.jsonl").read_text() == expected
+
+
+def test_too_many_damaged_samples_stop_the_run(run_of_damaged: Path) -> None:
+    run = run_of_damaged / "run"
+    sentence = refused("train", run_of_damaged / "recipe.yaml", "--run", run, "data.max_bad_share=0.001", status=1)
+    assert "samples served were damaged, more than data.max_bad_share 0.001" in sentence
+    assert (run / "quarantine.jsonl").exists()
+    sentence = refused(
+        "train", run_of_damaged / "recipe.yaml", "--run", run_of_damaged / "stop", "data.on_bad=stop", status=1
+    )
+    assert "is damaged (checksum)" in sentence
+
+
+def test_shards_of_different_packs_mixed(tmp_path: Path, good: Path) -> None:
+    packed_digits(tmp_path, per_class=12)
+    shutil.copytree(good / "digits.packed", tmp_path / "mixed")
+    shutil.copy(tmp_path / "digits.packed/train/shard-00000.rec", tmp_path / "mixed/train/shard-00000.rec")
+    sentence = refused("train", good / "recipe.yaml", f"data.train={tmp_path / 'mixed/train'}", status=1)
+    assert "mixed/train/shard-00000.rec: this shard belongs to another pack." in sentence
+    assert (
+        "the shard belongs to another pack; its 180 samples are lost"
+        in headway("verify", tmp_path / "mixed", status=1).out
+    )
+    (tmp_path / "mixed/train/shard-00000.rec").unlink()
+    assert "a shard is missing" in refused(
+        "train", good / "recipe.yaml", f"data.train={tmp_path / 'mixed/train'}", status=1
+    )
+
+
+def test_eval_classes_unlike_train_classes(tmp_path: Path, good: Path) -> None:
+    for part, classes in (("train", ("cat", "dog")), ("eval", ("cat", "eel"))):
+        jpegs(tmp_path / "src" / part, classes=classes)
+    sentence = refused("pack", tmp_path / "src", tmp_path / "dst", status=1)
+    assert "eval classes unlike train classes (only in train: dog; only in eval: eel)." in sentence
+    for part in ("train", "eval"):
+        headway("pack", tmp_path / "src" / part, tmp_path / "apart" / part)
+    more = [f"data.{part}={tmp_path / 'apart' / part}" for part in ("train", "eval")]
+    sentence = refused("train", good / "recipe.yaml", *more, status=1)
+    assert "its classes are unlike those of the training data: it has also 'eel' and lacks 'dog'." in sentence
+    (tmp_path / "values.csv").write_text("path,value\n" + "".join(f"src/train/cat/{n}.jpg,{n}\n" for n in range(5)))
+    headway("pack", tmp_path / "values.csv", tmp_path / "values")
+    sentence = refused("train", good / "recipe.yaml", more[0], f"data.eval={tmp_path / 'values'}", status=1)
+    assert "its labels (value) are of another kind than those of the training data (class)" in sentence
+    headway("train", good / "recipe.yaml", "--run", tmp_path / "run", "epochs=0.2")
+    sentence = refused("evaluate", tmp_path / "run", "--data", tmp_path / "apart/eval", status=1)
+    assert "its classes are unlike those of the training data" in sentence
+
+
+def test_places_that_exist(tmp_path: Path, good: Path) -> None:
+    source = jpegs(tmp_path / "src")
+    run = tmp_path / "run"
+    headway("train", good / "recipe.yaml", "--run", run, "epochs=0.2")
+    before = files(run)
+    sentence = refused("train", good / "recipe.yaml", "--run", run, status=2)
+    assert f"{run}: this run folder exists. Go on with it: headway train --resume {run}." in sentence
+    assert files(run) == before
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.txt").write_text("years of work")
+    assert "this folder is not empty. Name another one with --run." in refused(
+        "train", good / "recipe.yaml", "--run", tmp_path / "mine", status=2
+    )
+    assert "this exists and is no packed data set" in refused(
+        "pack", source, tmp_path / "mine", "--overwrite", status=2
+    )
+    assert "this is no run folder" in refused("report", tmp_path / "mine", status=2)
+    assert files(tmp_path / "mine") == {"thesis.txt": b"years of work"}
+    assert "this is a file, not a folder" in refused(
+        "train", good / "recipe.yaml", "--run", tmp_path / "mine/thesis.txt", status=2
+    )
+    headway("pack", source, tmp_path / "dst")
+    packed = files(tmp_path / "dst")
+    assert "this exists" in refused("pack", source, tmp_path / "dst", status=2)
+    (source / "cat/0.jpg").write_text("hello")
+    refused("pack", source, tmp_path / "dst", "--overwrite", status=1)
+    assert files(tmp_path / "dst") == packed
+
+
+@pytest.mark.parametrize(
+    ("listing", "expected"),
+    [
+        ("path,label\ncat/0.jpg,a\nnone.jpg,b\n", "line 3: there is no file 'none.jpg'"),
+        ("file,label\ncat/0.jpg,a\n", "line 1: there is no column 'path'"),
+        ("path,value\ncat/0.jpg,1\ncat/1.jpg,many\n", "line 3: the value is 'many', which is no finite number"),
+        ("path,label\ncat/0.jpg,a\ncat/0.jpg,b\n", "line 3: 'cat/0.jpg' was named before, in line 2"),
+        ("path,label\n", "the file lists no images"),
+    ],
+)
+def test_lists_that_cannot_be_used(tmp_path: Path, listing: str, expected: str) -> None:
+    jpegs(tmp_path)
+    (tmp_path / "list.csv").write_text(listing)
+    assert expected in refused("pack", tmp_path / "list.csv", tmp_path / "dst", status=1)
+    assert not (tmp_path / "dst").exists()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MB of its own; `make_room` lets it grow."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"nothing can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
+def make_room(disk: Path, size: str) -> None:
+    subprocess.run(["mount", "-o", f"remount,size={size}", disk], check=True)
+
+
+def noise(folder: Path, count: int, side: int = 96) -> Path:
+    """Images that do not compress: about 28 kB each at 96 x 96."""
+    chance = np.random.default_rng(count)
+    for name in ("a", "b"):
+        (folder / name).mkdir(parents=True)
+        for number in range(count):
+            Image.fromarray(chance.integers(0, 256, (side, side, 3), np.uint8)).save(folder / name / f"{number}.png")
+    return folder
+
+
+@pytest.mark.root
+def test_a_full_disk_while_packing(small_disk: Path, tmp_path: Path) -> None:
+    source, few = noise(tmp_path / "src", 40), noise(tmp_path / "few", 3)
+    sentence = refused("pack", source, small_disk / "dst", status=1)
+    assert "the disk is full: " in sentence
+    assert "Free space there, or pack to another disk. What was written is removed." in sentence
+    assert list(small_disk.iterdir()) == []
+    headway("pack", few, small_disk / "dst")
+    packed = files(small_disk / "dst")
+    assert "the disk is full: " in refused("pack", source, small_disk / "dst", "--overwrite", status=1)
+    assert files(small_disk / "dst") == packed
+    assert [path.name for path in small_disk.iterdir()] == ["dst"]
+    make_room(small_disk, "20m")
+    headway("pack", source, small_disk / "dst", "--overwrite")
+    assert headway("verify", small_disk / "dst").out == "Every record is whole.\n"
+    assert len(dataset.open(small_disk / "dst")) == 80
+
+
+WIDE = """
+from torch import nn
+
+def wide(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, num_classes))
+"""
+"""45,010 parameters: 180 kB of weights, 360 kB of a checkpoint with momentum."""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("what", ["checkpoint", "weights"])
+def test_a_full_disk_while_checkpointing(small_disk: Path, tmp_path: Path, what: str) -> None:
+    """Two checkpoints and the best weights fit on the disk; a third, or new weights beside the old ones, do not."""
+    packed_digits(tmp_path)
+    (tmp_path / "wide.py").write_text(WIDE)
+    changes = {"model": {"factory": "wide.py:wide"}, "log_ids": True, "epochs": 3}
+    changes |= {"checkpoint": {"every_steps": 4}, "evaluate": {"every_epochs": 1.5 if what == "checkpoint" else 1}}
+    recipe = write_recipe(tmp_path / "recipe.yaml", **changes)
+    headway("train", recipe, "--run", tmp_path / "whole")
+    run = small_disk / "run"
+    sentence = refused("train", recipe, "--run", run, status=1)
+    if what == "checkpoint":
+        assert f"{run / 'checkpoints'}: the disk is full, the checkpoint of step 12 could not be written." in sentence
+    else:
+        assert f"{run}: the disk is full." in sentence
+    assert "Nothing before it is lost: make room, then go on with headway train --resume" in sentence
+    kept = Checkpoints(run / "checkpoints")
+    assert [path.name for path in kept.paths()] == ["step-00000008", "step-00000004"]
+    newest = kept.newest()
+    assert newest is not None
+    assert newest.step == 8
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["latest", "step-00000004", "step-00000008"]
+    assert "the disk is full" in refused("train", "--resume", run, status=1)
+    make_room(small_disk, "8m")
+    said = headway("train", "--resume", run)
+    assert "Resumed at step 8 of 18 from step-00000008." in said.err
+    for name in ("weights.safetensors", "ids.bin", "checkpoints/step-00000018/tensors-0.safetensors"):
+        assert (run / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert [r["step"] for r in records(run, "train")] == list(range(1, 19))
+
+
+FILLS = """
+import os
+from pathlib import Path
+
+calls = [0]
+
+def fill(images, labels, keys):
+    calls[0] += 1
+    if calls[0] == 8:
+        with open(os.environ["FILLER"], "wb", buffering=0) as file:
+            try:
+                while file.write(bytes(4096)):
+                    pass
+            except OSError:
+                pass
+    return images, labels
+"""
+
+
+@pytest.mark.root
+def test_a_disk_that_others_fill_while_metrics_are_written(
+    small_disk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed_digits(tmp_path)
+    (tmp_path / "fills.py").write_text(FILLS)
+    recipe = write_recipe(tmp_path / "recipe.yaml", log_ids=True, epochs=10, checkpoint={"every_steps": 5})
+    headway("train", recipe, "--run", tmp_path / "whole", "checkpoint.keep=99")
+    monkeypatch.setenv("FILLER", str(small_disk / "filler"))
+    run = small_disk / "run"
+    sentence = refused("train", recipe, "--run", run, "transform=fills.py:fill", status=1)
+    assert "the disk is full" in sentence
+    newest = Checkpoints(run / "checkpoints").newest()
+    assert newest is not None
+    (small_disk / "filler").unlink()
+    assert newest.step < 60
+    headway("train", "--resume", run)
+    assert (run / "weights.safetensors").read_bytes() == (tmp_path / "whole/weights.safetensors").read_bytes()
+    assert (run / "ids.bin").read_bytes() == (tmp_path / "whole/ids.bin").read_bytes()
+    assert [r["step"] for r in records(run, "train")] == list(range(1, 61))
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path, good: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said = headway("train", good / "recipe.yaml", "--run", tmp_path / "file/run", status=1)
+    assert "Traceback" not in said.err
+    assert str(tmp_path / "file") in said.err
+    said = headway("init", good / "digits", "--out", tmp_path / "none/r.yaml", status=2)
+    assert "there is no such folder" in said.err
+
+
+def test_images_outside_reason_are_refused_by_name(tmp_path: Path, good: Path) -> None:
+    """A PNG of a few kB that claims to be a wall of pixels."""
+    bomb = tmp_path / "bomb.png"
+    Image.new("1", (20_000, 20_000)).save(bomb)
+    assert os.path.getsize(bomb) < 1_000_000
+    source = jpegs(tmp_path / "src")
+    shutil.copy(bomb, source / "cat/bomb.png")
+    assert "cat/bomb.png: " in refused("pack", source, tmp_path / "dst", status=1)
+    (tmp_path / "net.py").write_text(NET)
+    headway("train", good / "recipe.yaml", "--run", tmp_path / "run", "epochs=0.2")
+    assert f"{bomb}: this file is no image." in refused("predict", tmp_path / "run", bomb, status=1)
+
+
+def test_the_source_inside_the_destination(tmp_path: Path) -> None:
+    source = digits(tmp_path / "src", per_class=2)
+    for dst in (source, source / "packed", tmp_path):
+        refused("pack", source, dst, status=2)
+    assert len(list(source.rglob("*.png"))) == 20

@@ -1,0 +1,181 @@
+"""The command line: its verbs, what they print and how they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests._support import command, digits, finished, headway, packed_digits, records, running, write_recipe
+
+VERBS = ("init", "pack", "verify", "train", "evaluate", "predict", "report")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cli")
+    packed_digits(folder)
+    write_recipe(folder / "recipe.yaml")
+    return folder
+
+
+def test_help_lists_every_verb() -> None:
+    said = headway("--help")
+    for verb in VERBS:
+        assert re.search(rf"^\s+{verb}\s+\w", said.out, re.MULTILINE), verb
+        one = headway(verb, "--help")
+        assert one.out.startswith(f"Usage: headway {verb} ")
+        assert "--json" in one.out
+    assert "headway" in headway(status=None).out + headway(status=None).err
+
+
+@pytest.mark.parametrize(
+    "arguments", [("fly",), ("pack",), ("train", "--repeat", "0"), ("pack", "a", "b", "--splt", "1")]
+)
+def test_wrong_usage_leaves_with_2(arguments: tuple[str, ...]) -> None:
+    said = headway(*arguments, status=2)
+    assert said.out == ""
+    assert "Traceback" not in said.err
+
+
+def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seven verbs, one after the other, each with --json."""
+    monkeypatch.chdir(tmp_path)
+    digits(tmp_path / "images", per_class=20)
+    made = headway("init", "images", "--json").json()
+    assert (made["recipe"], made["packed"], made["samples"]) == ("images.yaml", "images.packed", 200)
+    packed = headway("pack", "images", "images.packed", "--split", "0.2", "--json").json()
+    assert [Path(path).name for path in packed["folders"]] == ["train", "eval"]
+    assert (packed["samples"], packed["skipped"]) == (200, [])
+    assert headway("verify", "images.packed", "--json").json() == {"damaged": []}
+    quick = ("batch=32", "epochs=12", "optimizer.lr=0.05", "model.args={width: 8}")
+    trained = headway("train", "images.yaml", *quick, "--json").json()
+    assert (trained["run"], trained["finished"]) == ("runs/images", True)
+    assert trained["accuracy"] > 0.6
+    found = headway("evaluate", "runs/images", "--json").json()
+    assert found["accuracy"] == trained["best"]["accuracy"]
+    said = headway("predict", "runs/images", "images", "--json")
+    right = [row["label"] == Path(row["path"]).parent.name for row in map(json.loads, said.out.splitlines())]
+    assert len(right) == 200
+    assert sum(right) > 120
+    assert headway("report", "runs/images", "--json").json() == {"report": "runs/images/report.html"}
+
+
+def test_sentences_without_json(folder: Path, tmp_path: Path) -> None:
+    said = headway("pack", folder / "digits", tmp_path / "dst")
+    assert re.fullmatch(rf"Packed 240 images \(0\.0 MB\) into {tmp_path / 'dst'} at [\d,]+ images/s\.\n", said.out)
+    assert headway("verify", tmp_path / "dst").out == "Every record is whole.\n"
+    said = headway("train", folder / "recipe.yaml", "--run", tmp_path / "run")
+    pattern = r"Trained \S+/run:  accuracy 0\.\d{4}  loss \d\.\d{4}  \d+\.\d s  [\d,]+ images/s\n"
+    assert re.fullmatch(pattern, said.out), said.out
+    lines = [line for line in said.err.splitlines() if line.startswith("evaluate")]
+    assert [re.split(r"\s{2,}", line)[1] for line in lines] == ["epoch 1.00", "epoch 2.00"]
+
+
+def test_debug_shows_the_traceback_of_any_error(tmp_path: Path) -> None:
+    said = headway("--debug", "report", tmp_path / "none", status=2)
+    assert "Traceback (most recent call last):" in said.err
+    assert "UsageError" in said.err
+    assert said.err.rstrip().splitlines()[-1].startswith("headway: ")
+
+
+def test_the_installed_command_and_the_module_are_one(folder: Path, tmp_path: Path) -> None:
+    script = Path(sys.executable).parent / "headway"
+    out = [
+        subprocess.run([*start, "report", "none"], capture_output=True, text=True, check=False, cwd=tmp_path)
+        for start in ([script], [sys.executable, "-m", "headway"])
+    ]
+    assert [done.returncode for done in out] == [2, 2]
+    assert out[0].stderr == out[1].stderr != ""
+
+
+def test_a_terminal_gets_a_bar_and_a_file_gets_lines(folder: Path, tmp_path: Path) -> None:
+    """On a pseudo-terminal: epoch, step, images/s, time to go, loss, waiting share, accuracy, drawn in place."""
+    main, side = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", "LINES": "40"}
+    arguments = command("train", folder / "recipe.yaml", "--run", tmp_path / "run", "epochs=300")
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=side, env=environment, text=True)
+    os.close(side)
+    screen = b""
+    try:
+        while part := os.read(main, 65536):
+            screen += part
+    except OSError:  # the other side was closed
+        pass
+    os.close(main)
+    out, _ = process.communicate()
+    assert process.returncode == 0, screen.decode()
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.decode())
+    for pattern in (
+        r"epoch 300\.00 ",
+        r"step 1800/1800",
+        r"[\d,]+ images/s",
+        r"[\d.]+s to go",
+        r"loss \d\.\d{4}",
+        r"waiting \d+\.\d%",
+        r"accuracy \d\.\d{4}",
+    ):
+        assert re.search(pattern, text), pattern
+    assert "\x1b[?25h" in screen.decode(), "the cursor is not shown again"
+    assert out.startswith("Trained ")
+
+
+def test_ctrl_c_twice_ends_at_once(folder: Path, tmp_path: Path) -> None:
+    """A network that never gives its step back can still be left."""
+    (folder / "slow.py").write_text(
+        "import time\ndef wait(images, labels, keys):\n    print('waiting', flush=True)\n    time.sleep(600)\n"
+    )
+    arguments = ("train", folder / "recipe.yaml", "--run", tmp_path / "run", "transform=slow.py:wait")
+    with running(*arguments) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Traceback" not in err
+
+
+def test_output_that_nobody_reads_any_more(folder: Path, tmp_path: Path) -> None:
+    """`headway predict ... | head -1` ends quietly."""
+    headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", "epochs=0.2")
+    many = [str(path) for path in (folder / "digits").rglob("*.png")] * 40
+    listing = " ".join([*command("predict", tmp_path / "run"), *many])
+    script = tmp_path / "pipe.sh"
+    script.write_text(f"set -o pipefail\n{listing} | head -1\n")
+    done = subprocess.run(["bash", script], capture_output=True, text=True, check=False)
+    assert done.stdout == "path,label,probability\n"
+    assert "Traceback" not in done.stderr
+
+
+def test_metrics_are_written_as_they_come(folder: Path, tmp_path: Path) -> None:
+    """Each record is on the disk when its step is over, so that a run can be watched."""
+    run = tmp_path / "run"
+    with running("train", folder / "recipe.yaml", "--run", run, "epochs=5000", "log_every_steps=7") as process:
+        while process.poll() is None and (not (run / "metrics.jsonl").exists() or not records_seen(run)):
+            time.sleep(0.002)
+        assert process.poll() is None
+        steps = [record["step"] for record in records_seen(run)]
+        assert steps[:2] == [6, 6][: len(steps[:2])] or steps[0] in (6, 7)
+        process.terminate()
+        process.communicate()
+    assert {"kind", "step", "position", "epoch", "loss", "accuracy", "lr", "images_s", "wait_share", "seconds"} == set(
+        records(run, "train")[0]
+    )
+
+
+def records_seen(run: Path) -> list[dict[str, int]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n")[:-1]]
+
+
+def test_verify_and_pack_leave_with_their_status_from_real_processes(folder: Path, tmp_path: Path) -> None:
+    said = finished("verify", folder / "digits.packed")
+    assert (said.status, said.out, said.err) == (0, "Every record is whole.\n", "")

@@ -1,0 +1,76 @@
+"""Every Python block of the library's pages runs as it stands, in a folder that holds `digits.packed`."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests._support import packed_digits
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted((ROOT / "docs/library").glob("*.md"))
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> list[str]:
+    return BLOCK.findall(page.read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return packed_digits(tmp_path_factory.mktemp("docs"), per_class=100, split=0.2)
+
+
+@pytest.fixture
+def folder(packed: Path, tmp_path: Path) -> Path:
+    (tmp_path / "digits.packed").symlink_to(packed)
+    return tmp_path
+
+
+def start(code: str, folder: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-W", "error", "-c", code]
+    return subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def ran(code: str, folder: Path) -> str:
+    with start(code, folder) as process:
+        out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert err == ""
+    return out
+
+
+def test_there_are_pages() -> None:
+    """Dataset and Loader; checkpoint and resume; augmentation by Keys."""
+    code = "\n".join(block for page in PAGES for block in blocks(page))
+    for name in ("headway.Loader(", "headway.Checkpoints(", "headway.restore(", ".keys()"):
+        assert name in code
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
+    found = blocks(page)
+    assert found, f"{page.name} shows no code"
+    for block in found:
+        assert ran(block, folder).strip(), "a page shows what comes out"
+
+
+def test_the_checkpoint_page_goes_on_where_it_was_killed(folder: Path, packed: Path, tmp_path: Path) -> None:
+    """As the page says: the same loss to the last digit."""
+    (code,) = blocks(ROOT / "docs/library/checkpoint.md")
+    whole = ran(code, folder)
+    killed = tmp_path / "killed"
+    killed.mkdir()
+    (killed / "digits.packed").symlink_to(packed)
+    with start(code, killed) as process:
+        while process.poll() is None and not (killed / "checkpoints/latest").exists():
+            time.sleep(0.002)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert process.returncode == -signal.SIGKILL, "it had ended before it was killed"
+    assert ran(code, killed) == whole

@@ -1,0 +1,222 @@
+"""Checkpoints: whole or refused by name."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests._support import headway, packed_digits, records, write_recipe
+from torch import nn
+
+import headway as public
+from headway.core.errors import CheckpointError
+from headway.core.files import write_whole
+from headway.train.checkpoint import FORMAT, MANIFEST, Checkpoints, read, restore, state_of
+
+TENSORS = "tensors-0.safetensors"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of 18 steps with checkpoints at 5, 10, 15 and 18."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    packed_digits(folder)
+    changes = {"model": {"factory": "net.py:dropout"}, "augment": {"translate": 1}, "epochs": 3, "log_ids": True}
+    recipe = write_recipe(folder / "recipe.yaml", **changes, checkpoint={"every_steps": 5, "keep": 9})
+    headway("train", recipe, "--run", folder / "run")
+    assert [path.name for path in Checkpoints(folder / "run/checkpoints").paths()] == [
+        f"step-{step:08d}" for step in (18, 15, 10, 5)
+    ]
+    return folder / "run"
+
+
+def truncated(name: str, tenths: int) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        data = (path / name).read_bytes()
+        (path / name).write_bytes(data[: len(data) * tenths // 10])
+
+    return damage
+
+
+def flipped(name: str, share: float) -> Callable[[Path], None]:
+    def damage(path: Path) -> None:
+        data = bytearray((path / name).read_bytes())
+        data[int(len(data) * share)] ^= 1
+        (path / name).write_bytes(data)
+
+    return damage
+
+
+def missing(name: str) -> Callable[[Path], None]:
+    return lambda path: (path / name).unlink()
+
+
+def garbage(text: str) -> Callable[[Path], None]:
+    return lambda path: (path / MANIFEST).write_text(text) and None
+
+
+def another_step(path: Path) -> None:
+    """Still good JSON, and wrong."""
+    text = (path / MANIFEST).read_text()
+    (path / MANIFEST).write_text(
+        text.replace('"step": 18', '"step": 17', 1).replace('"position": 5', '"position": 4', 1)
+    )
+
+
+DAMAGES = {
+    **{f"{name} at {tenths} tenths": truncated(name, tenths) for name in (TENSORS, MANIFEST) for tenths in range(10)},
+    **{
+        f"{name} flipped at {share}": flipped(name, share) for name in (TENSORS, MANIFEST) for share in (0.0, 0.5, 0.99)
+    },
+    "no tensors": missing(TENSORS),
+    "no manifest": missing(MANIFEST),
+    **{
+        f"manifest {text!r}": garbage(text) for text in ("", "{}", "[]", "null", "7", '{"format": 1, "files": 3}', "\0")
+    },
+    "another step": another_step,
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_the_newest_is_refused_by_name_and_the_one_before_is_used(run: Path, tmp_path: Path, name: str) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    newest = copy / "checkpoints/step-00000018"
+    DAMAGES[name](newest)
+    (copy / "weights.safetensors").unlink()
+    (copy / "summary.json").unlink()
+    said = headway("train", "--resume", copy)
+    warning = next(line for line in said.err.splitlines() if str(newest) in line)
+    assert warning.endswith("The one before it is used.")
+    assert "Resumed at step 15 of 18 from step-00000015." in said.err
+    for file in ("weights.safetensors", "ids.bin", f"checkpoints/step-00000018/{TENSORS}"):
+        assert (copy / file).read_bytes() == (run / file).read_bytes(), file
+    assert [r["step"] for r in records(copy, "train")] == list(range(1, 19))
+    assert read(newest).scalars["position"] == 540
+
+
+@pytest.mark.parametrize("damaged", [1, 2, 3])
+def test_several_damaged_ones_are_passed_over(run: Path, tmp_path: Path, damaged: int) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    paths = Checkpoints(copy / "checkpoints").paths()
+    for path in paths[:damaged]:
+        (path / TENSORS).unlink()
+    said = headway("train", "--resume", copy)
+    assert [path.name in said.err for path in paths[:damaged]] == [True] * damaged
+    assert f"from {paths[damaged].name}." in said.err
+    assert (copy / "weights.safetensors").read_bytes() == (run / "weights.safetensors").read_bytes()
+
+
+def test_where_all_are_damaged_nothing_is_touched(run: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy)
+    paths = Checkpoints(copy / "checkpoints").paths()
+    for path in paths:
+        (path / TENSORS).write_bytes(b"")
+    before = (copy / "metrics.jsonl").read_bytes()
+    said = headway("train", "--resume", copy, status=1)
+    assert all(path.name in said.err for path in paths)
+    assert "every checkpoint is damaged. Start the run anew." in said.err
+    assert (copy / "metrics.jsonl").read_bytes() == before
+    with pytest.raises(CheckpointError, match="every checkpoint is damaged"):
+        Checkpoints(copy / "checkpoints").newest(lambda _: None)
+
+
+def test_a_later_format_is_refused(run: Path, tmp_path: Path) -> None:
+    shutil.copytree(run / "checkpoints/step-00000018", tmp_path / "step")
+    manifest = json.loads((tmp_path / "step" / MANIFEST).read_text())
+    write_whole(tmp_path / "step" / MANIFEST, json.dumps({**manifest, "format": FORMAT + 1}))
+    with pytest.raises(CheckpointError, match=f"its format is {FORMAT + 1}, this version reads {FORMAT}"):
+        read(tmp_path / "step")
+
+
+def test_nothing_is_unpickled(tmp_path: Path) -> None:
+    """A pickle under the names of a checkpoint is damage, and its code does not run."""
+    folder = tmp_path / "step-00000001"
+    folder.mkdir()
+    for name in (TENSORS, MANIFEST):
+        torch.save({"a": nn.Linear(1, 1)}, folder / name)
+    with pytest.raises(CheckpointError, match="it is damaged"):
+        read(folder)
+
+
+def test_the_newest_are_kept_and_latest_names_the_last(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    assert checkpoints.newest() is None
+    for step in (1, 9, 10, 100):
+        checkpoints.save(step, {"a": torch.full((3,), float(step))}, {"note": "x"})
+    assert [path.name for path in checkpoints.paths()] == ["step-00000100", "step-00000010"]
+    assert (tmp_path / "checkpoints/latest").read_text() == "step-00000100\n"
+    found = checkpoints.newest()
+    assert found is not None
+    assert (found.step, found.scalars) == (100, {"note": "x"})
+    assert found.tensors["a"].tolist() == [100.0] * 3
+
+
+def test_the_same_step_can_be_saved_again_and_leftovers_are_cleared(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(3, {"a": torch.zeros(1)}, {})
+    (tmp_path / ".step-00000004.77").mkdir()  # a kill in the middle of a save
+    (tmp_path / ".step-00000004.77" / TENSORS).write_bytes(b"half")
+    checkpoints.save(3, {"a": torch.ones(1)}, {})
+    found = checkpoints.newest()
+    assert found is not None
+    assert found.tensors["a"].item() == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000003"]
+
+
+def _network() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 4, 2))
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_a_plain_loop_goes_on_where_it_was(tmp_path: Path, name: str) -> None:
+    """The library alone: any torch optimizer, any memory format, all random generators."""
+
+    def begin(memory_format: torch.memory_format) -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = _network().to(memory_format=memory_format)
+        more = {"momentum": 0.9, "nesterov": True} if name == "SGD" else {}
+        return model, getattr(torch.optim, name)(model.parameters(), lr=0.01, **more)
+
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> list[float]:
+        losses = []
+        for _ in range(count):
+            images = torch.rand(4, 3, 4, 4) + float(np.random.rand()) + random.random()
+            loss = model(images).square().mean()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+        return losses
+
+    torch.manual_seed(0)
+    model, optimizer = begin(torch.channels_last)
+    steps(model, optimizer, 3)
+    random.gauss(0, 1)  # leaves a spare number behind
+    public.Checkpoints(tmp_path).save(3, public.state_of(model, optimizer), {"epoch": 1})
+    expected = steps(model, optimizer, 3), random.gauss(0, 1)
+    other, other_optimizer = begin(torch.channels_last)
+    found = Checkpoints(tmp_path).newest()
+    assert found is not None
+    public.restore(found, other, other_optimizer)
+    assert (steps(other, other_optimizer, 3), random.gauss(0, 1)) == expected
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, other.state_dict()[key]), key
+
+
+def test_another_networks_checkpoint_is_refused(tmp_path: Path) -> None:
+    model = _network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    path = Checkpoints(tmp_path).save(1, state_of(model, optimizer), {})
+    for other in (nn.Linear(3, 3), nn.Sequential(*list(_network())[:3], nn.Linear(4 * 4, 5))):
+        before = {key: value.clone() for key, value in other.state_dict().items()}
+        with pytest.raises(CheckpointError, match="belongs to another network"):
+            restore(read(path), other, torch.optim.SGD(other.parameters(), lr=0.1))
+        assert all(torch.equal(value, before[key]) for key, value in other.state_dict().items())

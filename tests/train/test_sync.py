@@ -1,0 +1,118 @@
+"""The loop never waits for the device between logging steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from tests._support import damage, packed_digits, write_recipe
+from tests._waits import counted
+
+from headway.core.recipe import load
+from headway.core.run import Run
+from headway.train.progress import Lines
+from headway.train.recipe import TrainRecipe
+from headway.train.setup import set_up
+from headway.train.trainer import Trainer
+
+LOG_EVERY = 6
+
+USER = """
+def reads(images, labels, keys):
+    if images.sum().item() > 1e30:
+        labels = labels * 0
+    return images, labels
+
+def branches(images, labels, keys):
+    return (images if images.max() > 0 else -images), labels
+
+def plain(images, labels, keys):
+    return images * 1.5, labels
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sync")
+    packed_digits(folder)
+    write_recipe(folder / "recipe.yaml", batch=12, epochs=4, log_every_steps=LOG_EVERY, evaluate={"every_epochs": 2})
+    (folder / "user.py").write_text(USER)
+    return folder
+
+
+CASES: dict[str, tuple[str, ...]] = {
+    "sgd, clipped": ("optimizer={name: sgd, lr: 0.01, clip_norm: 1.0}",),
+    "adamw, clipped": ("optimizer={name: adamw, lr: 0.001, clip_norm: 1.0, weight_decay: 0.1}",),
+    "nag, cosine": ("optimizer={name: nag, lr: 0.01}", "schedule={name: cosine, warmup_epochs: 1}"),
+    "bf16": ("precision=bf16",),
+    "batch norm and dropout": ("model.factory=net.py:dropout",),
+    "micro-batches": ("micro_batch=5",),
+    "flip and translate": ("augment={flip: true, translate: 2}",),
+    "stop_at": ("stop_at={accuracy: 1.1, loss: 0}",),
+    "ids": ("log_ids=true",),
+    "a plain transform": ("transform=user.py:plain",),
+    "checked bytes, masked": ("data.verify=always", "data.on_bad=mask"),
+    "label smoothing, not channels last": ("task.args={label_smoothing: 0.1}", "channels_last=false"),
+    "synthetic": ("data=synthetic", "model.factory=headway.model:small_net", "model.args={width: 4}"),
+}
+
+
+@contextmanager
+def trainer_of(folder: Path, run: Path, overrides: tuple[str, ...]) -> Iterator[Trainer]:
+    trainer = Trainer(set_up(load(folder / "recipe.yaml", overrides, TrainRecipe), say=print), Run.create(run), Lines())
+    try:
+        yield trainer
+    finally:
+        trainer.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_wait_between_logging_steps(folder: Path, tmp_path: Path, case: str) -> None:
+    with trainer_of(folder, tmp_path / "run", CASES[case]) as trainer, counted() as found:
+        trainer.run(1)  # makes the ring of host buffers, which are numpy arrays too
+        for steps in (LOG_EVERY - 2, LOG_EVERY - 1):
+            found.clear()
+            trainer.run(steps)
+            assert found == {}, f"steps up to {trainer.step}"
+            trainer.run(1)
+            assert found.total() > 0, "the counter does not see a logging step"
+
+
+@pytest.mark.parametrize(("transform", "seen"), [("reads", "item"), ("branches", "__bool__")])
+def test_a_transform_that_waits_is_counted(folder: Path, tmp_path: Path, transform: str, seen: str) -> None:
+    with trainer_of(folder, tmp_path / "run", (f"transform=user.py:{transform}",)) as trainer, counted() as found:
+        trainer.run(LOG_EVERY - 1)
+    assert found[seen] == found["_local_scalar_dense"] == LOG_EVERY - 1
+
+
+def test_masked_samples_make_no_wait(tmp_path: Path) -> None:
+    packed_digits(tmp_path)
+    rare = {"evaluate": {"every_epochs": 9}, "checkpoint": {"every_epochs": 9}}
+    write_recipe(tmp_path / "recipe.yaml", batch=60, epochs=4, log_every_steps=LOG_EVERY, **rare)
+    damage(tmp_path / "digits.packed/train", 17)
+    overrides = ("data.on_bad=mask", "data.max_bad_share=1")
+    with trainer_of(tmp_path, tmp_path / "run", overrides) as trainer, counted() as found:
+        trainer.run(1)
+        found.clear()
+        trainer.run(LOG_EVERY - 2)  # more than an epoch, so the damaged sample has been served
+        assert found == {}
+        trainer.run(1)
+    assert trainer.damaged > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", [*CASES, "fp16", "fp16, clipped"])
+def test_no_wait_on_a_gpu(folder: Path, tmp_path: Path, case: str) -> None:
+    fp16 = ("precision=fp16", "optimizer={name: nag, lr: 0.01, clip_norm: 1.0}")
+    overrides = CASES.get(case, fp16[: 1 + case.endswith("clipped")])
+    with trainer_of(folder, tmp_path / "run", (*overrides, "device=cuda")) as trainer:
+        trainer.run(LOG_EVERY)  # libraries set themselves up in the first steps
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            trainer.run(LOG_EVERY - 1)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        assert trainer.step == 2 * LOG_EVERY - 1
