@@ -60,6 +60,7 @@ def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
         assert ran(block, folder).strip(), "a page shows what comes out"
 
 
+@pytest.mark.check
 def test_the_checkpoint_page_goes_on_where_it_was_killed(folder: Path, packed: Path, tmp_path: Path) -> None:
     """As the page says: the same loss to the last digit."""
     (code,) = blocks(ROOT / "docs/library/checkpoint.md")

@@ -25,6 +25,9 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
+CTRL_C = 130
+"""The status with which typer leaves after Ctrl-C."""
+
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 
@@ -154,7 +157,8 @@ def train(
         return
     ended = runs.repeat(recipe, overrides or (), folder, repeat, say=say)
     rows = {}
-    for name in ("accuracy", "loss", "seconds", "images_s"):
+    metrics = [name for name in ended[0].summary.get("best") or () if name not in ("step", "epoch")]
+    for name in (*metrics, "seconds", "images_s"):
         values = [run.summary[name] for run in ended if name in run.summary]
         if len(values) == len(ended):
             rows[name] = runs.interval(values)
@@ -172,7 +176,7 @@ def _ended(ended: Ended, as_json: bool) -> None:
         how = f"headway train --resume {_typed(folder)}"
         text = f"Stopped at step {summary['step']} of {summary['steps']}; go on with: {how}"
     else:
-        known = [f"{name} {summary[name]:.4f}" for name in ("accuracy", "loss") if name in summary]
+        known = [f"{name} {summary[name]:.4f}" for name in summary.get("best") or () if name not in ("step", "epoch")]
         text = "  ".join(
             [f"Trained {folder}:", *known, f"{summary['seconds']:.1f} s", f"{summary['images_s']:,.0f} images/s"]
         )
@@ -253,9 +257,10 @@ def _bar(verb: str, unit: str) -> Any:
 
 def main() -> None:
     """The entry point: an error is a sentence and an exit status; its traceback only with --debug."""
-    debug = "--debug" in sys.argv
+    debug = "--debug" in sys.argv  # before or after the verb
+    sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
-        app(standalone_mode=True)
+        app(prog_name="headway")
     except UserCodeError as error:
         cause = error.__cause__
         if cause is not None:  # the user's own code failed: they need to see where
@@ -267,7 +272,9 @@ def main() -> None:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         what = f"the disk is full ({error.filename or 'no space left'})" if full else str(error)
         _fail(HeadwayError(what, fix="Nothing before it is lost; make room and try again." if full else ""), 1, debug)
-    except KeyboardInterrupt:
+    except SystemExit as left:
+        if left.code != CTRL_C:
+            raise
         say("Stopped.")
         sys.exit(1)
 

@@ -206,6 +206,7 @@ def test_no_descriptor_is_left_open(packed: Path) -> None:
             del source
     data = dataset.open(packed)
     data.read(range(len(data)))
+    assert descriptors() == before + 1 + len(data.description.shards)  # one a mapping, that of the columns too
     del data
     assert descriptors() == before
 

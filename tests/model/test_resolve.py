@@ -117,7 +117,7 @@ def test_weights_with_another_head_are_said(base: Path, caplog: pytest.LogCaptur
     said: list[str] = []
     model = build(recipe, num_outputs=4, base=base, say=said.append)
     assert said == ["ten.safetensors: head.weight, head.bias differ in size and begin anew"]
-    assert torch.equal(model.get_parameter("features.0.weight"), source.get_parameter("features.0.weight"))
+    assert torch.equal(model.get_parameter("layer1.conv.weight"), source.get_parameter("layer1.conv.weight"))
     with caplog.at_level(logging.WARNING, logger="headway.model"):
         build(recipe, num_outputs=4, base=base)
     assert caplog.messages == said
@@ -127,10 +127,10 @@ def test_weights_with_another_head_are_said(base: Path, caplog: pytest.LogCaptur
 
 
 def test_freeze_by_pattern(base: Path) -> None:
-    recipe = ModelRecipe(factory="headway.model:small_net", freeze=(r"^features\.[01]\.", r"\.11\.bias$"))
+    recipe = ModelRecipe(factory="headway.model:small_net", freeze=(r"^layer1\.", r"layer4\.norm\.bias$"))
     model = build(recipe, num_outputs=4, base=base)
     frozen = [name for name, value in model.named_parameters() if not value.requires_grad]
-    assert frozen == ["features.0.weight", "features.1.weight", "features.1.bias", "features.11.bias"]
+    assert frozen == ["layer1.conv.weight", "layer1.norm.weight", "layer1.norm.bias", "layer4.norm.bias"]
 
 
 def test_freeze_that_cannot_be_meant(base: Path) -> None:
@@ -138,7 +138,7 @@ def test_freeze_that_cannot_be_meant(base: Path) -> None:
     with pytest.raises(RecipeError, match=r"model\.freeze: 'headd' matches no parameter\. .*for example: head\."):
         build(recipe, num_outputs=4, base=base)
     with pytest.raises(RecipeError, match="every parameter is frozen"):
-        build(recipe.model_copy(update={"freeze": ("head", "features")}), num_outputs=4, base=base)
+        build(recipe.model_copy(update={"freeze": ("head", "layer")}), num_outputs=4, base=base)
     with pytest.raises(ValidationError, match="'\\(' is no regular expression"):
         ModelRecipe(factory="a:b", freeze=("(",))
     with pytest.raises(ValidationError, match="Extra inputs"):

@@ -297,11 +297,11 @@ def _check_shard(path: Path, shard: Shard, pack_id: int) -> None:
 
 def on_network(path: Path) -> bool:
     """Whether a file lies on a network file system."""
-    best, kind = "", ""
+    best, kind, resolved = "", "", path.resolve()
     with builtins.open("/proc/self/mounts") as mounts:
         for line in mounts:
             _, point, name, *_ = line.split()
-            if len(point) >= len(best) and path.resolve().is_relative_to(point):
+            if len(point) >= len(best) and resolved.is_relative_to(point):
                 best, kind = point, name
     return kind in {
         "nfs",

@@ -98,6 +98,10 @@ class Loader:
     ) -> None:
         if batch < 1:
             raise UsageError(f"a batch of {batch} samples", fix="Set 1 or more.")
+        if order is None and stop is not None and stop > len(dataset):
+            raise UsageError(
+                f"a stop at {stop} of {len(dataset)} samples", fix="Give an order to go through them again."
+            )
         if ahead < 1:
             raise UsageError(f"{ahead} batches ahead", fix="Set 1 or more.")
         if not 0 <= rank < world:

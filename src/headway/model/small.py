@@ -22,19 +22,27 @@ class SmallNet(nn.Module):
 
     def __init__(self, num_classes: int, in_channels: int, width: int) -> None:
         super().__init__()
-        self.features = nn.Sequential(
-            *_layer(in_channels, width),
-            *_layer(width, width),
-            nn.MaxPool2d(2),
-            *_layer(width, 2 * width),
-            *_layer(2 * width, 2 * width),
-        )
+        self.layer1 = Layer(in_channels, width)
+        self.layer2 = Layer(width, width)
+        self.layer3 = Layer(width, 2 * width)
+        self.layer4 = Layer(2 * width, 2 * width)
         self.head = nn.Linear(2 * width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        logits: Tensor = self.head(F.adaptive_avg_pool2d(self.features(images), 1).flatten(1))
+        hidden = F.max_pool2d(self.layer2(self.layer1(images)), 2)
+        hidden = self.layer4(self.layer3(hidden))
+        logits: Tensor = self.head(F.adaptive_avg_pool2d(hidden, 1).flatten(1))
         return logits
 
 
-def _layer(before: int, after: int) -> tuple[nn.Module, ...]:
-    return nn.Conv2d(before, after, 3, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU(inplace=True)
+@final
+class Layer(nn.Module):
+    """A 3x3 convolution, batch norm, ReLU."""
+
+    def __init__(self, before: int, after: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(before, after, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(after)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return F.relu(self.norm(self.conv(hidden)), inplace=True)

@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal, final
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from headway.core.errors import RecipeError
 from headway.core.recipe import Part
 from headway.optim.options import refuse_unused, without_unused
 
@@ -78,18 +77,12 @@ class Schedule:
     """Factor on the learning rate of the step that begins at a position (samples served before it).
 
     Args:
-        total: positions of the whole run; beyond them the factor stays as it is there.
+        total: positions of the whole run; beyond them the factor stays as it is there. A longer warm-up is cut there.
         epoch: positions of one epoch.
-
-    Raises:
-        RecipeError: a warm-up longer than the run.
     """
 
     def __init__(self, recipe: ScheduleRecipe, *, total: int, epoch: int) -> None:
-        warmup = round(recipe.warmup_epochs * epoch)
-        if warmup > total:
-            what = f"a warm-up of {recipe.warmup_epochs:g} epochs is longer than the run of {total / epoch:g}"
-            raise RecipeError(what, where="schedule.warmup_epochs", fix="Set it to less, or train for longer.")
+        warmup = min(round(recipe.warmup_epochs * epoch), total)  # a run ends at a whole step, maybe just before it
         self._total = total
         self._warmup = warmup
         self._warmup_start = recipe.warmup_start

@@ -169,13 +169,14 @@ def restore(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.opt
         prefix = f"optimizer/{name}/"
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         if state:
+            group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
+            # A step count lies on the device only where the optimizer wants it; elsewhere it would be waited for.
+            device = parameter.device if group.get("fused") or group.get("capturable") else torch.device("cpu")
             # torch's fused kernels walk parameter and state as flat memory, so both need the same memory format.
             optimizer.state[parameter] = {
-                key: (
-                    torch.empty_like(parameter, dtype=value.dtype) if value.shape == parameter.shape else value.clone()
-                )
-                .to(parameter.device)
-                .copy_(value)
+                key: torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+                if value.shape == parameter.shape
+                else value.clone().to(device)
                 for key, value in state.items()
             }
     _set_random_state(tensors)

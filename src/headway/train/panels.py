@@ -21,7 +21,6 @@ from headway.page import report as page
 from headway.page.panel import Panel
 from headway.train.evaluate import Evaluation
 from headway.train.progress import duration
-from headway.train.setup import Setup
 
 WORST = 24
 THUMBNAIL = 128
@@ -35,8 +34,8 @@ def write(run: Run, made: Sequence[Panel]) -> None:
         write_whole(run.panels / f"{one.name}.json", one.to_json())
 
 
-def of_evaluation(setup: Setup, dataset: Dataset, evaluation: Evaluation) -> list[Panel]:
-    """Confusion matrix (where labels are classes) and the worst-predicted images."""
+def of_evaluation(dataset: Dataset, evaluation: Evaluation, weights: str) -> list[Panel]:
+    """Confusion matrix (where labels are classes) and the worst-predicted images; `weights` says which were used."""
     order = np.argsort(-np.nan_to_num(evaluation.losses, nan=np.inf), kind="stable")[:WORST]
     pictures = []
     for place in order:
@@ -52,7 +51,7 @@ def of_evaluation(setup: Setup, dataset: Dataset, evaluation: Evaluation) -> lis
             section="Evaluation",
             order=420,
             width="full",
-            note=f"The {len(pictures)} images of {dataset.folder.name} with the highest loss; wrong labels show here.",
+            note=f"Highest loss on {dataset.folder.name} with {weights}; wrong labels show here.",
         )
     ]
     if evaluation.predicted is not None:
@@ -69,7 +68,7 @@ def of_evaluation(setup: Setup, dataset: Dataset, evaluation: Evaluation) -> lis
                 section="Evaluation",
                 order=410,
                 width="full",
-                note=f"{right:,} of {int(cells.sum()):,} images right; rows are the true classes.",
+                note=f"{right:,} of {int(cells.sum()):,} images right with {weights}; rows are the true classes.",
             )
         )
     return out
@@ -109,8 +108,13 @@ def _cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict
     cards = []
     for name in sorted(_metric_names(evaluated), key=lambda name: name == "loss"):
         last = evaluated[-1][name]
-        text = f"{last:.2%}" if "accuracy" in name or name == "exact" else f"{last:.4g}"
-        cards.append((name.replace("_", " "), text, f"epoch {evaluated[-1]['epoch']:.4g}"))
+        cards.append(
+            (name.replace("_", " "), _metric_text(name, last), f"epoch {evaluated[-1]['epoch']:.4g}, the last")
+        )
+        best = summary.get("best") or {}
+        if best.get(name, last) != last and name != "loss":
+            note = f"epoch {best['epoch']:.4g}; these weights are kept"
+            cards.append((f"best {name.replace('_', ' ')}", _metric_text(name, best[name]), note))
     if summary:
         seconds = summary["seconds"]
         cards.append(("time", duration(seconds), f"{summary['step']} of {summary['steps']} steps"))
@@ -127,6 +131,10 @@ def _cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict
     cards.append(("parameters", f"{count / 1e6:.3g} M" if count >= 1e6 else f"{count:,}", ""))
     note = f"The clock leaves out {summary['clock_excludes']}." if summary else "This run has not ended yet."
     return panel.cards("result", "Result", cards, section="Result", order=100, note=note)
+
+
+def _metric_text(name: str, value: float) -> str:
+    return f"{value:.2%}" if "accuracy" in name or name == "exact" else f"{value:.4g}"
 
 
 def _metric_names(records: list[dict[str, Any]]) -> list[str]:

@@ -111,7 +111,8 @@ def propose(src: Path, out: Path | None = None, *, overwrite: bool = False) -> t
         UsageError: the recipe exists and `overwrite` is off. HeadwayError: see `look`.
     """
     found = look(src)
-    name = src.resolve().stem.removesuffix(".packed").lstrip(".") or "images"
+    path = Path(os.path.abspath(src))  # a link keeps its own name
+    name = (path.name if path.is_dir() else path.stem).removesuffix(".packed").lstrip(".") or "images"
     out = out or Path(f"{name}.yaml")
     if out.exists() and not overwrite:
         raise UsageError("this recipe exists", where=str(out), fix="Name another with --out, or pass --overwrite.")
@@ -149,11 +150,17 @@ def recipe_text(found: Findings, name: str, packed: Path) -> str:
         *_optimizer_lines(found, side, batch),
         "",
         f"batch: {batch}  # {_batch_reason(found)}",
-        f"epochs: {epochs}  # about {epochs * found.samples // batch:,} steps; fewer are quicker, more may be better",
-        "precision: auto  # bf16 where the device has units for it",
+        f"epochs: {epochs}  # up to {found.samples // batch} steps each; fewer are quicker, more may be better",
+        _precision_line(found),
         "channels_last: true  # faster for convolutions",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _precision_line(found: Findings) -> str:
+    if found.kind == "value":
+        return "precision: fp32  # bf16 keeps 3 digits, too few for numbers"
+    return "precision: auto  # bf16 where the device has units for it"
 
 
 def _yaml(text: str) -> str:
@@ -163,11 +170,8 @@ def _yaml(text: str) -> str:
 
 
 def _labels(found: Findings) -> str:
-    return {
-        "class": f"{found.outputs} classes",
-        "multi": f"{found.outputs} labels",
-        "value": f"{found.outputs} numbers",
-    }[found.kind]
+    names = {"class": ("class", "classes"), "multi": ("label", "labels"), "value": ("number", "numbers")}
+    return f"{found.outputs} {names[found.kind][found.outputs > 1]}"
 
 
 def _side(found: Findings) -> int:

@@ -103,6 +103,11 @@ class TrainRecipe(Part):
             raise ValueError("fp16 on a CPU is emulated and slow: set precision to bf16 or fp32")
         if self.stop_at is not None and self.data.eval is None:
             raise ValueError("stop_at needs an evaluation set: set data.eval, or remove stop_at")
+        if self.schedule.warmup_epochs > self.epochs:
+            raise ValueError(
+                f"schedule.warmup_epochs {self.schedule.warmup_epochs:g} is longer than the run of {self.epochs:g} "
+                "epochs: set it to less, or train for longer"
+            )
         if self.stop_at == {}:
             raise ValueError("stop_at names no metric: write for example stop_at: {accuracy: 0.98}")
         return self

@@ -97,6 +97,9 @@ def resume(folder: Path, *, say: Say) -> Ended:
     """
     run = Run.open(folder)
     loaded = reload(run)
+    threads, had = torch.get_num_threads(), run.read_json("provenance")["torch_threads"]
+    if threads != had:
+        say(f"This run began with {had} threads of torch and goes on with {threads}: results agree to rounding only.")
     checkpoint = Checkpoints(run.checkpoints).newest(say)
     setup = set_up(loaded, say=say, fresh=checkpoint is None)
     if checkpoint is None:
@@ -178,7 +181,8 @@ def _write_panels(trainer: Trainer) -> None:
     if evaluation is None and trainer.finished and not (run.panels / "worst.json").exists():
         evaluation = evaluate_set(setup, setup.eval)  # killed between its last checkpoint and its panels
     if evaluation is not None:
-        panels.write(run, panels.of_evaluation(setup, setup.eval, evaluation))
+        which = f"the weights of epoch {trainer.position / setup.epoch:.4g}"
+        panels.write(run, panels.of_evaluation(setup.eval, evaluation, which))
 
 
 @contextmanager
@@ -255,7 +259,7 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
     evaluation = evaluate_set(setup, held_out)
     result = {**evaluation.metrics, "samples": float(len(evaluation.samples))}
     run.write_json("evaluation", {"data": str(held_out.folder), **result})
-    panels.write(run, panels.of_evaluation(setup, held_out, evaluation))
+    panels.write(run, panels.of_evaluation(held_out, evaluation, "the best weights"))
     return result
 
 

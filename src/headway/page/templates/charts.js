@@ -36,7 +36,7 @@
     const style = getComputedStyle(root);
     const names = ["surface", "ink", "muted", "grid", "line", "sans", "agree-low", "agree-high", "differ-low", "differ-high"];
     const look = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
-    look.series = Array.from({ length: 8 }, (_, i) => style.getPropertyValue(`--series-${i}`).trim());
+    look.series = Array.from({ length: 10 }, (_, i) => style.getPropertyValue(`--series-${i}`).trim());
     return look;
   };
 
@@ -138,7 +138,7 @@
         bargap: 0.3,
         hovermode: "closest",
         uniformtext: { mode: "hide", minsize: 10 },
-        margin: { l: 8, r: 24, t: 8, b: 8 },
+        margin: { l: 8, r: 24, t: 8, b: 48 },
         xaxis: scaled(look, data.stacks.flatMap((stack) => stack.values), false, null, { title: heading(data.x_label, look) }),
         yaxis: axis(look, {
           type: "category",
