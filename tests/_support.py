@@ -31,7 +31,7 @@ def linear(num_classes):
 
 def dropout(num_classes):
     return nn.Sequential(
-        nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Dropout(0.2),
+        nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3, padding=1), nn.Dropout(0.2),
         nn.Flatten(), nn.Linear(6 * 64, num_classes),
     )
 """

@@ -73,17 +73,18 @@ def test_sentences_without_json(folder: Path, tmp_path: Path) -> None:
     assert re.fullmatch(rf"Packed 240 images \(0\.0 MB\) into {tmp_path / 'dst'} at [\d,]+ images/s\.\n", said.out)
     assert headway("verify", tmp_path / "dst").out == "Every record is whole.\n"
     said = headway("train", folder / "recipe.yaml", "--run", tmp_path / "run")
-    pattern = r"Trained \S+/run:  accuracy 0\.\d{4}  loss \d\.\d{4}  \d+\.\d s  [\d,]+ images/s\n"
+    pattern = r"Trained \S+/run:  loss \d\.\d{4}  accuracy 0\.\d{4}  \d+\.\d s  [\d,]+ images/s\n"
     assert re.fullmatch(pattern, said.out), said.out
     lines = [line for line in said.err.splitlines() if line.startswith("evaluate")]
     assert [re.split(r"\s{2,}", line)[1] for line in lines] == ["epoch 1.00", "epoch 2.00"]
 
 
 def test_debug_shows_the_traceback_of_any_error(tmp_path: Path) -> None:
-    said = headway("--debug", "report", tmp_path / "none", status=2)
-    assert "Traceback (most recent call last):" in said.err
-    assert "UsageError" in said.err
-    assert said.err.rstrip().splitlines()[-1].startswith("headway: ")
+    for arguments in (("--debug", "report", tmp_path / "none"), ("report", tmp_path / "none", "--debug")):
+        said = headway(*arguments, status=2)
+        assert "Traceback (most recent call last):" in said.err
+        assert "UsageError" in said.err
+        assert said.err.rstrip().splitlines()[-1].startswith("headway: ")
 
 
 def test_the_installed_command_and_the_module_are_one(folder: Path, tmp_path: Path) -> None:
@@ -158,23 +159,24 @@ def test_output_that_nobody_reads_any_more(folder: Path, tmp_path: Path) -> None
     assert "Traceback" not in done.stderr
 
 
-def test_metrics_are_written_as_they_come(folder: Path, tmp_path: Path) -> None:
-    """Each record is on the disk when its step is over, so that a run can be watched."""
-    run = tmp_path / "run"
-    with running("train", folder / "recipe.yaml", "--run", run, "epochs=5000", "log_every_steps=7") as process:
-        while process.poll() is None and (not (run / "metrics.jsonl").exists() or not records_seen(run)):
-            time.sleep(0.002)
-        assert process.poll() is None
-        assert records_seen(run)[0]["step"] == 6  # an epoch's end, before the seventh step
-        process.terminate()
-        process.communicate()
-    assert {"kind", "step", "position", "epoch", "loss", "accuracy", "lr", "images_s", "wait_share", "seconds"} == set(
-        records(run, "train")[0]
+def test_metrics_are_written_as_they_come(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each record is in the file when its step is over, so that a run can be watched."""
+    (folder / "watch.py").write_text(
+        "import json, os\n"
+        "SEEN = []\n"
+        "def watch(images, labels, keys):\n"
+        "    with open(os.environ['METRICS']) as file:\n"
+        "        SEEN.append([json.loads(line) for line in file])\n"
+        "    return images, labels\n"
     )
-
-
-def records_seen(run: Path) -> list[dict[str, int]]:
-    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().split("\n")[:-1]]
+    monkeypatch.setenv("METRICS", str(tmp_path / "run/metrics.jsonl"))
+    rarely = ("checkpoint.every_epochs=9", "evaluate.every_epochs=9", "log_every_steps=2")
+    headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", "transform=watch.py:watch", *rarely)
+    (seen,) = [module.SEEN for name, module in sys.modules.items() if name.endswith("_watch")]
+    assert [len(found) for found in seen] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+    assert seen[-1] == records(tmp_path / "run")[:5]
+    names = {"kind", "step", "position", "epoch", "loss", "accuracy", "lr", "images_s", "wait_share", "seconds"}
+    assert seen[-1][0].keys() == names
 
 
 def test_a_verb_says_nothing_else_from_a_real_process(folder: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import shlex
 import sys
 import traceback
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -121,7 +122,7 @@ def verify(folder: Annotated[Path, typer.Argument(help="A packed folder.")], as_
     with _bar("verifying", "records") as progress:
         damage = run(folder, progress)
     lines = [*map(str, damage), f"{len(damage)} damaged records." if damage else "Every record is whole."]
-    _print({"damaged": [vars(d) if hasattr(d, "__dict__") else str(d) for d in damage]}, as_json, "\n".join(lines))
+    _print({"damaged": [asdict(d) for d in damage]}, as_json, "\n".join(lines))
     if damage:
         raise typer.Exit(1)
 
@@ -158,8 +159,9 @@ def train(
     ended = runs.repeat(recipe, overrides or (), folder, repeat, say=say)
     rows = {}
     metrics = [name for name in ended[0].summary.get("best") or () if name not in ("step", "epoch")]
-    for name in (*metrics, "seconds", "images_s"):
-        values = [run.summary[name] for run in ended if name in run.summary]
+    for name in (*metrics, "seconds", "images_s", "seconds_to_reach"):
+        found = [run.summary | run.summary.get("stop_at", {}) for run in ended]
+        values = [one[name] for one in found if one.get(name) is not None]
         if len(values) == len(ended):
             rows[name] = runs.interval(values)
     lines = [f"{name:<10} {mean:.5g} +- {half:.2g}" for name, (mean, half) in rows.items()]

@@ -231,7 +231,7 @@ def test_repeat_makes_runs_with_their_own_seeds(folder: Path, tmp_path: Path) ->
     assert said["accuracy"] == {"mean": mean, "interval": half}
     shown = headway("train", folder / "recipe.yaml", "--run", tmp_path / "two", "--repeat", "2", "epochs=0.5").out
     assert f"2 runs in {tmp_path / 'two'}; mean and 95 % interval:" in shown
-    assert [line.split()[0] for line in shown.splitlines()[1:]] == ["accuracy", "loss", "seconds", "images_s"]
+    assert [line.split()[0] for line in shown.splitlines()[1:]] == ["loss", "accuracy", "seconds", "images_s"]
     assert " +- " in shown
     assert "this run folder exists" in refused(
         "train", folder / "recipe.yaml", "--run", tmp_path / "two", "--repeat", "2", status=2

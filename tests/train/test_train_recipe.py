@@ -114,7 +114,7 @@ REFUSED = {
     "synthetic part alone": ("data.synthetic={}", "data.synthetic counts only with train: synthetic"),
     "a large translate": ("augment.translate=8", "translate 8 is no less than the image's side of 8. Set it"),
     "means of three": ("augment.mean=[1, 2, 3]", "3 numbers for images of 1 channel."),
-    "a long warm-up": ("schedule={name: cosine, warmup_epochs: 5}", "a warm-up of 5 epochs is longer than"),
+    "a long warm-up": ("schedule={name: cosine, warmup_epochs: 5}", "warmup_epochs 5 is longer than the run of 2"),
     "no such device": ("device=tpu", "there is no device 'tpu'"),
     "no such task": ("task.factory=headway.train.task:Clasification", "Did you mean 'Classification'?"),
     "a task of other labels": (

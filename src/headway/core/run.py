@@ -6,6 +6,7 @@ checkpoints/step-*/, weights.safetensors (the best), report.html, summary.json.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -87,6 +89,23 @@ class Run:
             number += 1
             folder = parent / f"{name}-{number}"
         return folder
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps other processes from training in this folder for as long as the block lasts.
+
+        Raises:
+            UsageError: another process does.
+        """
+        with (self.folder / ".lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fix = "Wait for it, or stop it."
+                raise UsageError("another process trains in this run folder", where=str(self.folder), fix=fix) from None
+            except OSError:  # a file system without locks
+                pass
+            yield
 
     def write_json(self, name: str, data: Any) -> None:
         """Writes NAME.json, whole or not at all."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -43,10 +45,16 @@ def flip_and_translate(images: torch.Tensor, keys: UInt64, *, flip: bool, transl
         columns = np.take_along_axis(columns, _reflect(np.arange(width) + shift, width), axis=1)
     # The index arrays are small (8 bytes a row and a column), so they are made on the host and copied without a wait.
     # Torch warns of arrays that cannot be written to; a broadcast one of a single image is such.
-    row = torch.from_numpy(np.require(rows, requirements=["C", "W"])).to(images.device, non_blocking=True)
-    column = torch.from_numpy(np.require(columns, requirements=["C", "W"])).to(images.device, non_blocking=True)
+    row = to_device(np.require(rows, requirements=["C", "W"]), images.device)
+    column = to_device(np.require(columns, requirements=["C", "W"]), images.device)
     sample = torch.arange(b, device=images.device)
     return images[sample[:, None, None], row[:, :, None], column[:, None, :]]
+
+
+def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
+    """A tensor of a numpy array on a device; to a GPU through pinned memory, as a copy from elsewhere waits."""
+    tensor = torch.from_numpy(array)
+    return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor
 
 
 def _reflect(index: NDArray[np.int64], size: int) -> NDArray[np.int64]:
@@ -87,6 +95,11 @@ class Augment:
 
 def measure(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """(mean, std) of each channel of uint8 [n, H, W, C]; a channel without variation gets 1."""
-    values = images.reshape(-1, images.shape[-1]).double()
-    mean, std = values.mean(dim=0).tolist(), values.std(dim=0, correction=0).tolist()
+    count, channels = images[..., 0].numel(), images.shape[-1]
+    total = torch.zeros(2, channels, dtype=torch.int64)  # exact; an image at a time, as int64 is 8 times its bytes
+    for image in images:
+        values = image.reshape(-1, channels).long()
+        total += torch.stack([values.sum(dim=0), values.square().sum(dim=0)]).cpu()
+    mean, square = (total.double() / count).tolist()
+    std = [max(0.0, s - m * m) ** 0.5 for m, s in zip(mean, square, strict=True)]
     return tuple(round(value, 4) for value in mean), tuple(round(value, 4) or 1.0 for value in std)

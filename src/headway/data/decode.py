@@ -23,6 +23,11 @@ BACKEND = "pillow"
 """Name of what decodes here; part of a run's fingerprint, since backends may differ by 1 in a pixel."""
 
 
+FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
+"""Nothing else is opened, whatever a file is called: some of Pillow's formats start programs (EPS)."""
+GRAY_MODES = frozenset({"1", "L", "LA", "La", "F", "I", "I;16", "I;16L", "I;16B", "I;16N"})
+
+
 class Status(IntEnum):
     """What became of one image."""
 
@@ -46,7 +51,7 @@ def center_boxes(width: NDArray[np.uint32], height: NDArray[np.uint32], out_hw: 
 
 def to_pixels(data: bytes | memoryview, channels: int) -> Image.Image:
     """A decoded image of mode L (1 channel) or RGB (3). Raises whatever Pillow raises of a bad one."""
-    image: Image.Image = Image.open(io.BytesIO(data))
+    image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
     mode = "L" if channels == 1 else "RGB"
     if image.mode.startswith("I"):  # 16-bit gray: Pillow's own conversion clips at 255
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))

@@ -49,7 +49,8 @@ class DataRecipe(Part):
     on_bad: OnBad = "substitute"
     """A damaged record is `substitute`d by the next good one, `mask`ed out of loss and metrics, or `stop`s the run."""
     max_bad_share: float = Field(default=0.01, ge=0, le=1)
-    """The run stops at a logging step once more than this share of the samples served so far was damaged."""
+    """The run stops at a logging step once more than this share of the data set was found damaged; an evaluation, once
+    more than this share of its set was."""
     verify: Verify = "first"
     """When a record's checksum is looked at: at its `first` touch by a process, `always`, or `never`."""
 

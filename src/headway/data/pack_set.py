@@ -19,22 +19,18 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
-from PIL import Image, ImageFile, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin
+from PIL import Image, ImageFile, UnidentifiedImageError
 from safetensors.numpy import save
 
 from headway.core.errors import DataError
 from headway.core.files import sync_folder, write_synced
 from headway.data.dataset import COLUMN_TYPES, COLUMNS_FILE, FLAG_NOT_JPEG, FLAG_SPLIT, NUMPY_TYPES, Description, Shard
-from headway.data.decode import to_pixels
+from headway.data.decode import FORMATS, GRAY_MODES, to_pixels
 from headway.data.formats.recordio import RECORD_LIMIT_BYTES, Placed, Writer
 from headway.data.formats.source import Source
 
 MODE = "keep"
 
-_WEBP, _TIFF = WebPImagePlugin.WebPImageFile.format, TiffImagePlugin.TiffImageFile.format
-_FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", _WEBP, _TIFF)
-"""Nothing else is opened, whatever a file is called: some of Pillow's formats start programs (EPS)."""
-_GRAY_MODES = frozenset({"1", "L", "LA", "La", "F", "I", "I;16", "I;16L", "I;16B", "I;16N"})
 _CHUNK_FILES, _CHUNK_BYTES = 64, 4 << 20
 """One task of a thread: enough small files that a task's 30 us do not count, few enough bytes that all tasks ahead of
 the writer fit into memory."""
@@ -308,11 +304,11 @@ def _bad(reason: str) -> _Checked:
 
 def _decode(data: bytes) -> tuple[int, int, bool]:
     """Width, height, and whether it is gray, of an image that the reference decodes; raises what Pillow raises."""
-    with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
         limit = Image.MAX_IMAGE_PIXELS
         if limit and image.width * image.height > limit:
             raise ValueError(f"its {image.width} x {image.height} pixels are more than the limit of {limit:,}")
         image.load()
         if image.mode not in ("L", "RGB"):
             to_pixels(data, 3)
-        return image.width, image.height, image.mode in _GRAY_MODES
+        return image.width, image.height, image.mode in GRAY_MODES

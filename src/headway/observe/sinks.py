@@ -26,7 +26,7 @@ class Sink(ABC):
 class TensorBoard(Sink):
     """Event files in RUN/tensorboard, one scalar a number: `train/loss`, `evaluate/accuracy`, ..."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, after_step: int | None) -> None:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # tensorboard's own imports warn of their dependencies
@@ -34,7 +34,9 @@ class TensorBoard(Sink):
         except ImportError as error:
             fix = "Install it: pip install headway[tensorboard]. Or take it out of sinks."
             raise RecipeError(f"tensorboard is not installed ({error})", where="sinks", fix=fix) from None
-        self._writer: Any = SummaryWriter(str(folder / "tensorboard"))
+        self._writer: Any = SummaryWriter(
+            str(folder / "tensorboard"), purge_step=None if after_step is None else after_step + 1
+        )
 
     def record(self, record: dict[str, Any]) -> None:
         for name, value in record.items():
@@ -45,10 +47,10 @@ class TensorBoard(Sink):
         self._writer.close()
 
 
-def open_sinks(names: Sequence[str], folder: Path) -> list[Sink]:
-    """The sinks of a recipe.
+def open_sinks(names: Sequence[str], folder: Path, after_step: int | None = None) -> list[Sink]:
+    """The sinks of a recipe; a resumed run writes over what came after `after_step`.
 
     Raises:
         RecipeError: a sink's package is not installed.
     """
-    return [TensorBoard(folder) for name in names if name == "tensorboard"]
+    return [TensorBoard(folder, after_step) for name in names if name == "tensorboard"]

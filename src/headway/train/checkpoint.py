@@ -86,13 +86,16 @@ class Checkpoints:
                 where=str(self.folder),
                 fix="Nothing before it is lost: make room, then go on with headway train --resume.",
             ) from error
-        for old in self.paths()[self._keep :]:
+        # Later ones are of a run that was cut back to before them: damaged, or soon to be made again.
+        earlier = [path for path in self.paths() if _step_of(path) < step]
+        for old in set(self.paths()) - {final, *earlier[: self._keep - 1]}:
             shutil.rmtree(old)
         return final
 
     def paths(self) -> list[Path]:
         """Folders of the checkpoints, the newest first."""
-        return sorted(self.folder.glob("step-*"), reverse=True)
+        found = [path for path in self.folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
+        return sorted(found, key=_step_of, reverse=True)
 
     def newest(self, warn: Callable[[str], object] = print) -> Checkpoint | None:
         """The newest good checkpoint; None where there is none at all.
@@ -116,6 +119,10 @@ class Checkpoints:
     def _clear_aside(self) -> None:
         for left in self.folder.glob(".step-*"):
             shutil.rmtree(left, ignore_errors=True)
+
+
+def _step_of(path: Path) -> int:
+    return int(path.name.removeprefix("step-"))
 
 
 def read(path: Path) -> Checkpoint:

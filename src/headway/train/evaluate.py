@@ -22,12 +22,14 @@ class Evaluation:
     Attributes:
         metrics: means over the samples counted: `loss` and the task's.
         samples: numbers of the samples counted, int64 [n] (masked ones are left out).
+        damaged: how many were left out.
         losses: loss of each, float32 [n].
         predicted: class of each, int64 [n]; None where labels are no classes.
     """
 
     metrics: dict[str, float]
     samples: NDArray[np.int64]
+    damaged: int
     losses: NDArray[np.float32]
     predicted: NDArray[np.int64] | None
 
@@ -35,9 +37,10 @@ class Evaluation:
 def batches_of(setup: Setup, dataset: data.Dataset) -> Iterator[tuple[torch.Tensor, torch.Tensor, NDArray[np.int64]]]:
     """(outputs, labels, served) of every batch of a data set, without gradients, the network in evaluation mode."""
     recipe = setup.recipe
+    at_once = recipe.micro_batch if isinstance(recipe.micro_batch, int) else recipe.batch
     loader = Loader(
         dataset,
-        batch=recipe.evaluate.batch or min(recipe.batch, len(dataset)),
+        batch=recipe.evaluate.batch or min(at_once, len(dataset)),
         size=setup.size,
         channels=setup.channels,
         threads=recipe.data.threads,
@@ -63,26 +66,31 @@ def evaluate(setup: Setup, dataset: data.Dataset) -> Evaluation:
     """Loss and metrics of the network over a data set; damaged samples are left out (or stop it, as `on_bad` says).
 
     Raises:
-        DataError: every sample is damaged.
+        DataError: more than `max_bad_share` of them are.
     """
     served: list[NDArray[np.int64]] = []
     found: dict[str, list[torch.Tensor]] = {"loss": []}
     predicted: list[torch.Tensor] = []
+    # A task of the user's may give something else than a number a class.
+    by_class = setup.target.kind == "class" and setup.task.outputs == len(setup.target.classes)
     for outputs, labels, numbers in batches_of(setup, dataset):
         served.append(numbers)
         found["loss"].append(setup.task.loss(outputs, labels).float())
         for name, values in setup.task.metrics(outputs, labels).items():
             found.setdefault(name, []).append(values.float())
-        if setup.target.kind == "class":
+        if by_class:
             predicted.append(outputs.argmax(dim=1))
     samples = np.concatenate(served)
     counted = samples >= 0
-    if not counted.any():
-        raise DataError("every sample is damaged", where=str(dataset.folder), fix="Pack the data again.")
+    damaged, limit = int((~counted).sum()), setup.recipe.data.max_bad_share
+    if damaged > limit * len(samples) or not counted.any():
+        what = f"{damaged} of {len(samples)} samples are damaged, more than data.max_bad_share {limit}"
+        raise DataError(what, where=str(dataset.folder), fix="Run headway verify on it, and pack the data again.")
     by_name = {name: torch.cat(parts).cpu().numpy()[counted] for name, parts in found.items()}
     return Evaluation(
         metrics={name: float(value.mean(dtype=np.float64)) for name, value in by_name.items()},
         samples=samples[counted],
+        damaged=damaged,
         losses=by_name["loss"],
         predicted=torch.cat(predicted).cpu().numpy()[counted] if predicted else None,
     )

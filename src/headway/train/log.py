@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -26,11 +27,13 @@ class RunLog:
         self._run = run
         self._metrics = run.metrics_path.open("a", encoding="utf-8")
         self._ids = run.ids_path.open("ab") if log_ids else None
+        self._names = sinks
         self._sinks: list[Sink] = open_sinks(sinks, run.folder)
 
     def record(self, record: dict[str, Any]) -> None:
         """Appends to metrics.jsonl, and hands on to the sinks."""
-        self._metrics.write(json.dumps(record) + "\n")
+        finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        self._metrics.write(json.dumps(finite) + "\n")
         self._metrics.flush()
         for sink in self._sinks:
             sink.record(record)
@@ -45,6 +48,8 @@ class RunLog:
         with self._run.quarantine_path.open("a", encoding="utf-8") as file:
             for entry in bad:
                 file.write(json.dumps({**asdict(entry), "name": name(entry.asked)}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
 
     def weights(self, model: torch.nn.Module) -> None:
         """Writes weights.safetensors, whole or not at all."""
@@ -58,11 +63,14 @@ class RunLog:
                 file.flush()
                 os.fsync(file.fileno())
 
-    def cut_back(self, position: int) -> None:
-        """Takes out what was logged after a position."""
+    def cut_back(self, position: int, step: int) -> None:
+        """Takes out what was logged after a position, which came after `step` steps."""
         self._metrics.close()
         self._run.cut_back(position)
         self._metrics = self._run.metrics_path.open("a", encoding="utf-8")
+        for sink in self._sinks:
+            sink.close()
+        self._sinks = open_sinks(self._names, self._run.folder, after_step=step)
 
     def close(self) -> None:
         self._metrics.close()

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from headway.core.errors import DataError, UsageError
 from headway.core.files import write_whole
-from headway.data.decode import Status, center_boxes, decode_one
+from headway.data.decode import FORMATS, Status, center_boxes, decode_one
 from headway.data.formats.source import is_image
 from headway.train.setup import Setup
 
@@ -61,10 +61,12 @@ def predict(setup: Setup, files: Sequence[Path], batch: int = 64) -> Iterator[di
 
 def _decode(file: Path, out: Any, setup: Setup) -> None:
     try:
-        with Image.open(file) as image:
+        with Image.open(file, formats=FORMATS) as image:
             width, height = image.size
-    except (OSError, Image.DecompressionBombError):
+    except UnidentifiedImageError:
         raise DataError("this file is no image", where=str(file)) from None
+    except (OSError, Image.DecompressionBombError) as error:
+        raise DataError(f"this image cannot be opened ({error})", where=str(file)) from None
     box = center_boxes(np.array([width], np.uint32), np.array([height], np.uint32), setup.size)[0]
     if decode_one(file.read_bytes(), out, box) != Status.OK:
         raise DataError("this image is damaged", where=str(file))

@@ -16,6 +16,7 @@ from PIL import Image
 from headway.core.errors import DataError, UsageError
 from headway.data import dataset
 from headway.data.dataset import COLUMNS_FILE, LabelKind
+from headway.data.decode import FORMATS, GRAY_MODES
 from headway.data.formats.source import Source, open_split
 
 LOOKED_AT = 256
@@ -77,7 +78,7 @@ def look(src: Path) -> Findings:
         kind=train.label_kind,
         outputs=len(train.classes) or 1,
         sizes=sizes,
-        gray=all(mode in ("1", "L", "LA") or mode.startswith("I") for mode in modes),
+        gray=all(mode in GRAY_MODES for mode in modes),
     )
 
 
@@ -86,7 +87,7 @@ def _look_at_files(source: Source) -> tuple[list[tuple[int, int]], Counter[str]]
     ids = np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).astype(int)
     for place in np.unique(ids):
         try:
-            with Image.open(source.paths[place]) as image:
+            with Image.open(source.paths[place], formats=FORMATS) as image:
                 sizes.append(image.size)
                 modes[image.mode] += 1
         except OSError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -28,7 +28,7 @@ class EvaluateRecipe(Part):
     every_epochs: float = Field(default=1.0, gt=0)
     """Also after the last step."""
     batch: int | None = Field(default=None, ge=1)
-    """Samples at once; unset: as in training."""
+    """Samples at once; unset: as in training, the micro-batch where there is one."""
 
 
 class CheckpointRecipe(Part):
@@ -63,7 +63,7 @@ class TrainRecipe(Part):
     schedule: ScheduleRecipe = ScheduleRecipe(name="constant")
     batch: int = Field(ge=1)
     """Global batch: samples of one step, over all ranks. May be larger than the data set: it then spans epochs."""
-    micro_batch: int | Literal["auto"] | None = None
+    micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     """Samples that go through the network at once; the rest of the step accumulates. Unset: the whole batch; auto: the
     largest that fits into memory. Batch norm sees one micro-batch at a time."""
     epochs: float = Field(gt=0, allow_inf_nan=False)
@@ -107,6 +107,12 @@ class TrainRecipe(Part):
             raise ValueError(
                 f"schedule.warmup_epochs {self.schedule.warmup_epochs:g} is longer than the run of {self.epochs:g} "
                 "epochs: set it to less, or train for longer"
+            )
+        late = [epoch for epoch in self.schedule.milestones_epochs if epoch >= self.epochs]
+        if late:
+            raise ValueError(
+                f"schedule.milestones_epochs has {late[0]:g}, and the run ends at epoch {self.epochs:g}: "
+                "remove it, or train for longer"
             )
         if self.stop_at == {}:
             raise ValueError("stop_at names no metric: write for example stop_at: {accuracy: 0.98}")

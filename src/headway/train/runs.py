@@ -8,7 +8,7 @@ import signal
 import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,9 +24,10 @@ from headway.model import weights
 from headway.train import panels
 from headway.train.checkpoint import Checkpoints
 from headway.train.evaluate import evaluate as evaluate_set
-from headway.train.progress import Bar, Silent, show
+from headway.train.progress import Bar, show
 from headway.train.recipe import TrainRecipe
-from headway.train.setup import Say, Setup, check_classes, set_up
+from headway.train.setup import Known, Say, Setup, check_labels, open_relative, set_up
+from headway.train.task import Target
 from headway.train.trainer import Display, Trainer
 
 CLOCK_EXCLUDES = (
@@ -44,13 +45,13 @@ class Ended:
     interrupted: bool
 
 
-def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: Say, quiet: bool = False) -> Ended:
+def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: Say) -> Ended:
     """Trains a recipe into a new run folder (default: runs/NAME).
 
     Raises:
         HeadwayError: see `set_up` and `Trainer`; the run folder exists.
     """
-    return _begin(_load(recipe, overrides), folder, say=say, quiet=quiet)
+    return _begin(_load(recipe, overrides), folder, say=say)
 
 
 def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int, *, say: Say) -> list[Ended]:
@@ -59,10 +60,13 @@ def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: i
     parent = folder or Run.free_name(Path("runs"), loaded.recipe.name)
     ended = []
     for number in range(times):
+        if (parent / str(number + 1)).exists():
+            Run.create(parent / str(number + 1))  # says that it exists, before the first one is trained
+    for number in range(times):
         one = loaded
         if number:
             one = loaded.resolve("seed", loaded.recipe.seed + number, f"--repeat, run {number + 1}")
-        ended.append(_begin(one, parent / str(number + 1), say=say, quiet=False))
+        ended.append(_begin(one, parent / str(number + 1), say=say))
         if ended[-1].interrupted:
             break
     return ended
@@ -96,6 +100,11 @@ def resume(folder: Path, *, say: Say) -> Ended:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
     """
     run = Run.open(folder)
+    with run.locked():
+        return _resume(run, say)
+
+
+def _resume(run: Run, say: Say) -> Ended:
     loaded = reload(run)
     threads, had = torch.get_num_threads(), run.read_json("provenance")["torch_threads"]
     if threads != had:
@@ -112,6 +121,8 @@ def resume(folder: Path, *, say: Say) -> Ended:
             trainer.resume(checkpoint)
             done = " It is at its end: nothing is left to do." if trainer.finished else ""
             say(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
+        if not trainer.finished:
+            (run.folder / "summary.json").unlink(missing_ok=True)  # it tells of a run that had stopped
         if trainer.finished and (summary := run.summary()).get("finished"):
             return Ended(run, summary, interrupted=False)
         return _go(trainer, display)
@@ -138,14 +149,14 @@ def _load(recipe: Path, overrides: Sequence[str]) -> Loaded[TrainRecipe]:
     return loaded
 
 
-def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, quiet: bool) -> Ended:
+def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say) -> Ended:
     if folder is not None and Run(folder).recipe_path.exists():
         Run.create(folder)  # says that it exists, before anything long is done
     setup = set_up(loaded, say=say)
     run = Run.create(folder or Run.free_name(Path("runs"), loaded.recipe.name))
     _record_recipe(run, setup)
-    display = Silent() if quiet else show()
-    with _naming_a_full_disk(run), closing(Trainer(setup, run, display)) as trainer:
+    display = show()
+    with run.locked(), _naming_a_full_disk(run), closing(Trainer(setup, run, display)) as trainer:
         return _go(trainer, display)
 
 
@@ -154,6 +165,8 @@ def _record_recipe(run: Run, setup: Setup) -> None:
         "device": torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else "cpu",
         "torch_threads": torch.get_num_threads(),
         "fingerprint": setup.train.fingerprint if setup.train is not None else "synthetic",
+        "target": asdict(setup.target),
+        "samples": setup.epoch,
         "parameters": sum(p.numel() for p in setup.model.parameters()),
     }
     run.write_json("provenance", provenance(setup.loaded.origins, setup.loaded.base, **more))
@@ -249,13 +262,10 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
     """
     run = Run.open(folder)
     setup = trained(run, say=say)
-    held_out = setup.eval
-    if data is not None:
-        held_out = dataset.open(data)
-        if setup.train is not None:
-            check_classes(setup.train, held_out)
-    if held_out is None:
+    if data is None and setup.recipe.data.eval is None:
         raise UsageError("this run has no evaluation set", where=str(folder), fix="Name a packed one with --data.")
+    held_out = dataset.open(data) if data is not None else open_relative(setup.loaded.base, str(setup.recipe.data.eval))
+    check_labels(setup.target, held_out)
     evaluation = evaluate_set(setup, held_out)
     result = {**evaluation.metrics, "samples": float(len(evaluation.samples))}
     run.write_json("evaluation", {"data": str(held_out.folder), **result})
@@ -264,7 +274,7 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
 
 
 def trained(run: Run, *, say: Say) -> Setup:
-    """The setup of a run with its best weights.
+    """The setup of a run with its best weights; its data need not be there, nor its GPU.
 
     Raises:
         UsageError: it has none yet. HeadwayError: they are damaged.
@@ -272,7 +282,12 @@ def trained(run: Run, *, say: Say) -> Setup:
     if not run.weights_path.exists():
         fix = "They are written by its first evaluation or checkpoint."
         raise UsageError("this run has no weights yet", where=str(run.folder), fix=fix)
-    setup = set_up(reload(run), say=say, fresh=False)
+    about, loaded = run.read_json("provenance"), reload(run)
+    if loaded.recipe.device.startswith("cuda") and not torch.cuda.is_available():
+        loaded = loaded.resolve("precision", "fp32", "no GPU here").resolve("device", "cpu", "no GPU here")
+    target = {**about["target"], "classes": tuple(about["target"]["classes"])}
+    known = Known(target=Target(**target), samples=about["samples"])
+    setup = set_up(loaded, say=say, fresh=False, known=known)
     left_out = weights.load(setup.model, run.weights_path)
     if left_out:
         raise HeadwayError("weights.safetensors does not fit the run's network", where=str(run.folder))

@@ -34,10 +34,20 @@ Say = Callable[[str], object]
 MEASURED_SAMPLES = 1024
 """Images over which mean and standard deviation are measured; packs store samples in random order."""
 
+RESERVED = ("kind", "step", "position", "epoch", "seconds", "lr", "images_s", "wait_share", "loss_scale", "damaged")
+"""What a record of metrics.jsonl holds besides metrics."""
 FIRST_SAMPLES = 2048
 """Most images that a network's `init` is shown."""
 
 LABELS = {"class": "classes", "multi": "sets of names", "value": "numbers"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What a run keeps of its training data, so that its network is built again without them."""
+
+    target: tasks.Target
+    samples: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +92,13 @@ class Setup:
         return _loader(self.train, recipe, self.size, self.channels, self.device, start=position)
 
 
-def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True) -> Setup:
+def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True, known: Known | None = None) -> Setup:
     """Builds a run's parts, and resolves every `auto`.
 
     Args:
         say: told what the user should know once.
         fresh: begin with the recipe's weights and `init`; False where a checkpoint or trained weights will be loaded.
+        known: open no data, take this of them; for the resolved recipe of a run.
 
     Raises:
         HeadwayError: whatever is wrong with recipe, data, network or task, in a sentence.
@@ -100,7 +111,9 @@ def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True) -> Setu
             raise RecipeError(what, where="precision", fix="Set it to bf16, fp32 or auto.")
         reason = "PyTorch sees a GPU" if device.type == "cuda" else "PyTorch sees no GPU"
         loaded = loaded.resolve("device", device.type, reason)
-    train_set, eval_set = _open_sets(loaded, say)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # streams, events and generators are those of the current device
+    train_set, eval_set = _open_sets(loaded, say) if known is None else (None, None)
     loaded, size, channels, samples = _resolve_images(loaded, train_set)
     loaded = _resolve_normalisation(loaded, train_set, size, channels, device)
     recipe = loaded.recipe
@@ -112,7 +125,11 @@ def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True) -> Setu
     torch.manual_seed(recipe.seed)
     np.random.seed(recipe.seed % 2**32)
     random.seed(recipe.seed)
-    target = _target(recipe, train_set)
+    target = _target(recipe, train_set) if known is None else known.target
+    samples = samples if known is None else known.samples
+    if target.kind == "class" and len(target.classes) < 2:
+        what = f"the data has one class only ({', '.join(target.classes)}): there is nothing to tell apart"
+        raise DataError(what, where=recipe.data.train, fix="Was a folder packed that lies one level too high?")
     task = tasks.build(recipe.task, target, loaded.base)
     if recipe.task.factory == "auto":
         name = f"{tasks.__name__}:{type(task).__name__}"
@@ -134,16 +151,19 @@ def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True) -> Setu
         if not callable(transform):
             raise RecipeError(f"{recipe.transform!r} cannot be called", where="transform", fix="Name a function.")
 
-    first = _first_batch(loaded.recipe, train_set, size, channels, device)
-    images, labels = augment(first.images), first.labels.clone()
-    initialise = initialiser(recipe.model, model, base=loaded.base) if fresh else None
-    if initialise is not None:
-        initialise(images)
-    _check_stop(recipe, _check_network(model, images[:2], labels[:2], task, precision))
-    if recipe.micro_batch == "auto":
-        attempt = _attempt(model, images, precision)
-        micro, reason = largest_micro_batch(recipe.batch, device, attempt)
-        loaded = loaded.resolve("micro_batch", micro, reason)
+    if known is None:
+        first = _first_batch(loaded.recipe, train_set, size, channels, device)
+        images, labels = augment(first.images), first.labels.clone()
+        initialise = initialiser(recipe.model, model, base=loaded.base) if fresh else None
+        if initialise is not None:
+            initialise(images)
+        names = _check_network(model, images[:2], labels[:2], task, precision)
+        _check_metrics(names, task)
+        _check_stop(recipe, names)
+        if recipe.micro_batch == "auto":
+            attempt = _attempt(model, images, precision)
+            micro, reason = largest_micro_batch(recipe.batch, device, attempt)
+            loaded = loaded.resolve("micro_batch", micro, reason)
 
     steps = max(1, round(recipe.epochs * samples / recipe.batch))
     return Setup(
@@ -197,17 +217,15 @@ def _open_sets(loaded: Loaded[TrainRecipe], say: Say) -> tuple[data.Dataset | No
     if recipe.data.eval is None:
         return train, None
     held_out = open_relative(loaded.base, recipe.data.eval)
-    check_classes(train, held_out)
+    check_labels(_target(recipe, train), held_out)
     return train, held_out
 
 
-def check_classes(train: data.Dataset, held_out: data.Dataset) -> None:
-    """Raises DataError where two data sets do not have the same labels."""
-    mine, theirs = train.description, held_out.description
-    if mine.label_kind != theirs.label_kind or train.label.shape[1:] != held_out.label.shape[1:]:
-        what = (
-            f"its labels ({theirs.label_kind}) are of another kind than those of the training data ({mine.label_kind})"
-        )
+def check_labels(mine: tasks.Target, held_out: data.Dataset) -> None:
+    """Raises DataError where a data set's labels are not what a network is made for."""
+    theirs = _target_of(held_out)
+    if mine.kind != theirs.kind or (mine.kind == "value" and mine.numbers != theirs.numbers):
+        what = f"its labels ({theirs.kind}) are of another kind than those of the training data ({mine.kind})"
         raise DataError(what, where=str(held_out.folder), fix="Pack both from one source.")
     if mine.classes != theirs.classes:
         extra = sorted(set(theirs.classes) - set(mine.classes))
@@ -225,9 +243,13 @@ def _resolve_images(
     loaded: Loaded[TrainRecipe], train: data.Dataset | None
 ) -> tuple[Loaded[TrainRecipe], tuple[int, int], int, int]:
     recipe = loaded.recipe
-    if train is None:
+    if recipe.data.train == SYNTHETIC:
         synthetic = recipe.data.synthetic or SyntheticRecipe()
         return loaded, synthetic.size, synthetic.channels, synthetic.samples
+    if train is None:  # a run's own recipe: resolved
+        assert recipe.data.size is not None
+        assert recipe.data.channels is not None
+        return loaded, _both_sides(recipe.data.size), recipe.data.channels, 0
     if recipe.data.channels is None:
         reason = "every training image is gray" if train.description.channels == 1 else "training images have colour"
         loaded = loaded.resolve("data.channels", train.description.channels, reason)
@@ -241,7 +263,11 @@ def _resolve_images(
         loaded = loaded.resolve("data.size", size, "all training images have this size")
     channels = loaded.recipe.data.channels
     assert channels is not None
-    return loaded, size if isinstance(size, tuple) else (size, size), channels, len(train)
+    return loaded, _both_sides(size), channels, len(train)
+
+
+def _both_sides(size: int | tuple[int, int]) -> tuple[int, int]:
+    return size if isinstance(size, tuple) else (size, size)
 
 
 def _loader(
@@ -314,8 +340,11 @@ def _target(recipe: TrainRecipe, train: data.Dataset | None) -> tasks.Target:
     if train is None:
         count = (recipe.data.synthetic or SyntheticRecipe()).classes
         return tasks.Target(kind="class", classes=tuple(map(str, range(count))), numbers=1)
-    shape = train.label.shape
-    description = train.description
+    return _target_of(train)
+
+
+def _target_of(dataset: data.Dataset) -> tasks.Target:
+    shape, description = dataset.label.shape, dataset.description
     numbers = int(shape[1]) if len(shape) > 1 else 1
     return tasks.Target(kind=description.label_kind, classes=description.classes, numbers=numbers)
 
@@ -338,7 +367,10 @@ def _check_network(
                 )
             what = "the task"
             outputs = outputs.float()
-            found = {"loss": task.loss(outputs, labels), **task.metrics(outputs, labels)}
+            metrics = task.metrics(outputs, labels)
+            if "loss" in metrics:
+                raise RecipeError("a metric cannot be called 'loss'", where="task", fix="The loss is reported anyway.")
+            found = {"loss": task.loss(outputs, labels), **metrics}
     except HeadwayError:
         raise
     except Exception as error:
@@ -352,6 +384,17 @@ def _check_network(
             said = f"{name} has the {form} for {len(images)} samples"
             raise RecipeError(said, where="task", fix="A task gives one number a sample.")
     return list(found)
+
+
+def _check_metrics(names: list[str], task: tasks.Task) -> None:
+    for name in names[1:]:
+        if name in RESERVED or not name.isidentifier():
+            fix = "Rename it: letters, digits and _, and none of the names that a record has already."
+            raise RecipeError(f"a metric cannot be called {name!r}", where="task", fix=fix)
+    if task.primary not in names:
+        raise RecipeError(
+            f"its primary metric {task.primary!r} is not reported", where="task", fix=nearest(task.primary, names)
+        )
 
 
 def _check_stop(recipe: TrainRecipe, metrics: list[str]) -> None:

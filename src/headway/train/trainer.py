@@ -12,7 +12,8 @@ import torch
 
 from headway.core.clock import Clock
 from headway.core.errors import DataError, TrainingError, UserCodeError
-from headway.core.run import Run
+from headway.core.run import Run, read_lines
+from headway.data.augment import to_device
 from headway.data.decode import BACKEND
 from headway.data.loader import Bad, Batch
 from headway.optim import set_lr
@@ -46,7 +47,7 @@ class Trainer:
         metrics: those of the last one.
         evaluation: the last one.
         reached_s: seconds of the clock until `stop_at` was reached.
-        damaged: samples served that were damaged.
+        damaged: how often a damaged sample came up.
     """
 
     def __init__(self, setup: Setup, run: Run, display: Display) -> None:
@@ -68,6 +69,7 @@ class Trainer:
         self._losses: list[torch.Tensor] = []
         self._bad: list[Bad] = []
         self.damaged = 0
+        self._damaged: set[int] = set()
         self._last_outputs: tuple[torch.Tensor, torch.Tensor] | None = None
         self._since = (0, 0.0, 0.0)
         self._saved_step: int | None = None
@@ -90,7 +92,8 @@ class Trainer:
         self.reached_s, self.damaged = scalars["reached_s"], scalars["damaged"]
         self.clock = Clock(scalars["seconds"])
         self._restart_rate()
-        self._log.cut_back(self.position)
+        self._log.cut_back(self.position, self.step)
+        self._damaged = {record["asked"] for record in read_lines(self.run_folder.quarantine_path)}
         self.finished = self.step >= self.setup.steps or self.reached_s is not None
 
     def run(self, steps: int | None = None) -> None:
@@ -147,12 +150,13 @@ class Trainer:
             images, labels = self._transform(setup.transform, images, labels, keys)
         weights, masked = self._weights, bool(batch.bad) and bool((batch.served < 0).any())
         if masked:
-            mask = torch.from_numpy((batch.served >= 0).astype(np.float32)).to(weights.device, non_blocking=True)
+            mask = to_device((batch.served >= 0).astype(np.float32), weights.device)
             weights = weights * mask
         clock.lap("augment")
         parts = [(images, labels, weights)]
         if self._micro < len(images):  # a slice of a tensor takes 1.5 us
-            parts = list(zip(*(tensor.split(self._micro) for tensor in parts[0]), strict=True))
+            count = -(-len(images) // self._micro)  # equal parts: batch norm wants no tail of one sample
+            parts = list(zip(*(tensor.tensor_split(count) for tensor in parts[0]), strict=True))
         for part, part_labels, part_weights in parts:
             with setup.precision.autocast():
                 outputs = setup.forward(part)
@@ -238,11 +242,13 @@ class Trainer:
         lr = recipe.optimizer.lr * self.setup.schedule((step - 1) * recipe.batch)
         saved = self._checkpoints.paths()
         kept = f"The checkpoint {saved[0].name} is kept" if saved else "There was no checkpoint yet"
+        weights = self.run_folder.weights_path.resolve()
         self.close()
         raise TrainingError(
             f"the {what} not finite at step {step} (learning rate {lr:.4g}); training has stopped. {kept}",
             where=str(self.run_folder.folder),
-            fix="Lower optimizer.lr, lengthen the warm-up, set optimizer.clip_norm, or use precision=fp32.",
+            fix="Start a new run with a lower optimizer.lr, a longer warm-up, optimizer.clip_norm or precision=fp32"
+            + (f", from its best weights if you like: model.weights={weights}." if weights.exists() else "."),
         )
 
     def _write_bad(self) -> None:
@@ -251,13 +257,14 @@ class Trainer:
         name = self.setup.train.name if self.setup.train is not None else str
         self._log.quarantine(self._bad, name)
         self.damaged += len(self._bad)
+        self._damaged |= {bad.asked for bad in self._bad}
         self._bad.clear()
-        share, limit = self.damaged / self.position, self.setup.recipe.data.max_bad_share
-        if share > limit:
+        found, limit = len(self._damaged), self.setup.recipe.data.max_bad_share
+        if found > limit * self.setup.epoch:
             raise DataError(
-                f"{self.damaged} of {self.position} samples served were damaged, more than data.max_bad_share {limit}",
+                f"{found} of {self.setup.epoch} samples are damaged, more than data.max_bad_share {limit}",
                 where=str(self.run_folder.quarantine_path),
-                fix="Run headway verify on the data and pack it again.",
+                fix="Run headway verify on the data, pack it again, and start a new run.",
             )
 
     def _evaluate(self) -> None:
@@ -277,6 +284,7 @@ class Trainer:
                 "position": self.position,
                 "epoch": self.position / setup.epoch,
                 **metrics,
+                "damaged": self.evaluation.damaged,
                 "seconds": seconds,
             }
         )
