@@ -213,7 +213,7 @@ def test_a_damaged_sample_at_the_first_position_after_a_checkpoint_is_listed_onc
 def test_too_many_damaged_samples_stop_the_run(run_of_damaged: Path) -> None:
     run = run_of_damaged / "run"
     sentence = refused("train", run_of_damaged / "recipe.yaml", "--run", run, "data.max_bad_share=0.001", status=1)
-    assert "samples served were damaged, more than data.max_bad_share 0.001" in sentence
+    assert "of 180 samples are damaged, more than data.max_bad_share 0.001" in sentence
     assert (run / "quarantine.jsonl").exists()
     sentence = refused(
         "train", run_of_damaged / "recipe.yaml", "--run", run_of_damaged / "stop", "data.on_bad=stop", status=1
@@ -254,6 +254,13 @@ def test_eval_classes_unlike_train_classes(tmp_path: Path, good: Path) -> None:
     headway("train", good / "recipe.yaml", "--run", tmp_path / "run", "epochs=0.2")
     sentence = refused("evaluate", tmp_path / "run", "--data", tmp_path / "apart/eval", status=1)
     assert "its classes are unlike those of the training data" in sentence
+
+
+def test_a_single_class(tmp_path: Path, good: Path) -> None:
+    """As where a folder is packed that lies one level too high."""
+    headway("pack", jpegs(tmp_path / "src", classes=("cat",)), tmp_path / "dst")
+    sentence = refused("train", good / "recipe.yaml", f"data={{train: {tmp_path / 'dst'}}}", status=1)
+    assert "the data has one class only (cat): there is nothing to tell apart." in sentence
 
 
 def test_places_that_exist(tmp_path: Path, good: Path) -> None:
@@ -449,7 +456,7 @@ def test_images_outside_reason_are_refused_by_name(tmp_path: Path, good: Path) -
     assert "cat/bomb.png: " in refused("pack", source, tmp_path / "dst", status=1)
     (tmp_path / "net.py").write_text(NET)
     headway("train", good / "recipe.yaml", "--run", tmp_path / "run", "epochs=0.2")
-    assert f"{bomb}: this file is no image." in refused("predict", tmp_path / "run", bomb, status=1)
+    assert f"{bomb}: this image cannot be opened (Image size" in refused("predict", tmp_path / "run", bomb, status=1)
 
 
 def test_the_source_inside_the_destination(tmp_path: Path) -> None:

@@ -160,6 +160,28 @@ def test_the_newest_are_kept_and_latest_names_the_last(tmp_path: Path) -> None:
     assert found.tensors["a"].tolist() == [100.0] * 3
 
 
+def test_steps_are_numbers_and_what_lies_beside_them_is_left_alone(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (99_999_998, 99_999_999, 100_000_000):
+        checkpoints.save(step, {"a": torch.zeros(1)}, {})
+    (tmp_path / "step-notes").mkdir()
+    assert [path.name for path in checkpoints.paths()] == ["step-100000000", "step-99999999"]
+    found = checkpoints.newest(pytest.fail)
+    assert found is not None
+    assert found.step == 100_000_000
+    assert (tmp_path / "step-notes").is_dir()
+
+
+def test_later_checkpoints_go_when_an_earlier_step_is_saved(tmp_path: Path) -> None:
+    """A run that goes on from an earlier one: what came later is damaged, or will be made again."""
+    checkpoints = Checkpoints(tmp_path, keep=2)
+    for step in (10, 20):
+        checkpoints.save(step, {"a": torch.zeros(1)}, {})
+    (tmp_path / "step-00000020" / MANIFEST).unlink()
+    checkpoints.save(15, {"a": torch.zeros(1)}, {})
+    assert [path.name for path in checkpoints.paths()] == ["step-00000015", "step-00000010"]
+
+
 def test_the_same_step_can_be_saved_again_and_leftovers_are_cleared(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save(3, {"a": torch.zeros(1)}, {})

@@ -179,7 +179,7 @@ def test_a_non_finite_loss_stops_and_keeps_the_last_good_checkpoint(folder: Path
     assert found is not None, sentence
     step, rate = int(found[2]), float(found[3])
     assert rate == pytest.approx(1e38 * (step - 1) / 6, rel=1e-3)
-    assert "Lower optimizer.lr" in sentence
+    assert "Start a new run with a lower optimizer.lr" in sentence
     assert str(run) in sentence
     for path in Checkpoints(run / "checkpoints").paths():
         assert path.name in sentence

@@ -266,6 +266,19 @@ def test_other_data_is_refused(folder: Path, tmp_path: Path) -> None:
     headway("train", "--resume", run)
 
 
+def test_two_processes_cannot_train_in_one_folder(folder: Path) -> None:
+    run = folder / "twice"
+    with running("train", folder / "recipe.yaml", "--run", run, "epochs=1000") as process:
+        until(process, lambda: logged(run) >= 4)
+        said = headway("train", "--resume", run, status=2)
+        assert "another process trains in this run folder. Wait for it, or stop it." in said.err
+        assert process.poll() is None
+        process.kill()  # a lock goes with its process
+        process.wait()
+    (run / "recipe.yaml").write_text((run / "recipe.yaml").read_text().replace("epochs: 1000.0", "epochs: 1.0"))
+    assert "Resumed at step" in headway("train", "--resume", run).err
+
+
 def test_resume_takes_a_run_and_nothing_else(folder: Path) -> None:
     for more in (("recipe.yaml",), ("--run", folder / "x"), ("--repeat", "2")):
         said = headway("train", "--resume", folder / "x", *more, status=2)

@@ -7,6 +7,7 @@ import io
 import json
 import math
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -51,6 +52,7 @@ def test_a_run_folder_has_what_the_design_names(trained: Path) -> None:
         "panels/confusion.json",
         "panels/worst.json",
         "checkpoints/latest",
+        ".lock",
     }
     summary = json.loads((trained / "summary.json").read_text())
     assert summary["finished"] is True
@@ -99,12 +101,19 @@ def test_evaluate_without_weights_or_data(folder: Path, tmp_path: Path) -> None:
 
 def test_damaged_samples_are_left_out_of_an_evaluation(tmp_path: Path) -> None:
     packed_digits(tmp_path)
-    recipe = write_recipe(tmp_path / "recipe.yaml", epochs=1)
+    recipe = write_recipe(tmp_path / "recipe.yaml", epochs=1, data={"max_bad_share": 0.05})
     headway("train", recipe, "--run", tmp_path / "run")
+    whole = headway("evaluate", tmp_path / "run", "--json").json()
     damage(tmp_path / "digits.packed/eval", 3, 4)
-    assert headway("evaluate", tmp_path / "run", "--json").json()["samples"] == 58
-    damage(tmp_path / "digits.packed/eval", *(n for n in range(60) if n not in (3, 4)))
-    assert "every sample is damaged" in refused("evaluate", tmp_path / "run", status=1)
+    found = headway("evaluate", tmp_path / "run", "--json").json()
+    assert found["samples"] == 58
+    assert found["loss"] != whole["loss"]
+    headway("train", recipe, "--run", tmp_path / "again")
+    assert records(tmp_path / "again", "evaluate")[0]["damaged"] == 2
+    damage(tmp_path / "digits.packed/eval", 17, 18)
+    assert "4 of 60 samples are damaged, more than data.max_bad_share 0.05." in refused(
+        "evaluate", tmp_path / "run", status=1
+    )
 
 
 def predictions(text: str) -> list[dict[str, str]]:
@@ -233,9 +242,11 @@ def test_repeat_makes_runs_with_their_own_seeds(folder: Path, tmp_path: Path) ->
     assert f"2 runs in {tmp_path / 'two'}; mean and 95 % interval:" in shown
     assert [line.split()[0] for line in shown.splitlines()[1:]] == ["loss", "accuracy", "seconds", "images_s"]
     assert " +- " in shown
-    assert "this run folder exists" in refused(
+    shutil.rmtree(tmp_path / "two/1")
+    assert "two/2: this run folder exists" in refused(
         "train", folder / "recipe.yaml", "--run", tmp_path / "two", "--repeat", "2", status=2
     )
+    assert not (tmp_path / "two/1").exists()
 
 
 def test_the_same_seed_gives_the_same_run(folder: Path, trained: Path, tmp_path: Path) -> None:
@@ -290,6 +301,34 @@ def test_tensorboard_gets_the_records(folder: Path, tmp_path: Path) -> None:
     shown = [(event.step, event.value) for event in events.Scalars("evaluate/accuracy")]
     assert shown == [(r["step"], pytest.approx(r["accuracy"])) for r in records(run, "evaluate")]
     assert [event.step for event in events.Scalars("train/loss")] == [r["step"] for r in records(run, "train")]
+
+
+def test_tensorboard_of_a_resumed_run_has_each_step_once(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    headway("train", folder / "recipe.yaml", "--run", run, "sinks=[tensorboard]")
+    shutil.rmtree(run / "checkpoints/step-00000012")
+    time.sleep(1.1)  # an event file is named by the second
+    headway("train", "--resume", run)
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == list(range(1, 13))
+    assert [event.step for event in events.Scalars("evaluate/loss")] == [6, 12]
+
+
+def test_trained_weights_need_no_data(trained: Path, folder: Path, tmp_path: Path) -> None:
+    """Evaluated and used for predictions where the training data are not."""
+    shutil.copytree(trained, tmp_path / "run")
+    about = json.loads((tmp_path / "run/provenance.json").read_text())
+    (tmp_path / "run/provenance.json").write_text(json.dumps({**about, "base": str(tmp_path)}))
+    shutil.copy(folder / "net.py", tmp_path)
+    images = digits(tmp_path / "images", per_class=2)
+    expected = headway("predict", trained, images).out
+    assert headway("predict", tmp_path / "run", images).out == expected
+    shutil.copytree(folder / "digits.packed/eval", tmp_path / "digits.packed/eval")
+    best = json.loads((trained / "summary.json").read_text())["best"]
+    assert headway("evaluate", tmp_path / "run", "--json").json()["loss"] == best["loss"]
 
 
 def test_the_provenance_names_the_data(trained: Path) -> None:

@@ -115,6 +115,11 @@ REFUSED = {
     "a large translate": ("augment.translate=8", "translate 8 is no less than the image's side of 8. Set it"),
     "means of three": ("augment.mean=[1, 2, 3]", "3 numbers for images of 1 channel."),
     "a long warm-up": ("schedule={name: cosine, warmup_epochs: 5}", "warmup_epochs 5 is longer than the run of 2"),
+    "a late milestone": (
+        "schedule={name: multi_step, milestones_epochs: [1, 2]}",
+        "schedule.milestones_epochs has 2, and the run ends at epoch 2: remove it",
+    ),
+    "no micro-batch": ("micro_batch=0", "micro_batch: Input should be greater than or equal to 1"),
     "no such device": ("device=tpu", "there is no device 'tpu'"),
     "no such task": ("task.factory=headway.train.task:Clasification", "Did you mean 'Classification'?"),
     "a task of other labels": (
@@ -233,7 +238,9 @@ def test_micro_batch_auto_with_batch_norm_over_single_numbers(folder: Path, tmp_
         "def net(num_classes):\n"
         "    return nn.Sequential(nn.Flatten(), nn.BatchNorm1d(64), nn.Linear(64, num_classes))\n"
     )
-    headway("train", folder / "recipe.yaml", "--run", tmp_path / "a", "micro_batch=auto", "model.factory=norm.py:net")
+    for micro in ("auto", "29"):  # parts of 15: a tail of one sample could not be trained
+        more = (f"micro_batch={micro}", "model.factory=norm.py:net")
+        headway("train", folder / "recipe.yaml", "--run", tmp_path / micro, *more)
 
 
 def test_synthetic_data(folder: Path, tmp_path: Path) -> None:

@@ -73,6 +73,17 @@ class MeanTask(ParityTask):
     def loss(self, outputs, labels):
         return super().loss(outputs, labels).mean()
 
+class LossTask(ParityTask):
+    def metrics(self, outputs, labels):
+        return {**super().metrics(outputs, labels), "loss": outputs[:, 0]}
+
+class StepTask(ParityTask):
+    def metrics(self, outputs, labels):
+        return {**super().metrics(outputs, labels), "step": outputs[:, 0]}
+
+class LostTask(ParityTask):
+    primary = "eror"
+
 def number(target):
     return 7
 
@@ -207,6 +218,12 @@ REFUSED = {
     "a mean": (
         "task.factory=user.py:MeanTask",
         "loss has the shape () for 2 samples. A task gives one number a sample.",
+    ),
+    "a metric called loss": ("task.factory=user.py:LossTask", "a metric cannot be called 'loss'"),
+    "a metric called step": ("task.factory=user.py:StepTask", "a metric cannot be called 'step'"),
+    "no primary metric": (
+        "task.factory=user.py:LostTask",
+        "its primary metric 'eror' is not reported. Did you mean 'error'?",
     ),
     "no function": ("transform=user.py:USER_DATA", "has no 'USER_DATA'"),
     "a list": ("transform=user.py:SEEN", "'user.py:SEEN' cannot be called. Name a function."),

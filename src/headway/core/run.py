@@ -97,15 +97,18 @@ class Run:
         Raises:
             UsageError: another process does.
         """
-        with (self.folder / ".lock").open("w") as file:
+        handle = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
             try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 fix = "Wait for it, or stop it."
                 raise UsageError("another process trains in this run folder", where=str(self.folder), fix=fix) from None
             except OSError:  # a file system without locks
                 pass
             yield
+        finally:
+            os.close(handle)
 
     def write_json(self, name: str, data: Any) -> None:
         """Writes NAME.json, whole or not at all."""

@@ -19,6 +19,11 @@ from headway.core.run import Run
 from headway.data.loader import Bad
 from headway.observe.sinks import Sink, open_sinks
 
+BESIDES_METRICS = frozenset(
+    {"kind", "step", "position", "epoch", "seconds", "lr", "images_s", "wait_share", "loss_scale", "damaged"}
+)
+"""What a record of metrics.jsonl holds besides metrics."""
+
 
 class RunLog:
     """The open files of one run folder."""

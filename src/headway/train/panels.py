@@ -20,6 +20,7 @@ from headway.page import panel
 from headway.page import report as page
 from headway.page.panel import Panel
 from headway.train.evaluate import Evaluation
+from headway.train.log import BESIDES_METRICS
 from headway.train.progress import duration
 
 WORST = 24
@@ -138,8 +139,7 @@ def _metric_text(name: str, value: float) -> str:
 
 
 def _metric_names(records: list[dict[str, Any]]) -> list[str]:
-    known = ("kind", "step", "position", "epoch", "seconds", "lr", "images_s", "wait_share", "loss_scale")
-    return [name for name in records[-1] if name not in known] if records else []
+    return [name for name in records[-1] if name not in BESIDES_METRICS] if records else []
 
 
 def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> list[Panel]:

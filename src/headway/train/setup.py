@@ -25,6 +25,7 @@ from headway.model.resolve import initialiser
 from headway.optim import Schedule
 from headway.optim import build as build_optimizer
 from headway.train import task as tasks
+from headway.train.log import BESIDES_METRICS
 from headway.train.memory import largest_micro_batch
 from headway.train.precision import Precision, fast_precision
 from headway.train.recipe import TrainRecipe
@@ -34,8 +35,6 @@ Say = Callable[[str], object]
 MEASURED_SAMPLES = 1024
 """Images over which mean and standard deviation are measured; packs store samples in random order."""
 
-RESERVED = ("kind", "step", "position", "epoch", "seconds", "lr", "images_s", "wait_share", "loss_scale", "damaged")
-"""What a record of metrics.jsonl holds besides metrics."""
 FIRST_SAMPLES = 2048
 """Most images that a network's `init` is shown."""
 
@@ -388,7 +387,7 @@ def _check_network(
 
 def _check_metrics(names: list[str], task: tasks.Task) -> None:
     for name in names[1:]:
-        if name in RESERVED or not name.isidentifier():
+        if name in BESIDES_METRICS or not name.isidentifier():
             fix = "Rename it: letters, digits and _, and none of the names that a record has already."
             raise RecipeError(f"a metric cannot be called {name!r}", where="task", fix=fix)
     if task.primary not in names:
