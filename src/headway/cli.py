@@ -121,7 +121,12 @@ def verify(folder: Annotated[Path, typer.Argument(help="A packed folder.")], as_
 
     with _bar("verifying", "records") as progress:
         damage = run(folder, progress)
-    lines = [*map(str, damage), f"{len(damage)} damaged records." if damage else "Every record is whole."]
+    lines = [
+        *map(str, damage),
+        f"{len(damage)} damaged place{'s'[: len(damage) > 1]}: pack the data again."
+        if damage
+        else "Every record is whole.",
+    ]
     _print({"damaged": [asdict(d) for d in damage]}, as_json, "\n".join(lines))
     if damage:
         raise typer.Exit(1)
@@ -182,6 +187,10 @@ def _ended(ended: Ended, as_json: bool) -> None:
         text = "  ".join(
             [f"Trained {folder}:", *known, f"{summary['seconds']:.1f} s", f"{summary['images_s']:,.0f} images/s"]
         )
+        if summary["damaged_samples"]:
+            text += (
+                f"\nDamaged samples came up {summary['damaged_samples']:,} times: see {folder / 'quarantine.jsonl'}."
+            )
         reached = summary.get("stop_at")
         if reached:
             goal = ", ".join(f"{name} {value}" for name, value in reached["goal"].items())

@@ -269,7 +269,7 @@ def test_other_data_is_refused(folder: Path, tmp_path: Path) -> None:
 def test_two_processes_cannot_train_in_one_folder(folder: Path) -> None:
     run = folder / "twice"
     with running("train", folder / "recipe.yaml", "--run", run, "epochs=1000") as process:
-        until(process, lambda: logged(run) >= 4)
+        until(process, lambda: logged(run) >= 12)
         said = headway("train", "--resume", run, status=2)
         assert "another process trains in this run folder. Wait for it, or stop it." in said.err
         assert process.poll() is None

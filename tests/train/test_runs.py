@@ -52,7 +52,6 @@ def test_a_run_folder_has_what_the_design_names(trained: Path) -> None:
         "panels/confusion.json",
         "panels/worst.json",
         "checkpoints/latest",
-        ".lock",
     }
     summary = json.loads((trained / "summary.json").read_text())
     assert summary["finished"] is True

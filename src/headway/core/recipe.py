@@ -61,7 +61,9 @@ def load(path: Path, overrides: Sequence[str], model: type[P]) -> Loaded[P]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"the recipe cannot be read ({error})", where=str(path)) from None
+        fix = "headway init IMAGES writes a recipe." if isinstance(error, FileNotFoundError | IsADirectoryError) else ""
+        what = f"the recipe cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise RecipeError(what, where=str(path), fix=fix) from None
     tree, lines = _parse(text, str(path))
     origins = {key: f"{path.name}:{line}" for key, line in lines.items()}
     for override in overrides:
@@ -215,6 +217,7 @@ def _explain(error: ValidationError, model: type[Part], path: Path, origins: Map
         keys = [str(part) for part in entry["loc"] if not _KIND.fullmatch(str(part))]
         dotted = ".".join(keys)
         at = next((origins[".".join(keys[:n])] for n in range(len(keys), 0, -1) if ".".join(keys[:n]) in origins), "")
+        at = at or next((origin for key, origin in origins.items() if dotted and key.startswith(f"{dotted}.")), "")
         where = f"{at}: " if at else f"{path.name}: "
         if entry["type"] == "extra_forbidden":
             part = _part_at(model, keys[:-1])

@@ -10,6 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from headway.core.errors import UsageError
+
+SMALLEST = 24
+"""Shorter side of an image in pixels."""
+
 WHITENING_EPSILON = 5e-4
 """Added to the eigenvalues: keeps the flattest patch directions, which are mostly noise, from being blown up."""
 
@@ -61,8 +66,12 @@ class CifarNet(nn.Module):
         self.scaling = scaling
 
     def forward(self, images: Tensor) -> Tensor:
+        if min(images.shape[2:]) < SMALLEST:
+            what = f"cifar_net needs images of {SMALLEST} pixels or more, not {images.shape[2]} x {images.shape[3]}"
+            raise UsageError(what, fix=f"Set data.size to {SMALLEST} or more, or use headway.model:small_net.")
         hidden = self.blocks(F.gelu(self.whiten(images)))
-        logits: Tensor = self.head(hidden.amax(dim=(2, 3)))
+        # amax has the same value, and in bf16 a gradient of NaN once torch 2.13 has compiled it.
+        logits: Tensor = self.head(F.adaptive_max_pool2d(hidden, 1).flatten(1))
         return logits * self.scaling
 
     @torch.no_grad()

@@ -130,6 +130,7 @@ def assign(groups: tuple[GroupRecipe, ...], names: list[str]) -> list[tuple[Grou
                 raise RecipeError(what, where=where, fix="Move it up, or remove it.")
             near = difflib.get_close_matches(group.match, names, n=3, cutoff=0.3) or names[:3]
             fix = f"Trained parameters are for example: {', '.join(near)}."
+            fix += " Change the pattern, or remove the group."
             raise RecipeError(f"{group.match!r} matches no trained parameter", where=where, fix=fix)
     if unmatched:
         more = f" and {len(unmatched) - 1} more" if len(unmatched) > 1 else ""

@@ -52,7 +52,7 @@ def of_evaluation(dataset: Dataset, evaluation: Evaluation, weights: str) -> lis
             section="Evaluation",
             order=420,
             width="full",
-            note=f"Highest loss on {dataset.folder.name} with {weights}; wrong labels show here.",
+            note=f"Highest loss on {_where(dataset)} with {weights}; wrong labels show here.",
         )
     ]
     if evaluation.predicted is not None:
@@ -69,10 +69,16 @@ def of_evaluation(dataset: Dataset, evaluation: Evaluation, weights: str) -> lis
                 section="Evaluation",
                 order=410,
                 width="full",
-                note=f"{right:,} of {int(cells.sum()):,} images right with {weights}; rows are the true classes.",
+                note=f"{right:,} of {int(cells.sum()):,} images of {_where(dataset)} right with {weights}; "
+                "rows are the true classes.",
             )
         )
     return out
+
+
+def _where(dataset: Dataset) -> str:
+    """The last two names of a data set's path, which tell it from others."""
+    return "/".join(dataset.folder.resolve().parts[-2:])
 
 
 def report(run: Run) -> Path:
@@ -134,7 +140,9 @@ def _cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict
     return panel.cards("result", "Result", cards, section="Result", order=100, note=note)
 
 
-def _metric_text(name: str, value: float) -> str:
+def _metric_text(name: str, value: float | None) -> str:
+    if value is None:
+        return "no number"
     return f"{value:.2%}" if "accuracy" in name or name == "exact" else f"{value:.4g}"
 
 

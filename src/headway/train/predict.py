@@ -94,5 +94,5 @@ def _write(rows: Iterable[dict[str, Any]], file: Any, as_json: bool) -> int:
         if table is None:
             table = csv.DictWriter(file, list(row), lineterminator="\n")
             table.writeheader()
-        table.writerow(row)
+        table.writerow({k: ";".join(v) if isinstance(v, list) else v for k, v in row.items()})  # as pack reads them
     return count

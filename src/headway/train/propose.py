@@ -264,7 +264,7 @@ def _optimizer_lines(found: Findings, side: int, batch: int) -> list[str]:
         f"  lr: {lr}  # in proportion to the batch",
         "  momentum: 0.9",
         "  weight_decay: 0.0005",
-        "  clip_norm: 5.0  # a bad batch early on cannot throw the run off",
+        *([] if regression else ["  clip_norm: 5.0  # a bad batch early on cannot throw the run off"]),
         "  groups:",
         "    - {match: '(bn|norm|downsample\\.1).*|bias$', weight_decay: 0}  # no decay on biases and batch norm",
         "    - {match: '.*'}",

@@ -114,7 +114,7 @@ class MultiLabel(Task):
         rows = outputs.sigmoid().tolist()
         names = self._classes
         return [
-            {"labels": ";".join(n for n, p in zip(names, row, strict=True) if p > 0.5)}
+            {"labels": [n for n, p in zip(names, row, strict=True) if p > 0.5]}
             | {f"probability_{n}": round(p, 6) for n, p in zip(names, row, strict=True)}
             for row in rows
         ]
