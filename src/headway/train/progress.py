@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from headway.train.trainer import Display, Trainer
 
-REFRESH_S = 0.25
+REFRESH_S = 0.5
 """Between two pictures of the bar; one takes about 2 ms to draw."""
 LINE_S = 5.0
 """Least time between two log lines of training; evaluations always get theirs."""
