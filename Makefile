@@ -50,7 +50,8 @@ endif
 	$(BIN)/headway report demo/run
 
 test: $(VENV)/.tools ## one case of every kind, at most ten minutes
-	$(BIN)/python -m pytest -m "not check and not peers" --durations=10
+	# One thread: the networks are tiny, and threads that wait for each other on busy cores take longer.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not check and not peers" --durations=10
 
 check: lint docs benches peers ## everything that takes longer: linters, docs, benches, peers, long tests
 	$(BIN)/python -m pytest -m "check or peers" --durations=10

@@ -150,7 +150,7 @@ def test_a_flipped_byte_in_a_shard_is_named_by_verify(run_of_damaged: Path) -> N
     said = headway("verify", packed, status=1)
     data = dataset.open(packed / "train")
     lines = said.out.splitlines()
-    assert lines[-1] == "2 damaged records."
+    assert lines[-1] == "2 damaged places: pack the data again."
     for line, sample in zip(lines, (11, 99), strict=False):
         assert line.startswith(f"sample {sample} ({data.name(sample)}), train/shard-00000.rec at byte ")
         assert line.endswith("the image's checksum is another")

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests._support import digits, finished, headway, packed_digits, records, refused, write_recipe
 
 from headway.core.keys import keys, uniform
+from headway.data import dataset
 from headway.data.order import Order
 from headway.data.pack import pack
 from headway.train.task import Classification, MultiLabel, Regression, Target
@@ -314,11 +315,17 @@ def test_several_labels(tmp_path: Path) -> None:
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert summary["best"]["label_accuracy"] > 0.9
     assert {"exact", "label_accuracy", "loss"} <= records(tmp_path / "run", "evaluate")[-1].keys()
-    said = headway("predict", tmp_path / "run", *(tmp_path / name for name, _, _ in rows), "--json")
-    found = [json.loads(line) for line in said.out.splitlines()]
-    wanted = [";".join(n for n, on in (("left", a > 1), ("right", b > 1)) if on) for _, a, b in rows]
+    images = [tmp_path / name for name, _, _ in rows]
+    found = [json.loads(line) for line in headway("predict", tmp_path / "run", *images, "--json").out.splitlines()]
+    wanted = [[n for n, on in (("left", a > 1), ("right", b > 1)) if on] for _, a, b in rows]
     assert sum(row["labels"] == want for row, want in zip(found, wanted, strict=True)) > 50
     assert all(0 <= row["probability_left"] <= 1 for row in found)
+    for ending in ("csv", "jsonl"):  # what comes out can be packed again
+        headway("predict", tmp_path / "run", *images, "--out", tmp_path / f"p.{ending}")
+        headway("pack", tmp_path / f"p.{ending}", tmp_path / ending)
+        data = dataset.open(tmp_path / ending)
+        assert data.classes == ("left", "right")
+        assert data.description.class_counts == tuple(sum(n in row["labels"] for row in found) for n in data.classes)
     headway("report", tmp_path / "run")
 
 
