@@ -111,7 +111,8 @@ class Lines(Display):
             if now < self._next:
                 return
             self._next = now + LINE_S
-        numbers = "  ".join(f"{name} {_short(name, value)}" for name, value in record.items() if name not in HIDDEN)
+        shown = {k: v for k, v in record.items() if k not in HIDDEN and (k != "damaged" or v)}
+        numbers = "  ".join(f"{name} {_short(name, value)}" for name, value in shown.items())
         print(f"{record['kind']:<8}  epoch {record['epoch']:.2f}  {numbers}", file=sys.stderr, flush=True)
 
 
