@@ -166,7 +166,7 @@ class Trainer:
             setup.precision.backward(losses, part_weights)
             clock.lap("backward")
             self._losses.append(losses.detach() if not masked else losses.detach() * part_weights * len(self._weights))
-        self._last_outputs = outputs, part_labels
+        self._last_outputs = outputs.detach(), part_labels
 
     def _transform(self, transform: Callable[..., Any], images: torch.Tensor, labels: torch.Tensor, keys: Any) -> Any:
         try:
