@@ -101,7 +101,7 @@ def compare(
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    pairs = 10 if options.quick else 40
+    pairs = 10 if options.quick else 100
     rows = [("network", "batch", "bare ms", "headway ms", "ratio (95 %)", "added us (95 %)")]
     found = {}
     for factory, size, channels, batch in ((perceptron, (4, 8), 1, 32), (convolutions, (16, 16), 3, 32)):

@@ -77,7 +77,7 @@ class TrainRecipe(Part):
     """torch.compile the network; the first step takes longer by the compilation."""
     evaluate: EvaluateRecipe = EvaluateRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
-    log_every_steps: int = Field(default=20, ge=1)
+    log_every_steps: int = Field(default=50, ge=1)
     """Steps between two waits for the device, where loss and metrics are read."""
     stop_at: dict[str, float] | None = None
     """Stop once an evaluation reaches all of these, for example {accuracy: 0.98}; the summary has the time it took."""
