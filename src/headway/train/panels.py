@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -151,52 +150,34 @@ def _metric_names(records: list[dict[str, Any]]) -> list[str]:
 
 
 def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> list[Panel]:
+    """Metrics of training and evaluation, then what only training has. A number that was not finite is a gap."""
     out = []
     names = list(dict.fromkeys([*_metric_names(evaluated), *_metric_names(train)]))
     for place, name in enumerate(sorted(names, key=lambda name: name == "loss")):
         series = [
-            (label, [r["epoch"] for r in records], [_finite(r.get(name)) for r in records])
+            (label, [r["epoch"] for r in records], [r.get(name) for r in records])
             for label, records in (
                 ("training, one batch" if name != "loss" else "training", train),
                 ("evaluation", evaluated),
             )
             if any(name in r for r in records)
         ]
-        title = name.replace("_", " ").capitalize()
-        out.append(
-            panel.lines(
-                f"curve-{name}",
-                title,
-                series,
-                x_label="epoch",
-                y_label=name.replace("_", " "),
-                section="Training",
-                order=200 + place,
-            )
-        )
+        words = name.replace("_", " ")
+        out.append(_curve(name, words.capitalize(), words, series, order=200 + place))
     if train:
         epochs = [r["epoch"] for r in train]
         for place, (name, title, label) in enumerate(
             (("lr", "Learning rate", "learning rate"), ("images_s", "Throughput", "images/s"))
         ):
-            series = [(label, epochs, [r[name] for r in train])]
-            out.append(
-                panel.lines(
-                    f"curve-{name}",
-                    title,
-                    series,
-                    x_label="epoch",
-                    y_label=label,
-                    section="Training",
-                    order=250 + place,
-                )
-            )
+            out.append(_curve(name, title, label, [(label, epochs, [r[name] for r in train])], order=250 + place))
     return out
 
 
-def _finite(value: float | None) -> float | None:
-    """A curve has a gap where a number is not finite: JSON does not have it."""
-    return value if value is not None and math.isfinite(value) else None
+def _curve(name: str, title: str, y_label: str, series: list[Any], order: int) -> Panel:
+    """A panel over epochs in the section on training."""
+    return panel.lines(
+        f"curve-{name}", title, series, x_label="epoch", y_label=y_label, section="Training", order=order
+    )
 
 
 def _time(train: list[dict[str, Any]], summary: dict[str, Any]) -> list[Panel]:
