@@ -1,0 +1,106 @@
+/* The native core: one call decodes one batch. Plain C, loaded with ctypes; knows neither Python nor torch.
+ *
+ * No exception crosses this boundary, nothing here takes the interpreter's lock, and a bad image fills zeros and sets
+ * its status without touching its neighbours. What an image becomes is defined by the Pillow reference
+ * (src/headway/data/decode.py): same boxes, same antialiased bilinear kernel, |difference| <= 1. */
+#ifndef HEADWAY_H
+#define HEADWAY_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define HW_API __attribute__((visibility("default")))
+#define HW_ABI 1
+
+/* What became of one image; the numbers of headway.data.decode.Status. */
+enum { HW_OK = 0, HW_CHECKSUM = 1, HW_UNDECODABLE = 2, HW_FOREIGN = 3 /* no JPEG: for the reference */ };
+
+/* What the bytes of an item are. */
+enum { HW_JPEG = 0, HW_RAW = 1 /* uint8 [h, w, c] */, HW_RAW_PLANAR = 2 /* uint8 [c, h, w] */ };
+
+/* What an image comes to be; the same for a whole batch. */
+typedef struct {
+  uint32_t size;       /* sizeof(hw_spec), for the day it grows */
+  uint32_t height;     /* of the output */
+  uint32_t width;
+  uint32_t channels;   /* of the output: 1 or 3 */
+  uint32_t scaled;     /* 1: decode at 1/2, 1/4 or 1/8 where the box is that much larger than the output (inexact) */
+  uint32_t max_pixels; /* larger images are HW_UNDECODABLE; 0: no limit */
+  uint32_t max_scans;  /* progressive images of more scans are HW_UNDECODABLE; 0: no limit */
+} hw_spec;
+
+/* The images of a batch: one entry of each array an image; an array that may be NULL says so. */
+typedef struct {
+  const uint64_t* address; /* of its bytes */
+  const uint64_t* length;  /* in bytes */
+  const uint32_t* crc;     /* crc32c of its bytes; NULL: none is checked */
+  const uint8_t* check;    /* whether to check it; NULL: all, where there is crc */
+  const uint8_t* kind;     /* HW_JPEG...; NULL: all JPEG */
+  const uint32_t* shape;   /* [n][3]: height, width, channels of raw ones; may be NULL where none is raw */
+  const float* box;        /* [n][4]: left, top, width, height in the image; what is resized to the output */
+  const uint8_t* flip;     /* 1: mirrored left to right; NULL: none */
+} hw_items;
+
+/* Sums over a batch; times are thread time, so of two threads up to twice the wall. */
+typedef struct {
+  uint64_t ns_check;    /* checksums */
+  uint64_t ns_decode;   /* entropy decoding, inverse DCT, colour */
+  uint64_t ns_resample; /* resizing and writing */
+  uint64_t bytes;       /* of the records */
+  uint64_t bytes_used;  /* of them that were entropy-decoded */
+  uint64_t pixels;      /* that were decoded */
+  uint64_t direct;      /* images that our own decoder did; the rest went through libjpeg-turbo */
+} hw_stats;
+
+/* What the packer asks of a file. */
+typedef struct {
+  uint32_t width, height;
+  uint32_t components;   /* 1, 3 or 4 */
+  uint32_t progressive;
+  uint32_t restart;      /* MCUs in a restart interval, 0: no markers */
+  uint32_t mcu_width, mcu_height; /* in pixels */
+  uint32_t orientation;  /* of EXIF, 1 where there is none */
+} hw_info;
+
+typedef struct hw_pool hw_pool;
+
+HW_API uint32_t hw_abi(void);
+HW_API const char* hw_features(void); /* such as "avx2, libjpeg-turbo 2.1.5" */
+HW_API uint32_t hw_crc32c(const void* data, uint64_t length);
+
+/* Threads that do the work, the caller among them: so threads - 1 are started. cpus may be NULL, else thread i (the
+ * caller is none of them) runs on cpus[i % count] only. NULL where threads cannot be had. In a forked child the
+ * pool starts its threads anew at the first call. */
+HW_API hw_pool* hw_pool_create(int32_t threads, const int32_t* cpus, int32_t count);
+HW_API void hw_pool_destroy(hw_pool*);
+
+/* Decodes n images into out (uint8 [n, height, width, channels]; image i at out + i * stride). Returns how many have a
+ * status other than HW_OK, or -1 where an argument is out of range. stats may be NULL; with it, stages are timed. */
+HW_API int64_t hw_decode_batch(hw_pool*, int64_t n, const hw_items*, const hw_spec*, uint8_t* out, int64_t stride,
+                               uint8_t* status, hw_stats* stats);
+
+/* Copies n raw images of one shape, moved by shift [n][2] (down, right; may be NULL) with the border filled by
+ * reflection, and then mirrored where flip says so. kind is HW_RAW or HW_RAW_PLANAR. Status and result as above. */
+HW_API int64_t hw_gather(hw_pool*, int64_t n, const uint64_t* address, const uint32_t* crc, const uint8_t* check,
+                         uint32_t kind, uint32_t height, uint32_t width, uint32_t channels, const int16_t* shift,
+                         const uint8_t* flip, uint8_t* out, int64_t stride, uint8_t* status);
+
+/* HW_OK, HW_FOREIGN, or HW_UNDECODABLE. */
+HW_API int32_t hw_probe(const void* data, uint64_t length, hw_info* info);
+
+/* Rewrites a JPEG losslessly as baseline with optimised Huffman tables and restart markers. Returns the bytes written,
+ * or minus the bytes needed where capacity is too small; 0: it cannot be, and reason (char[200]) says why. */
+HW_API int64_t hw_seekable(const void* data, uint64_t length, void* out, uint64_t capacity, char* reason);
+
+/* Cuts out of a JPEG with restart markers a smaller one that holds the pixels of region (x0, y0, x1, y1; half open).
+ * held receives the region of the original that the small one shows. Results as of hw_seekable. */
+HW_API int64_t hw_splice(const void* data, uint64_t length, const int32_t region[4], int32_t held[4], void* out,
+                         uint64_t capacity, char* reason);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
