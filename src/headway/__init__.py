@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from headway.core.keys import keys as keys
     from headway.data.augment import Augment as Augment
-    from headway.data.augment import flip_and_translate as flip_and_translate
+    from headway.data.augment_options import AugmentRecipe as AugmentRecipe
+    from headway.data.batch import Batch as Batch
     from headway.data.dataset import Dataset as Dataset
     from headway.data.dataset import open as open
-    from headway.data.loader import Batch as Batch
     from headway.data.loader import Loader as Loader
-    from headway.data.options import AugmentRecipe as AugmentRecipe
+    from headway.data.ops.move import flip_and_translate as flip_and_translate
     from headway.data.order import Order as Order
     from headway.data.pack import pack as pack
     from headway.data.verify import verify as verify
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Augment": "headway.data.augment",
-    "AugmentRecipe": "headway.data.options",
-    "Batch": "headway.data.loader",
+    "AugmentRecipe": "headway.data.augment_options",
+    "Batch": "headway.data.batch",
     "Checkpoints": "headway.train.checkpoint",
     "Dataset": "headway.data.dataset",
     "Loader": "headway.data.loader",
     "Order": "headway.data.order",
     "Trainer": "headway.train.trainer",
-    "flip_and_translate": "headway.data.augment",
+    "flip_and_translate": "headway.data.ops.move",
     "keys": "headway.core.keys",
     "open": "headway.data.dataset",
     "pack": "headway.data.pack",

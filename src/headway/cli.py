@@ -77,8 +77,24 @@ def init(
 
 @app.command()
 def pack(
-    src: Annotated[Path, typer.Argument(help="Folder CLASS/NAME.ext (or train/ and eval/ of such), CSV or JSONL.")],
+    src: Annotated[
+        Path,
+        typer.Argument(
+            help="Folder CLASS/NAME.ext (or train/ and eval/ of such), CSV, JSONL, a pack, or foreign data."
+        ),
+    ],
     dst: Annotated[Path, typer.Argument(help="Folder to make.")],
+    form: Annotated[
+        str | None,
+        typer.Option("--format", help="recordio, tar, lmdb or raw; default: recordio, raw for sources of pixels."),
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option(help="keep, seekable (default), resize=N,quality=Q, raw, or raw,resize=N.")
+    ] = None,
+    transform: Annotated[
+        str | None, typer.Option(help="module:function or file.py:function, called with (image, label, name).")
+    ] = None,
+    orient: Annotated[bool, typer.Option("--orient", help="Turn images as their EXIF block says.")] = False,
     split: Annotated[
         float, typer.Option(help="Share of each class held out for evaluation: makes DST/train and DST/eval.")
     ] = 0.0,
@@ -90,22 +106,36 @@ def pack(
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
-    """Pack images into RecordIO shards with columns."""
+    """Pack images into shards with columns."""
     from headway.data.pack import pack as run
 
     with _bar("packing", "images") as progress:
         packed = run(
-            src, dst, split=split, seed=seed, threads=threads, skip_bad=skip_bad, overwrite=overwrite, progress=progress
+            src,
+            dst,
+            format=form,
+            mode=mode,
+            transform=transform,
+            orient=orient,
+            split=split,
+            seed=seed,
+            threads=threads,
+            skip_bad=skip_bad,
+            overwrite=overwrite,
+            progress=progress,
         )
     folders = ", ".join(str(folder) for folder in packed.folders)
     rate = packed.samples / max(packed.seconds, 1e-9)
-    text = f"Packed {packed.samples:,} images ({packed.bytes / 1e6:,.1f} MB) into {folders} at {rate:,.0f} images/s."
+    made = f"{packed.bytes / 1e6:,.1f} MB, format {packed.format}, mode {packed.mode}"
+    text = f"Packed {packed.samples:,} images ({made}) into {folders} at {rate:,.0f} images/s."
     for note in packed.notes:
         say(note)
     if packed.skipped:
         text += f"\n{len(packed.skipped)} bad images were left out; they are listed in {dst / 'skipped.txt'}."
     result = {
         "folders": [str(folder) for folder in packed.folders],
+        "format": packed.format,
+        "mode": packed.mode,
         "samples": packed.samples,
         "bytes": packed.bytes,
         "skipped": packed.skipped,

@@ -1,112 +1,268 @@
-"""Decodes one batch: the Pillow reference, which defines what every other backend does.
+"""Decodes one batch: by the native core, or by Pillow, the reference, which defines what the core does.
 
-A box (left, top, width, height) of an image is resized to the output with Pillow's antialiased bilinear kernel. A bad
-image fills zeros and sets its status; it never touches its neighbours.
+The two differ by 1 at most. A bad image fills zeros and sets its status; it never touches its neighbours.
 """
 
 from __future__ import annotations
 
-import io
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from enum import IntEnum
-from itertools import pairwise
+from dataclasses import replace
+from typing import Literal, final
 
 import numpy as np
+from crc32c import crc32c
 from numpy.typing import NDArray
-from PIL import Image
 
 from headway.core.errors import UsageError
+from headway.data import native
+from headway.data.cores import usable_cores, usable_cpus
+from headway.data.records import Records
+from headway.data.reference import Batch, Kind, Pixels, Stats, move
+from headway.data.reference import Status as Status
 
-BACKEND = "pillow"
-"""Name of what decodes here; part of a run's fingerprint, since backends may differ by 1 in a pixel."""
+Backend = Literal["auto", "native", "pillow"]
 
-
-FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
-"""Nothing else is opened, whatever a file is called: some of Pillow's formats start programs (EPS)."""
-GRAY_MODES = frozenset({"1", "L", "LA", "La", "F", "I", "I;16", "I;16L", "I;16B", "I;16N"})
-
-
-class Status(IntEnum):
-    """What became of one image."""
-
-    OK = 0
-    CHECKSUM = 1
-    UNDECODABLE = 2
+TIMED_EVERY = 16
+"""Batches. Reading the clock at every row costs the native core 3 % of a batch: so it costs 0.2 % of all time."""
 
 
-def usable_cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+_FOREIGN = 3
+"""The native core's status of what is no JPEG, or none that it knows: for the reference."""
 
 
-def center_boxes(width: NDArray[np.uint32], height: NDArray[np.uint32], out_hw: tuple[int, int]) -> NDArray[np.float32]:
-    """The largest centred box with the output's aspect ratio; float32 [n, 4] (left, top, width, height)."""
-    w, h = width.astype(np.float64), height.astype(np.float64)
-    ratio = out_hw[1] / out_hw[0]
-    box_w, box_h = np.minimum(w, h * ratio), np.minimum(h, w / ratio)
-    return np.stack([(w - box_w) / 2, (h - box_h) / 2, box_w, box_h], axis=1).astype(np.float32)
+class Decoder(ABC):
+    """Decodes batches on threads of its own. `decoder()` makes one.
 
-
-def to_pixels(data: bytes | memoryview, channels: int) -> Image.Image:
-    """A decoded image of mode L (1 channel) or RGB (3). Raises whatever Pillow raises of a bad one."""
-    image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
-    mode = "L" if channels == 1 else "RGB"
-    if image.mode.startswith("I"):  # 16-bit gray: Pillow's own conversion clips at 255
-        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
-    if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")
-    return image if image.mode == mode else image.convert(mode)
-
-
-def decode_one(data: bytes | memoryview, out: NDArray[np.uint8], box: NDArray[np.float32]) -> Status:
-    """Decodes one image into `out` (uint8 [H, W, C])."""
-    try:
-        image = to_pixels(data, out.shape[2])
-        image.load()
-        left, top, width, height = (float(side) for side in box)
-        size = (out.shape[1], out.shape[0])
-        if (left, top, width, height) != (0.0, 0.0, *size) or image.size != size:
-            image = image.resize(size, Image.Resampling.BILINEAR, box=(left, top, left + width, top + height))
-        out[:] = np.asarray(image).reshape(out.shape)
-    except Exception:  # Pillow's plugins raise anything from OSError to struct.error on damaged bytes
-        out[:] = 0
-        return Status.UNDECODABLE
-    return Status.OK
-
-
-class Decoder:
-    """Decodes batches on its own threads; Pillow lets go of the interpreter's lock while it decodes.
-
-    Args:
-        threads: how many; None: one fewer than the usable cores, at least one, so that the training loop keeps a core.
+    Attributes:
+        backend: part of a run's fingerprint, since backends may differ by 1 in a pixel.
+        threads: that decode.
+        stats: what one batch of 16 cost.
     """
 
-    def __init__(self, threads: int | None = None) -> None:
-        if threads is not None and threads < 1:
-            raise UsageError(f"{threads} decoding threads", fix="Set 1 or more, or leave it out.")
-        self.threads = threads or max(1, usable_cores() - 1)
-        self._pool = ThreadPoolExecutor(self.threads, "headway-decode") if self.threads > 1 else None
+    backend: Literal["native", "pillow"]
+
+    def __init__(self, threads: int) -> None:
+        self.threads = threads
+        self.stats = Stats()
+        self._calls = 0
 
     def __call__(
-        self, buffers: Sequence[bytes | memoryview], boxes: NDArray[np.float32], out: NDArray[np.uint8]
+        self,
+        records: Records,
+        boxes: NDArray[np.float32],
+        out: Pixels,
+        *,
+        flips: NDArray[np.bool_] | None = None,
+        kinds: NDArray[np.uint8] | None = None,
+        shapes: NDArray[np.uint32] | None = None,
+        crc: NDArray[np.uint32] | None = None,
+        check: NDArray[np.bool_] | None = None,
+        scaled: bool = False,
     ) -> NDArray[np.uint8]:
-        """Decodes n images into `out` (uint8 [n, H, W, C]); boxes float32 [n, 4]. Returns `Status`, uint8 [n]."""
-        status = np.zeros(len(buffers), np.uint8)
+        """Decodes k records into `out` (uint8 [k, H, W, C], C 1 or 3). Returns `Status`, uint8 [k].
 
-        def work(low: int, high: int) -> None:
-            for place in range(low, high):
-                status[place] = decode_one(buffers[place], out[place], boxes[place])
-
-        if self._pool is None:
-            work(0, len(buffers))
-        else:
-            cuts = np.linspace(0, len(buffers), self.threads + 1).astype(int)
-            for part in [self._pool.submit(work, low, high) for low, high in pairwise(cuts)]:
-                part.result()
+        Args:
+            boxes: what of each image is resized to the output, (left, top, width, height) in pixels; float32 [k, 4].
+            flips: which are mirrored left to right; bool [k].
+            kinds: `Kind` of each; uint8 [k]; None: all are image files.
+            shapes: height, width and channels of raw ones; uint32 [k, 3].
+            crc: crc32c of each record; uint32 [k]; None: nothing is checked.
+            check: which are checked; bool [k]; None: all.
+            scaled: decode JPEGs at 1/2, 1/4 or 1/8 where the box is that much larger than the output: faster, inexact.
+        """
+        stats, timed = Stats(images=len(records)), self._calls % TIMED_EVERY == 0
+        self._calls += 1
+        batch = Batch(records, boxes, out, flips, kinds, shapes, crc, check, scaled)
+        status = self._decode(batch, stats, timed)
+        if timed:
+            self.stats.add(stats)
         return status
 
+    @abstractmethod
+    def gather(
+        self,
+        records: Records,
+        out: Pixels,
+        *,
+        planar: bool = False,
+        shifts: NDArray[np.int64] | None = None,
+        flips: NDArray[np.bool_] | None = None,
+        crc: NDArray[np.uint32] | None = None,
+        check: NDArray[np.bool_] | None = None,
+    ) -> NDArray[np.uint8]:
+        """Copies k raw images of the output's size; the pixels of `headway.flip_and_translate`. Returns `Status`.
+
+        Args:
+            planar: the records are [C, H, W].
+            shifts: how far each is moved, (down, right), the border filled by reflection; int64 [k, 2].
+            flips: which are mirrored before that; bool [k].
+            crc, check: as of a call.
+        """
+
+    @abstractmethod
+    def _decode(self, batch: Batch, stats: Stats, timed: bool) -> NDArray[np.uint8]: ...
+
+    @abstractmethod
     def close(self) -> None:
-        if self._pool is not None:
+        """Ends the threads."""
+
+
+@final
+class PillowDecoder(Decoder):
+    """The reference. Pillow lets go of the interpreter's lock while it decodes."""
+
+    backend = "pillow"
+
+    def __init__(self, threads: int) -> None:
+        super().__init__(threads)
+        self._pool: ThreadPoolExecutor | None = None
+        self._process = 0
+
+    def _decode(self, batch: Batch, stats: Stats, timed: bool) -> NDArray[np.uint8]:
+        status = np.zeros(len(batch.records), np.uint8)
+        self.fill(batch, np.arange(len(status)), status, stats)
+        return status
+
+    def gather(
+        self,
+        records: Records,
+        out: Pixels,
+        *,
+        planar: bool = False,
+        shifts: NDArray[np.int64] | None = None,
+        flips: NDArray[np.bool_] | None = None,
+        crc: NDArray[np.uint32] | None = None,
+        check: NDArray[np.bool_] | None = None,
+    ) -> NDArray[np.uint8]:
+        status = np.zeros(len(records), np.uint8)
+        for place, data in enumerate(records):
+            wanted = crc is not None and (check is None or check[place])
+            flip = flips is not None and bool(flips[place])
+            shift = None if shifts is None else shifts[place]
+            if crc is not None and wanted and crc32c(data) != crc[place]:
+                out[place], status[place] = 0, Status.CHECKSUM
+            else:
+                move(data, out[place], planar=planar, shift=shift, flip=flip)
+        return status
+
+    def fill(self, batch: Batch, places: NDArray[np.intp], status: NDArray[np.uint8], stats: Stats) -> None:
+        """Decodes the records at some places."""
+
+        def work(some: NDArray[np.intp]) -> Stats:
+            mine = Stats()
+            for place in some:
+                status[place] = batch.decode_one(int(place), mine)
+            return mine
+
+        for mine in (
+            map(work, [places])
+            if self.threads == 1
+            else self._threads().map(work, np.array_split(places, self.threads))
+        ):
+            stats.add(mine)
+
+    def _threads(self) -> ThreadPoolExecutor:
+        """Those of this process: a forked child has none of its parent's."""
+        if self._pool is None or self._process != os.getpid():
+            self._pool, self._process = ThreadPoolExecutor(self.threads, "headway-decode"), os.getpid()
+        return self._pool
+
+    def close(self) -> None:
+        if self._pool is not None and self._process == os.getpid():
             self._pool.shutdown()
+
+
+@final
+class NativeDecoder(Decoder):
+    """The native core; what is no JPEG goes to the reference."""
+
+    backend = "native"
+
+    def __init__(self, threads: int, cpus: Sequence[int] | None = None) -> None:
+        super().__init__(threads)
+        self._pool = native.Pool(threads, cpus)
+        self._reference = PillowDecoder(threads)
+
+    def _decode(self, batch: Batch, stats: Stats, timed: bool) -> NDArray[np.uint8]:
+        kinds, core = batch.kinds, native.Stats() if timed else None
+        if kinds is not None:  # the core sees for itself that it does not know another format
+            kinds = np.where(kinds == Kind.OTHER, np.uint8(Kind.JPEG), kinds)
+        status = self._pool.decode(
+            batch.records,
+            batch.boxes,
+            batch.out,
+            flips=batch.flips,
+            kinds=kinds,
+            shapes=batch.shapes,
+            crc=batch.crc,
+            check=batch.check,
+            scaled=batch.scaled,
+            stats=core,
+        )
+        foreign = np.flatnonzero(status == _FOREIGN)
+        if len(foreign):  # checked already
+            self._reference.fill(replace(batch, crc=None), foreign, status, stats)
+        if core is not None:
+            stats.add(
+                Stats(
+                    check_s=core.ns_check * 1e-9,
+                    decode_s=core.ns_decode * 1e-9,
+                    resample_s=core.ns_resample * 1e-9,
+                    record_bytes=core.bytes,
+                    used_bytes=core.bytes_used,
+                    pixels=core.pixels,
+                    direct=core.direct,
+                )
+            )
+        return status
+
+    def gather(
+        self,
+        records: Records,
+        out: Pixels,
+        *,
+        planar: bool = False,
+        shifts: NDArray[np.int64] | None = None,
+        flips: NDArray[np.bool_] | None = None,
+        crc: NDArray[np.uint32] | None = None,
+        check: NDArray[np.bool_] | None = None,
+    ) -> NDArray[np.uint8]:
+        moved = None if shifts is None else shifts.astype(np.int16)
+        return self._pool.gather(records, out, planar=planar, shift=moved, flips=flips, crc=crc, check=check)
+
+    def close(self) -> None:
+        self._pool.close()
+        self._reference.close()
+
+
+def chosen(backend: Backend = "auto") -> Literal["native", "pillow"]:
+    """What `auto` is here: the native core where it is built."""
+    if backend == "auto":
+        return "native" if native.available() else "pillow"
+    return backend
+
+
+def decoder(threads: int | None = None, backend: Backend = "auto", *, pin: bool = False) -> Decoder:
+    """A decoder of batches; close it after use.
+
+    Args:
+        threads: how many decode; None: one fewer than the usable cores, at least one, so that the training loop keeps
+            a core.
+        backend: see `chosen`.
+        pin: each thread of the native core keeps to one of the usable CPUs. Not the default: processes that share
+            the CPUs of a machine would all pin to the first of them, and on few cores a pinned thread waits for
+            its CPU while another one is free. It helps on many cores that are this process's alone.
+
+    Raises UsageError: fewer threads than one; the native core where it is not built, or pinning without it.
+    """
+    if threads is not None and threads < 1:
+        raise UsageError(f"{threads} decoding threads", fix="Set 1 or more, or leave it out.")
+    threads = threads or max(1, usable_cores() - 1)
+    if chosen(backend) == "native":
+        return NativeDecoder(threads, usable_cpus() if pin else None)
+    if pin:
+        raise UsageError("Pillow's threads cannot be pinned", fix="Leave pin out, or build the native core.")
+    return PillowDecoder(threads)

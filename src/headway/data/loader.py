@@ -5,58 +5,29 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any, Literal, final
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from headway.core.errors import DataError, UsageError
-from headway.core.keys import UInt64, keys
+from headway.core.errors import UsageError
+from headway.data.batch import Batch
 from headway.data.dataset import Dataset
-from headway.data.decode import Decoder, Status, center_boxes
-from headway.data.options import OnBad, Verify
+from headway.data.decode import Backend, chosen, decoder
+from headway.data.fill import Filler, View
+from headway.data.ops.move import flip_and_translate
+from headway.data.options import Cache, CropRecipe, OnBad, Verify
 from headway.data.order import Order, share
+from headway.data.resolution import ProgressiveRecipe
+from headway.data.stats import LoaderStats, Tally
+from headway.data.tiers import Tier, choose
+from headway.data.tiers.device import DeviceTier
+from headway.data.upload import to_device
 
 
-@dataclass(frozen=True, slots=True)
-class Bad:
-    """A sample that could not be served: what was asked at a position, what came instead (-1: nothing), and why."""
-
-    position: int
-    asked: int
-    served: int
-    reason: str
-
-
-@dataclass(slots=True, kw_only=True)  # frozen would take 2 us more to make
-class Batch:
-    """One rank's share of one step. Unpacks as `images, labels`.
-
-    `images` (uint8 [b, H, W, C]) is a slot of the ring on a CPU: it is valid until the next batch is asked for.
-    """
-
-    images: torch.Tensor
-    labels: torch.Tensor
-    """int64 [b], or float32 [b] or [b, k]."""
-    positions: NDArray[np.int64]
-    epochs: NDArray[np.int64]
-    samples: NDArray[np.int64]
-    """What the Order asked for; random choices come from these."""
-    served: NDArray[np.int64]
-    """What was served: another sample where the asked one is damaged; -1 where it is masked."""
-    seed: int
-    bad: tuple[Bad, ...] = field(default=())
-
-    def keys(self, view: int = 0) -> UInt64:
-        """Keys of the samples, uint64 [b]."""
-        return keys(self.seed, self.epochs, self.samples, view)
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        return iter((self.images, self.labels))
-
-
+@final
 class Loader:
     """Iterates batches of a data set.
 
@@ -66,16 +37,26 @@ class Loader:
         order: the order of training; None: every sample once in index order, the last batch short (evaluation).
         start, stop: positions served; `stop` None: without end (with an order), or the whole set (without).
         rank, world: this rank takes its share of every step.
-        size: (height, width) of the images.
+        size: side or (height, width) of the images; None: their own, where they share one.
         channels: 1 or 3; None: as the data set has them.
-        threads: decoding threads; see `Decoder`.
+        crop: "center", "random" or a `CropRecipe`: the box of each image that is resized.
+        flip: True or "random", "alternating", False: mirrored left to right while decoding.
+        translate: moved by up to so many pixels both ways; the border is filled by reflection.
+        progressive: smaller images in the first epochs.
+        scaled: decode large JPEGs smaller; see `DataRecipe`.
+        threads: decoding threads; see `decoder`.
+        backend: what decodes: "auto", "native" or "pillow".
         ahead: slots of the ring, so many batches are decoded ahead of need.
         device: where the batch is put.
+        cache: where the samples are kept: "auto", "device", "memory", "disk" or "none"; see `headway.data.tiers`.
+        tier: the tier itself, in place of `cache`, where several loaders share one; who made it closes it.
         on_bad: a damaged sample is `substitute`d by the first good one after it in the Order, `mask`ed (zeros, served
             -1), or it `stop`s the iteration with DataError.
-        verify: when checksums are looked at; see `Dataset.intact`.
+        verify: when checksums are looked at; see `Dataset.unchecked`.
 
-    Memory: `ahead` x batch x H x W x C bytes for the ring, and one byte a sample for `verify`.
+    Crop, flip and translate are drawn from the samples' keys, so they need an order.
+
+    Memory: `ahead` x batch x H x W x C bytes for the ring, what the tier keeps, and one byte a sample for `verify`.
     """
 
     def __init__(
@@ -88,11 +69,19 @@ class Loader:
         stop: int | None = None,
         rank: int = 0,
         world: int = 1,
-        size: tuple[int, int] | None = None,
+        size: int | tuple[int, int] | None = None,
         channels: int | None = None,
+        crop: Literal["center", "random"] | CropRecipe = "center",
+        flip: bool | Literal["random", "alternating"] = False,
+        translate: int = 0,
+        progressive: ProgressiveRecipe | None = None,
+        scaled: bool = False,
         threads: int | None = None,
+        backend: Backend = "auto",
         ahead: int = 3,
         device: torch.device | str = "cpu",
+        cache: Cache = "auto",
+        tier: Tier | None = None,
         on_bad: OnBad = "substitute",
         verify: Verify = "first",
     ) -> None:
@@ -114,11 +103,46 @@ class Loader:
         self.dataset, self.batch, self.order, self.start = dataset, batch, order, start
         self.stop = len(dataset) if order is None and stop is None else stop
         self.rank, self.world = rank, world
-        self.size = size or (common[1], common[0])  # type: ignore[index]
-        self.channels = channels or dataset.description.channels
-        self.threads, self.ahead = threads, ahead
+        self.view = View(
+            size=(size, size) if isinstance(size, int) else size or (common[1], common[0]),  # type: ignore[index]
+            channels=channels or dataset.description.channels,
+            crop=crop if isinstance(crop, CropRecipe) else CropRecipe(name=crop),
+            flip=("random" if flip else None) if isinstance(flip, bool) else flip,
+            translate=translate,
+            progressive=progressive,
+            scaled=scaled,
+        )
+        if order is None and (self.view.random or progressive is not None):
+            raise UsageError(
+                "random crops, flips and shifts are drawn from an order's seed, and there is no order",
+                fix="Give an order, or leave them out.",
+            )
+        self.threads, self.backend, self.ahead = threads, chosen(backend), ahead
         self.device = torch.device(device)
         self.on_bad, self.verify = on_bad, verify
+        self._cache, self._tier = cache, tier
+        self._tally = Tally()
+        self._threads_used = 0
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(height, width) of the images at the end of training."""
+        return self.view.size
+
+    @property
+    def tier(self) -> Tier:
+        """Where the bytes are kept; chosen, and filled, at first use."""
+        if self._tier is None:
+            # Pixels on a GPU can be gathered there, not resized.
+            device = self.device if self.takes_pixels_as_they_are() else "cpu"
+            self._tier = choose(self.dataset, self._cache, device=device, threads=self.threads, backend=self.backend)
+        return self._tier
+
+    def takes_pixels_as_they_are(self) -> bool:
+        """Whether every image already has the size and the channels of the batch."""
+        found, (height, width) = self.dataset.description, self.view.size
+        alike = found.common_size == (width, height) and found.channels == self.view.channels
+        return self.view.whole and alike
 
     def __len__(self) -> int:
         """Number of steps. Raises TypeError where the loader has no end."""
@@ -133,6 +157,27 @@ class Loader:
         finally:  # also when the iterator is abandoned: its threads end with it
             ring.close()
 
+    def stats(self) -> LoaderStats:
+        """What was measured in all iterations so far."""
+        tally = self._tally
+        return LoaderStats(
+            images=tally.images,
+            batches=tally.batches,
+            timed_images=tally.timed_images,
+            seconds=tally.seconds,
+            wait_s=tally.wait_s,
+            first_wait_s=tally.first_wait_s,
+            occupancy=tally.ready / tally.asked if tally.asked else 0.0,
+            ahead=self.ahead,
+            stage_s=dict(tally.stage_s),
+            stage_images=tally.stage_images,
+            cores=replace(tally.cores),
+            record_bytes=tally.record_bytes,
+            threads=self._threads_used,
+            backend=self.backend,
+            tier=self._tier.why if self._tier is not None else "",
+        )
+
     def _spans(self) -> Iterator[tuple[int, int]]:
         """(low, high) positions of this rank in each step."""
         position = self.start
@@ -146,47 +191,83 @@ class Loader:
 
 @dataclass(slots=True)
 class _Slot:
-    images: torch.Tensor
-    pixels: NDArray[np.uint8]
+    memory: torch.Tensor
+    """uint8, flat: batches of different sizes lie in it."""
     free: torch.cuda.Event | None = None
 
 
+@final
 class _Ring:
     """The producing thread, the slots, and what the consumer waits on."""
 
     def __init__(self, loader: Loader) -> None:
-        self._loader = loader
-        self._decoder = Decoder(loader.threads)
+        self._loader, self._tally = loader, loader._tally
+        self._tier = tier = loader.tier
+        if isinstance(tier, DeviceTier) and not loader.takes_pixels_as_they_are():
+            what = "samples that are kept decoded on the device cannot be cropped or resized"
+            raise UsageError(what, where="cache", fix="Set cache to memory or none, or leave size and crop out.")
+        tier.expect(loader._spans(), loader.order)
+        self._decoder = decoder(loader.threads, loader.backend)
+        loader._threads_used = self._decoder.threads
+        self._filler = Filler(
+            loader.dataset,
+            tier,
+            loader.order,
+            loader.view,
+            self._decoder,
+            self._tally,
+            on_bad=loader.on_bad,
+            verify=loader.verify,
+        )
         self._cuda = loader.device.type == "cuda"
         self._free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        largest = -(-loader.batch // loader.world)
+        height, width = loader.size
+        largest = -(-loader.batch // loader.world) * height * width * loader.view.channels
         for _ in range(loader.ahead):
-            shape = (largest, *loader.size, loader.channels)
-            images = torch.empty(shape, dtype=torch.uint8, pin_memory=self._cuda)
-            self._free.put(_Slot(images, images.numpy()))
+            self._free.put(_Slot(torch.empty(largest, dtype=torch.uint8, pin_memory=self._cuda)))
         self._stopped = False
         self._thread = threading.Thread(target=self._produce, name="headway-loader", daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Iterator[Batch]:
+        tally = self._tally
         stream = torch.cuda.Stream() if self._cuda else None
+        first = True
         while True:
+            asked = perf_counter()
+            tally.asked += 1
+            tally.ready += self._ready.qsize()
             item = self._ready.get()
+            now = perf_counter()
             if item is None:
                 return
             if isinstance(item, BaseException):
                 raise item
             slot, batch = item
-            if stream is not None:
-                batch = self._to_device(slot, batch, stream)
-                self._free.put(slot)
-                yield batch
+            if first:
+                tally.first_wait_s += now - asked
             else:
-                yield batch
+                tally.wait_s += now - asked
+            if self._filler.on_device:
+                batch, here = self._gathered(batch), False
+            elif stream is not None:
+                batch, here = self._copied(slot, batch, stream), False
+            else:
+                here = True  # the images are the slot's
+            if not here:
                 self._free.put(slot)
+            yield batch
+            if here:
+                self._free.put(slot)
+            tally.images += len(batch.positions)
+            tally.batches += 1
+            if not first:  # the first one had to be waited for
+                tally.timed_images += len(batch.positions)
+                tally.seconds += perf_counter() - asked
+            first = False
 
-    def _to_device(self, slot: _Slot, batch: Batch, stream: torch.cuda.Stream) -> Batch:
+    def _copied(self, slot: _Slot, batch: Batch, stream: torch.cuda.Stream) -> Batch:
         device = self._loader.device
         with torch.cuda.stream(stream):
             images = batch.images.to(device, non_blocking=True)
@@ -197,16 +278,19 @@ class _Ring:
         current.wait_stream(stream)
         images.record_stream(current)
         labels.record_stream(current)
-        return Batch(
-            images=images,
-            labels=labels,
-            positions=batch.positions,
-            epochs=batch.epochs,
-            samples=batch.samples,
-            served=batch.served,
-            seed=batch.seed,
-            bad=batch.bad,
-        )
+        return replace(batch, images=images, labels=labels)
+
+    def _gathered(self, batch: Batch) -> Batch:
+        """The batch's images from where they lie on the device; its labels beside them. The host does not wait."""
+        assert isinstance(self._tier, DeviceTier)
+        device = self._loader.device
+        images = self._tier.gather(np.maximum(batch.served, 0))
+        masked = np.flatnonzero(batch.served < 0)
+        if masked.size:
+            images.index_fill_(0, to_device(masked, device), 0)
+        if batch.flips is not None or batch.shifts is not None:
+            images = flip_and_translate(images, batch.flips, batch.shifts)
+        return replace(batch, images=images, labels=to_device(batch.labels.numpy(), device))
 
     def close(self) -> None:
         self._stopped = True
@@ -221,67 +305,10 @@ class _Ring:
                     return
                 if slot.free is not None:
                     slot.free.synchronize()  # this thread waits for the copy, never the training loop
-                self._ready.put((slot, self._fill(slot, np.arange(low, high))))
+                self._ready.put((slot, self._filler.fill(slot.memory, np.arange(low, high))))
             self._ready.put(None)
         except BaseException as error:  # the consumer must hear of it, whatever it is
             self._ready.put(error)
         finally:
+            self._tally.cores.add(self._decoder.stats)
             self._decoder.close()
-
-    def _fill(self, slot: _Slot, positions: NDArray[np.int64]) -> Batch:
-        loader = self._loader
-        if loader.order is not None:
-            epochs, samples = loader.order(positions)
-        else:
-            epochs, samples = np.zeros_like(positions), positions
-        pixels = slot.pixels[: len(samples)]
-        status = self._decode(samples, pixels)
-        served, bad = samples, []
-        if status.any():
-            served = samples.copy()
-            for place in np.flatnonzero(status):
-                reason = Status(status[place]).name.lower()
-                served[place] = self._replace(int(positions[place]), int(samples[place]), pixels, int(place), reason)
-                bad.append(Bad(int(positions[place]), int(samples[place]), int(served[place]), reason))
-        labels = np.ascontiguousarray(loader.dataset.label[np.maximum(served, 0)])
-        return Batch(
-            images=slot.images[: len(samples)],
-            labels=torch.from_numpy(labels),
-            positions=positions,
-            epochs=epochs,
-            samples=samples,
-            served=served,
-            seed=loader.order.seed if loader.order else 0,
-            bad=tuple(bad),
-        )
-
-    def _decode(self, samples: NDArray[np.int64], out: NDArray[np.uint8]) -> NDArray[np.uint8]:
-        data = self._loader.dataset
-        buffers = data.read(samples)
-        boxes = center_boxes(data.width[samples], data.height[samples], self._loader.size)
-        status = self._decoder(buffers, boxes, out)
-        intact = data.intact(samples, buffers, self._loader.verify)
-        if not intact.all():
-            status[~intact] = Status.CHECKSUM
-            out[~intact] = 0
-        return status
-
-    def _replace(self, position: int, asked: int, pixels: NDArray[np.uint8], place: int, reason: str) -> int:
-        """Serves the first good sample after the asked one in its epoch's permutation; -1 where it is masked."""
-        loader = self._loader
-        if loader.on_bad == "stop":
-            raise DataError(
-                f"sample {asked} ({loader.dataset.name(asked)}) is damaged ({reason})",
-                where=str(loader.dataset.folder),
-                fix="Run headway verify on the folder and pack again, or set data.on_bad to substitute or mask.",
-            )
-        if loader.on_bad == "mask" or loader.order is None:
-            return -1
-        n = len(loader.dataset)
-        first = position - position % n
-        for step in range(1, n):
-            near = np.array([first + (position - first + step) % n])
-            _, sample = loader.order(near)
-            if not self._decode(sample, pixels[place : place + 1]).any():
-                return int(sample[0])
-        raise DataError("every sample is damaged", where=str(loader.dataset.folder), fix="Pack the data again.")

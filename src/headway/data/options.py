@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import (
+    Field,
+    SerializerFunctionWrapHandler,
+    field_validator,
+    model_serializer,
+    model_validator,
+)
 
 from headway.core.recipe import Part
+from headway.data.resolution import ProgressiveRecipe
 
 Verify = Literal["first", "always", "never"]
 OnBad = Literal["substitute", "mask", "stop"]
 SYNTHETIC = "synthetic"
+Cache = Literal["auto", "device", "memory", "disk", "none"]
 Side = Annotated[int, Field(ge=1)]
-Spread = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
 
 
 class SyntheticRecipe(Part):
@@ -26,6 +35,48 @@ class SyntheticRecipe(Part):
     channels: Literal[1, 3] = 3
 
 
+class CropRecipe(Part):
+    """Which box of an image is resized to `size`. `crop: random` is short for `crop: {name: random}`."""
+
+    name: Literal["center", "random"] = "center"
+    """`center`: the largest centred box of the size's shape. `random`: a box of random area and shape, as torchvision's
+    RandomResizedCrop (Szegedy et al. 2015, arXiv 1409.4842); evaluation takes the centre then too."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """Of the centred box that is taken, each side: 0.875 is the usual 224 pixels of 256."""
+    scale: tuple[Share, Share] = (0.08, 1.0)
+    """Of `random`: smallest and largest share of the image's area."""
+    ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
+    """Of `random`: smallest and largest width / height."""
+
+    @property
+    def random(self) -> bool:
+        return self.name == "random"
+
+    @property
+    def centred(self) -> CropRecipe:
+        """What evaluation takes."""
+        return CropRecipe(share=self.share)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _fits(self) -> CropRecipe:
+        for key in ("scale", "ratio"):
+            low, high = getattr(self, key)
+            if low > high:
+                raise ValueError(f"{key} is (smallest, largest), and {low:g} is more than {high:g}")
+            if self.name == "center" and key in self.model_fields_set:
+                raise ValueError(f"a centred crop does not use {key!r}: remove it, or set name: random")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return handler(self) if self.random else {"name": self.name, "share": self.share}
+
+
 class DataRecipe(Part):
     """Where samples come from. `data: synthetic` is short for `data: {train: synthetic}`."""
 
@@ -36,8 +87,24 @@ class DataRecipe(Part):
     synthetic: SyntheticRecipe | None = None
     """Of `train: synthetic`."""
     size: int | tuple[int, int] | None = None
-    """Side of the square, or (height, width), that images are brought to: the largest centred box of that shape is
-    resized. Unset: their own size, where they share one."""
+    """Side of the square, or (height, width), that images are brought to. Unset: their own size, where they share
+    one."""
+    crop: CropRecipe = CropRecipe()
+    """Which part of a training image is resized."""
+    progressive: ProgressiveRecipe | None = None
+    """Train with smaller images first."""
+    scaled: bool = False
+    """Decode a JPEG at 1/2, 1/4 or 1/8 where the crop is that much larger than `size`: faster for large photographs,
+    with pixels that differ a little."""
+    decoder: Literal["auto", "native", "pillow"] = "auto"
+    """What decodes JPEGs; auto: the native core where it is built. They differ by 1 in a pixel at most."""
+    cache: Cache = "auto"
+    """Where the samples are kept while training: decoded on the `device` or in `memory`; bytes that lie elsewhere on
+    the local `disk`; or nowhere. auto: by size; the run says which and why."""
+    cache_folder: str | None = None
+    """Of `disk`; unset: headway in the user's cache folder."""
+    cache_gb: float = Field(default=50.0, gt=0, allow_inf_nan=False)
+    """Most that `disk` keeps, in units of 10^9 bytes."""
     channels: Literal[1, 3] | None = None
     """Unset: 1 where all training images are gray, else 3."""
     threads: int | None = Field(default=None, ge=1)
@@ -69,7 +136,8 @@ class DataRecipe(Part):
     @model_validator(mode="after")
     def _fits(self) -> DataRecipe:
         if self.train == SYNTHETIC:
-            unused = [key for key in ("eval", "size", "channels", "window") if getattr(self, key) is not None]
+            given = ("eval", "size", "channels", "window", "progressive")
+            unused = [key for key in given if getattr(self, key) is not None]
             if unused:
                 raise ValueError(
                     f"synthetic data does not use {unused[0]!r}: remove it, or set it under data.synthetic"
@@ -77,16 +145,3 @@ class DataRecipe(Part):
         elif self.synthetic is not None:
             raise ValueError("data.synthetic counts only with train: synthetic: remove it, or set train: synthetic")
         return self
-
-
-class AugmentRecipe(Part):
-    """Augmentation of training batches, and the normalisation of all batches."""
-
-    flip: bool = False
-    """Mirror half of the samples, left to right."""
-    translate: int = Field(default=0, ge=0)
-    """Move each sample by up to so many pixels both ways; the border is filled by reflection."""
-    mean: Literal["auto"] | tuple[float, ...] = "auto"
-    """Mean of each channel, in 0..255; auto: measured over the training images."""
-    std: Literal["auto"] | tuple[Spread, ...] = "auto"
-    """Standard deviation of each channel, in 0..255."""

@@ -8,6 +8,7 @@ arbitrary finite domains"): any position at once, and nothing to store.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -54,12 +55,21 @@ def permute(x: UInt64, n: int, key: int, salt: UInt64 | None = None) -> UInt64:
     Returns:
         uint64 of shape [k].
     """
+    return _walk(_feistel, x, n, key, salt)
+
+
+def unpermute(y: UInt64, n: int, key: int, salt: UInt64 | None = None) -> UInt64:
+    """The x of each y = permute(x, n, key, salt); arguments and shapes as there."""
+    return _walk(_feistel_back, y, n, key, salt)
+
+
+def _walk(step: Callable[..., UInt64], x: UInt64, n: int, key: int, salt: UInt64 | None) -> UInt64:
     a = math.isqrt(n - 1) + 1
     b = -(-n // a)
-    out = _feistel(x, a, b, key, salt)
+    out = step(x, a, b, key, salt)
     outside = np.flatnonzero(out >= np.uint64(n))
     while outside.size:  # about one in sqrt(n) leaves the range, since a * b < n + sqrt(n) + 1
-        out[outside] = _feistel(out[outside], a, b, key, None if salt is None else salt[outside])
+        out[outside] = step(out[outside], a, b, key, None if salt is None else salt[outside])
         outside = outside[out[outside] >= np.uint64(n)]
     return out
 
@@ -68,18 +78,32 @@ def _feistel(x: UInt64, a: int, b: int, key: int, salt: UInt64 | None) -> UInt64
     size = (np.uint64(a), np.uint64(b))
     half = [x // size[1], x % size[1]]
     for number in range(rounds_of(a * b)):
-        to, of = number & 1, 1 - (number & 1)
-        round_key = np.uint64(mix_int(key + (number + 1) * GOLDEN) & MASK)
-        word = half[of] * _M1 + round_key
-        if salt is not None:
-            word += salt
-        word ^= word >> _S32
-        word *= _M2
-        word ^= word >> _S32
-        word *= _M1
-        half[to] = half[to] + (((word >> _S32) * size[to]) >> _S32)  # multiply-high: uniform in [0, size)
+        to = number & 1
+        half[to] = half[to] + _drawn(half[1 - to], size[to], number, key, salt)
         np.subtract(half[to], size[to], out=half[to], where=half[to] >= size[to])
     return half[0] * size[1] + half[1]
+
+
+def _feistel_back(y: UInt64, a: int, b: int, key: int, salt: UInt64 | None) -> UInt64:
+    size = (np.uint64(a), np.uint64(b))
+    half = [y // size[1], y % size[1]]
+    for number in reversed(range(rounds_of(a * b))):
+        to = number & 1
+        half[to] = half[to] + (size[to] - _drawn(half[1 - to], size[to], number, key, salt))
+        np.subtract(half[to], size[to], out=half[to], where=half[to] >= size[to])
+    return half[0] * size[1] + half[1]
+
+
+def _drawn(half: UInt64, size: np.uint64, number: int, key: int, salt: UInt64 | None) -> UInt64:
+    """What a round adds to one half, of the other half."""
+    word = half * _M1 + np.uint64(mix_int(key + (number + 1) * GOLDEN) & MASK)
+    if salt is not None:
+        word += salt
+    word ^= word >> _S32
+    word *= _M2
+    word ^= word >> _S32
+    word *= _M1
+    return ((word >> _S32) * size) >> _S32  # multiply-high: uniform in [0, size)
 
 
 @dataclass(frozen=True)
@@ -117,25 +141,48 @@ class Order:
             samples[here] = self._epoch(int(epoch), slots[here].astype(np.uint64)).astype(np.int64)
         return epochs, samples
 
+    def position_of(self, epoch: int, samples: Int64) -> Int64:
+        """Where each sample comes in an epoch: the inverse of a call; int64 positions of the shape [k] of `samples`."""
+        found = np.asarray(samples, np.int64).reshape(-1).astype(np.uint64)
+        return self._epoch_back(epoch, found).astype(np.int64) + epoch * self.samples
+
     def _epoch(self, epoch: int, slots: UInt64) -> UInt64:
         key = mix_int(mix_int(self.seed) + (epoch + 1) * GOLDEN)
-        n, window = self.samples, self.window
-        if window is None or window >= n:
-            return permute(slots, n, key)
-        inside = np.empty_like(slots)
+        if self.window is None or self.window >= self.samples:
+            return permute(slots, self.samples, key)
+        inside = self._in_windows(permute, slots, self.window, key)
+        out = self._in_blocks(permute, inside, self.window, key)
+        return (out + self._shift(key)) % np.uint64(self.samples)
+
+    def _epoch_back(self, epoch: int, samples: UInt64) -> UInt64:
+        key = mix_int(mix_int(self.seed) + (epoch + 1) * GOLDEN)
+        if self.window is None or self.window >= self.samples:
+            return unpermute(samples, self.samples, key)
+        n = np.uint64(self.samples)
+        inside = self._in_blocks(unpermute, (samples + (n - self._shift(key))) % n, self.window, key)
+        return self._in_windows(unpermute, inside, self.window, key)
+
+    def _shift(self, key: int) -> np.uint64:
+        return np.uint64(mix_int(key + 3) % self.samples)
+
+    def _in_windows(self, change: Callable[..., UInt64], slots: UInt64, window: int, key: int) -> UInt64:
+        """Permutes, or back, inside each window; the last may be shorter."""
+        out = np.empty_like(slots)
         number = slots // np.uint64(window)
-        whole = n // window
+        whole = self.samples // window
         full = number < np.uint64(whole)
-        for mask, size in ((full, window), (~full, n - whole * window)):
+        for mask, size in ((full, window), (~full, self.samples - whole * window)):
             if mask.any():
                 start = number[mask] * np.uint64(window)
-                inside[mask] = start + permute(slots[mask] - start, size, mix_int(key + 1), number[mask])
+                out[mask] = start + change(slots[mask] - start, size, mix_int(key + 1), number[mask])
+        return out
+
+    def _in_blocks(self, change: Callable[..., UInt64], places: UInt64, window: int, key: int) -> UInt64:
+        """Permutes, or back, the blocks of the set."""
         block = -(-window // BLOCKS_A_WINDOW)
-        blocks = n // block
-        place = inside // np.uint64(block)
-        moved = place < np.uint64(blocks)  # the short last block stays last; the offset below moves it every epoch
-        out = inside.copy()
-        out[moved] = permute(place[moved], blocks, mix_int(key + 2)) * np.uint64(block) + inside[moved] % np.uint64(
-            block
-        )
-        return (out + np.uint64(mix_int(key + 3) % n)) % np.uint64(n)
+        blocks = self.samples // block
+        number, rest = np.divmod(places, np.uint64(block))
+        moved = number < np.uint64(blocks)  # the short last block stays last; the shift moves it every epoch
+        out = places.copy()
+        out[moved] = change(number[moved], blocks, mix_int(key + 2)) * np.uint64(block) + rest[moved]
+        return out

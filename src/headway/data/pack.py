@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-import numpy as np
-from numpy.typing import NDArray
-
-from headway.core.errors import DataError, UsageError
+from headway.core.errors import DataError, UsageError, nearest
 from headway.core.files import write_synced
-from headway.data.dataset import COLUMNS_FILE
-from headway.data.decode import usable_cores
+from headway.core.importing import import_path
+from headway.data import native
+from headway.data.columns import COLUMNS_FILE
+from headway.data.cores import usable_cores
 from headway.data.formats.source import Source, open_split
-from headway.data.pack_set import SetPlan, pack_set, strict_pillow
+from headway.data.formats.writers import WRITERS
+from headway.data.modes import Mode, Transform, Treatment, glanced, sentences
+from headway.data.pack_plan import Job, plans_of
+from headway.data.pack_set import pack_set, strict_pillow
+from headway.data.reference import GRAY_MODES
 from headway.data.staging import clear_leftovers, staged
 
 SKIPPED_FILE = "skipped.txt"
 
 _SHOWN = 20
-_SHARD_LIMIT = 1 << 16
-"""A shard's number is a 16-bit column."""
 
 Progress = Callable[[int, int], None]
 """Called with (images done, images in all)."""
@@ -39,13 +39,16 @@ class Packed:
 
     folders: tuple[Path, ...]
     """One packed data set, or two: train and eval."""
+    format: str
+    mode: str
+    """`keep` also where seekable was wished for and the native core is missing."""
     samples: int
     bytes: int
     """Size of all shards."""
     skipped: list[tuple[str, str]]
-    """(name, reason) of each file left out."""
+    """(name, reason) of each image left out."""
     notes: tuple[str, ...]
-    """What was found beside the images and left out, in sentences."""
+    """What was left out, or is not as it was wished, in sentences."""
     seconds: float
 
 
@@ -53,6 +56,10 @@ def pack(
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
     *,
+    format: str | None = None,
+    mode: str | None = None,
+    transform: str | Transform | None = None,
+    orient: bool = False,
     split: float = 0.0,
     seed: int = 0,
     threads: int | None = None,
@@ -63,54 +70,68 @@ def pack(
 ) -> Packed:
     """Packs `src` (see `open_split`) into the folder `dst`, or, where there are two sets, into `dst`/train and /eval.
 
-    Every image is decoded, and refused by name if that fails; its bytes are stored as they are. `dst` appears when all
-    of it is on the disk: a pack that is killed leaves nothing that opens, and the next one to `dst` clears up after it.
-    Samples are stored in the order of a hash of their names, not by class, so that a stretch of a shard, read
-    sequentially, is a fair mixture of the set.
+    Every image is decoded, and refused by name if that fails. `dst` appears when all of it is on the disk: a pack that
+    is killed leaves nothing that opens, and the next one to `dst` clears up after it. Samples are stored in the order
+    of a hash of their names, not by class, so that a stretch of a shard, read sequentially, is a fair mixture.
 
     Args:
+        format: of the shards: recordio, tar, lmdb or raw; None: raw where the source holds pixels or the mode is raw,
+            else recordio.
+        mode: what becomes of each image (see `headway.data.modes`); None: seekable, raw where the format is raw.
+        transform: `module:function` or `file.py:function`, or the function itself: called with (image, label, name)
+            before the mode, on the packing threads; returns a Pillow image, the bytes of an image file, or None to
+            leave the sample out.
+        orient: turns images as their EXIF block says; in modes that encode them anew.
         split: share of the images that becomes the evaluation set; of each class, where there are classes.
         seed: of the choice and the order; the same seed and names give the same.
         threads: that read and decode; None: one for each usable core.
         shard_bytes: size at which a new shard is begun.
-        skip_bad: leaves bad files out and lists them in skipped.txt, instead of raising.
+        skip_bad: leaves bad images out and lists them in skipped.txt, instead of raising.
         overwrite: replaces a packed data set at `dst`, once the new one is complete.
 
     Raises:
-        UsageError: a place or a number that cannot be; `dst` exists.
+        UsageError: a place, a number or a mode that cannot be; `dst` exists.
         DataError: bad images (all of them are found first); classes that differ between the two sets.
+        UserCodeError: the transform failed; its cause carries the traceback.
         HeadwayError: `dst` cannot be written, or the disk is full.
     """
     begun = time.perf_counter()
     src, dst = Path(src), Path(dst).resolve()
     _check_numbers(split, threads, shard_bytes)
+    wanted = Mode.parse(mode) if mode is not None else None
     _check_places(src.resolve(), dst)
     clear_leftovers(dst)
     _check_target(dst, overwrite)
+    function = _imported(transform) if isinstance(transform, str) else transform
     train, evaluation = open_split(src)
-    plans = _plans(src, train, evaluation, split, seed)
+    chosen, how = _chosen(format, wanted, raw_source=train.images.raw_channels > 0)
+    treatment, missing = _treatment(how, function, orient, [train, evaluation] if evaluation else [train])
+    plans = plans_of(src, train, evaluation, split, seed)
+    job = Job(
+        source=str(src),
+        format=chosen,
+        treatment=treatment,
+        transform=transform if isinstance(transform, str) else _name_of(transform),
+        threads=threads or usable_cores(),
+        shard_bytes=shard_bytes,
+        skip_bad=skip_bad,
+    )
     total = sum(len(plan.ids) for plan in plans)
-    needed_bytes = sum(int(plan.sizes.sum()) + plan.labels.nbytes for plan in plans)
-    # Two shards in a row hold more than shard_bytes together; a record adds at most 64 bytes to its image and label.
-    if 2 * (needed_bytes + 64 * total) // shard_bytes + len(plans) > _SHARD_LIMIT:
-        raise UsageError(f"shards of {shard_bytes:,} bytes would be too many", fix="Make them larger.")
     done = samples = size_bytes = 0
     bad: list[tuple[str, str]] = []
+    seen: dict[str, list[str]] = {}
+    as_they_are = not function and (how.kind in ("keep", "seekable") or train.images.raw_channels > 0)
+    needed_bytes = sum(int(plan.sizes.sum()) + plan.labels.nbytes for plan in plans) if as_they_are else None
     with staged(dst, needed_bytes=needed_bytes, replace=overwrite) as staging, strict_pillow():
         for plan in plans:
-            result = pack_set(
-                plan,
-                staging / plan.name,
-                source=str(src),
-                threads=threads or usable_cores(),
-                shard_bytes=shard_bytes,
-                skip_bad=skip_bad,
-                report=functools.partial(_report, progress, done, total),
-            )
+            report = functools.partial(_report, progress, done, total)
+            result = pack_set(plan, staging / plan.name, job, report)
             done += len(plan.ids)
             samples += result.samples
             size_bytes += result.size_bytes
             bad += result.bad
+            for note, names in result.notes.items():
+                seen.setdefault(note, []).extend(names)
         if bad and not skip_bad:
             raise _bad_files(bad, total, src)
         if bad:
@@ -118,83 +139,85 @@ def pack(
             write_synced(staging / SKIPPED_FILE, "".join(lines).encode())
     return Packed(
         folders=tuple(dst / plan.name for plan in plans),
+        format=chosen,
+        mode=str(treatment.mode),
         samples=samples,
         bytes=size_bytes,
         skipped=bad,
-        notes=train.notes + (evaluation.notes if evaluation else ()),
+        notes=(*train.notes, *(evaluation.notes if evaluation else ()), *missing, *sentences(seen)),
         seconds=time.perf_counter() - begun,
     )
+
+
+def _treatment(
+    mode: Mode, function: Transform | None, orient: bool, sources: Sequence[Source]
+) -> tuple[Treatment, tuple[str, ...]]:
+    """What becomes of each image; and a sentence where the native core, which the mode needs, is missing."""
+    kept = mode.kind in ("keep", "seekable")
+    if orient and kept and not function:
+        what = f"mode {mode} keeps the files as they are, so they cannot be turned"
+        raise UsageError(what, fix="Leave --orient out, or choose a mode such as quality=95 or resize=256,quality=90.")
+    missing: tuple[str, ...] = ()
+    if mode.kind in ("seekable", "encode") and not native.available():
+        missing = ("JPEGs were not made seekable, which needs the native core.",)
+    with strict_pillow():
+        gray = mode.kind == "raw" and all(map(_all_gray, sources))
+    treatment = Treatment(
+        mode=Mode(kind="keep") if missing and kept else mode,
+        channels=1 if gray else 3,
+        seekable=native.seekable if mode.kind in ("seekable", "encode") and not missing else None,
+        transform=function,
+        orient=orient,
+    )
+    return treatment, missing
+
+
+def _imported(path: str) -> Transform:
+    function = import_path(path, base=Path.cwd(), what="--transform")
+    if not callable(function):
+        raise UsageError(
+            f"{path!r} is no function", where="--transform", fix="Name a function of (image, label, name)."
+        )
+    transform: Transform = function
+    return transform
+
+
+def _name_of(function: Transform | None) -> str:
+    return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}" if function else ""
+
+
+def _all_gray(source: Source) -> bool:
+    """Whether every image is gray, by their headers; looks no further than the first that is not."""
+    if source.images.raw_channels:
+        return source.images.raw_channels == 1
+    for sample in range(len(source)):
+        try:
+            with glanced(source.images.read(sample)) as image:
+                if image.mode not in GRAY_MODES:
+                    return False
+        except Exception:  # a bad image, which the pack will name
+            continue
+    return True
+
+
+def _chosen(format: str | None, mode: Mode | None, *, raw_source: bool) -> tuple[str, Mode]:
+    """Format and mode where either may be left out."""
+    if format is not None and format not in WRITERS:
+        raise UsageError(f"{format!r} is no format that can be written", fix=nearest(format, WRITERS))
+    lossless = mode is None or mode.kind in ("keep", "seekable")
+    if format is None:
+        format = "raw" if (raw_source and lossless) or (mode and mode.kind == "raw") else "recordio"
+    if mode is None or (format == "raw" and raw_source and lossless):
+        mode = Mode(kind="raw" if format == "raw" else "keep" if raw_source else "seekable")
+    if (format == "raw") != (mode.kind == "raw"):
+        fix = "Choose --mode raw or raw,resize=N." if format == "raw" else "Choose --format raw, or another mode."
+        raise UsageError(f"format {format} does not hold images in mode {mode}", fix=fix)
+    return format, mode
 
 
 def _report(progress: Progress | None, before: int, total: int, done: int) -> None:
     if progress:
         progress(before + done, total)
-
-
-def _plans(src: Path, train: Source, evaluation: Source | None, share: float, seed: int) -> list[SetPlan]:
-    order = _order(train, seed)
-    if evaluation is None and share == 0:
-        return [_plan("", train, order)]
-    if evaluation is None:
-        chosen = _stratified(train, order, share, src)
-        return [_plan("train", train, order[~chosen]), _plan("eval", train, order[chosen])]
-    names = [os.path.basename(part.root) for part in (train, evaluation)]
-    if share > 0:
-        fix = f"Leave --split out, or pack {train.root} alone."
-        raise UsageError(f"this has an evaluation set already, {names[1]}", where=str(src), fix=fix)
-    if train.classes != evaluation.classes:
-        differences = [
-            f"only in {name}: {', '.join(sorted(set(one.classes) - set(other.classes)))}"
-            for name, one, other in ((names[0], train, evaluation), (names[1], evaluation, train))
-            if set(one.classes) - set(other.classes)
-        ]
-        raise DataError(
-            f"eval classes unlike train classes ({'; '.join(differences)})",
-            where=str(src),
-            fix="Give both the same class folders.",
-        )
-    return [
-        _plan("train", train, order, f"{names[0]}/"),
-        _plan("eval", evaluation, _order(evaluation, seed), f"{names[1]}/"),
-    ]
-
-
-def _plan(name: str, source: Source, ids: NDArray[np.int64], shown: str = "") -> SetPlan:
-    sizes = np.fromiter((_size(source.paths[sample]) for sample in ids), np.int64, len(ids))
-    return SetPlan(name=name, source=source, ids=ids, sizes=sizes, shown=shown)
-
-
-def _size(path: str) -> int:
-    try:
-        return os.stat(path).st_size
-    except OSError:  # the reading of it will say by name what is wrong
-        return 0
-
-
-def _order(source: Source, seed: int) -> NDArray[np.int64]:
-    """All samples, by a hash of seed and name."""
-    hashes = b"".join(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest() for name in source.names)
-    return np.argsort(np.frombuffer(hashes, "<u8"), kind="stable").astype(np.int64)
-
-
-def _stratified(source: Source, order: NDArray[np.int64], share: float, src: Path) -> NDArray[np.bool_]:
-    """Which places of `order` go to the evaluation set: the first round(share x n) of each class, at least 1 of 2."""
-    of_class = source.label_kind == "class"
-    groups = source.labels[order] if of_class else np.zeros(len(order), np.int64)
-    counts = np.bincount(groups, minlength=len(source.classes) if of_class else 1)
-    wanted = np.maximum(np.floor(share * counts + 0.5).astype(np.int64), counts >= 2)
-    if (whole := np.flatnonzero((wanted >= counts) & (counts > 0))).size:
-        name = f"class {source.classes[whole[0]]!r}, of {counts[whole[0]]} images," if of_class else "the set"
-        raise UsageError(
-            f"a split of {share:g} would leave {name} without a training image", where=str(src), fix="Split off less."
-        )
-    if not wanted.any():
-        raise UsageError("no class has two images, so none can be split off", where=str(src), fix="Leave --split out.")
-    by_group = np.argsort(groups, kind="stable")
-    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    chosen = np.zeros(len(order), np.bool_)
-    chosen[by_group] = rank < np.repeat(wanted, counts)
-    return chosen
 
 
 def _check_numbers(split: float, threads: int | None, shard_bytes: int) -> None:

@@ -16,12 +16,12 @@ from headway.core.files import sync_folder
 
 
 @contextlib.contextmanager
-def staged(dst: Path, *, needed_bytes: int, replace: bool) -> Iterator[Path]:
+def staged(dst: Path, *, needed_bytes: int | None, replace: bool) -> Iterator[Path]:
     """A folder beside `dst` that becomes `dst` at the end of the block, and vanishes if anything goes wrong before.
 
     Args:
         dst: resolved path; missing or an empty folder, or anything with `replace`.
-        needed_bytes: what is about to be written, for the sentence about a full disk.
+        needed_bytes: what is about to be written, for the sentence about a full disk; None: not known.
         replace: moves what is at `dst` out of the way, and removes it when the new folder is in its place.
 
     Raises HeadwayError for every OSError in the block: the disk is full, or cannot be written.
@@ -83,12 +83,13 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _unwritable(error: OSError, dst: Path, staging: Path, needed_bytes: int) -> HeadwayError:
+def _unwritable(error: OSError, dst: Path, staging: Path, needed_bytes: int | None) -> HeadwayError:
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return HeadwayError(f"this cannot be written ({error.strerror})", where=str(dst))
     written_bytes = sum(file.stat().st_size for file in staging.rglob("*") if file.is_file())
+    needed = "" if needed_bytes is None else f" of about {_megabytes(needed_bytes)}"
     return HeadwayError(
-        f"the disk is full: {_megabytes(written_bytes)} of about {_megabytes(needed_bytes)} were written",
+        f"the disk is full: {_megabytes(written_bytes)}{needed} were written",
         where=str(dst.parent),
         fix="Free space there, or pack to another disk. What was written is removed.",
     )

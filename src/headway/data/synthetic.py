@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from headway.data.loader import Batch
+from headway.data.batch import Batch
 from headway.data.options import SyntheticRecipe
 
 

@@ -1,4 +1,8 @@
-"""Verify: reads every record of a packed data set as another tool would, and says which are damaged."""
+"""Verify: reads every record of a packed data set, and says which are damaged.
+
+Records of RecordIO are read as another tool reads them, frame and label included; in the other formats it is the
+images' own bytes that are looked at.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,9 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from headway.core.errors import DataError, UsageError
-from headway.data.dataset import COLUMN_TYPES, COLUMNS_FILE, FLAG_SPLIT, Description, Shard
-from headway.data.decode import usable_cores
-from headway.data.formats import recordio
-from headway.data.pack_set import fingerprint_of
+from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, FLAG_SPLIT, Description, Shard, fingerprint_of
+from headway.data.cores import usable_cores
+from headway.data.formats import recordio, trailer
 
 _CHUNK = 1024
 
@@ -120,16 +123,25 @@ class _Pack:
             view = recordio.mapped(self._folder / shard.name)
         except DataError as error:
             return None, error.what
-        if len(view) == shard.size:
+        whole = len(view) == shard.size
+        if self._description.format != "recordio":
+            number = trailer.pack_id_in(view)
+            if number is None and whole:
+                return view, "the end of the shard is damaged"
+        elif whole:  # each of its records is looked at, and says which pack it belongs to
             return view, ""
-        try:
-            if recordio.record_at(view, 0)[0].id2 != self._description.pack_id:
-                return None, "the shard belongs to another pack"
-        except DataError:
-            pass  # the first record is damaged, and will be named
-        return view, f"the shard has {len(view):,} bytes and should have {shard.size:,}"
+        else:
+            number = _pack_of_first_record(view)
+        if number not in (None, self._description.pack_id):
+            return None, "the shard belongs to another pack"
+        return view, "" if whole else f"the shard has {len(view):,} bytes and should have {shard.size:,}"
 
     def _record_reason(self, view: memoryview, sample: int, offset: int, crc: int, flags: int) -> str:
+        if self._description.format != "recordio":
+            end = offset + int(self._columns["length"][sample])
+            if end > len(view):
+                return "the file ends inside the image"
+            return "" if crc32c(view[offset:end]) == crc else "the image's checksum is another"
         label = self._columns["label"][sample]
         start = offset if flags & FLAG_SPLIT else recordio.start_of(offset, label.size if label.ndim else 0)
         if start < 0:
@@ -153,6 +165,13 @@ class _Pack:
 
     def _file_damage(self, file: str, reason: str) -> Damage:
         return Damage(index=None, name="", shard=os.path.join(self._part, file), offset=0, reason=reason)
+
+
+def _pack_of_first_record(view: memoryview) -> int | None:
+    try:
+        return recordio.record_at(view, 0)[0].id2
+    except DataError:  # it is damaged, and will be named
+        return None
 
 
 def _load(path: Path) -> tuple[dict[str, NDArray[Any]], Description]:

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.data import dataset as data
-from headway.data.loader import Loader
 from headway.train.setup import Setup
 
 
@@ -37,24 +36,13 @@ class Evaluation:
 def batches_of(setup: Setup, dataset: data.Dataset) -> Iterator[tuple[torch.Tensor, torch.Tensor, NDArray[np.int64]]]:
     """(outputs, labels, served) of every batch of a data set, without gradients, the network in evaluation mode."""
     recipe = setup.recipe
-    at_once = recipe.micro_batch if isinstance(recipe.micro_batch, int) else recipe.batch
-    loader = Loader(
-        dataset,
-        batch=recipe.evaluate.batch or min(at_once, len(dataset)),
-        size=setup.size,
-        channels=setup.channels,
-        threads=recipe.data.threads,
-        ahead=recipe.data.ahead,
-        device=setup.device,
-        on_bad="stop" if recipe.data.on_bad == "stop" else "mask",
-        verify=recipe.data.verify,
-    )
+    loader = setup.inputs.evaluation(recipe, dataset)
     training = setup.model.training
     setup.model.eval()
     try:
         with torch.no_grad():
             for batch in loader:
-                images = setup.augment(batch.images)
+                images = setup.augment.normalise(batch.images)
                 with setup.precision.autocast():
                     outputs = setup.forward(images)
                 yield outputs.float(), batch.labels, batch.served

@@ -16,7 +16,7 @@ from safetensors.torch import save as save_tensors
 
 from headway.core.files import write_whole
 from headway.core.run import Run
-from headway.data.loader import Bad
+from headway.data.batch import Bad
 from headway.observe.sinks import Sink, open_sinks
 
 BESIDES_METRICS = frozenset(

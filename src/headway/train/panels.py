@@ -14,7 +14,7 @@ from PIL import Image
 from headway.core.files import write_whole
 from headway.core.run import Run
 from headway.data.dataset import Dataset
-from headway.data.decode import to_pixels
+from headway.data.reference import to_pixels
 from headway.page import panel
 from headway.page import report as page
 from headway.page.panel import Panel

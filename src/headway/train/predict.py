@@ -16,8 +16,9 @@ from PIL import Image, UnidentifiedImageError
 
 from headway.core.errors import DataError, UsageError
 from headway.core.files import write_whole
-from headway.data.decode import FORMATS, Status, center_boxes, decode_one
+from headway.data.crops import center_boxes
 from headway.data.formats.source import is_image
+from headway.data.reference import FORMATS, Status, decode_one
 from headway.train.setup import Setup
 
 
@@ -52,7 +53,7 @@ def predict(setup: Setup, files: Sequence[Path], batch: int = 64) -> Iterator[di
         pixels = np.empty((len(part), *setup.size, setup.channels), np.uint8)
         for place, file in enumerate(part):
             _decode(file, pixels[place], setup)
-        images = setup.augment(torch.from_numpy(pixels).to(setup.device))
+        images = setup.augment.normalise(torch.from_numpy(pixels).to(setup.device))
         with torch.no_grad(), setup.precision.autocast():
             outputs = setup.forward(images)
         for file, row in zip(part, setup.task.predict(outputs.float()), strict=True):

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from PIL import Image
 
 from headway.core.errors import DataError, UsageError
 from headway.data import dataset
-from headway.data.dataset import COLUMNS_FILE, LabelKind
-from headway.data.decode import FORMATS, GRAY_MODES
+from headway.data.columns import COLUMNS_FILE, LabelKind
 from headway.data.formats.source import Source, open_split
+from headway.data.modes import glanced
+from headway.data.reference import GRAY_MODES
 
 LOOKED_AT = 256
 """Image files whose headers are read; sizes of the rest are guessed from theirs."""
@@ -87,10 +87,10 @@ def _look_at_files(source: Source) -> tuple[list[tuple[int, int]], Counter[str]]
     ids = np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).astype(int)
     for place in np.unique(ids):
         try:
-            with Image.open(source.paths[place], formats=FORMATS) as image:
+            with glanced(source.images.read(int(place))) as image:
                 sizes.append(image.size)
                 modes[image.mode] += 1
-        except OSError:
+        except (OSError, DataError):
             continue  # pack names every bad file; here a look at the others is enough
     if not sizes:
         raise DataError(

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from headway.core.recipe import Part
-from headway.data.options import AugmentRecipe, DataRecipe
+from headway.data.augment_options import AugmentRecipe
+from headway.data.options import DataRecipe
 from headway.model.resolve import ModelRecipe
 from headway.optim.optimizer import OptimizerRecipe
 from headway.optim.schedule import ScheduleRecipe

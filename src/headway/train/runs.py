@@ -24,9 +24,10 @@ from headway.model import weights
 from headway.train import panels
 from headway.train.checkpoint import Checkpoints
 from headway.train.evaluate import evaluate as evaluate_set
+from headway.train.inputs import Say, open_relative
 from headway.train.progress import Bar, show
 from headway.train.recipe import TrainRecipe
-from headway.train.setup import Known, Say, Setup, check_labels, open_relative, set_up
+from headway.train.setup import Known, Setup, check_labels, set_up
 from headway.train.task import Target
 from headway.train.trainer import Display, Trainer
 
@@ -116,7 +117,7 @@ def _resume(run: Run, say: Say) -> Ended:
         run.cut_back(0)
         _record_recipe(run, setup)
     display = show()
-    with _naming_a_full_disk(run), closing(Trainer(setup, run, display)) as trainer:
+    with _naming_a_full_disk(run), closing(setup.inputs), closing(Trainer(setup, run, display)) as trainer:
         if checkpoint is not None:
             trainer.resume(checkpoint)
             done = " It is at its end: nothing is left to do." if trainer.finished else ""
@@ -156,7 +157,12 @@ def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say) -> End
     run = Run.create(folder or Run.free_name(Path("runs"), loaded.recipe.name))
     _record_recipe(run, setup)
     display = show()
-    with run.locked(), _naming_a_full_disk(run), closing(Trainer(setup, run, display)) as trainer:
+    with (
+        run.locked(),
+        _naming_a_full_disk(run),
+        closing(setup.inputs),
+        closing(Trainer(setup, run, display)) as trainer,
+    ):
         return _go(trainer, display)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,28 +14,19 @@ from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeEr
 from headway.core.importing import import_path
 from headway.core.recipe import Loaded
 from headway.data import dataset as data
-from headway.data.augment import Augment, measure
-from headway.data.loader import Batch, Loader
+from headway.data.augment import Augment
+from headway.data.batch import Batch
 from headway.data.options import SYNTHETIC, SyntheticRecipe
-from headway.data.order import Order
-from headway.data.synthetic import Synthetic
 from headway.model.resolve import build as build_model
 from headway.model.resolve import initialiser
 from headway.optim import Schedule
 from headway.optim import build as build_optimizer
 from headway.train import task as tasks
+from headway.train.inputs import Inputs, Say, open_inputs
 from headway.train.log import BESIDES_METRICS
 from headway.train.memory import largest_micro_batch
 from headway.train.precision import Precision, fast_precision
 from headway.train.recipe import TrainRecipe
-
-Say = Callable[[str], object]
-
-MEASURED_SAMPLES = 1024
-"""Images over which mean and standard deviation are measured; packs store samples in random order."""
-
-FIRST_SAMPLES = 2048
-"""Most images that a network's `init` is shown."""
 
 LABELS = {"class": "classes", "multi": "sets of names", "value": "numbers"}
 
@@ -55,6 +45,7 @@ class Setup:
 
     Attributes:
         loaded: the recipe with every `auto` resolved.
+        inputs: the data.
         steps: of the whole run; each takes `recipe.batch` positions.
         epoch: positions of one epoch.
         forward: the network as it is called: `model`, or its compiled form.
@@ -62,10 +53,7 @@ class Setup:
 
     loaded: Loaded[TrainRecipe]
     device: torch.device
-    train: data.Dataset | None
-    eval: data.Dataset | None
-    size: tuple[int, int]
-    channels: int
+    inputs: Inputs
     target: tasks.Target
     task: tasks.Task
     augment: Augment
@@ -82,13 +70,25 @@ class Setup:
     def recipe(self) -> TrainRecipe:
         return self.loaded.recipe
 
+    @property
+    def train(self) -> data.Dataset | None:
+        return self.inputs.train
+
+    @property
+    def eval(self) -> data.Dataset | None:
+        return self.inputs.eval
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.inputs.size
+
+    @property
+    def channels(self) -> int:
+        return self.inputs.channels
+
     def batches(self, position: int) -> Iterable[Batch]:
         """Training batches from a position on, without end."""
-        recipe = self.recipe
-        if self.train is None:
-            synthetic = recipe.data.synthetic or SyntheticRecipe()
-            return Synthetic(synthetic, batch=recipe.batch, seed=recipe.seed, start=position, device=self.device)
-        return _loader(self.train, recipe, self.size, self.channels, self.device, start=position)
+        return self.inputs.batches(self.recipe, position)
 
 
 def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True, known: Known | None = None) -> Setup:
@@ -112,20 +112,21 @@ def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True, known: 
         loaded = loaded.resolve("device", device.type, reason)
     if device.type == "cuda":
         torch.cuda.set_device(device)  # streams, events and generators are those of the current device
-    train_set, eval_set = _open_sets(loaded, say) if known is None else (None, None)
-    loaded, size, channels, samples = _resolve_images(loaded, train_set)
-    loaded = _resolve_normalisation(loaded, train_set, size, channels, device)
+    loaded, inputs = open_inputs(loaded, device, say=say, opened=known is None)
+    train_set, channels = inputs.train, inputs.channels
+    if train_set is not None and inputs.eval is not None:
+        check_labels(_target_of(train_set), inputs.eval)
     recipe = loaded.recipe
-    if recipe.augment.translate >= min(size):
-        what = f"translate {recipe.augment.translate} is no less than the image's side of {min(size)}"
-        raise RecipeError(what, where="augment.translate", fix=f"Set it to at most {max(0, min(size) - 1)}.")
-    augment = Augment(recipe.augment, device, recipe.channels_last)
-
     torch.manual_seed(recipe.seed)
     np.random.seed(recipe.seed % 2**32)
     random.seed(recipe.seed)
     target = _target(recipe, train_set) if known is None else known.target
-    samples = samples if known is None else known.samples
+    num_classes = len(target.classes) if target.kind == "class" else None
+    done = recipe.augment.on_host(device.type) if recipe.data.train != SYNTHETIC else frozenset()
+    augment = Augment(
+        recipe.augment, device, recipe.channels_last, num_classes=num_classes, done=done, reuse=device.type == "cpu"
+    )
+    samples = inputs.samples if known is None else known.samples
     if target.kind == "class" and len(target.classes) < 2:
         what = f"the data has one class only ({', '.join(target.classes)}): there is nothing to tell apart"
         raise DataError(what, where=recipe.data.train, fix="Was a folder packed that lies one level too high?")
@@ -151,8 +152,8 @@ def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True, known: 
             raise RecipeError(f"{recipe.transform!r} cannot be called", where="transform", fix="Name a function.")
 
     if known is None:
-        first = _first_batch(loaded.recipe, train_set, size, channels, device)
-        images, labels = augment(first.images), first.labels.clone()
+        first = inputs.first_batch(loaded.recipe)
+        images, labels = augment.normalise(first.images), first.labels.clone()
         initialise = initialiser(recipe.model, model, base=loaded.base) if fresh else None
         if initialise is not None:
             initialise(images)
@@ -168,10 +169,7 @@ def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True, known: 
     return Setup(
         loaded=loaded,
         device=device,
-        train=train_set,
-        eval=eval_set,
-        size=size,
-        channels=channels,
+        inputs=inputs,
         target=target,
         task=task,
         augment=augment,
@@ -201,25 +199,6 @@ def _device(recipe: TrainRecipe) -> torch.device:
     return device
 
 
-def open_relative(base: Path, uri: str) -> data.Dataset:
-    """Opens a data set that a recipe names."""
-    return data.open(base / Path(uri).expanduser())
-
-
-def _open_sets(loaded: Loaded[TrainRecipe], say: Say) -> tuple[data.Dataset | None, data.Dataset | None]:
-    recipe = loaded.recipe
-    if recipe.data.train == SYNTHETIC:
-        return None, None
-    train = open_relative(loaded.base, recipe.data.train)
-    if recipe.batch > len(train):
-        say(f"The batch of {recipe.batch} is larger than the data set of {len(train)}: each step spans epochs.")
-    if recipe.data.eval is None:
-        return train, None
-    held_out = open_relative(loaded.base, recipe.data.eval)
-    check_labels(_target(recipe, train), held_out)
-    return train, held_out
-
-
 def check_labels(mine: tasks.Target, held_out: data.Dataset) -> None:
     """Raises DataError where a data set's labels are not what a network is made for."""
     theirs = _target_of(held_out)
@@ -236,103 +215,6 @@ def check_labels(mine: tasks.Target, held_out: data.Dataset) -> None:
         ]
         what = f"its classes are unlike those of the training data: it {' and '.join(parts) or 'has another order'}"
         raise DataError(what, where=str(held_out.folder), fix="Pack both from one source: headway pack SRC DST.")
-
-
-def _resolve_images(
-    loaded: Loaded[TrainRecipe], train: data.Dataset | None
-) -> tuple[Loaded[TrainRecipe], tuple[int, int], int, int]:
-    recipe = loaded.recipe
-    if recipe.data.train == SYNTHETIC:
-        synthetic = recipe.data.synthetic or SyntheticRecipe()
-        return loaded, synthetic.size, synthetic.channels, synthetic.samples
-    if train is None:  # a run's own recipe: resolved
-        assert recipe.data.size is not None
-        assert recipe.data.channels is not None
-        return loaded, _both_sides(recipe.data.size), recipe.data.channels, 0
-    if recipe.data.channels is None:
-        reason = "every training image is gray" if train.description.channels == 1 else "training images have colour"
-        loaded = loaded.resolve("data.channels", train.description.channels, reason)
-    size = recipe.data.size
-    if size is None:
-        common = train.description.common_size
-        if common is None:
-            fix = "Set data.size, for example 224; headway init proposes one."
-            raise RecipeError("the images have different sizes", where="data.size", fix=fix)
-        size = (common[1], common[0])
-        loaded = loaded.resolve("data.size", size, "all training images have this size")
-    channels = loaded.recipe.data.channels
-    assert channels is not None
-    return loaded, _both_sides(size), channels, len(train)
-
-
-def _both_sides(size: int | tuple[int, int]) -> tuple[int, int]:
-    return size if isinstance(size, tuple) else (size, size)
-
-
-def _loader(
-    dataset: data.Dataset,
-    recipe: TrainRecipe,
-    size: tuple[int, int],
-    channels: int,
-    device: torch.device,
-    **more: Any,
-) -> Loader:
-    options = recipe.data
-    return Loader(
-        dataset,
-        batch=recipe.batch,
-        order=Order(len(dataset), recipe.seed, options.window),
-        size=size,
-        channels=channels,
-        threads=options.threads,
-        ahead=options.ahead,
-        device=device,
-        on_bad=options.on_bad,
-        verify=options.verify,
-        **more,
-    )
-
-
-def _first_batch(
-    recipe: TrainRecipe, train: data.Dataset | None, size: tuple[int, int], channels: int, device: torch.device
-) -> Batch:
-    """The beginning of the run's first batch, for `init` and the checks."""
-    count = min(recipe.batch, FIRST_SAMPLES)
-    if train is None:
-        synthetic = recipe.data.synthetic or SyntheticRecipe()
-        return next(iter(Synthetic(synthetic, batch=count, seed=recipe.seed, start=0, device=device)))
-    some = recipe.model_copy(update={"batch": count})
-    return next(iter(_loader(train, some, size, channels, device, stop=count)))
-
-
-def _resolve_normalisation(
-    loaded: Loaded[TrainRecipe],
-    train: data.Dataset | None,
-    size: tuple[int, int],
-    channels: int,
-    device: torch.device,
-) -> Loaded[TrainRecipe]:
-    recipe = loaded.recipe.augment
-    for key in ("mean", "std"):
-        value = getattr(recipe, key)
-        if value != "auto" and len(value) != channels:
-            what = f"{len(value)} numbers for images of {channels} channel{'s'[: channels > 1]}"
-            raise RecipeError(what, where=f"augment.{key}", fix="Give one a channel, or auto.")
-    if "auto" not in (recipe.mean, recipe.std):
-        return loaded
-    if train is None:
-        mean, std = (127.5,) * channels, (73.6,) * channels  # of uniform bytes
-        reason = "of uniformly random bytes"
-    else:
-        count = min(MEASURED_SAMPLES, len(train))
-        some = Loader(train, batch=count, stop=count, size=size, channels=channels, device=device, ahead=1)
-        batch = next(iter(some))
-        mean, std = measure(batch.images[torch.from_numpy(batch.served >= 0)])
-        reason = f"over {count} training images"
-    for key, measured in (("mean", mean), ("std", std)):
-        if getattr(recipe, key) == "auto":
-            loaded = loaded.resolve(f"augment.{key}", measured, reason)
-    return loaded
 
 
 def _target(recipe: TrainRecipe, train: data.Dataset | None) -> tasks.Target:

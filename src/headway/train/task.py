@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from headway.core.errors import HeadwayError, RecipeError, UserCodeError
 from headway.core.importing import import_path
-from headway.data.dataset import LabelKind
+from headway.data.columns import LabelKind
 from headway.train.recipe import TaskRecipe
 
 

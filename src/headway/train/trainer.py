@@ -12,10 +12,11 @@ import torch
 
 from headway.core.clock import Clock
 from headway.core.errors import DataError, TrainingError, UserCodeError
+from headway.core.keys import keys as keys_of
 from headway.core.run import Run, read_lines
-from headway.data.augment import to_device
-from headway.data.decode import BACKEND
-from headway.data.loader import Bad, Batch
+from headway.data.batch import Bad, Batch
+from headway.data.decode import chosen
+from headway.data.upload import to_device
 from headway.optim import set_lr
 from headway.train.checkpoint import Checkpoint, Checkpoints, restore, state_of
 from headway.train.evaluate import Evaluation, evaluate
@@ -145,10 +146,18 @@ class Trainer:
     def _forward_backward(self, batch: Batch) -> None:
         setup, clock = self.setup, self.clock
         keys = batch.keys() if setup.augment.random or setup.transform else None
-        images, labels = setup.augment(batch.images, keys), batch.labels
+        missing = batch.served < 0 if batch.bad else None
+        images, labels = setup.augment(
+            batch.images,
+            batch.labels,
+            keys,
+            epochs=batch.epochs,
+            first=keys_of(batch.seed, 0, batch.samples) if setup.augment.alternating else None,
+            masked=missing,
+        )
         if setup.transform is not None:
             images, labels = self._transform(setup.transform, images, labels, keys)
-        weights, masked = self._weights, bool(batch.bad) and bool((batch.served < 0).any())
+        weights, masked = self._weights, missing is not None and bool(missing.any())
         if masked:
             mask = to_device((batch.served >= 0).astype(np.float32), weights.device)
             weights = weights * mask
@@ -332,7 +341,8 @@ class Trainer:
     def _data_state(self) -> dict[str, Any]:
         recipe = self.setup.recipe
         fingerprint = self.setup.train.fingerprint if self.setup.train is not None else "synthetic"
-        return {"seed": recipe.seed, "fingerprint": fingerprint, "decoder": BACKEND, "window": recipe.data.window}
+        backend = chosen(recipe.data.decoder)
+        return {"seed": recipe.seed, "fingerprint": fingerprint, "decoder": backend, "window": recipe.data.window}
 
     def _write(self, record: dict[str, Any]) -> None:
         self._log.record(record)

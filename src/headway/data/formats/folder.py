@@ -8,9 +8,47 @@ from pathlib import Path
 import numpy as np
 
 from headway.core.errors import DataError, UsageError
-from headway.data.formats.source import IMAGE_ENDINGS, LISTING_ENDINGS, Source, entries, is_image
+from headway.data.formats.found import Found, Labels
+from headway.data.formats.listing import list_file
+from headway.data.formats.source import IMAGE_ENDINGS, LISTING_ENDINGS, Files, Source, entries, is_image
 
 _SHOWN = 5
+
+
+def open_folder(root: Path) -> Found:
+    """The images of a folder, each read by its name. Raises as `list_folder`."""
+    source = list_folder(root)
+    folders = {root, *(root / name for name in entries(str(root))[0])}
+    return _loose(source, root, folders | {Path(path).parent for path in _paths(source)})
+
+
+def open_listing(file: Path) -> Found:
+    """The images that a CSV or JSONL file names, each read by its name. Raises as `list_file`."""
+    return _loose(list_file(file), file.parent, {file})
+
+
+def _paths(source: Source) -> tuple[str, ...]:
+    assert isinstance(source.images, Files)
+    return source.images.paths
+
+
+def _loose(source: Source, root: Path, watched: set[Path]) -> Found:
+    sizes = source.images.sizes()
+    if (sizes >= 1 << 32).any():
+        raise DataError("an image of 4 GiB or more", where=source.names[int(sizes.argmax())])
+    n = len(source)
+    return Found(
+        format="folder",
+        files=(),
+        shard=np.zeros(n, np.uint16),
+        offset=np.zeros(n, np.uint64),
+        length=sizes.astype(np.uint32),
+        flags=np.zeros(n, np.uint8),
+        labels=Labels(source.label_kind, source.classes, source.labels),
+        # not the source's own names: those are text, whatever bytes the file system has
+        names=[os.path.relpath(path, root) for path in _paths(source)],
+        watched=tuple(watched),
+    )
 
 
 def list_folder(root: Path) -> Source:
@@ -57,7 +95,7 @@ def list_folder(root: Path) -> Source:
     notes = (f"left out, being no images by their ending: {_few(ignored)}",) if ignored else ()
     return Source(
         names=tuple(names),
-        paths=tuple(paths),
+        images=Files(tuple(paths)),
         labels=np.repeat(np.arange(len(classes), dtype=np.int64), counts),
         label_kind="class",
         classes=classes,

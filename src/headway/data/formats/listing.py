@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError, UsageError
-from headway.data.dataset import LabelKind
-from headway.data.formats.source import Source
+from headway.data.columns import LabelKind
+from headway.data.formats.source import Files, Source
 
 _LAYOUT = (
     "The first line of a CSV names its columns, each line of JSON its keys: "
@@ -45,7 +45,7 @@ def list_file(path: Path) -> Source:
     kind, classes, labels = _labels(table)
     return Source(
         names=tuple(table.cells["path"]),
-        paths=paths,
+        images=Files(paths),
         labels=labels,
         label_kind=kind,
         classes=classes,

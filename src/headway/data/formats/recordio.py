@@ -10,10 +10,9 @@ f32 label, u64 id, u64 id2, then `flag` more f32 labels, then the bytes of the i
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, final
 
@@ -21,6 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
+from headway.data.columns import FLAG_SPLIT
+from headway.data.formats.found import Found, images, measured
+from headway.data.formats.pieces import mapped as mapped
 
 MAGIC = 0xCED7230A
 RECORD_LIMIT_BYTES = 1 << 29
@@ -144,15 +146,27 @@ def scan(path: Path) -> Iterator[Record]:
         yield record
 
 
-def mapped(path: Path) -> memoryview:
-    """The bytes of a shard, mapped for as long as the view or a part of it is in use. Raises DataError."""
-    try:
-        with open(path, "rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
-    except ValueError as error:  # an empty file cannot be mapped
-        raise DataError("the file is empty", where=str(path)) from error
-    except OSError as error:
-        raise DataError(f"the shard cannot be read ({error.strerror})", where=str(path)) from error
+def open_shards(paths: Sequence[Path]) -> Found:
+    """The images of RecordIO files, in their order; an index (`.idx`) is not needed.
+
+    Labels are class numbers where all are whole and not negative; see `found.measured`. Raises DataError.
+    """
+    places: list[tuple[int, int, int, int]] = []
+    labels: list[Label] = []
+    for number, path in enumerate(paths):
+        view, at = mapped(path), 0
+        while at < len(view):
+            start = at
+            payload, at = _payload(view, start, str(path))
+            flag, label, _, _ = _header(payload, start, str(path))
+            begin = _HEADER.size + 4 * flag
+            split = isinstance(payload, bytearray)
+            offset = start if split else start + _FRAME.size + begin
+            places.append((number, offset, len(payload) - begin, FLAG_SPLIT * split))
+            labels.append(np.frombuffer(payload[_HEADER.size : begin], "<f4") if flag else label)
+    if len({np.shape(label) for label in labels}) > 1:
+        raise DataError("its labels are not of one length", where=str(paths[0]))
+    return images("recordio", paths, places, measured(np.array(labels, np.float64), str(paths[0])))
 
 
 def _magic_positions(payload: bytes) -> list[int]:

@@ -1,31 +1,81 @@
-"""Source: what is to be packed, as a list of image files with their labels."""
+"""Source: what is to be packed, image by image, with labels."""
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, Protocol, final
 
+import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError, UsageError
-from headway.data.dataset import LabelKind
+from headway.data.columns import COLUMNS_FILE, LabelKind
 
 IMAGE_ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
 LISTING_ENDINGS = (".csv", ".jsonl", ".ndjson", ".json")
+SHARD_ENDINGS = (".rec", ".tar", ".tar.gz", ".tgz", ".lmdb", ".mdb")
 EVAL_NAMES = ("eval", "val", "valid", "validation", "test")
 """Folders beside `train` that are taken for the evaluation set, the first of them that is there."""
+
+
+class _Parts(NamedTuple):
+    train: Path
+    evaluation: Path
+    unused: list[str]
+
+
+class Images(Protocol):
+    """Where the images of a source are; any thread may read."""
+
+    mode: str
+    """Mode of the pack that they lie in; `foreign` where it is none."""
+    raw_channels: int
+    """0: they are files. Else they are pixels of so many channels."""
+
+    def sizes(self) -> NDArray[np.int64]:
+        """Bytes of each; 0 where it cannot be read. Shape [n]."""
+
+    def read(self, sample: int) -> bytes | NDArray[np.uint8]:
+        """The bytes of an image file, or pixels, uint8 [h, w, c].
+
+        Raises OSError where it cannot be read, and DataError where it is damaged.
+        """
+
+
+@final
+class Files:
+    """Images that are files of their own."""
+
+    mode, raw_channels = "foreign", 0
+
+    def __init__(self, paths: tuple[str, ...]) -> None:
+        self.paths = paths
+
+    def sizes(self) -> NDArray[np.int64]:
+        return np.fromiter(map(_size, self.paths), np.int64, len(self.paths))
+
+    def read(self, sample: int) -> bytes:
+        with open(self.paths[sample], "rb", buffering=0) as file:
+            return file.readall()
+
+
+def _size(path: str) -> int:
+    try:
+        return os.stat(path).st_size
+    except OSError:  # the reading of it will say by name what is wrong
+        return 0
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Source:
-    """Image files and their labels, not opened yet; entry i of names, paths and labels is one sample."""
+    """Images and their labels, not opened yet; entry i of names, images and labels is one sample."""
 
     names: tuple[str, ...]
     """Paths relative to `root`, as text; no two are the same."""
-    paths: tuple[str, ...]
+    images: Images
     labels: NDArray[Any]
     """int64 [n]: class numbers; float32 [n, k]: 1 where a class applies, else 0; float32 [n] or [n, k]: numbers."""
     label_kind: LabelKind
@@ -40,38 +90,39 @@ class Source:
 
 
 def open_source(src: Path) -> Source:
-    """Lists a folder of class folders, or a CSV or JSONL file.
+    """Lists a folder of class folders, or a CSV or JSONL file; opens anything else that `headway.open` opens.
 
     Raises:
         UsageError: `src` is not there, or is nothing of the kind.
         DataError: it is there, and what it holds cannot be used.
     """
-    # Both import Source from here.
-    from headway.data.formats.folder import list_folder
-    from headway.data.formats.listing import list_file
+    # All of these import from here.
+    from headway.data import dataset
+    from headway.data.formats import folder, known, listing
+    from headway.data.formats.samples import source_of
 
-    if src.is_dir():
-        return list_folder(src)
-    fix = "Name a folder laid out as CLASS/NAME.jpg, or a .csv or .jsonl file of paths and labels."
-    if not src.exists():
-        raise UsageError("there is no such file or folder", where=str(src), fix=fix)
-    if src.suffix.lower() not in LISTING_ENDINGS:
-        raise UsageError("this is neither a folder nor a list of images", where=str(src), fix=fix)
-    return list_file(src)
+    if src.suffix.lower() in LISTING_ENDINGS and src.is_file():
+        return listing.list_file(src)
+    if src.is_dir() and not (src / COLUMNS_FILE).is_file() and known.is_image_folder(src):
+        return folder.list_folder(src)
+    return source_of(dataset.open(src))
 
 
 def open_split(src: Path) -> tuple[Source, Source | None]:
     """The training set and, where `src` is a folder of two parts (train/ and one of EVAL_NAMES), the evaluation set.
 
-    Raises: as `open_source`.
+    The parts may be folders of images, packs or foreign data; or what `headway.open` calls parts of foreign data, such
+    as the train and test of CIFAR-10. Raises as `open_source`.
     """
-    parts = _parts(src)
+    parts = _folders(src) or _foreign_parts(src)
     if parts is None:
         return open_source(src), None
     train, evaluation, unused = parts
     note = (f"not packed: {', '.join(unused)}",) if unused else ()
     source = open_source(train)
-    return replace(source, notes=source.notes + note), open_source(evaluation)
+    return replace(source, notes=source.notes + note, root=str(train)), replace(
+        open_source(evaluation), root=str(evaluation)
+    )
 
 
 def entries(folder: str) -> tuple[list[str], list[str]]:
@@ -93,21 +144,45 @@ def is_image(name: str) -> bool:
     return os.path.splitext(name)[1].lower() in IMAGE_ENDINGS
 
 
-def _parts(src: Path) -> tuple[Path, Path, list[str]] | None:
+def _folders(src: Path) -> _Parts | None:
     """The folders of the training and the evaluation set, and the names of the other folders beside them."""
     names = {name.lower(): name for name in sorted(entries(str(src))[0])} if src.is_dir() else {}
-    if "train" not in names:
+    if "train" not in names or (src / COLUMNS_FILE).is_file():
         return None
     train = src / names["train"]
-    folders, files = entries(str(train))
-    if not folders or any(map(is_image, files)):
+    if not _is_set(train):
         return None  # a class that is called train
     named = [names[name] for name in EVAL_NAMES if name in names]
-    chosen = next((name for name in named if entries(str(src / name))[0]), None)
+    chosen = next((name for name in named if _is_set(src / name)), None)
     if chosen is not None:
-        return train, src / chosen, [name for name in names.values() if name not in (train.name, chosen)]
+        return _Parts(train, src / chosen, [name for name in names.values() if name not in (train.name, chosen)])
     if named or len(names) == 1:
         what = f"{named[0]} has no class folders" if named else "it holds a folder train and none for evaluation"
         fix = f"Pack the training set alone and split it: headway pack {train} DST --split 0.1"
         raise UsageError(what, where=str(src), fix=fix)
     return None
+
+
+def _is_set(folder: Path) -> bool:
+    """Whether a folder is a set of its own, and not a class of images."""
+    folders, files = entries(str(folder))
+    if any(name == COLUMNS_FILE or name.endswith(SHARD_ENDINGS) for name in files):
+        return True
+    return bool(folders) and not any(map(is_image, files))
+
+
+def _foreign_parts(src: Path) -> _Parts | None:
+    """The parts of foreign data, such as CIFAR-10's; the query of `cifar-100-python?labels=coarse` goes to each."""
+    from headway.data.formats import known
+
+    path, mark, query = (str(src), "", "") if src.exists() else str(src).partition("?")
+    listed = os.path.isfile(path) and Path(path).suffix.lower() in LISTING_ENDINGS
+    if not os.path.exists(path) or listed or (os.path.isdir(path) and known.is_image_folder(Path(path))):
+        return None
+    names = known.parts_of(Path(path))
+    evaluation = next((name for name in EVAL_NAMES if name in names), None)
+    if "train" not in names or evaluation is None:
+        return None
+    unused = [name for name in names if name not in ("train", evaluation)]
+    train, held_out = (Path(f"{path}/{name}{mark}{query}") for name in ("train", evaluation))
+    return _Parts(train, held_out, unused)

@@ -1,0 +1,160 @@
+"""Which part of each image is taken, and how it is turned: boxes, flips and shifts, drawn on the host from Keys.
+
+A box is (left, top, width, height) in pixels of the image. Everything is vectorised over the batch, and what is drawn
+for a sample depends on its key alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import UsageError
+from headway.core.keys import GOLDEN, MASK, UInt64, integers, mix, uniform, words
+from headway.data.streams import STREAM_CROP, STREAM_CROP_PLACE, STREAM_DOWN, STREAM_FLIP, STREAM_RIGHT
+
+Float64 = NDArray[np.float64]
+Sides = NDArray[np.uint32]
+Range = tuple[float, float]
+Fits = Callable[[Float64, Float64, Float64, Float64], NDArray[np.bool_]]
+
+MOST_ATTEMPTS = 99
+_S32, _LOW32 = np.uint64(32), np.uint64(0xFFFFFFFF)
+
+
+def center_boxes(width: Sides, height: Sides, out_hw: tuple[int, int]) -> NDArray[np.float32]:
+    """The largest centred box with the output's aspect ratio; float32 [n, 4] (left, top, width, height)."""
+    w, h = width.astype(np.float64), height.astype(np.float64)
+    ratio = out_hw[1] / out_hw[0]
+    box_w, box_h = np.minimum(w, h * ratio), np.minimum(h, w / ratio)
+    return np.stack([(w - box_w) / 2, (h - box_h) / 2, box_w, box_h], axis=1).astype(np.float32)
+
+
+def random_resized_boxes(
+    keys: UInt64,
+    width: Sides,
+    height: Sides,
+    *,
+    scale: Range = (0.08, 1.0),
+    ratio: Range = (3 / 4, 4 / 3),
+    attempts: int = 10,
+) -> NDArray[np.float32]:
+    """Random boxes of whole pixels, distributed as those of torchvision's RandomResizedCrop.
+
+    The area is a uniform share of the image's and the aspect ratio log-uniform; the first of so many attempts that fits
+    into the image is placed uniformly. Where none fits, it is the largest centred box within the range of ratios.
+
+    Args:
+        keys: uint64 [k].
+        width, height: of the images, [k].
+        scale: smallest and largest share of the image's area.
+        ratio: smallest and largest width / height.
+        attempts: 1 to 99.
+
+    Returns:
+        float32 [k, 4] (left, top, width, height), whole numbers.
+
+    Raises:
+        UsageError: a range is empty, not positive, or there are too few or too many attempts.
+
+    Source: Szegedy et al. 2015, "Going deeper with convolutions" (arXiv 1409.4842), section 6.
+    """
+    w, h = width.astype(np.float64), height.astype(np.float64)
+    box_w, box_h, fitted = first_fitting(keys, STREAM_CROP, w, h, scale, ratio, attempts, _inside)
+    word = words(keys, STREAM_CROP_PLACE)
+    left, top = place(word >> _S32, w - box_w), place(word & _LOW32, h - box_h)
+    if not fitted.all():
+        rest = np.flatnonzero(~fitted)
+        box_w[rest] = np.maximum(1, np.minimum(w[rest], np.rint(h[rest] * ratio[1])))
+        box_h[rest] = np.maximum(1, np.minimum(h[rest], np.rint(w[rest] / ratio[0])))
+        left[rest], top[rest] = (w[rest] - box_w[rest]) // 2, (h[rest] - box_h[rest]) // 2
+    out = np.empty((len(keys), 4), np.float32)
+    out[:, 0], out[:, 1], out[:, 2], out[:, 3] = left, top, box_w, box_h
+    return out
+
+
+def _inside(box_w: Float64, box_h: Float64, width: Float64, height: Float64) -> NDArray[np.bool_]:
+    return (box_w <= width) & (box_h <= height) & (np.minimum(box_w, box_h) > 0)
+
+
+def first_fitting(
+    keys: UInt64,
+    stream: int,
+    width: Float64,
+    height: Float64,
+    scale: Range,
+    ratio: Range,
+    attempts: int,
+    fits: Fits,
+) -> tuple[Float64, Float64, NDArray[np.bool_]]:
+    """(box widths, box heights, whether one fitted), whole numbers [k]: the first of so many attempts that `fits`.
+
+    An attempt takes one word, of `stream` and those after it: its upper half is the area, its lower half the ratio.
+    """
+    if not 0 < scale[0] <= scale[1] or not 0 < ratio[0] <= ratio[1]:
+        raise UsageError(f"a scale of {scale} and a ratio of {ratio}", fix="Give (smallest, largest), both above 0.")
+    if not 1 <= attempts <= MOST_ATTEMPTS:
+        raise UsageError(f"{attempts} attempts", fix=f"Give 1 to {MOST_ATTEMPTS}.")
+    low, step = math.log(ratio[0]) / 2, (math.log(ratio[1]) - math.log(ratio[0])) / 2 * 2.0**-32
+    area_step = (scale[1] - scale[0]) * 2.0**-32
+
+    def sides(word: UInt64, area: Float64) -> tuple[Float64, Float64]:
+        # float64, so that a last bit that a machine computes otherwise does not move a box: once in 1e12 samples.
+        side = np.sqrt(((word >> _S32) * area_step + scale[0]) * area)
+        stretch = np.exp((word & _LOW32) * step + low)  # root of the aspect ratio
+        return np.rint(side * stretch), np.rint(side / stretch)
+
+    area = width * height
+    box_w, box_h = sides(words(keys, stream), area)
+    fitted = fits(box_w, box_h, width, height)
+    rest = np.flatnonzero(~fitted)
+    if rest.size and attempts > 1:  # few: all their other attempts at once
+        offsets = np.array([((stream + number) * GOLDEN) & MASK for number in range(1, attempts)], np.uint64)
+        more_w, more_h = sides(mix(keys[rest] + offsets[:, None]), area[rest])
+        more = fits(more_w, more_h, width[rest], height[rest])
+        first = more.argmax(axis=0), np.arange(rest.size)
+        box_w[rest], box_h[rest], fitted[rest] = more_w[first], more_h[first], more[first]
+    return box_w, box_h, fitted
+
+
+def place(half: UInt64, room: Float64) -> Float64:
+    """Uniform whole numbers in [0, room] of 32 random bits each; 0 where there is no room."""
+    return np.floor(half * (2.0**-32 * (np.maximum(room, 0) + 1)))
+
+
+def flips(
+    keys: UInt64, epochs: NDArray[np.int64] | None = None, mode: Literal["random", "alternating"] = "random"
+) -> NDArray[np.bool_]:
+    """Which samples are mirrored, left to right.
+
+    Args:
+        keys: uint64 [k]. Of `alternating` those of epoch 0, which do not change from epoch to epoch:
+            `headway.keys(seed, 0, samples)`.
+        epochs: epoch of each sample, [k]; `random` does not need them.
+        mode: `random` mirrors half of the samples in each epoch, each time anew. `alternating` does so in epoch 0, and
+            mirrors in every odd epoch just the others: in two epochs each sample is seen both ways.
+
+    Returns:
+        bool [k].
+
+    Raises:
+        UsageError: an alternating flip without epochs.
+
+    Source of `alternating`: Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv 2404.00498).
+    """
+    mirrored: NDArray[np.bool_] = uniform(keys, STREAM_FLIP) < 0.5
+    if mode == "alternating":
+        if epochs is None:
+            raise UsageError("an alternating flip needs the epoch of each sample", fix="Give epochs.")
+        mirrored ^= (epochs & 1).astype(bool)
+    return mirrored
+
+
+def shifts(keys: UInt64, translate: int) -> NDArray[np.int64]:
+    """How far each sample's window moves, int64 [k, 2] (down, right), each uniform in [-translate, translate]."""
+    low, high = -translate, translate + 1
+    return np.stack([integers(keys, STREAM_DOWN, low, high), integers(keys, STREAM_RIGHT, low, high)], axis=1)

@@ -1,0 +1,140 @@
+"""Parameters of the augmentations, drawn on the host from Keys: erased boxes, factors, and who is mixed with whom.
+
+Everything is vectorised over the batch. What is drawn for a sample depends on its key alone; only its partner depends
+on the other keys of the batch. A box is (left, top, width, height) in pixels, one without area where nothing happens.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import UsageError
+from headway.core.keys import UInt64, uniform, words
+from headway.data.crops import Float64, Range, first_fitting, place
+from headway.data.streams import (
+    STREAM_BETA,
+    STREAM_CUTMIX_PLACE,
+    STREAM_CUTOUT,
+    STREAM_ERASE,
+    STREAM_ERASE_PLACE,
+    STREAM_ERASE_SIDES,
+    STREAM_PARTNER,
+)
+
+Boxes = NDArray[np.int32]
+Float32 = NDArray[np.float32]
+
+ERASE_ATTEMPTS = 10
+_S32, _LOW32 = np.uint64(32), np.uint64(0xFFFFFFFF)
+
+
+def factors(keys: UInt64, stream: int, spread: float) -> Float64:
+    """Uniform in [1 - spread, 1 + spread], never below 0; [k]. Of brightness, contrast and saturation."""
+    low = max(0.0, 1.0 - spread)
+    return low + uniform(keys, stream) * (1.0 + spread - low)
+
+
+def cutout_boxes(keys: UInt64, side: int, size: tuple[int, int]) -> Boxes:
+    """Squares around a uniform pixel of each image, cut off at its border; int32 [k, 4].
+
+    Source: DeVries and Taylor 2017, "Improved regularization of convolutional neural networks with cutout"
+    (arXiv 1708.04552).
+    """
+    centre_x, centre_y = _pixels(keys, STREAM_CUTOUT, size)
+    return _cut(centre_x - side // 2, centre_y - side // 2, side, side, size)
+
+
+def erasing_boxes(
+    keys: UInt64, size: tuple[int, int], *, p: float, scale: Range = (0.02, 0.33), ratio: Range = (0.3, 3.3)
+) -> Boxes:
+    """The rectangles of random erasing, distributed as torchvision's; int32 [k, 4].
+
+    Args:
+        keys: uint64 [k].
+        size: (height, width) of the images.
+        p: probability that a sample is erased at all.
+        scale: smallest and largest share of the image's area.
+        ratio: smallest and largest height / width.
+
+    Source: Zhong et al. 2017, "Random erasing data augmentation" (arXiv 1708.04896).
+    """
+    full = np.ones(len(keys))
+    height, width = full * size[0], full * size[1]
+    # The roles of the sides are exchanged, since the ratio is height / width here and width / height there.
+    box_h, box_w, fitted = first_fitting(
+        keys, STREAM_ERASE_SIDES, height, width, scale, ratio, ERASE_ATTEMPTS, lambda h, w, H, W: (h < H) & (w < W)
+    )
+    word = words(keys, STREAM_ERASE_PLACE)
+    out = np.stack([place(word >> _S32, width - box_w), place(word & _LOW32, height - box_h), box_w, box_h], axis=1)
+    out[~(fitted & (uniform(keys, STREAM_ERASE) < p))] = 0
+    return out.astype(np.int32)
+
+
+def partners(keys: UInt64) -> NDArray[np.int64]:
+    """With whom each sample of a batch is mixed: one cycle through all of them, so none is its own partner.
+
+    The batch is put in the order of a word of each key, and each sample takes the next one. So the pairs depend on
+    which keys are in the batch, and not on where in it they lie.
+    """
+    order = np.argsort(words(keys, STREAM_PARTNER), kind="stable")
+    out = np.empty_like(order)
+    out[order] = np.roll(order, -1)
+    return out
+
+
+def symmetric_beta(keys: UInt64, alpha: float) -> Float64:
+    """Beta(alpha, alpha) variates, [k]; exact for every alpha above 0, and without rejection.
+
+    A polar form of Student's t with 2 alpha degrees of freedom, t = sqrt(2 alpha (u^(-1 / alpha) - 1)) cos(2 pi v)
+    (Bailey 1994), put through the identity that 1/2 + t / (2 sqrt(2 alpha + t^2)) is Beta(alpha, alpha) (Devroye 1996,
+    "Random variate generation in one line of code").
+    """
+    if not alpha > 0:
+        raise UsageError(f"a beta distribution with alpha {alpha}", fix="Give a number above 0.")
+    cosine = np.cos(2 * np.pi * uniform(keys, STREAM_BETA + 1))
+    with np.errstate(over="ignore"):  # of a small alpha: infinity, which makes a 0 or a 1
+        square = np.expm1(-np.log1p(-uniform(keys, STREAM_BETA)) / alpha) * (cosine * cosine)  # t^2 / (2 alpha)
+    smaller = 0.5 / (1 + square + np.sqrt(square) * np.sqrt(1 + square))  # the identity, without its cancellation
+    out: Float64 = np.where(cosine < 0, smaller, 1 - smaller)
+    return out
+
+
+def cutmix_boxes(keys: UInt64, kept: Float64, size: tuple[int, int]) -> Boxes:
+    """The rectangles that come from the partner: a share 1 - `kept` of the area before the border cuts them off.
+
+    Returns:
+        int32 [k, 4], of the image's shape and around a uniform pixel; `kept_share` says what is left of each image.
+
+    Source: Yun et al. 2019, "CutMix" (arXiv 1905.04899).
+    """
+    cut = np.sqrt(1 - kept)
+    box_w, box_h = (size[1] * cut).astype(np.int64), (size[0] * cut).astype(np.int64)
+    x, y = _pixels(keys, STREAM_CUTMIX_PLACE, size)
+    return _cut(x - box_w // 2, y - box_h // 2, box_w, box_h, size)
+
+
+def kept_share(boxes: Boxes, size: tuple[int, int]) -> Float64:
+    """Share of each image's area that lies outside its box, [k]."""
+    out: Float64 = 1 - boxes[:, 2].astype(np.int64) * boxes[:, 3] / (size[0] * size[1])
+    return out
+
+
+def _pixels(keys: UInt64, stream: int, size: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """(column, row) of a uniform pixel of each image, [k]."""
+    word = words(keys, stream)
+    width, height = np.uint64(size[1]), np.uint64(size[0])
+    return ((word >> _S32) * width >> _S32).astype(np.int64), ((word & _LOW32) * height >> _S32).astype(np.int64)
+
+
+def _cut(
+    left: NDArray[np.int64],
+    top: NDArray[np.int64],
+    width: NDArray[np.int64] | int,
+    height: NDArray[np.int64] | int,
+    size: tuple[int, int],
+) -> Boxes:
+    """Boxes cut off at the border of an image of `size`."""
+    x0, y0 = np.maximum(left, 0), np.maximum(top, 0)
+    x1, y1 = np.minimum(left + width, size[1]), np.minimum(top + height, size[0])
+    return np.stack([x0, y0, x1 - x0, y1 - y0], axis=1).astype(np.int32)

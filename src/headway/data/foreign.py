@@ -1,0 +1,117 @@
+"""Foreign data: what was never packed is scanned once, and its columns are kept beside it.
+
+They are a hidden file, `.NAME.columns.safetensors`, next to the folder or file NAME; where that cannot be written, one
+in the cache folder; where neither can, they live as long as the data set. They count for as long as the size and the
+time of change of every file they follow from are the same (of an image folder: of its folders, not of each image,
+whose checksum shows a change).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+from safetensors.numpy import save
+
+from headway.core.errors import DataError
+from headway.core.files import write_whole
+from headway.data.columns import load_columns
+from headway.data.dataset import Dataset
+from headway.data.formats.known import LABELS, find, missing
+from headway.data.formats.patterns import expanded
+from headway.data.formats.unpack import cache_folder
+from headway.data.scan import Progress, scan
+
+_LAYOUT = 1
+"""Of what is kept; another number is scanned again."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class _Address:
+    """What a user calls foreign data, taken apart."""
+
+    path: Path
+    """Absolute: a file, a folder, or a pattern of files where `files` holds several."""
+    files: tuple[Path, ...]
+    part: str
+    labels: str
+
+    @property
+    def root(self) -> Path:
+        """What the names of shards are relative to."""
+        return self.path if self.path.is_dir() else self.path.parent
+
+    def columns_files(self) -> Iterator[Path]:
+        """Where its columns may be kept, the first choice first."""
+        extra = [self.part] if self.part else []
+        extra += [self.labels] if self.labels != LABELS[0] else []
+        yield self.path.parent / ".".join(["", self.path.name, *extra, "columns.safetensors"])
+        digest = hashlib.sha256("\n".join([os.fspath(self.path), *extra]).encode("utf-8", "surrogateescape"))
+        yield cache_folder() / "columns" / f"{digest.hexdigest()[:32]}.columns.safetensors"
+
+
+def open_foreign(uri: str, *, mapped: bool | None, progress: Progress | None) -> Dataset:
+    """Opens foreign data by their kept columns, or scans them; see `headway.open`."""
+    address = _address(uri)
+    for file in address.columns_files():
+        if (kept := _kept(file, address, mapped)) is not None:
+            return kept
+    found = find(address.path, address.files, address.part, address.labels)
+    state = _state(address, {*found.files, *found.watched})  # as it is before the scan
+    columns, description = scan(found, address.root, uri, progress)
+    data = save(columns, metadata=description.to_metadata() | {"scanned": json.dumps(state)})
+    for file in address.columns_files():
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_whole(file, data)
+            columns, description, _ = load_columns(file)
+            break
+    return Dataset(address.root, columns, description, mapped=mapped)
+
+
+def _kept(file: Path, address: _Address, mapped: bool | None) -> Dataset | None:
+    """The data set of columns that are kept in `file`, if they are there and still count."""
+    if not file.is_file():
+        return None
+    try:
+        columns, description, metadata = load_columns(file)
+        scanned = json.loads(metadata["scanned"])
+        if scanned != _state(address, {Path(path) for path, _, _ in scanned["files"]}):
+            return None
+        if any((address.root / shard.name).stat().st_size != shard.size for shard in description.shards):
+            return None
+    except (DataError, LookupError, TypeError, ValueError, OSError):
+        return None
+    return Dataset(address.root, columns, description, mapped=mapped)
+
+
+def _state(address: _Address, watched: set[Path]) -> dict[str, Any]:
+    """What columns follow from: of each file its path, its size in bytes, and when it was changed."""
+    states = ((path, path.stat()) for path in sorted({*watched, *address.files}))
+    files = [[os.fspath(path), status.st_size, status.st_mtime_ns] for path, status in states]
+    return {"layout": _LAYOUT, "named": [os.fspath(path) for path in address.files], "files": files}
+
+
+def _address(uri: str) -> _Address:
+    labels = LABELS[0]
+    if not os.path.lexists(uri) and "?" in uri:
+        name, _, query = uri.rpartition("?")
+        key, _, value = query.partition("=")
+        if key == "labels" and value in LABELS:
+            uri, labels = name, value
+    path = Path(os.path.abspath(uri))
+    if path.exists():
+        return _Address(path=path, files=(path,), part="", labels=labels)
+    if path.parent.exists() and not set(path.name) & set("{*?["):
+        return _Address(path=path.parent, files=(path.parent,), part=path.name, labels=labels)
+    files = expanded(path)
+    if not files:
+        raise missing(path)
+    return _Address(path=path, files=files, part="", labels=labels)

@@ -1,0 +1,167 @@
+"""Arrays of images: IDX (MNIST and its like), and `.npy`.
+
+IDX: u16 zero, u8 type, u8 number of dimensions, a big endian u32 for each, then the numbers. Images are unsigned
+bytes, [n, h, w] or [n, h, w, c]; their labels lie beside them in a file of the same name with `labels` for `images` and
+`idx1` for `idx3`. Either may be compressed (`.gz`).
+
+`.npy`: images are uint8 [n, h, w], [n, h, w, c] or [n, c, h, w] with c of 1 or 3, in C order; their labels, of shape
+[n] or [n, k], lie beside NAME.npy in NAME.labels.npy, NAME_labels.npy, a file of the same name with `labels` for
+`images`, or labels.npy. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import re
+import struct
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from headway.core.errors import DataError
+from headway.data.formats.found import Found, Labels, measured, rows
+from headway.data.formats.pieces import Piece
+from headway.data.formats.unpack import unpacked
+
+NPY_MAGIC = b"\x93NUMPY"
+
+_IDX_NAME = re.compile(r"(?P<part>.*?)[-_.]?images[-.]idx[34]-ubyte(\.gz)?")
+_IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
+_NPY_NAME = re.compile(r"(?P<part>.*?)[-_.]?images\.npy")
+_PARTS = {"t10k": "test"}
+
+Parts = dict[str, Callable[[], Found]]
+"""Of a folder or an archive, what opens each part of it."""
+
+
+class _Array(NamedTuple):
+    """An array in a file: its numbers begin at byte `offset` of the piece."""
+
+    piece: Piece
+    kind: np.dtype[Any]
+    shape: tuple[int, ...]
+    offset: int
+
+    def values(self) -> NDArray[Any]:
+        count = math.prod(self.shape)
+        if not count:
+            return np.zeros(self.shape, self.kind)
+        return np.frombuffer(self.piece.view(), self.kind, count, self.offset).reshape(self.shape)
+
+
+def idx_parts(files: Mapping[str, Piece]) -> Parts:
+    """The parts of a folder in the layout of MNIST: `train-images-idx3-ubyte` is train, and `t10k-` is test."""
+    matches = {name: _IDX_NAME.fullmatch(name) for name in sorted(files)}
+    return {
+        _PARTS.get(match["part"], match["part"] or "images"): functools.partial(open_idx, files[name].path)
+        for name, match in matches.items()
+        if match
+    }
+
+
+def npy_parts(files: Mapping[str, Piece]) -> Parts:
+    """The parts of a folder of images.npy, or of train_images.npy, test_images.npy."""
+    matches = {name: _NPY_NAME.fullmatch(name) for name in sorted(files)}
+    return {
+        match["part"] or "images": functools.partial(open_npy, files[name].path)
+        for name, match in matches.items()
+        if match
+    }
+
+
+def is_idx(head: bytes) -> bool:
+    """Whether a file that begins so holds images in IDX."""
+    return len(head) >= 4 and head[:3] == b"\0\0\x08" and head[3] in (3, 4)
+
+
+def open_idx(path: Path) -> Found:
+    """The images of an IDX file. Raises DataError."""
+    beside = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1"))
+    other = beside.with_suffix("") if beside.suffix == ".gz" else beside.with_name(f"{beside.name}.gz")
+    labels = next((found for found in (beside, other) if found.is_file() and found != path), None)
+    if labels is None:
+        raise DataError("there are no labels beside it", where=str(path), fix=f"Put them into {beside}.")
+    return _open(_idx(path), _idx(labels), "idx", (path, labels))
+
+
+def open_npy(path: Path) -> Found:
+    """The images of an `.npy` file. Raises DataError."""
+    stem = path.name.removesuffix(".npy")
+    names = (f"{stem}.labels.npy", f"{stem}_labels.npy", path.name.replace("images", "labels"), "labels.npy")
+    labels = next(
+        (path.with_name(name) for name in names if name != path.name and path.with_name(name).is_file()), None
+    )
+    if labels is None:
+        fix = f"Put them into {path.with_name(names[0])}."
+        raise DataError("there are no labels beside it", where=str(path), fix=fix)
+    return _open(_npy(Piece.whole(path)), _npy(Piece.whole(labels)), "npy", (path, labels))
+
+
+def _open(images: _Array, labels: _Array, format: str, watched: tuple[Path, Path]) -> Found:
+    where = str(watched[0])
+    if images.kind != np.uint8 or not 3 <= len(images.shape) <= 4:
+        what = f"images are uint8 [n, h, w] or [n, h, w, c], and these are {images.kind} {list(images.shape)}"
+        raise DataError(what, where=where)
+    n, *shape = images.shape
+    planar = len(shape) == 3 and shape[2] not in (1, 3) and shape[0] in (1, 3)
+    channels = shape.pop(0 if planar else 2) if len(shape) == 3 else 1
+    if channels not in (1, 3) or min(shape) < 1 or math.prod(shape) * channels >= 1 << 32:
+        raise DataError(f"these are no images: their shape is {list(images.shape)}", where=where)
+    if len(labels.shape) not in (1, 2) or labels.shape[0] != n:
+        what = f"there are {n:,} images, and labels of shape {list(labels.shape)}"
+        raise DataError(what, where=str(watched[1]))
+    return rows(
+        format,
+        [(images.piece, images.offset, n)],
+        (shape[0], shape[1], channels),
+        _labels(labels.values(), str(watched[1])),
+        planar=planar,
+        watched=watched,
+    )
+
+
+def _labels(values: NDArray[Any], where: str) -> Labels:
+    if values.dtype.kind not in "biuf":
+        raise DataError(f"labels of type {values.dtype}", where=where, fix="Save them as numbers.")
+    return measured(values.astype(np.float64), where)
+
+
+def _idx(path: Path) -> _Array:
+    piece = Piece.whole(unpacked(path) if path.suffix == ".gz" else path)
+    head = piece.view()[: 4 + 4 * 255].tobytes()
+    if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES or len(head) < 4 + 4 * head[3]:
+        raise DataError("this is no IDX file", where=str(path))
+    shape = struct.unpack_from(f">{head[3]}I", head, 4)
+    return _whole(_Array(piece, np.dtype(_IDX_TYPES[head[2]]), shape, 4 + 4 * head[3]), path)
+
+
+def _npy(piece: Piece) -> _Array:
+    # A header says its length in 2 bytes, or in 4; numpy reads none of more than 10,000.
+    file = io.BytesIO(piece.view()[: 1 << 17].tobytes())
+    try:
+        read = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(file)]
+        with warnings.catch_warnings(action="ignore"):  # of what Python 2 wrote
+            shape, fortran, kind = read(file)
+    except Exception as error:  # it evaluates a literal, which fails in all the ways that Python's syntax has
+        raise DataError("this is no .npy file, or its header is damaged", where=str(piece)) from error
+    if kind.hasobject or min(shape, default=0) < 0:
+        raise DataError(f"an array of {kind} {list(shape)}", where=str(piece), fix="Save an array of numbers.")
+    if fortran and len(shape) > 1:
+        raise DataError("an array in Fortran order", where=str(piece), fix="Save it with numpy.ascontiguousarray.")
+    return _whole(_Array(piece, kind, shape, file.tell()), piece.path)
+
+
+def _whole(array: _Array, path: Path) -> _Array:
+    # What follows the array is not its: a shard of a pack ends with the pack's number.
+    needed = array.offset + math.prod(array.shape) * array.kind.itemsize
+    if array.piece.size < needed:
+        what = f"the file has {array.piece.size:,} bytes, and its header speaks of {needed:,}"
+        raise DataError(what, where=str(path), fix="Copy it again.")
+    return array

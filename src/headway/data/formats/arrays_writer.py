@@ -1,0 +1,70 @@
+"""Writes raw pixels as `.npy` shards, which numpy maps: uint8 [n, h, w, c] where all sizes of a shard agree, else flat.
+
+A flat shard is uint8 [bytes]: the pixels of one image after another, each [h, w, c]. Labels lie beside a shard in
+`NAME.labels.npy`, int64 [n], float32 [n] or float32 [n, k]; a trailer stands behind the array.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.data.formats.recordio import Placed
+from headway.data.formats.trailer import trailer
+
+HEADER_BYTES = 128
+"""Of the `.npy` header: room for any shape that is possible here; a multiple of 64, as the format asks."""
+
+_BUFFER_BYTES = 1 << 20
+
+
+@final
+class ArraysWriter:
+    """Writes one shard of raw pixels; see `ShardWriter`."""
+
+    def __init__(self, path: Path, pack_id: int) -> None:
+        self._file = open(path, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115
+        self._path, self._pack_id = path, pack_id
+        self._shapes: set[tuple[int, ...]] = set()
+        self._labels: list[Any] = []
+        self.size_bytes = self._file.write(bytes(HEADER_BYTES))
+
+    def append(self, image: NDArray[np.uint8], label: Any, index: int) -> Placed:
+        """Appends the pixels of an image, uint8 [h, w, c] and contiguous."""
+        offset = self.size_bytes
+        self.size_bytes += self._file.write(image.data)
+        self._shapes.add(image.shape)
+        self._labels.append(label)
+        return Placed(offset, image.nbytes, False)
+
+    def close(self) -> None:
+        """Writes the header, whose shape is known only now, and the labels; brings both files to the disk."""
+        shape: tuple[int, ...] = (self.size_bytes - HEADER_BYTES,)
+        if len(self._shapes) == 1:
+            shape = (len(self._labels), *self._shapes.pop())
+        self.size_bytes += self._file.write(trailer(self._pack_id))
+        self._file.seek(0)
+        self._file.write(_header(shape))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        labels = np.array(self._labels)
+        with self._path.with_suffix(".labels.npy").open("wb") as file:
+            np.save(file, labels.astype(np.int64 if labels.dtype.kind == "i" else np.float32))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def abandon(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+def _header(shape: tuple[int, ...]) -> bytes:
+    text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    magic = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
+    return magic + text.ljust(HEADER_BYTES - 11) + b"\n"

@@ -1,0 +1,142 @@
+"""CIFAR-10 and CIFAR-100, as binary files and as python archives.
+
+A binary record is one label byte (CIFAR-100: coarse, then fine), then 3,072 bytes of pixels, [3, 32, 32]. A python
+archive is a pickle of a dictionary: `data`, uint8 [n, 3072], `labels` (CIFAR-100: `fine_labels`, `coarse_labels`) and
+`filenames`; it is read without being unpickled. Either way the images are read where they lie.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from headway.core.errors import DataError, UsageError
+from headway.data.formats import pickled
+from headway.data.formats.arrays import Parts
+from headway.data.formats.found import Found, Labels, numbered, rows
+from headway.data.formats.pieces import Piece
+
+LABELS = ("fine", "coarse")
+
+_SHAPE = (32, 32, 3)
+_PIXELS = 32 * 32 * 3
+_TEN = re.compile(r"data_batch_\d+(\.bin)?")
+_NAMES_LIMIT_BYTES = 1 << 20
+
+
+def parts(files: Mapping[str, Piece], labels: str) -> Parts:
+    """The parts, train and test, of a folder or an archive; none where it is no CIFAR. `labels` is one of LABELS.
+
+    Raises UsageError where CIFAR-10 is asked for coarse labels.
+    """
+    names = sorted(files)
+    batches = [name for name in names if _TEN.fullmatch(name)]
+    if batches:
+        if labels != LABELS[0]:
+            raise UsageError("CIFAR-10 has one kind of labels", where=str(files[batches[0]].path))
+        test = [name for name in ("test_batch.bin", "test_batch") if name in files]
+        found = {"train": batches, "test": test}
+    elif {"train.bin", "fine_label_names.txt"} <= files.keys() or {"train", "meta"} <= files.keys():
+        found = {part: [name for name in (f"{part}.bin", part) if name in files] for part in ("train", "test")}
+    else:
+        return {}
+    return {
+        part: functools.partial(_open, [files[name] for name in chosen], files, 10 if batches else 100, labels)
+        for part, chosen in found.items()
+        if chosen
+    }
+
+
+def of_file(name: str, files: Mapping[str, Piece], labels: str) -> Callable[[], Found] | None:
+    """What opens one file of CIFAR, with its neighbours for the names of the classes; None where it is none."""
+    if _TEN.fullmatch(name) or name in ("test_batch.bin", "test_batch"):
+        return functools.partial(_open, [files[name]], files, 10, labels)
+    if name.removesuffix(".bin") in ("train", "test"):
+        return functools.partial(_open, [files[name]], files, 100, labels)
+    return None
+
+
+def _open(pieces: Sequence[Piece], files: Mapping[str, Piece], kind: int, labels: str) -> Found:
+    open_pieces = _open_binary if pieces[0].name.endswith(".bin") else _open_pickles
+    return open_pieces(pieces, files, kind, labels)
+
+
+def _open_binary(pieces: Sequence[Piece], files: Mapping[str, Piece], kind: int, labels: str) -> Found:
+    before = 1 if kind == 10 else 2
+    stride = before + _PIXELS
+    for piece in pieces:
+        if piece.size % stride or not piece.size:
+            what = f"{piece.size:,} bytes are no whole number of records of {stride:,}"
+            raise DataError(what, where=str(piece), fix="Copy it again.")
+    at = LABELS[::-1].index(labels) if kind == 100 else 0
+    values = [np.frombuffer(piece.view(), np.uint8)[at::stride] for piece in pieces]
+    name = "batches.meta.txt" if kind == 10 else f"{labels}_label_names.txt"
+    classes = _classes(files.get(name), kind, labels)
+    return rows(
+        "cifar",
+        [(piece, before, piece.size // stride) for piece in pieces],
+        _SHAPE,
+        _joined(pieces, values, classes),
+        stride=stride,
+        planar=True,
+        watched=[files[name].path] if name in files else [],
+    )
+
+
+def _open_pickles(pieces: Sequence[Piece], files: Mapping[str, Piece], kind: int, labels: str) -> Found:
+    blocks, values, names = [], [], list[str]()
+    key = "labels" if kind == 10 else f"{labels}_labels"
+    for piece in pieces:
+        where = str(piece)
+        held = pickled.read(piece.view().tobytes(), where)
+        data = pickled.array(held.get("data"), where)
+        n = data.shape[0] if data.shape else 0
+        if data.shape != (n, _PIXELS):
+            raise DataError(f"its data are of shape {list(data.shape)}, and not [n, {_PIXELS:,}]", where=where)
+        values.append(np.array(_list_of(held, key, int, n, where), np.int64))
+        names += [text.utf8 for text in _list_of(held, "filenames", pickled.Text, n, where)]
+        blocks.append((piece, data.offset, n))
+    meta = files.get("batches.meta" if kind == 10 else "meta")
+    classes = _classes_of_pickle(meta, "label_names" if kind == 10 else f"{labels}_label_names", kind, labels)
+    found_labels = _joined(pieces, values, classes)
+    return rows("cifar", blocks, _SHAPE, found_labels, planar=True, names=names, watched=[meta.path] if meta else [])
+
+
+def _list_of(held: Mapping[str, Any], key: str, kind: type, count: int, where: str) -> list[Any]:
+    found = held.get(key)
+    if not isinstance(found, list) or len(found) != count or any(type(item) is not kind for item in found):
+        raise DataError(f"its {key!r} are no list of {count:,}", where=where)
+    if kind is int and any(not 0 <= number < 1 << 20 for number in found):
+        raise DataError(f"its {key!r} are no class numbers", where=where)
+    return found
+
+
+def _joined(pieces: Sequence[Piece], values: Sequence[Any], classes: Sequence[str]) -> Labels:
+    of_each = [numbered(numbers, str(piece), classes) for piece, numbers in zip(pieces, values, strict=True)]
+    return of_each[0]._replace(values=np.concatenate([labels.values for labels in of_each]))
+
+
+def _classes(piece: Piece | None, kind: int, labels: str) -> list[str]:
+    text = piece.view()[:_NAMES_LIMIT_BYTES].tobytes().decode(errors="replace") if piece and piece.size else ""
+    return _named([line.strip() for line in text.splitlines() if line.strip()], piece, kind, labels)
+
+
+def _classes_of_pickle(piece: Piece | None, key: str, kind: int, labels: str) -> list[str]:
+    if piece is None:
+        return _named([], None, kind, labels)
+    found = pickled.read(piece.view().tobytes(), str(piece)).get(key)
+    if not isinstance(found, list) or any(not isinstance(name, pickled.Text) for name in found):
+        raise DataError(f"its {key!r} are no list of names", where=str(piece))
+    return _named([name.utf8 for name in found], piece, kind, labels)
+
+
+def _named(names: list[str], piece: Piece | None, kind: int, labels: str) -> list[str]:
+    """The names of the classes; their numbers where there is no file of names."""
+    count = 20 if labels == "coarse" else kind
+    if piece and len(names) != count:
+        raise DataError(f"it names {len(names)} classes, and there are {count}", where=str(piece))
+    return names or [str(number) for number in range(count)]

@@ -1,0 +1,98 @@
+"""Caffe's LMDB: each value is a `Datum`, a protocol buffer message of channels = 1, height = 2, width = 3, data = 4
+(bytes), label = 5, float_data = 6 and encoded = 7. `data` is an image file where `encoded` is set, else pixels,
+[channels, height, width], whose order of colours is whoever's wrote it (Caffe's own tool: blue, green, red)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from headway.core.errors import DataError
+from headway.data.columns import FLAG_PLANAR, FLAG_RAW
+from headway.data.formats.found import Found, Pixels, images, measured
+from headway.data.formats.lmdb import entries
+from headway.data.formats.pieces import mapped
+
+_CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
+_VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
+
+
+class Datum(NamedTuple):
+    """One value: where its `data` lie in it, and what they are."""
+
+    offset: int
+    length: int
+    shape: tuple[int, int, int]
+    label: int
+    encoded: bool
+
+
+def open_database(path: Path) -> Found:
+    """The images of a database of Datum values, in order of its keys. Raises DataError."""
+    view = mapped(path)
+    places, names, labels, shapes = [], list[str](), list[int](), list[tuple[int, int, int]]()
+    for name, offset, size in entries(path):
+        where = f"{path}, {name}"
+        datum = parse(view[offset : offset + size], where)
+        flags = 0 if datum.encoded else FLAG_RAW | FLAG_PLANAR
+        if not datum.encoded and (math.prod(datum.shape) != datum.length or datum.shape[0] not in (1, 3)):
+            what = f"{datum.length:,} bytes are no image of {list(datum.shape)} (channels, height, width)"
+            raise DataError(what, where=where)
+        places.append((0, offset + datum.offset, datum.length, flags))
+        names.append(name)
+        labels.append(datum.label)
+        shapes.append(datum.shape)
+    found = images("lmdb", [path], places, measured(np.array(labels, np.float64), str(path)), names)
+    kinds = {(flags, shape[0] if flags else 0) for (_, _, _, flags), shape in zip(places, shapes, strict=True)}
+    if len(kinds) > 1:
+        raise DataError("its images are not all encoded, or not all of as many channels", where=str(path))
+    if not found.flags[0]:
+        return found
+    channels, height, width = np.array(shapes, np.uint32).T
+    return replace(found, pixels=Pixels(width, height, int(channels[0])))
+
+
+def parse(value: memoryview, where: str) -> Datum:
+    """Raises DataError where the value is no Datum of an image."""
+    numbers = {_CHANNELS: 0, _HEIGHT: 0, _WIDTH: 0, _LABEL: 0, _ENCODED: 0}
+    data: tuple[int, int] | None = None
+    at = 0
+    try:
+        while at < len(value):
+            tag, at = _varint(value, at)
+            field, kind = tag >> 3, tag & 7
+            if kind == _VARINT:
+                number, at = _varint(value, at)
+                if field in numbers:
+                    numbers[field] = number
+                continue
+            size = {_EIGHT: 8, _FOUR: 4}.get(kind)
+            if kind == _BYTES:
+                size, at = _varint(value, at)
+                if field == _DATA:
+                    data = at, size
+            if size is None or at + size > len(value):
+                raise ValueError
+            at += size
+    except (ValueError, IndexError) as error:
+        raise DataError("this is no Datum of Caffe, or a damaged one", where=where) from error
+    if data is None:
+        raise DataError("it has no image (a Datum without `data`)", where=where)
+    label = numbers[_LABEL]
+    shape = (numbers[_CHANNELS], numbers[_HEIGHT], numbers[_WIDTH])
+    # Negative numbers are stored as 64 bits.
+    return Datum(*data, shape, label - (1 << 64) if label >> 63 else label, bool(numbers[_ENCODED]))
+
+
+def _varint(value: memoryview, at: int) -> tuple[int, int]:
+    number = 0
+    for place in range(10):
+        byte = value[at + place]
+        number |= (byte & 0x7F) << 7 * place
+        if byte < 0x80:
+            return number & ((1 << 64) - 1), at + place + 1
+    raise ValueError("a number of more than 64 bits")

@@ -1,0 +1,129 @@
+"""LMDB: where the values of a database lie in its file, found without the lmdb package.
+
+A value is one stretch of the file, in a leaf page or in overflow pages of its own, and stays there while nobody writes
+to the database; so a database that is finished is read like any other shard, by offset and length. The file is pages:
+two of meta data, of which the one with the later transaction counts, and a B+ tree (layout: LMDB 0.9, mdb.c; 64-bit,
+little endian). A page is u64 number, u16, u16 kind, u16 lower and u16 upper end of its free space (u32 pages, of
+overflow pages), and u16 places of its nodes. A node is u16 low and u16 high half of the value's size, u16 flags, u16
+size of the key, key, value; in a branch page the first three are the number of the child's page, and there is no value.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from headway.core.errors import DataError
+from headway.data.formats.pieces import mapped
+from headway.data.formats.tar import Member
+
+MAGIC = struct.pack("<I", 0xBEEFC0DE)
+MAGIC_AT = 16
+
+_PAGE = struct.Struct("<QHHHH")
+_META = struct.Struct("<IIQQ")
+_TREE = struct.Struct("<IHHQQQQQ")
+_ENDS = struct.Struct("<QQ")
+_NODE = struct.Struct("<HHHH")
+_BRANCH, _LEAF, _OVERFLOW = 1, 2, 4
+_BIG, _SUB, _DUPLICATES = 1, 2, 4
+_NO_PAGE = (1 << 64) - 1
+_DUPLICATE_KEYS = 4
+_DEPTH_LIMIT = 32
+_PAGE_SIZES = frozenset(1 << bit for bit in range(8, 17))
+
+
+class _Meta(NamedTuple):
+    page_bytes: int
+    root: int
+    flags: int
+    last_page: int
+    entries: int
+    transaction: int
+
+
+def entries(path: Path) -> Iterator[Member]:
+    """Keys (as text, Latin-1) and where their values lie, in order of the keys. Raises DataError."""
+    view = mapped(path)
+    meta = _meta(view, path)
+    left = meta.entries
+    for member in _walk(view, meta, path):
+        left -= 1
+        if left < 0:
+            break
+        yield member
+    if left:
+        raise DataError(f"its tree holds other than the {meta.entries:,} entries that it names", where=str(path))
+
+
+def _meta(view: memoryview, path: Path) -> _Meta:
+    try:
+        first = _meta_at(view, 0)
+        second = _meta_at(view, first.page_bytes)
+    except (struct.error, ValueError) as error:
+        raise DataError("this is no LMDB database, or a damaged one", where=str(path)) from error
+    meta = max(second, first, key=lambda found: found.transaction)
+    size = (meta.last_page + 1) * meta.page_bytes
+    if size > len(view):
+        what = f"the database is cut: {len(view):,} of {size:,} bytes"
+        raise DataError(what, where=str(path), fix="Copy it again.")
+    if meta.flags & _DUPLICATE_KEYS:
+        raise DataError("its keys have several values each", where=str(path))
+    return meta
+
+
+def _meta_at(view: memoryview, at: int) -> _Meta:
+    magic, version, _, _ = _META.unpack_from(view, at + MAGIC_AT)
+    at += MAGIC_AT + _META.size
+    page_bytes = _TREE.unpack_from(view, at)[0]
+    _, flags, _, _, _, _, count, root = _TREE.unpack_from(view, at + _TREE.size)
+    last_page, transaction = _ENDS.unpack_from(view, at + 2 * _TREE.size)
+    if struct.pack("<I", magic) != MAGIC or version != 1 or page_bytes not in _PAGE_SIZES:
+        raise ValueError
+    return _Meta(page_bytes, root, flags, last_page, count, transaction)
+
+
+def _walk(view: memoryview, meta: _Meta, path: Path) -> Iterator[Member]:
+    waiting = [] if meta.root == _NO_PAGE else [(meta.root, 0)]
+    left = meta.last_page + 1  # a tree visits a page once; a damaged one may lead in a circle
+    while waiting:
+        number, depth = waiting.pop()
+        at = number * meta.page_bytes
+        where = f"{path}, page {number}"
+        left -= 1
+        if number > meta.last_page or left < 0 or depth > _DEPTH_LIMIT:
+            raise DataError("its tree is damaged", where=where)
+        _, _, kind, lower, _ = _PAGE.unpack_from(view, at)
+        if not _PAGE.size <= lower <= meta.page_bytes or not kind & (_BRANCH | _LEAF):
+            raise DataError("a damaged page", where=where)
+        places = struct.unpack_from(f"<{(lower - _PAGE.size) // 2}H", view, at + _PAGE.size)
+        if any(not lower <= place <= meta.page_bytes - _NODE.size for place in places):
+            raise DataError("a damaged page", where=where)
+        if kind & _BRANCH:
+            nodes = (_NODE.unpack_from(view, at + place) for place in reversed(places))
+            waiting.extend((low | high << 16 | flags << 32, depth + 1) for low, high, flags, _ in nodes)
+        else:
+            for place in places:
+                yield _entry(view, meta, at, place, where)
+
+
+def _entry(view: memoryview, meta: _Meta, at: int, place: int, where: str) -> Member:
+    low, high, flags, key_size = _NODE.unpack_from(view, at + place)
+    size, key = low | high << 16, place + _NODE.size
+    value, end = key + key_size, meta.page_bytes
+    if flags & (_SUB | _DUPLICATES):
+        raise DataError("it holds databases of its own", where=where, fix="Copy the one with the images out of it.")
+    if value + (8 if flags & _BIG else size) > end:
+        raise DataError("a damaged entry", where=where)
+    name = view[at + key : at + value].tobytes().decode("latin-1")
+    if not flags & _BIG:
+        return Member(name, at + value, size)
+    (number,) = struct.unpack_from("<Q", view, at + value)
+    offset = number * meta.page_bytes + _PAGE.size
+    if number > meta.last_page or offset + size > (meta.last_page + 1) * meta.page_bytes:
+        raise DataError("a damaged entry", where=where)
+    if not _PAGE.unpack_from(view, number * meta.page_bytes)[2] & _OVERFLOW:
+        raise DataError("a damaged entry", where=where)
+    return Member(name, offset, size)

@@ -1,0 +1,98 @@
+"""Writes LMDB shards: one file each, with the keys of the tar layout, `000000012.jpg` and `000000012.cls`.
+
+A shard is written once and never changed, so a value stays at its byte of the file: the columns hold these offsets,
+and a pack is read without the lmdb package. The trailer stands behind the last page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import UsageError
+from headway.data.formats import lmdb
+from headway.data.formats.recordio import Placed
+from headway.data.formats.tar_writer import ending_of, label_file
+from headway.data.formats.trailer import trailer
+
+_MAP_BYTES = 1 << 40
+"""Room in the address space, not on the disk: larger than any shard."""
+_COMMIT_BYTES = 16 << 20
+"""Pages of an open transaction are held in memory."""
+_ENTRY_BYTES = 64
+"""About what an entry takes beside its value."""
+
+
+@final
+class LmdbWriter:
+    """Writes one LMDB shard; see `ShardWriter`. Raises UsageError where the lmdb package is missing."""
+
+    def __init__(self, path: Path, pack_id: int) -> None:
+        self._lmdb, self._path, self._pack_id = _package(), path, pack_id
+        self._names: list[str] = []
+        self._waiting_bytes = 0
+        self.size_bytes = 0
+        with self._as_os_errors():
+            self._env = self._lmdb.open(str(path), subdir=False, map_size=_MAP_BYTES, lock=False, sync=False)
+            self._txn = self._env.begin(write=True)
+
+    def append(self, image: bytes, label: Any, index: int) -> Placed:
+        """Appends an image file and its label's; its offset is known after `close`, and 0 until then."""
+        ending, text = label_file(label)
+        name = f"{index:09d}.{ending_of(image)}"
+        self._names.append(name)
+        with self._as_os_errors():
+            for key, value in sorted([(name, image), (f"{index:09d}.{ending}", text)]):
+                self._txn.put(key.encode(), value, append=True)
+            size_bytes = len(image) + len(text) + 2 * _ENTRY_BYTES
+            self.size_bytes += size_bytes
+            self._waiting_bytes += size_bytes
+            if self._waiting_bytes > _COMMIT_BYTES:
+                self._txn.commit()
+                self._txn = self._env.begin(write=True)
+                self._waiting_bytes = 0
+        return Placed(0, len(image), False)
+
+    def close(self) -> NDArray[np.uint64]:
+        """Brings the file to the disk. Returns the offsets of all images, in the order of `append`."""
+        with self._as_os_errors():
+            self._txn.commit()
+            self._env.close()
+        members = {member.name: member.offset for member in lmdb.entries(self._path)}
+        with self._path.open("ab") as file:
+            file.write(trailer(self._pack_id))
+            file.flush()
+            os.fsync(file.fileno())
+            self.size_bytes = file.tell()
+        return np.array([members[name] for name in self._names], np.uint64)
+
+    def abandon(self) -> None:
+        with contextlib.suppress(self._lmdb.Error, OSError):
+            self._txn.abort()
+            self._env.close()
+
+    @contextlib.contextmanager
+    def _as_os_errors(self) -> Iterator[None]:
+        """LMDB's errors as the file system's own; a write that was cut short by a full disk is an EIO to it."""
+        try:
+            yield
+        except self._lmdb.Error as error:
+            full = error.code == errno.EIO and shutil.disk_usage(self._path.parent).free < 2 * _COMMIT_BYTES
+            raise OSError(errno.ENOSPC if full else error.code, str(error)) from error
+
+
+def _package() -> Any:
+    try:
+        import lmdb as package
+    except ImportError as error:
+        fix = "Install it: pip install 'headway[lmdb]'."
+        raise UsageError("LMDB is written by the lmdb package, which is not installed", fix=fix) from error
+    return package

@@ -1,0 +1,58 @@
+"""Several shards under one name, `train-{000..146}.tar`, `{a,b}.rec`, `*.tar`; which shards of a folder are one set."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from headway.core.errors import UsageError
+
+_BRACES = re.compile(r"\{([^{}]*)\}")
+_RANGE = re.compile(r"(\d+)\.\.(\d+)")
+_LIMIT = 1 << 16
+"""A shard's number is a 16-bit column."""
+
+
+def expanded(pattern: Path) -> tuple[Path, ...]:
+    """The files that a pattern names: those of braces in their order, there or not; those of `*?[]` sorted.
+
+    Raises UsageError where braces name more shards than a data set can have.
+    """
+    files: list[Path] = []
+    for name in _braces(os.fspath(pattern)):
+        found = sorted(glob.glob(name)) if glob.has_magic(name) else [name] if name != os.fspath(pattern) else []
+        files.extend(map(Path, found))
+        if len(files) > _LIMIT:
+            raise UsageError(f"these are more than {_LIMIT:,} shards", where=os.fspath(pattern))
+    return tuple(files)
+
+
+def _braces(text: str) -> Iterator[str]:
+    match = _BRACES.search(text)
+    if match is None:
+        yield text
+        return
+    before, after = text[: match.start()], text[match.end() :]
+    for choice in _choices(match[1]):
+        yield from _braces(f"{before}{choice}{after}")
+
+
+def _choices(inside: str) -> Iterable[str]:
+    match = _RANGE.fullmatch(inside)
+    if match is None:
+        return inside.split(",")
+    low, high = match.groups()
+    width = max(len(low), len(high)) if low.startswith("0") or high.startswith("0") else 0
+    return (str(number).zfill(width) for number in range(int(low), int(high) + 1))
+
+
+def series(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names of shards by what comes before their numbers: `a-0.tar`, `a-1.tar` and `b.tar` are two series, a and b."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(names):
+        stem = name.partition(".")[0].partition("-of-")[0]
+        found.setdefault(stem.rstrip("0123456789").rstrip("-_") or "shards", []).append(name)
+    return found

@@ -1,0 +1,181 @@
+"""What a plain pickle holds, read without unpickling: nothing is imported, made or called.
+
+Enough of pickle's machine for dictionaries of strings, numbers, lists and numpy arrays, as CIFAR's python archives are.
+The bytes of a string or an array are not copied: what is told is where in the file they lie.
+"""
+
+from __future__ import annotations
+
+import math
+import pickletools
+from typing import Any, NamedTuple, final
+
+from headway.core.errors import DataError
+
+
+class Text(NamedTuple):
+    """A string; `offset` is where its bytes lie in the pickle, -1 where they are written otherwise."""
+
+    value: str
+    offset: int
+
+    @property
+    def utf8(self) -> str:
+        """pickletools gives bytes as Latin-1; names are UTF-8 where they are not ASCII."""
+        try:
+            return self.value.encode("latin-1").decode()
+        except UnicodeError:
+            return self.value
+
+
+@final
+class Made:
+    """Something that a call would have made: `function` is what is called, `state` what it is given afterwards."""
+
+    def __init__(self, function: Any, arguments: Any) -> None:
+        self.function, self.arguments, self.state = function, arguments, None
+
+
+class Array(NamedTuple):
+    """A numpy array of unsigned bytes in C order that begins at byte `offset` of the pickle."""
+
+    shape: tuple[int, ...]
+    offset: int
+
+
+def read(data: bytes, where: str) -> dict[str, Any]:
+    """The dictionary that a pickle holds, by the text of its keys. Raises DataError for anything else."""
+    try:
+        found = _run(data)
+        if not isinstance(found, dict):
+            raise TypeError("no dictionary")
+        return {key.utf8: value for key, value in found.items()}
+    # pickletools raises ValueError; the others are a pickle that leaves its machine without what it needs.
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        fix = (
+            "It is read without being unpickled, which takes one of strings, numbers and arrays, of protocol 4 at most."
+        )
+        raise DataError("this is no pickle of plain data, or it is damaged", where=where, fix=fix) from error
+
+
+def array(value: Any, where: str) -> Array:
+    """A value of a pickle as an array. Raises DataError."""
+    try:
+        _, shape, kind, fortran, pixels = value.state
+        if (
+            value.function[1] == "_reconstruct"
+            and kind.function[1] == "dtype"
+            and kind.arguments[0].value in ("u1", "|u1")
+            and not fortran
+            and all(isinstance(side, int) and side >= 0 for side in shape)
+            and isinstance(pixels, Text)
+            and pixels.offset >= 0
+            and math.prod(shape) == len(pixels.value)
+        ):
+            return Array(tuple(shape), pixels.offset)
+    except (AttributeError, TypeError, ValueError, LookupError):
+        pass
+    raise DataError("its data are no array of unsigned bytes in one piece", where=where)
+
+
+_MARK = object()
+_BYTES_BEFORE = {"SHORT_BINSTRING": 2, "BINSTRING": 5, "SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9}
+"""Opcodes whose string lies in the pickle as it is, and how many bytes come before it."""
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+def _run(data: bytes) -> Any:
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+    argument: Any
+    for opcode, argument, position in pickletools.genops(data):
+        assert position is not None  # it is None for streams that do not know their place
+        match opcode.name:
+            case "SHORT_BINSTRING" | "BINSTRING" | "SHORT_BINBYTES" | "BINBYTES" | "BINBYTES8":
+                text = argument.decode("latin-1") if isinstance(argument, bytes) else argument
+                stack.append(Text(text, position + _BYTES_BEFORE[opcode.name]))
+            case "STRING" | "UNICODE" | "BINUNICODE" | "SHORT_BINUNICODE":
+                stack.append(Text(argument, -1))
+            case "INT" | "BININT" | "BININT1" | "BININT2" | "LONG" | "LONG1" | "LONG4" | "FLOAT" | "BINFLOAT":
+                stack.append(argument)
+            case "NONE" | "NEWTRUE" | "NEWFALSE":
+                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode.name])
+            case "MARK":
+                stack.append(_MARK)
+            case "EMPTY_DICT":
+                stack.append({})
+            case "DICT":
+                stack.append(_set({}, _marked(stack)))
+            case "EMPTY_LIST":
+                stack.append([])
+            case "LIST":
+                stack.append(_marked(stack))
+            case "TUPLE":
+                stack.append(tuple(_marked(stack)))
+            case "EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
+                stack.append(tuple(_popped(stack, _TUPLES[opcode.name])))
+            case "APPEND":
+                _extend(stack, _popped(stack, 1))
+            case "APPENDS":
+                _extend(stack, _marked(stack))
+            case "SETITEM":
+                items = _popped(stack, 2)
+                _set(stack[-1], items)
+            case "SETITEMS":
+                items = _marked(stack)
+                _set(stack[-1], items)
+            case "GLOBAL":
+                stack.append(tuple(argument.split(" ", 1)))
+            case "STACK_GLOBAL":
+                stack.append(tuple(text.value for text in _popped(stack, 2)))
+            case "REDUCE":
+                stack.append(Made(*_popped(stack, 2)))
+            case "BUILD":
+                (state,) = _popped(stack, 1)
+                stack[-1].state = state
+            case "PUT" | "BINPUT" | "LONG_BINPUT":
+                memo[argument] = stack[-1]
+            case "MEMOIZE":
+                memo[len(memo)] = stack[-1]
+            case "GET" | "BINGET" | "LONG_BINGET":
+                stack.append(memo[argument])
+            case "STOP":
+                return stack.pop()
+            case "PROTO" | "FRAME":
+                pass
+            case other:
+                raise ValueError(f"plain data do not need {other}")
+    raise ValueError("no end")
+
+
+def _popped(stack: list[Any], count: int) -> list[Any]:
+    at = len(stack) - count
+    if at < 0:
+        raise IndexError
+    items = stack[at:]
+    del stack[at:]
+    return items
+
+
+def _marked(stack: list[Any]) -> list[Any]:
+    """What stands above the last mark."""
+    at = len(stack) - 1
+    while stack[at] is not _MARK:  # an IndexError where there is none
+        at -= 1
+    items = stack[at + 1 :]
+    del stack[at:]
+    return items
+
+
+def _extend(stack: list[Any], items: list[Any]) -> None:
+    if not isinstance(stack[-1], list):
+        raise TypeError("no list")
+    stack[-1].extend(items)
+
+
+def _set(target: Any, items: list[Any]) -> Any:
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        if not isinstance(key, Text) or not isinstance(target, dict):
+            raise TypeError("no dictionary of strings")
+        target[key] = value
+    return target

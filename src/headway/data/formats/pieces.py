@@ -1,0 +1,71 @@
+"""Pieces of files: a whole file, or a member of an archive, where it lies."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from headway.core.errors import DataError, HeadwayError
+
+
+@final
+@dataclass(frozen=True)
+class Piece:
+    """`size` bytes of a file from `offset` on; `member` is their name in an archive, empty for a whole file."""
+
+    path: Path
+    offset: int
+    size: int
+    member: str = ""
+
+    @staticmethod
+    def whole(path: Path) -> Piece:
+        """Raises DataError where there is no such file."""
+        try:
+            return Piece(path, 0, path.stat().st_size)
+        except OSError as error:
+            raise unreadable(path, error) from error
+
+    @property
+    def name(self) -> str:
+        """Without folders."""
+        return os.path.basename(self.member) or self.path.name
+
+    def view(self) -> memoryview:
+        """Its bytes, mapped. Raises DataError where the file is empty or cannot be read."""
+        return mapped(self.path)[self.offset : self.offset + self.size]
+
+    def __str__(self) -> str:
+        return f"{self.path}, {self.member}" if self.member else str(self.path)
+
+
+def mapped(path: Path) -> memoryview:
+    """The bytes of a file, mapped for as long as the view or a part of it is in use. Raises DataError."""
+    try:
+        with open(path, "rb") as file:
+            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+    except ValueError as error:  # an empty file cannot be mapped
+        raise DataError("the file is empty", where=str(path)) from error
+    except OSError as error:
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: Path, error: OSError) -> HeadwayError:
+    """The sentence about a file that cannot be opened."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        fix = "Allow more (ulimit -n), or pack the data into fewer, larger shards."
+        return HeadwayError("too many files are open", where=str(path), fix=fix)
+    return DataError(f"the file cannot be read ({error.strerror})", where=str(path))
+
+
+def begins(path: Path, count: int) -> bytes:
+    """The first bytes of a file. Raises DataError."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(count)
+    except OSError as error:
+        raise unreadable(path, error) from error

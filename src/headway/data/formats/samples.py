@@ -1,0 +1,61 @@
+"""An open data set as a source, so that a pack can be packed again."""
+
+from __future__ import annotations
+
+from typing import final
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+
+from headway.core.errors import DataError
+from headway.data.columns import FLAG_PLANAR, FLAG_RAW
+from headway.data.dataset import Dataset
+from headway.data.formats.source import Source
+
+
+def source_of(dataset: Dataset) -> Source:
+    """All samples of a data set, in its order.
+
+    Raises DataError where it holds pixels of other than 1 or 3 channels, or some pixels and some files.
+    """
+    return Source(
+        names=tuple(dataset.name(sample) for sample in range(len(dataset))),
+        images=Samples(dataset),
+        labels=np.array(dataset.label),
+        label_kind=dataset.description.label_kind,
+        classes=dataset.classes,
+        root=str(dataset.folder),
+    )
+
+
+@final
+class Samples:
+    """The images of a data set, each checked against its checksum."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        raw = (dataset.flags & FLAG_RAW) > 0
+        channels = dataset.description.channels
+        if raw.any() and (channels not in (1, 3) or not raw.all()):
+            what = f"pixels of {channels} channels cannot be packed" if raw.all() else "only some samples are raw"
+            raise DataError(what, where=str(dataset.folder), fix="Save them as images of 1 or 3 channels.")
+        self.mode = dataset.description.mode
+        self.raw_channels = channels if raw.any() else 0
+        self._dataset = dataset
+
+    def sizes(self) -> NDArray[np.int64]:
+        return self._dataset.length.astype(np.int64)
+
+    def read(self, sample: int) -> bytes | NDArray[np.uint8]:
+        dataset = self._dataset
+        data = bytes(dataset.read(np.array([sample]))[0])
+        if len(data) != dataset.length[sample] or crc32c(data) != dataset.crc32c[sample]:
+            raise DataError("its checksum is another than that in the columns", where=dataset.name(sample))
+        if not self.raw_channels:
+            return data
+        height, width = int(dataset.height[sample]), int(dataset.width[sample])
+        pixels = np.frombuffer(data, np.uint8)
+        if dataset.flags[sample] & FLAG_PLANAR:
+            planes = pixels.reshape(self.raw_channels, height, width)
+            return np.ascontiguousarray(planes.transpose(1, 2, 0))
+        return pixels.reshape(height, width, self.raw_channels)

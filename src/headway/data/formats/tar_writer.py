@@ -1,0 +1,83 @@
+"""Writes tar shards in the WebDataset layout, `KEY.jpg` and `KEY.cls`, which the webdataset package reads.
+
+KEY is the sample's number in nine digits: source names may hold dots and slashes, which that layout gives a meaning.
+`label_file` says how labels are written, and the trailer stands behind the blocks of zeros that end an archive.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tarfile
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from headway.data.formats.recordio import Placed
+from headway.data.formats.trailer import trailer
+
+_BLOCK = tarfile.BLOCKSIZE
+_BUFFER_BYTES = 1 << 20
+
+_ENDINGS = (
+    (b"\xff\xd8\xff", 0, "jpg"),
+    (b"\x89PNG", 0, "png"),
+    (b"GIF8", 0, "gif"),
+    (b"BM", 0, "bmp"),
+    (b"WEBP", 8, "webp"),
+    (b"II", 0, "tif"),
+    (b"MM", 0, "tif"),
+)
+
+
+def ending_of(image: bytes) -> str:
+    """The ending, without a dot, of the image file that these bytes are."""
+    return next((ending for mark, at, ending in _ENDINGS if image.startswith(mark, at)), "ppm")
+
+
+def label_file(label: Any) -> tuple[str, bytes]:
+    """Ending and content of a label's file: a class number is text in `cls`; another number, or several, JSON."""
+    if isinstance(label, int | np.integer):
+        return "cls", str(int(label)).encode()
+    numbers = np.asarray(label, np.float32)
+    # 9 digits give a float32 back exactly.
+    shortest = [float(f"{number:.9g}") for number in numbers.ravel().tolist()]
+    return "json", json.dumps(shortest if numbers.ndim else shortest[0]).encode()
+
+
+@final
+class TarWriter:
+    """Writes one tar shard; see `ShardWriter`."""
+
+    def __init__(self, path: Path, pack_id: int) -> None:
+        self._file = open(path, "wb", buffering=_BUFFER_BYTES)  # noqa: SIM115
+        self._pack_id = pack_id
+        self.size_bytes = 0
+
+    def append(self, image: bytes, label: Any, index: int) -> Placed:
+        """Appends an image file, and after it its label's."""
+        offset = self._add(f"{index:09d}.{ending_of(image)}", image)
+        ending, text = label_file(label)
+        self._add(f"{index:09d}.{ending}", text)
+        return Placed(offset, len(image), False)
+
+    def close(self) -> None:
+        """Ends the archive and brings it to the disk."""
+        self.size_bytes += self._file.write(bytes(2 * _BLOCK) + trailer(self._pack_id).rjust(_BLOCK, b"\0"))
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+
+    def abandon(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _add(self, name: str, data: bytes) -> int:
+        header = tarfile.TarInfo(name)
+        header.size = len(data)
+        self.size_bytes += self._file.write(header.tobuf(tarfile.USTAR_FORMAT))
+        offset = self.size_bytes
+        self.size_bytes += self._file.write(data) + self._file.write(bytes(-len(data) % _BLOCK))
+        return offset

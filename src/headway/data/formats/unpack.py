@@ -1,0 +1,53 @@
+"""The cache folder, and what is unpacked into it: compressed files cannot be read at an offset."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import shutil
+import zlib
+from pathlib import Path
+
+from headway.core.errors import DataError, HeadwayError
+
+
+def cache_folder() -> Path:
+    """$HEADWAY_CACHE, or headway in $XDG_CACHE_HOME or in ~/.cache."""
+    if folder := os.environ.get("HEADWAY_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway"
+
+
+def unpacked(path: Path) -> Path:
+    """The content of a gzip file, as a file in the cache folder; what was unpacked of an older one is removed.
+
+    Raises DataError where it is damaged, and HeadwayError where the cache folder cannot be written.
+    """
+    path = path.absolute()
+    status = path.stat()
+    folder = cache_folder() / "unpacked" / hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
+    target = (
+        folder / f"{status.st_size:x}-{status.st_mtime_ns:x}" / path.name.removesuffix(".gz").replace(".tgz", ".tar")
+    )
+    if target.is_file():
+        return target
+    aside = target.with_name(f".{target.name}.{os.getpid()}")
+    try:
+        if folder.is_dir():
+            for older in folder.iterdir():
+                if older != target.parent:
+                    shutil.rmtree(older, ignore_errors=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with gzip.open(path, "rb") as packed, aside.open("wb") as file:
+                shutil.copyfileobj(packed, file, 1 << 20)
+            os.replace(aside, target)
+        finally:
+            aside.unlink(missing_ok=True)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError("the compressed file is damaged or cut", where=str(path), fix="Copy it again.") from error
+    except OSError as error:
+        what = f"{path.name} cannot be unpacked ({error.strerror})"
+        raise HeadwayError(what, where=str(folder), fix="Make room there, or set HEADWAY_CACHE.") from error
+    return target

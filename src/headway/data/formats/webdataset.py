@@ -1,0 +1,122 @@
+"""The WebDataset layout: files that stand next to each other and share a key are one sample.
+
+The key of `a/b/0001.left.jpg` is `a/b/0001`, and `left.jpg` is its extension: a name is cut at the first dot after
+its folders. Files without a dot there, and those below folders such as `__meta__`, belong to no sample. A sample's
+image is the file whose extension is one of an image; its label is the first there is of KEY.cls (a class number or
+name), KEY.json (a number, a list of numbers, or an object with `label`, `labels` or `value`), and KEY.txt (as .cls).
+A class is as in WebDataset's own examples: numbers count from 0, names are sorted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from headway.core.errors import DataError
+from headway.data.formats import tar
+from headway.data.formats.found import Found, images, labelled
+from headway.data.formats.pieces import mapped
+from headway.data.formats.source import IMAGE_ENDINGS
+from headway.data.formats.tar import Member
+
+_NAME = re.compile(r"(?P<key>(?:.*/)?[^./]+)\.(?P<extension>[^/]*)", re.DOTALL)
+_META = re.compile(r"(^|/)__[^/]*__(/|$)")
+_LABEL_LIMIT_BYTES = 1 << 20
+_LABELS = ("cls", "json", "txt")
+_JSON_KEYS = ("label", "labels", "value")
+
+
+class Sample(NamedTuple):
+    """One sample: its image, and the text of its label."""
+
+    key: str
+    image: Member
+    label: Member
+
+
+def is_key(name: str) -> bool:
+    """Whether a name is of a file of a sample's image or label."""
+    match = _NAME.fullmatch(name)
+    extension = match["extension"].lower() if match else ""
+    return f".{extension}" in IMAGE_ENDINGS or extension in _LABELS
+
+
+def open_tars(paths: Sequence[Path]) -> Found:
+    """The samples of tar shards, in their order. Raises DataError."""
+    return open_shards("tar", paths, [tar.members(path) for path in paths])
+
+
+def open_shards(format: str, paths: Sequence[Path], contents: Iterable[Iterable[Member]]) -> Found:
+    """The samples of shards, of which `contents` are the files. Raises DataError."""
+    places: list[tuple[int, int, int, int]] = []
+    names: list[str] = []
+    labels: list[Any] = []
+    for number, (path, members) in enumerate(zip(paths, contents, strict=True)):
+        view = mapped(path)
+        for sample in _samples(members, path):
+            _, offset, size = sample.image
+            places.append((number, offset, size, 0))
+            names.append(sample.image.name if len(paths) == 1 else f"{path.name}/{sample.image.name}")
+            labels.append(_label(sample, view, path))
+    if not places:
+        fix = "Samples are KEY.jpg with KEY.cls beside it."
+        raise DataError("there is no image with a label in it", where=str(paths[0]), fix=fix)
+    return images(format, paths, places, labelled(labels, str(paths[0])), names)
+
+
+def _samples(members: Iterable[Member], path: Path) -> Iterator[Sample]:
+    for key, group in itertools.groupby(_keyed(members), key=lambda entry: entry[0]):
+        files: dict[str, Member] = {}
+        for _, extension, member in group:
+            if extension in files:
+                raise DataError(f"{member.name!r} is there twice", where=str(path))
+            files[extension] = member
+        found = [extension for extension in files if f".{extension}" in IMAGE_ENDINGS]
+        if not found:
+            continue
+        if len(found) > 1:
+            what = f"sample {key!r} has several images ({', '.join(found)})"
+            raise DataError(what, where=str(path), fix="Keep one image a sample.")
+        label = next((files[extension] for extension in _LABELS if extension in files), None)
+        if label is None:
+            what = f"sample {key!r} has no label (it has: {', '.join(files)})"
+            raise DataError(what, where=str(path), fix=f"Put one beside it: {key}.cls, .json or .txt.")
+        yield Sample(key, files[found[0]], label)
+
+
+def _keyed(members: Iterable[Member]) -> Iterator[tuple[str, str, Member]]:
+    for member in members:
+        match = _NAME.fullmatch(member.name)
+        if match and not _META.search(member.name):
+            yield match["key"], match["extension"].lower(), member
+
+
+def _label(sample: Sample, view: memoryview, path: Path) -> Any:
+    name, offset, size = sample.label
+    where = f"{path}, {name}"
+    if size > _LABEL_LIMIT_BYTES:
+        raise DataError(f"a label of {size:,} bytes", where=where)
+    try:
+        text = view[offset : offset + size].tobytes().decode().strip()
+    except UnicodeDecodeError as error:
+        raise DataError("the label is no UTF-8 text", where=where) from error
+    if not name.lower().endswith(".json"):
+        if not text:
+            raise DataError("the label is empty", where=where)
+        return text
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"the label is no JSON ({error})", where=where) from error
+    if isinstance(value, dict):
+        key = next((key for key in _JSON_KEYS if key in value), None)
+        if key is None:
+            raise DataError(f"it has none of the keys {', '.join(_JSON_KEYS)}", where=where)
+        value = value[key]
+    if isinstance(value, bool) or not isinstance(value, int | float | str | list):
+        raise DataError(f"the label is of type {type(value).__name__}, so no class and no number", where=where)
+    return value

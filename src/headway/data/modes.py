@@ -1,0 +1,274 @@
+"""Modes: what packing does to one image.
+
+- `keep`: the file's bytes, untouched.
+- `seekable`: a JPEG is rewritten without loss, with markers at which a decoder can begin; other files as in keep.
+- `resize=N,quality=Q`: the shorter side is brought to at most N pixels, and the image saved as JPEG of quality Q.
+- `raw`, `raw,resize=N`: pixels.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps, UnidentifiedImageError
+
+from headway.core.errors import DataError, UsageError, UserCodeError
+from headway.data.columns import FLAG_NOT_JPEG, FLAG_RAW
+from headway.data.reference import FORMATS, GRAY_MODES, converted
+
+JPEG = b"\xff\xd8\xff"
+"""How the bytes of a JPEG begin."""
+QUALITY = 90
+TRANSFORMED_QUALITY = 95
+"""Of images that a transform returns in modes keep and seekable, which have no quality of their own."""
+
+_FORM = "Modes are keep, seekable, resize=N,quality=Q (or one of the two), raw, and raw,resize=N."
+_SUBSAMPLINGS = {"444": "4:4:4", "422": "4:2:2", "420": "4:2:0"}
+_ORIENTATION = 0x0112
+"""EXIF's tag; 1 is upright."""
+
+Pixels = NDArray[np.uint8]
+Transform = Callable[[Image.Image, Any, str], Image.Image | bytes | None]
+"""A user's function of (image, label, name): the image that takes its place, the bytes of such an image's file, or
+None to leave the sample out."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """What becomes of images; `str` of it is what `parse` reads."""
+
+    kind: Literal["keep", "seekable", "encode", "raw"]
+    side: int | None = None
+    """The shorter side has at most so many pixels."""
+    quality: int = QUALITY
+    """Of JPEG, 1..100; with `encode`."""
+    subsampling: str | None = None
+    """Of JPEG's colour: 444, 422 or 420; None: 420, as Pillow does."""
+
+    @staticmethod
+    def parse(text: str) -> Mode:
+        """Reads a mode as the command line has it. Raises UsageError."""
+        first, *rest = parts = [part.strip() for part in text.split(",")]
+        if first in ("keep", "seekable") and not rest:
+            return Mode(kind="keep" if first == "keep" else "seekable")
+        raw = first == "raw"
+        given = rest if raw else parts
+        options = {name: value for name, _, value in (part.partition("=") for part in given)}
+        if len(options) != len(given) or not options.keys() <= {"resize", "quality", "subsampling"}:
+            raise UsageError(f"{text!r} is no mode", fix=_FORM)
+        if raw and options.keys() - {"resize"}:
+            raise UsageError(f"{text!r}: raw pixels have no quality", fix="Write raw, or raw,resize=N.")
+        side = _number(text, options["resize"], 1, 1 << 16) if "resize" in options else None
+        if raw:
+            return Mode(kind="raw", side=side)
+        subsampling = options.get("subsampling")
+        if subsampling not in (None, *_SUBSAMPLINGS):
+            raise UsageError(f"{subsampling!r} is no subsampling", fix=f"Choose one of {', '.join(_SUBSAMPLINGS)}.")
+        quality = _number(text, options.get("quality", str(QUALITY)), 1, 100)
+        return Mode(kind="encode", side=side, quality=quality, subsampling=subsampling)
+
+    def __str__(self) -> str:
+        if self.kind in ("keep", "seekable"):
+            return self.kind
+        parts = ["raw"] if self.kind == "raw" else []
+        parts += [f"resize={self.side}"] if self.side else []
+        parts += [f"quality={self.quality}"] if self.kind == "encode" else []
+        parts += [f"subsampling={self.subsampling}"] if self.subsampling else []
+        return ",".join(parts)
+
+    def after(self, before: str) -> str:
+        """The mode of a pack, made in this mode of one in mode `before`: what loses nothing leaves it as it was."""
+        if self.kind in ("keep", "seekable") and before.partition("=")[0] in ("resize", "quality", "seekable"):
+            return before
+        return str(self)
+
+
+class Stored(NamedTuple):
+    """What goes into a shard: the bytes of an image file, or pixels, uint8 [h, w, c]."""
+
+    data: bytes | Pixels
+    width: int
+    height: int
+    gray: bool
+    reason: str
+    """Why the image cannot be used; empty where it can."""
+    note: str
+    """What happened to it that the user should know, without its name."""
+
+    @property
+    def payload(self) -> bytes | memoryview:
+        return self.data if isinstance(self.data, bytes) else self.data.data
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.data) if isinstance(self.data, bytes) else self.data.nbytes
+
+    @property
+    def flags(self) -> int:
+        if isinstance(self.data, bytes):
+            return 0 if self.data.startswith(JPEG) else FLAG_NOT_JPEG
+        return FLAG_RAW
+
+
+LEFT_OUT = "left out by the transform"
+LYING = "turned or mirrored by EXIF"
+NOT_SEEKABLE = "not seekable: "
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Treatment:
+    """A mode with all that it needs: makes of one image what is stored."""
+
+    mode: Mode
+    channels: int
+    """Of raw pixels; 1 or 3."""
+    seekable: Callable[[bytes], bytes] | None
+    """Rewrites a JPEG, or raises DataError; None where the native core is missing."""
+    transform: Transform | None
+    orient: bool
+
+    def __call__(self, image: bytes | Pixels, label: Any, name: str) -> Stored:
+        """Decodes an image and treats it. Raises UserCodeError where the transform fails, and nothing else."""
+        try:
+            return self._treated(image, label, name)
+        except UserCodeError:
+            raise
+        except UnidentifiedImageError:
+            return unusable("it is no image of a known format")
+        except Exception as error:  # Pillow's plugins raise anything from OSError to struct.error on damaged bytes
+            return unusable(" ".join(str(error).split()) or type(error).__name__)
+
+    def _treated(self, source: bytes | Pixels, label: Any, name: str) -> Stored:
+        data, image = (source, opened(source)) if isinstance(source, bytes) else (None, as_image(source))
+        note = ""
+        if _lies(image):
+            if self.orient:
+                data, image = None, ImageOps.exif_transpose(image)
+            else:
+                note = LYING
+        if self.transform:
+            made = self._transformed(image, label, name)
+            if made is None:
+                return Stored(b"", 0, 0, False, "", LEFT_OUT)
+            data, image = (made, opened(made)) if isinstance(made, bytes) else (None, made)
+        if self.mode.kind == "raw":
+            image = _shrunk(converted(image, self.channels), self.mode.side)
+            pixels = np.asarray(image).reshape(image.height, image.width, self.channels)
+            return Stored(np.ascontiguousarray(pixels), image.width, image.height, self.channels == 1, "", note)
+        if self.mode.kind == "encode":
+            image = _shrunk(_plain(image), self.mode.side)
+            data = self._jpeg(image)
+        elif data is None:
+            data = self._jpeg(_plain(image)) if self.transform else _png(image)
+        if self.mode.kind != "keep" and self.seekable and data.startswith(JPEG):
+            try:
+                data = self.seekable(data)
+            except DataError as error:
+                note = f"{NOT_SEEKABLE}{error.what}"
+        return Stored(data, image.width, image.height, image.mode in GRAY_MODES, "", note)
+
+    def _jpeg(self, image: Image.Image) -> bytes:
+        encoded = self.mode.kind == "encode"
+        options: dict[str, Any] = {"quality": self.mode.quality if encoded else TRANSFORMED_QUALITY}
+        if self.mode.subsampling:
+            options["subsampling"] = _SUBSAMPLINGS[self.mode.subsampling]
+        buffer = io.BytesIO()
+        image.save(buffer, "JPEG", **options)  # not with optimize=True: Pillow then fails on noisy images
+        return buffer.getvalue()
+
+    def _transformed(self, image: Image.Image, label: Any, name: str) -> Image.Image | bytes | None:
+        assert self.transform
+        try:
+            made = self.transform(image, label, name)
+            if made is not None and not isinstance(made, Image.Image | bytes):
+                raise TypeError(f"it returned {type(made).__name__}, and not an image, bytes or None")
+        except Exception as error:
+            raise UserCodeError(f"the transform failed: {type(error).__name__}: {error}", where=name) from error
+        return made
+
+
+def sentences(noted: dict[str, list[str]]) -> list[str]:
+    """What to tell the user of the notes of all images, each given with the names of the images that have it."""
+    told = []
+    for note, names in sorted(noted.items()):
+        some = f"{len(names):,} images" if len(names) > 1 else names[0]
+        if note == LEFT_OUT:
+            told.append(f"The transform left out {some}.")
+        elif note == LYING:
+            fix = "--orient does that in modes that encode images anew"
+            told.append(f"EXIF says to turn or mirror {some}, which was not done, as torchvision does not; {fix}.")
+        else:
+            such = f" (such as {names[0]})" if len(names) > 1 else ""
+            told.append(f"Stored as it was, not seekable: {some}{such}: {note.removeprefix(NOT_SEEKABLE)}.")
+    return told
+
+
+def unusable(reason: str) -> Stored:
+    """What is known of an image that cannot be used."""
+    return Stored(b"", 0, 0, False, reason, "")
+
+
+def opened(data: bytes) -> Image.Image:
+    """A decoded image in its own mode; raises whatever Pillow raises of one that the reference cannot decode."""
+    if not data:
+        raise ValueError("it is empty")
+    image = glanced(data)
+    limit = Image.MAX_IMAGE_PIXELS
+    if limit and image.width * image.height > limit:
+        raise ValueError(f"its {image.width} x {image.height} pixels are more than the limit of {limit:,}")
+    image.load()
+    _plain(image)
+    return image
+
+
+def glanced(image: bytes | Pixels) -> Image.Image:
+    """An image of whose file only the header has been read; raises whatever Pillow raises."""
+    return Image.open(io.BytesIO(image), formats=FORMATS) if isinstance(image, bytes) else as_image(image)
+
+
+def as_image(pixels: Pixels) -> Image.Image:
+    """Pixels, uint8 [h, w, 1] or [h, w, 3], as an image."""
+    return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+
+
+def _number(text: str, value: str, low: int, high: int) -> int:
+    if not value.isdecimal() or not low <= int(value) <= high:
+        raise UsageError(f"{text!r}: {value!r} is no number from {low} to {high:,}", fix=_FORM)
+    return int(value)
+
+
+def _plain(image: Image.Image) -> Image.Image:
+    """The image in mode L where it is gray, else RGB."""
+    return converted(image, 1 if image.mode in GRAY_MODES else 3)
+
+
+def _lies(image: Image.Image) -> bool:
+    """Whether its EXIF block says that it has to be turned or mirrored; a damaged block says nothing."""
+    if not (image.info.get("exif") or image.format == "TIFF"):
+        return False
+    try:
+        return image.getexif().get(_ORIENTATION, 1) in range(2, 9)
+    except Exception:  # anything, as of damaged images
+        return False
+
+
+def _shrunk(image: Image.Image, side: int | None) -> Image.Image:
+    """Its shorter side brought to `side` at most, by Pillow's antialiased bicubic kernel; never enlarged."""
+    shorter = min(image.size)
+    if side is None or shorter <= side:
+        return image
+    width, height = (max(1, round(length * side / shorter)) for length in image.size)
+    return image.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG")
+    return buffer.getvalue()

@@ -1,0 +1,162 @@
+"""RandAugment and TrivialAugment: operations chosen at random for each sample, from a fixed list of 14.
+
+The operations, their strengths and the names are torchvision's. A strength is one of 31 levels; where an operation has
+two directions, each comes half of the time. What is chosen is known on the host, so samples are grouped by operation
+there, and each group is one batched call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headway.core.errors import UsageError
+from headway.core.keys import UInt64, integers, words
+from headway.data.crops import Float64
+from headway.data.ops.colour import brightness, contrast, saturation, sharpness
+from headway.data.ops.move import warp
+from headway.data.ops.tone import autocontrast, equalize, posterize, solarize
+from headway.data.streams import STREAM_LEVEL, STREAM_OPERATION, STREAM_SIGN
+from headway.data.upload import to_device
+
+Int64 = NDArray[np.int64]
+
+MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
+BLENDS = ("brightness", "color", "contrast", "sharpness")
+OPERATIONS = ("identity", *MOVES, *BLENDS, "posterize", "solarize", "autocontrast", "equalize")
+"""Their numbers are their places here."""
+LEVELS = 31
+"""TrivialAugment draws one of these; RandAugment's `m` is one."""
+
+_APPLY: dict[str, Callable[[torch.Tensor, Float64], torch.Tensor]] = {
+    "brightness": lambda images, strength: brightness(images, 1 + strength),
+    "color": lambda images, strength: saturation(images, 1 + strength),
+    "contrast": lambda images, strength: contrast(images, 1 + strength),
+    "sharpness": lambda images, strength: sharpness(images, 1 + strength),
+    "posterize": lambda images, strength: posterize(images, strength.astype(np.int64)),
+    "solarize": solarize,
+    "autocontrast": lambda images, _: autocontrast(images),
+    "equalize": lambda images, _: equalize(images),
+}
+
+
+def rand_augment(keys: UInt64, size: tuple[int, int], *, n: int = 2, m: int = 9) -> tuple[Int64, Float64]:
+    """Draws `n` operations a sample, each of level `m` of 0 to 30.
+
+    Args:
+        keys: uint64 [b].
+        size: (height, width) of the images.
+
+    Returns:
+        operations int64 [b, n] (numbers of OPERATIONS), and their strengths float64 [b, n] in each one's own unit:
+        a shear, pixels, degrees, a factor less 1, bits, a byte.
+
+    Raises:
+        UsageError: n is not 1 to 99, or m not 0 to 30.
+
+    Source: Cubuk et al. 2019, "RandAugment" (arXiv 1909.13719).
+    """
+    if not 1 <= n <= 99 or not 0 <= m < LEVELS:
+        raise UsageError(f"{n} operations of level {m}", fix=f"Give 1 to 99 of level 0 to {LEVELS - 1}.")
+    return _draw(keys, n, np.full((len(keys), n), m), _strengths("rand", size))
+
+
+def trivial_augment(keys: UInt64, size: tuple[int, int]) -> tuple[Int64, Float64]:
+    """Draws one operation a sample and its level; what it gives is as `rand_augment` gives it, with n = 1.
+
+    Source: Müller and Hutter 2021, "TrivialAugment" (arXiv 2103.10158), the wide space.
+    """
+    return _draw(keys, 1, integers(keys, STREAM_LEVEL, 0, LEVELS)[:, None], _strengths("trivial", size))
+
+
+def _draw(keys: UInt64, n: int, levels: Int64, strengths: Float64) -> tuple[Int64, Float64]:
+    operations = np.stack([integers(keys, STREAM_OPERATION + k, 0, len(OPERATIONS)) for k in range(n)], axis=1)
+    negative = np.stack([words(keys, STREAM_SIGN + k) >> np.uint64(63) for k in range(n)], axis=1).astype(bool)
+    drawn = strengths[operations, levels]
+    signed = operations <= len(MOVES + BLENDS)
+    return operations, np.where(signed & negative & (operations > 0), -drawn, drawn)
+
+
+@lru_cache(maxsize=64)  # a size for each step of a progressive resolution
+def _strengths(name: Literal["rand", "trivial"], size: tuple[int, int]) -> Float64:
+    """Strength of each operation (row) at each level (column)."""
+    wide = name == "trivial"
+    height, width = size
+    share = 150 / 331  # of the sides: the paper's 150 pixels of ImageNet crops of 331
+    largest = {
+        "shear_x": 0.99 if wide else 0.3,
+        "shear_y": 0.99 if wide else 0.3,
+        "translate_x": 32 if wide else share * width,
+        "translate_y": 32 if wide else share * height,
+        "rotate": 135 if wide else 30,
+        **dict.fromkeys(BLENDS, 0.99 if wide else 0.9),
+    }
+    level = np.linspace(0, 1, LEVELS)
+    table = np.stack([level * largest.get(operation, 0) for operation in OPERATIONS])
+    table[OPERATIONS.index("posterize")] = 8 - np.rint(level * (6 if wide else 4))
+    table[OPERATIONS.index("solarize")] = 255 * (1 - level)
+    return table
+
+
+def apply(images: torch.Tensor, operations: Int64, strengths: Float64, fill: torch.Tensor) -> torch.Tensor:
+    """Applies what was drawn, one round of operations after the other.
+
+    Args:
+        images: uint8 [b, H, W, C].
+        operations, strengths: [b, n].
+        fill: uint8 [C] on the images' device: what comes in from outside.
+
+    Returns:
+        a new tensor.
+
+    Raises:
+        UsageError: the images are not bytes.
+    """
+    if images.dtype != torch.uint8:
+        raise UsageError(f"operations on images of {images.dtype}", fix="Apply them before normalisation, to uint8.")
+    for operation, strength in zip(operations.T, strengths.T, strict=True):
+        images = _round(images, operation, strength, fill)
+    return images
+
+
+def _round(images: torch.Tensor, operation: Int64, strength: Float64, fill: torch.Tensor) -> torch.Tensor:
+    out = images.clone()
+    moved = (operation > 0) & (operation <= len(MOVES))
+    groups = [("move", moved), *((name, operation == OPERATIONS.index(name)) for name in _APPLY)]
+    for name, chosen in groups:
+        members = np.flatnonzero(chosen)
+        if not members.size:
+            continue
+        places = to_device(members, images.device)
+        some, drawn = images.index_select(0, places), strength[members]
+        if name == "move":
+            some = warp(some, matrices(operation[members], drawn, images.shape[1:3]), fill)
+        else:
+            some = _APPLY[name](some, drawn)
+        out.index_copy_(0, places, some)
+    return out
+
+
+def matrices(operation: Int64, strength: Float64, size: tuple[int, int] | torch.Size) -> Float64:
+    """Affine matrices of moves, float64 [b, 6], as `warp` takes them.
+
+    A shear leaves the upper left corner where it is, a rotation (counter-clockwise) the middle; a translation moves the
+    image by whole pixels, to the right and down.
+    """
+    out = np.tile([1.0, 0.0, 0.0, 0.0, 1.0, 0.0], (len(operation), 1))
+    is_ = {name: operation == OPERATIONS.index(name) for name in MOVES}
+    out[:, 1] = np.where(is_["shear_x"], strength, 0)
+    out[:, 3] = np.where(is_["shear_y"], strength, 0)
+    out[:, 2] = np.where(is_["translate_x"], -np.trunc(strength), 0)
+    out[:, 5] = np.where(is_["translate_y"], -np.trunc(strength), 0)
+    angle = np.deg2rad(strength[is_["rotate"]])
+    cosine, sine = np.cos(angle), np.sin(angle)
+    y, x = size[0] / 2, size[1] / 2
+    turned = [cosine, -sine, x - cosine * x + sine * y, sine, cosine, y - sine * x - cosine * y]
+    out[is_["rotate"]] = np.stack(turned, axis=1)
+    return out

@@ -1,0 +1,63 @@
+"""Progressive resolution: training begins with small images, which take less time, and ends with large ones.
+
+Sources: Touvron et al. 2019, "Fixing the train-test resolution discrepancy" (arXiv 1906.06423); Tan and Le 2021,
+"EfficientNetV2" (arXiv 2104.00298), whose authors strengthen the augmentation with the size too; the ramp along a line
+is that of FFCV's and Composer's ImageNet recipes.
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from headway.core.errors import UsageError
+from headway.core.recipe import Part
+
+
+class ProgressiveRecipe(Part):
+    """The size of training images grows along a line, from `start` to `data.size`. Evaluation is at `data.size`."""
+
+    start: int = Field(default=160, ge=1)
+    """Shorter side in pixels at the beginning."""
+    from_epoch: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """Until then images have the size of the beginning."""
+    until_epoch: float = Field(gt=0, allow_inf_nan=False)
+    """From then on they have their full size."""
+    step: int = Field(default=32, ge=1)
+    """Sides between are multiples of this, in pixels: few sizes, each of which a compiled network and the convolution
+    library meet for the first time once."""
+
+    @model_validator(mode="after")
+    def _rises(self) -> ProgressiveRecipe:
+        if self.until_epoch <= self.from_epoch:
+            raise ValueError(
+                f"the size would grow from epoch {self.from_epoch:g} until {self.until_epoch:g}: "
+                "set until_epoch to more than from_epoch"
+            )
+        return self
+
+
+def size_at(recipe: ProgressiveRecipe, full: tuple[int, int], epoch: float) -> tuple[int, int]:
+    """Size (height, width) of the training images of a step.
+
+    Args:
+        recipe: where it begins, and how it grows.
+        full: (height, width) at the end.
+        epoch: of the step's first position; a step that begins in an epoch has that one's size. May be a fraction.
+
+    Returns:
+        the full size from `until_epoch` on; before it sides rounded to multiples of `step`, none larger than at the
+        end, in the full size's proportions but for the rounding.
+
+    Raises:
+        UsageError: the start is no less than the full size's shorter side.
+    """
+    shorter = min(full)
+    if recipe.start >= shorter:
+        what = f"progressive resolution from {recipe.start} to images whose shorter side is {shorter}"
+        raise UsageError(what, where="data.progressive.start", fix=f"Set it to less than {shorter}.")
+    if epoch >= recipe.until_epoch:
+        return full
+    done = max(0.0, epoch - recipe.from_epoch) / (recipe.until_epoch - recipe.from_epoch)
+    share = (recipe.start + (shorter - recipe.start) * done) / shorter
+    height, width = (min(side, max(1, round(side * share / recipe.step)) * recipe.step) for side in full)
+    return height, width

@@ -1,0 +1,146 @@
+"""The one full read of foreign data: sizes of the images, and a checksum of every record."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from crc32c import crc32c
+from numpy.typing import NDArray
+from PIL import Image
+
+from headway.core.errors import DataError
+from headway.data import native
+from headway.data.columns import COLUMN_TYPES, FLAG_NOT_JPEG, NUMPY_TYPES, Description, Shard, fingerprint_of
+from headway.data.cores import usable_cores
+from headway.data.dataset import Dataset
+from headway.data.formats.found import Found, Labels
+from headway.data.reference import FORMATS, GRAY_MODES
+
+Progress = Callable[[int, int], None]
+"""Called with (samples done, samples in all)."""
+
+_CHUNK = 64
+"""Loose files are read into memory, so many at a time and thread."""
+_JPEG = b"\xff\xd8\xff"
+
+
+class _Header(NamedTuple):
+    width: int
+    height: int
+    gray: bool
+
+
+def scan(
+    found: Found, root: Path, source: str, progress: Progress | None
+) -> tuple[dict[str, NDArray[Any]], Description]:
+    """Columns and description of what was found; `source` is what the user calls it.
+
+    An image whose header cannot be read is given 1 x 1 pixels: it will be found undecodable when it is asked for.
+
+    Raises DataError where there is no image among the records.
+    """
+    columns = _columns(found)
+    description = Description(
+        pack_id=0,
+        fingerprint="",
+        format=found.format,
+        mode="foreign",
+        label_kind=found.labels.kind,
+        classes=found.labels.classes,
+        class_counts=_class_counts(found.labels),
+        channels=found.pixels.channels if found.pixels else 0,
+        common_size=None,
+        shards=tuple(Shard(name=_relative(file, root), size=file.stat().st_size) for file in found.files),
+        source=source,
+    )
+    gray = _measure(Dataset(root, columns, description), columns, found, progress)
+    width, height = columns["width"], columns["height"]
+    alike = bool((width == width[0]).all() and (height == height[0]).all())
+    fields = vars(description) | {
+        "fingerprint": (fingerprint := fingerprint_of(columns)),
+        "pack_id": int(fingerprint[:16], 16),
+        "channels": description.channels or (1 if gray else 3),
+        "common_size": (int(width[0]), int(height[0])) if alike else None,
+    }
+    return columns, Description(**fields)
+
+
+def _measure(data: Dataset, columns: dict[str, NDArray[Any]], found: Found, progress: Progress | None) -> bool:
+    """Fills in checksums, sizes and flags; whether all images are gray."""
+    n = len(data)
+
+    def chunk(low: int) -> tuple[int, bool]:
+        """How many of a stretch of samples are images, and whether these are gray."""
+        ids = np.arange(low, min(low + _CHUNK, n))
+        good, gray = 0, True
+        for sample, record in zip(ids.tolist(), data.read(ids), strict=True):
+            columns["crc32c"][sample] = crc32c(record)
+            if found.pixels:
+                continue
+            columns["flags"][sample] |= FLAG_NOT_JPEG * (record[:3] != _JPEG)
+            header = _header(record)
+            columns["width"][sample], columns["height"][sample] = header[:2] if header else (1, 1)
+            good += header is not None
+            gray = gray and (header is None or header.gray)
+        return good, gray
+
+    results = []
+    with ThreadPoolExecutor(usable_cores(), "headway-scan") as pool, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")
+        for low, result in zip(range(0, n, _CHUNK), pool.map(chunk, range(0, n, _CHUNK)), strict=True):
+            results.append(result)
+            if progress:
+                progress(min(low + _CHUNK, n), n)
+    if not found.pixels and not any(good for good, _ in results):
+        where = str(found.files[0]) if found.files else str(data.folder)
+        raise DataError(f"none of its {n:,} records is an image", where=where)
+    return all(gray for _, gray in results)
+
+
+def _header(record: memoryview) -> _Header | None:
+    if record[:3] == _JPEG and native.available():
+        try:
+            info = native.probe(record)
+            return _Header(info.width, info.height, info.components == 1)
+        except DataError:
+            return None
+    try:
+        with Image.open(io.BytesIO(record), formats=FORMATS) as image:
+            return _Header(image.width, image.height, image.mode in GRAY_MODES)
+    except Exception:  # Pillow's plugins raise anything from OSError to struct.error on damaged bytes
+        return None
+
+
+def _columns(found: Found) -> dict[str, NDArray[Any]]:
+    n = len(found.shard)
+    columns: dict[str, NDArray[Any]] = {name: np.zeros(n, NUMPY_TYPES[kind]) for name, kind in COLUMN_TYPES.items()}
+    columns |= {"shard": found.shard, "offset": found.offset, "length": found.length, "flags": found.flags.copy()}
+    if found.pixels:
+        columns |= {"width": found.pixels.width, "height": found.pixels.height}
+    columns["label"] = found.labels.values
+    if found.names is not None:
+        columns["name"], columns["name_offset"] = _joined(found.names)
+    # safetensors writes the memory of an array, whatever its strides
+    return {name: np.ascontiguousarray(column) for name, column in columns.items()}
+
+
+def _joined(names: Sequence[str]) -> tuple[NDArray[np.uint8], NDArray[np.uint64]]:
+    encoded = [os.fsencode(name) for name in names]
+    return np.frombuffer(b"".join(encoded), np.uint8), np.cumsum([0, *map(len, encoded)], dtype=np.uint64)
+
+
+def _class_counts(labels: Labels) -> tuple[int, ...]:
+    if labels.kind == "class":
+        return tuple(np.bincount(labels.values, minlength=len(labels.classes)).tolist())
+    return tuple(np.count_nonzero(labels.values, axis=0).tolist()) if labels.kind == "multi" else ()
+
+
+def _relative(file: Path, root: Path) -> str:
+    return str(file.relative_to(root)) if file.is_relative_to(root) else str(file)

@@ -1,0 +1,72 @@
+"""DeviceTier: the whole set decoded in the memory of a device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, final
+
+import numpy as np
+
+from headway.data.dataset import Dataset
+from headway.data.decode import Decoder
+from headway.data.order import Order
+from headway.data.records import Records
+from headway.data.tiers.memory import Progress, decoded
+from headway.data.tiers.policy import Slots
+from headway.data.tiers.tier import Ids, Tier
+
+if TYPE_CHECKING:  # it takes seconds
+    import torch
+
+
+@final
+class DeviceTier(Tier):
+    """Decoded images as one tensor, uint8 [n, height, width, channels], from which batches are gathered.
+
+    Args:
+        source: is read once; images have to share one size.
+        device: of torch.
+
+    Attributes:
+        pixels: the tensor.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        source: Tier,
+        decoder: Decoder,
+        device: torch.device | str,
+        *,
+        why: str,
+        progress: Progress | None = None,
+    ) -> None:
+        import torch
+
+        super().__init__(dataset, "device", why)
+        size, n = dataset.description.common_size, len(dataset)
+        assert size is not None, "choose has seen to it"
+        self._device = torch.device(device)
+        shape = (n, size[1], size[0], dataset.description.channels)
+        self.pixels = torch.empty(shape, dtype=torch.uint8, device=self._device)
+        for low, some in decoded(dataset, source, decoder, self, progress):
+            self.pixels[low : low + len(some)].copy_(torch.from_numpy(some))
+
+    def gather(self, ids: Sequence[int] | Ids) -> torch.Tensor:
+        """Images of the samples, uint8 [k, height, width, channels] on the device; the host does not wait for them."""
+        import torch
+
+        index = torch.from_numpy(np.ascontiguousarray(ids, np.int64))
+        if self._device.type == "cuda":
+            index = index.pin_memory().to(self._device, non_blocking=True)
+        return self.pixels.index_select(0, index)
+
+    def read(self, ids: Sequence[int] | Ids) -> Records:
+        """Pixels on the host: a copy that waits for the device. The way of batches is `gather`."""
+        return Records.rows(self.gather(ids).cpu().numpy())
+
+    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: Slots | None = None) -> None:
+        """Nothing is brought: everything is there."""
+
+    def close(self) -> None:
+        """The memory goes with the tier."""

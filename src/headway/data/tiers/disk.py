@@ -1,0 +1,94 @@
+"""DiskTier: remote records, fetched ahead of need and kept on the local disk, or in memory until they are read."""
+
+from __future__ import annotations
+
+import logging
+import os
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import final
+
+import numpy as np
+
+from headway.data.dataset import Dataset
+from headway.data.order import Order
+from headway.data.records import Records
+from headway.data.shards import on_network
+from headway.data.tiers.fetch import THREADS, Fetcher
+from headway.data.tiers.policy import Slots
+from headway.data.tiers.remote import Remote
+from headway.data.tiers.store import Store
+from headway.data.tiers.tier import Ids, Tier
+
+LOG = logging.getLogger("headway.data")
+
+
+@final
+class DiskTier(Tier):
+    """Records of a remote data set.
+
+    Args:
+        remote: where its shards lie.
+        folder: the cache folder, which other sets and other processes of the host may share; None: nothing is kept,
+            and what is not read yet is held in memory. A folder that cannot be used has the same effect, and the log
+            says so once.
+        budget_bytes: that all sets in the folder may take together.
+        threads: that fetch.
+
+    A forked child has threads and connections of its own from its first read on.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        remote: Remote,
+        folder: Path | None,
+        budget_bytes: int,
+        *,
+        why: str,
+        threads: int = THREADS,
+    ) -> None:
+        super().__init__(dataset, "disk" if folder else "none", why)
+        self._dataset, self._remote, self._folder, self._budget_bytes = dataset, remote, folder, budget_bytes
+        self._count = threads
+        self._fetcher, self._process = self._start(), os.getpid()
+        self._end = weakref.finalize(self, self._fetcher.close)
+
+    def read(self, ids: Sequence[int] | Ids) -> Records:
+        return self._mine().read(np.asarray(ids, np.int64))
+
+    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: Slots | None = None) -> None:
+        self._mine().expect(spans, order, slots)
+
+    def close(self) -> None:
+        self._end()
+
+    def _mine(self) -> Fetcher:
+        if self._process != os.getpid():
+            self._end.detach()  # its threads stayed in the parent
+            self._fetcher, self._process = self._start(), os.getpid()
+            self._end = weakref.finalize(self, self._fetcher.close)
+        return self._fetcher
+
+    def _start(self) -> Fetcher:
+        shards = self._dataset.description.shards
+        remote = self._remote.again({shard.name: shard.size for shard in shards})
+        return Fetcher(self._dataset, remote, self._open_store(), LOG.warning, self._count)
+
+    def _open_store(self) -> Store | None:
+        if self._folder is None:
+            return None
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            if not on_network(self._folder):
+                return Store(self._dataset, self._folder, self._budget_bytes)
+            reason = "it lies on a network file system"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        LOG.warning(
+            "The cache folder %s cannot be used (%s): records are read from the network each time.",
+            self._folder,
+            reason,
+        )
+        return None

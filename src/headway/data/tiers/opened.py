@@ -1,0 +1,137 @@
+"""Opens a packed data set at a remote address: its columns are fetched whole, its records as they are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import DataError, UsageError
+from headway.core.files import write_whole
+from headway.data.columns import COLUMNS_FILE, PACK_FORMATS, Description, fingerprint_of, load_columns
+from headway.data.dataset import Dataset
+from headway.data.formats.unpack import cache_folder as default_cache_folder
+from headway.data.records import Records
+from headway.data.tiers.layout import Columns, Ids, Layout, image_of
+from headway.data.tiers.remote import Remote
+from headway.data.tiers.store import PACKS
+from headway.data.tiers.transport import Mark
+
+
+def open_remote(uri: str, cache_folder: str | os.PathLike[str] | None = None) -> Dataset:
+    """Opens the pack at an address, such as s3://bucket/imagenet/train.
+
+    The columns are checked against their fingerprint and kept in `cache_folder / packs / fingerprint`; they are fetched
+    again only where the remote file has changed. `Dataset.read` fetches one run after the other; a tier is faster.
+
+    Raises:
+        UsageError: there is no pack at this address, or nothing installed reads it.
+        DataError: its columns are damaged, or cannot be fetched.
+    """
+    remote, root = Remote(uri), Path(cache_folder or default_cache_folder())
+    try:
+        mark = remote.mark(COLUMNS_FILE)
+    except FileNotFoundError:
+        raise _no_pack(remote) from None
+    try:
+        columns, description = _kept(root, remote.uri, mark) or _fetched(root, remote, mark)
+    finally:
+        remote.close()
+    if description.format not in PACK_FORMATS:
+        what = f"it is packed in a format that is not known here, {description.format!r}"
+        raise DataError(what, where=remote.uri, fix="Pack the data again.")
+    return Dataset(Path(uri), columns, description, source=RemoteShards(remote, columns, description))
+
+
+@final
+class RemoteShards:
+    """Records that are fetched as they are read, one run after the other, by the thread that reads."""
+
+    def __init__(self, remote: Remote, columns: Columns, description: Description) -> None:
+        shards = description.shards
+        self.remote = remote.again({shard.name: shard.size for shard in shards})
+        self._columns, self._layout = columns, Layout(columns, shards)
+        self._names = [shard.name for shard in shards]
+
+    def read(self, ids: Ids) -> Records:
+        """As `Dataset.read`. Raises DataError where the address cannot be read."""
+        extents: dict[int, NDArray[np.uint8]] = {}
+        for run in self._layout.runs(np.unique(ids)):
+            low = int(run.start[0])
+            data = self.remote.read(self._names[int(run.shard[0])], low, int(run.end.max()) - low)
+            extents.update(zip(run.ids.tolist(), run.cut(low, data), strict=True))
+        return Records.of([image_of(self._columns, sample, extents[sample]) for sample in ids.tolist()])
+
+    def close(self) -> None:
+        """Closes the connections; a later read opens new ones."""
+        self.remote.close()
+
+
+def _kept(root: Path, uri: str, mark: Mark) -> tuple[Columns, Description] | None:
+    """The columns that were fetched before from this address, where its file is still the same."""
+    try:
+        known = json.loads(_note(root, uri).read_text())
+        if not mark.tag or known["mark"] != list(mark):
+            return None
+        path = root / PACKS / known["fingerprint"] / COLUMNS_FILE
+        if path.stat().st_size != mark.size:
+            return None
+        columns, description, _ = load_columns(path)
+    except (OSError, ValueError, LookupError, TypeError, DataError):
+        return None
+    return columns, description
+
+
+def _fetched(root: Path, remote: Remote, mark: Mark) -> tuple[Columns, Description]:
+    columns, description, data = _checked(remote, mark)
+    path = root / PACKS / description.fingerprint / COLUMNS_FILE
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, data)
+        note = _note(root, remote.uri)
+        note.parent.mkdir(exist_ok=True)
+        write_whole(note, json.dumps({"uri": remote.uri, "mark": mark, "fingerprint": description.fingerprint}))
+        columns, description, _ = load_columns(path)
+    except OSError:
+        pass  # a folder that cannot be written: they stay in memory
+    return columns, description
+
+
+def _checked(remote: Remote, mark: Mark) -> tuple[Columns, Description, bytes]:
+    """The columns in memory, and the file's bytes. A transfer that went wrong is done again once."""
+    where = f"{remote.uri}/{COLUMNS_FILE}"
+    what, fix = "the columns do not have their fingerprint", "Copy the data there again, or pack again."
+    for _ in range(2):
+        data = remote.read(COLUMNS_FILE, 0, mark.size).tobytes()
+        number = os.memfd_create("columns")
+        try:
+            with open(number, "wb", closefd=False) as file:
+                file.write(data)
+            columns, description, _ = load_columns(Path(f"/proc/self/fd/{number}"))
+            if fingerprint_of(columns) == description.fingerprint:
+                return columns, description, data
+        except DataError as error:
+            what = error.what
+        finally:
+            os.close(number)
+    raise DataError(what, where=where, fix=fix)
+
+
+def _no_pack(remote: Remote) -> UsageError:
+    for part in ("train", "eval"):
+        try:
+            remote.mark(f"{part}/{COLUMNS_FILE}")
+        except (FileNotFoundError, DataError):
+            continue
+        return UsageError("this address holds packed parts", where=remote.uri, fix=f"Name one: {remote.uri}/{part}.")
+    what = f"there is no packed data set (no {COLUMNS_FILE})"
+    return UsageError(what, where=remote.uri, fix="Pack the data (headway pack SRC DST), and copy the folder there.")
+
+
+def _note(root: Path, uri: str) -> Path:
+    return root / "addresses" / f"{hashlib.sha256(uri.encode()).hexdigest()[:32]}.json"

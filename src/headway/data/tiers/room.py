@@ -1,0 +1,53 @@
+"""How much memory is free."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import psutil
+
+_GROUPS = Path("/sys/fs/cgroup")
+
+
+def free_memory_bytes(*, groups: Path = _GROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
+    """Memory that this process may still take: the machine's, or what the limit of its control group (version 1 or 2,
+    its own or that of a group above it) leaves, where that is less."""
+    return max(0, min([int(psutil.virtual_memory().available), *_left(groups, membership)]))
+
+
+def copies_on_host() -> int:
+    """How many processes of this run share the host, and each keep a copy: what the launcher says, or one."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isdecimal() else 1
+
+
+def _left(groups: Path, membership: Path) -> Iterator[int]:
+    """What every limit over this process leaves, in bytes."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, name = line.split(":", 2)
+        unified = number == "0" and not controllers
+        if not unified and "memory" not in controllers.split(","):
+            continue
+        inner = PurePosixPath(name.lstrip("/"))
+        for group in (inner, *inner.parents):
+            folder = groups / group if unified else groups / "memory" / group
+            names = ("memory.max", "memory.current") if unified else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+            try:
+                limit, used = ((folder / name).read_text().strip() for name in names)
+                cached = _reclaimable(folder)
+            except (OSError, ValueError):  # the root has no limit; a container sees its own group as the root
+                continue
+            if limit != "max":
+                yield int(limit) - int(used) + cached
+
+
+def _reclaimable(folder: Path) -> int:
+    """Page cache of files that a group's use counts, and that the kernel takes back when it is asked for memory."""
+    words = dict(line.split() for line in (folder / "memory.stat").read_text().splitlines())
+    return int(words.get("total_inactive_file", words.get("inactive_file", 0)))
