@@ -3,6 +3,7 @@
 PYTHON ?= python3
 SRC ?=
 SPLIT ?= 0.2
+DIST ?= dist
 VENV := .venv
 PEERS := .venv-peers
 BIN := $(VENV)/bin
@@ -16,7 +17,7 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test check lint docs benches peers clean
+.PHONY: help demo native test fuzz check lint docs benches peers wheel clean
 
 help: ## print this list
 	@echo "make TARGET, where TARGET is one of"
@@ -27,7 +28,7 @@ $(VENV)/.base: pyproject.toml constraints.txt
 	@echo "Filling $(VENV): the package and what it runs on (minutes the first time)"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python $(PIP) -c constraints.txt pip
-	$(INSTALL) -e '.[demo,tensorboard]'
+	$(INSTALL) -e '.[demo,tensorboard]' -C wheel.cmake=false
 	touch $@
 
 $(VENV)/.tools: $(VENV)/.base
@@ -35,7 +36,19 @@ $(VENV)/.tools: $(VENV)/.base
 	$(INSTALL) --group test --group lint --group docs
 	touch $@
 
-demo: $(VENV)/.base ## the main job on real images: pack, train, report (SRC=FOLDER for your own; SPLIT= where it holds train/ and eval/)
+native: $(VENV)/.native ## the native core, built in place where its source has changed
+
+# Where there is no cmake, pip brings one for the time of the build. The lock: two makes at once build one after another.
+$(VENV)/.native: $(wildcard native/*) | $(VENV)/.base
+	@echo "Building the native core"
+	@mkdir -p build; exec 9> build/native.lock; flock 9; \
+	if command -v cmake >/dev/null; then \
+	  cmake -S native -B build/native -D HEADWAY_STRICT=$${CI:-OFF} >/dev/null; \
+	  cmake --build build/native -j "$$(nproc)" >/dev/null; cmake --install build/native >/dev/null; \
+	else $(INSTALL) --no-deps -e .; fi
+	touch $@
+
+demo: $(VENV)/.native ## the main job on real images: pack, train, report (SRC=FOLDER for your own; SPLIT= where it holds train/ and eval/)
 	rm -rf demo
 	mkdir demo
 ifeq ($(SRC),)
@@ -49,11 +62,14 @@ endif
 	$(BIN)/headway evaluate demo/run
 	$(BIN)/headway report demo/run
 
-test: $(VENV)/.tools ## one case of every kind, at most ten minutes
+test: $(VENV)/.tools $(VENV)/.native ## one case of every kind, at most ten minutes
 	# One thread: the networks are tiny, and threads that wait for each other on busy cores take longer.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not check and not peers" --durations=10
 
-check: lint docs benches peers ## everything that takes longer: linters, docs, benches, peers, long tests
+fuzz: $(VENV)/.base ## damaged JPEGs through the native core under sanitizers (COUNT=200000 SEED=0)
+	$(BIN)/python -m tests.fuzz.campaign $(or $(COUNT),200000) $(or $(SEED),0)
+
+check: lint docs peers benches ## everything that takes longer: linters, docs, benches, peers, long tests
 	$(BIN)/python -m pytest -m "check or peers" --durations=10
 
 lint: $(VENV)/.tools ## ruff, mypy, and the floors
@@ -65,7 +81,7 @@ lint: $(VENV)/.tools ## ruff, mypy, and the floors
 docs: $(VENV)/.tools ## the documentation, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-benches: $(VENV)/.tools ## every bench, shortly
+benches: $(VENV)/.tools $(VENV)/.native ## every bench, shortly
 	for bench in $(BENCHES); do $(BIN)/python -m bench.$$bench --quick; done
 
 # The tests that need the peers skip with the reason where these could not be installed; in CI that is a failure.
@@ -73,11 +89,26 @@ peers: ## other people's readers and loaders, in .venv-peers
 	@[[ $(PEERS)/.stamp -nt constraints-peers.txt ]] || $(MAKE) --no-print-directory $(PEERS)/.stamp \
 	  || { [[ $${CI:-} != true ]] && echo "The peers could not be installed: their tests are skipped."; }
 
+# FFCV is source. Its one header is all of OpenCV, of which it calls core and imgproc; so only these are asked for. It
+# also names opencv-python, which needs a display's libraries.
+FFCV_FLAGS := PKG_CONFIG_PATH="$(CURDIR)/bench/_peers" CPPFLAGS=-I/usr/include/opencv4 \
+  CXXFLAGS="-O3 -include opencv2/imgproc.hpp -DOPENCV_ALL_HPP"
+INSTALL_PEERS := $(PEERS)/bin/python $(PIP) -c constraints-peers.txt
+
 $(PEERS)/.stamp: constraints-peers.txt
 	test -x $(PEERS)/bin/python || $(PYTHON) -m venv $(PEERS)
 	echo '*' > $(PEERS)/.gitignore
-	$(PEERS)/bin/python $(PIP) -c constraints-peers.txt nvidia-dali-cuda120 numpy
+	$(INSTALL_PEERS) nvidia-dali-cuda120 lmdb numpy opencv-python-headless pillow setuptools torch webdataset wheel
+	$(INSTALL_PEERS) assertpy fastargs numba psutil pytorch-pfn-extras terminaltables tqdm
+	$(FFCV_FLAGS) $(INSTALL_PEERS) --no-deps --no-build-isolation ffcv >/dev/null 2>&1 \
+	  || echo "FFCV could not be built (it needs g++ libopencv-imgproc-dev libturbojpeg0-dev pkg-config python3-dev): benches go without it."
 	touch $@
+
+wheel: $(VENV)/.base ## a wheel for this platform and every Python, libjpeg-turbo in it, in dist/
+	$(INSTALL) --group wheel
+	rm -rf build/wheel
+	$(BIN)/python $(subst install,wheel,$(PIP)) --no-deps --build-constraint constraints.txt --wheel-dir build/wheel .
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/auditwheel repair --wheel-dir $(DIST) build/wheel/*.whl
 
 clean: ## remove what was made, the virtual environments excepted
 	rm -rf demo site build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

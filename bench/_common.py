@@ -43,15 +43,20 @@ def median(values: Sequence[float]) -> tuple[float, float, float]:
 def report(claims: Sequence[Claim], options: argparse.Namespace, rows: Sequence[Sequence[str]] = ()) -> None:
     """Prints the table and the claims; writes the JSON file where one is asked for."""
     if rows:
-        widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-        for row in rows:
-            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-        print()
+        table(rows)
     for claim in claims:
         print(f"{claim.name:<20} {claim.value:.4g} {claim.unit}   ({claim.how})")
     if options.json:
         found = {"machine": machine(), "quick": options.quick, "claims": [asdict(claim) for claim in claims]}
         options.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def table(rows: Sequence[Sequence[str]]) -> None:
+    """Prints rows of equal length, the first of them the heading, and an empty line."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    print()
 
 
 def machine() -> dict[str, Any]:

@@ -19,7 +19,7 @@ from time import perf_counter
 import numpy as np
 
 from bench._common import Claim, arguments, median, report
-from headway.data.dataset import COLUMN_TYPES, COLUMNS_FILE, NUMPY_TYPES, Description, Shard
+from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, NUMPY_TYPES, Description, Shard
 from headway.data.formats import recordio
 
 SAMPLES = 10_000_000

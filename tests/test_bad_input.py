@@ -55,10 +55,12 @@ def test_a_missing_or_empty_folder(tmp_path: Path, good: Path) -> None:
         assert "none: there is no such file or folder" in refused(*verb, tmp_path / "none", *more, status=2)
         (tmp_path / "empty").mkdir(exist_ok=True)
         assert "empty: the folder is empty" in refused(*verb, tmp_path / "empty", *more, status=2)
-    assert "there is no such folder. Pack one: headway pack SRC DST." in refused(
+    assert "there is no such file or folder. Pack one: headway pack SRC DST." in refused(
         "train", good / "recipe.yaml", "data.train=none", status=2
     )
-    assert "this is no packed data set" in refused("train", good / "recipe.yaml", f"data.eval={tmp_path}", status=2)
+    assert "there is no image in any of its 1 sub-folders" in refused(
+        "train", good / "recipe.yaml", f"data.eval={tmp_path}", status=1
+    )
     assert "there is no such folder" in refused("verify", tmp_path / "none", status=2)
     for verb in ("report", "evaluate"):
         assert "there is no such run folder. headway train RECIPE makes one." in refused(

@@ -40,7 +40,7 @@ def names_of(packed: Dataset) -> list[str]:
 def contents(folder: Path) -> dict[str, bytes]:
     packed = dataset.open(folder)
     try:
-        return dict(zip(names_of(packed), map(bytes, packed.read(range(len(packed)))), strict=True))
+        return dict(zip(names_of(packed), map(bytes, packed.read(np.arange(len(packed)))), strict=True))
     finally:
         packed.close()
 

@@ -1,19 +1,51 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
+from tests._waits import counted
 
 from headway.core.errors import UsageError
-from headway.core.keys import UInt64, integers, keys, uniform
-from headway.data.augment import STREAM_DOWN, STREAM_FLIP, STREAM_RIGHT, Augment, flip_and_translate, measure
-from headway.data.options import AugmentRecipe
+from headway.core.keys import UInt64, keys, uniform
+from headway.data import draws, policy
+from headway.data.augment import Augment, measure
+from headway.data.augment_options import AugmentRecipe
+from headway.data.crops import flips, shifts
+from headway.data.ops import colour, mix
+from headway.data.ops.erase import erase, noise
+from headway.data.ops.move import flip_and_translate
+from headway.data.streams import STREAM_BRIGHTNESS, STREAM_CONTRAST, STREAM_MIX, STREAM_SATURATION
 
-quick = settings(deadline=None, max_examples=60)
+quick = settings(deadline=None, max_examples=40)
 seeds = st.integers(0, 2**32)
-RECIPE = AugmentRecipe(flip=True, translate=2, mean=(120.0, 110.0, 100.0), std=(60.0, 50.0, 40.0))
+MEAN, STD = (120.0, 110.0, 100.0), (60.0, 50.0, 40.0)
+CLASSES = 5
+
+RECIPES: dict[str, dict[str, Any]] = {
+    "flip and translate": {"flip": True, "translate": 2},
+    "alternating": {"flip": "alternating"},
+    "trivial": {"policy": "trivial"},
+    "rand": {"policy": {"name": "rand", "n": 3, "m": 12}},
+    "jitter": {"jitter": {"brightness": 0.4, "contrast": 0.3, "saturation": 0.5}},
+    "cutout": {"cutout": 3},
+    "erasing": {"random_erasing": {"p": 0.7}},
+    "noise": {"random_erasing": {"p": 0.7, "fill": "random"}},
+    "a number": {"random_erasing": {"p": 0.7, "fill": 3}},
+}
+MIXES: dict[str, dict[str, Any]] = {
+    "mixup": {"mixup": {"alpha": 0.4}},
+    "cutmix": {"cutmix": {}},
+    "both": {"mixup": {}, "cutmix": {"alpha": 0.7}},
+}
+ALL: dict[str, Any] = {"flip": "alternating", "translate": 2}
+for _part in (RECIPES["rand"], RECIPES["jitter"], RECIPES["cutout"], RECIPES["noise"], MIXES["both"]):
+    ALL |= _part
+EVERY = RECIPES | MIXES | {"all": ALL}
 
 
 def some(b: int, height: int, width: int, channels: int = 3, seed: int = 0) -> torch.Tensor:
@@ -21,105 +53,34 @@ def some(b: int, height: int, width: int, channels: int = 3, seed: int = 0) -> t
     return torch.randint(0, 256, (b, height, width, channels), dtype=torch.uint8, generator=generator)
 
 
-def reference(image: torch.Tensor, key: UInt64, flip: bool, translate: int) -> np.ndarray:
-    """One image, slowly: mirrored, then cut out of itself with a reflected border."""
-    out = image.numpy()
-    if flip and uniform(key, STREAM_FLIP)[0] < 0.5:
-        out = out[:, ::-1]
-    down = int(integers(key, STREAM_DOWN, -translate, translate + 1)[0])
-    right = int(integers(key, STREAM_RIGHT, -translate, translate + 1)[0])
-    padded = np.pad(out, ((translate, translate), (translate, translate), (0, 0)), mode="reflect")
-    height, width = out.shape[:2]
-    top, left = translate + down, translate + right
-    return padded[top : top + height, left : left + width]
+def augment_of(options: dict[str, Any], channels: int = 3, device: str = "cpu", **more: Any) -> Augment:
+    recipe = AugmentRecipe(**options, mean=MEAN[:channels], std=STD[:channels])
+    return Augment(recipe, device, num_classes=CLASSES, **more)
 
 
-@quick
-@given(
-    b=st.integers(1, 6),
-    sides=st.tuples(st.integers(1, 12), st.integers(1, 12)),
-    channels=st.sampled_from([1, 3]),
-    flip=st.booleans(),
-    seed=seeds,
-    data=st.data(),
-)
-def test_flip_and_translate_do_what_a_slow_reference_does(
-    b: int, sides: tuple[int, int], channels: int, flip: bool, seed: int, data: st.DataObject
-) -> None:
-    translate = data.draw(st.integers(0, min(sides) - 1))
-    images, key = some(b, *sides, channels, seed), keys(seed, 0, np.arange(b))
-    before = images.clone()
-    out = flip_and_translate(images, key, flip=flip, translate=translate)
-    assert out.dtype == torch.uint8
-    assert out.shape == images.shape
-    assert out.is_contiguous()
-    for place in range(b):
-        assert (out[place].numpy() == reference(images[place], key[place : place + 1], flip, translate)).all()
-    assert (images == before).all()
-    assert out.data_ptr() != images.data_ptr()
+def given_for(b: int, epoch: int = 3) -> tuple[UInt64, dict[str, Any]]:
+    """The keys of a batch, and what an alternating flip needs besides."""
+    samples = np.arange(b)
+    return keys(9, epoch, samples), {"epochs": np.full(b, epoch), "first": keys(9, 0, samples)}
 
 
-@quick
-@given(b=st.integers(1, 40), seed=seeds)
-def test_a_flip_undoes_itself(b: int, seed: int) -> None:
-    images, key = some(b, 4, 5), keys(seed, 1, np.arange(b))
-    once = flip_and_translate(images, key, flip=True, translate=0)
-    assert (flip_and_translate(once, key, flip=True, translate=0) == images).all()
-    mirrored = uniform(key, STREAM_FLIP) < 0.5
-    assert (once[mirrored] == images[mirrored].flip(2)).all()
-    assert (once[~mirrored] == images[~mirrored]).all()
+def called(augment: Augment, images: torch.Tensor, epoch: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    key, more = given_for(len(images), epoch)
+    return augment(images, torch.arange(len(images), device=images.device) % CLASSES, key, **more)
 
 
-def test_half_of_the_samples_are_flipped_and_every_shift_comes_equally_often() -> None:
-    b, translate = 20_000, 2
-    rows, columns = np.mgrid[0:6, 0:6].astype(np.uint8)
-    image = torch.from_numpy(np.stack([rows, columns, columns * 0], axis=-1)[None])
-    out = flip_and_translate(image.expand(b, -1, -1, -1), keys(3, 0, np.arange(b)), flip=True, translate=translate)
-    centre = out[:, 2:4, 2:4].int()  # away from the border nothing is reflected
-    assert (centre[:, 1, :, 0] - centre[:, 0, :, 0] == 1).all()
-    flipped = centre[:, 0, 1, 1] < centre[:, 0, 0, 1]
-    assert abs(flipped.float().mean().item() - 0.5) < 4 * 0.5 / b**0.5
-    down = centre[:, 0, 0, 0] - 2
-    right = torch.where(flipped, 3 - centre[:, 0, 0, 1], centre[:, 0, 0, 1] - 2)
-    counts = torch.bincount((down + 2) * 5 + right + 2, minlength=25).double()
-    assert len(counts) == 25  # within bounds
-    assert ((counts - b / 25) ** 2 / (b / 25)).sum() < 24 + 4 * (2 * 24) ** 0.5
-
-
-@quick
-@given(seed=seeds, data=st.data())
-def test_what_happens_to_a_sample_depends_on_its_key_alone(seed: int, data: st.DataObject) -> None:
-    images, key = some(12, 7, 9, seed=seed), keys(seed, 2, np.arange(12))
-    whole = flip_and_translate(images, key, flip=True, translate=3)
-    order = data.draw(st.permutations(range(12)))[: data.draw(st.integers(1, 12))]
-    assert (flip_and_translate(images[order], key[order], flip=True, translate=3) == whole[order]).all()
-
-
-def test_any_type_of_pixels_is_moved() -> None:
-    images, key = some(5, 6, 6), keys(0, 0, np.arange(5))
-    moved = flip_and_translate(images, key, flip=True, translate=2)
-    assert (flip_and_translate(images.float(), key, flip=True, translate=2) == moved.float()).all()
-    assert len(flip_and_translate(images[:0], key[:0], flip=True, translate=2)) == 0
-
-
-@pytest.mark.parametrize(("size", "translate"), [((4, 9), 4), ((9, 4), 5), ((1, 1), 1)])
-def test_a_shift_as_large_as_the_image_is_refused(size: tuple[int, int], translate: int) -> None:
-    with pytest.raises(UsageError, match=f"images of {size[0]} x {size[1]} pixels cannot be moved by {translate}"):
-        flip_and_translate(some(2, *size), keys(0, 0, [0, 1]), flip=False, translate=translate)
-
-
-# Augment
+# What comes out
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_output_is_normalised_and_lies_channels_last(channels: int) -> None:
     images = some(6, 5, 7, channels)
     mean, std = measure(images)
-    out = Augment(AugmentRecipe(mean=mean, std=std), "cpu")(images)
+    out = Augment(AugmentRecipe(mean=mean, std=std), "cpu").normalise(images)
     assert out.dtype == torch.float32
     assert out.shape == (6, channels, 5, 7)
     assert out.is_contiguous(memory_format=torch.channels_last)
-    contiguous = Augment(AugmentRecipe(mean=mean, std=std), "cpu", channels_last=False)(images)
+    contiguous = Augment(AugmentRecipe(mean=mean, std=std), "cpu", channels_last=False).normalise(images)
     assert contiguous.is_contiguous()
     assert (contiguous == out).all()
     for channel in range(channels):
@@ -129,23 +90,245 @@ def test_the_output_is_normalised_and_lies_channels_last(channels: int) -> None:
     assert (out.std(dim=(0, 2, 3), correction=0) - 1).abs().max() < 1e-4
 
 
-def test_only_batches_with_keys_are_moved() -> None:
-    augment, images, key = Augment(RECIPE, "cpu"), some(6, 8, 8), keys(0, 0, np.arange(6))
+def test_images_of_several_widths_are_normalised_by_one_augment() -> None:
+    augment = augment_of({})
+    for width in (4, 9, 4):
+        images = some(2, 3, width)
+        expected = (images.float() - torch.tensor(MEAN)) / torch.tensor(STD)
+        torch.testing.assert_close(augment.normalise(images).permute(0, 2, 3, 1), expected)
+
+
+def test_without_augmentation_no_keys_are_wanted_and_nothing_moves() -> None:
+    augment, images, labels = augment_of({}), some(4, 6, 6), torch.arange(4)
+    assert not augment.random
+    out, same = augment(images, labels, None)
+    assert (out == augment.normalise(images)).all()
+    assert same is labels
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_a_random_recipe_wants_keys_and_changes_the_images(name: str) -> None:
+    augment, images = augment_of(EVERY[name]), some(12, 8, 9)
     assert augment.random
-    moved = flip_and_translate(images, key, flip=True, translate=2)
-    assert (augment(images, key) == augment(moved)).all()
-    assert (augment(images, key) != augment(images)).any()
-    plain = Augment(RECIPE.model_copy(update={"flip": False, "translate": 0}), "cpu")
-    assert not plain.random
-    assert (plain(images, key) == augment(images)).all()
-    assert Augment(RECIPE.model_copy(update={"flip": False}), "cpu").random
-    assert Augment(RECIPE.model_copy(update={"translate": 0}), "cpu").random
+    assert augment.alternating == (EVERY[name].get("flip") == "alternating")
+    before = images.clone()
+    out, labels = called(augment, images)
+    assert (images == before).all()
+    assert (out != augment.normalise(images)).any()
+    assert labels.shape == ((12, CLASSES) if name in MIXES or name == "all" else (12,))
+    with pytest.raises(UsageError, match=r"Give batch\.keys"):
+        augment(images, torch.arange(12), None)
 
 
-@pytest.mark.parametrize("unknown", [{"mean": "auto"}, {"std": "auto"}])
-def test_statistics_have_to_be_known(unknown: dict[str, str]) -> None:
+def by_hand(images: torch.Tensor, labels: torch.Tensor, epoch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The recipe ALL, step by step."""
+    b, size = len(images), (images.shape[1], images.shape[2])
+    key, more = given_for(b, epoch)
+    fill = torch.tensor([120, 110, 100], dtype=torch.uint8)
+    images = flip_and_translate(images, flips(more["first"], more["epochs"], "alternating"), shifts(key, 2))
+    images = policy.apply(images, *policy.rand_augment(key, size, n=3, m=12), fill)
+    images = colour.brightness(images, draws.factors(key, STREAM_BRIGHTNESS, 0.4))
+    images = colour.contrast(images, draws.factors(key, STREAM_CONTRAST, 0.3))
+    images = colour.saturation(images, draws.factors(key, STREAM_SATURATION, 0.5))
+    images = erase(images, draws.cutout_boxes(key, 3, size), fill)
+    images = erase(images, draws.erasing_boxes(key, size, p=0.7), noise(images, key))
+    pasted, partner = uniform(key, STREAM_MIX) < 0.5, draws.partners(key)
+    boxes = draws.cutmix_boxes(key, np.where(pasted, draws.symmetric_beta(key, 0.7), 1), size)
+    kept = np.where(pasted, 1, draws.symmetric_beta(key, 0.2))
+    others = images[torch.from_numpy(partner)]
+    images = mix.mixup(mix.cutmix(images, others, boxes), others, kept)
+    shares = np.where(pasted, draws.kept_share(boxes, size), kept)
+    out = (images.float() - torch.tensor(MEAN)) / torch.tensor(STD)
+    return out.permute(0, 3, 1, 2), mix.soft_labels(labels, partner, shares, CLASSES)
+
+
+def test_the_parts_of_a_recipe_come_in_its_order() -> None:
+    images, labels = some(32, 12, 10), torch.arange(32) % CLASSES
+    for epoch in (0, 1):
+        out, shares = called(augment_of(ALL), images, epoch)
+        expected, expected_shares = by_hand(images, labels, epoch)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(shares, expected_shares)
+    torch.testing.assert_close(shares.sum(dim=1), torch.ones(32))
+
+
+def test_an_alternating_flip_alternates() -> None:
+    augment, images = augment_of(EVERY["alternating"]), some(20, 4, 5)
+    epochs = [called(augment, images, epoch)[0] for epoch in range(3)]
+    assert (epochs[0] == epochs[2]).all()
+    assert (epochs[0] == epochs[1].flip(3)).all()
+    with pytest.raises(UsageError, match="Give first"):
+        augment(images, torch.arange(20), given_for(20)[0], epochs=np.zeros(20, np.int64))
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_sample_does_not_depend_on_its_batch(name: str) -> None:
+    augment, images = augment_of(RECIPES[name]), some(14, 9, 8)
+    key, more = given_for(14)
+    whole, _ = augment(images, torch.zeros(14), key, **more)
+    for part in (slice(0, 5), slice(5, 14)):
+        cut = {name: value[part] for name, value in more.items()}
+        assert (augment(images[part], torch.zeros(14)[part], key[part], **cut)[0] == whole[part]).all()
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_a_mixed_sample_depends_on_who_is_in_its_batch_and_not_where(name: str) -> None:
+    augment, images, labels = augment_of(MIXES[name]), some(14, 9, 8), torch.arange(14) % CLASSES
+    key, _ = given_for(14)
+    whole, shares = augment(images, labels, key)
+    order = np.random.default_rng(0).permutation(14)
+    again, shares_again = augment(images[order], labels[order], key[order])
+    assert (again == whole[order]).all()
+    assert (shares_again == shares[order]).all()
+
+
+@quick
+@given(
+    name=st.sampled_from(sorted(EVERY)),
+    shape=st.tuples(st.integers(1, 4), st.integers(3, 9), st.integers(3, 9), st.sampled_from([1, 3])),
+)
+def test_every_shape_is_served(name: str, shape: tuple[int, int, int, int]) -> None:
+    out, _ = called(augment_of(EVERY[name], shape[3]), some(*shape))
+    assert out.shape == (shape[0], shape[3], shape[1], shape[2])
+    assert out.isfinite().all()
+
+
+def test_an_image_of_one_pixel_is_served() -> None:
+    options = {name: value for name, value in ALL.items() if name != "translate"}
+    out, labels = called(augment_of(options, 1), some(1, 1, 1, 1))
+    assert out.shape == (1, 1, 1, 1)
+    assert labels[0, 0] == 1  # its partner is itself
+
+
+# Parameters
+
+
+def test_the_parameters_are_what_is_done() -> None:
+    augment, images = augment_of(ALL), some(32, 12, 10)
+    key, more = given_for(32)
+    done = augment.parameters(key, (12, 10), **more)
+    for name in vars(done):
+        assert len(getattr(done, name)) == 32
+    _, shares = augment(images, torch.arange(32) % CLASSES, key, **more)
+    pasted = done.cutmix[:, 2:].prod(axis=1) > 0
+    mixed = done.mixup < 1
+    assert not (pasted & mixed).any()
+    assert 5 < mixed.sum() < 27
+    own = torch.arange(32) % CLASSES
+    differ = own != own[torch.from_numpy(done.partner)]
+    np.testing.assert_allclose(shares[range(32), own][differ], done.kept[differ.numpy()], atol=1e-6)
+    plain = augment_of({}).parameters(key, (12, 10))
+    assert all(getattr(plain, name) is None for name in vars(plain))
+
+
+def test_nobody_is_mixed_with_a_masked_sample() -> None:
+    key, _ = given_for(16)
+    masked = np.arange(16) % 3 == 0
+    images, labels = some(16, 8, 8), torch.arange(16) % CLASSES
+    for name, options in MIXES.items():
+        augment = augment_of(options)
+        done = augment.parameters(key, (8, 8), masked=masked)
+        alone = masked[done.partner]
+        assert (done.kept[alone] == 1).all(), name
+        assert (done.kept[~alone] < 1).any()
+        out, shares = augment(images, labels, key, masked=masked)
+        assert (out[alone] == augment.normalise(images[alone])).all()
+        assert (shares[alone].argmax(dim=1) == labels[alone]).all()
+        free = augment(images, labels, key)[0]
+        assert (out[~alone] == free[~alone]).all()
+
+
+def test_what_the_loader_has_done_is_not_done_again() -> None:
+    images = some(9, 8, 8)
+    key, _ = given_for(9)
+    whole = augment_of(EVERY["flip and translate"])
+    rest = augment_of(EVERY["flip and translate"], done=frozenset({"flip", "translate"}))
+    assert not rest.random
+    moved = flip_and_translate(images, flips(key), shifts(key, 2))
+    assert (rest(moved, torch.zeros(9), None)[0] == whole(images, torch.zeros(9), key)[0]).all()
+    turned = augment_of(EVERY["flip and translate"], done=frozenset({"flip"}))
+    flipped = flip_and_translate(images, flips(key))
+    assert (turned(flipped, torch.zeros(9), key)[0] == whole(images, torch.zeros(9), key)[0]).all()
+    with pytest.raises(UsageError, match="cutout"):
+        augment_of({}, done=frozenset({"cutout"}))
+    for where, device, expected in [
+        ("auto", "cpu", {"flip", "translate"}),
+        ("auto", "cuda", set()),
+        ("host", "cuda", {"flip", "translate"}),
+        ("device", "cpu", set()),
+    ]:
+        assert AugmentRecipe(flip=True, translate=1, where=where).on_host(device) == expected
+    assert AugmentRecipe(translate=1).on_host("cpu") == {"translate"}
+    assert AugmentRecipe().on_host("cpu") == set()
+
+
+# Waits and devices
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_waits_for_the_device(name: str) -> None:
+    augment, images = augment_of(EVERY[name]), some(12, 8, 9)
+    with counted() as found:
+        called(augment, images)
+    assert found == {}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", EVERY)
+def test_a_gpu_gives_the_same_without_a_wait(name: str) -> None:
+    images = some(60, 24, 20)
+    there, augment = images.cuda(), augment_of(EVERY[name], device="cuda")
+    called(augment, there)  # libraries set themselves up
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        out, labels = called(augment, there)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    expected, expected_labels = called(augment_of(EVERY[name]), images)
+    torch.testing.assert_close(out.cpu(), expected)
+    torch.testing.assert_close(labels.cpu(), expected_labels)
+
+
+# Recipes and statistics
+
+
+def test_short_forms_and_what_is_written_out() -> None:
+    recipe = AugmentRecipe.model_validate({"policy": "trivial", "flip": True, "mixup": {}})
+    assert recipe.flip_mode == "random"
+    written = recipe.model_dump(mode="json")
+    assert written["policy"] == {"name": "trivial"}
+    assert AugmentRecipe.model_validate(written) == recipe
+    rand = AugmentRecipe.model_validate({"policy": {"name": "rand", "m": 5}})
+    assert rand.model_dump(mode="json")["policy"] == {"name": "rand", "n": 2, "m": 5}
+    assert AugmentRecipe.model_validate(rand.model_dump(mode="json")) == rand
+    assert (AugmentRecipe().flip_mode, AugmentRecipe(flip="alternating").flip_mode) == (None, "alternating")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"policy": {"name": "trivial", "n": 2}}, "'trivial' does not use 'n'"),
+        ({"policy": "autoaugment"}, "policy.name"),
+        ({"jitter": {}}, "this jitter changes nothing: set brightness, contrast or saturation"),
+        ({"random_erasing": {"scale": [0.4, 0.1]}}, "is an empty range: write the smallest first"),
+        ({"random_erasing": {"p": 0}}, "random_erasing.p"),
+        ({"random_erasing": {"fill": 300}}, "random_erasing.fill"),
+        ({"mixup": {"alpha": 0}}, "mixup.alpha"),
+        ({"cutout": 0}, "cutout"),
+        ({"flip": "sometimes"}, "flip"),
+    ],
+)
+def test_impossible_recipes_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        AugmentRecipe.model_validate(options)
+
+
+def test_what_cannot_be_done_with_these_data_is_refused() -> None:
     with pytest.raises(UsageError, match="mean and std are not known"):
-        Augment(RECIPE.model_copy(update=unknown), "cpu")
+        Augment(AugmentRecipe(), "cpu")
+    for name in ("mixup", "cutmix"):
+        with pytest.raises(UsageError, match=rf"{name} mixes classes.*Remove augment\.{name}"):
+            Augment(AugmentRecipe(mean=MEAN, std=STD, **{name: {}}), "cpu")
 
 
 def test_statistics_are_measured_by_channel() -> None:

@@ -91,7 +91,7 @@ def test_a_packed_folder_of_several_shards(tmp_path: Path) -> None:
             Image.fromarray(random.integers(0, 256, (9, 11, 3), np.uint8)).save(buffer, "JPEG")
             (tmp_path / "src" / name / f"{number}.jpg").write_bytes(buffer.getvalue())
             files[buffer.getvalue()] = float(label)
-    packed = pack(tmp_path / "src", tmp_path / "dst", shard_bytes=4000)
+    packed = pack(tmp_path / "src", tmp_path / "dst", mode="keep", shard_bytes=4000)
     shards = sorted(packed.folders[0].glob("*.rec"))
     assert len(shards) > 2
     assert {image: label for image, (label,) in read_by_dali(*((s.with_suffix(".idx"), [s]) for s in shards))} == files

@@ -22,10 +22,13 @@ from safetensors import safe_open
 from safetensors.numpy import load, save
 
 from headway.core.errors import DataError, HeadwayError, UsageError
-from headway.data import dataset
-from headway.data.dataset import COLUMN_TYPES, COLUMNS_FILE, FLAG_NOT_JPEG, FLAG_SPLIT, Dataset, Description
+from headway.data import dataset, shards
+from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, FLAG_NOT_JPEG, FLAG_SPLIT, Description, Shard
+from headway.data.dataset import Dataset
 from headway.data.formats import recordio
+from headway.data.options import Verify
 from headway.data.pack import pack
+from headway.data.shards import MappedShards, PreadShards
 
 MAGIC = struct.pack("<I", recordio.MAGIC)
 SIZES = ((8, 8), (9, 5), (16, 3))
@@ -62,7 +65,7 @@ def files() -> dict[str, bytes]:
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory, files: dict[str, bytes]) -> Path:
     root = tmp_path_factory.mktemp("dataset")
-    pack(folder_of(root / "src", files), root / "dst", shard_bytes=4000)
+    pack(folder_of(root / "src", files), root / "dst", shard_bytes=4000, mode="keep")
     return root / "dst"
 
 
@@ -104,19 +107,24 @@ def test_every_sample_is_read_as_it_was_packed(packed: Path, files: dict[str, by
         assert data.length[place] == len(files[name])
         assert bool(data.flags[place] & FLAG_NOT_JPEG) == name.endswith(".png")
         assert bool(data.flags[place] & FLAG_SPLIT) == (name == "dog/split.jpg")
-    assert data.read([]) == []
+    assert len(data.read([])) == 0
     assert len(data.description.shards) > 2
 
 
-def test_records_in_one_piece_are_views_and_outlive_the_data_set(packed: Path, files: dict[str, bytes]) -> None:
+def test_records_in_one_piece_are_views_of_the_mapping_and_outlive_it(packed: Path, files: dict[str, bytes]) -> None:
     data = dataset.open(packed)
-    place = place_of(data, "cat/0.jpg")
-    (view,) = data.read([place])
-    assert isinstance(view, memoryview)
-    assert view.readonly
+    places = [place_of(data, "cat/0.jpg"), place_of(data, "dog/3.jpg")]
+    first, again = data.read(places), data.read(places)
+    assert (first.address == again.address).all()
+    assert first[0].readonly
     data.close()
+    assert bytes(first[0]) == files["cat/0.jpg"]
+    assert bytes(data.read(places)[1]) == files["dog/3.jpg"]  # opened again
+    view = data.read(places)[0]  # of Records that nobody else holds
+    data.close()
+    del data
+    gc.collect()
     assert bytes(view) == files["cat/0.jpg"]
-    assert bytes(data.read([place])[0]) == files["cat/0.jpg"]  # opened again
 
 
 def test_the_description_comes_back_as_it_went(packed: Path) -> None:
@@ -159,36 +167,82 @@ def test_labels_may_be_vectors_and_numbers(copy: Path) -> None:
 # Reading by pread, as on a network
 
 
-@pytest.mark.parametrize("by_pread", [False, True])
-def test_mapped_or_not_the_bytes_are_the_same(packed: Path, files: dict[str, bytes], by_pread: bool) -> None:
-    data = dataset.open(packed)
-    shards = [dataset._Bytes(packed / shard.name, by_pread=by_pread) for shard in data.description.shards]
-    for place in range(len(data)):
-        shard, offset, length = shards[data.shard[place]], int(data.offset[place]), int(data.length[place])
-        found = shard.join(offset, length) if data.flags[place] & FLAG_SPLIT else shard.cut(offset, length)
-        assert isinstance(found, bytes) == (by_pread or bool(data.flags[place] & FLAG_SPLIT))
-        assert bytes(found) == files[data.name(place)]
-    for shard in shards:
-        shard.close()
-        shard.close()
+@pytest.mark.parametrize("mapped", [False, True])
+def test_mapped_or_not_the_bytes_are_the_same(packed: Path, files: dict[str, bytes], mapped: bool) -> None:
+    data = dataset.open(packed, mapped=mapped)
+    ids = np.arange(len(data))
+    for _ in range(2):
+        names = [data.name(place) for place in range(len(data))]
+        records = data.read(ids)
+        assert [bytes(record) for record in records] == [files[name] for name in names]
+        assert records.length.tolist() == [len(files[name]) for name in names]
+        data.close()
+        data.close()
 
 
 @settings(in_one_folder, max_examples=40)
 @given(parts=st.lists(st.sampled_from([MAGIC, b"abcd", b"ab"]), max_size=300), labels=st.integers(0, 3000))
-@pytest.mark.parametrize("by_pread", [False, True])
+@pytest.mark.parametrize("kind", [MappedShards, PreadShards])
 def test_a_split_record_is_joined_whatever_it_holds(
-    tmp_path: Path, by_pread: bool, parts: list[bytes], labels: int
+    tmp_path: Path, kind: type[MappedShards | PreadShards], parts: list[bytes], labels: int
 ) -> None:
     image = b"".join([*parts, b"\0" * (-sum(map(len, parts)) % 4), MAGIC])
     writer = recordio.Writer(tmp_path / "a.rec", tmp_path / "a.idx", 1)
     label = np.frombuffer(MAGIC * labels, np.float32) if labels else 0.0
-    for _ in range(2):
-        placed = writer.append(image, label, 0)
+    placed = [writer.append(image, label, 0) for _ in range(2)]
     writer.close()
-    assert placed.split
-    source = dataset._Bytes(tmp_path / "a.rec", by_pread=by_pread)
-    assert source.join(placed.offset, placed.length) == image
+    assert placed[1].split
+    source = kind(tmp_path, [Shard(name="a.rec", size=writer.size_bytes)], columns_of(placed))
+    assert [bytes(record) for record in source.read(np.array([1, 0, 1]))] == [image] * 3
     source.close()
+
+
+def columns_of(placed: list[recordio.Placed]) -> dict[str, Any]:
+    return {
+        "shard": np.zeros(len(placed), np.uint16),
+        "offset": np.array([place.offset for place in placed], np.uint64),
+        "length": np.array([place.length for place in placed], np.uint32),
+        "flags": np.array([FLAG_SPLIT * place.split for place in placed], np.uint8),
+    }
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_damaged_columns_lead_nowhere(copy: Path, mapped: bool) -> None:
+    """A record that lies outside of its shard, or in a shard that does not exist, is empty; its neighbours are not."""
+    data = dataset.open(copy)
+    whole = [bytes(record) for record in data.read(range(20))]
+    good = {name: np.array(getattr(data, name)) for name in ("shard", "offset", "length")}  # the file is written anew
+    size = np.array([data.description.shards[shard].size for shard in good["shard"]], np.uint64)
+    for name, damaged in (
+        ("offset", size),
+        ("offset", size - good["length"] + np.uint64(1)),
+        ("offset", np.full(20, (1 << 64) - 1, np.uint64)),
+        ("length", (size + np.uint64(1)).astype(np.uint32)),
+        ("length", np.full(20, (1 << 32) - 1, np.uint32)),
+        ("shard", np.full(20, len(data.description.shards), np.uint16)),
+        ("shard", np.full(20, (1 << 16) - 1, np.uint16)),
+    ):
+        for ids in ([3], [3, 7], range(0, 20, 3)):
+            column = good[name].copy()
+            column[ids] = damaged[ids]
+            change(copy, {name: column})
+            found = [bytes(record) for record in dataset.open(copy, mapped=mapped).read(range(20))]
+            assert found == [b"" if place in ids else whole[place] for place in range(20)]
+            change(copy, {name: good[name]})
+
+
+def test_a_shard_that_is_cut_after_opening_gives_short_records(copy: Path) -> None:
+    data, slow = dataset.open(copy), dataset.open(copy, mapped=False)
+    path = copy / data.description.shards[0].name
+    size = path.stat().st_size
+    os.truncate(path, size - 100)
+    last = int(np.flatnonzero(data.shard == 0)[-1])
+    assert len(data.read([last])[0]) == 0
+    assert len(slow.read([last])[0]) < data.length[last]
+    path.unlink()
+    data.close()
+    with pytest.raises(DataError, match="cannot be read"):
+        data.read([last])
 
 
 def test_no_descriptor_is_left_open(packed: Path) -> None:
@@ -197,23 +251,24 @@ def test_no_descriptor_is_left_open(packed: Path) -> None:
         return len(os.listdir("/proc/self/fd"))
 
     before = descriptors()
-    for by_pread in (False, True):
+    shards = len(dataset.open(packed).description.shards)
+    for mapped in (False, True):
         for close in (False, True):
-            source = dataset._Bytes(packed / "shard-00000.rec", by_pread=by_pread)
-            source.cut(0, 10)
+            data = dataset.open(packed, mapped=mapped)
+            records = data.read(range(len(data)))
+            assert descriptors() == before + 1 + shards  # one a mapping, that of the columns too
             if close:
-                source.close()
-            del source
-    data = dataset.open(packed)
-    data.read(range(len(data)))
-    assert descriptors() == before + 1 + len(data.description.shards)  # one a mapping, that of the columns too
-    del data
+                data.close()
+                del records
+                assert descriptors() == before + 1
+            del data
+            records = None
     assert descriptors() == before
 
 
 def test_this_folder_is_on_no_network(tmp_path: Path) -> None:
-    assert dataset.on_network(tmp_path) is False
-    assert dataset.on_network(Path("/proc/self/mounts")) is False
+    assert shards.on_network(tmp_path) is False
+    assert shards.on_network(Path("/proc/self/mounts")) is False
 
 
 # Checksums
@@ -231,8 +286,11 @@ def test_a_checksum_is_looked_at_first_always_or_never(copy: Path) -> None:
     data = dataset.open(copy)
     ids = np.arange(len(data))
 
-    def damaged(verify: dataset.Verify) -> list[int]:
-        return np.flatnonzero(~data.intact(ids, data.read(ids), verify)).tolist()
+    def damaged(verify: Verify, data: Dataset = data) -> list[int]:
+        records, look = data.read(ids), data.unchecked(ids, verify)
+        good = np.array([crc32c(record) for record in records]) == data.crc32c
+        data.checked(ids[look & good])
+        return np.flatnonzero(look & ~good).tolist()
 
     flip_a_byte(copy, data, 4)
     assert damaged("never") == []
@@ -247,21 +305,16 @@ def test_a_checksum_is_looked_at_first_always_or_never(copy: Path) -> None:
     flip_a_byte(copy, data, 4)
     assert damaged("first") == []
     assert damaged("always") == [4]
-    again = dataset.open(copy)  # another opening looks for itself
-    assert (~again.intact(ids, again.read(ids))).nonzero()[0].tolist() == [4]
+    assert damaged("first", dataset.open(copy)) == [4]  # another opening looks for itself
 
 
-@pytest.mark.parametrize("by_pread", [False, True])
-def test_a_split_record_that_does_not_fit_together_is_empty(copy: Path, by_pread: bool) -> None:
-    data = dataset.open(copy)
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_split_record_that_does_not_fit_together_is_empty(copy: Path, files: dict[str, bytes], mapped: bool) -> None:
+    data = dataset.open(copy, mapped=mapped)
     sample = place_of(data, "dog/split.jpg")
     flip_a_byte(copy, data, sample, at=0)  # of its magic number
-    name = data.description.shards[data.shard[sample]].name
-    source = dataset._Bytes(copy / name, by_pread=by_pread)
-    assert source.join(int(data.offset[sample]), int(data.length[sample])) == b""
-    source.close()
-    ids = np.array([sample, (sample + 1) % len(data)])
-    assert data.intact(ids, data.read(ids)).tolist() == [False, True]
+    other = (sample + 1) % len(data)
+    assert [bytes(record) for record in data.read([sample, other])] == [b"", files[data.name(other)]]
 
 
 # What does not open
@@ -277,16 +330,18 @@ def refusal(folder: Path, kind: type[HeadwayError] = DataError) -> str:
 
 def test_what_is_no_pack_is_refused(tmp_path: Path, files: dict[str, bytes]) -> None:
     assert refusal(tmp_path / "no", UsageError) == (
-        f"{tmp_path}/no: there is no such folder. Pack one: headway pack SRC DST."
+        f"{tmp_path}/no: there is no such file or folder. Pack one: headway pack SRC DST."
     )
     folder_of(tmp_path / "src", files)
-    assert refusal(tmp_path / "src", UsageError) == (
-        f"{tmp_path}/src: this is no packed data set (it has no {COLUMNS_FILE}). Pack it: headway pack SRC DST."
-    )
     pack(tmp_path / "src", tmp_path / "dst", split=0.2)
     assert refusal(tmp_path / "dst", UsageError) == (
         f"{tmp_path}/dst: this folder holds packed parts. Name one: {tmp_path}/dst/train."
     )
+
+
+def test_a_pack_of_a_later_format_is_refused(copy: Path) -> None:
+    change(copy, format="origami")
+    assert "it is packed in a format that is not known here, 'origami'" in refusal(copy)
 
 
 @pytest.mark.parametrize("kept", [0, 3, 8, 100, -1])

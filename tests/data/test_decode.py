@@ -1,21 +1,35 @@
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
+from tests.conftest import absent
 
 from headway.core.errors import UsageError
-from headway.data.decode import Decoder, Status, center_boxes, decode_one, to_pixels, usable_cores
+from headway.data import native
+from headway.data.cores import usable_cores
+from headway.data.crops import center_boxes
+from headway.data.decode import TIMED_EVERY, Backend, Decoder, chosen, decoder
+from headway.data.records import Records
+from headway.data.reference import Kind, Status, decode_one
 
 Boxes = NDArray[np.float32]
-sides = st.integers(1, 80)
 SMOOTH = np.add.outer(np.arange(60) * 3, np.arange(80) * 2)[..., None] + np.arange(3) * 20
+SUBSAMPLINGS = {"4:4:4": 0, "4:2:2": 1, "4:2:0": 2}
+both = pytest.mark.parametrize("backend", ["pillow", "native"])
 
 
 def picture(mode: str, width: int, height: int, seed: int = 0) -> Image.Image:
@@ -24,7 +38,7 @@ def picture(mode: str, width: int, height: int, seed: int = 0) -> Image.Image:
     return Image.frombytes(mode, (width, height), values.tobytes())
 
 
-def encoded(image: Image.Image, form: str = "PNG", **options: object) -> bytes:
+def encoded(image: Image.Image, form: str = "JPEG", **options: object) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, form, **options)
     return buffer.getvalue()
@@ -35,198 +49,261 @@ def boxes_of(*images: Image.Image, out_hw: tuple[int, int]) -> Boxes:
     return center_boxes(width, height, out_hw)
 
 
-def decoded(data: bytes, size: tuple[int, int], channels: int, out_hw: tuple[int, int]) -> NDArray[np.uint8]:
-    out = np.full((*out_hw, channels), 7, np.uint8)
-    box = center_boxes(np.array([size[0]], np.uint32), np.array([size[1]], np.uint32), out_hw)[0]
-    assert decode_one(data, out, box) is Status.OK
-    return out
+@contextmanager
+def made(backend: Backend, threads: int = 2) -> Iterator[Decoder]:
+    if backend == "native" and not native.available():
+        absent("the native core is not built")
+    found = decoder(threads, backend)
+    try:
+        yield found
+    finally:
+        found.close()
 
-
-# Boxes
-
-
-@given(width=st.integers(1, 2**20), height=st.integers(1, 2**20), out=st.tuples(sides, sides))
-def test_a_box_is_the_largest_of_its_shape_in_the_middle(width: int, height: int, out: tuple[int, int]) -> None:
-    boxes = center_boxes(np.array([width], np.uint32), np.array([height], np.uint32), out)
-    assert boxes.dtype == np.float32
-    left, top, wide, high = boxes[0].astype(np.float64)
-    assert wide / high == pytest.approx(out[1] / out[0], rel=1e-5)
-    assert min(width - wide, height - high) == pytest.approx(0, abs=1e-6 * max(width, height))
-    assert left == pytest.approx((width - wide) / 2, abs=1e-6 * width)
-    assert top == pytest.approx((height - high) / 2, abs=1e-6 * height)
-    assert left >= 0
-    assert top >= 0
-
-
-def test_boxes_of_simple_shapes() -> None:
-    sizes = np.array([[64, 32], [32, 64], [32, 32], [10, 20]], np.uint32)
-    assert center_boxes(sizes[:, 0], sizes[:, 1], (32, 32)).tolist() == [
-        [16, 0, 32, 32], [0, 16, 32, 32], [0, 0, 32, 32], [0, 5, 10, 10]
-    ]  # fmt: skip
-    assert center_boxes(sizes[:1, 0], sizes[:1, 1], (16, 32)).tolist() == [[0, 0, 64, 32]]
-    assert center_boxes(sizes[:1, 0], sizes[:1, 1], (32, 16)).tolist() == [[24, 0, 16, 32]]
-
-
-@settings(deadline=None, max_examples=200)
-@given(width=sides, height=sides, out=st.tuples(sides, sides))
-def test_pillow_takes_every_box(width: int, height: int, out: tuple[int, int]) -> None:
-    """No rounding puts a box beyond its image, which Pillow would refuse."""
-    image = picture("L", width, height)
-    pixels = np.zeros((*out, 1), np.uint8)
-    assert decode_one(encoded(image, "PPM"), pixels, boxes_of(image, out_hw=out)[0]) is Status.OK
-
-
-# Pixels
-
-
-@settings(deadline=None, max_examples=60)
-@given(width=sides, height=sides, out=st.tuples(sides, sides), mode=st.sampled_from(["L", "RGB"]))
-def test_a_resized_image_is_what_pillow_makes_of_its_centre(
-    width: int, height: int, out: tuple[int, int], mode: str
-) -> None:
-    image = picture(mode, width, height)
-    ratio = out[1] / out[0]
-    wide, high = min(width, height * ratio), min(height, width / ratio)
-    left, top = (width - wide) / 2, (height - high) / 2
-    expected = image.resize((out[1], out[0]), Image.Resampling.BILINEAR, box=(left, top, left + wide, top + high))
-    found = decoded(encoded(image), image.size, len(mode), out)
-    assert np.abs(found.squeeze().astype(int) - np.asarray(expected).squeeze()).max() <= 1  # boxes are float32
-
-
-def test_an_image_of_the_right_size_keeps_its_pixels() -> None:
-    image = picture("RGB", 24, 16)
-    assert (decoded(encoded(image), image.size, 3, (16, 24)) == np.asarray(image)).all()
-    jpeg = encoded(image, "JPEG")
-    assert (decoded(jpeg, image.size, 3, (16, 24)) == np.asarray(Image.open(io.BytesIO(jpeg)))).all()
-
-
-def test_any_box_of_an_image_can_be_cut_out() -> None:
-    image = picture("RGB", 24, 16)
-    out = np.zeros((8, 6, 3), np.uint8)
-    assert decode_one(encoded(image), out, np.array([10, 5, 6, 8], np.float32)) is Status.OK
-    assert (out == np.asarray(image)[5:13, 10:16]).all()
-    assert decode_one(encoded(image), out, np.array([20, 5, 6, 8], np.float32)) is Status.UNDECODABLE
-
-
-SIXTEEN = (np.arange(64, dtype=np.uint32).reshape(8, 8) * 1040).astype(np.uint16)
-PALETTE = picture("RGB", 8, 8).quantize(16)
-MODES = {
-    "gray": (picture("L", 8, 8), "PNG"),
-    "gray with alpha": (picture("LA", 8, 8), "PNG"),
-    "black and white": (picture("L", 8, 8).convert("1"), "PNG"),
-    "colour": (picture("RGB", 8, 8), "PNG"),
-    "colour with alpha": (picture("RGBA", 8, 8), "PNG"),
-    "palette": (PALETTE, "PNG"),
-    "four inks": (picture("CMYK", 8, 8), "TIFF"),
-    "16 bit": (Image.fromarray(SIXTEEN), "PNG"),
-    "16 bit of a TIFF": (Image.fromarray(SIXTEEN), "TIFF"),
-    "gray JPEG": (picture("L", 8, 8), "JPEG"),
-    "four inks JPEG": (picture("CMYK", 8, 8), "JPEG"),
-    "float": (Image.fromarray(np.linspace(0, 255, 64, dtype=np.float32).reshape(8, 8)), "TIFF"),
-}
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-@pytest.mark.parametrize("kind", MODES)
-def test_images_of_every_mode_become_gray_or_colour(kind: str, channels: int) -> None:
-    image, form = MODES[kind]
-    data = encoded(image, form)
-    stored = Image.open(io.BytesIO(data))
-    found = decoded(data, stored.size, channels, (8, 8))
-    mode = "RGB" if channels == 3 else "L"
-    expected = (SIXTEEN >> 8).astype(np.uint8) if kind.startswith("16 bit") else np.asarray(stored.convert(mode))
-    assert (found == (expected if expected.ndim == 3 else expected[..., None])).all()
-
-
-def test_16_bits_keep_their_range() -> None:
-    found = decoded(encoded(Image.fromarray(SIXTEEN)), (8, 8), 1, (8, 8)).reshape(-1).astype(int)
-    assert found.tolist() == [value * 1040 >> 8 for value in range(64)]
-    assert found.max() == 255
-
-
-def test_transparent_palettes_are_read_without_a_warning() -> None:
-    image = PALETTE.copy()
-    image.info["transparency"] = bytes(range(16))
-    data = encoded(image, "PNG", transparency=bytes(range(16)))
-    assert "transparency" in Image.open(io.BytesIO(data)).info
-    assert (decoded(data, (8, 8), 3, (8, 8)) == np.asarray(PALETTE.convert("RGB"))).all()
-    assert decoded(data, (8, 8), 1, (8, 8)).shape == (8, 8, 1)
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 9), (9, 1), (1, 2000)])
-def test_the_smallest_images_fill_any_size(size: tuple[int, int]) -> None:
-    image = Image.new("RGB", size, (200, 100, 50))
-    for out in ((1, 1), (5, 3), (32, 32)):
-        assert (decoded(encoded(image), size, 3, out) == (200, 100, 50)).all()
-
-
-def test_to_pixels_gives_the_mode_of_the_channels() -> None:
-    data = encoded(picture("RGB", 5, 4))
-    assert (to_pixels(data, 1).mode, to_pixels(data, 3).mode) == ("L", "RGB")
-    assert to_pixels(memoryview(data), 3).size == (5, 4)
-
-
-# Batches
 
 GOOD = [Image.fromarray((SMOOTH[:h, :w] % 256).astype(np.uint8)) for w, h in ((40, 30), (24, 60), (80, 17), (16, 16))]
 BAD = {
     "empty": b"",
     "no image": b"this is no image at all",
-    "cut": encoded(GOOD[0], "JPEG")[:300],
-    "cut PNG": encoded(GOOD[0])[:-40],
+    "a byte": b"\xff",
+    "a marker": b"\xff\xd8\xff",
+    "cut": encoded(GOOD[0])[:300],
+    "cut PNG": encoded(GOOD[0], "PNG")[:-40],
     "zeros": bytes(1000),
 }
 
 
+@both
 @pytest.mark.parametrize("threads", [1, 2, 8])
-def test_a_bad_image_is_zeros_with_a_status_and_leaves_its_neighbours_alone(threads: int) -> None:
-    good = [encoded(image, "JPEG") for image in GOOD]
+def test_a_bad_image_is_zeros_with_a_status_and_leaves_its_neighbours_alone(backend: Backend, threads: int) -> None:
+    good = [encoded(image) for image in GOOD]
     buffers: list[bytes | memoryview] = []
     boxes = []
     for number, data in enumerate(BAD.values()):
         image = number % len(good)
         buffers += [good[image], data]
         boxes += [boxes_of(GOOD[image], out_hw=(16, 16))[0], np.array([0, 0, 40, 30], np.float32)]
-    decoder = Decoder(threads)
     out = np.full((len(buffers), 16, 16, 3), 7, np.uint8)
-    status = decoder(buffers, np.stack(boxes), out)
-    decoder.close()
+    with made(backend, threads) as decode:
+        status = decode(Records.of(buffers), np.stack(boxes), out)
     assert status.dtype == np.uint8
     assert status.tolist() == [Status.OK, Status.UNDECODABLE] * len(BAD)
     assert (out[1::2] == 0).all()
-    for number in range(len(BAD)):
-        image = number % len(good)
-        assert (out[2 * number] == decoded(good[image], GOOD[image].size, 3, (16, 16))).all()
+    expected = np.zeros((16, 16, 3), np.uint8)
+    for place in range(0, len(buffers), 2):
+        assert decode_one(buffers[place], expected, boxes[place]) is Status.OK
+        assert np.abs(out[place].astype(int) - expected).max() <= 1
 
 
-@pytest.mark.parametrize("count", [0, 1, 2, 7, 33])
-@pytest.mark.parametrize("threads", [1, 3, 16])
-def test_a_batch_is_the_same_on_any_number_of_threads(count: int, threads: int) -> None:
-    images = [picture("RGB", 9 + number, 40 - number, seed=number) for number in range(count)]
-    out = np.full((count, 12, 10, 3), 7, np.uint8)
+@both
+@pytest.mark.parametrize("count", [0, 1, 2, 7, 33, 400])
+def test_a_batch_is_the_same_on_any_number_of_threads(backend: Backend, count: int) -> None:
+    images = [picture("RGB", 9 + number % 50, 40 - number % 37, seed=number) for number in range(count)]
+    records = Records.of([encoded(image, "PNG" if number % 5 == 3 else "JPEG") for number, image in enumerate(images)])
     boxes = boxes_of(*images, out_hw=(12, 10)) if images else np.empty((0, 4), np.float32)
+    out = np.full((4, count, 12, 10, 3), 7, np.uint8)
     before = threading.active_count()
-    decoder = Decoder(threads)
-    status = decoder([encoded(image) for image in images], boxes, out)
-    decoder.close()
+    for pixels, threads in zip(out, (1, 2, 8, 19), strict=True):
+        with made(backend, threads) as decode:
+            for _ in range(2):
+                assert not decode(records, boxes, pixels).any()
     assert threading.active_count() == before
+    assert (out == out[0]).all()
+    expected = np.zeros((12, 10, 3), np.uint8)
+    for data, box, pixels in zip(records, boxes, out[0], strict=True):
+        assert decode_one(data, expected, box) is Status.OK
+        assert np.abs(pixels.astype(int) - expected).max() <= 1
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), seed=st.integers(0, 2**32 - 1))
+def test_native_and_reference_differ_by_one_at_most(data: st.DataObject, seed: int) -> None:
+    """Over samplings, progressive files, odd sizes, fractional boxes, outputs, flips and channels."""
+    rng, side = np.random.default_rng(seed), st.integers(1, 90)
+    out_hw, channels = data.draw(st.tuples(st.integers(1, 70), st.integers(1, 70))), data.draw(st.sampled_from([1, 3]))
+    buffers, boxes = [], []
+    for number in range(8):
+        w, h = data.draw(side), data.draw(side)
+        coarse = picture("RGB", 1 + w // 4, 1 + h // 4, seed=int(rng.integers(2**32))).resize((w, h))
+        mode = data.draw(st.sampled_from(["RGB", "RGB", "RGB", "L", "CMYK"]))
+        options = {"subsampling": data.draw(st.sampled_from([0, 1, 2])), "quality": data.draw(st.integers(20, 100))}
+        options |= {"progressive": data.draw(st.booleans()), "optimize": data.draw(st.booleans())}
+        buffers.append(encoded(coarse.convert(mode), "JPEG", **options))
+        low, high = np.sort(rng.uniform(0, (w, h), (2, 2)), axis=0)
+        box = (0, 0, w, h) if number == 0 else (*low, *(high - low))
+        boxes.append(np.rint(box) if data.draw(st.booleans()) else box)
+    flips = rng.integers(0, 2, 8) == 1
+    out = np.zeros((2, 8, *out_hw, channels), np.uint8)
+    arguments = (Records.of(buffers), np.array(boxes, np.float32))
+    with made("pillow", 1) as reference, made("native", 2) as core:
+        expected = reference(*arguments, out[0], flips=flips)
+        assert core(*arguments, out[1], flips=flips).tolist() == expected.tolist()
+    assert np.abs(out[0].astype(int) - out[1]).max() <= 1
+
+
+def test_native_and_reference_agree_on_real_images(data_root: Path) -> None:
+    files = sorted((data_root / "imagenet-250").rglob("*.JPEG"))[::5]
+    records = Records.of([file.read_bytes() for file in files])
+    sizes = np.array([Image.open(io.BytesIO(data)).size for data in records], np.float64)
+    rng = np.random.default_rng(1)
+    sides = sizes * rng.uniform(0.1, 1, sizes.shape)
+    corners = (sizes - sides) * rng.uniform(0, 1, sizes.shape)
+    boxes = np.floor(np.concatenate([corners, sides], axis=1)).astype(np.float32)
+    out = np.zeros((2, len(files), 112, 112, 3), np.uint8)
+    with made("pillow") as reference, made("native") as core:
+        assert not reference(records, boxes, out[0]).any()
+        assert not core(records, boxes, out[1]).any()
+    assert np.abs(out[0].astype(int) - out[1]).max() <= 1
+
+
+@both
+@pytest.mark.parametrize("channels", [1, 3])
+def test_every_kind_of_record_in_one_batch(backend: Backend, channels: int) -> None:
+    image = picture("RGB", 30, 20)
+    pixels = np.asarray(image)
+    buffers = [encoded(image, "PNG"), pixels.tobytes(), pixels.transpose(2, 0, 1).tobytes(), encoded(image, "PNG")]
+    kinds = np.array([Kind.OTHER, Kind.RAW, Kind.PLANAR, Kind.JPEG], np.uint8)  # the last one says it is what it is not
+    shapes = np.array([[0, 0, 0], [20, 30, 3], [20, 30, 3], [0, 0, 0]], np.uint32)
+    boxes = np.array([[1, 2, 25.5, 17]] * 4, np.float32)
+    flips = np.array([False, True, False, True])
+    out = np.zeros((4, 9, 11, channels), np.uint8)
+    with made(backend) as decode:
+        status = decode(Records.of(buffers), boxes, out, flips=flips, kinds=kinds, shapes=shapes)
     assert not status.any()
-    for image, pixels in zip(images, out, strict=True):
-        assert (pixels == decoded(encoded(image), image.size, 3, (12, 10))).all()
+    out[1::2] = out[1::2, :, ::-1]
+    assert np.abs(out.astype(int) - out[0]).max() <= 1
+    assert (out[0] == out[3]).all()
 
 
-def test_bytes_beyond_the_batch_stay_as_they_are() -> None:
+@both
+def test_checksums_are_compared_where_they_are_asked_for(backend: Backend) -> None:
+    buffers = [encoded(image, "PNG" if number % 2 else "JPEG") for number, image in enumerate(GOOD * 2)]
+    crc = np.array([crc32c(data) for data in buffers], np.uint32)
+    wrong = crc ^ np.array([0, 0, 0, 0, 1, 1, 1, 1], np.uint32)
+    check = np.array([True, True, False, False] * 2)
+    out = np.zeros((8, 16, 16, 3), np.uint8)
+    arguments = (Records.of(buffers), boxes_of(*GOOD * 2, out_hw=(16, 16)), out)
+    with made(backend) as decode:
+        assert not decode(*arguments, crc=crc).any()
+        assert decode(*arguments, crc=wrong).tolist() == [Status.OK] * 4 + [Status.CHECKSUM] * 4
+        assert not out[4:].any()
+        assert out[:4].reshape(4, -1).any(axis=1).all()
+        assert decode(*arguments, crc=wrong, check=check).tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
+        assert not out[4:6].any()
+        assert out[6:].reshape(2, -1).any(axis=1).all()
+
+
+@pytest.mark.parametrize("sampling", SUBSAMPLINGS)
+def test_a_smaller_decode_looks_the_same_to_both_backends(sampling: str) -> None:
+    image = Image.fromarray((SMOOTH % 256).astype(np.uint8)).resize((333, 217), Image.Resampling.BICUBIC)
+    data = encoded(image, "JPEG", subsampling=SUBSAMPLINGS[sampling], quality=90)
+    records = Records.of([data] * 5)
+    boxes = np.array(
+        [[0, 0, 333, 217], [10, 20, 300, 190], [0, 0, 40, 30], [1.5, 0, 160, 99], [0, 0, 80, 80]], np.float32
+    )
+    out = np.zeros((3, 5, 20, 30, 3), np.uint8)
+    with made("pillow") as reference, made("native") as core:
+        assert not reference(records, boxes, out[0], scaled=True).any()
+        assert not core(records, boxes, out[1], scaled=True).any()
+        assert not core(records, boxes, out[2]).any()
+    # Where chroma is halved, libjpeg decodes it at full size and the core's own decoder does not.
+    difference = np.abs(out[0].astype(int) - out[1])
+    assert difference.max() <= 1 if sampling == "4:4:4" else difference.mean() <= 2
+    assert (out[1] != out[2]).any()
+    assert np.abs(out[1].astype(int) - out[2]).mean() < 4
+
+
+@both
+def test_bytes_beyond_the_batch_stay_as_they_are(backend: Backend) -> None:
     ring = np.full((4, 8, 8, 3), 7, np.uint8)
-    decoder = Decoder(1)
-    decoder([encoded(GOOD[0])] * 2, boxes_of(GOOD[0], GOOD[0], out_hw=(8, 8)), ring[1:3])
+    with made(backend, 1) as decode:
+        decode(Records.of([encoded(GOOD[0])] * 2), boxes_of(GOOD[0], GOOD[0], out_hw=(8, 8)), ring[1:3])
     assert (ring[[0, 3]] == 7).all()
     assert (ring[1] == ring[2]).all()
     assert (ring[1] != 7).any()
 
 
+@both
+def test_one_batch_of_sixteen_is_timed(backend: Backend) -> None:
+    records, out = Records.of([encoded(GOOD[0])] * 3), np.zeros((3, 8, 8, 3), np.uint8)
+    with made(backend) as decode:
+        for _ in range(TIMED_EVERY + 1):
+            decode(records, boxes_of(*GOOD[:1] * 3, out_hw=(8, 8)), out, crc=np.full(3, crc32c(records[0]), np.uint32))
+        stats = decode.stats
+    assert stats.images == 6
+    assert stats.record_bytes == 2 * int(records.length.sum())
+    assert stats.used_bytes <= stats.record_bytes
+    assert stats.pixels >= 6 * 30 * 30
+    assert min(stats.check_s, stats.decode_s, stats.resample_s) > 0
+    assert stats.direct == (6 if backend == "native" else 0)
+
+
+FORKED = """
+import os, sys, threading
+import numpy as np
+from headway.data.decode import decoder
+from headway.data.records import Records
+
+data = open(sys.argv[2], "rb").read()
+records, boxes = Records.of([data] * 12), np.array([[0, 0, 200, 150]] * 12, np.float32)
+decode, first = decoder(3, sys.argv[1]), np.zeros((12, 64, 64, 3), np.uint8)
+assert not decode(records, boxes, first).any()
+stop = False
+
+def loop():
+    out = np.zeros_like(first)
+    while not stop:
+        assert not decode(records, boxes, out).any()
+
+busy = threading.Thread(target=loop)
+busy.start()
+failed = 0
+for turn in range(20):
+    child = os.fork()
+    if not child:
+        try:
+            out = np.zeros_like(first)
+            good = not decode(records, boxes, out).any() and (out == first).all()
+            decode.close()
+        finally:
+            os._exit(0 if good else 1)
+    failed += os.waitpid(child, 0)[1] != 0
+stop = True
+busy.join()
+decode.close()
+sys.exit(failed)
+"""
+
+
+@both
+def test_a_fork_in_the_middle_of_a_decode_works(backend: Backend, tmp_path: Path) -> None:
+    if backend == "native" and not native.available():
+        absent("the native core is not built")
+    picture("RGB", 50, 38).resize((200, 150)).save(tmp_path / "image.jpg")
+    command = [sys.executable, "-c", FORKED, backend, str(tmp_path / "image.jpg")]
+    done = subprocess.run(command, check=False, timeout=60, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_training_loop_keeps_a_core() -> None:
-    decoder = Decoder()
-    decoder.close()
-    assert decoder.threads == max(1, usable_cores() - 1)
+    found = decoder()
+    found.close()
+    assert found.threads == max(1, usable_cores() - 1)
+    assert found.backend == chosen() == ("native" if native.available() else "pillow")
+
+
+def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="0 decoding threads"):
-        Decoder(0)
+        decoder(0)
+    with pytest.raises(UsageError, match="Pillow's threads cannot be pinned"):
+        decoder(2, "pillow", pin=True)
+
+
+def test_an_environment_without_the_core_runs_on_the_reference() -> None:
+    script = (
+        "from headway.data.decode import chosen, decoder; print(chosen(), decoder(1).backend); decoder(1, 'native')"
+    )
+    environment = os.environ | {"HEADWAY_NATIVE": "0"}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
+    assert done.stdout == "pillow pillow\n"
+    assert "UsageError: The native core is not there. Leave HEADWAY_NATIVE unset" in done.stderr

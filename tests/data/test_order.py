@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
 from headway.core.keys import MASK
-from headway.data.order import BLOCKS_A_WINDOW, SMALL, Order, permute, rounds_of, share
+from headway.data.order import BLOCKS_A_WINDOW, SMALL, Order, permute, rounds_of, share, unpermute
 
 sizes = st.integers(1, 5000)
 seeds = st.integers(0, 2**63 - 1)
@@ -93,6 +93,50 @@ def test_seeds_and_epochs_give_unlike_permutations(window: int | None) -> None:
         for right in found[:place]:
             assert (left == right).sum() < 30  # two random permutations agree in one place, give or take one
     assert (epoch_of(Order(n, 1, window), 0) != epoch_of(Order(n, 0, window), 1)).any()
+
+
+# The way back
+
+
+@few
+@given(n=sizes, seed=seeds, epoch=st.integers(0, 10**9), window=windows)
+def test_position_of_is_the_inverse_of_an_epoch(n: int, seed: int, epoch: int, window: int | None) -> None:
+    order = Order(n, seed, window)
+    positions = order.position_of(epoch, epoch_of(order, epoch))
+    assert positions.dtype == np.int64
+    assert (positions == np.arange(epoch * n, (epoch + 1) * n)).all()
+
+
+@few
+@given(n=st.integers(1, 2**40), seed=seeds, window=st.none() | st.integers(1, 2**40), data=st.data())
+def test_position_of_any_samples_of_a_large_set(n: int, seed: int, window: int | None, data: st.DataObject) -> None:
+    order = Order(n, seed, window)
+    epoch = data.draw(st.integers(0, 1000))
+    samples = np.random.default_rng(data.draw(st.integers(0, 2**32))).integers(0, n, 500)
+    positions = order.position_of(epoch, samples)
+    epochs, back = order(positions)
+    assert (epochs == epoch).all()
+    assert (back == samples).all()
+
+
+@given(n=st.integers(1, 6000), key=st.integers(0, MASK), salt=st.none() | st.integers(0, MASK))
+def test_unpermute_undoes_permute(n: int, key: int, salt: int | None) -> None:
+    x = np.arange(n, dtype=np.uint64)
+    salts = None if salt is None else np.uint64(salt) * (x % np.uint64(3) + np.uint64(1))
+    if salts is None:
+        assert (unpermute(permute(x, n, key), n, key) == x).all()
+    else:
+        assert (unpermute(permute(x, n, key, salts), n, key, salts) == x).all()
+
+
+@pytest.mark.parametrize("n", [2**53 + 1, 2**61 + 12345, 2**62])
+def test_the_largest_ranges_go_back_too(n: int) -> None:
+    x = np.random.default_rng(1).integers(0, n, 20_000, np.uint64)
+    assert (unpermute(permute(x, n, 42), n, 42) == x).all()
+
+
+def test_no_samples_have_no_positions() -> None:
+    assert len(Order(100, 0, 64).position_of(1, np.arange(0))) == 0
 
 
 # Windows

@@ -1,5 +1,8 @@
+"""What holds of every pack, shown of mode keep; test_modes.py has the other modes, test_pack_any.py the formats."""
+
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +12,13 @@ from PIL import Image, ImageFile
 from tests.data._packs import contents, folder, names_of, picture, sources
 
 from headway.core.errors import DataError, HeadwayError, UsageError
-from headway.data import dataset
-from headway.data.dataset import FLAG_NOT_JPEG, FLAG_SPLIT
+from headway.data import dataset, pack_set
+from headway.data import pack as packing
+from headway.data.columns import FLAG_NOT_JPEG, FLAG_SPLIT
 from headway.data.formats import recordio
-from headway.data.pack import pack
 from headway.data.verify import verify
+
+pack = partial(packing.pack, mode="keep")
 
 
 @pytest.fixture(scope="module")
@@ -28,9 +33,10 @@ def test_every_image_is_stored_as_it_is(pets: Path, tmp_path: Path) -> None:
     calls: list[tuple[int, int]] = []
     done = pack(pets, tmp_path / "new/dst", shard_bytes=30_000, progress=lambda *call: calls.append(call))
     assert (done.folders, done.samples, done.skipped, done.notes) == ((tmp_path / "new/dst",), 200, [], ())
+    assert (done.format, done.mode) == ("recordio", "keep")
     assert contents(done.folders[0]) == sources(pets)
     packed = dataset.open(done.folders[0])
-    for sample, data in enumerate(packed.read(range(200))):
+    for sample, data in enumerate(packed.read(np.arange(200))):
         assert packed.crc32c[sample] == crc32c(data)
         assert packed.classes[packed.label[sample]] == packed.name(sample).split("/")[0]
     about = packed.description
@@ -375,7 +381,7 @@ def test_a_link_is_packed_to_where_it_leads(pets: Path, tmp_path: Path) -> None:
     assert len(dataset.open(tmp_path / "large/disk")) == 200
 
 
-def test_impossible_numbers_are_refused(pets: Path, tmp_path: Path) -> None:
+def test_impossible_numbers_are_refused(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for split in (-0.1, 1.0, float("nan")):
         with pytest.raises(UsageError, match="is no share of the images"):
             pack(pets, tmp_path / "dst", split=split)
@@ -383,9 +389,12 @@ def test_impossible_numbers_are_refused(pets: Path, tmp_path: Path) -> None:
         pack(pets, tmp_path / "dst", threads=0)
     with pytest.raises(UsageError, match="cannot have 0 bytes"):
         pack(pets, tmp_path / "dst", shard_bytes=0)
-    with pytest.raises(UsageError, match="shards of 1 bytes would be too many"):
-        pack(pets, tmp_path / "dst", shard_bytes=1)
-    assert len(dataset.open(pack(pets, tmp_path / "dst", shard_bytes=100).folders[0]).description.shards) == 200
+    few = folder(tmp_path / "few", {"cat": 9})
+    assert len(dataset.open(pack(few, tmp_path / "dst", shard_bytes=100).folders[0]).description.shards) == 9
+    monkeypatch.setattr(pack_set, "SHARD_LIMIT", 8)
+    with pytest.raises(UsageError, match="shards of 100 bytes are too many"):
+        pack(few, tmp_path / "other", shard_bytes=100)
+    assert not (tmp_path / "other").exists()
 
 
 # Real data

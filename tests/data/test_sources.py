@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from headway.core.errors import DataError, HeadwayError, UsageError
 from headway.data.formats.folder import list_folder
 from headway.data.formats.listing import list_file
-from headway.data.formats.source import Source, open_source, open_split
+from headway.data.formats.source import Files, Source, open_source, open_split
 
 
 def touch(root: Path, names: Iterable[str]) -> Path:
@@ -24,6 +24,11 @@ def touch(root: Path, names: Iterable[str]) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
     return root
+
+
+def paths_of(source: Source) -> tuple[str, ...]:
+    assert isinstance(source.images, Files)
+    return source.images.paths
 
 
 def labelled(source: Source) -> dict[str, str]:
@@ -57,7 +62,7 @@ def test_classes_and_images_are_in_order_of_name(tmp_path: Path) -> None:
     source = open_source(touch(tmp_path, names))
     assert source.classes == ("Zebra", "cat", "dog")
     assert source.names == tuple(sorted(names))
-    assert source.paths == tuple(str(tmp_path / name) for name in source.names)
+    assert paths_of(source) == tuple(str(tmp_path / name) for name in source.names)
     assert labelled(source) == {name: name.split("/")[0] for name in names}
     assert source.labels.dtype == np.int64
     assert (source.label_kind, source.root, source.notes) == ("class", str(tmp_path), ())
@@ -85,7 +90,7 @@ def test_names_that_are_no_utf8_become_text(tmp_path: Path) -> None:
         pass
     source = list_folder(tmp_path)
     assert source.names == ("caf\u00e9/\\xff.jpg", "caf\u00e9/a.jpg")
-    assert all(os.path.exists(path) for path in source.paths)
+    assert all(os.path.exists(path) for path in paths_of(source))
     "".join(source.names).encode()
 
 
@@ -118,7 +123,7 @@ def test_what_is_no_source_gets_a_sentence(tmp_path: Path) -> None:
     touch(tmp_path, ["a.jpg"])
     with pytest.raises(UsageError, match="nowhere: there is no such file or folder"):
         open_source(tmp_path / "nowhere")
-    with pytest.raises(UsageError, match=r"a\.jpg: this is neither a folder nor a list of images"):
+    with pytest.raises(UsageError, match=r"a\.jpg: its format is not known"):
         open_source(tmp_path / "a.jpg")
     with pytest.raises(UsageError, match="there is no such folder"):
         list_folder(tmp_path / "nowhere")
@@ -174,7 +179,7 @@ def test_a_csv_of_class_names(tmp_path: Path) -> None:
     text = '\ufeffpath, label,year\r\nb.jpg,dog,1\r\n\r\n"a.jpg","cat, big",2\r\nsub/../c.jpg, dog ,3\r\n'
     source = open_source(listing(tmp_path, text))
     assert source.names == ("b.jpg", "a.jpg", "sub/../c.jpg")
-    assert source.paths == tuple(str(tmp_path / f"{name}.jpg") for name in "bac")
+    assert paths_of(source) == tuple(str(tmp_path / f"{name}.jpg") for name in "bac")
     assert labelled(source) == {"b.jpg": "dog", "a.jpg": "cat, big", "sub/../c.jpg": "dog"}
     assert (source.label_kind, source.classes) == ("class", ("cat, big", "dog"))
     assert source.notes == ("columns not used: year",)

@@ -13,7 +13,7 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from headway.core.errors import DataError, UsageError
-from headway.data import dataset
+from headway.data import columns, dataset
 from headway.data.pack import pack
 from headway.data.verify import Damage, verify
 
@@ -34,7 +34,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if (name, number) == ("dog", 3):  # after the end of the image, where decoders do not look
                 data += bytes(-len(data) % 4) + struct.pack("<I", 0xCED7230A) + b"tail"
             (root / "src" / name / f"{number}.jpg").write_bytes(data)
-    pack(root / "src", root / "dst", shard_bytes=4000)
+    pack(root / "src", root / "dst", mode="keep", shard_bytes=4000)
     return root / "dst"
 
 
@@ -49,7 +49,7 @@ def test_an_intact_pack_has_no_damage(packed: Path) -> None:
     assert verify(packed, lambda done, total: calls.append((done, total))) == []
     assert calls[-1] == (SAMPLES, SAMPLES)
     assert len(dataset.open(packed).description.shards) > 2
-    assert (dataset.open(packed).flags & dataset.FLAG_SPLIT).sum() == 1
+    assert (dataset.open(packed).flags & columns.FLAG_SPLIT).sum() == 1
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
@@ -57,7 +57,7 @@ def test_an_intact_pack_has_no_damage(packed: Path) -> None:
 def test_any_flipped_bit_of_a_record_is_found(copy: Path, data: st.DataObject) -> None:
     opened = dataset.open(copy)
     sample = data.draw(st.integers(0, SAMPLES - 1))
-    split = bool(opened.flags[sample] & dataset.FLAG_SPLIT)
+    split = bool(opened.flags[sample] & columns.FLAG_SPLIT)
     offset, length = int(opened.offset[sample]), int(opened.length[sample])
     first, last = (offset, offset + length + 32) if split else (offset - 32, offset + length)
     shard = copy / opened.description.shards[opened.shard[sample]].name
@@ -97,7 +97,7 @@ def test_every_damaged_record_is_named(copy: Path) -> None:
 def test_a_missing_shard_is_named_once(copy: Path) -> None:
     lost = int((dataset.open(copy).shard == 1).sum())
     (copy / "shard-00001.rec").unlink()
-    reason = f"the shard cannot be read (No such file or directory); its {lost} samples are lost"
+    reason = f"the file cannot be read (No such file or directory); its {lost} samples are lost"
     assert verify(copy) == [Damage(index=None, name="", shard="shard-00001.rec", offset=0, reason=reason)]
 
 
@@ -175,3 +175,59 @@ def test_a_damaged_columns_file_is_named_or_refused(copy: Path) -> None:
         path.write_bytes(data)
         with pytest.raises(DataError, match="the columns file is damaged"):
             verify(copy)
+
+
+@pytest.fixture(params=["tar", "lmdb", "raw"])
+def other(request: pytest.FixtureRequest, packed: Path, tmp_path: Path) -> Path:
+    """The same images in another format, in several shards."""
+    mode = "raw" if request.param == "raw" else "keep"
+    pack(
+        packed.parent / "src",
+        tmp_path / "other",
+        format=request.param,
+        mode=mode,
+        shard_bytes=8_000 if mode == "keep" else 1_000,
+    )
+    return tmp_path / "other"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
+@given(data=st.data())
+def test_any_flipped_bit_of_an_image_is_found_in_every_format(other: Path, data: st.DataObject) -> None:
+    opened = dataset.open(other)
+    sample = data.draw(st.integers(0, SAMPLES - 1))
+    offset = int(opened.offset[sample])
+    shard = other / opened.description.shards[opened.shard[sample]].name
+    intact = shard.read_bytes()
+    damaged = bytearray(intact)
+    damaged[offset + data.draw(st.integers(0, int(opened.length[sample]) - 1))] ^= 1 << data.draw(st.integers(0, 7))
+    assert verify(other) == []
+    shard.write_bytes(damaged)
+    (found,) = verify(other)
+    shard.write_bytes(intact)
+    assert (found.index, found.name, found.shard, found.offset) == (sample, opened.name(sample), shard.name, offset)
+
+
+def test_damaged_shards_are_named_in_every_format(other: Path, tmp_path: Path) -> None:
+    shards = dataset.open(other).description.shards
+    path = other / shards[1].name
+    intact = path.read_bytes()
+    lost = int((dataset.open(other).shard == 1).sum())
+    path.write_bytes(intact[:-3] + b"abc")
+    (found,) = verify(other)
+    assert (found.index, found.reason) == (None, f"the shard belongs to another pack; its {lost} samples are lost")
+    path.write_bytes(intact[:-16] + bytes(16))
+    (found,) = verify(other)
+    assert (found.index, found.reason) == (None, "the end of the shard is damaged")
+    for data in (intact[:-16] + bytes(16), (other / shards[0].name).read_bytes()[:-16] + b"x" * 16):
+        path.write_bytes(data)
+        with pytest.raises(DataError, match="belongs to another pack"):
+            dataset.open(other)
+    path.write_bytes(intact[: len(intact) // 2])
+    found, *records = verify(other)
+    assert (found.index, found.shard) == (None, shards[1].name)
+    assert records
+    assert {record.reason for record in records} == {"the file ends inside the image"}
+    path.unlink()
+    (found,) = verify(other)
+    assert found.reason.endswith(f"its {lost} samples are lost")

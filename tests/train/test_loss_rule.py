@@ -15,8 +15,8 @@ from headway.core.recipe import load
 from headway.core.run import Run
 from headway.data import dataset
 from headway.data.augment import Augment
+from headway.data.augment_options import AugmentRecipe
 from headway.data.loader import Loader
-from headway.data.options import AugmentRecipe
 from headway.data.order import Order
 from headway.train.precision import Precision
 from headway.train.progress import Silent
@@ -52,7 +52,7 @@ def stepped(folder: Path, run: Path, *overrides: str, steps: int = 1) -> tuple[S
 def by_hand(setup: Setup, counted: NDArray[np.bool_] | None = None) -> dict[str, torch.Tensor]:
     """The gradient of the first step: sum of the losses of the samples that count / batch."""
     batch = next(iter(setup.batches(0)))
-    losses = setup.task.loss(setup.model(setup.augment(batch.images, batch.keys())), batch.labels)
+    losses = setup.task.loss(setup.model(setup.augment(batch.images, batch.labels, batch.keys())[0]), batch.labels)
     counts = torch.ones(len(losses)) if counted is None else torch.from_numpy(counted).float()
     named = dict(setup.model.named_parameters())
     gradients = torch.autograd.grad((losses * counts).sum() / setup.recipe.batch, list(named.values()))
@@ -82,7 +82,7 @@ def test_the_batch_is_the_mean_over_its_samples(folder: Path, tmp_path: Path) ->
     """A batch of twice as many samples has a gradient of the same size, not of twice the size."""
     setup, gradient = stepped(folder, tmp_path / "a", "batch=180")
     batch = next(iter(setup.batches(0)))
-    loss = nn.functional.cross_entropy(setup.model(setup.augment(batch.images)), batch.labels)
+    loss = nn.functional.cross_entropy(setup.model(setup.augment.normalise(batch.images)), batch.labels)
     named = dict(setup.model.named_parameters())
     expected = torch.autograd.grad(loss, list(named.values()))
     assert_close(gradient, dict(zip(named, expected, strict=True)), 1e-6)
@@ -105,7 +105,7 @@ def test_the_ranks_shares_sum_to_the_whole_batch(folder: Path, world: int, kind:
         loader = Loader(data, batch=batch, order=order, stop=batch, rank=rank, world=world, threads=1)
         for part in loader:
             if len(part.images):
-                outputs = model(augment(part.images, part.keys()).double())
+                outputs = model(augment(part.images, part.labels, part.keys())[0].double())
                 labels = part.labels.double() if kind == "value" else part.labels
                 losses = task.loss(outputs, labels).double()
                 precision.backward(losses, torch.full((len(losses),), 1 / batch, dtype=torch.float64))
@@ -138,7 +138,7 @@ def test_a_masked_sample_counts_zero(folder: Path, tmp_path: Path, micro: int) -
     everything = by_hand(setup)
     assert any((gradient[name] - everything[name]).abs().max() > 1e-3 for name in everything)
     batch = next(iter(setup.batches(0)))
-    losses = setup.task.loss(setup.model(setup.augment(batch.images)), batch.labels).detach().numpy()
+    losses = setup.task.loss(setup.model(setup.augment.normalise(batch.images)), batch.labels).detach().numpy()
     assert records(tmp_path / "run")[0]["loss"] == pytest.approx(losses[counted].sum() / 30, abs=1e-6)
 
 

@@ -51,6 +51,10 @@ CASES: dict[str, tuple[str, ...]] = {
     "batch norm and dropout": ("model.factory=net.py:dropout",),
     "micro-batches": ("micro_batch=5",),
     "flip and translate": ("augment={flip: true, translate: 2}",),
+    "every augmentation": (
+        "augment={flip: alternating, policy: {name: rand}, jitter: {brightness: 0.4, contrast: 0.4, saturation: 0.4}, "
+        "cutout: 2, random_erasing: {fill: random}, cutmix: {}, mixup: {}}",
+    ),
     "stop_at": ("stop_at={accuracy: 1.1, loss: 0}",),
     "ids": ("log_ids=true",),
     "a plain transform": ("transform=user.py:plain",),

@@ -1,0 +1,28 @@
+"""Headway: the Loader as the README uses it, over a packed folder or raw pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import headway
+from bench._peers.serve import argument, serve
+from headway.data import native
+
+
+def batches(loader: headway.Loader) -> Iterator[int]:
+    for images, _ in loader:
+        yield len(images)
+
+
+if __name__ == "__main__":
+    asked = argument()
+    train = headway.open(asked["pack"])
+    order = headway.Order(len(train), seed=1)
+    loader = headway.Loader(train, batch=asked["batch"], order=order, threads=asked["threads"], **asked["how"])
+    core = native.features() if native.available() else "no native core"
+    serve(
+        batches(loader),
+        version=f"headway {headway.__version__}, {core}",
+        kernel=asked["kernel"],
+        facts=lambda: {"kB an image": float(train.length.mean()) / 1000, "kept": loader.tier.why},
+    )

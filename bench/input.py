@@ -1,0 +1,109 @@
+"""Input from JPEG files, RandomResizedCrop(224) + flip: Headway's Loader and its peers side by side, two threads each.
+
+originals_vs_best_peer, _vs_ffcv, _vs_dali   images/s of Headway over theirs. All read the same 250 ImageNet files:
+                                             Headway and FFCV out of a pack that holds their bytes or their lossless
+                                             seekable form, the others as loose files; the page cache is warm.
+originals_vs_limit   over plain libjpeg-turbo (bench/limit.cpp): the same spliced bytes and boxes, decoded by as many
+                     threads, and neither resized nor made a batch
+pack256_vs_ffcv      the same, of files whose shorter side was brought to 256 at JPEG quality 90
+train_vs_loader      images/s of `headway train` with a network that does nothing, over those of the Loader
+
+Each arm is a process of its own; they take turns, and all others are stopped meanwhile. A ratio is taken within each
+round; the claim is the median over rounds. A core second is a second of processor time of all threads of an arm.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import headway
+from bench import _limit, _reading, _stages
+from bench._arms import ArmError, Comparison, ours, peer
+from bench._common import Claim, arguments, report, table
+from bench._data import images
+
+THREADS, BATCH, SIDE = 2, 128, 224
+HOW = {"size": SIDE, "crop": "random", "flip": True}
+KERNEL = "antialiased triangle, Pillow's"
+LIMIT_SAMPLES = 1000
+PEERS = ("OpenCV in DataLoader", "FFCV", "DALI", "Pillow in DataLoader")
+
+
+def start(arms: Comparison, source: Path, folder: Path, quick: bool) -> None:
+    """Packs the images and starts every arm; a quick run leaves out what only rows are made of."""
+    originals, small = folder / "originals", folder / "small"
+    headway.pack(source, originals, mode="seekable")
+    headway.pack(source, small, mode="resize=256,quality=90")
+    common = {"images": str(source), "folder": str(folder), "batch": BATCH, "threads": THREADS, "kernel": KERNEL}
+    arms.add("Headway", ours("headway", {**common, "pack": str(originals), "how": HOW}))
+    arms.add("OpenCV in DataLoader", peer("torch_loader", {**common, "decoder": "opencv"}))
+    arms.add("FFCV", peer("ffcv", common))
+    arms.add("DALI", peer("dali", common))
+    arms.add("Headway, 256", ours("headway", {**common, "pack": str(small), "how": HOW}))
+    arms.add("FFCV, 256", peer("ffcv", {**common, "resize": 256, "quality": 90}))
+    arms.add("Headway train", ours("train", {**common, "pack": str(originals)}))
+    add_limit(arms, originals, folder)
+    if not quick:
+        arms.add("Pillow in DataLoader", peer("torch_loader", {**common, "decoder": "pillow"}))
+        for isa in ("portable", "avx2", "avx512"):
+            command = ours("headway", {**common, "pack": str(originals), "how": HOW})
+            arms.add(f"Headway, {isa}", command, {"HEADWAY_ISA": isa})
+
+
+def add_limit(arms: Comparison, pack: Path, folder: Path) -> None:
+    try:
+        program = _limit.build(folder)
+    except ArmError as reason:
+        arms.leave_out("limit", str(reason))
+        return
+    train = headway.open(pack)
+    _limit.write_records(train, headway.Order(len(train), seed=1), LIMIT_SAMPLES, SIDE, folder / "spliced")
+    train.close()
+    arms.add("limit", [program, folder / "spliced", str(THREADS)])
+
+
+def claims(arms: Comparison, how: str) -> list[Claim]:
+    best = arms.fastest(PEERS)
+    asked = [("originals_vs_best_peer", "Headway", best)] if best else []
+    asked += [
+        ("originals_vs_ffcv", "Headway", "FFCV"),
+        ("originals_vs_dali", "Headway", "DALI"),
+        ("originals_vs_limit", "Headway", "limit"),
+        ("pack256_vs_ffcv", "Headway, 256", "FFCV, 256"),
+        ("train_vs_loader", "Headway train", "Headway"),
+    ]
+    made = []
+    for name, mine, other in asked:
+        ratio = arms.ratio(mine, other)
+        if ratio is not None:
+            made.append(Claim(name, ratio[0], "", f"{mine} over {other}; {how}; 95 % [{ratio[1]:.3f}, {ratio[2]:.3f}]"))
+    return made
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    with tempfile.TemporaryDirectory(prefix="headway-bench-") as name:
+        measure(Path(name), options)
+
+
+def measure(folder: Path, options: argparse.Namespace) -> None:
+    source = images(folder / "images")
+    if source is None:
+        report([], options)
+        return
+    rounds, seconds = (2, 0.5) if options.quick else (7, 4.0)
+    with Comparison(folder) as arms:
+        start(arms, source, folder, options.quick)
+        arms.run(rounds, seconds)
+        how = f"median of {rounds} rounds of {seconds:g} s"
+        made, shown, facts = claims(arms, how), arms.rows(), arms.facts()
+    table(_reading.rows(source, folder / "reading", rounds, seconds / 4))
+    table(_stages.rows(folder / "originals", BATCH, THREADS, HOW, 10 * rounds))
+    table([("arm", "fact", "value"), *facts])
+    report(made, options, shown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,231 @@
+"""What the loader makes of each image on the host: crops, flips, shifts, sizes that grow."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from headway.core.errors import UsageError
+from headway.core.keys import keys
+from headway.data import dataset, native
+from headway.data.crops import flips, random_resized_boxes, shifts
+from headway.data.dataset import Dataset
+from headway.data.loader import Loader
+from headway.data.ops.move import flip_and_translate
+from headway.data.options import CropRecipe
+from headway.data.order import Order
+from headway.data.pack import pack
+from headway.data.reference import decode_one
+from headway.data.resolution import ProgressiveRecipe
+
+N, SEED, SIZE = 29, 3, (20, 24)
+BACKENDS = ["pillow", pytest.param("native", marks=pytest.mark.skipif(not native.available(), reason="not built"))]
+Samples = dict[int, bytes]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Photograph-like JPEGs of every subsampling and a few PNGs, packed as seekable ones where that can be."""
+    root, random = tmp_path_factory.mktemp("view"), np.random.default_rng(0)
+    for number in range(N):
+        width, height = 40 + 13 * (number % 5), 30 + 17 * (number % 4)
+        coarse = random.integers(0, 256, (4, 5, 3), np.uint8)
+        image = Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC)
+        path = root / "src" / "ab"[number % 2] / f"{number:02d}.{'png' if number % 7 == 3 else 'jpg'}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".png":
+            image.save(path)
+        else:
+            image.convert("L" if number % 6 == 5 else "RGB").save(path, quality=90, subsampling=number % 3)
+    pack(root / "src", root / "dst")
+    return dataset.open(root / "dst")
+
+
+@pytest.fixture(scope="module")
+def raw(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Pixels of one size."""
+    root, random = tmp_path_factory.mktemp("raw"), np.random.default_rng(1)
+    for number in range(N):
+        path = root / "src" / "ab"[number % 2] / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random.integers(0, 256, (12, 16, 3), np.uint8)).save(path)
+    pack(root / "src", root / "dst", mode="raw", format="raw")
+    return dataset.open(root / "dst")
+
+
+def loader(data: Dataset, batch: int = 8, **options: Any) -> Loader:
+    given = {"order": Order(len(data), SEED), "size": SIZE, "crop": "random", "flip": True, "translate": 3}
+    return Loader(data, batch=batch, **given | {"threads": 1, "cache": "none"} | options)
+
+
+def served(batches: Any, count: int | None = None) -> Samples:
+    """Pixels at each position, copied, since a batch is a slot of the ring."""
+    found = {}
+    for batch in islice(batches, count):
+        found |= {int(p): image.numpy().tobytes() for p, image in zip(batch.positions, batch.images, strict=True)}
+    return found
+
+
+# The bytes of a batch depend on seed, position and backend, and on nothing else
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("threads", [2, 8])
+def test_threads_change_nothing(data: Dataset, backend: str, threads: int) -> None:
+    assert served(loader(data, backend=backend, threads=threads), 9) == served(loader(data, backend=backend), 9)
+
+
+@pytest.mark.parametrize("world", [1, 2, 3, 4])
+def test_the_ranks_of_any_world_together_serve_what_one_serves(data: Dataset, world: int) -> None:
+    together: Samples = {}
+    for rank in range(world):
+        together |= served(loader(data, rank=rank, world=world), 9)
+    assert together == served(loader(data), 9)
+
+
+@pytest.mark.parametrize("start", [1, 8, 28, 29, 60])
+def test_a_loader_that_starts_later_serves_the_tail(data: Dataset, start: int) -> None:
+    whole = served(loader(data, batch=5), 20)
+    tail = served(loader(data, batch=5, start=start), 3)
+    assert len(tail) == 15
+    assert all(whole[position] == pixels for position, pixels in tail.items() if position in whole)
+
+
+def test_the_size_of_the_batch_changes_no_sample(data: Dataset) -> None:
+    small, large = served(loader(data, batch=3), 20), served(loader(data, batch=20), 3)
+    assert small == large
+
+
+def test_epochs_differ(data: Dataset) -> None:
+    assert len(set(served(loader(data, batch=N), 2).values())) == 2 * N
+
+
+# Each image is what the reference makes of its key
+
+
+def drawn_by_the_reference(data: Dataset, position: int, flip: str = "random") -> np.ndarray[Any, Any]:
+    epochs, samples = Order(N, SEED)(np.array([position]))
+    key, out = keys(SEED, epochs, samples), np.zeros((*SIZE, 3), np.uint8)
+    box = random_resized_boxes(key, data.width[samples], data.height[samples])[0]
+    decode_one(data.read(samples)[0], out, box)
+    first = keys(SEED, 0, samples) if flip == "alternating" else key
+    mirrored, moved = flips(first, epochs, flip), shifts(key, 3)
+    return flip_and_translate(torch.from_numpy(out[None]), mirrored, moved)[0].numpy()
+
+
+@pytest.mark.parametrize("flip", ["random", "alternating"])
+@pytest.mark.parametrize(("backend", "far"), [("pillow", 0), ("native", 1)])
+def test_an_image_is_cropped_flipped_and_moved_by_its_key(data: Dataset, backend: str, far: int, flip: str) -> None:
+    if backend == "native" and not native.available():
+        pytest.skip("the native core is not built")
+    for position, pixels in served(loader(data, backend=backend, flip=flip), 8).items():
+        found = np.frombuffer(pixels, np.uint8).reshape(*SIZE, 3).astype(int)
+        assert np.abs(found - drawn_by_the_reference(data, position, flip)).max() <= far
+
+
+def test_a_flip_alone_mirrors_what_is_there_without_it(data: Dataset) -> None:
+    """A flip while decoding and a flip of the decoded image are the same pixels."""
+    plain = loader(data, flip=False, translate=0)
+    mirrored = loader(data, flip=True, translate=0)
+    count = 0
+    for one, other in islice(zip(plain, mirrored, strict=True), 6):
+        assert other.flips is not None
+        assert one.boxes is not None
+        assert (one.boxes == other.boxes).all()
+        expected = torch.where(torch.from_numpy(other.flips)[:, None, None, None], one.images.flip(2), one.images)
+        assert torch.equal(expected, other.images)
+        count += int(other.flips.sum())
+    assert 8 < count < 40
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_raw_images_are_gathered_as_the_op_moves_them(raw: Dataset, backend: str) -> None:
+    options = {"size": None, "crop": "center", "backend": backend}
+    still = served(loader(raw, flip=False, translate=0, **options), 9)
+    for batch in islice(loader(raw, **options), 9):
+        assert batch.boxes is None
+        before = np.stack([np.frombuffer(still[int(p)], np.uint8).reshape(12, 16, 3) for p in batch.positions])
+        assert torch.equal(flip_and_translate(torch.from_numpy(before), batch.flips, batch.shifts), batch.images)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_raw_images_are_cropped_and_resized_too(raw: Dataset, backend: str) -> None:
+    assert served(loader(raw, size=(8, 8), backend=backend), 4) != {}
+    gray = next(iter(loader(raw, size=(8, 8), channels=1, backend=backend)))
+    assert gray.images.shape == (8, 8, 8, 1)
+
+
+# Sizes
+
+
+def test_sizes_grow_with_the_epochs_without_another_loader(data: Dataset) -> None:
+    growing = ProgressiveRecipe(start=8, until_epoch=3, step=4)
+    found = [tuple(batch.images.shape[1:3]) for batch in islice(loader(data, batch=N, progressive=growing), 5)]
+    assert found[0] == (8, 8)
+    assert found[3:] == [SIZE, SIZE]
+    assert all(a <= b for a, b in zip(found, found[1:], strict=False))
+
+
+def test_a_size_may_be_one_number(data: Dataset) -> None:
+    assert next(iter(loader(data, size=16))).images.shape == (8, 16, 16, 3)
+
+
+def test_a_centred_crop_takes_a_share(data: Dataset) -> None:
+    crop = CropRecipe(share=0.5)
+    batch = next(iter(Loader(data, batch=4, size=SIZE, crop=crop, cache="none")))
+    whole = next(iter(Loader(data, batch=4, size=SIZE, cache="none")))
+    assert batch.boxes is not None
+    assert whole.boxes is not None
+    np.testing.assert_allclose(batch.boxes[:, 2:], whole.boxes[:, 2:] / 2, rtol=1e-6)
+    centre = batch.boxes[:, :2] + batch.boxes[:, 2:] / 2
+    np.testing.assert_allclose(centre, whole.boxes[:, :2] + whole.boxes[:, 2:] / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_scaled_decoding_gives_nearly_the_same_image(data: Dataset, backend: str) -> None:
+    small = {"size": (8, 8), "crop": "center", "flip": False, "translate": 0, "backend": backend}
+    exact, scaled = (next(iter(loader(data, scaled=scaled, **small))).images.int() for scaled in (False, True))
+    difference = (exact - scaled).abs().float()
+    assert 0 < difference.mean() < 3
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"order": None}, "order"),
+        ({"order": None, "crop": "center", "flip": False}, "order"),
+        ({"translate": 20}, "19"),
+        ({"progressive": ProgressiveRecipe(start=20, until_epoch=1)}, "start"),
+    ],
+)
+def test_impossible_views_are_refused(data: Dataset, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        loader(data, **options)
+
+
+# Statistics
+
+
+def test_the_loader_tells_what_it_measured(data: Dataset) -> None:
+    some = loader(data, stop=5 * 8)
+    assert some.stats().images == 0
+    for _ in some:
+        pass
+    found = some.stats()
+    assert (found.images, found.batches, found.stage_images) == (40, 5, 40)
+    assert found.record_bytes == int(data.length[Order(N, SEED)(np.arange(40))[1]].sum())
+    assert found.seconds >= found.wait_s >= 0
+    assert 0 <= found.waiting_share <= 1
+    assert 0 <= found.occupancy <= found.ahead
+    assert set(found.stage_images_s) <= set(found.stage_s) == {"order", "read", "decode", "labels"}
+    assert found.cores.images == 8  # one batch of 16 is timed
+    assert Path(str(data.folder)).exists()

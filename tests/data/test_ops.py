@@ -1,0 +1,376 @@
+"""Each batched operation against a plain one for a single image, written here or in Pillow."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image, ImageEnhance, ImageOps
+from scipy import stats
+from tests._waits import counted
+
+from headway.core.errors import UsageError
+from headway.core.keys import UInt64, integers, keys, uniform
+from headway.data.crops import flips, shifts
+from headway.data.draws import cutmix_boxes, cutout_boxes, erasing_boxes, factors, partners, symmetric_beta
+from headway.data.ops.colour import brightness, contrast, gray, saturation, sharpness
+from headway.data.ops.erase import erase, noise
+from headway.data.ops.mix import cutmix, mixup, soft_labels
+from headway.data.ops.move import flip_and_translate, warp
+from headway.data.ops.tone import autocontrast, equalize, posterize, solarize
+
+quick = settings(deadline=None, max_examples=60)
+seeds = st.integers(0, 2**32)
+
+Op = Callable[[torch.Tensor, UInt64], torch.Tensor]
+
+
+def fill_of(images: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([120, 110, 100, 90, 80][: images.shape[3]], dtype=images.dtype, device=images.device)
+
+
+def size_of(images: torch.Tensor) -> tuple[int, int]:
+    return images.shape[1], images.shape[2]
+
+
+def some_matrices(key: UInt64) -> np.ndarray:
+    drawn = np.stack([uniform(key, 1000 + place) - 0.5 for place in range(6)], axis=1)
+    return np.array([1.0, 0, 0, 0, 1, 0]) + drawn * [0.8, 0.8, 9, 0.8, 0.8, 9]
+
+
+MOVING: dict[str, Op] = {
+    "flip and translate": lambda x, k: flip_and_translate(x, flips(k), shifts(k, min(2, min(size_of(x)) - 1))),
+    "warp": lambda x, k: warp(x, some_matrices(k), fill_of(x)),
+    "erase": lambda x, k: erase(x, erasing_boxes(k, size_of(x), p=0.8), fill_of(x)),
+    "cutout": lambda x, k: erase(x, cutout_boxes(k, 3, size_of(x)), fill_of(x)),
+    "erase by noise": lambda x, k: erase(x, cutout_boxes(k, 3, size_of(x)), noise(x, k)),
+}
+BLENDING: dict[str, Op] = {
+    "brightness": lambda x, k: brightness(x, factors(k, 9, 0.9)),
+    "contrast": lambda x, k: contrast(x, factors(k, 10, 0.9)),
+    "saturation": lambda x, k: saturation(x, factors(k, 11, 0.9)),
+    "sharpness": lambda x, k: sharpness(x, factors(k, 12, 0.9)),
+}
+OF_BYTES: dict[str, Op] = {
+    "posterize": lambda x, k: posterize(x, integers(k, 1000, 0, 9)),
+    "solarize": lambda x, k: solarize(x, uniform(k, 1000) * 255),
+    "autocontrast": lambda x, k: autocontrast(x),
+    "equalize": lambda x, k: equalize(x),
+}
+MIXING: dict[str, Op] = {
+    "mixup": lambda x, k: mixup(x, x.flip(0), symmetric_beta(k, 0.2)),
+    "cutmix": lambda x, k: cutmix(x, x.flip(0), cutmix_boxes(k, symmetric_beta(k, 1.0), size_of(x))),
+    "soft labels": lambda x, k: soft_labels(x[:, 0, 0, 0].long() % 5, partners(k), symmetric_beta(k, 1.0), 5),
+}
+ALONE = MOVING | BLENDING | OF_BYTES
+EVERY = ALONE | MIXING
+
+
+def some(b: int, height: int, width: int, channels: int = 3, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (b, height, width, channels), dtype=torch.uint8, generator=generator)
+
+
+@pytest.fixture(scope="module")
+def photographs(data_root: Path) -> torch.Tensor:
+    """uint8 [8, 30, 40, 3]: real ones, and one of few colours."""
+    files = sorted((data_root / "imagenet-250").rglob("*.JPEG"))[:7]
+    assert len(files) == 7
+    pixels = [np.asarray(Image.open(io.BytesIO(file.read_bytes())).convert("RGB").resize((40, 30))) for file in files]
+    flat = np.full((30, 40, 3), (9, 200, 31), np.uint8)
+    flat[4:9, 5:9] = (9, 201, 250)
+    return torch.from_numpy(np.stack([*pixels, flat]))
+
+
+def pictures(images: torch.Tensor) -> list[Image.Image]:
+    return [Image.fromarray(image.numpy()) for image in images]
+
+
+def assert_near(images: torch.Tensor, expected: list[Image.Image], most: int) -> None:
+    for ours, theirs in zip(images.numpy(), expected, strict=True):
+        assert np.abs(ours.astype(int) - np.asarray(theirs).astype(int)).max() <= most
+
+
+# What holds for all
+
+
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 1, 3), (2, 1, 7, 3), (3, 5, 1, 1), (4, 9, 8, 1), (5, 6, 11, 3)])
+def test_every_shape_is_served_and_the_input_stays(name: str, shape: tuple[int, int, int, int]) -> None:
+    images, key = some(*shape), keys(5, 0, np.arange(shape[0]))
+    before = images.clone()
+    out = EVERY[name](images, key)
+    assert (images == before).all()
+    assert out.shape == ((shape[0], 5) if name == "soft labels" else shape)
+    assert out.dtype == (torch.float32 if name in ("mixup", "soft labels") else torch.uint8)
+    assert out.data_ptr() != images.data_ptr()
+    assert len(EVERY[name](images[:0], key[:0])) == 0
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_a_sample_does_not_depend_on_the_others(name: str) -> None:
+    images, key = some(9, 12, 10), keys(6, 0, np.arange(9))
+    whole = ALONE[name](images, key)
+    assert (torch.cat([ALONE[name](images[:4], key[:4]), ALONE[name](images[4:], key[4:])]) == whole).all()
+    order = [7, 2, 3, 0]
+    assert (ALONE[name](images[order], key[order]) == whole[order]).all()
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_nothing_waits_for_the_device(name: str) -> None:
+    images, key = some(6, 9, 8), keys(2, 0, np.arange(6))
+    with counted() as found:
+        EVERY[name](images, key)
+        assert found == {}
+        assert images.max().item() > 0
+    assert found["item"] == 1, "the counter does not see a wait"
+
+
+@pytest.mark.parametrize("name", MOVING | BLENDING | {"cutmix": MIXING["cutmix"]})
+def test_floats_are_served_as_bytes_are(name: str) -> None:
+    images, key = some(7, 9, 8), keys(3, 0, np.arange(7))
+    ours = EVERY[name](images.float(), key)
+    assert ours.dtype == torch.float32
+    off = (ours - EVERY[name](images, key).float()).abs().max()
+    assert off < (0.001 if name not in BLENDING else 4)  # of bytes fractions are dropped, up to three times
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_a_gpu_gives_the_same_without_a_wait(name: str, channels: int) -> None:
+    images, key = some(33, 40, 29, channels), keys(4, 0, np.arange(33))
+    there = images.cuda()
+    EVERY[name](there, key)  # libraries set themselves up
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        out = EVERY[name](there, key)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    if out.dtype == torch.uint8:
+        assert (out.cpu() == EVERY[name](images, key)).all()
+    else:
+        torch.testing.assert_close(out.cpu(), EVERY[name](images, key))
+
+
+# Moves
+
+
+@quick
+@given(
+    b=st.integers(1, 6),
+    sides=st.tuples(st.integers(1, 12), st.integers(1, 12)),
+    channels=st.sampled_from([1, 3]),
+    flip=st.booleans(),
+    seed=seeds,
+    data=st.data(),
+)
+def test_flip_and_translate_are_a_crop_of_the_mirrored_and_padded_image(
+    b: int, sides: tuple[int, int], channels: int, flip: bool, seed: int, data: st.DataObject
+) -> None:
+    translate = data.draw(st.integers(0, min(sides) - 1))
+    images, key = some(b, *sides, channels, seed), keys(seed, 0, np.arange(b))
+    mirrored, moved = flips(key) if flip else None, shifts(key, translate) if translate else None
+    out = flip_and_translate(images, mirrored, moved)
+    assert out.is_contiguous()
+    for place in range(b):
+        image = images[place].numpy()
+        if mirrored is not None and mirrored[place]:
+            image = image[:, ::-1]
+        down, right = (0, 0) if moved is None else moved[place]
+        padded = np.pad(image, ((translate, translate), (translate, translate), (0, 0)), mode="reflect")
+        top, left = translate + down, translate + right
+        assert (out[place].numpy() == padded[top : top + sides[0], left : left + sides[1]]).all()
+
+
+@pytest.mark.parametrize(("size", "shift"), [((4, 9), 4), ((9, 4), 5), ((1, 1), 1)])
+def test_a_shift_as_large_as_the_image_is_refused(size: tuple[int, int], shift: int) -> None:
+    with pytest.raises(UsageError, match=f"images of {size[0]} x {size[1]} pixels cannot be moved by {shift}"):
+        flip_and_translate(some(2, *size), shifts=np.array([[0, 0], [0, -shift]]))
+
+
+@quick
+@given(size=st.tuples(st.integers(1, 40), st.integers(1, 40)), channels=st.sampled_from([1, 3]), seed=seeds)
+def test_affine_maps_are_pillows_to_the_pixel(size: tuple[int, int], channels: int, seed: int) -> None:
+    images, key = some(4, *size, channels, seed), keys(seed, 0, np.arange(4))
+    matrices, fill = some_matrices(key), fill_of(images)
+    out = warp(images, matrices, fill).numpy()
+    for place in range(4):
+        picture = Image.fromarray(images[place].numpy().squeeze(2) if channels == 1 else images[place].numpy())
+        color = tuple(fill.tolist()) if channels == 3 else int(fill[0])
+        expected = picture.transform(
+            size[::-1], Image.Transform.AFFINE, tuple(matrices[place]), Image.Resampling.NEAREST, fillcolor=color
+        )
+        assert (out[place] == np.asarray(expected).reshape(out[place].shape)).all()
+
+
+# Colours
+
+
+def blended(image: np.ndarray, other: np.ndarray, factor: float) -> np.ndarray:
+    own, rest = np.float32(factor), np.float32(1 - factor)
+    return (own * image.astype(np.float32) + rest * other.astype(np.float32)).clip(0, 255).astype(np.uint8)
+
+
+def gray_of(image: np.ndarray) -> np.ndarray:
+    red, green, blue = image.astype(np.int64).transpose(2, 0, 1)
+    return ((2989 * red + 5870 * green + 1140 * blue) // 10_000)[:, :, None]
+
+
+def smooth_of(image: np.ndarray) -> np.ndarray:
+    out = image.copy()
+    for row in range(1, image.shape[0] - 1):
+        for column in range(1, image.shape[1] - 1):
+            around = image[row - 1 : row + 2, column - 1 : column + 2].astype(int)
+            out[row, column] = np.rint((around.sum(axis=(0, 1)) + 4 * around[1, 1]) / 13)
+    return out
+
+
+COLOURS: dict[str, tuple[Callable[..., torch.Tensor], Callable[[np.ndarray], np.ndarray], type, int]] = {
+    "brightness": (brightness, lambda image: image * 0, ImageEnhance.Brightness, 1),
+    "contrast": (contrast, lambda image: np.float32(gray_of(image).mean()), ImageEnhance.Contrast, 2),
+    "saturation": (saturation, gray_of, ImageEnhance.Color, 2),
+    "sharpness": (sharpness, smooth_of, ImageEnhance.Sharpness, 1),
+}
+
+
+@pytest.mark.parametrize("name", COLOURS)
+def test_colours_are_torchvisions_and_nearly_pillows(name: str, photographs: torch.Tensor) -> None:
+    """Pillow's weights of gray are other ones in the fourth digit, and it rounds the mean."""
+    batched, other, enhancer, most = COLOURS[name]
+    strengths = np.array([0.0, 0.3, 0.71, 1.0, 1.25, 1.6, 1.9, 2.4])
+    out = batched(photographs, strengths)
+    for place, image in enumerate(photographs.numpy()):
+        expected = blended(image, other(image), strengths[place])
+        if name == "sharpness":  # a border blended with itself may lose 1 by rounding
+            assert (out[place, [0, -1]] == photographs[place, [0, -1]]).all()
+            assert (out[place, :, [0, -1]] == photographs[place, :, [0, -1]]).all()
+            assert (out[place, 1:-1, 1:-1].numpy() == expected[1:-1, 1:-1]).all()
+        else:
+            assert (out[place].numpy() == expected).all()
+    assert (out[3] == photographs[3]).all()
+    theirs = [enhancer(p).enhance(factor) for p, factor in zip(pictures(photographs), strengths, strict=True)]
+    assert_near(out, theirs, round(most * strengths.max()))
+
+
+def test_gray_drops_the_fraction_of_every_colour() -> None:
+    """Of all that are a whole number or just below one."""
+    values = np.arange(256, dtype=np.int32)
+    total = 2989 * values[:, None, None] + 5870 * values[:, None] + 1140 * values
+    colours = np.argwhere(np.isin(total % 10_000, (0, 9999, 9998))).astype(np.uint8)[None, None]
+    assert colours.shape[2] > 3000
+    assert (gray(torch.from_numpy(colours)).numpy() == gray_of(colours[0])).all()
+
+
+def test_images_of_one_channel_have_no_saturation() -> None:
+    images = some(3, 5, 6, 1)
+    assert (saturation(images, np.array([0.0, 0.5, 2.0])) == images).all()
+    assert (gray(images) == images).all()
+
+
+def test_tones_are_pillows(photographs: torch.Tensor) -> None:
+    bits = np.arange(8) + 1
+    expected = [ImageOps.posterize(p, b) for p, b in zip(pictures(photographs), bits, strict=True)]
+    assert_near(posterize(photographs, bits), expected, 0)
+    assert (posterize(photographs, bits * 0) == 0).all()
+    thresholds = np.linspace(0, 255, 8)
+    expected = [ImageOps.solarize(p, t) for p, t in zip(pictures(photographs), thresholds, strict=True)]
+    assert_near(solarize(photographs, thresholds), expected, 0)
+    assert_near(equalize(photographs), [ImageOps.equalize(p) for p in pictures(photographs)], 0)
+    assert_near(autocontrast(photographs), [ImageOps.autocontrast(p) for p in pictures(photographs)], 1)
+    stretched = autocontrast(photographs)
+    assert (stretched[:7].amax(dim=(1, 2)) == 255).all()
+    assert (stretched[:7].amin(dim=(1, 2)) == 0).all()
+    assert (stretched[7, :, :, 0] == 9).all()  # a single value
+
+
+@quick
+@given(size=st.tuples(st.integers(1, 30), st.integers(1, 30)), colours=st.integers(1, 40), seed=seeds)
+def test_equalize_is_pillows_for_any_histogram(size: tuple[int, int], colours: int, seed: int) -> None:
+    images = some(3, *size, 3, seed)
+    images = (images % colours) * (255 // colours)
+    assert_near(equalize(images), [ImageOps.equalize(p) for p in pictures(images)], 0)
+
+
+# Boxes
+
+
+@pytest.mark.parametrize("random", [False, True])
+def test_erase_fills_the_boxes_and_nothing_else(random: bool) -> None:
+    images, key = some(40, 13, 17), keys(8, 0, np.arange(40))
+    boxes = erasing_boxes(key, (13, 17), p=0.6)
+    values = noise(images, key) if random else torch.tensor([1, 2, 3], dtype=torch.uint8)
+    out, expected = erase(images, boxes, values), images.clone()
+    for place, (left, top, width, height) in enumerate(boxes):
+        rows, columns = slice(top, top + height), slice(left, left + width)
+        expected[place, rows, columns] = values[place, rows, columns] if random else values
+    assert (out == expected).all()
+    assert 10 < (boxes[:, 2] > 0).sum() < 35
+
+
+@pytest.mark.parametrize("channels", [1, 3, 4])
+def test_noise_is_independent_uniform_bytes(channels: int) -> None:
+    images = some(64, 32, 32, channels)
+    drawn = noise(images, keys(3, 0, np.arange(64))).numpy().astype(np.int64)
+    assert stats.chisquare(np.bincount(drawn.reshape(-1), minlength=256)).pvalue > 1e-3
+    flat = drawn.reshape(64, -1)
+    for one, other in [
+        (flat[:, :-1], flat[:, 1:]),
+        (flat[:-1], flat[1:]),
+        (drawn[:, 1:], drawn[:, :-1]),
+        (drawn[..., 0], drawn[..., -1]) if channels > 1 else (flat[:-2], flat[2:]),
+    ]:
+        joint = np.bincount((one.reshape(-1) // 16) * 16 + other.reshape(-1) // 16, minlength=256)
+        assert stats.chisquare(joint).pvalue > 1e-3
+    assert (noise(images[:2], keys(4, 0, [0, 1])).numpy() != drawn[:2]).mean() > 0.9
+    with pytest.raises(UsageError, match="Fill with the mean or a number"):
+        noise(some(1, 2, 2, 5), keys(0, 0, [0]))
+
+
+# Mixes
+
+
+def test_mixup_is_the_weighted_mean() -> None:
+    images, key = some(12, 6, 7), keys(1, 0, np.arange(12))
+    kept = symmetric_beta(key, 0.8)
+    kept[3], kept[4] = 1, 0
+    partner = partners(key)
+    out = mixup(images, images[torch.from_numpy(partner)], kept)
+    expected = np.stack([kept[i] * images[i].numpy() + (1 - kept[i]) * images[partner[i]].numpy() for i in range(12)])
+    np.testing.assert_allclose(out.numpy(), expected, atol=1e-4)
+    assert (out[3] == images[3]).all()
+    assert (out[4] == images[partner[4]]).all()
+    images_chw = images.permute(0, 3, 1, 2).float()
+    assert (mixup(images_chw, images_chw[torch.from_numpy(partner)], kept).permute(0, 2, 3, 1) == out).all()
+
+
+def test_cutmix_pastes_the_partners_box() -> None:
+    images, key = some(12, 9, 7), keys(1, 0, np.arange(12))
+    boxes, partner = cutmix_boxes(key, symmetric_beta(key, 1.0), (9, 7)), partners(key)
+    out, expected = cutmix(images, images[torch.from_numpy(partner)], boxes), images.clone()
+    for place, (left, top, width, height) in enumerate(boxes):
+        rows, columns = slice(top, top + height), slice(left, left + width)
+        expected[place, rows, columns] = images[partner[place], rows, columns]
+    assert (out == expected).all()
+    assert (out != images).any()
+
+
+@quick
+@given(b=st.integers(1, 20), classes=st.integers(1, 9), seed=seeds)
+def test_soft_labels_are_shares_of_both_classes(b: int, classes: int, seed: int) -> None:
+    labels = torch.randint(0, classes, (b,), generator=torch.Generator().manual_seed(seed))
+    key = keys(seed, 0, np.arange(b))
+    kept, partner = symmetric_beta(key, 1.0), partners(key)
+    out = soft_labels(labels, partner, kept, classes)
+    assert out.dtype == torch.float32
+    expected = np.zeros((b, classes))
+    for place in range(b):
+        expected[place, labels[place]] += kept[place]
+        expected[place, labels[partner[place]]] += 1 - kept[place]
+    np.testing.assert_allclose(out.numpy(), expected, atol=1e-6)
