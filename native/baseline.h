@@ -9,9 +9,9 @@
 
 #include <algorithm>
 #include <cstring>
-#include <memory>
 #include <vector>
 
+#include "buffer.h"
 #include "colour.h"
 #include "huffman.h"
 #include "idct.h"
@@ -20,22 +20,6 @@
 
 namespace headway {
 namespace HW_ISA {
-
-// Memory that only grows; zero when new, so that nothing that is read beside the pixels is unknown.
-class ByteBuffer {
- public:
-  uint8_t* get(size_t size) {
-    if (size > size_) {
-      size_ = size + size / 2;
-      memory_.reset(new uint8_t[size_ + 64]());
-    }
-    return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(memory_.get()) + 63) & ~uintptr_t(63));
-  }
-
- private:
-  std::unique_ptr<uint8_t[]> memory_;
-  size_t size_ = 0;
-};
 
 class Baseline {
  public:
@@ -100,7 +84,7 @@ class Baseline {
     int predicted[3];
     int interval, mcu;  // its number; the MCU that comes next
     uint8_t* scratch;   // its bytes without stuffing
-    ByteBuffer bytes;
+    Buffer<uint8_t> bytes;
     Group group;
   };
 
@@ -142,12 +126,12 @@ class Baseline {
       for (int y = 0; y < c.v; y++)
         for (int x = 0; x < c.h; x++) block_[blocks_++] = {i, x, y, &dc_[c.dc], &ac_[c.ac]};
     }
-    uint8_t* memory = planes_.get(total + PAD);
+    uint8_t* memory = planes_.room(total + PAD);
     for (int i = 0; i < jpeg.components; i++) {
       plane_[i].pixels = memory + PAD;
       memory += plane_[i].stride * size_t(4 * plane_[i].rows);
     }
-    chroma_[0] = upsampled_.get(2 * (size_t(2 * plane_[jpeg.components - 1].columns) + 4 * PAD));
+    chroma_[0] = upsampled_.room(2 * (size_t(2 * plane_[jpeg.components - 1].columns) + 4 * PAD));
     chroma_[1] = chroma_[0] + 2 * plane_[jpeg.components - 1].columns + 4 * int(PAD);
     for (int group = 0; group < blocks_; group++)  // the pattern of components in the lanes repeats at the latest then
       for (int lane = 0; lane < LANES; lane++) {
@@ -168,7 +152,7 @@ class Baseline {
     begin_ = data + jpeg_->entropy;
     end_ = data + size;
     const size_t room = size_t(end_ - begin_) + 64 + BIT_SLACK;
-    for (Stream& stream : stream_) stream.scratch = stream.bytes.get(room);
+    for (Stream& stream : stream_) stream.scratch = stream.bytes.room(room);
     const int per_row = jpeg_->mcus_per_row;
     interval_ = jpeg_->restart ? jpeg_->restart : per_row * jpeg_->mcu_rows;
     // Then the row below begins with an interval too, and needs the same columns of it.
@@ -489,7 +473,7 @@ class Baseline {
 
   alignas(64) int16_t quant_[BLOCKS][64 * LANES];
 
-  ByteBuffer planes_, upsampled_;
+  Buffer<uint8_t> planes_, upsampled_;
   uint8_t* chroma_[2];
 };
 

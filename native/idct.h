@@ -12,7 +12,8 @@
 namespace headway {
 namespace HW_ISA {
 
-// Eight 16-bit numbers in each lane; unpacking and packing stay within a lane, as the instructions do.
+// Vectors: eight 16-bit numbers in each lane; unpacking and packing stay within a lane, as the instructions do.
+#if defined(__AVX2__)
 #if defined(__AVX512BW__)
 constexpr int LANES = 4;
 using V = __m512i;
@@ -38,7 +39,7 @@ inline V high64(V a, V b) { return _mm512_unpackhi_epi64(a, b); }
 inline V pack32(V a, V b) { return _mm512_packs_epi32(a, b); }
 inline V pack16(V a, V b) { return _mm512_packs_epi16(a, b); }
 template <int L> inline __m128i lane(V a) { return _mm512_extracti32x4_epi32(a, L); }
-#elif defined(__AVX2__)
+#else
 constexpr int LANES = 2;
 using V = __m256i;
 inline V load(const void* p) { return _mm256_loadu_si256(static_cast<const V*>(p)); }
@@ -63,78 +64,6 @@ inline V high64(V a, V b) { return _mm256_unpackhi_epi64(a, b); }
 inline V pack32(V a, V b) { return _mm256_packs_epi32(a, b); }
 inline V pack16(V a, V b) { return _mm256_packs_epi16(a, b); }
 template <int L> inline __m128i lane(V a) { return _mm256_extracti128_si256(a, L); }
-#else
-constexpr int LANES = 1;
-struct V {
-  int16_t n[8];
-};
-struct W {  // the same 16 bytes as four 32-bit numbers
-  int32_t n[4];
-};
-template <class To, class From> inline To as(From a) {
-  To b;
-  std::memcpy(&b, &a, sizeof b);
-  return b;
-}
-template <class F> inline V each16(F f) {
-  V out;
-  for (int i = 0; i < 8; i++) out.n[i] = int16_t(f(i));
-  return out;
-}
-template <class F> inline V each32(F f) {
-  W out;
-  for (int i = 0; i < 4; i++) out.n[i] = int32_t(f(i));
-  return as<V>(out);
-}
-inline V load(const void* p) {
-  V v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-inline V set16(int x) { return each16([=](int) { return x; }); }
-inline V set32(int x) { return each32([=](int) { return x; }); }
-inline V pair(int a, int b) { return each16([=](int i) { return i & 1 ? b : a; }); }
-inline V add16(V a, V b) { return each16([=](int i) { return a.n[i] + b.n[i]; }); }
-inline V sub16(V a, V b) { return each16([=](int i) { return a.n[i] - b.n[i]; }); }
-inline V mul16(V a, V b) { return each16([=](int i) { return a.n[i] * b.n[i]; }); }
-inline uint32_t word(V a, int i) { return uint32_t(as<W>(a).n[i]); }  // unsigned, as vectors wrap
-inline V add32(V a, V b) { return each32([=](int i) { return word(a, i) + word(b, i); }); }
-inline V sub32(V a, V b) { return each32([=](int i) { return word(a, i) - word(b, i); }); }
-inline V madd(V a, V b) {
-  return each32([=](int i) {
-    return uint32_t(a.n[2 * i] * b.n[2 * i]) + uint32_t(a.n[2 * i + 1] * b.n[2 * i + 1]);
-  });
-}
-template <int N> inline V shift32(V a) { return each32([=](int i) { return as<W>(a).n[i] >> N; }); }
-struct Bytes {
-  uint8_t n[16];
-};
-// Elements of `size` bytes, alternating, of the lower (0) or upper (8) halves.
-inline V unpack(V a, V b, int size, int half) {
-  Bytes x = as<Bytes>(a), y = as<Bytes>(b), out;
-  for (int i = 0; i < 16; i++) {
-    int element = i / size, at = half + element / 2 * size + i % size;
-    out.n[i] = element & 1 ? y.n[at] : x.n[at];
-  }
-  return as<V>(out);
-}
-inline V low8(V a, V b) { return unpack(a, b, 1, 0); }
-inline V high8(V a, V b) { return unpack(a, b, 1, 8); }
-inline V low16(V a, V b) { return unpack(a, b, 2, 0); }
-inline V high16(V a, V b) { return unpack(a, b, 2, 8); }
-inline V low32(V a, V b) { return unpack(a, b, 4, 0); }
-inline V high32(V a, V b) { return unpack(a, b, 4, 8); }
-inline V low64(V a, V b) { return unpack(a, b, 8, 0); }
-inline V high64(V a, V b) { return unpack(a, b, 8, 8); }
-inline int clamp(int x, int limit) { return x < -limit ? -limit : x > limit - 1 ? limit - 1 : x; }
-inline V pack32(V a, V b) {
-  return each16([=](int i) { return clamp(as<W>(i < 4 ? a : b).n[i & 3], 32768); });
-}
-inline V pack16(V a, V b) {
-  Bytes out;
-  for (int i = 0; i < 16; i++) out.n[i] = uint8_t(clamp((i < 8 ? a : b).n[i & 7], 128));
-  return as<V>(out);
-}
 #endif
 
 // One dimension over the rows r[0..7]; results are shifted right by SHIFT with rounding.
@@ -181,14 +110,9 @@ inline void transpose(V r[8]) {
 
 template <int L> inline void store_lane(const V w[4], uint8_t* out, size_t stride) {
   for (int i = 0; i < 4; i++) {
-#if defined(__AVX2__)
     __m128i rows = lane<L>(w[i]);
     _mm_storel_epi64(reinterpret_cast<__m128i*>(out + size_t(2 * i) * stride), rows);
     _mm_storeh_pd(reinterpret_cast<double*>(out + size_t(2 * i + 1) * stride), _mm_castsi128_pd(rows));
-#else
-    std::memcpy(out + size_t(2 * i) * stride, &w[i].n[0], 8);
-    std::memcpy(out + size_t(2 * i + 1) * stride, &w[i].n[4], 8);
-#endif
   }
 }
 
@@ -208,14 +132,44 @@ inline void idct_8x8(const int16_t* coefficients, const int16_t* quant, uint8_t*
   for (V& x : w) x = _mm512_xor_si512(x, middle);
   store_lane<0>(w, out[0], stride[0]), store_lane<1>(w, out[1], stride[1]);
   store_lane<2>(w, out[2], stride[2]), store_lane<3>(w, out[3], stride[3]);
-#elif defined(__AVX2__)
+#else
   for (V& x : w) x = _mm256_xor_si256(x, middle);
   store_lane<0>(w, out[0], stride[0]), store_lane<1>(w, out[1], stride[1]);
-#else
-  for (V& x : w) x = each16([&](int i) { return x.n[i] ^ middle.n[i]; });
-  store_lane<0>(w, out[0], stride[0]);
 #endif
 }
+#else
+constexpr int LANES = 1;
+
+inline int clamp(int x, int limit) { return x < -limit ? -limit : x > limit - 1 ? limit - 1 : x; }
+
+// One dimension, of the eight columns of [8 rows][8 columns]; to [8 columns][8 rows]. Sums of inputs are of 16 bits, as
+// the vectors' are: they wrap where a damaged file makes them too large.
+template <int SHIFT> inline void idct_1d(const int16_t* in, int16_t* out) {
+  for (int c = 0; c < 8; c++) {
+    const auto at = [&](int row) { return int(in[8 * row + c]); };
+    const int round = 1 << (SHIFT - 1), z3 = int16_t(at(7) + at(3)), z4 = int16_t(at(5) + at(1));
+    const int t2 = at(2) * 4433 + at(6) * (4433 - 15137), t3 = at(2) * (4433 + 6270) + at(6) * 4433;
+    const int t0 = int16_t(at(0) + at(4)) * 8192 + round, t1 = int16_t(at(0) - at(4)) * 8192 + round;
+    const int y3 = z3 * (9633 - 16069) + z4 * 9633, y4 = z3 * 9633 + z4 * (9633 - 3196);
+    const int odd[4] = {at(7) * (2446 - 7373) - at(1) * 7373 + y3, at(5) * (16819 - 20995) - at(3) * 20995 + y4,
+                        at(5) * -20995 + at(3) * (25172 - 20995) + y3, at(7) * -7373 + at(1) * (12299 - 7373) + y4};
+    const int even[4] = {t0 + t3, t1 + t2, t1 - t2, t0 - t3};
+    for (int i = 0; i < 4; i++) {
+      out[8 * c + i] = int16_t(clamp((even[i] + odd[3 - i]) >> SHIFT, 32768));
+      out[8 * c + 7 - i] = int16_t(clamp((even[i] - odd[3 - i]) >> SHIFT, 32768));
+    }
+  }
+}
+
+inline void idct_8x8(const int16_t* coefficients, const int16_t* quant, uint8_t* const out[], const size_t stride[]) {
+  int16_t block[64], columns[64], rows[64];
+  for (int i = 0; i < 64; i++) block[i] = int16_t(coefficients[i] * quant[i]);
+  idct_1d<11>(block, columns);
+  idct_1d<18>(columns, rows);
+  for (int y = 0; y < 8; y++)
+    for (int x = 0; x < 8; x++) out[0][size_t(y) * stride[0] + size_t(x)] = uint8_t(clamp(rows[8 * y + x], 128) + 128);
+}
+#endif
 
 }  // namespace HW_ISA
 }  // namespace headway

@@ -89,7 +89,7 @@ class Resampler final : public RowSink {
     across_.weigh(bits);
     horizontal_.set(across_, bits);
     down_.weigh(few_ ? kFewBits : kManyBits);
-    half_ = std::min(down_.taps, kFewTaps);
+    half_ = few_ ? down_.taps : 0;
     if (few_) return;
     part_.room(pitch_);
     sums_.room(size_t(kActive) * pitch_);
@@ -121,22 +121,25 @@ class Resampler final : public RowSink {
   // Where rows are many, as many as a blend takes are blended as if there were no others, and such parts are added up.
   void sum_rows() {
     if (have_ % kFewTaps && have_ < rows_) return;
-    const int top = (have_ - 1) / kFewTaps * kFewTaps;
+    const int top = (have_ - 1) / kFewTaps * kFewTaps, count = have_ - top;
     for (int y = next_; y < target_.height && down_.start(y) < have_; y++) {
+      const bool fresh = top <= down_.start(y);
+      uint32_t upto[kFewTaps + 1] = {}, cut = 0;
+      for (int t = 0; t < count; t++) upto[t + 1] = upto[t] + uint32_t(down_.weight(top + t - down_.start(y), y));
       const uint8_t* rows[kFewTaps];
-      uint32_t upto[kFewTaps + 1] = {};
-      for (int t = 0; t < have_ - top; t++) {
-        rows[t] = slot(top + t);
-        upto[t + 1] = upto[t] + uint32_t(down_.weight(top + t - down_.start(y), y));
-      }
-      const uint32_t weight = upto[have_ - top];
       uint16_t weights[kFewTaps];
-      for (int t = 0; t < have_ - top; t++) weights[t] = uint16_t(share(upto[t + 1], weight) - share(upto[t], weight));
-      blend(rows, weights, have_ - top, bytes_, part_.data());
-      add(part_.data(), int(weight), bytes_, sums_.data() + size_t(y % kActive) * pitch_, top <= down_.start(y));
+      for (int t = 0; t < count; t++) {
+        rows[t] = slot(top + t);
+        weights[t] = uint16_t(share(upto[t + 1], upto[count]) - share(upto[t], upto[count]));
+        cut += weights[t] != 0;
+      }
+      blend(rows, weights, count, bytes_, part_.data());
+      add(part_.data(), int32_t(upto[count]), bytes_, sums_.data() + size_t(y % kActive) * pitch_, fresh);
+      cut_[y % kActive] = (fresh ? 0 : cut_[y % kActive]) + cut * upto[count];
     }
     while (next_ < target_.height && std::min(down_.start(next_) + down_.taps, rows_) <= have_) {
-      settle(sums_.data() + size_t(next_ % kActive) * pitch_, kManyBits, bytes_, line());
+      const int32_t half = 1 << (kManyBits - 1), lacking = int32_t(cut_[next_ % kActive] / 2);
+      settle(sums_.data() + size_t(next_ % kActive) * pitch_, half + lacking, bytes_, line());
       finish();
     }
   }
@@ -167,6 +170,7 @@ class Resampler final : public RowSink {
   int slots_ = 1, half_ = 0;           // rows in the ring, a power of two; see Horizontal::run
   size_t bytes_ = 0, pitch_ = 0;       // of a row in the ring, without and with its slack
   size_t line_pitch_ = 0;              // values of a line with its slack
+  uint32_t cut_[kActive] = {};         // of each line's sum: products that were cut off, times the weights of their parts
   Axis down_, across_;
   Horizontal horizontal_;
   Buffer<uint8_t> staging_, ring_;

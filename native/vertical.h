@@ -59,9 +59,9 @@ inline void add(const int16_t* __restrict line, int weight, size_t n, int32_t* _
     for (size_t i = 0; i < n; i++) sums[i] += line[i] * weight;
 }
 
-// line[i] = sums[i] >> bits, rounded
-inline void settle(const int32_t* __restrict sums, int bits, size_t n, int16_t* __restrict line) {
-  for (size_t i = 0; i < n; i++) line[i] = int16_t((sums[i] + (1 << (bits - 1))) >> bits);
+// line[i] = sums[i] without the bits of weights
+inline void settle(const int32_t* __restrict sums, int32_t rounding, size_t n, int16_t* __restrict line) {
+  for (size_t i = 0; i < n; i++) line[i] = int16_t((sums[i] + rounding) >> kManyBits);
 }
 
 // A line of gray values becomes one of RGBX.

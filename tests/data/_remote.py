@@ -27,9 +27,9 @@ class Asked(NamedTuple):
 
 
 Fault = str | int | None
-"""What becomes of a request: an int: the connection is cut after so many bytes; "drop": before the answer; "stall": no
-byte comes any more; "503", "404"...: that status; "whole": the range is not looked at; "to PATH": a redirection;
-None: it is answered."""
+"""What becomes of a request. An int: the connection is cut after so many bytes; "drop": before the answer; "stall":
+half of it comes, then nothing; "503", "404"...: that status; "whole": the range is not looked at; "to ADDRESS": a
+redirection; None: it is answered."""
 
 
 class Server:
@@ -38,6 +38,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.asked: list[Asked] = []
+        self.rights: set[str | None] = set()
         self.connections = 0
         self.fault: Callable[[Asked], Fault] = lambda asked: None
         self.tag: Callable[[Path], str] = lambda path: f'"{path.stat().st_mtime_ns}-{path.stat().st_size}"'
@@ -80,6 +81,7 @@ class Server:
         first, last = re.fullmatch(r"bytes=(\d+)-(\d+)", request.headers["Range"]).groups()  # type: ignore[union-attr]
         asked = Asked(name, int(first), int(last) + 1)
         fault = self.fault(asked)
+        self.rights.add(request.headers["Authorization"])
         self.asked.append(asked)
         path = self.folder / name
         if fault == "drop":

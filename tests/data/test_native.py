@@ -180,6 +180,36 @@ def test_every_instruction_set_gives_the_same_bytes(tmp_path: Path) -> None:
     assert len(set(found.values())) == 1, found
 
 
+# Raw images
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("planar", [False, True])
+def test_raw_images_are_mirrored_and_moved(planar: bool, channels: int, pool: native.Pool) -> None:
+    rng = np.random.default_rng(channels)
+    images = rng.integers(0, 256, (70, 12, 17, channels), np.uint8)
+    stored = np.ascontiguousarray(images.transpose(0, 3, 1, 2)) if planar else images
+    records = Records.of([bytes(image) for image in stored])
+    shift, flips = rng.integers(-4, 5, (70, 2)).astype(np.int16), rng.integers(0, 2, 70) == 1
+    crc = np.array([crc32c(record) for record in records], np.uint32)
+    crc[[7, 9]] ^= 1
+    check = np.arange(70) != 9
+    out = np.full(images.shape, 7, np.uint8)
+    status = pool.gather(records, out, planar=planar, shift=shift, flips=flips, crc=crc, check=check)
+    assert np.flatnonzero(status).tolist() == [7]
+    assert not out[7].any()
+    for place in range(70):
+        mirrored = images[place, :, ::-1] if flips[place] else images[place]
+        wide = np.pad(mirrored, ((4, 4), (4, 4), (0, 0)), mode="reflect")
+        down, right = shift[place] + 4
+        assert place == 7 or (out[place] == wide[down : down + 12, right : right + 17]).all()
+    plain = np.zeros_like(images)
+    assert not pool.gather(records, plain, planar=planar).any()
+    assert (plain == images).all()
+    with pytest.raises(ValueError, match="images of"):
+        pool.gather(records, np.zeros((70, 13, 17, channels), np.uint8))
+
+
 # Arguments
 
 

@@ -11,17 +11,19 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
 from tests.data._remote import Asked, Fault, Server, make_pack, serving, wait_until
 
 from headway.core.errors import DataError, UsageError
 from headway.data import dataset
-from headway.data.columns import COLUMNS_FILE
+from headway.data.columns import COLUMNS_FILE, load_columns
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.tiers import disk, fetch, layout
@@ -61,14 +63,12 @@ def tier(server: Server, tmp_path: Path) -> Iterator[Open]:
     """Opens the pack anew, as another process would, and a tier over it."""
     opened: list[tuple[Dataset, DiskTier]] = []
 
-    def open_tier(
-        folder: Path | None = tmp_path / "cache", budget: int = GB, uri: str = "", **options: int
-    ) -> DiskTier:
-        data = open_remote(uri or server.uri, tmp_path / "columns")
+    def open_tier(folder: Path | None = tmp_path / "cache", budget: int = GB) -> DiskTier:
+        data = open_remote(server.uri, tmp_path / "columns")
         source = data.source
         assert isinstance(source, RemoteShards)
         remote = Remote(source.remote.uri, timeout_s=1, attempts=5, pause_s=0.005)
-        made = DiskTier(data, remote, folder, budget, why="", **options)
+        made = DiskTier(data, remote, folder, budget, why="")
         remote.close()
         opened.append((data, made))
         return made
@@ -205,10 +205,9 @@ def test_it_reads_ahead_of_need_and_no_further_than_the_limit(
     wait_until(lambda: len(opened._fetcher._loose) >= 6)
     time.sleep(0.05)
     assert sum(map(len, opened._fetcher._loose.values())) < 60_000 + 3 * 7_000
-    before = len(shards_asked(server))
+    server.fault = lambda asked: "503"  # what comes next is here already
     second = order(np.arange(3, 6))[1]
     assert read(opened, second) == [wanted[sample] for sample in second]
-    assert before > 0
 
 
 def test_what_lies_side_by_side_is_read_at_once(tier: Open, server: Server, wanted: list[bytes]) -> None:
@@ -276,7 +275,7 @@ def test_a_bounded_cache_never_grows_over_its_budget_and_fetches_little_more_tha
         served += ids.tolist()
     fetched = sum(request.end - request.start for request in shards_asked(server)) / len(wanted[0])
     best = misses(served, budget // 8192)
-    assert fetched < 1.35 * best  # what is read ahead, and the ends of blocks, take room too
+    assert fetched < 1.25 * best  # measured: 1.07; what is read ahead, and the ends of blocks, take room too
     assert best < 0.6 * len(served)  # least recently used would miss 0.75
 
 
@@ -575,11 +574,8 @@ def test_two_processes_share_a_cache_and_fetch_each_record_once(server: Server, 
     for process in pair:
         process.communicate(timeout=20)
         assert process.returncode == 0
-    sizes: dict[tuple[str, int], int] = {}
-    asked = shards_asked(server)
-    total = sum(request.end - request.start for request in asked)
-    assert total < 1.5 * sum(path.stat().st_size for path in server.folder.glob("*.rec"))
-    assert len(sizes) == 0
+    total = sum(request.end - request.start for request in shards_asked(server))
+    assert total < 1.5 * sum(path.stat().st_size for path in server.folder.glob("*.rec"))  # alone each would make 2
 
 
 @pytest.mark.check
@@ -738,8 +734,8 @@ def test_records_outlive_the_tier(tier: Open, wanted: list[bytes], tmp_path: Pat
         if folder:
             store = other._fetcher._store
             assert store is not None
-            monkey = time.monotonic()
-            assert not store.make_room(np.tile(np.arange(N), 5), lambda ids: ids, -1) or monkey
+            assert not store.make_room(np.tile(np.arange(N), 5), lambda ids: ids, -1)
+            assert store.present(np.arange(20)).all()
         assert [bytes(record) for record in held] == wanted[:20]
         other.close()
 
@@ -801,6 +797,17 @@ def test_columns_are_opened_where_the_cache_cannot_be_written(
     data = open_remote(server.uri, tmp_path / "file")
     assert [bytes(record) for record in data.read([5])] == [wanted[5]]
     data.close()
+
+
+@pytest.mark.parametrize("name", ["../evil.rec", "/tmp/evil.rec", "a/../../evil", "state", "columns.safetensors", ""])
+def test_a_pack_cannot_name_files_outside_of_the_cache(tmp_path: Path, name: str) -> None:
+    folder = make_pack(tmp_path, count=6)
+    path = folder / COLUMNS_FILE
+    _, description, _ = load_columns(path)
+    shards = (replace(description.shards[0], name=name), *description.shards[1:])
+    save_file(load_file(path), path, metadata=replace(description, shards=shards).to_metadata())
+    with serving(folder) as server, pytest.raises(DataError, match="is no name of a shard"):
+        open_remote(server.uri, tmp_path / "cache")
 
 
 def test_an_address_with_no_pack_is_wrong_usage(server: Server, packed: Path, tmp_path: Path) -> None:

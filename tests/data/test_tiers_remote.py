@@ -167,6 +167,23 @@ def test_a_redirection_is_followed_and_an_endless_one_is_not(server: Server, rem
         read(remote)
 
 
+def test_a_name_and_password_go_to_their_own_address_alone(server: Server) -> None:
+    remote = Remote(server.uri.replace("//", "//me:p%40ss@"))
+    server.tag = lambda path: "same"
+    assert read(remote, 3, 5) == DATA[3:8]
+    assert server.rights == {"Basic bWU6cEBzcw=="}
+    (server.folder / "b").write_bytes(DATA)
+    server.rights.clear()
+    server.fault = lambda asked: f"to {server.uri}/b" if asked.name != "b" else None
+    assert read(remote, 3, 5) == DATA[3:8]
+    assert server.rights == {"Basic bWU6cEBzcw==", None}
+    server.fault = lambda asked: "403"
+    with pytest.raises(DataError) as raised:
+        read(remote)
+    assert f"{server.uri}/a%20file.bin: the server answered 403" in str(raised.value)
+    remote.close()
+
+
 def test_an_address_that_nobody_answers_is_a_sentence(server: Server) -> None:
     remote = Remote("http://127.0.0.1:9", attempts=2, pause_s=0.01)
     with pytest.raises(DataError, match=r"cannot be read: Connection refused \(2 attempts\)"):

@@ -360,7 +360,7 @@ def test_a_shard_that_was_removed_or_cut_is_absent(packed: Dataset, tmp_path: Pa
     again = Store(packed, tmp_path, 10**9)
     here = np.flatnonzero(again.present(ALL))
     assert here.tolist() == np.flatnonzero(packed.shard > 1).tolist()
-    assert again.kept_bytes < store._header[2] or again.kept_bytes < 250_000
+    assert again.kept_bytes < 250_000
     assert same(again, packed, here)
     again.close()
 
@@ -371,10 +371,9 @@ def test_what_a_killed_process_left_is_given_back_by_the_next_one_alone(packed: 
     store._present[10:] = 0  # as if it had been killed while it made room
     store._header[2] = 7
     store.close()
-    with (store.folder / packed.description.shards[0].name).open("r+b") as file:
-        file.write(b"")
     again = Store(packed, tmp_path, 10**9)
-    assert again.kept_bytes >= int(packed.length[:10].sum())
+    assert int(packed.length[:10].sum()) <= again.kept_bytes < 150_000
+    assert on_disk(again) < 150_000
     assert same(again, packed, np.arange(10))
     again.close()
 

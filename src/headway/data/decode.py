@@ -203,8 +203,10 @@ class NativeDecoder(Decoder):
             stats=core,
         )
         foreign = np.flatnonzero(status == _FOREIGN)
-        if len(foreign):  # checked already
-            self._reference.fill(replace(batch, crc=None), foreign, status, stats)
+        if len(foreign):  # checked already, and counted
+            others = Stats()
+            self._reference.fill(replace(batch, crc=None), foreign, status, others)
+            stats.add(replace(others, record_bytes=0))
         if core is not None:
             stats.add(
                 Stats(

@@ -124,8 +124,8 @@ def _library() -> ctypes.CDLL | None:
     except (OSError, AttributeError) as error:
         why = "is not built" if not LIBRARY.exists() else f"cannot be used ({error})"
         logging.getLogger("headway").warning(
-            f"The native core {why}: Pillow decodes images, which takes 3 to 5 times as long, and JPEGs cannot be packed "
-            f"as seekable. To have it, {_FIX}."
+            f"The native core {why}: Pillow decodes images, which takes 3 to 5 times as long, and JPEGs cannot be "
+            f"packed as seekable. To have it, {_FIX}."
         )
         return None
 
@@ -248,6 +248,7 @@ class Pool:
     """
 
     def __init__(self, threads: int, cpus: Sequence[int] | None = None) -> None:
+        self._handle: int | None = None
         self._core = _core()
         numbers = np.array(cpus or (), np.int32)
         self._handle = self._core.hw_pool_create(threads, numbers.ctypes.data, len(numbers))
@@ -302,8 +303,15 @@ class Pool:
         crc: NDArray[np.uint32] | None = None,
         check: NDArray[np.bool_] | None = None,
     ) -> Bytes:
-        """Copies k raw images of the output's size, moved by shift (int16 [k, 2]: down, right) with the border filled
-        by reflection, then mirrored where flips says so. Returns their statuses, uint8 [k]."""
+        """Copies k raw images of the output's size, mirrored where flips says so and then moved: pixel (r, c) becomes
+        what lies at (r + down, c + right), the border filled by reflection.
+
+        Args:
+            planar: the records are [C, H, W], not [H, W, C].
+            shift: down and right; int16 [k, 2].
+
+        Returns their statuses, uint8 [k].
+        """
         k = len(records)
         status = np.empty(k, np.uint8)
         address, stride = _output(out[:k])
@@ -338,3 +346,6 @@ class Pool:
         handle, self._handle = self._handle, None
         if handle:
             self._core.hw_pool_destroy(handle)
+
+    def __del__(self) -> None:
+        self.close()

@@ -81,9 +81,10 @@ class DataRecipe(Part):
     """Where samples come from. `data: synthetic` is short for `data: {train: synthetic}`."""
 
     train: str
-    """A packed folder, relative to the recipe; or `synthetic`."""
+    """A packed folder, relative to the recipe, or whatever else `headway.open` opens, also at a remote address; or
+    `synthetic`."""
     eval: str | None = None
-    """A packed folder with the same classes."""
+    """The same, with the same classes."""
     synthetic: SyntheticRecipe | None = None
     """Of `train: synthetic`."""
     size: int | tuple[int, int] | None = None

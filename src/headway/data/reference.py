@@ -11,14 +11,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import final
+from typing import TYPE_CHECKING, final
 
 import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 from PIL import Image
 
+from headway.data.columns import FLAG_PLANAR, FLAG_RAW
 from headway.data.records import Records
+
+if TYPE_CHECKING:
+    from headway.data.dataset import Dataset
 
 Pixels = NDArray[np.uint8]
 
@@ -115,6 +119,16 @@ def _raw(data: memoryview, shape: NDArray[np.uint32], planar: bool, channels: in
     return converted(Image.fromarray(pixels[..., 0] if c == 1 else pixels), channels), 1
 
 
+def picture(dataset: Dataset, sample: int) -> Image.Image:
+    """A sample's image, whole, in mode L or RGB as the data set's channels are. Raises whatever Pillow raises."""
+    found, flags = dataset.description, int(dataset.flags[sample])
+    data = dataset.read([sample])[0]
+    if flags & FLAG_RAW:
+        shape = np.array([dataset.height[sample], dataset.width[sample], found.channels], np.uint32)
+        return _raw(data, shape, bool(flags & FLAG_PLANAR), found.channels)[0]
+    return to_pixels(data, found.channels)
+
+
 def _fill(
     source: Callable[[], tuple[Image.Image, int]], out: Pixels, box: NDArray[np.float32], flip: bool, stats: Stats
 ) -> Status:
@@ -176,9 +190,7 @@ class Batch:
         return _fill(lambda: _opened(data, out.shape, box if self.scaled else None), out, box, flip, stats)
 
 
-def move(
-    data: bytes | memoryview, out: Pixels, *, planar: bool, shift: NDArray[np.int64] | None, flip: bool
-) -> None:
+def move(data: bytes | memoryview, out: Pixels, *, planar: bool, shift: NDArray[np.int64] | None, flip: bool) -> None:
     """Copies one raw image, mirrored, then moved by shift (down, right) with the border filled by reflection."""
     height, width, channels = out.shape
     pixels = np.frombuffer(data, np.uint8, out.size)
@@ -186,7 +198,8 @@ def move(
     if flip:
         pixels = pixels[:, ::-1]
     if shift is not None:
-        rows, columns = (_reflected(np.arange(side) + by, side) for side, by in zip((height, width), shift, strict=True))
+        down, right = shift
+        rows, columns = _reflected(np.arange(height) + down, height), _reflected(np.arange(width) + right, width)
         pixels = pixels[rows[:, None], columns]
     out[:] = pixels
 

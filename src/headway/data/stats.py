@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 
 from headway.data.reference import Stats as CoreStats
 
@@ -59,6 +59,18 @@ class LoaderStats:
     def stage_images_s(self) -> dict[str, float]:
         """Images a second that each stage would give alone."""
         return {name: self.stage_images / spent for name, spent in self.stage_s.items() if spent}
+
+    @property
+    def thread_images_s(self) -> dict[str, float]:
+        """Images a second of one decoding thread, if it did nothing but one part of its work."""
+        parts = {"check": self.cores.check_s, "decode": self.cores.decode_s, "resample": self.cores.resample_s}
+        return {name: self.cores.images / spent for name, spent in parts.items() if spent}
+
+    def to_json(self) -> dict[str, Any]:
+        """What a report shows."""
+        names = ("images", "images_s", "waiting_share", "occupancy", "ahead", "stage_images_s", "thread_images_s")
+        more = ("record_bytes", "threads", "backend", "tier")
+        return {name: getattr(self, name) for name in (*names, *more)}
 
 
 @final

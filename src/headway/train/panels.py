@@ -14,7 +14,7 @@ from PIL import Image
 from headway.core.files import write_whole
 from headway.core.run import Run
 from headway.data.dataset import Dataset
-from headway.data.reference import to_pixels
+from headway.data.reference import picture
 from headway.page import panel
 from headway.page import report as page
 from headway.page.panel import Panel
@@ -106,6 +106,7 @@ def _of_run(records: list[dict[str, Any]], summary: dict[str, Any], about: dict[
         _cards(summary, evaluated, about),
         *_curves(train, evaluated),
         *_time(train, summary),
+        *_input(summary),
         *_recipe(about, recipe),
     ]
 
@@ -216,6 +217,23 @@ def _time(train: list[dict[str, Any]], summary: dict[str, Any]) -> list[Panel]:
     return out
 
 
+def _input(summary: dict[str, Any]) -> list[Panel]:
+    """What each stage of the input would give alone, beside what the run took."""
+    found = summary.get("input")
+    if found is None:
+        return []
+    rows = [(f"{name} (the loader's thread)", f"{rate:,.0f}") for name, rate in found["stage_images_s"].items()]
+    rows += [(f"{name} (a decoding thread)", f"{rate:,.0f}") for name, rate in found["thread_images_s"].items()]
+    rows.append(("the run took", f"{summary['images_s']:,.0f}"))
+    note = (
+        f"Decoder: {found['backend']}, {found['threads']} thread{'s'[: found['threads'] > 1]}. Kept: {found['tier']}. "
+        f"When a batch was asked for, {found['occupancy']:.1f} of {found['ahead']} were ready in the mean. "
+        f"Read: {found['record_bytes'] / 1e6:,.1f} MB."
+    )
+    title = "Input: images/s of each stage alone"
+    return [panel.table("input", title, ("stage", "images/s"), rows, section="Time", order=330, note=note)]
+
+
 def _recipe(about: dict[str, Any], recipe: str) -> list[Panel]:
     values = _flat(recipe)
     rows = [(key, values.get(key, ""), origin) for key, origin in about["origins"].items()]
@@ -277,7 +295,7 @@ def _caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
 
 
 def _thumbnail(dataset: Dataset, sample: int) -> str:
-    image = to_pixels(dataset.read([sample])[0], dataset.description.channels)
+    image = picture(dataset, sample)
     if max(image.size) > THUMBNAIL:
         image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)
     out = io.BytesIO()

@@ -253,6 +253,8 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
         "wait_share": seconds.get("wait", 0.0) / training,
         "damaged_samples": trainer.damaged,
     }
+    if setup.inputs.loader is not None:
+        summary["input"] = setup.inputs.loader.stats().to_json()
     if trainer.metrics is not None:
         summary |= {**trainer.metrics, "best": trainer.best}
     if setup.recipe.stop_at is not None:

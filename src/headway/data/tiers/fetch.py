@@ -105,6 +105,7 @@ class Fetcher:
         self._count = itertools.count()
         self._run_of: dict[int, _Run] = {}
         self._loose: dict[int, NDArray[np.uint8]] = {}
+        self._loose_bytes = 0
         self._awaited: Counter[int] = Counter()
         self._failed: dict[int, tuple[int, BaseException]] = {}
         self._reads = itertools.count(1)
@@ -125,7 +126,8 @@ class Fetcher:
             self._ahead = _Ahead(spans, order, slots, limit)
             self._runs = [entry for entry in self._runs if entry[2].started]
             self._run_of = {sample: run for sample, run in self._run_of.items() if run.started}
-            self._loose = {sample: data for sample, data in self._loose.items() if sample in self._awaited}
+            for sample in [sample for sample in self._loose if sample not in self._awaited]:
+                self._unload(sample)
             self._changed.notify_all()
 
     def read(self, ids: Ids) -> Records:
@@ -234,8 +236,11 @@ class Fetcher:
                 if ahead.due[sample] <= 0:
                     del ahead.due[sample]
                     if sample not in self._awaited:
-                        self._loose.pop(sample, None)
+                        self._unload(sample)
             self._changed.notify_all()
+
+    def _unload(self, sample: int) -> None:
+        self._loose_bytes -= len(self._loose.pop(sample, ()))
 
     # Planning
 
@@ -321,7 +326,7 @@ class Fetcher:
         """Whether there is a run that may be started: what is not stored must not fill the memory."""
         if not self._runs:
             return False
-        return self._runs[0][0] == _NOW or sum(map(len, self._loose.values())) < AHEAD_BYTES
+        return self._runs[0][0] == _NOW or self._loose_bytes < AHEAD_BYTES
 
     def _fetch(self, run: _Run) -> None:
         store, ids = self._store, run.ids
@@ -358,7 +363,9 @@ class Fetcher:
         with self._changed:
             for sample, extent, fine in zip(found.ids.tolist(), extents, good.tolist(), strict=True):
                 if sample in self._awaited or (sample in self._ahead.due and not (kept and fine)):
+                    self._unload(sample)
                     self._loose[sample] = extent.copy()  # not the gaps between
+                    self._loose_bytes += len(extent)
 
     def _intact(self, sample: int, extent: NDArray[np.uint8]) -> bool:
         return bool(crc32c(image_of(self._columns, sample, extent)) == self._dataset.crc32c[sample])

@@ -75,7 +75,11 @@ class Layout:
         size = np.where(shard < len(self.sizes), self.sizes[np.minimum(shard, len(self.sizes) - 1)], 0)
         outside = (start < 0) | (end > size)
         start, end = np.where(outside, 0, start), np.where(outside, 0, end)
-        order = np.lexsort((start, shard))
+        found = Extents(ids, shard, start, end)
+        key = _key(found)
+        if (key[1:] >= key[:-1]).all():  # as in a pack of ours where ids ascend; sorting costs three times the rest
+            return found
+        order = np.argsort(key, kind="stable")
         return Extents(ids[order], shard[order], start[order], end[order])
 
     def runs(self, ids: Ids) -> list[Extents]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import final
 
 import numpy as np
@@ -19,7 +19,7 @@ from headway.data.formats.unpack import cache_folder as default_cache_folder
 from headway.data.records import Records
 from headway.data.tiers.layout import Columns, Ids, Layout, image_of
 from headway.data.tiers.remote import Remote
-from headway.data.tiers.store import PACKS
+from headway.data.tiers.store import LOCKS_FILE, PACKS, STATE_FILE
 from headway.data.tiers.transport import Mark
 
 
@@ -44,8 +44,12 @@ def open_remote(uri: str, cache_folder: str | os.PathLike[str] | None = None) ->
         remote.close()
     if description.format not in PACK_FORMATS:
         what = f"it is packed in a format that is not known here, {description.format!r}"
-        raise DataError(what, where=remote.uri, fix="Pack the data again.")
-    return Dataset(Path(uri), columns, description, source=RemoteShards(remote, columns, description))
+        raise DataError(what, where=remote.shown, fix="Pack the data again.")
+    for shard in description.shards:  # local files will have these names
+        path = PurePosixPath(shard.name)
+        if path.is_absolute() or ".." in path.parts or path.name in ("", COLUMNS_FILE, STATE_FILE, LOCKS_FILE):
+            raise DataError(f"{shard.name!r} is no name of a shard", where=remote.shown, fix="Pack the data again.")
+    return Dataset(Path(remote.shown), columns, description, source=RemoteShards(remote, columns, description))
 
 
 @final
@@ -95,7 +99,7 @@ def _fetched(root: Path, remote: Remote, mark: Mark) -> tuple[Columns, Descripti
         write_whole(path, data)
         note = _note(root, remote.uri)
         note.parent.mkdir(exist_ok=True)
-        write_whole(note, json.dumps({"uri": remote.uri, "mark": mark, "fingerprint": description.fingerprint}))
+        write_whole(note, json.dumps({"uri": remote.shown, "mark": mark, "fingerprint": description.fingerprint}))
         columns, description, _ = load_columns(path)
     except OSError:
         pass  # a folder that cannot be written: they stay in memory
@@ -104,7 +108,7 @@ def _fetched(root: Path, remote: Remote, mark: Mark) -> tuple[Columns, Descripti
 
 def _checked(remote: Remote, mark: Mark) -> tuple[Columns, Description, bytes]:
     """The columns in memory, and the file's bytes. A transfer that went wrong is done again once."""
-    where = f"{remote.uri}/{COLUMNS_FILE}"
+    where = f"{remote.shown}/{COLUMNS_FILE}"
     what, fix = "the columns do not have their fingerprint", "Copy the data there again, or pack again."
     for _ in range(2):
         data = remote.read(COLUMNS_FILE, 0, mark.size).tobytes()
@@ -128,9 +132,10 @@ def _no_pack(remote: Remote) -> UsageError:
             remote.mark(f"{part}/{COLUMNS_FILE}")
         except (FileNotFoundError, DataError):
             continue
-        return UsageError("this address holds packed parts", where=remote.uri, fix=f"Name one: {remote.uri}/{part}.")
+        fix = f"Name one: {remote.shown}/{part}."
+        return UsageError("this address holds packed parts", where=remote.shown, fix=fix)
     what = f"there is no packed data set (no {COLUMNS_FILE})"
-    return UsageError(what, where=remote.uri, fix="Pack the data (headway pack SRC DST), and copy the folder there.")
+    return UsageError(what, where=remote.shown, fix="Pack the data (headway pack SRC DST), and copy the folder there.")
 
 
 def _note(root: Path, uri: str) -> Path:

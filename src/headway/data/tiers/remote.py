@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
-from headway.data.tiers.transport import FileSystem, Http, Mark, StoppedError, Transport
+from headway.data.tiers.transport import FileSystem, Http, Mark, StoppedError, Transport, shown
 
 TIMEOUT_S = 30.0
 """Longest silence: of a connection being made, and of an answer between two of its bytes."""
@@ -31,6 +31,9 @@ class Remote:
         sizes: bytes that files must have, by name, where that is known.
         timeout_s, attempts, pause_s: see TIMEOUT_S, ATTEMPTS, PAUSE_S.
 
+    Attributes:
+        shown: the address as sentences name it, without a password.
+
     Raises:
         UsageError: nothing installed can read such an address.
     """
@@ -45,6 +48,7 @@ class Remote:
         pause_s: float = PAUSE_S,
     ) -> None:
         self.uri = uri.rstrip("/")
+        self.shown = shown(self.uri)
         self._sizes = dict(sizes or {})
         self._settings = {"timeout_s": timeout_s, "attempts": attempts, "pause_s": pause_s}
         self._attempts, self._pause_s = attempts, pause_s
@@ -86,9 +90,9 @@ class Remote:
             if self._stopped.is_set():
                 raise StoppedError
             try:
-                if name not in self._marks:
-                    self.mark(name)
                 part = self._transport.read(name, start + done, out.data[done:])
+                if part.mark is None and part.count and name not in self._marks:
+                    self.mark(name)
             except FileNotFoundError:
                 raise DataError("there is no such file", where=self._where(name), fix="Copy it there again.") from None
             if part.mark is not None:
@@ -109,7 +113,7 @@ class Remote:
         self._transport.close()
 
     def _where(self, name: str) -> str:
-        return f"{self.uri}/{name}"
+        return f"{self.shown}/{name}"
 
     def _unchanged(self, name: str, mark: Mark) -> None:
         size = self._sizes.get(name, mark.size)

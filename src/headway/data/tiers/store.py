@@ -276,7 +276,7 @@ class Store:
         sizes = np.zeros(len(self._present), np.int64)
         sizes[found.ids] = found.end - found.start
         # A little more than asked, so that choosing is rare; ends of records that share a block with a kept one stay.
-        enough = np.searchsorted(np.cumsum(sizes[here[late]]), surplus + self.share_bytes // 64) + 1
+        enough = np.searchsorted(np.cumsum(sizes[here[late]]), surplus + self.share_bytes // 32) + 1
         taken = here[late[:enough]]
         if not len(taken) or not self._empty(taken):
             return False

@@ -26,7 +26,7 @@ class Tier(ABC):
         why: a sentence's part: why it was chosen.
         flags, width, height, crc32c: columns of what `read` brings; shape [n]. As the data set's, or of pixels where
             the tier keeps those.
-        damaged: uint8 [n]: the decoder's `Status` of each sample when the tier was filled; None where it decodes nothing.
+        damaged: uint8 [n]: the decoder's `Status` of each sample when the tier was filled; None where it decodes none.
     """
 
     name: Name

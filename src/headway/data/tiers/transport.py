@@ -7,6 +7,7 @@ in pieces, so that a cut costs one piece.
 
 from __future__ import annotations
 
+import base64
 import http.client
 import socket
 import ssl
@@ -95,7 +96,8 @@ class Http(Transport):
                 count += got
         except ssl.SSLCertVerificationError as error:
             what = f"the server's certificate is refused ({error.verify_message})"
-            raise DataError(what, where=self._url(name).geturl(), fix="Install the one that signed it.") from None
+            fix = "Install the one that signed it."
+            raise DataError(what, where=shown(self._url(name).geturl()), fix=fix) from None
         except (OSError, http.client.HTTPException) as error:
             self._drop()
             if isinstance(error, FileNotFoundError):
@@ -122,9 +124,9 @@ class Http(Transport):
         return self._folder._replace(path=f"{self._folder.path.rstrip('/')}/{urllib.parse.quote(name)}")
 
     def _ask(self, url: urllib.parse.SplitResult, first: int, last: int) -> http.client.HTTPResponse:
-        headers = {"Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"}
         for _ in range(_REDIRECTS):
-            connection = self._connection(url.scheme, url.netloc)
+            headers = {"Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"} | _rights(url)
+            connection = self._connection(url.scheme, url.netloc.rpartition("@")[2])
             used = connection.sock is not None
             target = urllib.parse.urlunsplit(("", "", url.path or "/", url.query, ""))
             try:
@@ -140,7 +142,8 @@ class Http(Transport):
                 return answer
             answer.read()
             url = urllib.parse.urlsplit(urllib.parse.urljoin(url.geturl(), where))
-        raise DataError("the server redirects without end", where=url.geturl(), fix="Give the address that it means.")
+        fix = "Give the address that it means."
+        raise DataError("the server redirects without end", where=shown(url.geturl()), fix=fix)
 
     def _connection(self, scheme: str, host: str) -> http.client.HTTPConnection:
         """This thread's connection to a host."""
@@ -163,7 +166,7 @@ class Http(Transport):
                 part.close()
 
     def _mark_of(self, answer: http.client.HTTPResponse, name: str, start: int) -> Mark:
-        where = self._url(name).geturl()
+        where = shown(self._url(name).geturl())
         tag = answer.getheader("ETag") or answer.getheader("Last-Modified") or ""
         held = answer.getheader("Content-Range", "")
         size = held.rpartition("/")[2]
@@ -196,7 +199,7 @@ class FileSystem(Transport):
             scheme = uri.partition("://")[0]
             extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(scheme)
             fix = f"pip install 'headway[{extra}]'." if extra else "Install the package of fsspec that reads it."
-            raise UsageError(f"nothing installed reads {scheme}:// ({error})", where=uri, fix=fix) from None
+            raise UsageError(f"nothing installed reads {scheme}:// ({error})", where=shown(uri), fix=fix) from None
         self._timeout_s = timeout_s
         self._sync = fsspec.asyn.sync
 
@@ -242,6 +245,22 @@ class FileSystem(Transport):
             return error
         where, fix = f"{self._root}/{name}", "Check the address and the right to read it."
         return DataError("the file may not be read", where=where, fix=fix)
+
+
+def shown(uri: str) -> str:
+    """An address as a sentence may name it: without a password or a signature."""
+    address, _, _ = uri.partition("?")
+    scheme, mark, rest = address.partition("://")
+    host, slash, path = rest.partition("/")
+    return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path}"
+
+
+def _rights(url: urllib.parse.SplitResult) -> dict[str, str]:
+    """What USER:PASSWORD@ in an address means; a redirection to another address does not carry it on."""
+    if url.username is None:
+        return {}
+    pair = f"{urllib.parse.unquote(url.username)}:{urllib.parse.unquote(url.password or '')}"
+    return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
 
 
 def _close_all(connections: set[http.client.HTTPConnection]) -> None:
