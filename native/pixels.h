@@ -22,12 +22,10 @@ inline void luma(const uint8_t* rgbx, uint8_t* gray, size_t n) {
 inline void rgb_to_rgbx(const uint8_t* rgb, uint8_t* rgbx, size_t n) {
   size_t i = 0;
 #if defined(__AVX2__)
-  const __m256i spread = _mm256_broadcastsi128_si256(_mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1));
-  for (; i + 10 <= n; i += 8) {  // 28 bytes are read of which 24 are meant
-    const __m128i* from = reinterpret_cast<const __m128i*>(rgb + 3 * i);
-    const __m128i* more = reinterpret_cast<const __m128i*>(rgb + 3 * i + 12);
-    const __m256i both = _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(from)), _mm_loadu_si128(more), 1);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(rgbx + 4 * i), _mm256_shuffle_epi8(both, spread));
+  const __m128i spread = _mm_setr_epi8(0, 1, 2, -1, 3, 4, 5, -1, 6, 7, 8, -1, 9, 10, 11, -1);
+  for (; i + 6 <= n; i += 4) {  // 16 bytes are read of which 12 are meant
+    const __m128i four = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rgb + 3 * i));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(rgbx + 4 * i), _mm_shuffle_epi8(four, spread));
   }
 #endif
   for (; i < n; i++) {

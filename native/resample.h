@@ -37,8 +37,8 @@ class Resampler final : public RowSink {
       high[axis] = std::min(float(double(box[axis]) + double(box[axis + 2])), float(size[axis]));  // as Pillow rounds
       if (!(low[axis] < high[axis]) || !std::isfinite(box[axis] + box[axis + 2])) return {0, 0, 0, 0};
     }
-    pixel_ = int(source);
     luma_ = source == Layout::rgbx && target.channels == 1;
+    gray_ = luma_ || source == Layout::gray;
     copy_ = whole(low[0], high[0], target.width) && whole(low[1], high[1], target.height);
     Region region{int(low[0]), int(low[1]), int(high[0]), int(high[1])};
     if (!copy_) {
@@ -73,8 +73,8 @@ class Resampler final : public RowSink {
   void set_up(int width) {
     width_ = width;
     staged_ = copy_ || luma_;
-    if (staged_) staging_.room(size_t(width) * size_t(pixel_) + kSlack);
-    bytes_ = size_t(width) * size_t(luma_ ? 1 : pixel_);
+    if (staged_) staging_.room(4 * size_t(width) + kSlack);
+    bytes_ = size_t(width) * (gray_ ? 1 : 4);
     pitch_ = (bytes_ + kSlack + 63) / 64 * 64;
     few_ = down_.taps <= kFewTaps;
     slots_ = 1;
@@ -83,7 +83,7 @@ class Resampler final : public RowSink {
     if (copy_) return;
     line_pitch_ = (4 * size_t(width + across_.taps) + kSlack + 63) / 64 * 64;
     lines_.room(size_t(kLines) * line_pitch_);
-    if (bytes_ == size_t(width)) gray_line_.room(bytes_ + kSlack);
+    if (gray_) gray_line_.room(bytes_ + kSlack);
     // 16 + 7 + 8 bits: what a signed 32-bit sum of the horizontal pass holds.
     const int bits = across_.taps <= kFewTaps ? Horizontal::kBits : std::min(across_.most_bits(), 16);
     across_.weigh(bits);
@@ -96,12 +96,12 @@ class Resampler final : public RowSink {
   }
 
   uint8_t* slot(int row) { return ring_.data() + size_t(row & (slots_ - 1)) * pitch_; }
-  uint8_t* line_out(int y) {
+  uint8_t* target_line(int y) {
     return target_.out + size_t(y) * size_t(target_.width) * size_t(target_.channels);
   }
 
   void put(const uint8_t* pixels) {
-    copy_line(pixels, line_out(next_++), target_.width, luma_ ? 1 : pixel_, target_.channels, target_.flip);
+    copy_line(pixels, target_line(next_++), target_.width, gray_ ? 1 : 4, target_.channels, target_.flip);
   }
 
   // Every output line that has all its rows, of the rows in the ring.
@@ -147,14 +147,15 @@ class Resampler final : public RowSink {
   static uint32_t share(uint32_t of, uint32_t whole) { return (of << kFewBits) / std::max(whole, 1u); }
 
   // Where line next_ of the target is summed.
-  int16_t* line() { return bytes_ == size_t(width_) ? gray_line_.data() : lines_.data() + size_t(waiting_) * line_pitch_; }
+  int16_t* line() { return gray_ ? gray_line_.data() : waiting_line(); }
+  int16_t* waiting_line() { return lines_.data() + size_t(waiting_) * line_pitch_; }
 
   // That line is summed. Several at once go on, as that saves loading the weights of the horizontal pass for each.
   void finish() {
-    if (bytes_ == size_t(width_)) widen(gray_line_.data(), lines_.data() + size_t(waiting_) * line_pitch_, size_t(width_));
+    if (gray_) widen(gray_line_.data(), waiting_line(), size_t(width_));
     next_++, waiting_++;
     if (waiting_ < kLines && next_ < target_.height) return;
-    horizontal_.run(lines_.data(), line_pitch_, waiting_, half_, line_out(next_ - waiting_), target_.channels);
+    horizontal_.run(lines_.data(), line_pitch_, waiting_, half_, target_line(next_ - waiting_), target_.channels);
     waiting_ = 0;
   }
 
@@ -162,15 +163,16 @@ class Resampler final : public RowSink {
   static constexpr int kActive = 8;  // output lines that 8 rows are part of: 6 at a scale of 4, fewer above
 
   Target target_{};
-  int pixel_ = 0, width_ = 0;          // of the source: bytes of a pixel, pixels of a row
-  int rows_ = 0, have_ = 0;            // of the source: in all, and so far
+  int width_ = 0;                      // pixels of a source row
+  int rows_ = 0, have_ = 0;            // source rows: in all, and so far
   int next_ = 0, waiting_ = 0;         // the target's next line; lines before it that are summed and not yet resized
-  bool luma_ = false, copy_ = false;   // three colours become gray; nothing is resized
-  bool staged_ = false, few_ = false;  // rows come elsewhere than into the ring; one blend makes a line
+  bool gray_ = false, luma_ = false;   // rows of the ring are gray; colours become that
+  bool copy_ = false, staged_ = false; // nothing is resized; rows come elsewhere than into the ring
+  bool few_ = false;                   // one blend makes a line
   int slots_ = 1, half_ = 0;           // rows in the ring, a power of two; see Horizontal::run
   size_t bytes_ = 0, pitch_ = 0;       // of a row in the ring, without and with its slack
   size_t line_pitch_ = 0;              // values of a line with its slack
-  uint32_t cut_[kActive] = {};         // of each line's sum: products that were cut off, times the weights of their parts
+  uint32_t cut_[kActive] = {};         // of each sum: products that were cut off, times the weights of their parts
   Axis down_, across_;
   Horizontal horizontal_;
   Buffer<uint8_t> staging_, ring_;

@@ -39,7 +39,7 @@ def batches(asked: dict[str, Any]) -> Iterator[int]:
     recipe = folder / "recipe.yaml"
     recipe.write_text(
         f"data: {{train: {asked['pack']}, size: 224, threads: {asked['threads']}, crop: random}}\n"
-        f"augment: {{flip: true}}\n"
+        f"augment: {{flip: true, normalise: {str(asked['normalise']).lower()}}}\n"
         f"model: {{factory: 'bench._peers.train:Nothing'}}\n"
         f"optimizer: {{name: sgd, lr: 0.001}}\n"
         f"batch: {asked['batch']}\nepochs: {BIG}\nprecision: fp32\ncheckpoint: {{every_steps: {BIG}}}\n"

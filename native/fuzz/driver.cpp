@@ -169,7 +169,8 @@ int run(const char* folder, size_t count, uint64_t seed, size_t first) {
     fflush(stdout);
   }
   for (const Crew& crew : crews) hw_pool_destroy(crew.pool);
-  printf("%zu damaged images, made of %zu good ones; %zu could be decoded\n", batches * kBatch / 2, seeds.size(), decoded);
+  printf("%zu damaged images, made of %zu good ones; %zu could be decoded\n", batches * kBatch / 2, seeds.size(),
+         decoded);
   printf("no crash, no hang, no changed neighbour\n");
   return 0;
 }

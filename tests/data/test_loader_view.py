@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +169,7 @@ def test_sizes_grow_with_the_epochs_without_another_loader(data: Dataset) -> Non
     found = [tuple(batch.images.shape[1:3]) for batch in islice(loader(data, batch=N, progressive=growing), 5)]
     assert found[0] == (8, 8)
     assert found[3:] == [SIZE, SIZE]
-    assert all(a <= b for a, b in zip(found, found[1:], strict=False))
+    assert all(a <= b for a, b in pairwise(found))
 
 
 def test_a_size_may_be_one_number(data: Dataset) -> None:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from PIL import Image
 from tests.data._isas import each_isa
 
 from headway.data import native
@@ -173,6 +174,13 @@ def test_identities(isas: list[Decoder], crop: tuple[Pixels, Box], out: tuple[in
         if image.shape[2] == 1:
             colours = resized(by, np.repeat(image, 3, axis=2), box, (*out[:2], 3))
             np.testing.assert_array_equal(colours, np.broadcast_to(result[..., :1], colours.shape))
+
+
+def test_colours_become_gray_exactly_as_pillows(isas: list[Decoder]) -> None:
+    image = picture(400, 400, 3, 8)
+    expected = np.asarray(Image.fromarray(image).convert("L"))
+    for by in isas:
+        np.testing.assert_array_equal(resized(by, image, whole(image), (400, 400, 1))[..., 0], expected)
 
 
 @pytest.mark.parametrize("scale", [0.7, 1.4, 2.6, 3.9, 4.2, 9.0])

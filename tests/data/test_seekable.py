@@ -144,13 +144,13 @@ def test_what_cannot_be_transcoded_is_refused_with_the_reason() -> None:
     deep = bytearray(data)
     deep[find(data, (0xC0,)) + 4] = 12
     assert "precision 12" in refusal(bytes(deep))
+    vast = bytearray(data)
+    struct.pack_into(">HH", vast, find(data, (0xC0,)) + 5, 60_000, 60_000)
+    assert "1024 MiB" in refusal(bytes(vast))
 
 
 def test_an_unfinished_progressive_file_is_refused() -> None:
     """Decoders smooth what they show of one, which no baseline file can ask them to do."""
-    vast = bytearray(data)
-    struct.pack_into(">HH", vast, find(data, (0xC0,)) + 5, 60_000, 60_000)
-    assert "1024 MiB" in refusal(bytes(vast))
     assert "unfinished" in refusal(unfinished(jpeg(60, 50, progressive=True)))
 
 
