@@ -139,7 +139,10 @@ class Baseline {
         const uint16_t* quant = jpeg.quant[jpeg.component[component].quant];
         for (int k = 0; k < 64; k++) quant_[group][zigzag(k) + 8 * lane] = int16_t(quant[k]);
       }
-    for (Stream& stream : stream_) stream.group.lanes = 0, stream.group.pattern = 0;
+    for (Stream& stream : stream_) {  // a file that was declined left coefficients there
+      stream.group.lanes = 0, stream.group.pattern = 0;
+      std::fill_n(stream.group.memory, 64 * LANES, int16_t(0));
+    }
     return true;
   }
 

@@ -89,7 +89,7 @@ def test_a_finished_run(folder: Path) -> None:
     headway("train", folder / "recipe.yaml", "--run", run, "stop_at={accuracy: 0.5}")
     page, found = page_of(run), panels(run)
     assert found.keys() == {
-        "result", "curve-accuracy", "curve-loss", "curve-lr", "curve-images_s", "curve-wait", "stages", "stage-table",
+        "result", "curve-accuracy", "curve-loss", "curve-lr", "curve-images_s", "curve-wait", "stages", "stage-table", "input",
         "worst", "confusion", "recipe", "machine",
     }  # fmt: skip
     summary = json.loads((run / "summary.json").read_text())
