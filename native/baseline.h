@@ -59,6 +59,7 @@ class Baseline {
     int width, height;  // of the whole component, in samples
     int origin;         // sample of the component at column 0
     int h, v;
+    int side;  // of a block
     uint8_t* row(int y) const { return pixels + size_t(y & (4 * rows - 1)) * stride; }
   };
 
@@ -74,6 +75,7 @@ class Baseline {
     alignas(64) int16_t memory[64 * LANES + 64] = {};  // and a place for what is not looked at
     uint8_t* out[LANES];
     size_t stride[LANES];
+    int side[LANES];
     unsigned lanes = 0;  // that hold a block
     int pattern = 0;     // of quantisation tables
   };
@@ -102,6 +104,10 @@ class Baseline {
     mcu_width_ = side_ * jpeg.h_max, mcu_height_ = side_ * jpeg.v_max;
     halved_x_ = jpeg.components == 3 && jpeg.component[1].h < jpeg.h_max;
     halved_y_ = jpeg.components == 3 && jpeg.component[1].v < jpeg.v_max;
+    // Chroma that is halved both ways is transformed to twice the size in a smaller decode, as libjpeg does, which keeps
+    // what the file has of it.
+    const int chroma_side = halved_x_ && halved_y_ && side_ < 8 ? 2 * side_ : side_;
+    if (chroma_side != side_) halved_x_ = halved_y_ = false;
     // A chroma sample covers two pixels and is mixed with its neighbours.
     int left = region_.x0, right = region_.x1 - 1, top = region_.y0, bottom = region_.y1 - 1;
     if (halved_x_) left = (left / 2 - 1) * 2, right = (right / 2 + 1) * 2;
@@ -117,11 +123,11 @@ class Baseline {
     for (int i = 0; i < jpeg.components; i++) {
       const Component& c = jpeg.component[i];
       Plane& p = plane_[i];
-      p.h = c.h, p.v = c.v;
-      p.rows = side_ * c.v, p.columns = columns * side_ * c.h;
+      p.h = c.h, p.v = c.v, p.side = i ? chroma_side : side_;
+      p.rows = p.side * c.v, p.columns = columns * p.side * c.h;
       p.stride = (size_t(p.columns) + 3 * PAD) & ~size_t(63);
-      p.origin = first_column_ * side_ * c.h;
-      p.width = samples(jpeg.width, c.h, jpeg.h_max), p.height = samples(jpeg.height, c.v, jpeg.v_max);
+      p.origin = first_column_ * p.side * c.h;
+      p.width = samples(jpeg.width, c.h * p.side, jpeg.h_max), p.height = samples(jpeg.height, c.v * p.side, jpeg.v_max);
       total += p.stride * size_t(4 * p.rows);
       for (int y = 0; y < c.v; y++)
         for (int x = 0; x < c.h; x++) block_[blocks_++] = {i, x, y, &dc_[c.dc], &ac_[c.ac]};
@@ -146,9 +152,9 @@ class Baseline {
     return true;
   }
 
-  // Samples of a component at 1/scale.
-  int samples(int pixels, int factor, int most) const {
-    return int((int64_t(pixels) * factor * side_ + 8 * most - 1) / (8 * most));
+  // Samples of a component that has `samples` of them in an MCU of 8 `most` pixels.
+  static int samples(int pixels, int samples, int most) {
+    return int((int64_t(pixels) * samples + 8 * most - 1) / (8 * most));
   }
 
   void open(const uint8_t* data, size_t size) {
@@ -247,8 +253,9 @@ class Baseline {
     const Plane& plane = plane_[block.plane];
     const int row = mcu / jpeg_->mcus_per_row, column = mcu - row * jpeg_->mcus_per_row - first_column_;
     group.out[group.lanes] =
-        plane.row((row * plane.v + block.y) * side_) + (column * plane.h + block.x) * side_;
+        plane.row((row * plane.v + block.y) * plane.side) + (column * plane.h + block.x) * plane.side;
     group.stride[group.lanes] = plane.stride;
+    group.side[group.lanes] = plane.side;
     if (++group.lanes == LANES) flush(group);
   }
 
@@ -373,9 +380,9 @@ class Baseline {
     const int16_t* quant = quant_[group.pattern];
     if (side_ == 8) {
       idct_8x8(group.memory, quant, group.out, group.stride);
-    } else {
+    } else {  // not all blocks have one size
       for (unsigned lane = 0; lane < group.lanes; lane++)
-        reduced_idct(side_, group.memory + 8 * lane, quant + 8 * lane, group.out[lane], group.stride[lane]);
+        idct_of_lane(group.side[lane], group.memory, quant, lane, group.out[lane], group.stride[lane]);
     }
     std::fill_n(group.memory, 64 * LANES, int16_t(0));
     group.pattern = group.lanes == LANES ? (group.pattern + 1) % blocks_ : 0;

@@ -1,4 +1,4 @@
-// Inverse DCT to 4 x 4, 2 x 2 or 1 pixel: the transform of that size over the lowest coefficients.
+// Inverse DCT for smaller decodes, to 4 x 4, 2 x 2 or 1 pixel: the transform of that size over the lowest coefficients.
 #pragma once
 
 #include <algorithm>
@@ -44,11 +44,24 @@ void reduced_idct_n(const int16_t* coefficients, const int16_t* quant, uint8_t* 
     }
 }
 
-// `side` is 4, 2 or 1; the layout is that of a group, one lane of it.
-inline void reduced_idct(int side, const int16_t* coefficients, const int16_t* quant, uint8_t* out, size_t stride) {
+// One lane of a group to a block of side 8, 4, 2 or 1.
+inline void idct_of_lane(int side, const int16_t* group, const int16_t* quants, unsigned lane, uint8_t* out,
+                         size_t stride) {
+  const int16_t *coefficients = group + 8 * lane, *quant = quants + 8 * lane;
   if (side == 4) return reduced_idct_n<4>(coefficients, quant, out, stride);
   if (side == 2) return reduced_idct_n<2>(coefficients, quant, out, stride);
-  out[0] = to_pixel((int16_t(coefficients[0] * quant[0]) + 4) >> 3);
+  if (side == 1) {
+    out[0] = to_pixel((int16_t(coefficients[0] * quant[0]) + 4) >> 3);
+    return;
+  }
+  alignas(64) uint8_t unused[64];
+  uint8_t* outs[LANES];
+  size_t strides[LANES];
+  for (unsigned other = 0; other < LANES; other++) {
+    outs[other] = other == lane ? out : unused;
+    strides[other] = other == lane ? stride : 8;
+  }
+  idct_8x8(group, quants, outs, strides);
 }
 
 }  // namespace HW_ISA
