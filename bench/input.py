@@ -8,7 +8,8 @@ originals_vs_limit   over plain libjpeg-turbo (bench/limit.cpp): the same splice
 pack256_vs_ffcv      the same, of files whose shorter side was brought to 256 at JPEG quality 90
 train_vs_loader      images/s of `headway train` with a network that does nothing, over those of the Loader. The network
                      is given the bytes (augment.normalise: false); another row has the run that normalises them on the
-                     CPU, whose cores the decoder wants too.
+                     CPU, whose cores the decoder wants too. Torch has one thread of its own (OMP_NUM_THREADS=1): an
+                     OpenMP barrier on cores that decode takes milliseconds.
 
 Each arm is a process of its own; they take turns, and all others are stopped meanwhile. A ratio is taken within each
 round; the claim is the median over rounds. A core second is a second of processor time of all threads of an arm.
@@ -30,6 +31,7 @@ THREADS, BATCH, SIDE = 2, 128, 224
 HOW = {"size": SIDE, "crop": "random", "flip": True}
 KERNEL = "antialiased triangle, Pillow's"
 LIMIT_SAMPLES = 1000
+ONE = {"OMP_NUM_THREADS": "1"}
 PEERS = ("OpenCV in DataLoader", "FFCV", "DALI", "Pillow in DataLoader")
 
 
@@ -45,10 +47,10 @@ def start(arms: Comparison, source: Path, folder: Path, quick: bool) -> None:
     arms.add("DALI", peer("dali", common))
     arms.add("Headway, 256", ours("headway", {**common, "pack": str(small), "how": HOW}))
     arms.add("FFCV, 256", peer("ffcv", {**common, "resize": 256, "quality": 90}))
-    arms.add("Headway train", ours("train", {**common, "pack": str(originals), "normalise": False}))
+    arms.add("Headway train", ours("train", {**common, "pack": str(originals), "normalise": False}), ONE)
     add_limit(arms, originals, folder)
     if not quick:
-        arms.add("Headway train, normalising", ours("train", {**common, "pack": str(originals), "normalise": True}))
+        arms.add("Headway train, normalising", ours("train", {**common, "pack": str(originals), "normalise": True}), ONE)
         arms.add("Pillow in DataLoader", peer("torch_loader", {**common, "decoder": "pillow"}))
         for isa in ("portable", "avx2", "avx512"):
             command = ours("headway", {**common, "pack": str(originals), "how": HOW})

@@ -108,7 +108,7 @@ class Fetcher:
         self._loose_bytes = 0
         self._awaited: Counter[int] = Counter()
         self._failed: dict[int, tuple[int, BaseException]] = {}
-        self._reads = itertools.count(1)
+        self._reads, self._readers = itertools.count(1), 0
         self._full_at: int | None = None
         self._stopped = False
         self._threads = [threading.Thread(target=self._work, name="headway-fetch", daemon=True) for _ in range(threads)]
@@ -132,13 +132,15 @@ class Fetcher:
 
     def read(self, ids: Ids) -> Records:
         """Bytes of the samples, once they are all there. Raises DataError where one cannot be had."""
-        if not self._ahead.chunks:
-            self._plan()
         taken: dict[int, NDArray[np.uint8]] = {}
         begun, number = time.monotonic(), next(self._reads)
         with self._changed:
+            self._refuse_closed()
+            self._readers += 1
             self._awaited.update(ids.tolist())
         try:
+            if not self._ahead.chunks:
+                self._plan()
             while True:
                 lease = self._store.lease() if self._store else None
                 near = self._near(ids)
@@ -159,11 +161,17 @@ class Fetcher:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._readers)
         self._remote.close()
         if self._store:
             self._store.close()
 
     # The reader's side
+
+    def _refuse_closed(self) -> None:
+        if self._stopped:
+            raise UsageError("this tier is closed", fix="Make another one.")
 
     def _near(self, ids: Ids) -> NDArray[np.bool_]:
         """Which records are in the store and good. Each is checked at its first touch by this process."""
@@ -194,8 +202,7 @@ class Fetcher:
 
     def _wait_for(self, missing: list[int], number: int, *, forced: bool) -> None:
         with self._changed:
-            if self._stopped:
-                raise UsageError("this tier is closed", fix="Make another one.")
+            self._refuse_closed()
             for sample in missing:
                 reader, error = self._failed.get(sample, (0, None))
                 if error is not None and reader == number:  # what failed before this read began is tried again
@@ -222,6 +229,7 @@ class Fetcher:
 
     def _consumed(self, ids: Ids) -> None:
         with self._changed:
+            self._readers -= 1
             self._awaited.subtract(ids.tolist())
             ahead = self._ahead
             if ahead.chunks and np.array_equal(ahead.chunks[0].ids, ids):

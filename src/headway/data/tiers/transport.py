@@ -126,8 +126,7 @@ class Http(Transport):
     def _ask(self, url: urllib.parse.SplitResult, first: int, last: int) -> http.client.HTTPResponse:
         for _ in range(_REDIRECTS):
             headers = {"Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"} | _rights(url)
-            connection = self._connection(url.scheme, url.netloc.rpartition("@")[2])
-            used = connection.sock is not None
+            connection, used = self._connection(url.scheme, url.netloc.rpartition("@")[2])
             target = urllib.parse.urlunsplit(("", "", url.path or "/", url.query, ""))
             try:
                 connection.request("GET", target, headers=headers)
@@ -145,19 +144,21 @@ class Http(Transport):
         fix = "Give the address that it means."
         raise DataError("the server redirects without end", where=shown(url.geturl()), fix=fix)
 
-    def _connection(self, scheme: str, host: str) -> http.client.HTTPConnection:
-        """This thread's connection to a host."""
+    def _connection(self, scheme: str, host: str) -> tuple[http.client.HTTPConnection, bool]:
+        """This thread's connection to a host, and whether it was open before."""
         mine: dict[tuple[str, str], http.client.HTTPConnection] = self._mine.__dict__.setdefault("connections", {})
         connection = mine.get((scheme, host))
         if connection is None:
             kind = http.client.HTTPSConnection if scheme == "https" else http.client.HTTPConnection
             connection = mine[scheme, host] = kind(host, timeout=self._timeout_s)
+        self._mine.last, used = connection, connection.sock is not None
+        if not used:
+            connection.connect()
         with self._lock:
-            if self._stopped:
-                raise StoppedError
             self._all.add(connection)
-        self._mine.last = connection
-        return connection
+            if self._stopped:  # meanwhile; `stop` has not seen it
+                raise StoppedError
+        return connection, used
 
     def _drop(self) -> None:
         """Closes the connection that this thread used last; it connects anew when it is used again."""
