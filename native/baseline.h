@@ -42,6 +42,7 @@ class Baseline {
         emit(row, sink);
       }
     }
+    if (!ends_well()) return Outcome::declined;
     tally.bytes_used += used_;
     tally.pixels += uint64_t(last_column_ - first_column_ + 1) * uint64_t(last_row_ - first_row_ + 1) *
                     uint64_t(mcu_width_ * mcu_height_);
@@ -68,6 +69,7 @@ class Baseline {
     int plane, x, y;
     const HuffmanTable* dc;
     const HuffmanTable* ac;
+    int dc_limit;  // beyond it the dequantised coefficient leaves what libjpeg's 16-bit arithmetic can hold
   };
 
   // Blocks that wait for their inverse DCT, in the layout of a group: [8 rows][LANES][8 columns].
@@ -129,8 +131,9 @@ class Baseline {
       p.origin = first_column_ * p.side * c.h;
       p.width = samples(jpeg.width, c.h * p.side, jpeg.h_max), p.height = samples(jpeg.height, c.v * p.side, jpeg.v_max);
       total += p.stride * size_t(4 * p.rows);
+      const int dc_limit = 8191 / std::max<int>(1, jpeg.quant[c.quant][0]);
       for (int y = 0; y < c.v; y++)
-        for (int x = 0; x < c.h; x++) block_[blocks_++] = {i, x, y, &dc_[c.dc], &ac_[c.ac]};
+        for (int x = 0; x < c.h; x++) block_[blocks_++] = {i, x, y, &dc_[c.dc], &ac_[c.ac], dc_limit};
     }
     uint8_t* memory = planes_.room(total + PAD);
     for (int i = 0; i < jpeg.components; i++) {
@@ -166,6 +169,7 @@ class Baseline {
     interval_ = jpeg_->restart ? jpeg_->restart : per_row * jpeg_->mcu_rows;
     // Then the row below begins with an interval too, and needs the same columns of it.
     paired_ = per_row % interval_ == 0;
+    after_ = begin_;
     used_ = 0;
   }
 
@@ -183,10 +187,20 @@ class Baseline {
     }
   }
 
+  // Whether the file has its end marker, and before it nothing but what was not needed. One that is cut off is bad
+  // whatever the region is.
+  bool ends_well() const {
+    const uint8_t* at = find_marker(after_, end_);
+    while (end_ - at >= 2 && at[1] >= 0xD0 && at[1] <= 0xD7) at = find_marker(at + 2, end_);
+    return end_ - at >= 2 && at[1] == 0xD9;
+  }
+
   void open(Stream& stream, int interval) {
     const uint8_t* begin = starts_[size_t(interval)];
     uint8_t* out = stream.scratch;
-    used_ += uint64_t(unstuff(begin, end_, out) - begin);
+    const uint8_t* end = unstuff(begin, end_, out);
+    used_ += uint64_t(end - begin);
+    after_ = std::max(after_, end);
     stream.bits.open(stream.scratch, out);
     stream.interval = interval;
     stream.mcu = interval * interval_;
@@ -312,9 +326,9 @@ class Baseline {
     } else {
       bits.drop(int(entry & 63));
     }
-    stream.predicted[block.plane] += value;
-    if (STORE) out[0] = int16_t(stream.predicted[block.plane]);
-    return true;
+    const int dc = stream.predicted[block.plane] += value;
+    if (STORE) out[0] = int16_t(dc);
+    return dc >= -block.dc_limit && dc <= block.dc_limit;
   }
 
   // The symbols from zigzag index k on; false where the code is impossible or a run goes too far.
@@ -474,7 +488,7 @@ class Baseline {
   int blocks_;
   HuffmanTable dc_[4], ac_[4];
 
-  const uint8_t *begin_, *end_;
+  const uint8_t *begin_, *end_, *after_;  // the scan, the file's end, and how far the scan was read
   std::vector<const uint8_t*> starts_;
   int interval_;  // MCUs
   bool paired_;

@@ -193,17 +193,18 @@ int64_t hw_decode_batch(hw_pool* pool, int64_t n, const hw_items* items, const h
   return run(pool->pool, n, items->length, mean(items->length, n), output, stats, work);
 }
 
-int64_t hw_gather(hw_pool* pool, int64_t n, const uint64_t* address, const uint32_t* crc, const uint8_t* check,
-                  uint32_t kind, uint32_t height, uint32_t width, uint32_t channels, const int16_t* shift,
+int64_t hw_gather(hw_pool* pool, int64_t n, const uint64_t* address, const uint64_t* length, const uint32_t* crc,
+                  const uint8_t* check, uint32_t kind, uint32_t height, uint32_t width, uint32_t channels, const int16_t* shift,
                   const uint8_t* flip, uint8_t* out, int64_t stride, uint8_t* status) {
   using namespace headway;
-  if (!pool || (n && !address) || (kind != HW_RAW && kind != HW_RAW_PLANAR) ||
+  if (!pool || (n && !(address && length)) || (kind != HW_RAW && kind != HW_RAW_PLANAR) ||
       !output_is_good(n, height, width, channels, stride, out, status))
     return -1;
   const Output output{out, stride, size_t(height) * width * channels, status};
   const uint32_t shape[3] = {height, width, channels};
   const auto work = [&](Worker& worker, int64_t i, uint8_t* image, hw_stats*) {
     const bool checked = crc && (!check || check[i]);
+    if (length[i] < output.image_bytes) return checked ? Outcome::checksum : Outcome::undecodable;
     const Item item{bytes_at(address[i]), output.image_bytes, checked ? crc + i : nullptr, uint8_t(kind), shape,
                     nullptr,              flip && flip[i],    image};
     return worker.copy(item, shift ? shift[2 * i] : 0, shift ? shift[2 * i + 1] : 0);

@@ -13,7 +13,7 @@ extern "C" {
 #endif
 
 #define HW_API __attribute__((visibility("default")))
-#define HW_ABI 1
+#define HW_ABI 2
 
 /* What became of one image; the numbers of headway.data.decode.Status. */
 enum { HW_OK = 0, HW_CHECKSUM = 1, HW_UNDECODABLE = 2, HW_FOREIGN = 3 /* no JPEG: for the reference */ };
@@ -82,10 +82,10 @@ HW_API void hw_pool_destroy(hw_pool*);
 HW_API int64_t hw_decode_batch(hw_pool*, int64_t n, const hw_items*, const hw_spec*, uint8_t* out, int64_t stride,
                                uint8_t* status, hw_stats* stats);
 
-/* Copies n raw images of one shape: mirrored left to right where flip says so, and then moved by shift [n][2] (down,
+/* Copies n raw images of one shape, each length bytes (one that is too short is bad): mirrored left to right where flip says so, and then moved by shift [n][2] (down,
  * right; may be NULL) with the border filled by reflection. kind is HW_RAW or HW_RAW_PLANAR. Status and result as above. */
-HW_API int64_t hw_gather(hw_pool*, int64_t n, const uint64_t* address, const uint32_t* crc, const uint8_t* check,
-                         uint32_t kind, uint32_t height, uint32_t width, uint32_t channels, const int16_t* shift,
+HW_API int64_t hw_gather(hw_pool*, int64_t n, const uint64_t* address, const uint64_t* length, const uint32_t* crc,
+                         const uint8_t* check, uint32_t kind, uint32_t height, uint32_t width, uint32_t channels, const int16_t* shift,
                          const uint8_t* flip, uint8_t* out, int64_t stride, uint8_t* status);
 
 /* HW_OK, HW_FOREIGN, or HW_UNDECODABLE. */

@@ -18,7 +18,7 @@ namespace {
 constexpr int kWidth = 64, kLeast = 56, kMost = 128;
 
 // Real progressive files have ten scans or so; each costs a pass over the whole image, however short it is.
-constexpr uint32_t kMaxScans = 200;
+constexpr uint32_t kMaxScans = 100;
 
 // The divisor of the MCU row that is nearest to kWidth pixels; the whole row where none is near.
 unsigned interval(unsigned mcus, int mcu_width) {

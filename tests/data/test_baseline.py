@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Iterator
 
 import numpy as np
@@ -99,6 +100,38 @@ def test_a_smaller_decode_is_near_libjpegs(isas: list[NativeDecoder], subsamplin
         assert (status, direct) == (Status.OK, 1)
         np.testing.assert_array_equal(pixels, found[0][1])
         assert np.abs(pixels - smaller.astype(int)).mean() < 3
+
+
+@pytest.mark.parametrize("kind", ["plain", "seekable"])
+def test_a_file_without_its_end_is_refused_whatever_the_region(isas: list[NativeDecoder], kind: str) -> None:
+    """Pillow refuses it; and whether a sample is good must not depend on the crop."""
+    whole = jpeg(96, 80, seed=2, quality=80)
+    data = native.seekable(whole) if kind == "seekable" else whole
+    for one in isas:
+        assert cut(data, (0, 0, 20, 9), one)[0] == Status.OK
+        for short in (data[: len(data) * 2 // 3], data[:-2]):
+            assert cut(short, (0, 0, 20, 9), one)[0] == Status.UNDECODABLE
+
+
+def test_coefficients_that_no_encoder_makes_are_libjpegs(isas: list[NativeDecoder]) -> None:
+    """DC that grows in every block, until 16 bits overflow."""
+
+    def segment(marker: int, data: bytes) -> bytes:
+        return struct.pack(">BBH", 0xFF, marker, len(data) + 2) + data
+
+    side, one_code = 32, bytes([1] + [0] * 15)
+    blocks = (side // 8) ** 2
+    bits = ("0" + "1" * 11 + "0") * blocks  # a difference of 2047, and the end of the block
+    bits += "1" * (-len(bits) % 8)
+    data = b"\xff\xd8" + segment(0xDB, b"\0" + b"\1" * 64)
+    data += segment(0xC0, struct.pack(">BHHB", 8, side, side, 1) + bytes([1, 0x11, 0]))
+    data += segment(0xC4, b"\0" + one_code + b"\x0b") + segment(0xC4, b"\x10" + one_code + b"\0")
+    data += segment(0xDA, bytes([1, 1, 0, 0, 63, 0]))
+    data += int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0") + b"\xff\xd9"
+    for one in isas:
+        status, pixels, direct = cut(data, (0, 0, side, side), one)
+        assert (status, direct) == (Status.OK, 0)
+        np.testing.assert_array_equal(pixels, pillow(data))
 
 
 def broken_intervals(data: bytes) -> bytes:

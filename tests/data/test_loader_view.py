@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
@@ -161,6 +163,50 @@ def test_raw_images_are_cropped_and_resized_too(raw: Dataset, backend: str) -> N
     assert gray.images.shape == (8, 8, 8, 1)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("verify", ["first", "never"])
+def test_a_raw_record_that_is_cut_off_is_substituted(raw: Dataset, tmp_path: Path, backend: str, verify: str) -> None:
+    shutil.copytree(raw.folder, tmp_path / "copy")
+    data = dataset.open(tmp_path / "copy")
+    shard = tmp_path / "copy" / data.description.shards[0].name
+    lost = int(np.argmax(data.offset))
+    with shard.open("r+b") as file:
+        file.truncate(int(data.offset[lost]) + 100)
+    batches = list(loader(data, size=None, crop="center", backend=backend, verify=verify, stop=N))
+    found = {bad.asked: bad.served for batch in batches for bad in batch.bad}
+    assert set(found) == {lost}
+    assert found[lost] not in (-1, lost)
+
+
+def test_the_box_of_a_substituted_sample_is_its_own(data: Dataset, tmp_path: Path) -> None:
+    shutil.copytree(data.folder, tmp_path / "copy")
+    copy = dataset.open(tmp_path / "copy")
+    small = int(np.argmin(copy.width.astype(int) * copy.height))
+    copy.crc32c = np.where(np.arange(N) == small, copy.crc32c, copy.crc32c + 1)  # all others are damaged
+    for batch in islice(loader(copy, batch=4), 5):
+        assert batch.boxes is not None
+        assert set(batch.served) == {small}
+        right, bottom = batch.boxes[:, 0] + batch.boxes[:, 2], batch.boxes[:, 1] + batch.boxes[:, 3]
+        assert (right <= copy.width[small]).all()
+        assert (bottom <= copy.height[small]).all()
+
+
+@pytest.mark.filterwarnings("ignore:This process")  # Python 3.12 warns of a fork among threads
+def test_a_forked_child_is_told_that_it_has_no_threads(data: Dataset) -> None:
+    batches = iter(loader(data))
+    next(batches)
+    child = os.fork()
+    if child == 0:  # pragma: no cover
+        try:
+            next(batches)
+        except UsageError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert next(batches).positions[0] == 8
+    batches.close()  # type: ignore[attr-defined]
+
+
 # Sizes
 
 
@@ -193,6 +239,12 @@ def test_scaled_decoding_gives_nearly_the_same_image(data: Dataset, backend: str
     exact, scaled = (next(iter(loader(data, scaled=scaled, **small))).images.int() for scaled in (False, True))
     difference = (exact - scaled).abs().float()
     assert 0 < difference.mean() < 3
+
+
+def test_a_smaller_decode_is_never_made_of_kept_pixels(raw: Dataset, data: Dataset) -> None:
+    with pytest.raises(UsageError, match="kept decoded"):
+        next(iter(loader(raw, size=(4, 4), cache="memory", scaled=True)))
+    assert loader(raw, size=(4, 4), cache="auto", scaled=True).tier.name == "none"
 
 
 # What cannot be

@@ -144,6 +144,8 @@ class PillowDecoder(Decoder):
             shift = None if shifts is None else shifts[place]
             if crc is not None and wanted and crc32c(data) != crc[place]:
                 out[place], status[place] = 0, Status.CHECKSUM
+            elif len(data) < out[place].size:
+                out[place], status[place] = 0, Status.UNDECODABLE
             else:
                 move(data, out[place], planar=planar, shift=shift, flip=flip)
         return status

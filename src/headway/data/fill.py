@@ -152,7 +152,10 @@ class Filler:
             served = samples.copy()
             for place in np.flatnonzero(status).tolist():
                 reason = Status(status[place]).name.lower()
-                served[place] = self._replace(int(positions[place]), int(samples[place]), drawn, pixels, place, reason)
+                at = int(positions[place])
+                served[place], box = self._replace(at, int(samples[place]), drawn, pixels, place, reason)
+                if boxes is not None and box is not None:
+                    boxes[place] = box
                 bad.append(Bad(int(positions[place]), int(samples[place]), int(served[place]), reason))
         labels = np.ascontiguousarray(self._dataset.label[np.maximum(served, 0)])
         tally.stage_s["labels"] += perf_counter() - begun
@@ -234,8 +237,11 @@ class Filler:
             self._moving = np.empty(out.size, np.uint8)
         return self._moving[: out.size].reshape(out.shape)
 
-    def _replace(self, position: int, asked: int, drawn: _Drawn, pixels: Pixels, place: int, reason: str) -> int:
-        """Serves the first good sample after the asked one in its epoch's permutation; -1 where it is masked."""
+    def _replace(
+        self, position: int, asked: int, drawn: _Drawn, pixels: Pixels, place: int, reason: str
+    ) -> tuple[int, NDArray[np.float32] | None]:
+        """Serves the first good sample after the asked one in its epoch's permutation; -1 where it is masked. And the
+        box of it that was taken."""
         dataset, order = self._dataset, self._order
         if self._on_bad == "stop":
             raise DataError(
@@ -244,16 +250,18 @@ class Filler:
                 fix="Run headway verify on the folder and pack again, or set data.on_bad to substitute or mask.",
             )
         if self._on_bad == "mask" or order is None:
-            return -1
+            return -1, None
         n = len(dataset)
         first = position - position % n
         for step in range(1, n):
             near = np.array([first + (position - first + step) % n])
             _, sample = order(near)
+            boxes = None
             if self.on_device:
-                good = self._tier.damaged is None or not self._tier.damaged[sample[0]]
+                bad = self._tier.damaged is not None and bool(self._tier.damaged[sample[0]])
             else:
-                good = not self._pixels(sample, drawn.at(place), pixels[place : place + 1])[0].any()
-            if good:
-                return int(sample[0])
+                status, boxes = self._pixels(sample, drawn.at(place), pixels[place : place + 1])
+                bad = bool(status.any())
+            if not bad:
+                return int(sample[0]), None if boxes is None else boxes[0]
         raise DataError("every sample is damaged", where=str(dataset.folder), fix="Pack the data again.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Iterator
@@ -48,7 +49,9 @@ class Loader:
         backend: what decodes: "auto", "native" or "pillow".
         ahead: slots of the ring, so many batches are decoded ahead of need.
         device: where the batch is put.
-        cache: where the samples are kept: "auto", "device", "memory", "disk" or "none"; see `headway.data.tiers`.
+        pin: each decoding thread keeps to one CPU; see `decoder`.
+        cache: where the samples are kept while this loader lives: "auto", "device", "memory", "disk" or "none"; see
+            `headway.data.tiers`. A set that is kept decoded is decoded before the first batch.
         tier: the tier itself, in place of `cache`, where several loaders share one; who made it closes it.
         on_bad: a damaged sample is `substitute`d by the first good one after it in the Order, `mask`ed (zeros, served
             -1), or it `stop`s the iteration with DataError.
@@ -80,7 +83,8 @@ class Loader:
         backend: Backend = "auto",
         ahead: int = 3,
         device: torch.device | str = "cpu",
-        cache: Cache = "auto",
+        pin: bool = False,
+        cache: Cache = "none",
         tier: Tier | None = None,
         on_bad: OnBad = "substitute",
         verify: Verify = "first",
@@ -117,10 +121,13 @@ class Loader:
                 "random crops, flips and shifts are drawn from an order's seed, and there is no order",
                 fix="Give an order, or leave them out.",
             )
-        self.threads, self.backend, self.ahead = threads, chosen(backend), ahead
+        self.threads, self.backend, self.pin, self.ahead = threads, chosen(backend), pin, ahead
         self.device = torch.device(device)
+        if str(self.device) == "cuda":
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self.on_bad, self.verify = on_bad, verify
         self._cache, self._tier = cache, tier
+        self._choosing = threading.Lock()
         self._tally = Tally()
         self._threads_used = 0
 
@@ -132,10 +139,14 @@ class Loader:
     @property
     def tier(self) -> Tier:
         """Where the bytes are kept; chosen, and filled, at first use."""
-        if self._tier is None:
-            # Pixels on a GPU can be gathered there, not resized.
-            device = self.device if self.takes_pixels_as_they_are() else "cpu"
-            self._tier = choose(self.dataset, self._cache, device=device, threads=self.threads, backend=self.backend)
+        with self._choosing:
+            if self._tier is None:
+                # Pixels on a GPU can be gathered there, not resized.
+                device = self.device if self.takes_pixels_as_they_are() else "cpu"
+                cache = self._cache
+                if self.view.scaled and cache == "auto":  # kept pixels are not the smaller decode's
+                    cache = "none"
+                self._tier = choose(self.dataset, cache, device=device, threads=self.threads, backend=self.backend)
         return self._tier
 
     def takes_pixels_as_they_are(self) -> bool:
@@ -203,11 +214,15 @@ class _Ring:
     def __init__(self, loader: Loader) -> None:
         self._loader, self._tally = loader, loader._tally
         self._tier = tier = loader.tier
+        if loader.view.scaled and tier.damaged is not None:
+            what = "samples that are kept decoded are whole, and scaled asks for a smaller decode"
+            raise UsageError(what, where="scaled", fix="Leave scaled out, or set cache to none or disk.")
         if isinstance(tier, DeviceTier) and not loader.takes_pixels_as_they_are():
             what = "samples that are kept decoded on the device cannot be cropped or resized"
             raise UsageError(what, where="cache", fix="Set cache to memory or none, or leave size and crop out.")
         tier.expect(loader._spans(), loader.order)
-        self._decoder = decoder(loader.threads, loader.backend)
+        self._process = os.getpid()
+        self._decoder = decoder(loader.threads, loader.backend, pin=loader.pin)
         loader._threads_used = self._decoder.threads
         self._filler = Filler(
             loader.dataset,
@@ -223,18 +238,26 @@ class _Ring:
         self._free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         height, width = loader.size
-        largest = -(-loader.batch // loader.world) * height * width * loader.view.channels
-        for _ in range(loader.ahead):
-            self._free.put(_Slot(torch.empty(largest, dtype=torch.uint8, pin_memory=self._cuda)))
+        most = loader.batch if loader.order is not None else min(loader.batch, max(0, loader.stop or 0))
+        largest = -(-most // loader.world) * height * width * loader.view.channels
+        try:
+            for _ in range(loader.ahead):
+                self._free.put(_Slot(torch.empty(largest, dtype=torch.uint8, pin_memory=self._cuda)))
+        except RuntimeError:  # there is not so much memory
+            self._decoder.close()
+            raise
         self._stopped = False
         self._thread = threading.Thread(target=self._produce, name="headway-loader", daemon=True)
         self._thread.start()
 
     def __iter__(self) -> Iterator[Batch]:
         tally = self._tally
-        stream = torch.cuda.Stream() if self._cuda else None
+        stream = torch.cuda.Stream(self._loader.device) if self._cuda else None
         first = True
         while True:
+            if os.getpid() != self._process:
+                what = "a process that was forked while it went through a loader has none of its threads"
+                raise UsageError(what, fix="Begin anew there: iterate the loader again, with start= where it goes on.")
             asked = perf_counter()
             tally.asked += 1
             tally.ready += self._ready.qsize()
@@ -274,7 +297,7 @@ class _Ring:
             labels = batch.labels.pin_memory().to(device, non_blocking=True)
             slot.free = torch.cuda.Event()
             slot.free.record(stream)
-        current = torch.cuda.current_stream()
+        current = torch.cuda.current_stream(device)
         current.wait_stream(stream)
         images.record_stream(current)
         labels.record_stream(current)
@@ -295,7 +318,8 @@ class _Ring:
     def close(self) -> None:
         self._stopped = True
         self._free.put(None)
-        self._thread.join()
+        if os.getpid() == self._process:
+            self._thread.join()
 
     def _produce(self) -> None:
         try:

@@ -23,7 +23,7 @@ from headway.core.errors import DataError, UsageError
 from headway.data.records import Records
 
 LIBRARY = Path(__file__).with_name("libheadway.so")
-ABI = 1
+ABI = 2
 MAX_PIXELS = 178_956_970
 """Of an image: twice Pillow's MAX_IMAGE_PIXELS, above which Pillow refuses one too."""
 MAX_SCANS = 100
@@ -106,7 +106,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "hw_gather": (
         c_int64,
-        [c_void_p, c_int64, *[c_void_p] * 3, *[c_uint32] * 4, *[c_void_p] * 3, c_int64, c_void_p],
+        [c_void_p, c_int64, *[c_void_p] * 4, *[c_uint32] * 4, *[c_void_p] * 3, c_int64, c_void_p],
     ),
     "hw_probe": (c_int32, [c_void_p, c_uint64, POINTER(_Info)]),
     "hw_seekable": (c_int64, [c_void_p, c_uint64, c_void_p, c_uint64, c_char_p]),
@@ -318,14 +318,12 @@ class Pool:
         height, width, channels = out.shape[1:]
         if len(out) < k:
             raise ValueError(f"room for {len(out)} images, but {k} records")
-        size = height * width * channels
-        if k and int(records.length.min()) < size:
-            raise ValueError(f"records of {records.length.min()} bytes, but images of {size}")
         _done(
             self._core.hw_gather(
                 self._handle,
                 k,
                 _pointer(records.address, np.uint64, k),
+                _pointer(records.length, np.uint64, k),
                 _pointer(crc, np.uint32, k),
                 _pointer(check, np.bool_, k),
                 2 if planar else 1,

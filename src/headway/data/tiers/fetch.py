@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from typing import final
 
 import numpy as np
-from crc32c import crc32c
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.records import Records
+from headway.data.tiers.bring import Bringer, Brought
 from headway.data.tiers.layout import Ids, Layout, image_of
-from headway.data.tiers.policy import Slots, next_use
+from headway.data.tiers.policy import Outlook, Slots
 from headway.data.tiers.remote import Remote
 from headway.data.tiers.store import Lease, Store
 from headway.data.tiers.transport import StoppedError
@@ -74,6 +74,9 @@ class _Ahead:
     """How often each sample comes in `chunks`."""
     ended: bool = False
 
+    def outlook(self, samples: int) -> Outlook:
+        return Outlook(self.position, samples, self.order, self.slots)
+
 
 @final
 class Fetcher:
@@ -94,11 +97,10 @@ class Fetcher:
         say: Callable[[str], object],
         threads: int = THREADS,
     ) -> None:
-        self._dataset, self._remote, self._store, self._say = dataset, remote, store, say
-        self._storing = store is not None
-        shards = dataset.description.shards
+        self._dataset, self._remote, self._store = dataset, remote, store
         self._columns = {name: getattr(dataset, name) for name in ("shard", "offset", "length", "flags")}
-        self._layout, self._names = Layout(self._columns, shards), [shard.name for shard in shards]
+        self._layout = Layout(self._columns, dataset.description.shards)
+        self._bringer = Bringer(dataset, self._layout, remote, store, say)
         self._changed, self._planning = threading.Condition(), threading.Lock()
         self._ahead = _Ahead(ended=True)
         self._runs: list[tuple[int, int, _Run]] = []
@@ -109,7 +111,6 @@ class Fetcher:
         self._awaited: Counter[int] = Counter()
         self._failed: dict[int, tuple[int, BaseException]] = {}
         self._reads, self._readers = itertools.count(1), 0
-        self._full_at: int | None = None
         self._stopped = False
         self._threads = [threading.Thread(target=self._work, name="headway-fetch", daemon=True) for _ in range(threads)]
         for thread in self._threads:
@@ -143,7 +144,7 @@ class Fetcher:
                 self._plan()
             while True:
                 lease = self._store.lease() if self._store else None
-                near = self._near(ids)
+                near = self._bringer.near(ids)
                 missing = self._take(ids[~near], taken)
                 if not missing:
                     return self._records(ids, near, taken, lease)
@@ -172,21 +173,6 @@ class Fetcher:
     def _refuse_closed(self) -> None:
         if self._stopped:
             raise UsageError("this tier is closed", fix="Make another one.")
-
-    def _near(self, ids: Ids) -> NDArray[np.bool_]:
-        """Which records are in the store and good. Each is checked at its first touch by this process."""
-        if self._store is None:
-            return np.zeros(len(ids), np.bool_)
-        near = self._store.present(ids)
-        look = np.flatnonzero(near & self._dataset.unchecked(ids))
-        if look.size:
-            records = self._store.read(ids[look])
-            good = np.array([crc32c(data) for data in records], np.uint32) == self._dataset.crc32c[ids[look]]
-            self._dataset.checked(ids[look[good]])
-            if not good.all():
-                self._store.forget(ids[look[~good]])
-                near[look[~good]] = False
-        return near
 
     def _take(self, ids: Ids, taken: dict[int, NDArray[np.uint8]]) -> list[int]:
         """Moves what lies in memory to `taken`; returns what does not."""
@@ -282,7 +268,7 @@ class Fetcher:
     def _wants_more(self, new: Sequence[_Chunk] = (), share: float = 1.0) -> bool:
         """Whether less than this share of the limit is planned, with what is new."""
         ahead, limit = self._ahead, AHEAD_BYTES
-        if self._store and self._storing:
+        if self._store and self._bringer.storing:
             limit = min(ahead.limit_bytes, self._store.share_bytes // 4)
         size_bytes = ahead.size_bytes + sum(chunk.size_bytes for chunk in new)
         return not ahead.ended and (size_bytes < share * limit or len(ahead.chunks) + len(new) < 2)
@@ -313,13 +299,19 @@ class Fetcher:
                 self._plan()
                 continue
             failure: BaseException | None = None
+            brought: list[Brought] = []
             try:
-                self._fetch(run)
+                brought = self._bringer.bring(run.ids, self._ahead.outlook(len(self._dataset)), forced=run.forced)
             except StoppedError:
                 return
             except BaseException as error:  # the reader must hear of it, whatever it is
                 failure = error
             with self._changed:
+                for sample, extent, kept in brought:
+                    if sample in self._awaited or (sample in self._ahead.due and not kept):
+                        self._unload(sample)
+                        self._loose[sample] = extent.copy()  # not the gaps between
+                        self._loose_bytes += len(extent)
                 for sample in run.ids.tolist():
                     self._run_of.pop(sample, None)
                     if failure is not None and sample in self._awaited:
@@ -335,73 +327,3 @@ class Fetcher:
         if not self._runs:
             return False
         return self._runs[0][0] == _NOW or self._loose_bytes < AHEAD_BYTES
-
-    def _fetch(self, run: _Run) -> None:
-        store, ids = self._store, run.ids
-        if store is None:
-            self._bring(ids)
-            return
-        lease = store.lease()
-        ids = ids[~self._near(ids)]
-        del lease
-        claimed = np.zeros(0, np.int64)
-        try:
-            if not run.forced:
-                ids = claimed = ids[store.claim(ids)]
-            ids = ids[~store.present(ids)]  # another process may just have brought it
-            if len(ids):
-                self._bring(ids)
-        finally:
-            store.unclaim(claimed)
-
-    def _bring(self, ids: Ids) -> None:
-        """Reads records that lie side by side, checks them, and keeps them."""
-        found = self._layout.extents(ids)
-        name = self._names[int(found.shard[0])]
-        low = int(found.start.min())
-        data = self._remote.read(name, low, int(found.end.max()) - low)
-        extents, good = found.cut(low, data), np.ones(len(found), np.bool_)
-        for place, (sample, _, start) in enumerate(found.places()):
-            if not self._intact(sample, extents[place]):
-                self._remote.mark(name)  # raises where the file was changed
-                extents[place] = self._remote.read(name, start, len(extents[place]))
-                good[place] = self._intact(sample, extents[place])
-        self._dataset.checked(found.ids[good])
-        kept = self._keep(found.ids[good], [extent for extent, fine in zip(extents, good, strict=True) if fine])
-        with self._changed:
-            for sample, extent, fine in zip(found.ids.tolist(), extents, good.tolist(), strict=True):
-                if sample in self._awaited or (sample in self._ahead.due and not (kept and fine)):
-                    self._unload(sample)
-                    self._loose[sample] = extent.copy()  # not the gaps between
-                    self._loose_bytes += len(extent)
-
-    def _intact(self, sample: int, extent: NDArray[np.uint8]) -> bool:
-        return bool(crc32c(image_of(self._columns, sample, extent)) == self._dataset.crc32c[sample])
-
-    def _keep(self, ids: Ids, extents: list[NDArray[np.uint8]]) -> bool:
-        """Writes records to the store; False where they have no room there. A store that fails is used no more."""
-        if self._store is None or not self._storing:
-            return False
-        try:
-            if self._store.keep(ids, extents):
-                return True
-            ahead = self._ahead
-            if self._full_at == ahead.position:  # nothing was read since it was found full
-                return False
-
-            def when(some: Ids) -> NDArray[np.int64]:
-                n = len(self._dataset)
-                return next_use(some, position=ahead.position, samples=n, order=ahead.order, slots=ahead.slots)
-
-            if self._store.make_room(ids, when, int(when(ids).max(initial=0))) and self._store.keep(ids, extents):
-                return True
-            self._full_at = ahead.position
-        except OSError as error:
-            with self._changed:
-                first, self._storing = self._storing, False
-            if first:
-                self._say(
-                    f"The cache {self._store.folder} cannot be written ({error.strerror}): "
-                    "what is not in it is read from the network each time."
-                )
-        return False

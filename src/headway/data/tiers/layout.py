@@ -64,6 +64,10 @@ class Layout:
         self._split = np.flatnonzero(columns["flags"] & FLAG_SPLIT)
         self._split_end = self._ends_of_split()
 
+    def length(self, ids: Ids) -> NDArray[np.int64]:
+        """Bytes of the samples' records."""
+        return self._columns["length"][ids].astype(np.int64)
+
     def extents(self, ids: Ids) -> Extents:
         """Of these samples. A record that its shard does not hold has no bytes there."""
         columns = self._columns
@@ -74,7 +78,7 @@ class Layout:
             end = np.where(self._split[place] == ids, self._split_end[place], end)
         size = np.where(shard < len(self.sizes), self.sizes[np.minimum(shard, len(self.sizes) - 1)], 0)
         outside = (start < 0) | (end > size)
-        start, end = np.where(outside, 0, start), np.where(outside, 0, end)
+        shard, start, end = (np.where(outside, 0, part) for part in (shard, start, end))
         found = Extents(ids, shard, start, end)
         key = _key(found)
         if (key[1:] >= key[:-1]).all():  # as in a pack of ours where ids ascend; sorting costs three times the rest

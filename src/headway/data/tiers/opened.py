@@ -19,7 +19,8 @@ from headway.data.formats.unpack import cache_folder as default_cache_folder
 from headway.data.records import Records
 from headway.data.tiers.layout import Columns, Ids, Layout, image_of
 from headway.data.tiers.remote import Remote
-from headway.data.tiers.store import LOCKS_FILE, PACKS, STATE_FILE
+from headway.data.tiers.state import LOCKS_FILE, STATE_FILE
+from headway.data.tiers.store import PACKS
 from headway.data.tiers.transport import Mark
 
 

@@ -3,7 +3,8 @@ study of replacement algorithms for a virtual-storage computer")."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,30 +24,36 @@ class Slots(NamedTuple):
     batch: int
 
 
-def next_use(
-    ids: NDArray[np.int64], *, position: int, samples: int, order: Order | None, slots: Slots | None = None
-) -> NDArray[np.int64]:
-    """The first position from `position` on at which this host needs each sample.
+@final
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """What is known of the positions to come.
 
     Args:
-        ids: int64 [k].
+        position: the next one.
         samples: size of the data set.
         order: None: index order, again and again.
-        slots: None: this host takes all positions.
-
-    Returns:
-        int64 [k]; NEVER where it is not needed within the next epochs.
+        slots: which positions this host takes; None: all.
     """
-    found = np.full(len(ids), NEVER)
-    first = position // samples
-    for epoch in range(first, first + (2 if slots is None else _EPOCHS)):
-        unknown = np.flatnonzero(found == NEVER)
-        if not unknown.size:
-            break
-        at = order.position_of(epoch, ids[unknown]) if order else epoch * samples + ids[unknown]
-        needed = at >= position
-        if slots is not None:
-            slot = at % slots.batch
-            needed &= (slot >= slots.low) & (slot < slots.high)
-        found[unknown[needed]] = at[needed]
-    return found
+
+    position: int
+    samples: int
+    order: Order | None = None
+    slots: Slots | None = None
+
+    def next_use(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The first position at which this host needs each sample; NEVER where none of the next epochs has one."""
+        found = np.full(len(ids), NEVER)
+        first = self.position // self.samples
+        for epoch in range(first, first + (2 if self.slots is None else _EPOCHS)):
+            unknown = np.flatnonzero(found == NEVER)
+            if not unknown.size:
+                break
+            some = ids[unknown]
+            at = self.order.position_of(epoch, some) if self.order else epoch * self.samples + some
+            needed = at >= self.position
+            if self.slots is not None:
+                slot = at % self.slots.batch
+                needed &= (slot >= self.slots.low) & (slot < self.slots.high)
+            found[unknown[needed]] = at[needed]
+        return found

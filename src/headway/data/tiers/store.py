@@ -14,11 +14,8 @@ READ + 1 or back, waits until nobody holds the old side, and only then makes the
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
-import mmap
 import os
-import shutil
 import threading
 import time
 from collections import deque
@@ -34,20 +31,18 @@ from headway.data.records import Records
 from headway.data.shards import MappedShards
 from headway.data.tiers.layout import Ids, Layout
 from headway.data.tiers.locks import ByteLocks
+from headway.data.tiers.sparse import SparseFiles
+from headway.data.tiers.state import LOCKS_FILE, STATE_FILE, USED, State, share_of
 
-USED, WRITE, EVICT, READ, FETCH = 0, 1, 2, 4, 16
-PACKS, STATE_FILE, LOCKS_FILE = "packs", "state", "locks"
+PACKS = "packs"
+WRITE, EVICT, READ, FETCH = 1, 2, 4, 16
 
-_MAGIC = 0x31_45_52_4F_54_53_57_48  # "HWSTORE1"
-_HEADER_BYTES = 4096
-_KIND, _COUNT, _KEPT, _SIDE, _LAST_USE, _TOTAL = range(6)
-"""Words of the header: magic number, samples, bytes kept, the side of READ, seconds since 1970, bytes of the set."""
 _PATIENCE_S = 2.0
 """How long a process waits for another one that holds a lock for a moment; a stopped one may hold it for ever."""
-_SHARES_S = 1.0
-"""How long what other sets of the folder take is not looked at again."""
-_PUNCH_HOLE = 3  # FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_SHARE_S = 1.0
+"""How long what the other sets of the folder take is not looked at again."""
+
+NextUse = Callable[[Ids], NDArray[np.int64]]
 
 
 @final
@@ -70,57 +65,53 @@ class Store:
     Args:
         dataset: its columns; its own bytes are not touched.
         root: the cache folder; holds the stores of other sets too.
-        budget_bytes: that all sets in the folder may take together. A set that no process uses is removed when another
-            one needs its room; those in use share the budget in proportion to their size.
+        budget_bytes: that all sets in the folder may take together; see `share_of`.
 
     Raises:
         OSError: the folder cannot be written, is full, or cannot hold sparse files.
     """
 
     def __init__(self, dataset: Dataset, root: Path, budget_bytes: int) -> None:
-        self._root, self._budget_bytes = root / PACKS, budget_bytes
-        self.folder = self._root / dataset.fingerprint
+        self.folder, self._budget_bytes = root / PACKS / dataset.fingerprint, budget_bytes
         self.folder.mkdir(parents=True, exist_ok=True)
-        _check_holes(self.folder)
         shards = dataset.description.shards
-        self._names = [shard.name for shard in shards]
         columns = {name: getattr(dataset, name) for name in ("shard", "offset", "length", "flags")}
         self._layout = Layout(columns, shards, max(4096, os.statvfs(self.folder).f_bsize))
-        self._mapped = MappedShards(self.folder, shards, columns)
-        self._files: dict[int, int] = {}
+        self._files, self._mapped = SparseFiles(self.folder, shards), MappedShards(self.folder, shards, columns)
+        self._total_bytes = sum(shard.size for shard in shards)
         self._writing_here, self._evicting_here = threading.Lock(), threading.Lock()
         self._holding, self._held, self._dropped = threading.Lock(), [0, 0], deque[int]()
-        self._shared_until, self._closed = 0.0, False
+        self._closed = False
         self._locks, alone = self._enter()
         try:
-            self._state = self._open_state(len(dataset), alone)
+            self._state = State(self.folder / STATE_FILE, len(dataset), self._total_bytes, alone=alone)
             if alone:
                 self._repair()
                 self._locks.attempt(USED, shared=True)
-            self.share_bytes = self._share()
+            self._divide()
         except BaseException:
             self._locks.close()
             raise
 
     def present(self, ids: Ids) -> NDArray[np.bool_]:
         """Which records are here; bool [k]."""
-        found: NDArray[np.bool_] = self._present[ids] != 0
+        found: NDArray[np.bool_] = self._state.present[ids] != 0
         return found
 
     @property
     def kept_bytes(self) -> int:
         """What the records here take on the disk, at most."""
-        return int(self._header[_KEPT])
+        return self._state.kept_bytes
 
     def lease(self) -> Lease:
         """Take one before `present` and `read`, and keep it for as long as the bytes are in use."""
         with self._holding:
             while True:
-                side = int(self._header[_SIDE]) & 1
-                # A side that is being emptied is not the header's any more.
+                side = self._state.side
+                # A side that is being emptied is not the state's any more.
                 if not self._held[side] and not self._locks.attempt(READ + side, shared=True):
                     continue
-                if int(self._header[_SIDE]) & 1 == side:
+                if self._state.side == side:
                     self._held[side] += 1
                     break
                 if not self._held[side]:
@@ -145,27 +136,27 @@ class Store:
 
         Raises OSError: the disk is full, or cannot be written.
         """
-        self._look_at_others()
+        if time.monotonic() > self._divided_s + _SHARE_S:
+            self._divide()
         with self._writing() as mine:
-            absent = self._present[ids] == 0
             new = dict(zip(ids.tolist(), extents, strict=True))
-            found = self._layout.extents(ids[absent])
-            need = self._layout.bytes_in_blocks(found)
-            if not mine or self._header[_KEPT] + need > self.share_bytes:
+            found = self._layout.extents(ids[self._state.present[ids] == 0])
+            need_bytes = self._layout.bytes_in_blocks(found)
+            if not mine or self.kept_bytes + need_bytes > self.share_bytes:
                 return False
             for sample, shard, start in found.places():
-                _write(self._file(shard), new[sample], start)
-            self._present[found.ids] = 1
-            self._header[_KEPT] += need
+                self._files.write(shard, start, new[sample])
+            self._state.present[found.ids] = 1
+            self._state.kept_bytes += need_bytes
             return True
 
     def forget(self, ids: Ids) -> None:
         """Marks records absent whose bytes turned out to be wrong; the next `keep` overwrites them."""
         with self._writing() as mine:
             if mine:
-                self._present[ids] = 0
+                self._state.present[ids] = 0
 
-    def make_room(self, ids: Ids, next_use: Callable[[Ids], NDArray[np.int64]], before: int) -> bool:
+    def make_room(self, ids: Ids, next_use: NextUse, before: int) -> bool:
         """Takes away records that are needed latest until these fit.
 
         Args:
@@ -179,9 +170,8 @@ class Store:
             if not self._locks.attempt(EVICT, patience_s=_PATIENCE_S):
                 return False
             try:
-                self.share_bytes = self._share()
-                need_bytes = self._layout.bytes_in_blocks(self._layout.extents(ids))
-                return self._make_room(need_bytes, next_use, before)
+                self._divide()
+                return self._make_room(self._layout.bytes_in_blocks(self._layout.extents(ids)), next_use, before)
             finally:
                 self._locks.release(EVICT)
 
@@ -189,12 +179,10 @@ class Store:
         """Leaves the set; Records that were read stay for as long as they live."""
         self._closed = True
         with self._writing_here:
-            for number in self._files.values():
-                os.close(number)
-            self._files = {}
+            self._files.close()
         self._settle()
 
-    # Entering and leaving
+    # Entering
 
     def _enter(self) -> tuple[ByteLocks, bool]:
         """The lock file, locked for use, and whether no other process uses the set."""
@@ -209,58 +197,24 @@ class Store:
                     return locks, alone
                 locks.close()
             time.sleep(0.01)
-        raise OSError(errno.EBUSY, "another process holds the cache")
-
-    def _open_state(self, samples: int, alone: bool) -> mmap.mmap:
-        path, size = self.folder / STATE_FILE, _HEADER_BYTES + samples
-        total = int(self._layout.sizes.sum())
-        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            head = np.frombuffer(os.pread(number, 16, 0).ljust(16, b"\0"), np.int64)
-            good = head[_KIND] == _MAGIC and head[_COUNT] == samples and os.fstat(number).st_size == size
-            if not good and not alone:
-                raise OSError(errno.EIO, "the cache's state is damaged and in use")
-            if not good:
-                os.ftruncate(number, 0)
-                # With its blocks: a write to a mapped hole kills the process where the disk is full.
-                os.posix_fallocate(number, 0, size)
-                os.ftruncate(number, size)
-            state = mmap.mmap(number, size)
-        finally:
-            os.close(number)
-        self._header = np.frombuffer(state, np.int64, _HEADER_BYTES // 8)
-        self._present = np.frombuffer(state, np.uint8, samples, _HEADER_BYTES)
-        if not good:
-            self._header[[_COUNT, _TOTAL]] = samples, total
-            self._header[_KIND] = _MAGIC
-        self._header[_LAST_USE] = int(time.time())
-        return state
+        raise OSError(errno.EBUSY, "another process holds it")
 
     def _repair(self) -> None:
         """Makes true again what killed processes left: what is kept, and blocks that hold no record."""
-        sizes = self._layout.sizes
-        whole = [
-            os.path.getsize(path) == size if (path := self.folder / name).is_file() else False
-            for name, size in zip(self._names, sizes.tolist(), strict=True)
-        ]
-        kept = self._layout.extents(np.flatnonzero(self._present))
-        self._present[kept.ids[~np.array([*whole, False])[np.minimum(kept.shard, len(whole))]]] = 0
+        kept = self._layout.extents(self._state.here())
+        whole = self._files.whole()
+        lost = ~whole[np.minimum(kept.shard, len(whole) - 1)]
+        self._state.present[kept.ids[lost]] = 0
         self._recount()
         self._sweep()
 
-    def _sweep(self) -> None:
-        """Makes holes of everything absent where the files hold more than the records need."""
-        held = sum(os.stat(path).st_blocks * 512 for name in self._names if (path := self.folder / name).is_file())
-        own = self.kept_bytes // 64 + (
-            len(self._names) << 16
-        )  # blocks of the file system's own, in which it notes holes
-        if held > self.kept_bytes + own:
-            kept = self._layout.extents(np.flatnonzero(self._present))
-            self._punch(self._layout.blocks_without(self._layout.extents(np.flatnonzero(self._present == 0)), kept))
+    def _divide(self) -> None:
+        self.share_bytes = share_of(self.folder, self._total_bytes, self._budget_bytes)
+        self._divided_s = time.monotonic()
 
     # Making room
 
-    def _make_room(self, need_bytes: int, next_use: Callable[[Ids], NDArray[np.int64]], before: int) -> bool:
+    def _make_room(self, need_bytes: int, next_use: NextUse, before: int) -> bool:
         with self._writing() as mine:
             if not mine:
                 return False
@@ -268,38 +222,32 @@ class Store:
         surplus = self.kept_bytes + need_bytes - self.share_bytes
         if surplus <= 0:
             return True
-        here = np.flatnonzero(self._present)
+        here = self._state.here()
         when = next_use(here)
         late = np.flatnonzero(when > before)
-        late = late[np.argsort(-when[late], kind="stable")]
-        found = self._layout.extents(here[late])
-        sizes = np.zeros(len(self._present), np.int64)
-        sizes[found.ids] = found.end - found.start
-        # A little more than asked, so that choosing is rare; ends of records that share a block with a kept one stay.
-        enough = np.searchsorted(np.cumsum(sizes[here[late]]), surplus + self.share_bytes // 32) + 1
-        taken = here[late[:enough]]
-        if not len(taken) or not self._empty(taken):
+        late = here[late[np.argsort(-when[late], kind="stable")]]
+        # A little more than asked, so that choosing is rare.
+        enough = np.searchsorted(np.cumsum(self._layout.length(late)), surplus + self.share_bytes // 32) + 1
+        if not len(late) or not self._take_away(late[:enough]):
             return False
         return self.kept_bytes + need_bytes <= self.share_bytes
 
-    def _empty(self, taken: Ids) -> bool:
-        """Takes these records away; False, and they stay, where someone keeps Records in use."""
-        old = int(self._header[_SIDE]) & 1
+    def _take_away(self, taken: Ids) -> bool:
+        """Makes holes of these records; False, and they stay, where someone keeps Records in use."""
+        old = self._state.side
         # The other side may still be held since an attempt that gave up; its holders have seen these records too.
         if not self._drained(1 - old):
             return False
         self._locks.release(READ + 1 - old)
-        self._present[taken] = 0
-        self._header[_SIDE] = 1 - old
+        self._state.present[taken] = 0
+        self._state.side = 1 - old
         drained = self._drained(old)
         try:
             with self._writing() as mine:
                 if not drained or not mine:
-                    self._present[taken] = 1
+                    self._state.present[taken] = 1
                     return False
-                kept = self._layout.extents(np.flatnonzero(self._present))
-                gone = self._layout.extents(taken[self._present[taken] == 0])
-                self._punch(self._layout.blocks_without(gone, kept))
+                self._punch(taken[self._state.present[taken] == 0])
                 self._recount()
                 self._sweep()
                 return True
@@ -319,12 +267,20 @@ class Store:
                 return False
             time.sleep(0.001)
 
-    def _punch(self, gaps: list[tuple[int, int, int]]) -> None:
-        for shard, begin, end in gaps:
-            punch(self._file(shard), begin, end - begin)
+    def _punch(self, absent: Ids) -> None:
+        kept = self._layout.extents(self._state.here())
+        for shard, begin, end in self._layout.blocks_without(self._layout.extents(absent), kept):
+            self._files.punch(shard, begin, end)
 
     def _recount(self) -> None:
-        self._header[_KEPT] = self._layout.bytes_in_blocks(self._layout.extents(np.flatnonzero(self._present)))
+        self._state.kept_bytes = self._layout.bytes_in_blocks(self._layout.extents(self._state.here()))
+
+    def _sweep(self) -> None:
+        """Makes holes of everything absent where the files take more than the records need."""
+        # The file system notes holes in blocks of its own, which count too.
+        own_bytes = self.kept_bytes // 64 + (len(self._layout.sizes) << 16)
+        if self._files.disk_bytes() > self.kept_bytes + own_bytes:
+            self._punch(np.flatnonzero(self._state.present == 0))
 
     # What several threads and processes share
 
@@ -359,106 +315,3 @@ class Store:
                 self._holding.release()
             if not self._dropped:
                 return
-
-    def _file(self, shard: int) -> int:
-        number = self._files.get(shard)
-        if number is None:
-            path = self.folder / self._names[shard]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            number = self._files[shard] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            if os.fstat(number).st_size != self._layout.sizes[shard]:
-                os.ftruncate(number, int(self._layout.sizes[shard]))
-        return number
-
-    def _look_at_others(self) -> None:
-        if time.monotonic() > self._shared_until:
-            self.share_bytes = self._share()
-
-    def _share(self) -> int:
-        """What this set may take of the budget; removes sets that nobody uses where it needs their room."""
-        self._shared_until = time.monotonic() + _SHARES_S
-        mine = int(self._header[_TOTAL])
-        total, used = mine, 0
-        idle: list[tuple[int, int, Path]] = []
-        for folder in self._root.iterdir():
-            head = _header_of(folder)
-            if folder == self.folder or head is None:
-                continue
-            if in_use(folder):
-                total, used = total + head[_TOTAL], used + head[_KEPT]
-            else:
-                idle.append((head[_LAST_USE], head[_KEPT], folder))
-        share = self._budget_bytes * mine // max(1, total)
-        # Blocks at both ends of records: a set never takes more than twice its bytes, mostly hardly more.
-        wanted = min(share, 2 * mine)
-        for _, kept, folder in sorted(idle):
-            if used + sum(kept for _, kept, _ in idle) + wanted <= self._budget_bytes:
-                break
-            if remove(folder):
-                idle = [entry for entry in idle if entry[2] != folder]
-        return max(0, min(share, self._budget_bytes - used - sum(kept for _, kept, _ in idle)))
-
-
-def in_use(folder: Path) -> bool:
-    """Whether a process uses the set in a folder."""
-    try:
-        locks = ByteLocks(folder / LOCKS_FILE)
-    except OSError:
-        return False
-    try:
-        return not locks.attempt(USED)
-    finally:
-        locks.close()
-
-
-def remove(folder: Path) -> bool:
-    """Removes a set that no process uses; False where one does."""
-    try:
-        locks = ByteLocks(folder / LOCKS_FILE)
-    except OSError:
-        return False
-    try:
-        if not locks.attempt(USED):
-            return False
-        shutil.rmtree(folder, ignore_errors=True)
-        return True
-    finally:
-        locks.close()
-
-
-def punch(number: int, begin: int, length: int) -> None:
-    """Makes a hole in a file. Raises OSError, where its file system has no holes too."""
-    if _LIBC.fallocate(number, _PUNCH_HOLE, ctypes.c_int64(begin), ctypes.c_int64(length)):
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-
-
-def _check_holes(folder: Path) -> None:
-    """Raises OSError where files of a folder cannot be sparse, or holes cannot be made in them."""
-    path = folder / f".probe-{os.getpid()}-{threading.get_ident()}"
-    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    os.unlink(path)
-    try:
-        os.ftruncate(number, 64 << 20)
-        os.pwrite(number, bytes(8192), 32 << 20)
-        if os.fstat(number).st_blocks * 512 > 16 << 20:
-            raise OSError(errno.EOPNOTSUPP, "its file system has no sparse files")
-        punch(number, 32 << 20, 8192)
-    finally:
-        os.close(number)
-
-
-def _header_of(folder: Path) -> list[int] | None:
-    try:
-        with open(folder / STATE_FILE, "rb") as file:
-            words: list[int] = np.frombuffer(file.read(64), np.int64).tolist()
-    except (OSError, ValueError):
-        return None
-    return words if len(words) == 8 and words[_KIND] == _MAGIC else None
-
-
-def _write(number: int, data: NDArray[np.uint8], start: int) -> None:
-    view = data.data
-    while len(view):
-        done = os.pwrite(number, view, start)
-        view, start = view[done:], start + done

@@ -15,7 +15,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.data._remote import Asked, Fault, Server, serving, wait_until
+from tests.data.tiers._server import Asked, Fault, Server, serving, wait_until
 
 from headway.core.errors import DataError, UsageError
 from headway.data.tiers.remote import Remote

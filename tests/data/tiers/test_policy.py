@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.data.order import Order
-from headway.data.tiers.policy import NEVER, Slots, next_use
+from headway.data.tiers.policy import NEVER, Outlook, Slots
 
 few = settings(deadline=None, max_examples=40)
 
@@ -31,7 +31,7 @@ def test_next_use_is_the_first_position_that_comes(
 ) -> None:
     order = Order(n, seed, window) if ordered else None
     coming = future(order, n, position, position + 2 * n)
-    found = next_use(np.arange(n), position=position, samples=n, order=order)
+    found = Outlook(position, n, order).next_use(np.arange(n))
     assert found.tolist() == [position + coming.index(sample) for sample in range(n)]
 
 
@@ -47,7 +47,7 @@ def test_with_other_hosts_only_this_hosts_slots_count(n: int, seed: int, positio
     for place, sample in enumerate(future(order, n, position, stop), start=position):
         if low <= place % batch < high:
             mine.setdefault(sample, place)
-    found = next_use(np.arange(n), position=position, samples=n, order=order, slots=Slots(low, high, batch))
+    found = Outlook(position, n, order, Slots(low, high, batch)).next_use(np.arange(n))
     assert found.tolist() == [mine.get(sample, NEVER) for sample in range(n)]
 
 
@@ -72,7 +72,7 @@ def misses_by_order(order: Order, served: list[int], capacity: int) -> int:
             continue
         misses += 1
         if len(kept) == capacity:
-            when = next_use(np.array(kept), position=place + 1, samples=order.samples, order=order)
+            when = Outlook(place + 1, order.samples, order).next_use(np.array(kept))
             del kept[int(when.argmax())]
         kept.append(sample)
     return misses

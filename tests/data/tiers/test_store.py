@@ -1,182 +1,27 @@
-"""The local copy: what lies where, locks, room, and what killed processes leave."""
+"""The local copy: what is kept, what makes way, and what killed processes leave."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.data._remote import make_pack
+from tests.data.tiers._server import make_pack, wait_until
 
 from headway.data import dataset
-from headway.data.columns import FLAG_SPLIT, Shard
 from headway.data.dataset import Dataset
-from headway.data.tiers.layout import GAP_BYTES, RUN_BYTES, Extents, Layout
 from headway.data.tiers.locks import ByteLocks
-from headway.data.tiers.store import EVICT, READ, USED, WRITE, Store, in_use, remove
+from headway.data.tiers.state import USED, in_use, remove
+from headway.data.tiers.store import EVICT, READ, WRITE, Store
 
 BLOCK = 4096
 ALL = np.arange(60)
 Ids = NDArray[np.int64]
-
-
-# Layout
-
-
-@st.composite
-def layouts(draw: st.DrawFn) -> Layout:
-    """Records of any sizes with gaps between them, in up to three shards, in any order."""
-    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    longest, widest = draw(st.sampled_from([(50, 3), (5000, 40), (30_000, 100_000)]))
-    shards, columns = [], {name: [] for name in ("shard", "offset", "length", "flags")}
-    for number in range(draw(st.integers(1, 3))):
-        at = 0
-        for _ in range(draw(st.integers(1, 25))):
-            at += int(rng.integers(0, widest))
-            length = int(rng.integers(1, longest))
-            for name, value in zip(columns, (number, at, length, 0), strict=True):
-                columns[name].append(value)
-            at += length
-        shards.append(Shard(name=str(number), size=at + int(rng.integers(0, widest))))
-    mixed = rng.permutation(len(columns["shard"]))
-    kinds = {"shard": np.uint16, "offset": np.uint64, "length": np.uint32, "flags": np.uint8}
-    return Layout({name: np.array(columns[name], kinds[name])[mixed] for name in columns}, shards, BLOCK)
-
-
-def some_of(layout: Layout, data: st.DataObject) -> tuple[Ids, Ids]:
-    """Some records, and the others."""
-    n = len(layout.extents(np.arange(len(layout._columns["shard"]))))
-    chosen = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)), np.bool_)
-    return np.flatnonzero(chosen), np.flatnonzero(~chosen)
-
-
-def blocks_of(found: Extents) -> set[tuple[int, int]]:
-    return {
-        (shard, block)
-        for shard, start, end in zip(found.shard.tolist(), found.start.tolist(), found.end.tolist(), strict=True)
-        for block in range(start // BLOCK, (end - 1) // BLOCK + 1)
-    }
-
-
-@settings(deadline=None, max_examples=80)
-@given(layout=layouts(), data=st.data())
-def test_blocks_are_counted_once_and_freed_where_nothing_kept_lies(layout: Layout, data: st.DataObject) -> None:
-    taken, kept = (layout.extents(ids) for ids in some_of(layout, data))
-    assert layout.bytes_in_blocks(kept) == len(blocks_of(kept)) * BLOCK
-    free: set[tuple[int, int]] = set()
-    for shard, begin, end in layout.blocks_without(taken, kept):
-        assert begin % BLOCK == end % BLOCK == 0
-        blocks = {(shard, block) for block in range(begin // BLOCK, end // BLOCK)}
-        assert not blocks & free
-        free |= blocks
-    assert not free & blocks_of(kept)
-    assert blocks_of(taken) - blocks_of(kept) <= free
-
-
-@settings(deadline=None, max_examples=80)
-@given(layout=layouts(), data=st.data())
-def test_runs_hold_each_record_once_and_are_neither_long_nor_full_of_gaps(layout: Layout, data: st.DataObject) -> None:
-    wanted, _ = some_of(layout, data)
-    runs = layout.runs(wanted)
-    assert sorted(np.concatenate([np.empty(0, np.int64), *(run.ids for run in runs)]).tolist()) == wanted.tolist()
-    for run in runs:
-        assert len(set(run.shard.tolist())) == 1
-        assert (run.start[1:] - run.end[:-1] <= GAP_BYTES).all()
-        assert run.end[-1] - run.start[0] <= RUN_BYTES + int((run.end - run.start).max())
-
-
-def test_a_record_outside_of_its_shard_has_no_bytes() -> None:
-    columns = {
-        "shard": np.array([0, 0, 7], np.uint16),
-        "offset": np.array([10, 90, 0], np.uint64),
-        "length": np.array([20, 20, 20], np.uint32),
-        "flags": np.zeros(3, np.uint8),
-    }
-    found = Layout(columns, [Shard(name="a", size=100)]).extents(np.arange(3))
-    assert {sample: end - start for sample, start, end in zip(found.ids, found.start, found.end, strict=True)} == {
-        0: 20,
-        1: 0,
-        2: 0,
-    }
-
-
-def test_a_split_record_reaches_to_the_next_one() -> None:
-    columns = {
-        "shard": np.array([0, 0, 0], np.uint16),
-        "offset": np.array([500, 0, 300], np.uint64),
-        "length": np.array([100, 250, 100], np.uint32),
-        "flags": np.array([FLAG_SPLIT, FLAG_SPLIT, 0], np.uint8),
-    }
-    found = Layout(columns, [Shard(name="a", size=1000)]).extents(np.arange(3))
-    assert found.ids.tolist() == [1, 2, 0]
-    assert found.end.tolist() == [300, 400, 1000]
-
-
-# Locks
-
-
-def test_a_lock_keeps_other_openings_out_and_goes_with_its_own(tmp_path: Path) -> None:
-    one, two = ByteLocks(tmp_path / "locks"), ByteLocks(tmp_path / "locks")
-    assert one.attempt(5)
-    assert one.attempt(5)
-    assert not two.attempt(5)
-    assert not two.attempt(5, shared=True)
-    assert two.attempt(6)
-    one.release(5)
-    assert two.attempt(5, shared=True)
-    assert one.attempt(5, shared=True)
-    assert not one.attempt(5)  # the other one still shares it
-    two.close()
-    assert one.attempt(5)
-    one.close()
-    one.release(5)
-
-
-def test_a_killed_process_holds_nothing(tmp_path: Path) -> None:
-    code = f"""
-import pathlib, sys, time
-from headway.data.tiers.locks import ByteLocks
-locks = ByteLocks(pathlib.Path({os.fspath(tmp_path / "locks")!r}))
-assert locks.attempt(3)
-print("held", flush=True)
-time.sleep(60)
-"""
-    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
-    assert child.stdout is not None
-    child.stdout.readline()
-    mine = ByteLocks(tmp_path / "locks")
-    assert not mine.attempt(3)
-    child.kill()
-    child.communicate()
-    assert mine.attempt(3, patience_s=5)
-    mine.close()
-
-
-def test_a_forked_child_neither_holds_nor_frees_its_parents_locks(tmp_path: Path) -> None:
-    mine, other = ByteLocks(tmp_path / "locks"), ByteLocks(tmp_path / "locks")
-    mine.attempt(1)
-    child = os.fork()
-    if not child:
-        mine.release(1)
-        mine.close()
-        os._exit(0)
-    assert os.waitpid(child, 0)[1] == 0
-    assert not other.attempt(1)
-    mine.close()
-    assert other.attempt(1)
-    other.close()
-
-
-# Store
 
 
 @pytest.fixture(scope="module")
@@ -312,8 +157,7 @@ def test_a_lease_made_later_does_not_keep_what_went_before(
     thread = threading.Thread(target=lambda: done.append(emptied(store)))
     thread.start()
     try:
-        while store.present(ALL).any():
-            pass
+        wait_until(lambda: not store.present(ALL).any())
         later = store.lease()
         del leases
         thread.join()
@@ -368,8 +212,8 @@ def test_a_shard_that_was_removed_or_cut_is_absent(packed: Dataset, tmp_path: Pa
 def test_what_a_killed_process_left_is_given_back_by_the_next_one_alone(packed: Dataset, tmp_path: Path) -> None:
     store = Store(packed, tmp_path, 10**9)
     keep(store, packed, ALL)
-    store._present[10:] = 0  # as if it had been killed while it made room
-    store._header[2] = 7
+    store._state.present[10:] = 0  # as if it had been killed while it made room
+    store._state.kept_bytes = 7
     store.close()
     again = Store(packed, tmp_path, 10**9)
     assert int(packed.length[:10].sum()) <= again.kept_bytes < 150_000
@@ -405,9 +249,6 @@ def test_no_lock_that_another_process_holds_for_ever_hangs_it(
     finally:
         other.close()
     assert emptied(store)
-
-
-# Several sets in one folder
 
 
 def test_sets_in_use_share_the_budget_and_idle_ones_make_way(tmp_path: Path, packed: Dataset) -> None:

@@ -1,0 +1,148 @@
+"""State: what a store holds, in a file that all processes map; and what else lies in a cache folder."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.data.tiers.locks import ByteLocks
+
+STATE_FILE, LOCKS_FILE = "state", "locks"
+USED = 0
+"""Byte of the locks file that every process locks, shared, which uses the set."""
+
+_MAGIC = 0x31_45_52_4F_54_53_57_48  # "HWSTORE1"
+_HEADER_BYTES = 4096
+_KIND, _COUNT, _KEPT, _SIDE, _LAST_USE, _TOTAL = range(6)
+"""Words of the header: magic number, samples, bytes kept, the side of READ, seconds since 1970, bytes of the set."""
+
+
+@final
+class State:
+    """One byte a sample, 1 where its record is in the store, and a few numbers.
+
+    Args:
+        total_bytes: of all records of the set.
+        alone: whether no other process uses the set; then a file that is damaged, or of another set, begins anew.
+
+    Attributes:
+        present: uint8 [samples].
+
+    Raises:
+        OSError: the disk is full, or the file is damaged and in use.
+    """
+
+    def __init__(self, path: Path, samples: int, total_bytes: int, *, alone: bool) -> None:
+        size = _HEADER_BYTES + samples
+        number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            head = np.frombuffer(os.pread(number, 16, 0).ljust(16, b"\0"), np.int64)
+            good = head[_KIND] == _MAGIC and head[_COUNT] == samples and os.fstat(number).st_size == size
+            if not good and not alone:
+                raise OSError(errno.EIO, "its state is damaged, and another process uses it")
+            if not good:
+                os.ftruncate(number, 0)
+                # With its blocks: a write to a mapped hole kills the process where the disk is full.
+                os.posix_fallocate(number, 0, size)
+            mapped = mmap.mmap(number, size)
+        finally:
+            os.close(number)
+        self._header = np.frombuffer(mapped, np.int64, _HEADER_BYTES // 8)
+        self.present: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8, samples, _HEADER_BYTES)
+        self._header[[_COUNT, _TOTAL, _LAST_USE]] = samples, total_bytes, int(time.time())
+        self._header[_KIND] = _MAGIC
+
+    def here(self) -> NDArray[np.int64]:
+        """The samples that are present."""
+        return np.flatnonzero(self.present)
+
+    @property
+    def kept_bytes(self) -> int:
+        """What the records take on the disk, at most."""
+        return int(self._header[_KEPT])
+
+    @kept_bytes.setter
+    def kept_bytes(self, size_bytes: int) -> None:
+        self._header[_KEPT] = size_bytes
+
+    @property
+    def side(self) -> int:
+        """On which side new Records are held: 0 or 1."""
+        return int(self._header[_SIDE]) & 1
+
+    @side.setter
+    def side(self, side: int) -> None:
+        self._header[_SIDE] = side
+
+
+def share_of(folder: Path, total_bytes: int, budget_bytes: int) -> int:
+    """What the set in `folder` may take of the budget of all sets beside it, in bytes.
+
+    Sets in use share it in proportion to their size. One that no process uses is removed, the longest unused first,
+    where its room is needed.
+    """
+    total, used = total_bytes, 0
+    idle: list[tuple[int, int, Path]] = []
+    for other in folder.parent.iterdir():
+        head = None if other == folder else _header_of(other)
+        if head is None:
+            continue
+        if in_use(other):
+            total, used = total + head[_TOTAL], used + head[_KEPT]
+        else:
+            idle.append((head[_LAST_USE], head[_KEPT], other))
+            used += head[_KEPT]
+    share = budget_bytes * total_bytes // max(1, total)
+    # Records take whole blocks of the disk: hardly more than their bytes, unless they are tiny.
+    wanted_bytes = min(share, 2 * total_bytes)
+    for _, kept_bytes, other in sorted(idle):
+        if used + wanted_bytes > budget_bytes and remove(other):
+            used -= kept_bytes
+    return max(0, min(share, budget_bytes - used))
+
+
+def in_use(folder: Path) -> bool:
+    """Whether a process uses the set in a folder."""
+    locks = _locked(folder)
+    if locks is not None:
+        locks.close()
+    return locks is None
+
+
+def remove(folder: Path) -> bool:
+    """Removes a set that no process uses; False where one does."""
+    locks = _locked(folder)
+    if locks is None:
+        return False
+    shutil.rmtree(folder, ignore_errors=True)
+    locks.close()
+    return True
+
+
+def _locked(folder: Path) -> ByteLocks | None:
+    """The locks of a set that no process uses, so that none begins to; None where one does."""
+    try:
+        locks = ByteLocks(folder / LOCKS_FILE)
+    except OSError:
+        return None
+    if locks.attempt(USED):
+        return locks
+    locks.close()
+    return None
+
+
+def _header_of(folder: Path) -> list[int] | None:
+    try:
+        with open(folder / STATE_FILE, "rb") as file:
+            words: list[int] = np.frombuffer(file.read(64), np.int64).tolist()
+    except (OSError, ValueError):
+        return None
+    return words if len(words) == 8 and words[_KIND] == _MAGIC else None
