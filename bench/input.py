@@ -52,6 +52,8 @@ def start(arms: Comparison, source: Path, folder: Path, quick: bool) -> None:
     if not quick:
         arms.add("Headway train, normalising", ours("train", {**common, "pack": str(originals), "normalise": True}), ONE)
         arms.add("Pillow in DataLoader", peer("torch_loader", {**common, "decoder": "pillow"}))
+        slow = {**common, "pack": str(originals), "how": {**HOW, "backend": "pillow"}, "kernel": "Pillow itself"}
+        arms.add("Headway, Pillow decodes", ours("headway", slow))
         for isa in ("portable", "avx2", "avx512"):
             command = ours("headway", {**common, "pack": str(originals), "how": HOW})
             arms.add(f"Headway, {isa}", command, {"HEADWAY_ISA": isa})

@@ -110,6 +110,8 @@ class DataRecipe(Part):
     """Unset: 1 where all training images are gray, else 3."""
     threads: int | None = Field(default=None, ge=1)
     """Decoding threads; unset: one fewer than the usable cores, at least one."""
+    pin: bool = False
+    """Each decoding thread keeps to one CPU; for many cores that are this process's alone. Of the native core."""
     ahead: int = Field(default=3, ge=1)
     """Batches decoded ahead of need."""
     window: int | None = Field(default=None, ge=1)
@@ -137,12 +139,22 @@ class DataRecipe(Part):
     @model_validator(mode="after")
     def _fits(self) -> DataRecipe:
         if self.train == SYNTHETIC:
-            given = ("eval", "size", "channels", "window", "progressive")
-            unused = [key for key in given if getattr(self, key) is not None]
-            if unused:
-                raise ValueError(
-                    f"synthetic data does not use {unused[0]!r}: remove it, or set it under data.synthetic"
-                )
+            for key in type(self).model_fields:
+                if key in self.model_fields_set - {"train", "synthetic"} and getattr(self, key) is not None:
+                    other = ", or set it under data.synthetic" if key in SyntheticRecipe.model_fields else ""
+                    raise ValueError(f"synthetic data does not use {key!r}: remove it{other}")
         elif self.synthetic is not None:
             raise ValueError("data.synthetic counts only with train: synthetic: remove it, or set train: synthetic")
+        if self.scaled and self.cache in ("device", "memory"):
+            raise ValueError(
+                f"cache: {self.cache} keeps whole images, and scaled decodes them smaller: remove scaled, or set cache "
+                "to auto, disk or none"
+            )
+        if self.pin and self.decoder == "pillow":
+            raise ValueError("Pillow's threads cannot be pinned: remove pin, or set decoder to native or auto")
         return self
+
+    @model_serializer(mode="wrap")
+    def _used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        tree: dict[str, Any] = handler(self)
+        return {key: tree[key] for key in ("train", "synthetic")} if self.train == SYNTHETIC else tree

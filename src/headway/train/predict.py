@@ -7,18 +7,22 @@ import io
 import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from headway.core.errors import DataError, UsageError
 from headway.core.files import write_whole
-from headway.data.crops import center_boxes
+from headway.data.decode import Decoder, decoder
+from headway.data.fill import View
 from headway.data.formats.source import is_image
-from headway.data.reference import FORMATS, Status, decode_one
+from headway.data.records import Records
+from headway.data.reference import FORMATS
 from headway.train.setup import Setup
 
 
@@ -48,29 +52,43 @@ def predict(setup: Setup, files: Sequence[Path], batch: int = 64) -> Iterator[di
         DataError: a file is no image.
     """
     setup.model.eval()
-    for low in range(0, len(files), batch):
-        part = files[low : low + batch]
-        pixels = np.empty((len(part), *setup.size, setup.channels), np.uint8)
-        for place, file in enumerate(part):
-            _decode(file, pixels[place], setup)
-        images = setup.augment.normalise(torch.from_numpy(pixels).to(setup.device))
-        with torch.no_grad(), setup.precision.autocast():
-            outputs = setup.forward(images)
-        for file, row in zip(part, setup.task.predict(outputs.float()), strict=True):
-            yield {"path": str(file), **row}
+    options = setup.recipe.data
+    with closing(decoder(options.threads, options.decoder)) as decode:
+        for low in range(0, len(files), batch):
+            part = files[low : low + batch]
+            images = setup.augment.normalise(torch.from_numpy(pixels(setup, decode, part)).to(setup.device))
+            with torch.no_grad(), setup.precision.autocast():
+                outputs = setup.forward(images)
+            for file, row in zip(part, setup.task.predict(outputs.float()), strict=True):
+                yield {"path": str(file), **row}
 
 
-def _decode(file: Path, out: Any, setup: Setup) -> None:
+def pixels(setup: Setup, decode: Decoder, files: Sequence[Path]) -> NDArray[np.uint8]:
+    """Images as an evaluation sees them: uint8 [k, H, W, C].
+
+    Raises:
+        DataError: a file is no image.
+    """
+    options = setup.recipe.data
+    view = View(size=setup.size, channels=setup.channels, crop=options.crop.centred, scaled=options.scaled)
+    width, height = np.array([_sides(file) for file in files], np.uint32).T
+    out = np.empty((len(files), *setup.size, setup.channels), np.uint8)
+    boxes = view.boxes(np.empty(0, np.uint64), width, height, setup.size)
+    status = decode(Records.of([file.read_bytes() for file in files]), boxes, out, scaled=view.scaled)
+    if status.any():
+        raise DataError("this image is damaged", where=str(files[int(status.argmax())]))
+    return out
+
+
+def _sides(file: Path) -> tuple[int, int]:
+    """(width, height) in pixels."""
     try:
         with Image.open(file, formats=FORMATS) as image:
-            width, height = image.size
+            return image.size
     except UnidentifiedImageError:
         raise DataError("this file is no image", where=str(file)) from None
     except (OSError, Image.DecompressionBombError) as error:
         raise DataError(f"this image cannot be opened ({error})", where=str(file)) from None
-    box = center_boxes(np.array([width], np.uint32), np.array([height], np.uint32), setup.size)[0]
-    if decode_one(file.read_bytes(), out, box) != Status.OK:
-        raise DataError("this image is damaged", where=str(file))
 
 
 def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, as_json: bool) -> int:
