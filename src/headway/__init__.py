@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from headway.data.dataset import open as open
     from headway.data.loader import Loader as Loader
     from headway.data.ops.move import flip_and_translate as flip_and_translate
+    from headway.data.options import CropRecipe as CropRecipe
     from headway.data.order import Order as Order
     from headway.data.pack import pack as pack
+    from headway.data.resolution import ProgressiveRecipe as ProgressiveRecipe
     from headway.data.verify import verify as verify
     from headway.train.checkpoint import Checkpoints as Checkpoints
     from headway.train.checkpoint import restore as restore
@@ -30,9 +32,11 @@ _HOMES = {
     "AugmentRecipe": "headway.data.augment_options",
     "Batch": "headway.data.batch",
     "Checkpoints": "headway.train.checkpoint",
+    "CropRecipe": "headway.data.options",
     "Dataset": "headway.data.dataset",
     "Loader": "headway.data.loader",
     "Order": "headway.data.order",
+    "ProgressiveRecipe": "headway.data.resolution",
     "Trainer": "headway.train.trainer",
     "flip_and_translate": "headway.data.ops.move",
     "keys": "headway.core.keys",

@@ -108,8 +108,9 @@ def pack(
 ) -> None:
     """Pack images into shards with columns."""
     from headway.data.pack import pack as run
+    from headway.train.counter import Counter
 
-    with _bar("packing", "images") as progress:
+    with Counter("Packing", "images") as progress:
         packed = run(
             src,
             dst,
@@ -148,8 +149,9 @@ def pack(
 def verify(folder: Annotated[Path, typer.Argument(help="A packed folder.")], as_json: Json = False) -> None:
     """Check every record of a packed folder and name the damaged ones."""
     from headway.data.verify import verify as run
+    from headway.train.counter import Counter
 
-    with _bar("verifying", "records") as progress:
+    with Counter("Verifying", "records") as progress:
         damage = run(folder, progress)
     lines = [
         *map(str, damage),
@@ -273,27 +275,6 @@ def report(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: 
 
     path = runs.report(run)
     _print({"report": str(path)}, as_json, f"Report: {path}")
-
-
-def _bar(verb: str, unit: str) -> Any:
-    """A progress bar on a terminal, nothing elsewhere; calls are (done, total)."""
-    from contextlib import contextmanager
-
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    @contextmanager
-    def bar() -> Any:
-        console = Console(stderr=True)
-        if not console.is_terminal:
-            yield None
-            return
-        columns = (TextColumn(verb), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as progress:
-            task = progress.add_task(verb, total=None)
-            yield lambda done, total: progress.update(task, completed=done, total=total)
-
-    return bar()
 
 
 def main() -> None:

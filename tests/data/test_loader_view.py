@@ -257,11 +257,29 @@ def test_a_smaller_decode_is_never_made_of_kept_pixels(raw: Dataset, data: Datas
         ({"order": None, "crop": "center", "flip": False}, "order"),
         ({"translate": 20}, "19"),
         ({"progressive": ProgressiveRecipe(start=20, until_epoch=1)}, "start"),
+        ({"flip": "no"}, "'no' is no kind of flip"),
+        ({"flip": "alternatin"}, "Did you mean 'alternating'"),
+        ({"crop": "randm"}, "Did you mean 'random'"),
+        ({"backend": "opencv"}, "'opencv' is no decoder"),
+        ({"size": "224"}, "no size"),
+        ({"size": 0}, "no size"),
+        ({"size": (4, 4, 3)}, "no size"),
+        ({"start": 200, "stop": 100}, "200 to 100"),
+        ({"start": -1}, "from -1"),
     ],
 )
 def test_impossible_views_are_refused(data: Dataset, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         loader(data, **options)
+
+
+def test_objects_print_shortly(data: Dataset) -> None:
+    some = loader(data, stop=16)
+    batch = next(iter(some))
+    assert repr(batch) == "Batch of 8 x 20 x 24 x 3 from position 0"
+    assert "2 steps of 8" in repr(some)
+    assert len(repr(some)) < 200
+    assert "images/s" in repr(some.stats())
 
 
 # Statistics

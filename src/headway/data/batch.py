@@ -25,7 +25,7 @@ class Bad:
 
 
 @final
-@dataclass(slots=True, kw_only=True)  # frozen would take 2 us more to make
+@dataclass(slots=True, kw_only=True, repr=False)  # frozen would take 2 us more to make
 class Batch:
     """One rank's share of one step. Unpacks as `images, labels`.
 
@@ -53,6 +53,10 @@ class Batch:
     def keys(self, view: int = 0) -> UInt64:
         """Keys of the samples, uint64 [b]."""
         return keys(self.seed, self.epochs, self.samples, view)
+
+    def __repr__(self) -> str:
+        shape = " x ".join(map(str, self.images.shape))
+        return f"Batch of {shape} from position {self.positions[0] if len(self.positions) else 0}"
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter((self.images, self.labels))

@@ -67,6 +67,11 @@ class Dataset:
         else:
             self.source = MappedShards(folder, description.shards, columns)
 
+    def __repr__(self) -> str:
+        found = self.description
+        classes = f" in {len(found.classes)} classes" if found.label_kind == "class" else ""
+        return f"Dataset of {len(self):,} images{classes} ({found.format}, {found.mode}) in {self.folder}"
+
     def __len__(self) -> int:
         return len(self.label)
 

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from headway.core.errors import DataError, UsageError
 from headway.core.keys import UInt64, keys
 from headway.data.batch import Bad, Batch
-from headway.data.columns import FLAG_NOT_JPEG, FLAG_PLANAR, FLAG_RAW
+from headway.data.columns import FLAG_PLANAR, FLAG_RAW
 from headway.data.crops import center_boxes, flips, random_resized_boxes, shifts
 from headway.data.decode import Decoder, Status
 from headway.data.options import CropRecipe, OnBad, Verify
 from headway.data.order import Order
 from headway.data.records import Records
-from headway.data.reference import Kind
+from headway.data.reference import kinds_of
 from headway.data.resolution import ProgressiveRecipe, size_at
 from headway.data.stats import Tally
 from headway.data.tiers import Tier
@@ -214,8 +214,7 @@ class Filler:
             boxes = view.boxes(drawn.keys, width, height, size)
             kinds = shapes = None
             if flags.any():
-                kinds = np.where(raw, np.where(flags & FLAG_PLANAR, Kind.PLANAR, Kind.RAW), Kind.JPEG).astype(np.uint8)
-                kinds[(flags & FLAG_NOT_JPEG) > 0] = Kind.OTHER
+                kinds = kinds_of(flags)
                 shapes = np.stack([height, width, np.full_like(width, channels)], axis=1) if raw.any() else None
             decode: Callable[..., NDArray[np.uint8]] = self._decoder
             more = {"kinds": kinds, "shapes": shapes, "scaled": view.scaled, **sums}

@@ -13,7 +13,7 @@ from typing import Any, Literal, final
 import numpy as np
 import torch
 
-from headway.core.errors import UsageError
+from headway.core.errors import UsageError, nearest
 from headway.data.batch import Batch
 from headway.data.dataset import Dataset
 from headway.data.decode import Backend, chosen, decoder
@@ -95,6 +95,20 @@ class Loader:
             raise UsageError(
                 f"a stop at {stop} of {len(dataset)} samples", fix="Give an order to go through them again."
             )
+        if start < 0 or (stop is not None and stop < start):
+            raise UsageError(
+                f"positions from {start} to {stop}", fix="Positions count from 0, and stop is not below start."
+            )
+        sides = size if isinstance(size, tuple) else (size,) if size is not None else ()
+        if not all(isinstance(side, int) and side >= 1 for side in sides) or len(sides) not in (0, 1, 2):
+            raise UsageError(f"{size!r} is no size", fix="Give one side, or (height, width), in pixels.")
+        if isinstance(flip, str) and flip not in ("random", "alternating"):
+            fix = nearest(flip, ("random", "alternating"))
+            raise UsageError(f"{flip!r} is no kind of flip", fix=f"{fix} Or give True or False.".strip())
+        if isinstance(crop, str) and crop not in ("center", "random"):
+            raise UsageError(f"{crop!r} is no kind of crop", fix=nearest(crop, ("center", "random")))
+        if backend not in ("auto", "native", "pillow"):
+            raise UsageError(f"{backend!r} is no decoder", fix=nearest(backend, ("auto", "native", "pillow")))
         if ahead < 1:
             raise UsageError(f"{ahead} batches ahead", fix="Set 1 or more.")
         if not 0 <= rank < world:
@@ -123,6 +137,8 @@ class Loader:
             )
         self.threads, self.backend, self.pin, self.ahead = threads, chosen(backend), pin, ahead
         self.device = torch.device(device)
+        if self.device.type == "cuda" and not torch.cuda.is_available():
+            raise UsageError("PyTorch sees no GPU here", fix='Leave device out, or give "cpu".')
         if str(self.device) == "cuda":
             self.device = torch.device("cuda", torch.cuda.current_device())
         self.on_bad, self.verify = on_bad, verify
@@ -130,6 +146,10 @@ class Loader:
         self._choosing = threading.Lock()
         self._tally = Tally()
         self._threads_used = 0
+
+    def __repr__(self) -> str:
+        steps = "without end" if self.stop is None else f"{len(self)} steps"
+        return f"Loader of {self.dataset!r}: {steps} of {self.batch}, images of {self.size[0]} x {self.size[1]}"
 
     @property
     def size(self) -> tuple[int, int]:

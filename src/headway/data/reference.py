@@ -18,7 +18,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 from PIL import Image
 
-from headway.data.columns import FLAG_PLANAR, FLAG_RAW
+from headway.data.columns import FLAG_NOT_JPEG, FLAG_PLANAR, FLAG_RAW
 from headway.data.records import Records
 
 if TYPE_CHECKING:
@@ -49,6 +49,12 @@ class Kind(IntEnum):
     """uint8 [c, h, w]."""
     OTHER = 3
     """Another image format, which the reference decodes whatever the backend."""
+
+
+def kinds_of(flags: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """`Kind` of records by the flags of their columns; uint8 [k]."""
+    kinds = np.where(flags & FLAG_RAW, np.where(flags & FLAG_PLANAR, Kind.PLANAR, Kind.RAW), Kind.JPEG)
+    return np.where(flags & FLAG_NOT_JPEG, Kind.OTHER, kinds).astype(np.uint8)
 
 
 @final

@@ -13,7 +13,7 @@ labels. What is left of its time it waits for a free slot: the consumer is slowe
 
 
 @final
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class LoaderStats:
     """Sums over all iterations of a Loader so far. Copies do not change."""
 
@@ -65,6 +65,14 @@ class LoaderStats:
         """Images a second of one decoding thread, if it did nothing but one part of its work."""
         parts = {"check": self.cores.check_s, "decode": self.cores.decode_s, "resample": self.cores.resample_s}
         return {name: self.cores.images / spent for name, spent in parts.items() if spent}
+
+    def __repr__(self) -> str:
+        stages = ", ".join(f"{name} {rate:,.0f}" for name, rate in self.stage_images_s.items())
+        return (
+            f"{self.images:,} images, {self.images_s:,.0f} images/s, waiting {self.waiting_share:.1%} of the time, "
+            f"{self.occupancy:.1f} of {self.ahead} batches ready; each stage alone: {stages} images/s; "
+            f"{self.backend} decoder, {self.threads} thread{'s'[: self.threads > 1]}; {self.tier}"
+        )
 
     def to_json(self) -> dict[str, Any]:
         """What a report shows."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, final
@@ -14,15 +15,27 @@ from headway.core.recipe import Loaded
 from headway.data import dataset as data
 from headway.data.augment import measure
 from headway.data.batch import Batch
+from headway.data.cores import usable_cores
 from headway.data.decode import chosen
 from headway.data.loader import Loader
-from headway.data.options import SYNTHETIC, Cache, CropRecipe, SyntheticRecipe
+from headway.data.options import SYNTHETIC, Cache, CropRecipe, DataRecipe, SyntheticRecipe
 from headway.data.order import Order
+from headway.data.resolution import size_at
 from headway.data.synthetic import Synthetic
 from headway.data.tiers import Tier, choose
+from headway.data.tiers.opened import RemoteShards
+from headway.train.counter import Counter
 from headway.train.recipe import TrainRecipe
 
 Say = Callable[[str], object]
+
+PLACES = {
+    "none": "is read in place",
+    "memory": "is kept in memory",
+    "device": "is kept on the device",
+    "disk": "is fetched into the local cache",
+}
+"""What a tier is, as a sentence says it."""
 
 MEASURED_SAMPLES = 1024
 """Images over which mean and standard deviation are measured; packs store samples in random order."""
@@ -40,6 +53,7 @@ class Inputs:
         train, eval: None where the data is synthetic, or none was opened.
         size: (height, width) of the images at the end of training.
         samples: of the training set.
+        cache: as the recipe asks; `auto` stays so here.
         loader: of the newest training batches; its stats are those of the run.
     """
 
@@ -61,6 +75,11 @@ class Inputs:
             return Synthetic(synthetic, batch=recipe.batch, seed=recipe.seed, start=position, device=self.device)
         self.loader = self._training(self.train, recipe, start=position)
         return self.loader
+
+    def smallest(self, recipe: TrainRecipe) -> tuple[int, int]:
+        """(height, width) of the images at the beginning of training. Raises UsageError where that is no less."""
+        progressive = recipe.data.progressive
+        return self.size if progressive is None else size_at(progressive, self.size, 0)
 
     def first_batch(self, recipe: TrainRecipe) -> Batch:
         """The beginning of the run's first batch, for `init` and the checks."""
@@ -89,10 +108,13 @@ class Inputs:
         return measure(batch.images[torch.from_numpy(batch.served >= 0)])
 
     def close(self) -> None:
-        """Ends what fetches and keeps bytes."""
+        """Ends what fetches and keeps bytes, and lets go of the data sets."""
         for tier in self._tiers.values():
             tier.close()
         self._tiers.clear()
+        for dataset in (self.train, self.eval):
+            if dataset is not None:
+                dataset.close()
 
     def _training(self, dataset: data.Dataset, recipe: TrainRecipe, **more: Any) -> Loader:
         options, host = recipe.data, recipe.augment.on_host(self.device.type)
@@ -109,49 +131,70 @@ class Inputs:
 
     def _loader(self, dataset: data.Dataset, recipe: TrainRecipe, *, crop: CropRecipe, **more: Any) -> Loader:
         options = recipe.data
-        given = {"ahead": options.ahead, "on_bad": options.on_bad}
-        return Loader(
-            dataset,
-            size=self.size,
-            channels=self.channels,
-            crop=crop,
-            scaled=options.scaled,
-            threads=options.threads,
-            backend=options.decoder,
-            device=self.device,
-            tier=self.tier(dataset, recipe),
-            verify=options.verify,
-            **given | more,
-        )
-
-    def tier(self, dataset: data.Dataset, recipe: TrainRecipe) -> Tier:
-        """Where a data set's bytes are kept; one of the run's own sets is kept for all its loaders."""
-        options, own = recipe.data, dataset is self.train or dataset is self.eval
+        given: dict[str, Any] = {
+            "size": self.size,
+            "channels": self.channels,
+            "crop": crop,
+            "scaled": options.scaled,
+            "threads": options.threads,
+            "pin": options.pin,
+            "backend": options.decoder,
+            "ahead": options.ahead,
+            "device": self.device,
+            "on_bad": options.on_bad,
+            "verify": options.verify,
+            **more,
+        }
         tier = self._tiers.get(id(dataset))
-        if tier is None:
-            # Pixels on a GPU can be gathered there, not resized. Another set than the run's own is gone through once:
-            # nothing is gained by keeping it.
-            common, (height, width) = dataset.description.common_size, self.size
-            alike = common == (width, height) and dataset.description.channels == self.channels
-            as_it_is = alike and options.crop == CropRecipe() and options.progressive is None
-            tier = choose(
+        if tier is None:  # the first loader of a set says what has to be made of its pixels
+            as_they_are = Loader(dataset, **given).takes_pixels_as_they_are()
+            tier = self._tiers[id(dataset)] = self._chosen(dataset, options, as_they_are)
+        return Loader(dataset, tier=tier, **given)
+
+    def tier(self, recipe: TrainRecipe, dataset: data.Dataset) -> Tier:
+        """Where a data set's bytes are kept, filled; all its loaders share it."""
+        loader = self._training(dataset, recipe) if dataset is self.train else self.evaluation(recipe, dataset)
+        return loader.tier
+
+    def _chosen(self, dataset: data.Dataset, options: DataRecipe, as_they_are: bool) -> Tier:
+        """Args: as_they_are: nothing is made of its pixels. On a GPU they can be gathered then; not resized."""
+        own = dataset is self.train or dataset is self.eval
+        cache = self.cache if own else "none"  # another set is gone through once: nothing is gained by keeping it
+        if cache == "auto" and options.scaled:  # what is kept decoded is whole
+            cache = "disk" if isinstance(dataset.source, RemoteShards) else "none"
+        which = "training" if dataset is self.train else "evaluation"
+        with Counter(f"Filling the cache of the {which} data", "images", self.say) as progress:
+            return choose(
                 dataset,
-                self.cache if own else "none",
-                device=self.device if as_it_is else "cpu",
+                cache,
+                device=self.device if as_they_are else "cpu",
                 threads=options.threads,
                 backend=options.decoder,
                 folder=options.cache_folder,
                 budget_bytes=int(options.cache_gb * 1e9),
+                progress=progress,
             )
-            self._tiers[id(dataset)] = tier
-            if dataset is self.train:
-                self.say(f"Training data: {tier.why}.")
-        return tier
 
 
-def open_relative(base: Path, uri: str) -> data.Dataset:
-    """Opens a data set that a recipe names."""
-    return data.open(uri if "://" in uri else base / Path(uri).expanduser())
+def reason_of(tier: Tier) -> str:
+    """Why a tier was chosen, without its name."""
+    return tier.why.removeprefix(f"{tier.name}, ")
+
+
+def decoding(backend: str, threads: int, cores: int | None) -> str:
+    """A sentence: what decodes, on how many of the usable cores (None: not known)."""
+    what = f"Decoding by {'the native core' if backend == 'native' else 'Pillow'}, {threads} thread{'s'[: threads > 1]}"
+    if cores is None:
+        return f"{what}."
+    others = cores - threads
+    rest = f" (the other{'s are' if others > 1 else ' is'} left to training)" if others > 0 else ""
+    return f"{what} of {cores} core{'s'[: cores > 1]}{rest}."
+
+
+def open_relative(base: Path, uri: str, say: Say) -> data.Dataset:
+    """Opens a data set that a recipe names; a scan of foreign data shows how far it is."""
+    with Counter(f"Scanning {uri}", "images", say) as progress:
+        return data.open(uri if "://" in uri else base / Path(uri).expanduser(), progress=progress)
 
 
 def open_inputs(
@@ -167,39 +210,75 @@ def open_inputs(
     """
     recipe = loaded.recipe
     train = held_out = None
-    if opened and recipe.data.train != SYNTHETIC:
-        train = open_relative(loaded.base, recipe.data.train)
-        held_out = open_relative(loaded.base, recipe.data.eval) if recipe.data.eval is not None else None
-        if recipe.batch > len(train):
-            say(f"The batch of {recipe.batch} is larger than the data set of {len(train)}: each step spans epochs.")
-    loaded, size, channels, samples = _resolve_images(loaded, train)
-    inputs = Inputs(
-        train=train,
-        eval=held_out,
-        device=device,
-        size=size,
-        channels=channels,
-        samples=samples,
-        say=say,
-        cache=recipe.data.cache,
-    )
-    loaded = _resolve_places(loaded, inputs)
-    return _resolve_normalisation(loaded, inputs), inputs
+    with ExitStack() as on_error:
+        if opened and recipe.data.train != SYNTHETIC:
+            _check_cache(loaded)
+            train = on_error.enter_context(closing(open_relative(loaded.base, recipe.data.train, say)))
+            if recipe.data.eval is not None:
+                held_out = on_error.enter_context(closing(open_relative(loaded.base, recipe.data.eval, say)))
+            if recipe.batch > len(train):
+                say(f"The batch of {recipe.batch} is larger than the data set of {len(train)}: each step spans epochs.")
+        loaded, size, channels, samples = _resolve_images(loaded, train)
+        inputs = on_error.enter_context(
+            closing(
+                Inputs(
+                    train=train,
+                    eval=held_out,
+                    device=device,
+                    size=size,
+                    channels=channels,
+                    samples=samples,
+                    say=say,
+                    cache=recipe.data.cache,
+                )
+            )
+        )
+        _check_sizes(loaded.recipe, inputs)
+        loaded = _resolve_places(loaded, inputs)
+        loaded = _resolve_normalisation(loaded, inputs)
+        on_error.pop_all()
+    return loaded, inputs
+
+
+def _check_cache(loaded: Loaded[TrainRecipe]) -> None:
+    options, usual = loaded.recipe.data, DataRecipe(train=SYNTHETIC)
+    if options.cache in ("auto", "disk") or loaded.origins["data.cache"].startswith("auto: "):
+        return
+    for key in ("cache_folder", "cache_gb"):
+        if getattr(options, key) != getattr(usual, key):
+            what = f"cache: {options.cache} does not use it"
+            raise RecipeError(what, where=f"data.{key}", fix="Remove it, or set data.cache to disk or auto.")
+
+
+def _check_sizes(recipe: TrainRecipe, inputs: Inputs) -> None:
+    """Raises UsageError where images are at some time too small for what is to be done with them."""
+    side, translate = min(inputs.smallest(recipe)), recipe.augment.translate
+    if translate >= side:
+        what = f"translate {translate} is no less than the image's side of {side}"
+        if side < min(inputs.size):
+            what += " at the beginning of training"
+        raise RecipeError(what, where="augment.translate", fix=f"Set it to at most {side - 1}.")
 
 
 def _resolve_places(loaded: Loaded[TrainRecipe], inputs: Inputs) -> Loaded[TrainRecipe]:
     """What decodes, what is done on the host, and where the bytes are kept."""
     recipe, device = loaded.recipe, inputs.device
-    if recipe.data.decoder == "auto":
-        backend = chosen()
-        reason = "the native core is built" if backend == "native" else "the native core is not built"
-        loaded = loaded.resolve("data.decoder", backend, reason)
-    if recipe.data.cache == "auto" and inputs.train is not None:
-        tier = inputs.tier(inputs.train, loaded.recipe)
-        loaded = loaded.resolve("data.cache", tier.name, tier.why)
-    elif recipe.data.cache == "auto":
-        loaded = loaded.resolve("data.cache", "none", "synthetic data is on the device")
-    if loaded.recipe.augment.where == "auto":
+    if recipe.data.train != SYNTHETIC:
+        backend = chosen(recipe.data.decoder)
+        if recipe.data.decoder == "auto":
+            reason = "the native core is built" if backend == "native" else "the native core is not built"
+            loaded = loaded.resolve("data.decoder", backend, reason)
+        if inputs.train is not None:
+            tier = inputs.tier(loaded.recipe, inputs.train)
+            reason = reason_of(tier)
+            if inputs.eval is not None:  # filled now, not in the first evaluation
+                inputs.tier(loaded.recipe, inputs.eval)
+            if recipe.data.cache == "auto":
+                loaded = loaded.resolve("data.cache", tier.name, reason)
+            inputs.say(f"Training data {PLACES[tier.name]}: {reason}.")
+            cores = usable_cores()
+            inputs.say(decoding(backend, recipe.data.threads or max(1, cores - 1), cores))
+    if recipe.augment.where == "auto":
         reason = "the device is a CPU" if device.type == "cpu" else "the device has time for it"
         loaded = loaded.resolve("augment.where", "host" if device.type == "cpu" else "device", reason)
     return loaded
@@ -238,9 +317,6 @@ def _both_sides(size: int | tuple[int, int]) -> tuple[int, int]:
 
 def _resolve_normalisation(loaded: Loaded[TrainRecipe], inputs: Inputs) -> Loaded[TrainRecipe]:
     recipe, channels = loaded.recipe.augment, inputs.channels
-    if recipe.translate >= min(inputs.size):
-        what = f"translate {recipe.translate} is no less than the image's side of {min(inputs.size)}"
-        raise RecipeError(what, where="augment.translate", fix=f"Set it to at most {max(0, min(inputs.size) - 1)}.")
     for key in ("mean", "std"):
         value = getattr(recipe, key)
         if value != "auto" and len(value) != channels:

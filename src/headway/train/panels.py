@@ -19,6 +19,7 @@ from headway.page import panel
 from headway.page import report as page
 from headway.page.panel import Panel
 from headway.train.evaluate import Evaluation
+from headway.train.inputs import PLACES, decoding
 from headway.train.log import BESIDES_METRICS
 from headway.train.progress import duration
 
@@ -225,8 +226,10 @@ def _input(summary: dict[str, Any]) -> list[Panel]:
     rows = [(f"{name} (the loader's thread)", f"{rate:,.0f}") for name, rate in found["stage_images_s"].items()]
     rows += [(f"{name} (a decoding thread)", f"{rate:,.0f}") for name, rate in found["thread_images_s"].items()]
     rows.append(("the run took", f"{summary['images_s']:,.0f}"))
+    threads, cores = found["threads"], found.get("cores")
+    name, _, reason = found["tier"].partition(", ")
     note = (
-        f"Decoder: {found['backend']}, {found['threads']} thread{'s'[: found['threads'] > 1]}. Kept: {found['tier']}. "
+        f"{decoding(found['backend'], threads, cores)} Training data {PLACES.get(name, name)}: {reason}. "
         f"When a batch was asked for, {found['occupancy']:.1f} of {found['ahead']} were ready in the mean. "
         f"Read: {found['record_bytes'] / 1e6:,.1f} MB."
     )

@@ -74,7 +74,10 @@ class Bar(Display):
             parts.append(f"{duration((setup.steps - trainer.step) * since / done)} to go")
         if "loss" in self._last:
             parts.append(f"loss {self._last['loss']:.4f}")
-            parts.append(f"waiting {self._last['wait_share']:.1%}")
+            loader = setup.inputs.loader
+            stats = None if loader is None else loader.stats()
+            ready = "" if stats is None else f" ({stats.occupancy:.1f} of {stats.ahead} batches ready)"
+            parts.append(f"waiting {self._last['wait_share']:.1%}{ready}")
         name = setup.task.primary
         if name in self._evaluated:
             parts.append(f"{name} {self._evaluated[name]:.4f}")

@@ -19,7 +19,8 @@ from headway.core.errors import HeadwayError, UsageError
 from headway.core.files import write_whole
 from headway.core.recipe import Loaded, load
 from headway.core.run import Run, provenance
-from headway.data import dataset
+from headway.data.cores import usable_cores
+from headway.data.decode import chosen
 from headway.model import weights
 from headway.train import panels
 from headway.train.checkpoint import Checkpoints
@@ -31,8 +32,12 @@ from headway.train.setup import Known, Setup, check_labels, set_up
 from headway.train.task import Target
 from headway.train.trainer import Display, Trainer
 
+OF_THE_MACHINE = ("device", "data.cache", "augment.where")
+"""What `auto` of these stood for is no part of a run: it is chosen anew where the run goes on."""
+
 CLOCK_EXCLUDES = (
-    "start of the process, imports, opening the data, measuring mean and std, building the network and its init; "
+    "start of the process, imports, opening the data and filling their caches, measuring mean and std, building the "
+    "network and its init; "
     "it includes the first batch, compilation, evaluations, checkpoints and logging"
 )
 
@@ -112,33 +117,32 @@ def _resume(run: Run, say: Say) -> Ended:
         say(f"This run began with {had} threads of torch and goes on with {threads}: results agree to rounding only.")
     checkpoint = Checkpoints(run.checkpoints).newest(say)
     setup = set_up(loaded, say=say, fresh=checkpoint is None)
-    if checkpoint is None:
-        say("This run has no checkpoint yet: it begins anew.")
-        run.cut_back(0)
-        _record_recipe(run, setup)
-    display = show()
-    with _naming_a_full_disk(run), closing(setup.inputs), closing(Trainer(setup, run, display)) as trainer:
-        if checkpoint is not None:
-            trainer.resume(checkpoint)
-            done = " It is at its end: nothing is left to do." if trainer.finished else ""
-            say(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
-        if not trainer.finished:
-            (run.folder / "summary.json").unlink(missing_ok=True)  # it tells of a run that had stopped
-        if trainer.finished and (summary := run.summary()).get("finished"):
-            return Ended(run, summary, interrupted=False)
-        return _go(trainer, display)
+    with closing(setup.inputs), _naming_a_full_disk(run):
+        if checkpoint is None:
+            say("This run has no checkpoint yet: it begins anew.")
+            run.cut_back(0)
+            _record_recipe(run, setup)
+        display = show()
+        with closing(Trainer(setup, run, display)) as trainer:
+            if checkpoint is not None:
+                trainer.resume(checkpoint)
+                done = " It is at its end: nothing is left to do." if trainer.finished else ""
+                say(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
+            if not trainer.finished:
+                (run.folder / "summary.json").unlink(missing_ok=True)  # it tells of a run that had stopped
+            if trainer.finished and (summary := run.summary()).get("finished"):
+                return Ended(run, summary, interrupted=False)
+            return _go(trainer, display)
 
 
 def reload(run: Run) -> Loaded[TrainRecipe]:
-    """The resolved recipe of a run, with the origins it had."""
+    """The resolved recipe of a run, with the origins it had; `auto` again where that is of the machine."""
     about = run.read_json("provenance")
     loaded = Loaded(load(run.recipe_path, (), TrainRecipe).recipe, about["origins"], Path(about["base"]))
-    device = loaded.origins["device"]
-    return loaded.resolve("device", "auto", "chosen anew where the run goes on") if _is_auto(device) else loaded
-
-
-def _is_auto(origin: str) -> bool:
-    return origin.startswith("auto: ")
+    for key in OF_THE_MACHINE:
+        if loaded.origins.get(key, "").startswith("auto: "):
+            loaded = loaded.resolve(key, "auto", "chosen anew where the run goes on")
+    return loaded
 
 
 def _load(recipe: Path, overrides: Sequence[str]) -> Loaded[TrainRecipe]:
@@ -154,16 +158,12 @@ def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say) -> End
     if folder is not None and Run(folder).recipe_path.exists():
         Run.create(folder)  # says that it exists, before anything long is done
     setup = set_up(loaded, say=say)
-    run = Run.create(folder or Run.free_name(Path("runs"), loaded.recipe.name))
-    _record_recipe(run, setup)
-    display = show()
-    with (
-        run.locked(),
-        _naming_a_full_disk(run),
-        closing(setup.inputs),
-        closing(Trainer(setup, run, display)) as trainer,
-    ):
-        return _go(trainer, display)
+    with closing(setup.inputs):
+        run = Run.create(folder or Run.free_name(Path("runs"), loaded.recipe.name))
+        _record_recipe(run, setup)
+        display = show()
+        with run.locked(), _naming_a_full_disk(run), closing(Trainer(setup, run, display)) as trainer:
+            return _go(trainer, display)
 
 
 def _record_recipe(run: Run, setup: Setup) -> None:
@@ -254,7 +254,7 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
         "damaged_samples": trainer.damaged,
     }
     if setup.inputs.loader is not None:
-        summary["input"] = setup.inputs.loader.stats().to_json()
+        summary["input"] = {**setup.inputs.loader.stats().to_json(), "cores": usable_cores()}
     if trainer.metrics is not None:
         summary |= {**trainer.metrics, "best": trainer.best}
     if setup.recipe.stop_at is not None:
@@ -272,17 +272,18 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
     setup = trained(run, say=say)
     if data is None and setup.recipe.data.eval is None:
         raise UsageError("this run has no evaluation set", where=str(folder), fix="Name a packed one with --data.")
-    held_out = dataset.open(data) if data is not None else open_relative(setup.loaded.base, str(setup.recipe.data.eval))
-    check_labels(setup.target, held_out)
-    evaluation = evaluate_set(setup, held_out)
-    result = {**evaluation.metrics, "samples": float(len(evaluation.samples))}
-    run.write_json("evaluation", {"data": str(held_out.folder), **result})
-    panels.write(run, panels.of_evaluation(held_out, evaluation, "the best weights"))
+    base, uri = (Path(), data) if data is not None else (setup.loaded.base, str(setup.recipe.data.eval))
+    with closing(setup.inputs), closing(open_relative(base, uri, say)) as held_out:
+        check_labels(setup.target, held_out)
+        evaluation = evaluate_set(setup, held_out)
+        result = {**evaluation.metrics, "samples": float(len(evaluation.samples))}
+        run.write_json("evaluation", {"data": str(held_out.folder), **result})
+        panels.write(run, panels.of_evaluation(held_out, evaluation, "the best weights"))
     return result
 
 
 def trained(run: Run, *, say: Say) -> Setup:
-    """The setup of a run with its best weights; its data need not be there, nor its GPU.
+    """The setup of a run with its best weights; its data need not be there, nor its GPU, nor the native core.
 
     Raises:
         UsageError: it has none yet. HeadwayError: they are damaged.
@@ -293,6 +294,10 @@ def trained(run: Run, *, say: Say) -> Setup:
     about, loaded = run.read_json("provenance"), reload(run)
     if loaded.recipe.device.startswith("cuda") and not torch.cuda.is_available():
         loaded = loaded.resolve("precision", "fp32", "no GPU here").resolve("device", "cpu", "no GPU here")
+    if loaded.recipe.data.decoder == "native" and chosen() != "native":
+        say("The native core is not here: Pillow decodes. It is slower, and pixels differ by 1 at most.")
+        reason = "the native core is not here"
+        loaded = loaded.resolve("data.pin", False, reason).resolve("data.decoder", "pillow", reason)
     target = {**about["target"], "classes": tuple(about["target"]["classes"])}
     known = Known(target=Target(**target), samples=about["samples"])
     setup = set_up(loaded, say=say, fresh=False, known=known)

@@ -28,6 +28,8 @@ from headway.train.memory import largest_micro_batch
 from headway.train.precision import Precision, fast_precision
 from headway.train.recipe import TrainRecipe
 
+ANY_SIZE = "Take a network for images of any size, set it to more, or remove data.progressive."
+
 LABELS = {"class": "classes", "multi": "sets of names", "value": "numbers"}
 
 
@@ -113,6 +115,16 @@ def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True, known: 
     if device.type == "cuda":
         torch.cuda.set_device(device)  # streams, events and generators are those of the current device
     loaded, inputs = open_inputs(loaded, device, say=say, opened=known is None)
+    try:
+        return _built(loaded, device, inputs, say=say, fresh=fresh, known=known)
+    except BaseException:
+        inputs.close()
+        raise
+
+
+def _built(
+    loaded: Loaded[TrainRecipe], device: torch.device, inputs: Inputs, *, say: Say, fresh: bool, known: Known | None
+) -> Setup:
     train_set, channels = inputs.train, inputs.channels
     if train_set is not None and inputs.eval is not None:
         check_labels(_target_of(train_set), inputs.eval)
@@ -158,6 +170,11 @@ def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True, known: 
         if initialise is not None:
             initialise(images)
         names = _check_network(model, images[:2], labels[:2], task, precision)
+        height, width = inputs.smallest(recipe)
+        if (height, width) != inputs.size:
+            layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+            small = images[:2, :, :height, :width].contiguous(memory_format=layout)
+            _check_network(model, small, labels[:2], task, precision, where="data.progressive.start")
         _check_metrics(names, task)
         _check_stop(recipe, names)
         if recipe.micro_batch == "auto":
@@ -231,9 +248,18 @@ def _target_of(dataset: data.Dataset) -> tasks.Target:
 
 
 def _check_network(
-    model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, task: tasks.Task, precision: Precision
+    model: torch.nn.Module,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    task: tasks.Task,
+    precision: Precision,
+    where: str = "",
 ) -> list[str]:
-    """Puts two samples through network and task; returns the names of the task's metrics."""
+    """Puts two samples through network and task; returns the names of the task's metrics.
+
+    Args:
+        where: the recipe's key that makes the images be of this size; empty: the network is what is wrong.
+    """
     what, shape = "the network", "x".join(str(side) for side in images.shape[1:])
     model.eval()
     try:
@@ -242,10 +268,11 @@ def _check_network(
                 outputs = model(images)
             gave = tuple(outputs.shape[1:]) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
             if gave != (task.outputs,):
+                said = f"it gives {gave} for a sample, the data needs ({task.outputs},)"
+                if where:
+                    raise RecipeError(f"{what} takes no images of {shape}: {said}", where=where, fix=ANY_SIZE)
                 fix = f"Give the factory the right size, for example model.args.num_classes={task.outputs}."
-                raise RecipeError(
-                    f"it gives {gave} for a sample, the data needs ({task.outputs},)", where="model", fix=fix
-                )
+                raise RecipeError(said, where="model", fix=fix)
             what = "the task"
             outputs = outputs.float()
             metrics = task.metrics(outputs, labels)
@@ -256,7 +283,7 @@ def _check_network(
         raise
     except Exception as error:
         said = f"{what} failed on images of {shape} (channels x height x width): {type(error).__name__}: {error}"
-        raise UserCodeError(said, where=what.removeprefix("the ")) from error
+        raise UserCodeError(said, where=where or what.removeprefix("the "), fix=where and ANY_SIZE) from error
     finally:
         model.train()
     for name, value in found.items():

@@ -341,7 +341,7 @@ class Trainer:
     def _data_state(self) -> dict[str, Any]:
         recipe = self.setup.recipe
         fingerprint = self.setup.train.fingerprint if self.setup.train is not None else "synthetic"
-        backend = chosen(recipe.data.decoder)
+        backend = chosen(recipe.data.decoder) if self.setup.train is not None else "none"
         return {"seed": recipe.seed, "fingerprint": fingerprint, "decoder": backend, "window": recipe.data.window}
 
     def _write(self, record: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from headway.data.pack import pack
 from headway.data.tiers import fetch, layout
 from headway.data.tiers.disk import DiskTier
 from headway.data.tiers.opened import RemoteShards, open_remote
+from headway.data.tiers.policy import Slots
 
 
 @pytest.mark.parametrize("folder", ["cache", None])
@@ -187,13 +188,18 @@ def test_a_bounded_cache_never_grows_over_its_budget_and_fetches_little_more_tha
     tier: Open, server: Server, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "GAP_BYTES", 100)
+    monkeypatch.setattr(fetch, "AHEAD_BYTES", 20_000)  # so that the set does not fit into memory
     budget = 240_000  # of 401,000 that all take
     opened = tier(budget=budget)
     order = Order(N, 5)
     spans = spans_of(8 * N, 2)
     opened.expect(iter(spans), order)
     served: list[int] = []
+    store = opened._fetcher._store
+    assert store is not None
     for span in spans:
+        if span[0] == 2 * N:
+            full = store.present(np.arange(N))
         ids = order(np.arange(*span))[1]
         assert read(opened, ids) == [wanted[sample] for sample in ids]
         assert on_disk(tmp_path / "cache") <= budget
@@ -203,6 +209,7 @@ def test_a_bounded_cache_never_grows_over_its_budget_and_fetches_little_more_tha
     best = misses(served, budget // 8192)
     assert fetched < 1.25 * best  # measured: 1.07; what is read ahead, and the ends of blocks, take room too
     assert best < 0.6 * len(served)  # least recently used would miss 0.75
+    assert (store.present(np.arange(N)) == full).all()  # a full cache is not written to any more
 
 
 def test_a_budget_smaller_than_a_batch_still_serves(tier: Open, wanted: list[bytes], tmp_path: Path) -> None:
@@ -216,14 +223,29 @@ def test_a_budget_smaller_than_a_batch_still_serves(tier: Open, wanted: list[byt
         assert on_disk(tmp_path / "cache") <= 30_000
 
 
-def test_records_stay_as_they_are_while_room_is_made(tier: Open, wanted: list[bytes], tmp_path: Path) -> None:
-    opened = tier(budget=150_000)
-    order = Order(N, 4)
-    spans = spans_of(4 * N, 6)
-    opened.expect(iter(spans), order)
+def test_one_of_several_hosts_keeps_what_it_needs_soonest_and_records_in_use_stay(
+    tier: Open, server: Server, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layout, "GAP_BYTES", 100)
+    monkeypatch.setattr(fetch, "AHEAD_BYTES", 20_000)
+    budget = 240_000
+    opened = tier(budget=budget)
+    order, slots = Order(N, 4), Slots(0, 2, 8)
+    spans = [(low, low + 2) for low in range(0, 40 * N, 8)]
+    opened.expect(iter(spans), order, slots)
+    store = opened._fetcher._store
+    assert store is not None
+    seen: set[int] = set()
+    read_bytes = 0
     for low, high in spans:
         ids = order(np.arange(low, high))[1]
         held = opened.read(ids)
-        time.sleep(0.01)  # a decoder's time, in which the fetchers go on
+        time.sleep(0.002)  # a decoder's time, in which the fetchers go on
         assert [bytes(record) for record in held] == [wanted[sample] for sample in ids]
+        assert on_disk(tmp_path / "cache") <= budget
+        read_bytes += int(held.length.sum())
+        seen |= set(np.flatnonzero(store.present(np.arange(N))).tolist())
         del held
+    assert len(seen) > 50  # room was made again and again
+    fetched = sum(request.end - request.start for request in shards_asked(server))
+    assert fetched < 0.42 * read_bytes  # measured: 0.35; of a cache that keeps what it has, 0.52

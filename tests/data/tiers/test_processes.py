@@ -27,6 +27,8 @@ from headway.data.tiers.store import FETCH
 CHILD = """
 import sys, pathlib, numpy as np
 from headway.data.order import Order
+from headway.data.tiers import fetch
+from headway.data.tiers.policy import Slots
 from headway.data.tiers.disk import DiskTier
 from headway.data.tiers.opened import open_remote
 uri, cache, seed, epochs = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
@@ -35,7 +37,12 @@ tier = DiskTier(data, data.source.remote, cache, int(sys.argv[5]), why="", threa
 n = len(data)
 order = Order(n, seed)
 spans = [(low, low + 5) for low in range(0, epochs * n, 5)]
-tier.expect(iter(spans), order)
+slots = None
+if int(sys.argv[5]) < 10**6:  # one of two hosts, so that room is made all the time
+    fetch.AHEAD_BYTES = 20_000
+    slots = Slots(0, 5, 10)
+    spans = spans[::2]
+tier.expect(iter(spans), order, slots)
 print("ready", flush=True)
 sys.stdin.readline()
 from crc32c import crc32c

@@ -112,12 +112,12 @@ def test_what_is_needed_latest_goes_and_what_is_needed_sooner_stays(
             break
     here = np.flatnonzero(store.present(ALL))
     absent = np.setdiff1d(ALL, here)
-    assert store.make_room(absent[:8], by_number, 1000 + 20)
+    assert store.make_room(absent[:8], by_number, 1021)
     left = np.flatnonzero(store.present(ALL))
     gone = np.setdiff1d(here, left)
     assert 0 < len(gone) < 20
     assert gone.min() > left.max()
-    assert not store.make_room(ALL, by_number, 1000 + 20)  # the samples up to 20 are needed sooner
+    assert not store.make_room(ALL, by_number, 1021)  # the samples up to 20 are needed sooner
     left = np.flatnonzero(store.present(ALL))
     assert left.tolist() == [sample for sample in here if sample <= 20]
     assert same(store, packed, left)

@@ -115,8 +115,9 @@ class Bringer:
                 return True
             if self._full_at == outlook.position:  # nothing was read since it was found full
                 return False
-            before = int(outlook.next_use(ids).max(initial=0))
-            if self._store.make_room(ids, outlook.next_use, before) and self._store.keep(ids, extents):
+            if self._store.make_room(ids, outlook.next_use, outlook.makes_way_from(ids)) and self._store.keep(
+                ids, extents
+            ):
                 return True
             self._full_at = outlook.position
         except OSError as error:

@@ -268,8 +268,8 @@ class Fetcher:
     def _wants_more(self, new: Sequence[_Chunk] = (), share: float = 1.0) -> bool:
         """Whether less than this share of the limit is planned, with what is new."""
         ahead, limit = self._ahead, AHEAD_BYTES
-        if self._store and self._bringer.storing:
-            limit = min(ahead.limit_bytes, self._store.share_bytes // 4)
+        if self._store and self._bringer.storing:  # what has no room there stays in memory
+            limit = max(limit, min(ahead.limit_bytes, self._store.share_bytes - self._store.kept_bytes))
         size_bytes = ahead.size_bytes + sum(chunk.size_bytes for chunk in new)
         return not ahead.ended and (size_bytes < share * limit or len(ahead.chunks) + len(new) < 2)
 

@@ -9,12 +9,12 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from headway.data.columns import FLAG_NOT_JPEG, FLAG_PLANAR, FLAG_RAW
+from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
 from headway.data.decode import Decoder, Status
 from headway.data.order import Order
 from headway.data.records import Records
-from headway.data.reference import Kind
+from headway.data.reference import kinds_of
 from headway.data.tiers.policy import Slots
 from headway.data.tiers.tier import Ids, Tier
 
@@ -91,15 +91,12 @@ def decoded(
     (width, height), n, channels = _common_size(dataset), len(dataset), dataset.description.channels
     damaged, crc = np.zeros(n, np.uint8), np.zeros(n, np.uint32)
     for ids in _chunks(n, source):
-        flags = source.flags[ids]
-        kinds = np.where(flags & FLAG_RAW, np.where(flags & FLAG_PLANAR, Kind.PLANAR, Kind.RAW), Kind.JPEG)
-        kinds[(flags & FLAG_NOT_JPEG) > 0] = Kind.OTHER
         out = np.empty((len(ids), height, width, channels), np.uint8)
         status = decoder(
             source.read(ids),
             np.tile(np.array([0, 0, width, height], np.float32), (len(ids), 1)),
             out,
-            kinds=kinds.astype(np.uint8),
+            kinds=kinds_of(source.flags[ids]),
             shapes=np.tile(np.array([height, width, channels], np.uint32), (len(ids), 1)),
             crc=source.crc32c[ids],
         )

@@ -1,9 +1,15 @@
 """When a sample is needed next, which the Order knows: so what is needed latest is taken away first (Belady 1966, "A
-study of replacement algorithms for a virtual-storage computer")."""
+study of replacement algorithms for a virtual-storage computer").
+
+In an epoch every sample comes once, so a cache of c records cannot be hit more than c times in it, and of two that are
+needed again in the same epoch it does not matter which one is kept. So a record makes way only for one that is needed
+again in an earlier epoch: there are as few misses as ever, and on a host that goes through the whole set, a full cache
+is not written to any more.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple, final
 
 import numpy as np
@@ -57,3 +63,14 @@ class Outlook:
                 needed &= (slot >= self.slots.low) & (slot < self.slots.high)
             found[unknown[needed]] = at[needed]
         return found
+
+    def makes_way_from(self, ids: NDArray[np.int64]) -> int:
+        """The position from which on the next use of a record has to be that makes way for these, which are about to be
+        used: after the first epoch in which one of them is needed again; NEVER where none is."""
+        used = self.next_use(ids)
+        coming = used[used < NEVER]
+        if not coming.size:
+            return NEVER
+        later = replace(self, position=(int(coming.max()) // self.samples + 1) * self.samples)
+        again = int(later.next_use(ids).min())
+        return NEVER if again == NEVER else (again // self.samples + 1) * self.samples

@@ -156,12 +156,12 @@ class Store:
             if mine:
                 self._state.present[ids] = 0
 
-    def make_room(self, ids: Ids, next_use: NextUse, before: int) -> bool:
+    def make_room(self, ids: Ids, next_use: NextUse, first: int) -> bool:
         """Takes away records that are needed latest until these fit.
 
         Args:
             next_use: the position at which each of some samples is needed next.
-            before: what is needed before this position stays.
+            first: what is needed before this position stays, unless the set takes more than its share.
 
         Returns:
             Whether they fit now.
@@ -171,7 +171,7 @@ class Store:
                 return False
             try:
                 self._divide()
-                return self._make_room(self._layout.bytes_in_blocks(self._layout.extents(ids)), next_use, before)
+                return self._make_room(self._layout.bytes_in_blocks(self._layout.extents(ids)), next_use, first)
             finally:
                 self._locks.release(EVICT)
 
@@ -214,7 +214,7 @@ class Store:
 
     # Making room
 
-    def _make_room(self, need_bytes: int, next_use: NextUse, before: int) -> bool:
+    def _make_room(self, need_bytes: int, next_use: NextUse, first: int) -> bool:
         with self._writing() as mine:
             if not mine:
                 return False
@@ -224,11 +224,13 @@ class Store:
             return True
         here = self._state.here()
         when = next_use(here)
-        late = np.flatnonzero(when > before)
-        late = here[late[np.argsort(-when[late], kind="stable")]]
+        order = np.argsort(-when, kind="stable")
+        freed = np.cumsum(self._layout.length(here[order]))
         # A little more than asked, so that choosing is rare.
-        enough = np.searchsorted(np.cumsum(self._layout.length(late)), surplus + self.share_bytes // 32) + 1
-        if not len(late) or not self._take_away(late[:enough]):
+        asked = int(np.searchsorted(freed, surplus + self.share_bytes // 32)) + 1
+        over = int(np.searchsorted(freed, self.kept_bytes - self.share_bytes)) + (self.kept_bytes > self.share_bytes)
+        taken = here[order[: max(over, min(asked, np.count_nonzero(when >= first)))]]
+        if not len(taken) or not self._take_away(taken):
             return False
         return self.kept_bytes + need_bytes <= self.share_bytes
 

@@ -1,0 +1,60 @@
+"""Predictions see the pixels that an evaluation of the same files sees."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests._support import write_recipe
+from tests.data._packs import picture
+
+from headway.core.recipe import load
+from headway.data.decode import decoder
+from headway.data.pack import pack
+from headway.train.predict import image_files, pixels
+from headway.train.recipe import TrainRecipe
+from headway.train.setup import set_up
+
+FILES = {
+    "a/large.jpg": {"size": (200, 150)},
+    "a/small.png": {"kind": "PNG", "size": (37, 52)},
+    "a/print.jpg": {"mode": "CMYK", "size": (91, 60)},
+    "b/gray.jpg": {"mode": "L", "size": (64, 64)},
+    "b/gray.png": {"kind": "PNG", "mode": "L", "size": (40, 90)},
+    "b/same.jpg": {"size": (32, 24)},
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """JPEG, PNG and CMYK of many sizes, as files and packed as they are."""
+    root = tmp_path_factory.mktemp("predict")
+    for number, (name, how) in enumerate(FILES.items()):
+        (root / "files" / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / "files" / name).write_bytes(picture(number, **how))  # type: ignore[arg-type]
+    pack(root / "files", root / "pack", mode="keep", threads=1)
+    data = {"train": "pack", "eval": "pack", "size": [24, 32]}
+    write_recipe(root / "recipe.yaml", data=data, model={"factory": "headway.model:small_net"}, batch=4)
+    return root
+
+
+@pytest.mark.parametrize("backend", ["native", "pillow"])
+@pytest.mark.parametrize("how", ["share: 1.0", "share: 0.5", "name: random, share: 0.875"])
+@pytest.mark.parametrize("scaled", ["true", "false"])
+def test_the_pixels_of_an_evaluation(folder: Path, backend: str, how: str, scaled: str) -> None:
+    overrides = (f"data.crop={{{how}}}", f"data.decoder={backend}", f"data.scaled={scaled}")
+    setup = set_up(load(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    with closing(setup.inputs):
+        assert setup.eval is not None
+        found: dict[str, np.ndarray] = {}
+        for batch in setup.inputs.evaluation(setup.recipe, setup.eval):
+            found |= {setup.eval.name(int(n)): batch.images[k].numpy().copy() for k, n in enumerate(batch.served)}
+        files = image_files([folder / "files"])
+        with closing(decoder(1, setup.recipe.data.decoder)) as decode:
+            mine = pixels(setup, decode, files)
+    assert found.keys() == FILES.keys()
+    for file, image in zip(files, mine, strict=True):
+        name = str(file.relative_to(folder / "files"))
+        assert np.array_equal(image, found[name]), name
