@@ -54,7 +54,10 @@ def test_the_whole_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed = headway("pack", "images", "images.packed", "--split", "0.2", "--json").json()
     assert [Path(path).name for path in packed["folders"]] == ["train", "eval"]
     assert (packed["samples"], packed["skipped"]) == (200, [])
-    assert headway("verify", "images.packed", "--json").json() == {"damaged": []}
+    assert headway("verify", "images.packed", "--json").json() == {
+        "damaged": [],
+        "samples": {"train": 160, "eval": 40},
+    }
     quick = ("batch=32", "epochs=25", "optimizer.lr=0.05", "model.args={width: 8}")
     trained = headway("train", "images.yaml", *quick, "--json").json()
     assert (trained["run"], trained["finished"]) == ("runs/images", True)
@@ -72,7 +75,10 @@ def test_sentences_without_json(folder: Path, tmp_path: Path) -> None:
     said = headway("pack", folder / "digits", tmp_path / "dst")
     packed = rf"Packed 240 images \(0\.0 MB, format recordio, mode \w+\) into {tmp_path}/dst at [\d,]+ images/s\.\n"
     assert re.fullmatch(packed, said.out)
-    assert headway("verify", tmp_path / "dst").out == "Every record is whole.\n"
+    assert headway("verify", tmp_path / "dst").out == "Every record (240 samples) is whole.\n"
+    said = headway("pack", folder / "digits", tmp_path / "split", "--split", "0.2")
+    assert said.out.endswith(" images/s: train 190, eval 50 images, 10 classes.\n")
+    assert headway("verify", tmp_path / "split").out == "Every record of 2 parts (190 + 50 samples) is whole.\n"
     said = headway("train", folder / "recipe.yaml", "--run", tmp_path / "run")
     pattern = r"Trained \S+/run:  loss \d\.\d{4}  accuracy 0\.\d{4}  \d+\.\d s  [\d,]+ images/s\n"
     assert re.fullmatch(pattern, said.out), said.out
@@ -122,7 +128,7 @@ def test_a_terminal_gets_a_bar_and_a_file_gets_lines(folder: Path, tmp_path: Pat
         r"[\d,]+ images/s",
         r"[\d.]+s to go",
         r"loss \d\.\d{4}",
-        r"waiting \d+\.\d%",
+        r"waiting \d+\.\d% \(\d\.\d of 3 batches ready\)",
         r"accuracy \d\.\d{4}",
     ):
         assert re.search(pattern, text), pattern
@@ -182,4 +188,4 @@ def test_metrics_are_written_as_they_come(folder: Path, tmp_path: Path, monkeypa
 
 def test_a_verb_says_nothing_else_from_a_real_process(folder: Path) -> None:
     said = finished("verify", folder / "digits.packed")
-    assert (said.status, said.out, said.err) == (0, "Every record is whole.\n", "")
+    assert (said.status, said.out, said.err) == (0, "Every record of 2 parts (180 + 60 samples) is whole.\n", "")

@@ -58,18 +58,20 @@ def _print(result: Any, as_json: bool, text: str) -> None:
 @app.command()
 def init(
     src: Annotated[
-        Path, typer.Argument(help="Folder CLASS/NAME.ext, CSV or JSONL of paths and labels, or a packed folder.")
+        str, typer.Argument(help="Folder CLASS/NAME.ext, CSV or JSONL of paths and labels, or a packed folder.")
     ],
     out: Annotated[Path | None, typer.Option(help="The recipe to write; default NAME.yaml.")] = None,
     overwrite: Overwrite = False,
     as_json: Json = False,
 ) -> None:
     """Look at images and write a recipe that works for them."""
+    from headway.data.formats.source import local_path
     from headway.train.propose import propose
 
-    recipe, found, packed = propose(src, out, overwrite=overwrite)
+    path = local_path(src, "Look at a local copy, and put the address under data.train of the recipe.")
+    recipe, found, packed = propose(path, out, overwrite=overwrite)
     split = "" if found.held_out else " --split 0.1"
-    steps = [] if found.packed else [f"headway pack {_typed(src)} {_typed(packed)}{split}"]
+    steps = [] if found.packed else [f"headway pack {_typed(path)} {_typed(packed)}{split}"]
     steps.append(f"headway train {_typed(recipe)}")
     text = "\n  ".join([f"Wrote {recipe}. Next:", *steps])
     _print({"recipe": str(recipe), "packed": str(packed), "samples": found.samples, "next": steps}, as_json, text)
@@ -78,12 +80,13 @@ def init(
 @app.command()
 def pack(
     src: Annotated[
-        Path,
+        str,
         typer.Argument(
-            help="Folder CLASS/NAME.ext (or train/ and eval/ of such), CSV, JSONL, a pack, or foreign data."
+            help="Folder CLASS/NAME.ext (or train/ and eval/ of such), CSV, JSONL, a pack or its address, or foreign "
+            "data."
         ),
     ],
-    dst: Annotated[Path, typer.Argument(help="Folder to make.")],
+    dst: Annotated[str, typer.Argument(help="Folder to make.")],
     form: Annotated[
         str | None,
         typer.Option("--format", help="recordio, tar, lmdb or raw; default: recordio, raw for sources of pixels."),
@@ -128,16 +131,25 @@ def pack(
     folders = ", ".join(str(folder) for folder in packed.folders)
     rate = packed.samples / max(packed.seconds, 1e-9)
     made = f"{packed.bytes / 1e6:,.1f} MB, format {packed.format}, mode {packed.mode}"
-    text = f"Packed {packed.samples:,} images ({made}) into {folders} at {rate:,.0f} images/s."
+    if packed.left_out:
+        made += f"; the transform left out {packed.left_out:,}"
+    text = f"Packed {packed.samples:,} images ({made}) into {folders} at {rate:,.0f} images/s"
+    if len(packed.folders) > 1:
+        parts = ", ".join(f"{path.name} {n:,}" for path, n in zip(packed.folders, packed.counts, strict=True))
+        text += f": {parts} images" + (f", {len(packed.classes):,} classes" if packed.classes else "")
+    text += "."
     for note in packed.notes:
         say(note)
     if packed.skipped:
-        text += f"\n{len(packed.skipped)} bad images were left out; they are listed in {dst / 'skipped.txt'}."
+        some = "image was left out; it is" if len(packed.skipped) == 1 else "images were left out; they are"
+        text += f"\n{len(packed.skipped):,} bad {some} listed in {Path(dst) / 'skipped.txt'}."
     result = {
         "folders": [str(folder) for folder in packed.folders],
         "format": packed.format,
         "mode": packed.mode,
         "samples": packed.samples,
+        "counts": packed.counts,
+        "left_out": packed.left_out,
         "bytes": packed.bytes,
         "skipped": packed.skipped,
         "seconds": packed.seconds,
@@ -146,21 +158,23 @@ def pack(
 
 
 @app.command()
-def verify(folder: Annotated[Path, typer.Argument(help="A packed folder.")], as_json: Json = False) -> None:
+def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_json: Json = False) -> None:
     """Check every record of a packed folder and name the damaged ones."""
     from headway.data.verify import verify as run
     from headway.train.counter import Counter
 
     with Counter("Verifying", "records") as progress:
-        damage = run(folder, progress)
+        found = run(folder, progress)
+    damages, counts = found.damages, [f"{count:,}" for count in found.samples.values()]
+    of = f" of {len(counts)} parts" if len(counts) > 1 else ""
     lines = [
-        *map(str, damage),
-        f"{len(damage)} damaged place{'s'[: len(damage) > 1]}: pack the data again."
-        if damage
-        else "Every record is whole.",
+        *map(str, damages),
+        f"{len(damages)} damaged place{'s'[: len(damages) > 1]}: pack the data again."
+        if damages
+        else f"Every record{of} ({' + '.join(counts)} samples) is whole.",
     ]
-    _print({"damaged": [asdict(d) for d in damage]}, as_json, "\n".join(lines))
-    if damage:
+    _print({"damaged": [asdict(d) for d in damages], "samples": found.samples}, as_json, "\n".join(lines))
+    if damages:
         raise typer.Exit(1)
 
 

@@ -99,7 +99,7 @@ def test_a_folder_with_two_halves(tmp_path: Path, cache: Path) -> None:
     images(tmp_path / "set/train", slice(0, 5))
     images(tmp_path / "set/val", slice(5, 7))
     assert said(tmp_path / "set", UsageError) == (
-        f"{tmp_path}/set: this holds several data sets: train, val. Name one: {tmp_path}/set/val."
+        f"{tmp_path}/set: this holds several data sets: train, val. Name one: {tmp_path}/set/train."
     )
     assert len(dataset.open(tmp_path / "set/train")) == 5
     assert len(dataset.open(tmp_path / "set/val")) == 2

@@ -16,6 +16,7 @@ from headway.data import dataset
 __all__ = ["cache"]
 
 GRAY = np.ascontiguousarray(PIXELS[..., 0])
+SHAPES = "[n, h, w], [n, h, w, c] or [n, c, h, w] with 1 or 3 channels"
 IDX_TYPES = {"u1": 8, "i1": 9, "i2": 11, "i4": 12, "f4": 13, "f8": 14}
 
 
@@ -83,13 +84,16 @@ def test_what_is_no_idx_is_refused(tmp_path: Path, cache: Path) -> None:
     images.write_bytes(whole[:-1])
     assert said(images) == f"{images}: the file has 155 bytes, and its header speaks of 156. Copy it again."
     images.write_bytes(idx(GRAY[:6]))
-    assert said(images) == f"{labels}: there are 6 images, and labels of shape [7]."
+    assert said(images) == (
+        f"{images}: there are 6 images, and labels of shape [7] in {labels}. Put one label (or one row of k labels) "
+        f"for each image into {labels.name}, or copy both files again."
+    )
     images.write_bytes(idx(GRAY[:0]))
     labels.write_bytes(idx(np.zeros(0)))
     assert said(images) == f"{images}: there is no image in it."
     images.write_bytes(idx(np.zeros((7, 0, 3))))
     labels.write_bytes(idx(np.zeros(7)))
-    assert said(images) == f"{images}: these are no images: their shape is [7, 0, 3]."
+    assert said(images) == (f"{images}: these are no images: their shape is [7, 0, 3]. Save them as {SHAPES}.")
     images.write_bytes(whole)
     labels.write_bytes(b"\0\0")
     assert said(images) == f"{labels}: this is no IDX file."
@@ -117,6 +121,7 @@ def test_npy_with_labels_beside_it(tmp_path: Path, cache: Path, name: str) -> No
         data = same(dataset.open(npy(tmp_path / "a.npy", array)), array)
         assert (data.description.format, data.description.common_size) == ("npy", (4, 5))
     planes = np.ascontiguousarray(PIXELS.transpose(0, 3, 1, 2))
+    assert dataset.open(npy(tmp_path / "a.npy", np.zeros((7, 3, 5, 3), np.uint8))).description.common_size == (5, 3)
     same(dataset.open(npy(tmp_path / "a.npy", planes)), planes)
 
 
@@ -150,11 +155,16 @@ def test_labels_of_every_kind(tmp_path: Path, cache: Path) -> None:
 def test_what_is_no_npy_is_refused(tmp_path: Path, cache: Path) -> None:
     path, labels = tmp_path / "a.npy", npy(tmp_path / "labels.npy", np.array(LABELS))
     for array, reason in (
-        (PIXELS.astype(np.float32), "images are uint8 [n, h, w] or [n, h, w, c], and these are float32 [7, 5, 4, 3]"),
-        (PIXELS[0, 0], "images are uint8 [n, h, w] or [n, h, w, c], and these are uint8 [4, 3]"),
-        (np.zeros((7, 5, 4, 2), np.uint8), "these are no images: their shape is [7, 5, 4, 2]"),
+        (
+            PIXELS.astype(np.float32),
+            f"images are uint8 {SHAPES}, and these are float32 [7, 5, 4, 3]. Save them as bytes",
+        ),
+        (PIXELS[0, 0], f"images are uint8 {SHAPES}, and these are uint8 [4, 3]. Save all of them"),
+        (np.zeros((7, 5, 6, 4), np.uint8), "their shape is [7, 5, 6, 4]. Drop the alpha channel: images[..., :3]"),
+        (np.zeros((7, 4, 5, 6), np.uint8), "their shape is [7, 4, 5, 6]. Drop the alpha channel: images[:, :3]"),
+        (np.zeros((7, 5, 6, 2), np.uint8), f"no images: their shape is [7, 5, 6, 2]. Save them as {SHAPES}"),
         (np.asfortranarray(PIXELS), "an array in Fortran order. Save it with numpy.ascontiguousarray"),
-        (PIXELS[:3], f"{labels}: there are 3 images, and labels of shape [7]"),
+        (PIXELS[:3], f"{path}: there are 3 images, and labels of shape [7] in {labels}"),
     ):
         assert reason in said(npy(path, array))
     npy(path, np.array([{}, 1]), allow_pickle=True)

@@ -77,7 +77,10 @@ def test_what_is_refused(tmp_path: Path, cache: Path) -> None:
     path.write_bytes(b"")
     assert said(path) == f"{path}: the file is empty."
     path.write_bytes(b"no records")
-    assert said(path) == f"{path}, byte 0: this is no RecordIO record."
+    assert said(path) == (
+        f"{path}: this is no RecordIO file. RecordIO begins with the number 0xced7230a. Name a file of records, or "
+        "copy this one again."
+    )
 
 
 def test_no_damage_makes_anything_but_a_sentence(tmp_path: Path) -> None:

@@ -263,7 +263,9 @@ def test_shards_by_pattern_and_by_folder(tmp_path: Path, cache: Path) -> None:
         assert data.shard.tolist() == numbered
         assert names_of(data) == names
     archive(folder / "val-0.tar", samples()[:2])
-    assert said(folder, UsageError) == (f"{folder}: this holds several data sets: train, val. Name one: {folder}/val.")
+    assert said(folder, UsageError) == (
+        f"{folder}: this holds several data sets: train, val. Name one: {folder}/train."
+    )
     same(dataset.open(f"{folder}/val"), PICTURES[:1], LABELS[:1])
     same(dataset.open(f"{folder}/train"), PICTURES)
     assert said(folder / "test", UsageError) == (

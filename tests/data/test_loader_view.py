@@ -247,6 +247,17 @@ def test_a_smaller_decode_is_never_made_of_kept_pixels(raw: Dataset, data: Datas
     assert loader(raw, size=(4, 4), cache="auto", scaled=True).tier.name == "none"
 
 
+@pytest.mark.parametrize(
+    ("rank", "ranks", "slots"), [(0, "2", (0, 5)), (1, "2", (0, 5)), (3, "2", (5, 10)), (2, "", None)]
+)
+def test_a_cache_is_told_what_its_host_takes(
+    data: Dataset, monkeypatch: pytest.MonkeyPatch, rank: int, ranks: str, slots: tuple[int, int] | None
+) -> None:
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    found = loader(data, batch=10, rank=rank, world=4)._slots_of_host()
+    assert found == (None if slots is None else (*slots, 10))
+
+
 # What cannot be
 
 

@@ -269,8 +269,13 @@ def test_the_mode_says_what_was_done_to_the_images(tmp_path: Path) -> None:
         pack(tmp_path / "small", tmp_path / mode, mode=mode)
         assert dataset.open(tmp_path / mode).description.mode == "resize=4,quality=80"
     pack(tmp_path / "small", tmp_path / "raw", mode="raw")
-    pack(tmp_path / "raw", tmp_path / "png", format="tar")
-    assert dataset.open(tmp_path / "png").description.mode == "keep"
+    as_png = "The source's pixels are stored as PNG, which loses nothing."
+    for mode in (None, "keep", "seekable"):
+        done = pack(tmp_path / "raw", tmp_path / "png", format="tar", mode=mode, overwrite=True)
+        assert (done.mode, dataset.open(tmp_path / "png").description.mode, done.notes) == ("keep", "keep", (as_png,))
+        done = pack(tmp_path / "raw", tmp_path / "again", mode=mode, overwrite=True)
+        note = f"Mode {mode} is of image files: the source's pixels are stored as they are, in mode raw."
+        assert (done.format, done.mode, done.notes) == ("raw", "raw", (note,) if mode else ())
 
 
 # Orientation
@@ -284,8 +289,11 @@ def test_orientation_is_told_and_applied_where_asked_for(tmp_path: Path) -> None
     done = pack(tmp_path / "src", tmp_path / "kept", mode="keep")
     assert done.notes == (
         "EXIF says to turn or mirror a/lying.jpg, which was not done, as torchvision does not; --orient does that in "
-        "modes that encode images anew.",
+        "modes that encode images anew, or with a transform.",
     )
+    for options in ({"mode": "raw"}, {"transform": lambda image, label, name: image}):
+        (note,) = pack(tmp_path / "src", tmp_path / "could", overwrite=True, **options).notes
+        assert note.endswith("as torchvision does not; --orient does that.")
     done = pack(tmp_path / "src", tmp_path / "turned", mode="raw", orient=True)
     packed = dataset.open(done.folders[0])
     assert done.notes == ()
@@ -353,8 +361,18 @@ def test_a_transform_leaves_samples_out(user: Path, tmp_path: Path) -> None:
     done = pack(user, tmp_path / "dst", mode="keep", transform="mine.py:without_cats")
     assert (done.samples, done.skipped, done.notes) == (4, [], ("The transform left out 2 images.",))
     assert set(contents(tmp_path / "dst")) == {"cat/0.jpg", "dog/0.jpg", "dog/1.jpg", "dog/2.jpg"}
-    with pytest.raises(DataError, match="no good image is left"):
+    assert done.left_out == 2
+    said = headway("pack", user, tmp_path / "told", "--transform", "mine.py:without_cats").out
+    assert "; the transform left out 2) into" in said
+    fix = "Let it return what is to be stored: None leaves a sample out."
+    with pytest.raises(DataError) as caught:
         pack(user, tmp_path / "none", transform=lambda image, label, name: None)
+    assert str(caught.value) == f"{user}: the transform left out all 6 images. {fix}"
+    with pytest.raises(DataError, match="the transform left out all 3 images of class 'dog'"):
+        pack(user, tmp_path / "none", transform=lambda image, label, name: None if label else image)
+    (user / "cat/bad.jpg").touch()
+    with pytest.raises(DataError, match=r"no good image is left of class 'cat'\. Put good images into it"):
+        pack(user, tmp_path / "none", transform=lambda image, label, name: image if label else None, skip_bad=True)
 
 
 def test_a_failing_transform_is_the_users_own(user: Path, tmp_path: Path) -> None:

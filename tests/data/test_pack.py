@@ -141,7 +141,7 @@ def test_an_image_that_holds_the_magic_number(tmp_path: Path) -> None:
     split = [packed.name(sample) for sample in np.flatnonzero(packed.flags & FLAG_SPLIT)]
     assert split == ["cat/magic-0.jpg"]  # the other one is not aligned
     assert contents(tmp_path / "dst") == sources(root)
-    assert verify(tmp_path / "dst") == []
+    assert verify(tmp_path / "dst").damages == []
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_labels_of_a_list(
     assert packed.label.dtype == np.float32
     assert (packed.description.label_kind, packed.classes) == (kind, classes)
     assert packed.description.class_counts == counts
-    assert verify(done.folders[0]) == []
+    assert verify(done.folders[0]).damages == []
     assert set(contents(done.folders[0]).values()) == set(sources(root).values())
 
 
@@ -256,12 +256,12 @@ def spoilt(tmp_path: Path) -> Path:
 
 
 REASONS = {
-    "cat/cut.jpg": "image file is truncated",
+    "cat/cut.jpg": "the file ends early",
     "cat/empty.jpg": "it is empty",
     "cat/text.jpg": "it is no image of a known format",
     "dog/gone.jpg": "it cannot be read (No such file or directory)",
     "dog/program.jpg": "it is no image of a known format",
-    "dog/cut.png": "image file is truncated",
+    "dog/cut.png": "the file ends early",
 }
 
 
@@ -291,7 +291,7 @@ def test_bad_files_are_left_out_and_listed_where_the_user_says_so(spoilt: Path, 
     ]
     assert done.samples == 8
     assert contents(tmp_path / "dst") == {name: data for name, data in sources(spoilt).items() if name not in REASONS}
-    assert verify(tmp_path / "dst") == []
+    assert verify(tmp_path / "dst").damages == []
     (spoilt / "eel").mkdir()
     (spoilt / "eel/text.jpg").write_text("no image")
     with pytest.raises(DataError, match="no good image is left of class 'eel'"):
@@ -412,4 +412,4 @@ def test_a_real_set(data_root: Path, tmp_path: Path) -> None:
         with Image.open(packed.name(sample)) as image:
             assert image.size == (packed.width[sample], packed.height[sample])
     assert packed.description.class_counts == (20, 20, 20)
-    assert verify(done.folders[0]) == []
+    assert verify(done.folders[0]).damages == []

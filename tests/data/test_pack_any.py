@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import sys
@@ -13,7 +14,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from tests._support import headway, refused
+from tests.data._foreign import cache
 from tests.data._packs import contents, folder, names_of, picture, sources
+from tests.data.tiers._server import Server
 
 from headway.core.errors import DataError, UsageError
 from headway.data import dataset
@@ -22,6 +26,8 @@ from headway.data.dataset import Dataset
 from headway.data.pack import pack
 from headway.data.reference import to_pixels
 from headway.data.verify import verify
+
+__all__ = ["cache"]
 
 FILES = ("recordio", "tar", "lmdb")
 """Formats that hold image files."""
@@ -80,7 +86,7 @@ def test_a_pack_of_a_pack_holds_the_same(mixed: Path, tmp_path: Path, first: str
     assert known(one) == known(other)
     assert contents(tmp_path / "a") == contents(tmp_path / "b") == sources(mixed)
     assert np.array_equal(one.crc32c, other.crc32c)
-    assert verify(tmp_path / "b") == []
+    assert verify(tmp_path / "b").damages == []
 
 
 @pytest.mark.parametrize("format", FILES)
@@ -94,7 +100,7 @@ def test_pixels_survive_raw_and_back(mixed: Path, tmp_path: Path, format: Any) -
     for packed in packs[1:]:
         assert known(packed) == known(packs[0])
         same_pixels(packs[0], packed)
-        assert verify(packed.folder) == []
+        assert verify(packed.folder).damages == []
 
 
 labels = st.one_of(
@@ -214,6 +220,37 @@ def test_shards_of_others_and_folders_of_shards(mixed: Path, tmp_path: Path) -> 
             assert other.classes == ("0", "1", "2")
 
 
+@pytest.mark.parametrize(("format", "mode"), [("recordio", "keep"), ("tar", "keep"), ("raw", "raw")])
+def test_a_pack_at_an_address_is_packed(mixed: Path, tmp_path: Path, cache: Path, format: str, mode: str) -> None:
+    pack(mixed, tmp_path / "far/a", format=format, mode=mode, shard_bytes=9000)
+    with contextlib.closing(Server(tmp_path / "far")) as server:
+        pack(f"{server.uri}/a", tmp_path / "b", format=format, mode=mode, shard_bytes=9000)
+        records = [asked for asked in server.asked if not asked.name.endswith(".safetensors")]
+        assert len(records) < len(dataset.open(tmp_path / "b"))  # neighbours are fetched together
+        assert dataset.open(tmp_path / "b").description.source == f"{server.uri}/a"
+        assert contents(tmp_path / "b") == contents(tmp_path / "far/a")
+        again = pack(f"{server.uri}/a", tmp_path / "c", split=0.2, seed=5)
+        assert sum(again.counts) == again.samples == len(dataset.open(tmp_path / "b"))
+        if mode == "keep":
+            assert {**contents(tmp_path / "c/train"), **contents(tmp_path / "c/eval")}.keys() == sources(mixed).keys()
+        server.fault = lambda asked: "404" if asked.name.endswith((".rec", ".tar", ".npy")) else None
+        with pytest.raises(DataError, match="there is no such file"):  # no bad image that could be skipped
+            pack(f"{server.uri}/a", tmp_path / "d", skip_bad=True)
+        assert not (tmp_path / "d").exists()
+
+
+def test_addresses_are_no_folders(mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert refused("pack", mixed, "memory://x", status=2) == (
+        "memory://x: this is an address, and no path on this machine. Pack to a local folder, then copy it there."
+    )
+    assert "s3://host/x: this is an address" in refused("verify", "s3://u:secret@host/x", status=2)
+    assert "put the address under data.train" in refused("init", "http://host/x", status=2)
+    assert list(tmp_path.iterdir()) == []
+    headway("pack", f"file://{mixed}", f"file://{tmp_path}/here")
+    assert verify(f"file://{tmp_path}/here").damages == []
+
+
 @pytest.mark.parametrize("format", [*FILES, "raw"])
 def test_a_damaged_record_is_named_when_it_is_packed_again(mixed: Path, tmp_path: Path, format: Any) -> None:
     pack(mixed, tmp_path / "a", mode="raw" if format == "raw" else "keep", format=format)
@@ -240,7 +277,7 @@ def test_the_same_source_makes_the_same_files_in_every_format(mixed: Path, tmp_p
 def test_lmdb_is_written_by_its_own_package(mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pack(mixed, tmp_path / "a", mode="keep", format="lmdb")
     monkeypatch.setitem(sys.modules, "lmdb", None)  # as where it is not installed
-    with pytest.raises(UsageError, match=r"Install it: pip install 'headway\[lmdb\]'"):
+    with pytest.raises(UsageError, match=r"Install it: pip install lmdb"):
         pack(mixed, tmp_path / "b", mode="keep", format="lmdb")
     assert not (tmp_path / "b").exists()
     assert contents(tmp_path / "a") == sources(mixed)

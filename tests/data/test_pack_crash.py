@@ -98,7 +98,7 @@ def test_a_disk_may_be_full_at_any_point(pets: Path, small_disk: Path, how: str)
             assert "the disk is full" in error
             assert [path.name for path in small_disk.iterdir()] == ["filler"]
         else:
-            assert verify(small_disk / "dst") == []
+            assert verify(small_disk / "dst").damages == []
             shutil.rmtree(small_disk / "dst")
     assert outcomes[False] > 3
     assert outcomes[True] > 0
@@ -135,7 +135,7 @@ def kill_and_pack(pets: Path, dst: Path, how: str, kills: int) -> None:
             process.kill()
             ended = process.stdout.read().endswith(b"packed\n")
         if ended or dst.exists():  # it is whole, or it would not be there
-            assert verify(dst) == []
+            assert verify(dst).damages == []
             assert contents(dst) == wanted
             shutil.rmtree(dst)
             continue
@@ -221,7 +221,7 @@ def test_a_crash_between_any_two_steps_leaves_a_whole_pack_or_none(tmp_path: Pat
         if not dst.exists():
             seen["none"] += 1
         else:
-            assert verify(dst) == []
+            assert verify(dst).damages == []
             seen["new" if contents(dst) == new else "old"] += 1
             assert contents(dst) in (new, old)
         source = tmp_path / "src/new"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+import json
 import shutil
 import struct
 from pathlib import Path
@@ -46,7 +47,7 @@ def copy(packed: Path, tmp_path: Path) -> Path:
 
 def test_an_intact_pack_has_no_damage(packed: Path) -> None:
     calls: list[tuple[int, int]] = []
-    assert verify(packed, lambda done, total: calls.append((done, total))) == []
+    assert verify(packed, lambda done, total: calls.append((done, total))).damages == []
     assert calls[-1] == (SAMPLES, SAMPLES)
     assert len(dataset.open(packed).description.shards) > 2
     assert (dataset.open(packed).flags & columns.FLAG_SPLIT).sum() == 1
@@ -65,7 +66,7 @@ def test_any_flipped_bit_of_a_record_is_found(copy: Path, data: st.DataObject) -
     damaged = bytearray(intact)
     damaged[data.draw(st.integers(first, last - 1))] ^= 1 << data.draw(st.integers(0, 7))
     shard.write_bytes(damaged)
-    found = verify(copy)
+    found = verify(copy).damages
     shard.write_bytes(intact)
     assert [(damage.index, damage.name, damage.shard, damage.offset) for damage in found] == [
         (sample, opened.name(sample), shard.name, offset)
@@ -77,7 +78,7 @@ def test_every_byte_of_a_records_header_is_checked(copy: Path) -> None:
     intact = path.read_bytes()
     for at in range(offset - 32, offset):
         path.write_bytes(intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
-        assert [damage.index for damage in verify(copy)] == [2], at - offset
+        assert [damage.index for damage in verify(copy).damages] == [2], at - offset
 
 
 def test_every_damaged_record_is_named(copy: Path) -> None:
@@ -87,7 +88,7 @@ def test_every_damaged_record_is_named(copy: Path) -> None:
         with open(copy / opened.description.shards[opened.shard[sample]].name, "r+b") as file:
             file.seek(int(opened.offset[sample]) + 40)
             file.write(b"\0\1\2\3")
-    found = verify(copy)
+    found = verify(copy).damages
     assert [damage.index for damage in found] == damaged
     assert str(found[0]) == (
         f"sample 1 ({opened.name(1)}), shard-00000.rec at byte {opened.offset[1]}: the image's checksum is another"
@@ -98,7 +99,7 @@ def test_a_missing_shard_is_named_once(copy: Path) -> None:
     lost = int((dataset.open(copy).shard == 1).sum())
     (copy / "shard-00001.rec").unlink()
     reason = f"the file cannot be read (No such file or directory); its {lost} samples are lost"
-    assert verify(copy) == [Damage(index=None, name="", shard="shard-00001.rec", offset=0, reason=reason)]
+    assert verify(copy).damages == [Damage(index=None, name="", shard="shard-00001.rec", offset=0, reason=reason)]
 
 
 def test_a_short_shard_is_named_with_the_records_it_lost(copy: Path) -> None:
@@ -106,13 +107,13 @@ def test_a_short_shard_is_named_with_the_records_it_lost(copy: Path) -> None:
     data = path.read_bytes()
     last = int(np.flatnonzero(opened.shard == 0)[-1])
     path.write_bytes(data[: int(opened.offset[last]) + 5])
-    found = verify(copy)
+    found = verify(copy).damages
     assert [damage.index for damage in found] == [None, last]
     size = int(opened.offset[last]) + 5
     assert found[0].reason == f"the shard has {size:,} bytes and should have {len(data):,}"
     assert found[1].reason == "the file ends inside a record"
     path.write_bytes(b"")
-    assert [damage.index for damage in verify(copy)] == [None]
+    assert [damage.index for damage in verify(copy).damages] == [None]
 
 
 def test_a_shard_of_another_pack_is_named(copy: Path, tmp_path: Path) -> None:
@@ -121,24 +122,69 @@ def test_a_shard_of_another_pack_is_named(copy: Path, tmp_path: Path) -> None:
         Image.new("RGB", (5, 5), (number, 0, 0)).save(tmp_path / f"src/a/{number}.png")
     pack(tmp_path / "src", tmp_path / "other")
     (tmp_path / "other/shard-00000.rec").rename(copy / "shard-00001.rec")
-    (damage,) = verify(copy)
+    (damage,) = verify(copy).damages
     assert damage.reason.startswith("the shard belongs to another pack; its ")
 
 
 def test_both_parts_of_a_split_pack_are_checked(packed: Path, tmp_path: Path) -> None:
     pack(packed.parent / "src", tmp_path / "dst", split=0.3)
     calls: list[tuple[int, int]] = []
-    assert verify(tmp_path / "dst", lambda done, total: calls.append((done, total))) == []
+    assert verify(tmp_path / "dst", lambda done, total: calls.append((done, total))).damages == []
     assert calls[-1] == (SAMPLES, SAMPLES)
     with open(tmp_path / "dst/eval/shard-00000.rec", "r+b") as file:
         file.seek(100)
         file.write(b"####")
-    (damage,) = verify(tmp_path / "dst")
+    (damage,) = verify(tmp_path / "dst").damages
     assert (damage.shard, damage.index) == ("eval/shard-00000.rec", 0)
+    assert verify(tmp_path / "dst").samples == {"train": 12, "eval": 6}
+    with pytest.raises(UsageError, match="this is an address, and no path on this machine"):
+        verify("http://host/dst")
     with pytest.raises(UsageError, match="no packed data set"):
         verify(packed.parent / "src")
     with pytest.raises(UsageError, match="there is no such folder"):
         verify(tmp_path / "nowhere")
+
+
+def test_a_lost_part_is_damage(packed: Path, tmp_path: Path) -> None:
+    dst = tmp_path / "dst"
+    pack(packed.parent / "src", dst, split=0.3)
+    for lost, whole in (("train", "eval"), ("eval", "train")):
+        assert dataset.open(dst / whole).description.parts == ("train", "eval")
+        part = dst / lost
+        for file in ("shard-00000.rec", "columns.safetensors", "shard-00000.idx"):
+            (part / file).rename(tmp_path / file)
+            if file == "shard-00000.rec":
+                continue
+            found = verify(dst)
+            assert found.samples.keys() == {whole}
+            assert [str(damage) for damage in found.damages] == [
+                f"{lost}/columns.safetensors: the columns are missing; its samples are lost"
+            ]
+        part.rmdir()
+        assert [str(damage) for damage in verify(dst).damages] == [
+            f"{lost}/: the whole part is missing; its samples are lost"
+        ]
+        assert verify(dst / whole).damages == []  # it may be copied alone
+        part.mkdir()
+        for file in ("shard-00000.rec", "columns.safetensors", "shard-00000.idx"):
+            (tmp_path / file).rename(part / file)
+    for part in ("train", "eval"):
+        (dst / part / "columns.safetensors").unlink()
+    assert len(verify(dst).damages) == 2
+    assert verify(dst).samples == {}
+
+
+def test_a_pack_without_a_word_of_its_parts_still_opens(packed: Path, tmp_path: Path) -> None:
+    pack(packed.parent / "src", tmp_path / "dst", split=0.3)
+    for part in ("train", "eval"):
+        path = tmp_path / "dst" / part / dataset.COLUMNS_FILE
+        fields = json.loads(dataset.open(path.parent).description.to_metadata()["headway"])
+        del fields["parts"]
+        save_file(load_file(path), path, metadata={"headway": json.dumps(fields)})
+        assert dataset.open(path.parent).description.parts == ()
+    assert verify(tmp_path / "dst").damages == []
+    (tmp_path / "dst/train" / dataset.COLUMNS_FILE).unlink()
+    assert len(verify(tmp_path / "dst").damages) == 1
 
 
 def test_columns_that_lead_nowhere_are_named(copy: Path) -> None:
@@ -148,7 +194,7 @@ def test_columns_that_lead_nowhere_are_named(copy: Path) -> None:
     columns["offset"][1] = 1 << 63
     columns["shard"][2] = 99
     save_file(columns, path, metadata=description.to_metadata())
-    found = verify(copy)
+    found = verify(copy).damages
     assert [(damage.index, damage.shard) for damage in found] == [
         (None, dataset.COLUMNS_FILE),
         (0, "shard-00000.rec"),
@@ -170,7 +216,7 @@ def test_a_damaged_columns_file_is_named_or_refused(copy: Path) -> None:
         damaged = bytearray(intact)
         damaged[at] ^= 0x10
         path.write_bytes(damaged)
-        assert verify(copy)[0].shard == dataset.COLUMNS_FILE
+        assert verify(copy).damages[0].shard == dataset.COLUMNS_FILE
     for data in (b"", intact[:4], intact[: begin - 9], intact[:-1], b"x" * len(intact)):
         path.write_bytes(data)
         with pytest.raises(DataError, match="the columns file is damaged"):
@@ -201,9 +247,9 @@ def test_any_flipped_bit_of_an_image_is_found_in_every_format(other: Path, data:
     intact = shard.read_bytes()
     damaged = bytearray(intact)
     damaged[offset + data.draw(st.integers(0, int(opened.length[sample]) - 1))] ^= 1 << data.draw(st.integers(0, 7))
-    assert verify(other) == []
+    assert verify(other).damages == []
     shard.write_bytes(damaged)
-    (found,) = verify(other)
+    (found,) = verify(other).damages
     shard.write_bytes(intact)
     assert (found.index, found.name, found.shard, found.offset) == (sample, opened.name(sample), shard.name, offset)
 
@@ -214,20 +260,20 @@ def test_damaged_shards_are_named_in_every_format(other: Path, tmp_path: Path) -
     intact = path.read_bytes()
     lost = int((dataset.open(other).shard == 1).sum())
     path.write_bytes(intact[:-3] + b"abc")
-    (found,) = verify(other)
+    (found,) = verify(other).damages
     assert (found.index, found.reason) == (None, f"the shard belongs to another pack; its {lost} samples are lost")
     path.write_bytes(intact[:-16] + bytes(16))
-    (found,) = verify(other)
+    (found,) = verify(other).damages
     assert (found.index, found.reason) == (None, "the end of the shard is damaged")
     for data in (intact[:-16] + bytes(16), (other / shards[0].name).read_bytes()[:-16] + b"x" * 16):
         path.write_bytes(data)
         with pytest.raises(DataError, match="belongs to another pack"):
             dataset.open(other)
     path.write_bytes(intact[: len(intact) // 2])
-    found, *records = verify(other)
+    found, *records = verify(other).damages
     assert (found.index, found.shard) == (None, shards[1].name)
     assert records
     assert {record.reason for record in records} == {"the file ends inside the image"}
     path.unlink()
-    (found,) = verify(other)
+    (found,) = verify(other).damages
     assert found.reason.endswith(f"its {lost} samples are lost")

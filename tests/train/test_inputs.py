@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from tests._support import digits, finished, headway, packed_digits, records, refused, write_recipe
+from tests._support import digits, finished, headway, packed_digits, refused, write_recipe
 from tests.data.tiers._server import Server, make_pack, serving
 
 from headway.core.recipe import load
@@ -40,8 +40,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    """A pack of 60 colour images of 40 x 30 behind a web server, with /recipe.yaml beside it on this machine."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    """A pack of 60 colour images of 40 x 30 behind a web server, and a recipe on this machine."""
+    monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "cache"))
     with serving(make_pack(tmp_path)) as server:
         data = {"train": server.uri, "eval": server.uri, "cache_folder": str(tmp_path / "kept"), "cache": "disk"}
         write_recipe(tmp_path / "recipe.yaml", data=data, model={"factory": "headway.model:small_net"})
@@ -54,6 +54,8 @@ def test_a_run_says_where_its_data_are_and_what_decodes(folder: Path, tmp_path: 
         said = headway("train", folder / "recipe.yaml", "--run", tmp_path / cache, f"data.cache={cache}").err
         assert f"Training data {place}" in said
         assert re.search(rf"^Decoding by (the native core|Pillow), 1 thread of {cores} cores? ?\(?", said, re.MULTILINE)
+    found = json.loads((tmp_path / "none/summary.json").read_text())["input"]
+    assert (found["threads"], found["cores"]) == (1, cores)
     headway("report", tmp_path / "none")
     assert f"1 thread of {cores} core" in (tmp_path / "none/report.html").read_text()
     assert "Training data is read in place: local files are mapped" in (tmp_path / "none/report.html").read_text()
@@ -125,9 +127,12 @@ def test_remote_data_train_and_evaluate(remote: Server, tmp_path: Path) -> None:
     best = json.loads((run / "summary.json").read_text())["best"]
     found = headway("evaluate", run, "--json").json()
     assert found["accuracy"] == best["accuracy"]
-    assert "Training data is fetched" in headway(
-        "train", tmp_path / "recipe.yaml", "--run", tmp_path / "auto", "data.cache=auto", "data.scaled=true"
-    ).err  # decoded, the set would fit into memory
+    assert (
+        "Training data is fetched"
+        in headway(
+            "train", tmp_path / "recipe.yaml", "--run", tmp_path / "auto", "data.cache=auto", "data.scaled=true"
+        ).err
+    )  # decoded, the set would fit into memory
 
 
 def test_evaluation_is_refused_without_a_thread_left(remote: Server, folder: Path, tmp_path: Path) -> None:
@@ -135,7 +140,9 @@ def test_evaluation_is_refused_without_a_thread_left(remote: Server, folder: Pat
     assert "its classes are unlike" in refused("evaluate", tmp_path / "run", "--data", remote.uri, status=1)
 
 
-@pytest.mark.parametrize(("kind", "expected"), [("cpu", MemoryTier), pytest.param("cuda", DeviceTier, marks=pytest.mark.gpu)])
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("cpu", MemoryTier), pytest.param("cuda", DeviceTier, marks=pytest.mark.gpu)]
+)
 def test_random_crops_leave_the_evaluation_set_to_the_device(folder: Path, kind: str, expected: type) -> None:
     """Training crops are made on the host, of pixels in memory; evaluation takes whole images, which are gathered."""
     overrides = ("data.crop=random", "data.cache=device", f"device={kind}")
@@ -165,7 +172,7 @@ def test_filling_and_scanning_are_shown(folder: Path, tmp_path: Path, monkeypatc
     assert "Filling the cache of the evaluation data: 60 of 60 images.\n" in said
 
 
-def test_a_counter_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
+def test_a_counter_is_a_bar_on_a_terminal() -> None:
     main, side = pty.openpty()
     script = (
         "import sys\nfrom headway.train import counter\n"
@@ -175,7 +182,7 @@ def test_a_counter_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
         "assert 'torch' not in sys.modules\n"
     )
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "100", "LINES": "40"}
-    done = subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=side, env=environment, check=False)
+    process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stderr=side, env=environment)
     os.close(side)
     screen = b""
     try:
@@ -184,14 +191,8 @@ def test_a_counter_is_a_bar_on_a_terminal(tmp_path: Path) -> None:
     except OSError:  # the other side was closed
         pass
     os.close(main)
-    assert (done.returncode, done.stdout) == (0, b""), screen.decode()
+    out, _ = process.communicate()
+    assert (process.returncode, out) == (0, b""), screen.decode()
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.decode())
     assert re.search(r"Packing .* 1000/1000 images", text), text
     assert "\x1b[?25h" in screen.decode(), "the cursor is not shown again"
-
-
-def test_a_run_without_a_waiting_loader_has_no_stages(folder: Path, tmp_path: Path) -> None:
-    headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", "epochs=1")
-    found = json.loads((tmp_path / "run/summary.json").read_text())["input"]
-    assert (found["threads"], found["cores"]) == (1, usable_cores())
-    assert len(records(tmp_path / "run", "evaluate")) == 1

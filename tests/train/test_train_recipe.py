@@ -111,6 +111,28 @@ REFUSED = {
     "unused momentum": ("optimizer={name: adamw, lr: 1, momentum: 0.9}", "'adamw' does not use 'momentum'"),
     "nag without momentum": ("optimizer={name: nag, lr: 1, momentum: 0}", "'nag' needs a momentum above 0"),
     "synthetic with size": ("data={train: synthetic, size: 8}", "synthetic data does not use 'size'"),
+    **{
+        f"synthetic with {key}": (f"data={{train: synthetic, {key}: {value}}}", f"synthetic data does not use '{key}'")
+        for key, value in {
+            "eval": "x", "crop": "random", "progressive": "{start: 4, until_epoch: 1}", "scaled": "true",
+            "decoder": "pillow", "cache": "none", "cache_folder": "x", "cache_gb": "2", "channels": "1", "threads": "1",
+            "pin": "true", "ahead": "2", "window": "4", "on_bad": "stop", "max_bad_share": "0.1", "verify": "never",
+        }.items()
+    },
+    "a cache's folder without one": (
+        "data={train: digits.packed/train, cache: none, cache_folder: x}",
+        "data.cache_folder: cache: none does not use it. Remove it, or set data.cache to disk or auto.",
+    ),
+    "a cache's size in memory": (
+        "data={train: digits.packed/train, cache: memory, cache_gb: 2}", "data.cache_gb: cache: memory does not use it."
+    ),
+    "smaller decodes of whole images": (
+        "data={train: digits.packed/train, cache: memory, scaled: true}", "remove scaled, or set cache to"
+    ),
+    "Pillow pinned": ("data={train: digits.packed/train, decoder: pillow, pin: true}", "threads cannot be pinned"),
+    "progressive from the end": (
+        "data.progressive={start: 8, until_epoch: 1}", "data.progressive.start: progressive resolution from 8 to images"
+    ),
     "synthetic part alone": ("data.synthetic={}", "data.synthetic counts only with train: synthetic"),
     "a large translate": ("augment.translate=8", "translate 8 is no less than the image's side of 8. Set it"),
     "means of three": ("augment.mean=[1, 2, 3]", "3 numbers for images of 1 channel."),
@@ -145,6 +167,36 @@ def test_a_wrong_recipe_is_refused_before_a_run_folder_is_made(folder: Path, tmp
     sentence = refused("train", folder / "recipe.yaml", *more, "--run", tmp_path / "run", status=2)
     assert expected in sentence
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_the_smallest_images_are_looked_at_before_a_run_folder_is_made(
+    folder: Path, tmp_path: Path, where: str
+) -> None:
+    arguments = ("train", folder / "recipe.yaml", "--run", tmp_path / "run")
+    small = "data.progressive={start: 4, until_epoch: 1, step: 2}"
+    sentence = refused(*arguments, small, f"augment={{translate: 4, where: {where}}}", status=2)
+    assert "translate 4 is no less than the image's side of 4 at the beginning of training. Set it to at most 3" in (
+        sentence
+    )
+    said = headway(*arguments, small, status=1).err  # a linear network of 64 pixels
+    assert "headway: data.progressive.start: the network failed on images of 1x4x4" in said
+    assert "Take a network for images of any size, set it to more, or remove data.progressive." in said
+    (folder / "sides.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.factor = nn.Linear(1, 1)\n"
+        "    def forward(self, images):\n"
+        "        return self.factor(images[:, 0, :1, :1]).flatten(1).expand(-1, images.shape[2] + 2)\n"
+    )
+    sentence = refused(*arguments, small, "model.factory=sides.py:Net", status=2)
+    assert "data.progressive.start: the network takes no images of 1x4x4: it gives (6,) for a sample" in sentence
+    assert not (tmp_path / "run").exists()
+    network = (
+        "model={factory: headway.model:small_net, args: {width: 4}}",
+        f"augment={{translate: 3, where: {where}}}",
+    )
+    headway(*arguments, small, *network)
 
 
 def test_files_that_are_no_recipes(folder: Path, tmp_path: Path) -> None:

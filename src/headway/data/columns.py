@@ -85,6 +85,8 @@ class Description:
     shards: tuple[Shard, ...]
     source: str
     """What was packed, as the user named it."""
+    parts: tuple[str, ...] = ()
+    """Names of the folders that were packed together with this one, and its own; empty where it was packed alone."""
 
     def to_metadata(self) -> dict[str, str]:
         return {"headway": json.dumps(asdict(self))}
@@ -93,8 +95,8 @@ class Description:
     def from_metadata(metadata: Mapping[str, str]) -> Description:
         fields = json.loads(metadata["headway"])
         fields["shards"] = tuple(Shard(**shard) for shard in fields["shards"])
-        for name in ("classes", "class_counts"):
-            fields[name] = tuple(fields[name])
+        for name in ("classes", "class_counts", "parts"):
+            fields[name] = tuple(fields.get(name, ()))
         fields["common_size"] = tuple(fields["common_size"]) if fields["common_size"] else None
         return Description(**fields)
 

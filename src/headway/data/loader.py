@@ -23,7 +23,7 @@ from headway.data.options import Cache, CropRecipe, OnBad, Verify
 from headway.data.order import Order, share
 from headway.data.resolution import ProgressiveRecipe
 from headway.data.stats import LoaderStats, Tally
-from headway.data.tiers import Tier, choose
+from headway.data.tiers import Slots, Tier, choose
 from headway.data.tiers.device import DeviceTier
 from headway.data.upload import to_device
 
@@ -209,6 +209,16 @@ class Loader:
             tier=self._tier.why if self._tier is not None else "",
         )
 
+    def _slots_of_host(self) -> Slots | None:
+        """The slots of a step that the ranks of this host take, where the launcher says how many they are."""
+        ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 0)
+        if self.world == 1 or ranks < 1 or self.world % ranks or self.order is None:
+            return None
+        first = self.rank // ranks * ranks
+        low, _ = share(self.batch, first, self.world)
+        _, high = share(self.batch, first + ranks - 1, self.world)
+        return Slots(low, high, self.batch)
+
     def _spans(self) -> Iterator[tuple[int, int]]:
         """(low, high) positions of this rank in each step."""
         position = self.start
@@ -240,7 +250,7 @@ class _Ring:
         if isinstance(tier, DeviceTier) and not loader.takes_pixels_as_they_are():
             what = "samples that are kept decoded on the device cannot be cropped or resized"
             raise UsageError(what, where="cache", fix="Set cache to memory or none, or leave size and crop out.")
-        tier.expect(loader._spans(), loader.order)
+        tier.expect(loader._spans(), loader.order, loader._slots_of_host())
         self._process = os.getpid()
         self._decoder = decoder(loader.threads, loader.backend, pin=loader.pin)
         loader._threads_used = self._decoder.threads

@@ -143,7 +143,7 @@ class Treatment:
         except UnidentifiedImageError:
             return unusable("it is no image of a known format")
         except Exception as error:  # Pillow's plugins raise anything from OSError to struct.error on damaged bytes
-            return unusable(" ".join(str(error).split()) or type(error).__name__)
+            return unusable(_reason(error))
 
     def _treated(self, source: bytes | Pixels, label: Any, name: str) -> Stored:
         data, image = (source, opened(source)) if isinstance(source, bytes) else (None, as_image(source))
@@ -194,20 +194,31 @@ class Treatment:
         return made
 
 
-def sentences(noted: dict[str, list[str]]) -> list[str]:
-    """What to tell the user of the notes of all images, each given with the names of the images that have it."""
+def sentences(noted: dict[str, list[str]], can_turn: bool) -> list[str]:
+    """What to tell the user of the notes of all images, each given with the names of the images that have it.
+
+    `can_turn`: whether the same pack with --orient would turn images.
+    """
     told = []
     for note, names in sorted(noted.items()):
         some = f"{len(names):,} images" if len(names) > 1 else names[0]
         if note == LEFT_OUT:
             told.append(f"The transform left out {some}.")
         elif note == LYING:
-            fix = "--orient does that in modes that encode images anew"
+            fix = "--orient does that" + ("" if can_turn else " in modes that encode images anew, or with a transform")
             told.append(f"EXIF says to turn or mirror {some}, which was not done, as torchvision does not; {fix}.")
         else:
             such = f" (such as {names[0]})" if len(names) > 1 else ""
             told.append(f"Stored as it was, not seekable: {some}{such}: {note.removeprefix(NOT_SEEKABLE)}.")
     return told
+
+
+def _reason(error: Exception) -> str:
+    """What is wrong with an image, where Pillow's own words are of its insides."""
+    text = " ".join(str(error).split())
+    if "truncated" in text.lower() or text == "not enough image data":
+        return "the file ends early"
+    return "its data are damaged" if "data stream" in text else text or type(error).__name__
 
 
 def unusable(reason: str) -> Stored:

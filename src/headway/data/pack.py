@@ -16,13 +16,14 @@ from headway.core.importing import import_path
 from headway.data import native
 from headway.data.columns import COLUMNS_FILE
 from headway.data.cores import usable_cores
-from headway.data.formats.source import Source, open_split
+from headway.data.formats.source import Source, is_address, local_path, open_split
 from headway.data.formats.writers import WRITERS
 from headway.data.modes import Mode, Transform, Treatment, glanced, sentences
 from headway.data.pack_plan import Job, plans_of
-from headway.data.pack_set import pack_set, strict_pillow
+from headway.data.pack_set import SetResult, pack_set, strict_pillow
 from headway.data.reference import GRAY_MODES
 from headway.data.staging import clear_leftovers, staged
+from headway.data.tiers.transport import shown
 
 SKIPPED_FILE = "skipped.txt"
 
@@ -43,6 +44,12 @@ class Packed:
     mode: str
     """`keep` also where seekable was wished for and the native core is missing."""
     samples: int
+    counts: tuple[int, ...]
+    """Samples of each of `folders`."""
+    classes: tuple[str, ...]
+    """Empty where labels are numbers."""
+    left_out: int
+    """Samples that the transform left out."""
     bytes: int
     """Size of all shards."""
     skipped: list[tuple[str, str]]
@@ -70,6 +77,8 @@ def pack(
 ) -> Packed:
     """Packs `src` (see `open_split`) into the folder `dst`, or, where there are two sets, into `dst`/train and /eval.
 
+    `src` may be the address of one pack, such as http://host/photos/train; `dst` is on this machine.
+
     Every image is decoded, and refused by name if that fails. `dst` appears when all of it is on the disk: a pack that
     is killed leaves nothing that opens, and the next one to `dst` clears up after it. Samples are stored in the order
     of a hash of their names, not by class, so that a stretch of a shard, read sequentially, is a fair mixture.
@@ -91,49 +100,55 @@ def pack(
 
     Raises:
         UsageError: a place, a number or a mode that cannot be; `dst` exists.
-        DataError: bad images (all of them are found first); classes that differ between the two sets.
+        DataError: bad images (all of them are found first); no image of the set or of a class is left; classes that
+            differ between the two sets; an address that cannot be read.
         UserCodeError: the transform failed; its cause carries the traceback.
         HeadwayError: `dst` cannot be written, or the disk is full.
     """
     begun = time.perf_counter()
-    src, dst = Path(src), Path(dst).resolve()
+    dst = local_path(dst, "Pack to a local folder, then copy it there.").resolve()
+    src = src if is_address(src) else local_path(src, "")
+    named = shown(os.fspath(src))
     _check_numbers(split, threads, shard_bytes)
     wanted = Mode.parse(mode) if mode is not None else None
-    _check_places(src.resolve(), dst)
+    if isinstance(src, Path):
+        _check_places(src.resolve(), dst)
     clear_leftovers(dst)
     _check_target(dst, overwrite)
     function = _imported(transform) if isinstance(transform, str) else transform
     train, evaluation = open_split(src)
-    chosen, how = _chosen(format, wanted, raw_source=train.images.raw_channels > 0)
+    pixels = train.images.raw_channels > 0
+    chosen, how = _chosen(format, wanted, raw_source=pixels, transformed=function is not None)
     treatment, missing = _treatment(how, function, orient, [train, evaluation] if evaluation else [train])
-    plans = plans_of(src, train, evaluation, split, seed)
+    plans = plans_of(named, train, evaluation, split, seed)
     job = Job(
-        source=str(src),
+        source=named,
         format=chosen,
         treatment=treatment,
         transform=transform if isinstance(transform, str) else _name_of(transform),
         threads=threads or usable_cores(),
         shard_bytes=shard_bytes,
         skip_bad=skip_bad,
+        parts=tuple(plan.name for plan in plans if plan.name),
     )
     total = sum(len(plan.ids) for plan in plans)
-    done = samples = size_bytes = 0
+    done = 0
+    results: list[SetResult] = []
     bad: list[tuple[str, str]] = []
     seen: dict[str, list[str]] = {}
-    as_they_are = not function and (how.kind in ("keep", "seekable") or train.images.raw_channels > 0)
+    as_they_are = not function and (how.kind in ("keep", "seekable") or pixels)
     needed_bytes = sum(int(plan.sizes.sum()) + plan.labels.nbytes for plan in plans) if as_they_are else None
     with staged(dst, needed_bytes=needed_bytes, replace=overwrite) as staging, strict_pillow():
         for plan in plans:
             report = functools.partial(_report, progress, done, total)
             result = pack_set(plan, staging / plan.name, job, report)
             done += len(plan.ids)
-            samples += result.samples
-            size_bytes += result.size_bytes
+            results.append(result)
             bad += result.bad
             for note, names in result.notes.items():
                 seen.setdefault(note, []).extend(names)
         if bad and not skip_bad:
-            raise _bad_files(bad, total, src)
+            raise _bad_files(bad, total, named)
         if bad:
             lines = [f"{name}\t{reason}\n" for name, reason in bad]
             write_synced(staging / SKIPPED_FILE, "".join(lines).encode())
@@ -141,10 +156,19 @@ def pack(
         folders=tuple(dst / plan.name for plan in plans),
         format=chosen,
         mode=str(treatment.mode),
-        samples=samples,
-        bytes=size_bytes,
+        samples=sum(result.samples for result in results),
+        counts=tuple(result.samples for result in results),
+        classes=plans[0].source.classes if train.label_kind != "value" else (),
+        left_out=sum(result.left_out for result in results),
+        bytes=sum(result.size_bytes for result in results),
         skipped=bad,
-        notes=(*train.notes, *(evaluation.notes if evaluation else ()), *missing, *sentences(seen)),
+        notes=(
+            *train.notes,
+            *(evaluation.notes if evaluation else ()),
+            *missing,
+            *(_of_pixels(wanted, treatment) if pixels else ()),
+            *sentences(seen, can_turn=function is not None or treatment.mode.kind in ("encode", "raw")),
+        ),
         seconds=time.perf_counter() - begun,
     )
 
@@ -172,6 +196,17 @@ def _treatment(
     return treatment, missing
 
 
+def _of_pixels(wanted: Mode | None, treatment: Treatment) -> tuple[str, ...]:
+    """What became of pixels, where that is not what the mode's name says."""
+    if treatment.transform or treatment.mode.kind == "encode":
+        return ()
+    if treatment.mode.kind != "raw":
+        return ("The source's pixels are stored as PNG, which loses nothing.",)
+    if wanted is not None and wanted.kind != "raw":
+        return (f"Mode {wanted} is of image files: the source's pixels are stored as they are, in mode raw.",)
+    return ()
+
+
 def _imported(path: str) -> Transform:
     function = import_path(path, base=Path.cwd(), what="--transform")
     if not callable(function):
@@ -188,8 +223,8 @@ def _name_of(function: Transform | None) -> str:
 
 def _all_gray(source: Source) -> bool:
     """Whether every image is gray, by their headers; looks no further than the first that is not."""
-    if source.images.raw_channels:
-        return source.images.raw_channels == 1
+    if source.images.gray is not None:
+        return source.images.gray
     for sample in range(len(source)):
         try:
             with glanced(source.images.read(sample)) as image:
@@ -200,7 +235,7 @@ def _all_gray(source: Source) -> bool:
     return True
 
 
-def _chosen(format: str | None, mode: Mode | None, *, raw_source: bool) -> tuple[str, Mode]:
+def _chosen(format: str | None, mode: Mode | None, *, raw_source: bool, transformed: bool) -> tuple[str, Mode]:
     """Format and mode where either may be left out."""
     if format is not None and format not in WRITERS:
         raise UsageError(f"{format!r} is no format that can be written", fix=nearest(format, WRITERS))
@@ -209,6 +244,8 @@ def _chosen(format: str | None, mode: Mode | None, *, raw_source: bool) -> tuple
         format = "raw" if (raw_source and lossless) or (mode and mode.kind == "raw") else "recordio"
     if mode is None or (format == "raw" and raw_source and lossless):
         mode = Mode(kind="raw" if format == "raw" else "keep" if raw_source else "seekable")
+    if mode.kind == "seekable" and raw_source and not transformed:  # PNG has nothing to seek
+        mode = Mode(kind="keep")
     if (format == "raw") != (mode.kind == "raw"):
         fix = "Choose --mode raw or raw,resize=N." if format == "raw" else "Choose --format raw, or another mode."
         raise UsageError(f"format {format} does not hold images in mode {mode}", fix=fix)
@@ -229,14 +266,14 @@ def _check_numbers(split: float, threads: int | None, shard_bytes: int) -> None:
         raise UsageError(f"a shard cannot have {shard_bytes} bytes", fix="Choose some 100 MB or more.")
 
 
-def _bad_files(bad: list[tuple[str, str]], total: int, src: Path) -> DataError:
+def _bad_files(bad: list[tuple[str, str]], total: int, src: str) -> DataError:
     lines = [f"  {name}: {reason}" for name, reason in bad[:_SHOWN]]
     if len(bad) > _SHOWN:
         lines.append(f"  and {len(bad) - _SHOWN:,} more")
-    files = "file is" if len(bad) == 1 else "files are"
+    files = f"file{'s'[: total > 1]} {'is' if len(bad) == 1 else 'are'}"
     return DataError(
         f"{len(bad):,} of {total:,} {files} no usable image",
-        where=str(src),
+        where=src,
         fix="\n".join(["Mend or remove them, or leave them out with --skip-bad:", *lines]),
     )
 

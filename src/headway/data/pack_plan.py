@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -32,6 +31,8 @@ class Job:
     threads: int
     shard_bytes: int
     skip_bad: bool
+    parts: tuple[str, ...]
+    """Names of the sets, where there are two."""
 
 
 @final
@@ -64,7 +65,7 @@ class SetPlan:
         return int.from_bytes(digest.digest()[:8])
 
 
-def plans_of(src: Path, train: Source, evaluation: Source | None, share: float, seed: int) -> list[SetPlan]:
+def plans_of(src: str, train: Source, evaluation: Source | None, share: float, seed: int) -> list[SetPlan]:
     """The sets that a pack makes: all as one, train and eval as they are, or train and a share of it split off.
 
     Raises:
@@ -79,7 +80,7 @@ def plans_of(src: Path, train: Source, evaluation: Source | None, share: float, 
     names = [os.path.basename(part.root) for part in (train, evaluation)]
     if share > 0:
         fix = f"Leave --split out, or pack {train.root} alone."
-        raise UsageError(f"this has an evaluation set already, {names[1]}", where=str(src), fix=fix)
+        raise UsageError(f"this has an evaluation set already, {names[1]}", where=src, fix=fix)
     if _are_numbers(train.classes) and _are_numbers(evaluation.classes):  # one of them may lack the last ones
         both = max(train.classes, evaluation.classes, key=len)
         train, evaluation = replace(train, classes=both), replace(evaluation, classes=both)
@@ -91,7 +92,7 @@ def plans_of(src: Path, train: Source, evaluation: Source | None, share: float, 
         ]
         raise DataError(
             f"eval classes unlike train classes ({'; '.join(differences)})",
-            where=str(src),
+            where=src,
             fix="Give both the same class folders.",
         )
     return [
@@ -114,7 +115,7 @@ def _order(source: Source, seed: int) -> NDArray[np.int64]:
     return np.argsort(np.frombuffer(hashes, "<u8"), kind="stable").astype(np.int64)
 
 
-def _stratified(source: Source, order: NDArray[np.int64], share: float, src: Path) -> NDArray[np.bool_]:
+def _stratified(source: Source, order: NDArray[np.int64], share: float, src: str) -> NDArray[np.bool_]:
     """Which places of `order` go to the evaluation set: the first round(share x n) of each class, at least 1 of 2."""
     of_class = source.label_kind == "class"
     groups = source.labels[order] if of_class else np.zeros(len(order), np.int64)
@@ -123,10 +124,10 @@ def _stratified(source: Source, order: NDArray[np.int64], share: float, src: Pat
     if (whole := np.flatnonzero((wanted >= counts) & (counts > 0))).size:
         name = f"class {source.classes[whole[0]]!r}, of {counts[whole[0]]} images," if of_class else "the set"
         raise UsageError(
-            f"a split of {share:g} would leave {name} without a training image", where=str(src), fix="Split off less."
+            f"a split of {share:g} would leave {name} without a training image", where=src, fix="Split off less."
         )
     if not wanted.any():
-        raise UsageError("no class has two images, so none can be split off", where=str(src), fix="Leave --split out.")
+        raise UsageError("no class has two images, so none can be split off", where=src, fix="Leave --split out.")
     by_group = np.argsort(groups, kind="stable")
     rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
     chosen = np.zeros(len(order), np.bool_)

@@ -29,6 +29,7 @@ from headway.data.columns import (
     fingerprint_of,
 )
 from headway.data.formats.recordio import RECORD_LIMIT_BYTES
+from headway.data.formats.source import Images
 from headway.data.formats.writers import WRITERS, ShardWriter
 from headway.data.modes import LEFT_OUT, Stored, Treatment, unusable
 from headway.data.pack_plan import Job, SetPlan
@@ -57,6 +58,8 @@ class SetResult:
     """(name, reason)"""
     notes: dict[str, list[str]]
     """Names of the images of each note."""
+    left_out: int
+    """By the transform."""
 
 
 def pack_set(plan: SetPlan, folder: Path, job: Job, report: Callable[[int], None]) -> SetResult:
@@ -65,7 +68,7 @@ def pack_set(plan: SetPlan, folder: Path, job: Job, report: Callable[[int], None
     Without `skip_bad`, nothing is written after the first bad image: the rest is checked, so that all are known.
 
     Raises:
-        DataError: no good image is left, of the set or of a class.
+        DataError: no image is left, of the set or of a class; the source cannot be reached.
         UserCodeError: the transform failed.
         OSError: as the file system does.
     """
@@ -75,6 +78,7 @@ def pack_set(plan: SetPlan, folder: Path, job: Job, report: Callable[[int], None
     pack_id = plan.pack_id(job)
     shards = _Shards(folder, job, pack_id, columns)
     kept: list[int] = []
+    left_out: list[int] = []
     bad: list[tuple[str, str]] = []
     notes: dict[str, list[str]] = {}
     gray = True
@@ -86,7 +90,9 @@ def pack_set(plan: SetPlan, folder: Path, job: Job, report: Callable[[int], None
                     notes.setdefault(stored.note, []).append(name)
                 if stored.reason:
                     bad.append((name, stored.reason))
-                elif stored.note != LEFT_OUT and (job.skip_bad or not bad):
+                elif stored.note == LEFT_OUT:
+                    left_out.append(place)
+                elif job.skip_bad or not bad:
                     row = len(kept)
                     shards.append(stored, labels[place], row)
                     columns["crc32c"][row] = crc
@@ -98,7 +104,8 @@ def pack_set(plan: SetPlan, folder: Path, job: Job, report: Callable[[int], None
         shards.abandon()
     if job.skip_bad or not bad:
         columns = {name: column[: len(kept)] for name, column in columns.items()}
-        columns |= _label_and_names(plan, np.array(kept, np.int64), job.source)
+        _check_left(plan, kept, left_out, job.source)
+        columns |= _label_and_names(plan, np.array(kept, np.int64))
         description = Description(
             pack_id=pack_id,
             fingerprint=fingerprint_of(columns),
@@ -106,16 +113,23 @@ def pack_set(plan: SetPlan, folder: Path, job: Job, report: Callable[[int], None
             mode=job.treatment.mode.after(plan.source.images.mode),
             label_kind=plan.source.label_kind,
             classes=plan.source.classes,
-            class_counts=_class_counts(plan, columns["label"], job.source),
+            class_counts=_class_counts(plan, columns["label"]),
             channels=1 if gray else 3,
             common_size=_common_size(columns),
             shards=finished,
             source=job.source,
+            parts=job.parts,
         )
         sync_folder(folder)
         write_synced(folder / COLUMNS_FILE, save(columns, metadata=description.to_metadata()))
         sync_folder(folder)
-    return SetResult(samples=len(kept), size_bytes=sum(shard.size for shard in finished), bad=bad, notes=notes)
+    return SetResult(
+        samples=len(kept),
+        size_bytes=sum(shard.size for shard in finished),
+        bad=bad,
+        notes=notes,
+        left_out=len(left_out),
+    )
 
 
 @contextlib.contextmanager
@@ -131,9 +145,24 @@ def strict_pillow() -> Iterator[None]:
         ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
-def _label_and_names(plan: SetPlan, kept: NDArray[np.int64], source: str) -> Columns:
-    if len(kept) == 0:
-        raise DataError("no good image is left", where=source, fix="Put good images into it.")
+def _check_left(plan: SetPlan, kept: list[int], left_out: list[int], source: str) -> None:
+    """Some image has to be left, and of each class one; except of an evaluation set that was split off."""
+    every = np.ones(len(plan.ids), np.bool_)
+    lost, whose = every, f" of {plan.name}" if plan.name else ""
+    if kept:
+        gone = np.setdiff1d(plan.labels, plan.labels[kept]) if plan.source.label_kind == "class" else every[:0]
+        if plan.name == "eval" or not gone.size:
+            return
+        lost, whose = plan.labels == gone[0], f" of class {plan.source.classes[gone[0]]!r}"
+    count = np.count_nonzero(lost)
+    if count and count == np.count_nonzero(lost[left_out]):
+        these = f"all {count:,} images" if count > 1 else "the only image"
+        what = f"the transform left out {these}{whose}"
+        raise DataError(what, where=source, fix="Let it return what is to be stored: None leaves a sample out.")
+    raise DataError(f"no good image is left{whose}", where=source, fix="Put good images into it.")
+
+
+def _label_and_names(plan: SetPlan, kept: NDArray[np.int64]) -> Columns:
     names = [plan.source.names[plan.ids[place]].encode() for place in kept]
     return {
         "label": plan.labels[kept],
@@ -148,18 +177,13 @@ def _common_size(columns: Columns) -> tuple[int, int] | None:
     return (int(width[0]), int(height[0])) if alike else None
 
 
-def _class_counts(plan: SetPlan, labels: NDArray[Any], source: str) -> tuple[int, ...]:
-    """Samples of each class. None may be lost, except of an evaluation set that was split off."""
+def _class_counts(plan: SetPlan, labels: NDArray[Any]) -> tuple[int, ...]:
+    """Samples of each class."""
     if plan.source.label_kind == "value":
         return ()
     if plan.source.label_kind == "multi":
         return tuple(np.count_nonzero(labels, axis=0).tolist())
-    counts = np.bincount(labels, minlength=len(plan.source.classes))
-    lost = np.setdiff1d(plan.labels, labels)
-    if plan.name != "eval" and lost.size:
-        what = f"no good image is left of class {plan.source.classes[lost[0]]!r}"
-        raise DataError(what, where=source, fix="Put good images into it.")
-    return tuple(counts.tolist())
+    return tuple(np.bincount(labels, minlength=len(plan.source.classes)).tolist())
 
 
 @final
@@ -247,20 +271,21 @@ def _chunks(sizes: NDArray[np.int64]) -> Iterator[range]:
 
 def _treat(plan: SetPlan, treatment: Treatment, places: range) -> list[Treated]:
     treated = []
+    images = plan.source.images.together(plan.ids[places.start : places.stop].tolist())
     for place in places:
-        stored = _one(plan, treatment, place)
+        stored = _one(plan, images, treatment, place)
         if stored.size_bytes > _LIMIT_BYTES:
             stored = _too_large(stored.size_bytes)
         treated.append((stored, crc32c(stored.payload)))
     return treated
 
 
-def _one(plan: SetPlan, treatment: Treatment, place: int) -> Stored:
+def _one(plan: SetPlan, images: Images, treatment: Treatment, place: int) -> Stored:
     sample = int(plan.ids[place])
     if plan.sizes[place] > _LIMIT_BYTES:
         return _too_large(int(plan.sizes[place]))
     try:
-        image = plan.source.images.read(sample)
+        image = images.read(sample)
     except OSError as error:
         return unusable(f"it cannot be read ({error.strerror})")
     except DataError as error:

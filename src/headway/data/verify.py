@@ -22,8 +22,10 @@ from headway.core.errors import DataError, UsageError
 from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, FLAG_SPLIT, Description, Shard, fingerprint_of
 from headway.data.cores import usable_cores
 from headway.data.formats import recordio, trailer
+from headway.data.formats.source import local_path
 
 _CHUNK = 1024
+_PARTS = ("", "train", "eval")
 
 
 @final
@@ -47,23 +49,35 @@ class Damage:
         return f"sample {self.index} ({self.name}), {self.shard} at byte {self.offset}: {self.reason}"
 
 
-def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> list[Damage]:
+@final
+@dataclass(frozen=True, kw_only=True)
+class Verified:
+    """What was looked at, and what is damaged."""
+
+    samples: dict[str, int]
+    """Records of each part that is there; the part of a pack of one part is called ``."""
+    damages: list[Damage]
+
+
+def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> Verified:
     """Checks a packed folder, or both parts of a split one: files, records, labels, and checksums of all images.
+
+    A part counts as damaged where its columns are gone: its shards or its folder are there, or the other part knows it.
 
     Args:
         progress: called with (samples done, samples in all).
 
     Raises:
-        UsageError: the folder is no packed data set.
+        UsageError: the folder is no packed data set, or is an address.
         DataError: a columns file is so damaged that nothing can be checked by it.
     """
-    root = Path(folder)
-    packs = [_Pack(root / part, part) for part in ("", "train", "eval") if (root / part / COLUMNS_FILE).is_file()]
-    if not packs:
+    root = local_path(folder, "Verify the folder before it is copied there, or a local copy.")
+    packs = [_Pack(root / part, part) for part in _PARTS if (root / part / COLUMNS_FILE).is_file()]
+    damages = _lost(root, packs)
+    if not packs and not damages:
         what = "this is no packed data set" if root.exists() else "there is no such folder"
         raise UsageError(what, where=str(root), fix="Pack one: headway pack SRC DST.")
     total, done = sum(pack.samples for pack in packs), 0
-    damages: list[Damage] = []
     with ThreadPoolExecutor(usable_cores(), thread_name_prefix="verify") as pool:
         for pack in packs:
             damages += pack.damaged_files()
@@ -73,7 +87,22 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] 
                 done += len(chunk)
                 if progress:
                     progress(done, total)
-    return damages
+    return Verified(samples={pack.part: pack.samples for pack in packs}, damages=damages)
+
+
+def _lost(root: Path, packs: list[_Pack]) -> list[Damage]:
+    """Parts whose columns are gone."""
+    there = {pack.part for pack in packs}
+    known = {part for pack in packs if pack.part for part in pack.parts}
+    lost = []
+    for part in _PARTS:
+        folder = root / part
+        beside = bool(there - {""}) and part != "" and folder.is_dir()
+        if part not in there and (part in known or beside or any(folder.glob("shard-[0-9]*"))):
+            what = "the columns are missing" if folder.is_dir() else "the whole part is missing"
+            file = os.path.join(part, COLUMNS_FILE if folder.is_dir() else "")
+            lost.append(Damage(index=None, name="", shard=file, offset=0, reason=f"{what}; its samples are lost"))
+    return lost
 
 
 @final
@@ -81,8 +110,9 @@ class _Pack:
     """One packed folder, read without `dataset.open`, which refuses what is to be reported here."""
 
     def __init__(self, folder: Path, part: str) -> None:
-        self._folder, self._part = folder, part
+        self._folder, self.part = folder, part
         self._columns, self._description = _load(folder / COLUMNS_FILE)
+        self.parts = self._description.parts
         self._label = self._columns["label"]
         self._views: list[memoryview | None] = []
         self.samples = len(self._label)
@@ -161,10 +191,10 @@ class _Pack:
     def _damage(self, sample: int, shard: str, offset: int, reason: str) -> Damage:
         low, high = self._columns["name_offset"][sample : sample + 2]
         name = self._columns["name"][low:high].tobytes().decode(errors="replace")
-        return Damage(index=sample, name=name, shard=os.path.join(self._part, shard), offset=offset, reason=reason)
+        return Damage(index=sample, name=name, shard=os.path.join(self.part, shard), offset=offset, reason=reason)
 
     def _file_damage(self, file: str, reason: str) -> Damage:
-        return Damage(index=None, name="", shard=os.path.join(self._part, file), offset=0, reason=reason)
+        return Damage(index=None, name="", shard=os.path.join(self.part, file), offset=0, reason=reason)
 
 
 def _pack_of_first_record(view: memoryview) -> int | None:

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.data.tiers._far import N, Open, read, shards_asked, spans_of
+from tests.data.tiers._far import GB, N, Open, read, shards_asked, spans_of
 from tests.data.tiers._server import Asked, Fault, Server
 
 from headway.core.errors import DataError
 from headway.data.dataset import Dataset
 from headway.data.order import Order
-from headway.data.tiers import disk
+from headway.data.tiers import disk, fetch, layout, sparse
+from headway.data.tiers.disk import DiskTier
+from headway.data.tiers.store import Store
 
 
 def some_faults() -> Callable[[Asked], Fault]:
@@ -173,6 +178,28 @@ def test_a_folder_that_cannot_be_used_is_said_once_and_records_are_streamed(
     assert "cannot be used (Not a directory)" in said(caplog)[0]
 
 
+@pytest.mark.parametrize("lack", ["holes", "place"])
+def test_a_file_system_that_will_not_do_is_said_once(
+    tier: Open,
+    wanted: list[bytes],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    lack: str,
+) -> None:
+    def refuse(number: int, begin: int, length: int) -> None:
+        raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+
+    if lack == "holes":
+        monkeypatch.setattr(sparse, "_punch", refuse)
+    else:
+        monkeypatch.setattr(disk, "on_network", lambda path: True)
+    with caplog.at_level(logging.WARNING):
+        opened = tier()
+        assert read(opened) == wanted
+    (sentence,) = said(caplog)
+    assert ("Operation not supported" if lack == "holes" else "it lies on a network file system") in sentence
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
     mounted: list[Path] = []
@@ -210,6 +237,25 @@ def test_a_full_disk_is_said_once_and_records_are_streamed(
     assert len(here) > 5
     assert read(opened, here) == [wanted[sample] for sample in here]
     assert not shards_asked(server)  # what it kept, it still has
+
+
+def test_what_has_no_room_on_the_disk_does_not_fill_the_memory(
+    tier: Open, wanted: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fetch, "AHEAD_BYTES", 20_000)
+    monkeypatch.setattr(layout, "GAP_BYTES", 100)
+    monkeypatch.setattr(layout, "RUN_BYTES", 7_000)
+    first = tier()
+    opened = DiskTier(first._dataset, first._remote, first._folder, GB, why="", threads=2)
+    monkeypatch.setattr(Store, "keep", lambda store, ids, extents: False)  # as if others had just taken the room
+    order = Order(N, 1, 40)  # it would read a whole window ahead
+    opened.expect(iter(spans_of(N, 2)), order)
+    for span in spans_of(N, 2):
+        ids = order(np.arange(*span))[1]
+        assert read(opened, ids) == [wanted[sample] for sample in ids]
+        time.sleep(0.01)
+        assert opened._fetcher._loose_bytes < 20_000 + 4 * 14_000
+    opened.close()
 
 
 @pytest.mark.root

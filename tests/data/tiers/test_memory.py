@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +92,17 @@ def test_copied_records_of_any_sizes_are_the_same_bytes(unlike: Dataset) -> None
     tier = MemoryTier.copied(unlike, mapped(unlike), why="")
     for sample in range(12):
         assert bytes(tier.read([sample])[0]) == bytes(unlike.read([sample])[0])
+
+
+def test_a_copied_record_that_is_short_ends_in_zeros(tmp_path: Path) -> None:
+    folder = make_pack(tmp_path, count=6, size=(WIDTH, HEIGHT), shard_bytes=10**6)
+    data = dataset.open(folder, mapped=False)
+    whole = bytes(data.read([5])[0])
+    os.truncate(folder / data.description.shards[0].name, int(data.offset[5]) + 100)
+    tier = MemoryTier.copied(data, mapped(data), why="")
+    assert bytes(tier.read([5])[0]) == whole[:100] + bytes(len(whole) - 100)
+    assert bytes(tier.read([4])[0]) == bytes(data.read([4])[0])
+    data.close()
 
 
 def gathers(tier: DeviceTier, data: Dataset) -> None:

@@ -52,6 +52,13 @@ def test_columns_that_have_changed_are_fetched_anew(tmp_path: Path) -> None:
         assert len(open_remote(server.uri, tmp_path / "cache")) == 8
 
 
+def test_columns_of_a_server_that_marks_nothing_are_fetched_each_time(server: Server, tmp_path: Path) -> None:
+    server.tag = lambda path: ""
+    for count in (1, 2):
+        open_remote(server.uri, tmp_path).close()
+        assert sum(asked.end - asked.start > 1 for asked in server.asked) == count
+
+
 def test_columns_without_their_fingerprint_are_a_sentence(tmp_path: Path) -> None:
     folder = make_pack(tmp_path, count=6)
     data = (folder / COLUMNS_FILE).read_bytes()

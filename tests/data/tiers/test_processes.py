@@ -165,6 +165,18 @@ def test_what_another_process_fetches_is_waited_for(
     assert not shards_asked(server)
 
 
+def test_a_process_that_has_fetched_lets_others_fetch(tier: Open, wanted: list[bytes]) -> None:
+    opened = tier()
+    assert read(opened) == wanted
+    store = opened._fetcher._store
+    assert store is not None
+    other = ByteLocks(store.folder / "locks")
+    try:
+        wait_until(lambda: all(other.attempt(FETCH + sample) for sample in range(N)))
+    finally:
+        other.close()
+
+
 def test_a_forked_child_reads_with_threads_of_its_own(tier: Open, wanted: list[bytes], tmp_path: Path) -> None:
     for folder in (tmp_path / "cache", None):
         opened = tier(folder)
@@ -228,7 +240,10 @@ def test_a_tier_that_is_let_go_ends_its_threads(server: Server, tmp_path: Path) 
     data.close()
 
 
-def test_records_outlive_the_tier(tier: Open, wanted: list[bytes], tmp_path: Path) -> None:
+def test_records_outlive_the_tier(
+    tier: Open, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headway.data.tiers.store._PATIENCE_S", 0.1)
     for folder in (tmp_path / "cache", None):
         opened = tier(folder, budget=450_000)
         held = opened.read(np.arange(20))

@@ -264,6 +264,8 @@ def test_sets_in_use_share_the_budget_and_idle_ones_make_way(tmp_path: Path, pac
     assert second.share_bytes <= 40_000
     first.close()
     assert not in_use(first.folder)
+    Store(small, root, 10**6).close()
+    assert first.folder.exists()  # there is room for both
     second.make_room(np.arange(20), by_number, -1)  # the idle set has to go
     assert not first.folder.exists()
     assert keep(second, small, np.arange(20))
@@ -272,7 +274,13 @@ def test_sets_in_use_share_the_budget_and_idle_ones_make_way(tmp_path: Path, pac
     second.make_room(np.arange(1), by_number, -1)
     assert third.share_bytes + second.share_bytes <= budget
     assert third.share_bytes > second.share_bytes
-    for store in (second, third):
+    keep(third, packed, ALL[:40])
+    fourth = Store(dataset.open(make_pack(tmp_path / "fourth", count=60, size=(92, 60))), root, budget)
+    assert fourth.share_bytes + second.kept_bytes + third.kept_bytes <= budget
+    third.make_room(ALL[50:51], by_number, 10**6)  # everything is needed before, but the set has to give way
+    assert third.kept_bytes <= third.share_bytes < budget // 2
+    assert same(third, packed, np.flatnonzero(third.present(ALL)))
+    for store in (second, third, fourth):
         store.close()
     packed.close()
     shutil.rmtree(root)

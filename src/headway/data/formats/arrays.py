@@ -4,9 +4,10 @@ IDX: u16 zero, u8 type, u8 number of dimensions, a big endian u32 for each, then
 bytes, [n, h, w] or [n, h, w, c]; their labels lie beside them in a file of the same name with `labels` for `images` and
 `idx1` for `idx3`. Either may be compressed (`.gz`).
 
-`.npy`: images are uint8 [n, h, w], [n, h, w, c] or [n, c, h, w] with c of 1 or 3, in C order; their labels, of shape
-[n] or [n, k], lie beside NAME.npy in NAME.labels.npy, NAME_labels.npy, a file of the same name with `labels` for
-`images`, or labels.npy. Nothing is unpickled.
+`.npy`: images are uint8 [n, h, w], [n, h, w, c] or [n, c, h, w] with c of 1 or 3, in C order; of four axes the last is
+that of the channels, unless its size is neither 1 nor 3 and the second's is. Their labels, of shape [n] or [n, k], lie
+beside NAME.npy in NAME.labels.npy, NAME_labels.npy, a file of the same name with `labels` for `images`, or labels.npy.
+Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _IDX_NAME = re.compile(r"(?P<part>.*?)[-_.]?images[-.]idx[34]-ubyte(\.gz)?")
 _IDX_TYPES = {8: ">u1", 9: ">i1", 11: ">i2", 12: ">i4", 13: ">f4", 14: ">f8"}
 _NPY_NAME = re.compile(r"(?P<part>.*?)[-_.]?images\.npy")
 _PARTS = {"t10k": "test"}
+_SHAPES = "[n, h, w], [n, h, w, c] or [n, c, h, w] with 1 or 3 channels"
 
 Parts = dict[str, Callable[[], Found]]
 """Of a folder or an archive, what opens each part of it."""
@@ -107,16 +109,23 @@ def open_npy(path: Path) -> Found:
 def _open(images: _Array, labels: _Array, format: str, watched: tuple[Path, Path]) -> Found:
     where = str(watched[0])
     if images.kind != np.uint8 or not 3 <= len(images.shape) <= 4:
-        what = f"images are uint8 [n, h, w] or [n, h, w, c], and these are {images.kind} {list(images.shape)}"
-        raise DataError(what, where=where)
+        what = f"images are uint8 {_SHAPES}, and these are {images.kind} {list(images.shape)}"
+        fix = (
+            "Save all of them, one after the other." if images.kind == np.uint8 else "Save them as bytes from 0 to 255."
+        )
+        raise DataError(what, where=where, fix=fix)
     n, *shape = images.shape
     planar = len(shape) == 3 and shape[2] not in (1, 3) and shape[0] in (1, 3)
     channels = shape.pop(0 if planar else 2) if len(shape) == 3 else 1
     if channels not in (1, 3) or min(shape) < 1 or math.prod(shape) * channels >= 1 << 32:
-        raise DataError(f"these are no images: their shape is {list(images.shape)}", where=where)
+        what, fix = f"these are no images: their shape is {list(images.shape)}", f"Save them as {_SHAPES}."
+        if len(images.shape) == 4 and 4 in (images.shape[3], images.shape[1]):
+            fix = f"Drop the alpha channel: images[{'..., ' if images.shape[3] == 4 else ':, '}:3]."
+        raise DataError(what, where=where, fix=fix)
     if len(labels.shape) not in (1, 2) or labels.shape[0] != n:
-        what = f"there are {n:,} images, and labels of shape {list(labels.shape)}"
-        raise DataError(what, where=str(watched[1]))
+        what = f"there are {n:,} images, and labels of shape {list(labels.shape)} in {watched[1]}"
+        fix = f"Put one label (or one row of k labels) for each image into {watched[1].name}, or copy both files again."
+        raise DataError(what, where=where, fix=fix)
     return rows(
         format,
         [(images.piece, images.offset, n)],

@@ -50,7 +50,7 @@ def find(path: Path, files: Sequence[Path], part: str, labels: str) -> Found:
         raise UsageError(what, where=str(path / part), fix="Name one that is there.")
     if len(parts) == 1:
         return next(iter(parts.values()))()
-    fix = f"Name one: {path / sorted(parts)[-1]}."
+    fix = f"Name one: {path / ('train' if 'train' in parts else sorted(parts)[0])}."
     raise UsageError(f"this holds several data sets: {names}", where=str(path), fix=fix)
 
 

@@ -93,6 +93,6 @@ def _package() -> Any:
     try:
         import lmdb as package
     except ImportError as error:
-        fix = "Install it: pip install 'headway[lmdb]'."
+        fix = "Install it: pip install lmdb."
         raise UsageError("LMDB is written by the lmdb package, which is not installed", fix=fix) from error
     return package

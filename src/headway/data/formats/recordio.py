@@ -155,6 +155,9 @@ def open_shards(paths: Sequence[Path]) -> Found:
     labels: list[Label] = []
     for number, path in enumerate(paths):
         view, at = mapped(path), 0
+        if view[:4] != _MAGIC_BYTES:
+            fix = "RecordIO begins with the number 0xced7230a. Name a file of records, or copy this one again."
+            raise DataError("this is no RecordIO file", where=str(path), fix=fix)
         while at < len(view):
             start = at
             payload, at = _payload(view, start, str(path))

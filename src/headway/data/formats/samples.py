@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
@@ -14,14 +16,14 @@ from headway.data.dataset import Dataset
 from headway.data.formats.source import Source
 
 
-def source_of(dataset: Dataset) -> Source:
-    """All samples of a data set, in its order.
+def source_of(dataset: Dataset, *, remote: bool = False) -> Source:
+    """All samples of a data set, in its order; `remote`: it lies at an address.
 
     Raises DataError where it holds pixels of other than 1 or 3 channels, or some pixels and some files.
     """
     return Source(
         names=tuple(dataset.name(sample) for sample in range(len(dataset))),
-        images=Samples(dataset),
+        images=Samples(dataset, remote),
         labels=np.array(dataset.label),
         label_kind=dataset.description.label_kind,
         classes=dataset.classes,
@@ -33,7 +35,7 @@ def source_of(dataset: Dataset) -> Source:
 class Samples:
     """The images of a data set, each checked against its checksum."""
 
-    def __init__(self, dataset: Dataset) -> None:
+    def __init__(self, dataset: Dataset, remote: bool) -> None:
         raw = (dataset.flags & FLAG_RAW) > 0
         channels = dataset.description.channels
         if raw.any() and (channels not in (1, 3) or not raw.all()):
@@ -41,14 +43,24 @@ class Samples:
             raise DataError(what, where=str(dataset.folder), fix="Save them as images of 1 or 3 channels.")
         self.mode = dataset.description.mode
         self.raw_channels = channels if raw.any() else 0
-        self._dataset = dataset
+        self.gray: bool | None = channels == 1
+        self._dataset, self._remote = dataset, remote
+        self._fetched: dict[int, memoryview] = {}
 
     def sizes(self) -> NDArray[np.int64]:
         return self._dataset.length.astype(np.int64)
 
+    def together(self, samples: Sequence[int]) -> Samples:
+        if not self._remote:
+            return self
+        near = copy.copy(self)
+        near._fetched = dict(zip(samples, self._dataset.read(samples), strict=True))
+        return near
+
     def read(self, sample: int) -> bytes | NDArray[np.uint8]:
         dataset = self._dataset
-        data = bytes(dataset.read(np.array([sample]))[0])
+        near = self._fetched.get(sample)
+        data = bytes(dataset.read([sample])[0] if near is None else near)
         if len(data) != dataset.length[sample] or crc32c(data) != dataset.crc32c[sample]:
             raise DataError("its checksum is another than that in the columns", where=dataset.name(sample))
         if not self.raw_channels:

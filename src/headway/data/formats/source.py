@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, final
@@ -33,6 +34,8 @@ class Images(Protocol):
     """Mode of the pack that they lie in; `foreign` where it is none."""
     raw_channels: int
     """0: they are files. Else they are pixels of so many channels."""
+    gray: bool | None
+    """Whether all are; None: not known."""
 
     def sizes(self) -> NDArray[np.int64]:
         """Bytes of each; 0 where it cannot be read. Shape [n]."""
@@ -43,15 +46,25 @@ class Images(Protocol):
         Raises OSError where it cannot be read, and DataError where it is damaged.
         """
 
+    def together(self, samples: Sequence[int]) -> Images:
+        """The same images, of which these are about to be read: what lies far away is fetched at once.
+
+        Raises DataError where it cannot be reached.
+        """
+
 
 @final
 class Files:
     """Images that are files of their own."""
 
     mode, raw_channels = "foreign", 0
+    gray: bool | None = None
 
     def __init__(self, paths: tuple[str, ...]) -> None:
         self.paths = paths
+
+    def together(self, samples: Sequence[int]) -> Images:
+        return self
 
     def sizes(self) -> NDArray[np.int64]:
         return np.fromiter(map(_size, self.paths), np.int64, len(self.paths))
@@ -89,6 +102,20 @@ class Source:
         return len(self.names)
 
 
+def is_address(uri: str | os.PathLike[str]) -> bool:
+    """Whether it is an address such as s3://bucket/photos, and no path on this machine."""
+    return "://" in os.fspath(uri).removeprefix("file://")
+
+
+def local_path(uri: str | os.PathLike[str], fix: str) -> Path:
+    """A path on this machine. Raises UsageError, with the remedy `fix`, for an address such as s3://bucket/photos."""
+    if is_address(uri):
+        from headway.data.tiers.transport import shown  # it imports from here
+
+        raise UsageError("this is an address, and no path on this machine", where=shown(os.fspath(uri)), fix=fix)
+    return Path(os.fspath(uri).removeprefix("file://"))
+
+
 def open_source(src: Path) -> Source:
     """Lists a folder of class folders, or a CSV or JSONL file; opens anything else that `headway.open` opens.
 
@@ -108,12 +135,18 @@ def open_source(src: Path) -> Source:
     return source_of(dataset.open(src))
 
 
-def open_split(src: Path) -> tuple[Source, Source | None]:
+def open_split(src: str | os.PathLike[str]) -> tuple[Source, Source | None]:
     """The training set and, where `src` is a folder of two parts (train/ and one of EVAL_NAMES), the evaluation set.
 
     The parts may be folders of images, packs or foreign data; or what `headway.open` calls parts of foreign data, such
-    as the train and test of CIFAR-10. Raises as `open_source`.
+    as the train and test of CIFAR-10. At an address lies one pack. Raises as `open_source`.
     """
+    if is_address(src):
+        from headway.data import dataset
+        from headway.data.formats.samples import source_of
+
+        return source_of(dataset.open(src), remote=True), None
+    src = Path(src)
     parts = _folders(src) or _foreign_parts(src)
     if parts is None:
         return open_source(src), None

@@ -145,7 +145,7 @@ class Fetcher:
             while True:
                 lease = self._store.lease() if self._store else None
                 near = self._bringer.near(ids)
-                missing = self._take(ids[~near], taken)
+                missing = self._take(np.unique(ids[~near]), taken)
                 if not missing:
                     return self._records(ids, near, taken, lease)
                 del lease  # while it waits, it keeps nothing from being taken away
@@ -193,10 +193,10 @@ class Fetcher:
                 reader, error = self._failed.get(sample, (0, None))
                 if error is not None and reader == number:  # what failed before this read began is tried again
                     raise error
-            waiting = {id(run): run for sample in missing if (run := self._run_of.get(sample)) and not run.started}
-            for run in waiting.values():  # they go before the others; the older entry is skipped when it comes
-                run.reader = number
-                heapq.heappush(self._runs, (_NOW, next(self._count), run))
+            for run in [self._run_of[sample] for sample in missing if sample in self._run_of]:
+                if not run.started and run.reader != number:
+                    run.reader = number  # it goes before the others; its older entry is skipped when it comes
+                    heapq.heappush(self._runs, (_NOW, next(self._count), run))
             rest = np.array([sample for sample in missing if sample not in self._run_of], np.int64)
             self._push(rest, None, number, forced)
             self._changed.notify_all()
