@@ -50,7 +50,8 @@ def start(arms: Comparison, source: Path, folder: Path, quick: bool) -> None:
     arms.add("Headway train", ours("train", {**common, "pack": str(originals), "normalise": False}), ONE)
     add_limit(arms, originals, folder)
     if not quick:
-        arms.add("Headway train, normalising", ours("train", {**common, "pack": str(originals), "normalise": True}), ONE)
+        normalising = ours("train", {**common, "pack": str(originals), "normalise": True})
+        arms.add("Headway train, normalising", normalising, ONE)
         arms.add("Pillow in DataLoader", peer("torch_loader", {**common, "decoder": "pillow"}))
         slow = {**common, "pack": str(originals), "how": {**HOW, "backend": "pillow"}, "kernel": "Pillow itself"}
         arms.add("Headway, Pillow decodes", ours("headway", slow))

@@ -89,8 +89,8 @@ def test_a_finished_run(folder: Path) -> None:
     headway("train", folder / "recipe.yaml", "--run", run, "stop_at={accuracy: 0.5}")
     page, found = page_of(run), panels(run)
     assert found.keys() == {
-        "result", "curve-accuracy", "curve-loss", "curve-lr", "curve-images_s", "curve-wait", "stages", "stage-table", "input",
-        "worst", "confusion", "recipe", "machine",
+        "result", "curve-accuracy", "curve-loss", "curve-lr", "curve-images_s", "curve-wait", "stages", "stage-table",
+        "input", "worst", "confusion", "recipe", "machine",
     }  # fmt: skip
     summary = json.loads((run / "summary.json").read_text())
     cards = {card["label"]: card["value"] for card in found["result"].data["cards"]}

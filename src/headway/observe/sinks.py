@@ -32,7 +32,7 @@ class TensorBoard(Sink):
                 warnings.simplefilter("ignore")  # tensorboard's own imports warn of their dependencies
                 from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            fix = "Install it: pip install headway[tensorboard]. Or take it out of sinks."
+            fix = "Install it: pip install tensorboard. Or take it out of sinks."
             raise RecipeError(f"tensorboard is not installed ({error})", where="sinks", fix=fix) from None
         self._writer: Any = SummaryWriter(
             str(folder / "tensorboard"), purge_step=None if after_step is None else after_step + 1

@@ -85,7 +85,7 @@ class TrainRecipe(Part):
     log_ids: bool = False
     """Write (position, asked, served) of every sample to ids.bin."""
     sinks: tuple[Literal["tensorboard"], ...] = ()
-    """Where metrics go besides metrics.jsonl; tensorboard needs the extra headway[tensorboard]."""
+    """Where metrics go besides metrics.jsonl; tensorboard needs the package of that name."""
 
     @field_validator("name")
     @classmethod

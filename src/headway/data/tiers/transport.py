@@ -198,8 +198,8 @@ class FileSystem(Transport):
             self._files, self._root = fsspec.core.url_to_fs(uri)
         except (ImportError, ValueError) as error:
             scheme = uri.partition("://")[0]
-            extra = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}.get(scheme)
-            fix = f"pip install 'headway[{extra}]'." if extra else "Install the package of fsspec that reads it."
+            package = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}.get(scheme)
+            fix = f"pip install {package}." if package else "Install the package of fsspec that reads it."
             raise UsageError(f"nothing installed reads {scheme}:// ({error})", where=shown(uri), fix=fix) from None
         self._timeout_s = timeout_s
         self._sync = fsspec.asyn.sync
