@@ -34,7 +34,7 @@ class Nothing(nn.Module):
 
 
 def batches(asked: dict[str, Any]) -> Iterator[int]:
-    folder = Path(asked["folder"]) / "train"
+    folder = Path(asked["folder"]) / f"train-{asked['normalise']}"
     folder.mkdir()
     recipe = folder / "recipe.yaml"
     recipe.write_text(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Literal, final
@@ -93,9 +93,20 @@ class _Drawn:
     flips: NDArray[np.bool_] | None
     shifts: NDArray[np.int64] | None
 
-    def at(self, place: int) -> _Drawn:
-        part = slice(place, place + 1)
+    def part(self, low: int, high: int) -> _Drawn:
+        part = slice(low, high)
         return _Drawn(*(None if array is None else array[part] for array in (self.keys, self.flips, self.shifts)))  # type: ignore[arg-type]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one batch asks for; arrays of shape [b]."""
+
+    positions: NDArray[np.int64]
+    epochs: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    drawn: _Drawn
 
 
 @final
@@ -130,15 +141,26 @@ class Filler:
         self.on_device = isinstance(tier, DeviceTier)
         self._moving = np.empty(0, np.uint8)  # pixels before they are moved
 
-    def fill(self, memory: torch.Tensor, positions: NDArray[np.int64]) -> Batch:
-        """A batch whose images lie in `memory` (uint8, flat); or are to be gathered `on_device`."""
-        view, tally, begun = self._view, self._tally, perf_counter()
+    def steps(self, spans: Sequence[tuple[int, int]]) -> Iterator[Step]:
+        """What is asked for at these [low, high) positions. All is drawn at once: small arrays cost as much."""
+        begun = perf_counter()
+        positions = np.concatenate([np.arange(low, high) for low, high in spans])
         epochs, samples = self._order(positions) if self._order else (np.zeros_like(positions), positions)
+        drawn = self._draw(epochs, samples)
+        self._tally.stage_s["order"] += perf_counter() - begun
+        begin = 0
+        for low, high in spans:
+            end = begin + high - low
+            yield Step(positions[begin:end], epochs[begin:end], samples[begin:end], drawn.part(begin, end))
+            begin = end
+
+    def fill(self, memory: torch.Tensor, step: Step) -> Batch:
+        """A batch whose images lie in `memory` (uint8, flat); or are to be gathered `on_device`."""
+        view, tally = self._view, self._tally
+        positions, epochs, samples, drawn = step.positions, step.epochs, step.samples, step.drawn
         size = view.size_at(int(epochs[0]) if len(epochs) else 0)
         shape = (len(samples), *size, view.channels)
         images = memory[: int(np.prod(shape))].view(shape)
-        drawn = self._draw(epochs, samples)
-        tally.stage_s["order"] += perf_counter() - begun
         pixels = images.numpy()
         if self.on_device:
             damaged = self._tier.damaged
@@ -259,7 +281,7 @@ class Filler:
             if self.on_device:
                 bad = self._tier.damaged is not None and bool(self._tier.damaged[sample[0]])
             else:
-                status, boxes = self._pixels(sample, drawn.at(place), pixels[place : place + 1])
+                status, boxes = self._pixels(sample, drawn.part(place, place + 1), pixels[place : place + 1])
                 bad = bool(status.any())
             if not bad:
                 return int(sample[0]), None if boxes is None else boxes[0]

@@ -27,6 +27,9 @@ from headway.data.tiers import Slots, Tier, choose
 from headway.data.tiers.device import DeviceTier
 from headway.data.upload import to_device
 
+DRAWN_SAMPLES = 4096
+"""Order, keys and choices of so many samples are computed together: of 512 they cost 0.5 us a sample, of these 0.2."""
+
 
 @final
 class Loader:
@@ -230,6 +233,20 @@ class Loader:
             position += total
 
 
+def _grouped(spans: Iterator[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+    """Spans of DRAWN_SAMPLES positions together, or the rest."""
+    group: list[tuple[int, int]] = []
+    count = 0
+    for low, high in spans:
+        group.append((low, high))
+        count += high - low
+        if count >= DRAWN_SAMPLES or len(group) >= DRAWN_SAMPLES:
+            yield group
+            group, count = [], 0
+    if group:
+        yield group
+
+
 @dataclass(slots=True)
 class _Slot:
     memory: torch.Tensor
@@ -353,13 +370,14 @@ class _Ring:
 
     def _produce(self) -> None:
         try:
-            for low, high in self._loader._spans():
-                slot = self._free.get()
-                if slot is None or self._stopped:
-                    return
-                if slot.free is not None:
-                    slot.free.synchronize()  # this thread waits for the copy, never the training loop
-                self._ready.put((slot, self._filler.fill(slot.memory, np.arange(low, high))))
+            for spans in _grouped(self._loader._spans()):
+                for step in self._filler.steps(spans):
+                    slot = self._free.get()
+                    if slot is None or self._stopped:
+                        return
+                    if slot.free is not None:
+                        slot.free.synchronize()  # this thread waits for the copy, never the training loop
+                    self._ready.put((slot, self._filler.fill(slot.memory, step)))
             self._ready.put(None)
         except BaseException as error:  # the consumer must hear of it, whatever it is
             self._ready.put(error)
