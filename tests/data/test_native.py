@@ -393,5 +393,5 @@ def test_without_the_library_one_sentence_says_what_is_lost(library: bytes | Non
     assert done.stdout == f"{tmp_path}/headway/__init__.py False\n"
     (sentence,) = done.stderr.splitlines()
     assert sentence.startswith(f"The native core {why}")
-    assert "Pillow decodes images, which takes 3 to 5 times as long" in sentence
+    assert "Pillow decodes images, which takes about six times as long" in sentence
     assert "g++ cmake libjpeg62-turbo-dev" in sentence

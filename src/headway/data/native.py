@@ -124,7 +124,7 @@ def _library() -> ctypes.CDLL | None:
     except (OSError, AttributeError) as error:
         why = "is not built" if not LIBRARY.exists() else f"cannot be used ({error})"
         logging.getLogger("headway").warning(
-            f"The native core {why}: Pillow decodes images, which takes 3 to 5 times as long, and JPEGs cannot be "
+            f"The native core {why}: Pillow decodes images, which takes about six times as long, and JPEGs cannot be "
             f"packed as seekable. To have it, {_FIX}."
         )
         return None
