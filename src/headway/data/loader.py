@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from time import perf_counter
+from time import perf_counter, sleep
 from typing import Any, Literal, final
 
 import numpy as np
@@ -26,6 +26,9 @@ from headway.data.stats import LoaderStats, Tally
 from headway.data.tiers import Slots, Tier, choose
 from headway.data.tiers.device import DeviceTier
 from headway.data.upload import to_device
+
+PAUSE_S = 0.0005
+"""Before a batch is made that is not urgent. Training on digits waits 1.3 % of its time with it and 6.5 % without."""
 
 DRAWN_SAMPLES = 4096
 """Order, keys and choices of so many samples are computed together: of 512 they cost 0.5 us a sample, of these 0.2."""
@@ -368,11 +371,21 @@ class _Ring:
         if os.getpid() == self._process:
             self._thread.join()
 
+    def _free_slot(self) -> _Slot | None:
+        try:
+            return self._free.get_nowait()
+        except queue.Empty:
+            slot = self._free.get()
+        # The consumer has just come for a batch, another one is ready, and it is about to run Python, as we are: that
+        # of the two takes turns. A little later it is inside its network, which leaves the interpreter to us.
+        sleep(PAUSE_S)
+        return slot
+
     def _produce(self) -> None:
         try:
             for spans in _grouped(self._loader._spans()):
                 for step in self._filler.steps(spans):
-                    slot = self._free.get()
+                    slot = self._free_slot()
                     if slot is None or self._stopped:
                         return
                     if slot.free is not None:
