@@ -52,6 +52,22 @@ class TrainingError(HeadwayError):
     """A run that cannot go on: a non-finite loss, a network that does not fit its task."""
 
 
+class CommunicationError(HeadwayError):
+    """A collective that failed, timed out, or was issued in another order by another rank."""
+
+
+class Stalled(CommunicationError):  # noqa: N818
+    """A collective waited for longer than its time-out: some rank is alive and does not come."""
+
+
+class Lost(CommunicationError):  # noqa: N818 - an event that is handled, as StopIteration is
+    """This generation is over: a member was lost, or a new one waits. The members go on in the next generation."""
+
+
+class Fenced(CommunicationError):  # noqa: N818
+    """This process was declared lost while it was silent; the others went on without it, and it has to end."""
+
+
 class UserCodeError(HeadwayError):
     """The user's own code failed; the cause carries their traceback, which is always shown."""
 

@@ -45,6 +45,10 @@ class Loaded(Generic[P]):
         origins = {**self.origins, key: f"auto: {reason}"}
         return replace(self, recipe=type(self.recipe).model_validate(tree), origins=origins)
 
+    def leaves(self) -> Iterator[tuple[str, Any]]:
+        """(dotted key, value) of each leaf; values are those of JSON."""
+        yield from _items(self.recipe.model_dump(mode="json"))
+
     def to_yaml(self) -> str:
         """The whole tree, every value spelled out; loading it gives the same recipe."""
         tree = self.recipe.model_dump(mode="json")
@@ -175,12 +179,12 @@ def _put(tree: Any, keys: Sequence[str], value: Any, whole: str) -> None:
             tree = tree[index]
 
 
-def _leaves(tree: Any, path: str = "") -> Iterator[str]:
+def _items(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     if isinstance(tree, dict) and tree:
         for key, value in tree.items():
-            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+            yield from _items(value, f"{path}.{key}" if path else str(key))
     else:
-        yield path
+        yield path, tree
 
 
 def _origins_of_leaves(recipe: Part, origins: Mapping[str, str]) -> dict[str, str]:
@@ -204,7 +208,7 @@ def _origins_of_leaves(recipe: Part, origins: Mapping[str, str]) -> dict[str, st
         ]
         return origins[max(whole, key=len)] if whole else "default"
 
-    return {leaf: origin(leaf) for leaf in _leaves(recipe.model_dump(mode="json"))}
+    return {leaf: origin(leaf) for leaf, _ in _items(recipe.model_dump(mode="json"))}
 
 
 _KIND = re.compile(r"(constrained-)?(int|float|str|bool)|.*\[.*\]")

@@ -1,7 +1,8 @@
 """Run: the folder of one training run, and the only file that knows its layout.
 
 recipe.yaml (resolved), provenance.json, metrics.jsonl, quarantine.jsonl, ids.bin (with `log_ids`), panels/*.json,
-checkpoints/step-*/, weights.safetensors (the best), report.html, summary.json.
+checkpoints/step-*/, weights.safetensors (the best), report.html, summary.json. Of several processes each has an
+ids-NAME.bin of its own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from headway.core.errors import UsageError
 from headway.core.files import write_whole
@@ -67,6 +70,10 @@ class Run:
         before = ("provenance.json", ".provenance.json.", ".recipe.yaml.")
         files = [path for path in self.folder.rglob("*") if not path.is_dir()]
         return all(path.parent == self.folder and path.name.startswith(before) for path in files)
+
+    def ids_of(self, name: str) -> Path:
+        """The ids that one of several processes writes; of one that trains alone, named "", ids.bin."""
+        return self.folder / f"ids-{name}.bin" if name else self.ids_path
 
     @staticmethod
     def open(folder: Path) -> Run:
@@ -131,14 +138,34 @@ class Run:
         yield from read_lines(self.metrics_path)
 
     def cut_back(self, position: int) -> None:
-        """Takes what was logged after `position` out of the logs, so that a resumed run writes it once."""
+        """Takes what was logged after `position` out of all logs, so that a resumed run writes it once."""
+        self.cut_metrics(position)
+        self.cut_ids(position)
+
+    def cut_metrics(self, position: int) -> None:
+        """Takes it out of metrics and quarantine."""
         # A metric's position is the number of samples served before it; a damaged sample's is its own.
         for path, first_cut in ((self.metrics_path, position + 1), (self.quarantine_path, position)):
             kept = [record for record in read_lines(path) if record["position"] < first_cut]
             if path.exists():
                 write_whole(path, "".join(json.dumps(record) + "\n" for record in kept))
-        if self.ids_path.exists():
-            os.truncate(self.ids_path, min(position * IDS_BYTES, self.ids_path.stat().st_size))
+
+    def seal_ids(self, position: int, name: str) -> None:
+        """Cuts the ids of a process that was lost, in a new file: where it only slept it may still write to its own."""
+        path = self.ids_of(name)
+        if path.exists():
+            rows = np.frombuffer(path.read_bytes(), "<i8")
+            whole = rows[: len(rows) // 3 * 3].reshape(-1, 3)
+            write_whole(path, whole[: np.searchsorted(whole[:, 0], position)].tobytes())
+
+    def cut_ids(self, position: int, name: str | None = None) -> None:
+        """Takes the samples from `position` on out of the ids of one process; of all where none is named."""
+        for path in self.folder.glob("ids*.bin") if name is None else [self.ids_of(name)]:
+            if path.exists():
+                with path.open("r+b") as file:
+                    rows = np.frombuffer(file.read(), "<i8")
+                    whole = rows[: len(rows) // 3 * 3].reshape(-1, 3)
+                    file.truncate(int(np.searchsorted(whole[:, 0], position)) * IDS_BYTES)
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -1,0 +1,405 @@
+"""What a collective costs by the alpha-beta model: pure functions of bytes and a network.
+
+A message of n bytes takes a link `latency_s + n / bandwidth_bytes_s`; summing n bytes takes `n / reduce_bytes_s`
+(Hockney 1994; Thakur, Rabenseifner and Gropp 2005, "Optimization of Collective Communication Operations in MPICH",
+section 4). There are M hosts with L ranks each, N = M L, that share their host's link to the others.
+
+| algorithm          | what happens                                                                                   |
+|--------------------|------------------------------------------------------------------------------------------------|
+| `ring`             | reduce-scatter and all-gather around all ranks (Patarasuk and Yuan 2009)                       |
+| `tree`             | binomial tree over the ranks in order: sums go up, the result comes down                       |
+| `halving_doubling` | halving, then doubling (Rabenseifner 2004); ranks beyond a power of two fold in                |
+| `double_tree`      | two binary trees with half of the bytes each, in chunks (Sanders, Speck and Traeff 2009)       |
+| `leader`           | sum inside the host, ring among first ranks, broadcast (Jia et al. 2018, arXiv 1807.11205)     |
+| `two_dimensional`  | reduce-scatter inside, all-reduce of each slice across hosts, all-gather inside                |
+| `torus`            | the same, with the hosts in a grid as square as can be (Mikami et al. 2018, arXiv 1811.05233)  |
+| `parameter_server` | all ranks send to as many server hosts as there are hosts, and fetch                           |
+| `all_to_all`       | every rank has a piece for every other (no sum)                                                |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Literal, final
+
+import numpy as np
+
+from headway.core.errors import UsageError
+
+Algorithm = Literal[
+    "ring",
+    "tree",
+    "halving_doubling",
+    "double_tree",
+    "leader",
+    "two_dimensional",
+    "torus",
+    "parameter_server",
+    "all_to_all",
+]
+Order = Literal["block", "round_robin"]
+
+SMALLEST_BUCKET, LARGEST_BUCKET = 256 << 10, 32 << 20
+
+
+@final
+@dataclass(frozen=True)
+class Link:
+    """One way from rank to rank; each way has the whole of it.
+
+    Raises:
+        UsageError: a negative latency, or a bandwidth that is not positive.
+    """
+
+    latency_s: float
+    bandwidth_bytes_s: float
+
+    def __post_init__(self) -> None:
+        if not (self.latency_s >= 0 and self.bandwidth_bytes_s > 0):
+            raise UsageError(f"{self} is no link: its latency is 0 or more, its bandwidth above 0")
+
+    def seconds(self, nbytes: float) -> float:
+        """Of one message."""
+        return self.latency_s + nbytes / self.bandwidth_bytes_s
+
+
+@final
+@dataclass(frozen=True)
+class Network:
+    """Hosts, the ranks on each, and what joins them.
+
+    Attributes:
+        inside: between two ranks of a host, while all of its ranks use it.
+        between: from a host to another; its bandwidth is the host's, which all ranks of it share.
+        reduce_bytes_s: how fast a rank adds one array to another, in bytes of one of them.
+
+    Raises:
+        UsageError: fewer than one host or rank, or a speed that is not positive.
+    """
+
+    hosts: int
+    ranks_per_host: int
+    inside: Link
+    between: Link
+    reduce_bytes_s: float
+
+    def __post_init__(self) -> None:
+        if self.hosts < 1 or self.ranks_per_host < 1 or not self.reduce_bytes_s > 0:
+            raise UsageError(f"{self} is no network: counts are 1 or more, speeds above 0")
+
+    @property
+    def ranks(self) -> int:
+        return self.hosts * self.ranks_per_host
+
+
+@final
+@dataclass(frozen=True)
+class Line:
+    """Seconds as a line in bytes: what every algorithm costs but the double tree, whose chunks depend on the bytes."""
+
+    latency_s: float
+    s_per_byte: float
+
+    def seconds(self, nbytes: float) -> float:
+        return self.latency_s + nbytes * self.s_per_byte
+
+
+def seconds(
+    algorithm: Algorithm, nbytes: float, network: Network, *, wire_ratio: float = 1.0, order: Order = "block"
+) -> float:
+    """Time of one operation with nothing beside it.
+
+    Args:
+        nbytes: of each rank's array.
+        wire_ratio: bytes on the link over bytes of the array: 0.5 for fp16 messages of fp32. The hierarchical
+            algorithms (leader, two_dimensional, torus) shrink what goes between hosts, the others every message.
+        order: how ranks follow each other: host by host, or each on another host than the one before. It matters to
+            `ring`, `tree` and `halving_doubling`; the others know the hosts.
+    """
+    if algorithm == "double_tree" and network.ranks > 1:
+        return _double_tree(nbytes, network, wire_ratio, None)
+    return line(algorithm, network, wire_ratio=wire_ratio, order=order).seconds(nbytes)
+
+
+def double_tree_seconds(nbytes: float, network: Network, chunks: float, *, wire_ratio: float = 1.0) -> float:
+    """Of the double tree with so many chunks, 1 or more: 2 (D + c) (a + n b / c) on a flat network of depth D.
+
+    `seconds` takes the best count, sqrt(D n b / a), but at least 1.
+    """
+    return _double_tree(nbytes, network, wire_ratio, max(1.0, chunks)) if network.ranks > 1 else 0.0
+
+
+@lru_cache(maxsize=1024)
+def line(algorithm: Algorithm, network: Network, *, wire_ratio: float = 1.0, order: Order = "block") -> Line:
+    """Latency and seconds a byte; arguments as in `seconds`. Of `double_tree` the limits for 0 and for many bytes."""
+    if network.ranks == 1:
+        return Line(0.0, 0.0)
+    if algorithm in ("leader", "two_dimensional", "torus"):
+        parts = _phases(algorithm, network, wire_ratio)
+        return Line(sum(part.latency_s for part in parts), sum(part.s_per_byte for part in parts))
+    if algorithm == "ring":
+        return _ring(network, wire_ratio, order)
+    if algorithm == "tree":
+        return _tree(network, wire_ratio, order)
+    if algorithm == "halving_doubling":
+        return _halving_doubling(network, wire_ratio, order)
+    if algorithm == "double_tree":
+        return Line(_double_tree(0, network, wire_ratio, 1.0), 2 * wire_ratio * _slowest(network) + _gamma(network))
+    if algorithm == "parameter_server":
+        return _parameter_server(network, wire_ratio)
+    return _all_to_all(network, wire_ratio)
+
+
+def bytes_out_of_host(
+    algorithm: Algorithm, nbytes: float, network: Network, *, wire_ratio: float = 1.0, order: Order = "block"
+) -> float:
+    """Payload that the busiest host sends to others; arguments as in `seconds`.
+
+    Headers add 2 to 4 %. Of `parameter_server` it is a host of workers.
+    """
+    m, n_ranks, per_host = network.hosts, network.ranks, network.ranks_per_host
+    if m == 1:
+        return 0.0
+    many = per_host if order == "round_robin" else 1
+    if algorithm == "ring":
+        share = 2 * many * (n_ranks - 1) / n_ranks
+    elif algorithm == "tree":
+        share = float(_tree_traffic(m, per_host, order)[0])
+    elif algorithm == "halving_doubling":
+        power = 1 << (m.bit_length() - 1)
+        share = many * (2 * (power - 1) / power + (power != m))
+    elif algorithm == "double_tree":
+        share = {2: 1.0, 3: 1.5}.get(m, 2.0)
+    elif algorithm == "parameter_server":
+        share = float(per_host)
+    elif algorithm == "all_to_all":
+        share = per_host * (n_ranks - per_host) / n_ranks
+    else:
+        share = 2 * (m - 1) / m
+    return share * nbytes * wire_ratio
+
+
+def steps(algorithm: Algorithm, network: Network) -> int:
+    """Messages that follow each other on the longest way; of `double_tree` without its chunks."""
+    m, per_host, n_ranks = network.hosts, network.ranks_per_host, network.ranks
+    if n_ranks == 1:
+        return 0
+    grid = _grid(m if m > 1 else per_host)
+    return {
+        "ring": 2 * (n_ranks - 1),
+        "tree": 2 * _log2(n_ranks),
+        "halving_doubling": 2 * (_log2(per_host) + _log2(m)),
+        "double_tree": 2 * (_log2(per_host) + _log2(m)),
+        "leader": 2 * (per_host - 1) + 2 * (m - 1),
+        "two_dimensional": 2 * (per_host - 1) + 2 * (m - 1),
+        "torus": 2 * (grid[0] - 1) + 2 * (grid[1] - 1) + (2 * (per_host - 1) if m > 1 else 0),
+        "parameter_server": 2,
+        "all_to_all": n_ranks - 1,
+    }[algorithm]
+
+
+def phase_lines(algorithm: Algorithm, network: Network, *, wire_ratio: float = 1.0) -> tuple[Line, Line, Line]:
+    """Costs inside the host, between hosts, and inside again; an algorithm in one piece is all in the second."""
+    if network.ranks > 1 and algorithm in ("leader", "two_dimensional", "torus"):
+        return _phases(algorithm, network, wire_ratio)
+    return Line(0.0, 0.0), line(algorithm, network, wire_ratio=wire_ratio), Line(0.0, 0.0)
+
+
+def phases(
+    algorithm: Algorithm, nbytes: float, network: Network, *, wire_ratio: float = 1.0
+) -> tuple[float, float, float]:
+    """Seconds of each of `phase_lines`."""
+    if algorithm == "double_tree":
+        return 0.0, seconds(algorithm, nbytes, network, wire_ratio=wire_ratio), 0.0
+    first, second, third = (part.seconds(nbytes) for part in phase_lines(algorithm, network, wire_ratio=wire_ratio))
+    return first, second, third
+
+
+def pipelined_seconds(
+    algorithm: Algorithm, nbytes: float, buckets: int, network: Network, *, wire_ratio: float = 1.0
+) -> float:
+    """Time of `nbytes` in so many equal buckets that follow each other at once through the phases.
+
+    The first and the last phase share what is inside the host, so the train advances by the slower of the second one
+    and of these two together.
+    """
+    first, second, third = phases(algorithm, nbytes / buckets, network, wire_ratio=wire_ratio)
+    return first + second + third + (buckets - 1) * max(second, first + third)
+
+
+@final
+@dataclass(frozen=True)
+class Choice:
+    """The cheapest algorithm, its predicted seconds, and those of all that were asked for."""
+
+    algorithm: Algorithm
+    seconds: float
+    by_algorithm: dict[Algorithm, float]
+
+
+def choose(
+    nbytes: float,
+    network: Network,
+    among: Sequence[Algorithm] = ("ring", "tree", "leader", "two_dimensional"),
+    *,
+    wire_ratio: float = 1.0,
+    order: Order = "block",
+) -> Choice:
+    """The algorithm with the fewest predicted seconds; of equal ones the first."""
+    found = {name: seconds(name, nbytes, network, wire_ratio=wire_ratio, order=order) for name in among}
+    best = min(found, key=lambda name: found[name])
+    return Choice(best, found[best], found)
+
+
+def bucket_bytes(total_bytes: float, network: Network, algorithm: Algorithm, *, wire_ratio: float = 1.0) -> int:
+    """The size of buckets with which `total_bytes` of gradients are exchanged soonest, 256 KiB to 32 MiB.
+
+    Let an operation on b bytes take alpha + b beta. Buckets are sent while the backward pass makes the next ones; the
+    link is busy for (n / b) alpha + n beta, and after the last gradient one more bucket, alpha + b beta, is exposed.
+    The sum n alpha / b + b beta + ... has its minimum at b = sqrt(n alpha / beta).
+    """
+    found = line(algorithm, network, wire_ratio=wire_ratio)
+    return best_bucket_bytes(total_bytes, found)
+
+
+def best_bucket_bytes(total_bytes: float, cost: Line) -> int:
+    """`bucket_bytes` for a measured cost."""
+    if cost.s_per_byte <= 0:
+        return LARGEST_BUCKET
+    best = math.sqrt(total_bytes * cost.latency_s / cost.s_per_byte)
+    return int(min(max(best, SMALLEST_BUCKET), LARGEST_BUCKET))
+
+
+def _log2(count: int) -> int:
+    """Rounds in which one becomes `count` by doubling."""
+    return (count - 1).bit_length()
+
+
+def _grid(count: int) -> tuple[int, int]:
+    """Two factors of count, as near to each other as there are."""
+    smaller = next(side for side in range(math.isqrt(count), 0, -1) if count % side == 0)
+    return count // smaller, smaller
+
+
+def _gamma(network: Network) -> float:
+    return 1 / network.reduce_bytes_s
+
+
+def _betas(network: Network) -> tuple[float, float]:
+    """Seconds a byte inside and between, 0 where nothing goes there."""
+    inside = 1 / network.inside.bandwidth_bytes_s if network.ranks_per_host > 1 else 0.0
+    return inside, 1 / network.between.bandwidth_bytes_s if network.hosts > 1 else 0.0
+
+
+def _slowest(network: Network) -> float:
+    return max(_betas(network))
+
+
+def _ring(network: Network, wire_ratio: float, order: Order) -> Line:
+    m, n = network.hosts, network.ranks
+    around = (n - 1) / n
+    inside, between = _betas(network)
+    if order == "round_robin" and m > 1:
+        inside, between = 0.0, between * network.ranks_per_host
+        latency = 2 * (n - 1) * network.between.latency_s
+    else:  # a chunk that goes around crosses each host's link once
+        latency = 2 * (n - m) * network.inside.latency_s + 2 * (m - 1) * network.between.latency_s
+    return Line(latency, 2 * around * wire_ratio * max(inside, between) + around * _gamma(network))
+
+
+def _tree(network: Network, wire_ratio: float, order: Order) -> Line:
+    """Up and down, each step as slow as its slowest pair."""
+    inside, between = _betas(network)
+    latency = per_byte = 0.0
+    for crossing, staying in _tree_traffic(network.hosts, network.ranks_per_host, order)[1]:
+        latency += 2 * max(network.between.latency_s * (crossing > 0), network.inside.latency_s * staying)
+        per_byte += 2 * wire_ratio * max(crossing * between, staying * inside) + _gamma(network)
+    return Line(latency, per_byte)
+
+
+@lru_cache(maxsize=64)
+def _tree_traffic(hosts: int, per_host: int, order: Order) -> tuple[int, tuple[tuple[int, bool], ...]]:
+    """Messages out of the busiest host, up and down; and of each step: those over the busiest link, and whether some
+    stay inside."""
+    out, found, distance, ranks = np.zeros(hosts, np.int64), [], 1, hosts * per_host
+    while distance < ranks:
+        parents = np.arange(0, ranks - distance, 2 * distance)
+        ends = np.stack([parents, parents + distance])
+        at = ends // per_host if order == "block" else ends % hosts
+        crossing = at[:, at[0] != at[1]]
+        of_host = [np.bincount(side, minlength=hosts) for side in crossing]
+        out += of_host[0] + of_host[1]  # a parent sends down, a child sends up
+        found.append((int(max(counts.max() for counts in of_host)), crossing.shape[1] < len(parents)))
+        distance *= 2
+    return int(out.max()), tuple(found)
+
+
+def _halving_doubling(network: Network, wire_ratio: float, order: Order) -> Line:
+    """Near partners come first, while messages are large: inside the host if the ranks are host by host."""
+    m, per_host, gamma = network.hosts, network.ranks_per_host, _gamma(network)
+    inside, between = _betas(network)
+    # (ranks on this level, latency, seconds a byte while all ranks of the host use it), in the order of the steps
+    levels = [(per_host, network.inside.latency_s, inside), (m, network.between.latency_s, between * per_host)]
+    if order == "round_robin":
+        levels.reverse()
+    latency = per_byte = 0.0
+    left = 1.0  # share of the array that is still a rank's
+    for count, alpha, beta in levels:
+        power = 1 << (count.bit_length() - 1)
+        rounds = 2 * (power.bit_length() - 1)
+        moved = left * (power - 1) / power
+        latency, per_byte = latency + rounds * alpha, per_byte + moved * (2 * wire_ratio * beta + gamma)
+        if power != count:  # the rest gives its share to a partner before, and is told the sum after
+            latency, per_byte = latency + 2 * alpha, per_byte + left * (2 * wire_ratio * beta + gamma)
+        left /= power
+    return Line(latency, per_byte)
+
+
+def _double_tree(nbytes: float, network: Network, wire_ratio: float, chunks: float | None) -> float:
+    """2 [(D + c) (a + n b / c) + d (a' + n b' / c)]: D hops over the slow links, d over the hosts' insides."""
+    inside, between = _betas(network)
+    deep, a, b = _log2(network.hosts), network.between.latency_s, between * wire_ratio
+    shallow, a_in, b_in = _log2(network.ranks_per_host), network.inside.latency_s, inside * wire_ratio
+    if network.hosts == 1:
+        deep, a, b, shallow = shallow, a_in, b_in, 0
+    hops = nbytes * (deep * b + shallow * b_in)
+    still = deep * a + shallow * a_in + nbytes * max(b, b_in)
+    chunked = hops / chunks + chunks * a if chunks else 2 * math.sqrt(hops * a) if hops > a else hops + a
+    return 2 * (still + chunked) + nbytes * _gamma(network)
+
+
+def _phases(algorithm: Algorithm, network: Network, wire_ratio: float) -> tuple[Line, Line, Line]:
+    m, per_host, gamma = network.hosts, network.ranks_per_host, _gamma(network)
+    inside, between = _betas(network)
+    near, hops = per_host - 1, m - 1
+    if algorithm == "torus":
+        grid = sum(_grid(m if m > 1 else per_host)) - 2
+        near, hops = (near, grid) if m > 1 else (grid, 0)
+    if algorithm == "leader":
+        down, up, part = inside + gamma * (per_host > 1), inside, 1.0
+    else:
+        share = (per_host - 1) / per_host
+        down, up, part = share * (inside + gamma), share * inside, 1 / per_host
+    # A rank's part of the array also has that part of the host's link, so the link's time is the same.
+    cross = (m - 1) / m * (2 * wire_ratio * between + gamma * part)
+    ends = near * network.inside.latency_s
+    return Line(ends, down), Line(2 * hops * network.between.latency_s, cross), Line(ends, up)
+
+
+def _parameter_server(network: Network, wire_ratio: float) -> Line:
+    """Servers are hosts of their own, as many as there are hosts; on one host, one of its processes."""
+    inside, between = _betas(network)
+    link, beta = (network.between, between) if network.hosts > 1 else (network.inside, inside)
+    sums = network.ranks / network.hosts * _gamma(network)
+    return Line(2 * link.latency_s, 2 * network.ranks_per_host * wire_ratio * beta + sums)
+
+
+def _all_to_all(network: Network, wire_ratio: float) -> Line:
+    n, per_host = network.ranks, network.ranks_per_host
+    inside, between = _betas(network)
+    far = (n - per_host) / n
+    latency = (per_host - 1) * network.inside.latency_s + (n - per_host) * network.between.latency_s
+    return Line(latency, wire_ratio * ((per_host - 1) / n * inside + per_host * far * between))

@@ -1,0 +1,92 @@
+"""Which host a process runs on, and by which network interface it reaches another."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import platform
+import socket
+
+import psutil
+
+from headway.core.errors import CommunicationError
+
+ANYWHERE = ("192.0.2.1", "2001:db8::1")
+"""Addresses that belong to nobody (RFC 5737, RFC 3849): their route is the default route."""
+
+
+def host_identity() -> str:
+    """Names the host of this process: equal for two processes if and only if they share a network stack.
+
+    The hostname alone does not do: containers and network namespaces of one machine often share it, and two machines
+    may. So it is the kernel's boot id and the number of the network namespace, with the hostname for the reader.
+    """
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+    except OSError:  # hidden in some sandboxes
+        boot = ""
+    return f"{platform.node()}/{boot}/{os.stat('/proc/self/ns/net').st_ino}"
+
+
+def interface_to(address: str) -> str:
+    """Name of the network interface by which `address` is reached; where it is this host's own, the one that has it.
+
+    Only the routing table is asked, nothing is sent.
+
+    Args:
+        address: a name or a number, IPv4 or IPv6. A name of this host that means 127.0.1.1 here, as Debian writes it
+            into /etc/hosts, stands for the interface of the default route: the others know it by another address.
+
+    Raises:
+        CommunicationError: the name is unknown, or there is no route.
+    """
+    fix = "Is the address right, and is the network up? The option `interface` names one where the route misleads."
+    try:
+        found = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)
+    except (OSError, UnicodeError) as error:
+        raise CommunicationError(f"this name means no address here ({error})", where=address, fix=fix) from error
+    sources = [source for info in found if (source := _source(info[0], info[4]))]
+    if not sources:
+        raise CommunicationError("there is no route to this address", where=address, fix=fix)
+    if all(_is_loopback(source) for source in sources) and not _means_loopback(address):
+        families = (socket.AF_INET, socket.AF_INET6)
+        beyond = [_source(family, (target, 9)) for family, target in zip(families, ANYWHERE, strict=True)]
+        sources = [source for source in beyond if source] + sources
+    return _interface_of(sources[0])
+
+
+def _source(family: int, target: tuple[object, ...]) -> str | None:
+    """The own address from which packets to `target` start; None where there is no route."""
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as end:
+            end.connect(target)
+            return _plain(end.getsockname()[0])
+    except OSError:
+        return None
+
+
+def _interface_of(address: str) -> str:
+    for name, entries in psutil.net_if_addrs().items():
+        if any(_plain(entry.address) == address for entry in entries):
+            return name
+    if _is_loopback(address):  # any 127.x.y.z is the loopback's
+        return _interface_of("127.0.0.1")
+    raise CommunicationError("no network interface has this address, from which packets would start", where=address)
+
+
+def _plain(address: str) -> str:
+    """Without the scope that link-local IPv6 addresses carry."""
+    return address.partition("%")[0]
+
+
+def _is_loopback(address: str) -> bool:
+    return ipaddress.ip_address(address).is_loopback
+
+
+def _means_loopback(address: str) -> bool:
+    """Whether the user wrote the loopback itself, not a name that happens to lead there."""
+    try:
+        return _is_loopback(_plain(address))
+    except ValueError:
+        return address.lower().startswith("localhost")

@@ -1,0 +1,484 @@
+"""World: ranks, hosts and groups of one generation; the only file that names torch.distributed's classes.
+
+Groups are torch's raw backends (ProcessGroupGloo, ProcessGroupNCCL) beside any default group of the user's: several
+generations can follow each other in one process, the order of ranks in a group is ours (it is the order of the ring),
+and each group knows its network interface.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Literal, Protocol, final
+
+from headway.core.errors import CommunicationError, Lost, Stalled, UsageError
+from headway.core.hosts import host_identity, interface_to
+from headway.core.launched import Launched
+
+if TYPE_CHECKING:
+    import torch
+    from torch._C._distributed_c10d import Store
+
+Op = Literal["sum", "min", "max", "product"]
+Backend = Literal["gloo", "nccl"]
+
+CONNECT_S = 300.0
+"""How long ranks wait for each other at the start."""
+
+_BUILDING = threading.Lock()
+"""Held while a group connects: the sockets that appear meanwhile are its own."""
+
+
+@final
+class Work:
+    """A collective under way."""
+
+    def __init__(self, world: World, works: Sequence[Any], timeout_s: float | None = None) -> None:
+        self._world, self._works = world, works
+        self._wait = () if timeout_s is None else (timedelta(seconds=timeout_s),)
+
+    def wait(self) -> None:
+        """Waits for its end; on CUDA only the current stream does.
+
+        Raises:
+            Lost: the generation was given up. CommunicationError: it failed or timed out.
+        """
+        try:
+            for work in self._works:
+                work.wait(*self._wait)
+        except RuntimeError as error:
+            raise self._world.failure(error) from error
+
+
+class Journalled(Protocol):
+    """An entry of a log of operations."""
+
+    done: bool
+
+
+@final
+class _Unnoted:
+    done = False
+
+
+@final
+class Group:
+    """Some ranks of a world, in an order of their own. Made by `World.group`.
+
+    Tensors are flat and contiguous where pieces are spoken of. In a group of one everything is done at once.
+
+    Attributes:
+        rank, size: in this group.
+        ranks: the world's ranks, in this group's order.
+    """
+
+    def __init__(self, world: World, ranks: Sequence[int], backend: Any, sockets: list[_Socket]) -> None:
+        self.ranks = tuple(ranks)
+        self.rank, self.size = self.ranks.index(world.rank), len(self.ranks)
+        self._world, self._backend, self._sockets = world, backend, sockets
+
+    def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> Work:
+        """In place, over all ranks of the group."""
+        if self.size == 1:
+            return Work(self._world, ())
+        options = _c10d().AllreduceOptions()
+        options.reduceOp = getattr(_c10d().ReduceOp, op.upper())
+        return self._work(lambda backend: backend.allreduce([tensor], options))
+
+    def all_to_all(
+        self,
+        out: torch.Tensor,
+        into: torch.Tensor,
+        out_splits: Sequence[int] | None = None,
+        in_splits: Sequence[int] | None = None,
+    ) -> Work:
+        """Piece r of `into` goes to rank r; piece r of `out` comes from it.
+
+        Args:
+            out, into: flat. Splits: elements of each piece; default: equal ones.
+        """
+        if self.size == 1:
+            out.copy_(into)
+            return Work(self._world, ())
+        splits, options = (list(out_splits or ()), list(in_splits or ())), _c10d().AllToAllOptions()
+        return self._work(lambda backend: backend.alltoall_base(out, into, *splits, options))
+
+    def all_gather(self, out: torch.Tensor, piece: torch.Tensor) -> Work:
+        """`out` becomes the pieces of all ranks, one behind the other; all have the same length."""
+        if self.size == 1:
+            out.copy_(piece)
+            return Work(self._world, ())
+        return self._work(lambda backend: backend._allgather_base(out, piece))
+
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> Work:
+        """In place, from rank `root` of the group."""
+        if self.size == 1:
+            return Work(self._world, ())
+        options = _c10d().BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        return self._work(lambda backend: backend.broadcast([tensor], options))
+
+    def send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> Work:
+        """To rank `to` of the group; NCCL knows no tags."""
+        return self._work(lambda backend: backend.send([tensor], to, tag), single=True)
+
+    def recv(self, tensor: torch.Tensor, source: int, tag: int = 0) -> Work:
+        """From rank `source` of the group."""
+        return self._work(lambda backend: backend.recv([tensor], source, tag), single=True)
+
+    def barrier(self) -> None:
+        """Waits until all ranks of the group have come here."""
+        self.gather_bytes(b"")
+
+    def gather_bytes(self, data: bytes) -> list[bytes]:
+        """The bytes of every rank of a Gloo group, of whatever length, on every rank."""
+        import torch
+
+        if self.size == 1:
+            return [data]
+        noted = self._note("gathering", len(data))
+        lengths = torch.empty(self.size, dtype=torch.int64)
+        self.all_gather(lengths, torch.tensor([len(data)])).wait()
+        longest = max(1, int(lengths.max()))
+        mine, out = torch.zeros(longest, dtype=torch.uint8), torch.empty(self.size * longest, dtype=torch.uint8)
+        mine[: len(data)] = torch.frombuffer(bytearray(data or b"\0"), dtype=torch.uint8)[: len(data)]
+        self.all_gather(out, mine).wait()
+        noted.done = True
+        return [row[:length].numpy().tobytes() for row, length in zip(out.view(self.size, -1), lengths, strict=True)]
+
+    def broadcast_bytes(self, data: bytes | None, root: int = 0) -> bytes:
+        """The bytes of rank `root` of a Gloo group on every rank; the others' are not looked at."""
+        import torch
+
+        if self.rank == root and data is None:
+            raise UsageError("the root of a broadcast has nothing to send")
+        noted = self._note("broadcast", 0)
+        length = torch.tensor([len(data) if self.rank == root and data is not None else 0])
+        self.broadcast(length, root).wait()
+        content = torch.empty(int(length), dtype=torch.uint8)
+        if self.rank == root and data:
+            content.copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        if len(content):
+            self.broadcast(content, root).wait()
+        noted.done = True
+        return content.numpy().tobytes()
+
+    def abort(self) -> None:
+        """Makes every operation under way fail at once, here and at the ranks that wait for this one."""
+        if self.size > 1 and not self._sockets and self._backend is not None:
+            self._backend.abort()  # NCCL
+        for end in self._sockets:
+            end.shut_down()
+
+    def close(self) -> None:
+        """Lets go of its connections; what is under way should have ended."""
+        self._backend = None
+        self._sockets = []
+
+    def _note(self, what: str, nbytes: int) -> Journalled:
+        journal = self._world.journal
+        whole = journal is not None and self.size == self._world.size
+        return journal(what, nbytes) if journal is not None and whole else _Unnoted()
+
+    def _work(self, issue: Callable[[Any], Any], *, single: bool = False) -> Work:
+        if self._backend is None:
+            raise self._world.failure(RuntimeError("the group is closed"))
+        try:
+            # Gloo's send and recv know the time-out that the group was built with, not the one of its collectives.
+            given = self._world.timeout_s if single and self._world.backend == "gloo" else None
+            return Work(self._world, (issue(self._backend),), given)
+        except RuntimeError as error:
+            raise self._world.failure(error) from error
+
+
+@final
+class World:
+    """The ranks of one generation. `World.alone`, `World.join` and `World.of` make one.
+
+    Attributes:
+        rank, size: of all. local_rank, local_size: on this host. host: number of this host.
+        hosts: the ranks of each host; hosts are ordered by their lowest rank.
+        generation: 0, and one more whenever members were lost or came.
+        backend: `gloo` on a CPU, `nccl` on CUDA.
+        interface: the network interface of its groups.
+        timeout_s: of every operation.
+        control: all ranks, on Gloo: for bytes between hosts' programs.
+        store: the generation's own part of the key-value store; None in a world of one.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        hosts: Sequence[Sequence[int]],
+        device: torch.device,
+        *,
+        store: Store | None,
+        generation: int,
+        interface: str,
+        timeout_s: float,
+        connect_s: float = CONNECT_S,
+        made: Callable[[World], None] = lambda world: None,
+    ) -> None:
+        self.rank, self.hosts = rank, tuple(tuple(ranks) for ranks in hosts)
+        self.size = sum(len(ranks) for ranks in self.hosts)
+        self.host = next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
+        self.local_rank, self.local_size = self.hosts[self.host].index(rank), len(self.hosts[self.host])
+        self.device, self.store, self.generation = device, store, generation
+        self.backend: Backend = "nccl" if device.type == "cuda" else "gloo"
+        self.interface, self.timeout_s, self._connect_s = interface, timeout_s, connect_s
+        self.explain: Callable[[], str] = lambda: ""
+        """Says which rank is behind, where something knows: the words of errors."""
+        self.journal: Callable[[str, int], Journalled] | None = None
+        """Notes an exchange of bytes among all ranks in the log of operations, where there is one."""
+        self._groups: list[Group] = []
+        self._names: dict[tuple[str, tuple[int, ...]], int] = {}
+        self._over: str | None = None
+        self._device: Any = None
+        made(self)
+        self.control = self.group(name="control", backend="gloo")
+
+    def __repr__(self) -> str:
+        return f"World: rank {self.rank} of {self.size} on {len(self.hosts)} hosts, generation {self.generation}"
+
+    @staticmethod
+    def alone(device: torch.device) -> World:
+        """A world of one process."""
+        return World(0, ((0,),), device, store=None, generation=0, interface="lo", timeout_s=CONNECT_S)
+
+    @staticmethod
+    def join(
+        launched: Launched, device: torch.device, *, timeout_s: float = CONNECT_S, interface: str | None = None
+    ) -> World:
+        """Meets the other processes of a launcher at its address; rank 0 serves the store there.
+
+        Raises:
+            UsageError: the launcher gave no address. CommunicationError: the others did not come within CONNECT_S.
+        """
+        if launched.size == 1:
+            return World.alone(device)
+        if launched.address is None or launched.port is None:
+            fix = "Set MASTER_ADDR to the address of rank 0's host, and MASTER_PORT to a free port there."
+            raise UsageError(f"{launched.launcher} says nowhere the processes meet", fix=fix)
+        # torchrun serves the store itself; elsewhere rank 0 does.
+        serves = launched.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        store = store_at(launched.address, launched.port, serves=serves)
+        # After a restart torchrun's store still has the keys of the processes before.
+        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
+        return World.of(
+            store,
+            launched.rank,
+            launched.size,
+            device,
+            master=launched.address,
+            generation=attempt,
+            timeout_s=timeout_s,
+            interface=interface,
+        )
+
+    @staticmethod
+    def of(
+        store: Store,
+        rank: int,
+        size: int,
+        device: torch.device,
+        *,
+        master: str,
+        generation: int = 0,
+        timeout_s: float = CONNECT_S,
+        interface: str | None = None,
+        identities: Sequence[str] | None = None,
+        connect_s: float = CONNECT_S,
+        made: Callable[[World], None] = lambda world: None,
+    ) -> World:
+        """A world of ranks that share a store.
+
+        Args:
+            master: address of the host that serves the store: its route gives the interface where none is named.
+            identities: which host each rank is on; unset: the ranks tell each other.
+            connect_s: how long the building of a group may take.
+            made: given the world before its first group is built, so that it can be given up meanwhile.
+
+        Raises:
+            CommunicationError: some rank did not come.
+        """
+        mine = _c10d().PrefixStore(f"headway/{generation}", store)
+        try:
+            if identities is None:
+                mine.set(f"host/{rank}", host_identity())
+                identities = [mine.get(f"host/{other}").decode() for other in range(size)]
+            hosts: dict[str, list[int]] = {}
+            for other, identity in enumerate(identities):
+                hosts.setdefault(identity, []).append(other)
+            if interface is None:
+                interface = "lo" if len(hosts) == 1 else interface_to(master)
+            return World(
+                rank,
+                list(hosts.values()),
+                device,
+                store=mine,
+                generation=generation,
+                interface=interface,
+                timeout_s=timeout_s,
+                connect_s=connect_s,
+                made=made,
+            )
+        except RuntimeError as error:
+            what = f"rank {rank} of {size} could not meet the others: {_first_line(error)}"
+            fix = f"Do all processes run, and can they reach each other through the interface {interface or 'chosen'}?"
+            raise CommunicationError(what, where=f"generation {generation}", fix=fix) from error
+
+    @property
+    def is_lead(self) -> bool:
+        """Whether this is rank 0, which writes the run folder."""
+        return self.rank == 0
+
+    @property
+    def ordered(self) -> tuple[int, ...]:
+        """All ranks, host by host: a ring in this order crosses each host's link once."""
+        return tuple(rank for ranks in self.hosts for rank in ranks)
+
+    def group(self, ranks: Iterable[int] | None = None, *, name: str, backend: Backend | None = None) -> Group:
+        """A group of some ranks; each of them has to call this, and in the same order where the name is the same.
+
+        Args:
+            ranks: in the group's order; default: all, host by host.
+            backend: default: that of the world.
+
+        Raises:
+            Lost, CommunicationError: it could not be built.
+        """
+        members = self.ordered if ranks is None else tuple(ranks)
+        number = self._names[name, members] = self._names.get((name, members), -1) + 1
+        if len(members) == 1:
+            return Group(self, members, object(), [])
+        self._still_on()
+        assert self.store is not None
+        key = f"{name}/{number}/{'-'.join(map(str, members)) if len(members) < self.size else 'all'}"
+        store = _c10d().PrefixStore(key, self.store)
+        with _BUILDING:
+            before = {end.inode for end in _sockets()}
+            try:
+                raw = self._raw(store, members, backend or self.backend)
+            except RuntimeError as error:
+                raise self.failure(error) from error
+            made = [end for end in _sockets() if end.inode not in before] if raw.name() == "gloo" else []
+        group = Group(self, members, raw, made)
+        self._groups.append(group)
+        try:
+            self._still_on()
+        except CommunicationError:  # it was given up meanwhile
+            group.abort()
+            raise
+        return group
+
+    def _raw(self, store: Store, members: Sequence[int], backend: Backend) -> Any:
+        dist = _c10d()
+        rank, timeout = members.index(self.rank), timedelta(seconds=self.timeout_s)
+        if backend == "nccl":
+            options = dist.ProcessGroupNCCL.Options()
+            options._timeout = timeout
+            return dist.ProcessGroupNCCL(store, rank, len(members), options)
+        gloo = dist.ProcessGroupGloo._Options()
+        gloo._timeout = timedelta(seconds=self._connect_s)
+        gloo._threads = 1  # operations end in the order in which they began
+        if self._device is None:
+            self._device = dist.ProcessGroupGloo.create_device(interface=self.interface)
+        gloo._devices = [self._device]
+        made = dist.ProcessGroupGloo(store, rank, len(members), gloo)
+        made._set_default_timeout(timeout)
+        return made
+
+    def failure(self, error: BaseException) -> CommunicationError:
+        """The error that a failed operation is to its caller."""
+        if self._over is not None:
+            return Lost(self._over)
+        said = _first_line(error)
+        kind = Stalled if "Timed out" in said else CommunicationError
+        who = self.explain()
+        what = f"a collective failed: {said}"
+        return kind(f"{what}. {who}" if who else what, where=f"rank {self.rank} of {self.size}")
+
+    def _still_on(self) -> None:
+        if self._over is not None:
+            raise Lost(self._over)
+
+    def abort(self, why: str) -> None:
+        """Gives the generation up: every operation of its groups fails with Lost, from now on. From any thread."""
+        if self._over is None:
+            self._over = why
+        for group in tuple(self._groups):
+            group.abort()
+
+    def close(self) -> None:
+        """Lets go of all groups."""
+        for group in self._groups:
+            group.close()
+        self._groups.clear()
+        self._device = None
+
+
+@final
+class _Socket:
+    """An open TCP socket of this process."""
+
+    def __init__(self, number: int, inode: str) -> None:
+        self.number, self.inode = number, inode
+
+    def shut_down(self) -> None:
+        """Ends the connection in both directions, where the number still means the same socket."""
+        try:
+            if os.readlink(f"/proc/self/fd/{self.number}") != self.inode:
+                return
+            end = socket.socket(fileno=os.dup(self.number))
+            with end:
+                # Gloo ends the process where its listening socket fails.
+                if not end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    end.shutdown(socket.SHUT_RDWR)
+        except OSError:  # it is closed already
+            pass
+
+
+def _sockets() -> list[_Socket]:
+    found = []
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith("socket:"):
+            found.append(_Socket(int(name), target))
+    return found
+
+
+def store_at(address: str, port: int, *, serves: bool = False) -> Store:
+    """The key-value store of a launcher or of rank 0.
+
+    Args:
+        serves: this process holds it; port 0 takes a free one.
+
+    Raises:
+        CommunicationError: it cannot be reached in CONNECT_S.
+    """
+    wait = timedelta(seconds=CONNECT_S)
+    try:
+        store: Store = _c10d().TCPStore(address, port, is_master=serves, wait_for_workers=False, timeout=wait)
+    except RuntimeError as error:
+        what, fix = "the processes' meeting point cannot be reached", "Is the address right, and the port open?"
+        raise CommunicationError(what, where=f"{address}:{port}", fix=fix) from error
+    return store
+
+
+def _c10d() -> Any:
+    """torch.distributed, imported when it is needed; its types lack half of its names."""
+    from torch._C import _distributed_c10d
+
+    return _distributed_c10d
+
+
+def _first_line(error: BaseException) -> str:
+    """torch's message without the place in its sources, and without a stack."""
+    lines = str(error).strip().splitlines()
+    return (lines[0].rpartition("] ")[2] if lines else type(error).__name__).rstrip(".")
