@@ -1,0 +1,1 @@
+"""How devices meet: hosts and links, algorithms, the Reducer, who is alive, and the Horovod names."""

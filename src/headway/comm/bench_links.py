@@ -1,0 +1,217 @@
+"""bench-links: the links of a world, and the bus bandwidth of every algorithm from 1 KiB to 128 MiB."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter, sleep
+from typing import Any, final
+
+import torch
+
+from headway.comm.choice import Chooser, try_out
+from headway.comm.communicator import Algorithm, Communicator
+from headway.comm.links import measure, slowest, table
+from headway.core.errors import CommunicationError, UsageError
+from headway.core.launched import LOOPBACK, launched
+from headway.core.world import World, store_at
+
+SIZES = (*(1 << 10 + 2 * step for step in range(9)), 128 << 20)
+
+MOST_ROUNDS, FEWEST_ROUNDS = 20, 3
+
+POLL_S = 0.05
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """One algorithm at one size.
+
+    Attributes:
+        seconds: median over the rounds of the slowest rank's time.
+        bus_bytes_s: bytes / seconds * 2 (N - 1) / N: what a link has to carry for it if the work is spread evenly, so
+            that it can be held against the link's bandwidth whatever N is (the definition of nccl-tests).
+    """
+
+    bytes: int
+    algorithm: Algorithm
+    seconds: float
+    bus_bytes_s: float
+    rounds: int
+
+
+@final
+@dataclass(frozen=True)
+class Result:
+    """What bench-links found.
+
+    Attributes:
+        report: lines about hosts, links and hardware. predicted: lines of a table of the cost model.
+        links: as measured (`Links.to_json`).
+        left_out: sizes for which the time did not suffice.
+    """
+
+    report: list[str]
+    predicted: list[str]
+    links: dict[str, Any]
+    rows: list[Row]
+    left_out: list[int]
+
+    def text(self) -> str:
+        """Tables for the screen."""
+        names = list(dict.fromkeys(row.algorithm for row in self.rows))
+        by = {(row.bytes, row.algorithm): row for row in self.rows}
+        out: list[tuple[str, ...]] = [("bytes", *(f"{name} {unit}" for name in names for unit in ("ms", "MB/s")))]
+        for size in dict.fromkeys(row.bytes for row in self.rows):
+            cells = [by[size, name] for name in names]
+            numbers = [(f"{row.seconds * 1e3:.3g}", f"{row.bus_bytes_s / 1e6:.3g}") for row in cells]
+            out.append((f"{size:,}", *(number for pair in numbers for number in pair)))
+        lines = [*self.report, "", *self.predicted, "", "Sums by algorithm: time, and bus bandwidth", *table(out)]
+        if self.left_out:
+            lines.append(f"Not within the time: {', '.join(f'{size:,}' for size in self.left_out)} bytes.")
+        return "\n".join(lines)
+
+    @staticmethod
+    def of_json(data: dict[str, Any]) -> Result:
+        """What `dataclasses.asdict` gave, also after a way through JSON."""
+        return Result(**{**data, "rows": [Row(**row) for row in data["rows"]]})
+
+
+def bench(procs: int | None, seconds: float) -> Result | None:
+    """Measures the world of the launcher that started this process, or of so many new processes on this host.
+
+    Args:
+        procs: None where a launcher started this process.
+        seconds: about how long the sums of all sizes may take together.
+
+    Returns:
+        The result; None on ranks other than 0.
+
+    Raises:
+        UsageError: neither a launcher nor `procs`, or both. CommunicationError: a process failed.
+    """
+    if not seconds > 0:
+        raise UsageError(f"{seconds:g} seconds are no time to measure in")
+    told = launched()
+    if procs is not None:
+        if told is not None:
+            fix = "Leave --procs out, or run it without a launcher."
+            raise UsageError(f"{told.launcher} started this process, which should start {procs} more", fix=fix)
+        if procs < 2:
+            raise UsageError(f"{procs} processes have no links between them", fix="Set --procs 2 or more.")
+        return _start(procs, seconds)
+    if told is None or told.size == 1:
+        fix = "headway bench-links --procs N, or torchrun ... -m headway bench-links."
+        raise UsageError("a single process has no links", fix=fix)
+    gpus = torch.cuda.device_count()
+    device = torch.device("cpu")
+    if told.local_rank is not None and (told.local_size or told.local_rank + 1) <= gpus:
+        device = torch.device("cuda", told.local_rank)
+        torch.cuda.set_device(device)
+    world = World.join(told, device)
+    try:
+        return _measured(world, seconds)
+    finally:
+        world.close()
+
+
+def _measured(world: World, seconds: float) -> Result | None:
+    links = measure(world)
+    network = links.network(world)
+    communicator = Communicator(world, rails=links.rails)
+    try:
+        chooser = Chooser(network, try_out(communicator, network), 0, phased=False)
+        rows, left_out = sweep(communicator, SIZES, seconds)
+    finally:
+        communicator.close()
+    if not world.is_lead:
+        return None
+    return Result(links.lines(world), table(chooser.rows()), links.to_json(), rows, left_out)
+
+
+def sweep(communicator: Communicator, sizes: Sequence[int], seconds: float) -> tuple[list[Row], list[int]]:
+    """Times sums of fp32 by every algorithm the world can do, one after another in turn. Every rank calls it.
+
+    Args:
+        sizes: bytes, growing. seconds: for all of them; sizes that do not fit any more are left out.
+
+    Returns:
+        The rows, the same on all ranks; and the sizes left out.
+    """
+    world, names = communicator.world, communicator.algorithms
+    rows: list[Row] = []
+    left = seconds
+    for place, size in enumerate(sizes):
+        buffer = torch.zeros(size // 4, device=world.device)
+        began = perf_counter()
+        first = _round(communicator, buffer)  # connections open, memory is touched
+        if rows and FEWEST_ROUNDS * sum(first) > left:
+            return rows, list(sizes[place:])
+        share = left / (len(sizes) - place)
+        rounds = min(max(int(share / max(sum(first), 1e-9)), FEWEST_ROUNDS), MOST_ROUNDS)
+        times = [_round(communicator, buffer) for _ in range(rounds)]
+        for name, taken in zip(names, map(median, zip(*times, strict=True)), strict=True):
+            bus = size / taken * 2 * (world.size - 1) / world.size
+            rows.append(Row(size, name, taken, bus, rounds))
+        left -= slowest(world, [perf_counter() - began])[0]
+    return rows, []
+
+
+def _round(communicator: Communicator, buffer: torch.Tensor) -> list[float]:
+    """Seconds of one sum by each algorithm, of the slowest rank."""
+    world = communicator.world
+    mine = []
+    for name in communicator.algorithms:
+        began = perf_counter()
+        communicator.all_reduce(buffer, algorithm=name, tag="bench").wait()
+        if world.device.type == "cuda":
+            torch.cuda.synchronize(world.device)
+        mine.append(perf_counter() - began)
+    return slowest(world, mine)
+
+
+def _start(procs: int, seconds: float) -> Result:
+    """Runs the verb in so many processes, and hands on what rank 0 says; the store is here."""
+    store: Any = store_at(LOOPBACK, 0, serves=True)
+    shared = {
+        "WORLD_SIZE": str(procs),
+        "LOCAL_WORLD_SIZE": str(procs),
+        "MASTER_ADDR": LOOPBACK,
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",  # torchrun's word for: the launcher serves the store
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // procs)),
+    }
+    command = [sys.executable, "-m", "headway", "bench-links", "--seconds", str(seconds), "--json"]
+    children: list[subprocess.Popen[bytes]] = []
+    with tempfile.TemporaryFile() as said:
+        try:
+            for rank in range(procs):
+                environ = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                out = said if rank == 0 else subprocess.DEVNULL
+                children.append(subprocess.Popen(command, env=environ, stdout=out))
+            _wait(children)
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+        said.seek(0)
+        return Result.of_json(json.loads(said.read()))
+
+
+def _wait(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Until all have ended well, or one has not; what it said is on the screen."""
+    while True:
+        statuses = [child.poll() for child in children]
+        for rank, status in enumerate(statuses):
+            if status:
+                raise CommunicationError(f"rank {rank} of {len(children)} ended with status {status}")
+        if None not in statuses:
+            return
+        sleep(POLL_S)

@@ -1,0 +1,46 @@
+"""`run`: goes on with the workers that are left, or with new ones."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from headway.comm.hvd import job
+from headway.comm.hvd.elastic.state import State
+from headway.comm.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
+
+R = TypeVar("R")
+
+
+def run(func: Callable[..., R]) -> Callable[..., R]:
+    """Decorates a training function whose first argument is a State, so that it survives changes of the workers.
+
+    The state is synchronised and the function called. Where a collective fails, as it does when a worker is lost, the
+    state goes back to its last commit; where new workers wait, it stays as it is. In both cases the workers that there
+    are now meet, the reset callbacks are called, and it begins anew. No collective may come before it: new workers
+    begin here.
+
+    Raises:
+        HorovodInternalError: a worker was lost, and no launcher is there that could bring the others together again.
+    """
+
+    @functools.wraps(func)
+    def wrapper(state: State, *args: Any, **kwargs: Any) -> R:
+        skip_sync = False
+        while True:
+            try:
+                if not skip_sync:
+                    state.sync()
+                return func(state, *args, **kwargs)
+            except HorovodInternalError:
+                if not job.can_meet_again():
+                    raise
+                state.restore()
+                skip_sync = False
+            except HostsUpdatedInterrupt as interrupt:
+                skip_sync = interrupt.skip_sync
+            job.meet_again()
+            state.on_reset()
+
+    return wrapper

@@ -1,0 +1,207 @@
+"""How the gradients of a network meet under the Horovod names: hooks, handles, and what is left at the end."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from headway.comm.hvd import context, ops
+from headway.comm.hvd.compression import Compressor
+from headway.comm.hvd.objects import broadcast_object
+from headway.comm.hvd.process_sets import ProcessSet
+from headway.comm.hvd.reduce_op import Average, ReduceOp
+
+Collect = Callable[[], None]
+"""Waits for a reduction and puts the result into the gradients."""
+
+TOO_MANY = (
+    "gradients were computed more often than backward_passes_per_step before step() or synchronize(); "
+    "set backward_passes_per_step to the number of backward passes of a step"
+)
+RACE = (
+    "zero_grad() between backward() and step() or synchronize() would clear gradients while they travel; "
+    "call it after step()"
+)
+TWICE = (
+    "step() after synchronize() reduces the gradients once more; "
+    "to avoid it: `with optimizer.skip_synchronize(): optimizer.step()`"
+)
+
+
+@final
+class Gradients:
+    """The reduction of the gradients of some parameters, begun by hooks as each one is accumulated.
+
+    Args:
+        names: of each parameter; the same on all ranks.
+        bundles: parameters that are reduced together, when all of them are ready; each parameter is in one.
+        passes: backward passes after which a gradient is ready.
+    """
+
+    def __init__(
+        self,
+        names: dict[Tensor, str],
+        bundles: Sequence[Sequence[Tensor]],
+        *,
+        compression: Compressor,
+        passes: int,
+        op: ReduceOp,
+        predivide: float,
+        sparse_as_dense: bool,
+        process_set: ProcessSet,
+    ) -> None:
+        self._names, self._bundle_of = names, {p: tuple(bundle) for bundle in bundles for p in bundle}
+        self._compression, self._op, self._predivide = compression, op, predivide
+        self._sparse_as_dense, self._process_set = sparse_as_dense, process_set
+        self.passes = passes
+        self._left = dict.fromkeys(self._bundle_of, passes)
+        self._under_way: dict[tuple[Tensor, ...], Collect] = {}
+        self._touched = self._synchronized = False
+        self._skips = False
+
+    def hook(self) -> None:
+        """Begins to listen to the parameters."""
+        for parameter in self._bundle_of:
+            parameter.register_post_accumulate_grad_hook(self._accumulated)
+
+    def set_passes(self, passes: int) -> None:
+        """Changes the number of backward passes of a step, from the next step on."""
+        self.passes = passes
+        self._left = dict.fromkeys(self._left, passes)
+
+    def reset(self) -> None:
+        """Forgets what is under way."""
+        self._under_way.clear()
+        self._touched = self._synchronized = self._skips = False
+        self.set_passes(self.passes)
+
+    def synchronize(self) -> None:
+        """Reduces what was not begun yet, zeros where a parameter has no gradient, and waits for all."""
+        for bundle in dict.fromkeys(self._bundle_of.values()):
+            if bundle not in self._under_way:
+                self._begin(bundle)
+        for collect in self._under_way.values():
+            collect()
+        self._under_way.clear()
+        self._left = dict.fromkeys(self._left, self.passes)
+        self._touched, self._synchronized = False, True
+
+    def before_step(self, *_: Any) -> None:
+        """What `step` does first."""
+        if not self._skips:
+            if self._synchronized:
+                warnings.warn(TWICE, stacklevel=4)
+            self.synchronize()
+        self._synchronized = False
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Within it `step` takes the gradients as they are: `synchronize` was called."""
+        self._skips = True
+        try:
+            yield
+        finally:
+            self._skips = False
+
+    def check_idle(self) -> None:
+        """Raises AssertionError while gradients travel."""
+        if self._touched:
+            raise AssertionError(RACE)
+
+    def _accumulated(self, parameter: Tensor) -> None:
+        self._touched = True
+        if self._left[parameter] <= 0:
+            raise AssertionError(TOO_MANY)
+        self._left[parameter] -= 1
+        bundle = self._bundle_of[parameter]
+        if not any(self._left[other] for other in bundle):
+            self._begin(bundle)
+
+    def _begin(self, bundle: tuple[Tensor, ...]) -> None:
+        for parameter in bundle:
+            if parameter.grad is None:  # another rank may have one
+                parameter.grad = torch.zeros_like(parameter)
+        if len(bundle) > 1:
+            self._under_way[bundle] = self._dense(bundle)
+        elif bundle[0].grad is not None and bundle[0].grad.is_sparse and not self._sparse_as_dense:
+            self._under_way[bundle] = self._sparse(bundle[0], bundle[0].grad)
+        else:
+            self._under_way[bundle] = self._dense(bundle)
+
+    def _dense(self, bundle: tuple[Tensor, ...]) -> Collect:
+        grads = [parameter.grad for parameter in bundle if parameter.grad is not None]
+        dense = [grad.to_dense() if grad.is_sparse else grad for grad in grads]
+        packed, forms = zip(*map(self._compression.compress, dense), strict=True)
+        buffers = [tensor.contiguous() for tensor in packed]  # channels-last gradients are not
+        # The average is split: divided by the factor before the sum, and by ranks / factor after it.
+        before, after = (1 / self._predivide, self._predivide) if self._op == Average else (1.0, 1.0)
+        name, process_set = self._names[bundle[0]], self._process_set
+        if len(bundle) > 1:
+            handle = ops.grouped_allreduce_async_(buffers, None, name, self._op, before, after, process_set)
+        else:
+            handle = ops.allreduce_async_(buffers[0], None, name, self._op, before, after, process_set)
+
+        def collect() -> None:
+            ops.synchronize(handle)
+            for grad, buffer, form in zip(grads, buffers, forms, strict=True):
+                found = self._compression.decompress(buffer, form)
+                if grad.is_sparse:
+                    grad.zero_().add_(found.to_sparse(grad.sparse_dim()))
+                elif found is not grad:
+                    grad.copy_(found)
+
+        return collect
+
+    def _sparse(self, parameter: Tensor, grad: Tensor) -> Collect:
+        wait = ops.sparse_allreduce_async(grad, self._names[parameter], self._op, self._process_set)
+
+        def collect() -> None:
+            grad.zero_().add_(wait())
+
+        return collect
+
+
+def bundled(
+    parameters: Sequence[Tensor],
+    names: dict[Tensor, str],
+    groups: int | Sequence[Sequence[Tensor]] | None,
+    process_set: ProcessSet,
+) -> list[list[Tensor]]:
+    """Which parameters are reduced together.
+
+    Args:
+        groups: None: each alone. A number: so many bundles of consecutive parameters, in the order of the process set's
+            first rank. Lists: as they say, and those in no list alone.
+
+    Raises:
+        ValueError: groups is none of these, or a parameter is in two lists.
+    """
+    if groups is None:
+        return [[parameter] for parameter in parameters]
+    if isinstance(groups, int):
+        if groups <= 0:
+            raise ValueError(f"groups={groups}: a positive number, or lists of tensors")
+        root = (process_set.ranks or [context.rank()])[0]
+        order = broadcast_object([names[parameter] for parameter in parameters], root, process_set=process_set)
+        ordered = sorted(parameters, key=lambda parameter: order.index(names[parameter]))
+        ends = [number * len(ordered) // groups for number in range(groups + 1)]
+        return [bundle for low, high in pairwise(ends) if (bundle := ordered[low:high])]
+    known = set(parameters)
+    seen: set[Tensor] = set()
+    bundles = []
+    for group in groups:
+        for tensor in group:
+            if not isinstance(tensor, Tensor):
+                raise ValueError("groups are lists of tensors")
+            if tensor in seen:
+                raise ValueError("a parameter is in two groups")
+            seen.add(tensor)
+        bundle = [tensor for tensor in group if tensor in known]
+        bundles += [bundle] if bundle else []
+    return bundles + [[parameter] for parameter in parameters if parameter not in seen]

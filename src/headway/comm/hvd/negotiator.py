@@ -1,0 +1,265 @@
+"""The negotiator: a thread of rank 0 that finds out what all ranks have asked for, and tells them to do it.
+
+Ranks submit named operations in any order and at any time. What every rank of a process set has asked for is handed
+out to all of them, in one order; what is alike is handed out together, to share a buffer. While two such rounds of a
+set are under way nothing more of it is handed out: what becomes ready meanwhile waits, and shares a buffer the better.
+Nobody spins: all wait for bytes on a socket.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from time import monotonic
+from typing import Any, final
+
+from headway.comm.hvd.connection import Connection
+from headway.comm.hvd.requests import ROWWISE, Request, Response, disagreement, rows_of
+from headway.comm.hvd.settings import Settings
+from headway.comm.hvd.timeline import Timeline
+from headway.comm.messages import Message
+
+LOG = logging.getLogger("headway.comm")
+
+ROUNDS_UNDER_WAY = 2
+"""Rounds of a set handed out before the first of them is done: one is transferred while the other is copied."""
+
+NAMES_SHOWN = 6
+"""How many tensors a warning names for each rank."""
+
+ALL = 0
+"""The id of the process set of all ranks."""
+
+
+@final
+class _Set:
+    """What is asked for in one process set."""
+
+    def __init__(self, members: Sequence[int]) -> None:
+        self.members = tuple(members)
+        self.asked: dict[str, dict[int, Request]] = {}
+        self.since: dict[str, float] = {}
+        self.ready: dict[str, None] = {}
+        self.under_way = 0
+
+    def waiting(self) -> list[str]:
+        """Names that some rank has asked for and another has not."""
+        return [name for name in self.asked if name not in self.ready]
+
+
+@final
+class Negotiator:
+    """Serves the ranks until all have ended.
+
+    Args:
+        ranks: the connection to each rank, its own included.
+        algorithm: of a sum of so many bytes over all ranks.
+    """
+
+    def __init__(
+        self,
+        ranks: Mapping[int, Connection],
+        settings: Settings,
+        timeline: Timeline,
+        algorithm: Callable[[int], str],
+    ) -> None:
+        self._ranks, self._settings, self._timeline, self._algorithm = dict(ranks), settings, timeline, algorithm
+        self._sets: dict[int, _Set] = {ALL: _Set(sorted(ranks))}
+        self._joined: list[int] = []
+        self._ended: set[int] = set()
+        self._over = self._failed = False
+        self._next_round_s = self._next_look_s = 0.0
+        self._thread = threading.Thread(target=self._serve, name="headway-hvd-negotiator", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Ends the thread; the ranks have ended, or should have."""
+        for connection in self._ranks.values():
+            connection.hang_up()
+        self._thread.join()
+
+    def _serve(self) -> None:
+        try:
+            with selectors.DefaultSelector() as selector:
+                for rank, connection in self._ranks.items():
+                    selector.register(connection, selectors.EVENT_READ, rank)
+                while len(self._ended) < len(self._ranks):
+                    self._round(selector)
+            self._tell_all("over")
+        except BaseException as error:  # all ranks wait for this thread
+            self._fail(f"the negotiator on rank 0 failed: {error!r}")
+            raise
+        finally:
+            for connection in self._ranks.values():
+                connection.close()
+
+    def _round(self, selector: selectors.BaseSelector) -> None:
+        for key, _ in selector.select(self._patience_s()):
+            messages = self._ranks[key.data].receive()
+            if messages is None:
+                selector.unregister(key.fileobj)
+                self._gone(key.data)
+            for message in messages or ():
+                self._take(key.data, message)
+        if not self._over:
+            self._hand_out()
+            self._look_for_stalls()
+
+    def _patience_s(self) -> float | None:
+        """How long to wait for messages: until the next round where something is ready, or until the next look."""
+        if self._over:
+            return None
+        until = [self._next_look_s] if self._settings.stall_s and any(one.asked for one in self._sets.values()) else []
+        if any(one.ready and one.under_way < ROUNDS_UNDER_WAY for one in self._sets.values()):
+            until.append(self._next_round_s)
+        return max(0.0, min(until) - monotonic()) if until else None
+
+    def _take(self, rank: int, message: Message) -> None:
+        kind = message["kind"]
+        if kind == "request" and not self._over:
+            self._ask(rank, Request.unpacked(message["request"]))
+        elif kind == "done":
+            one = self._sets.get(message["process_set"])
+            if one is not None:
+                one.under_way -= 1
+        elif kind == "stop" and not self._over:
+            self._over = True
+            self._tell_all("stop")
+        elif kind == "fail":
+            self._fail(message["why"])
+        elif kind == "ended":
+            self._ended.add(rank)
+
+    def _gone(self, rank: int) -> None:
+        if rank not in self._ended:
+            self._ended.add(rank)
+            self._fail(f"rank {rank} is lost: its connection ended")
+
+    def _fail(self, why: str) -> None:
+        """Ends the job at once; the first reason is the one that counts."""
+        if not self._failed:
+            self._over = self._failed = True
+            self._tell_all("fail", why=why)
+
+    def _tell_all(self, kind: str, **fields: Any) -> None:
+        for connection in self._ranks.values():
+            connection.send(kind, **fields)
+
+    def _ask(self, rank: int, request: Request) -> None:
+        if request.kind == "join":
+            self._joined.append(rank)
+        one = self._sets.get(request.process_set)
+        if one is None:  # removed meanwhile; who asked has been told so
+            return
+        asked = one.asked.setdefault(request.name, {})
+        if not asked:
+            one.since[request.name] = monotonic()
+        asked[rank] = request
+        self._timeline.asked(request.name, rank)
+        # Whoever joins excuses itself from all that others wait for.
+        for name in one.waiting() if request.kind == "join" else [request.name]:
+            if self._is_ready(one, name):
+                self._timeline.agreed(name, _first(one.asked[name]).kind)
+                one.ready[name] = None
+
+    def _is_ready(self, one: _Set, name: str) -> bool:
+        """Whether all ranks that have not joined ask for it; join itself waits for all."""
+        asked = one.asked[name]
+        excused = () if _first(asked).kind == "join" else self._joined_of(one)
+        return all(rank in asked or rank in excused for rank in one.members)
+
+    def _joined_of(self, one: _Set) -> list[int]:
+        return self._joined if one is self._sets[ALL] else []
+
+    def _hand_out(self) -> None:
+        now = monotonic()
+        if now < self._next_round_s:
+            return
+        for number, one in list(self._sets.items()):
+            if not one.ready or one.under_way >= ROUNDS_UNDER_WAY:
+                continue
+            self._next_round_s = now + self._settings.cycle_s
+            self._timeline.cycle()
+            names, one.ready = list(one.ready), {}
+            for batch, error in self._batches(one, names):
+                one.under_way += 1
+                response = self._response(number, one, batch, error)
+                for rank in one.members:
+                    self._ranks[rank].send("go", response=response.packed())
+
+    def _batches(self, one: _Set, names: Sequence[str]) -> list[tuple[list[str], str]]:
+        """Names that are carried out together: alike, and small enough for one buffer; and those that fail, alone."""
+        batches: list[tuple[list[str], str]] = []
+        open_ones: dict[tuple[Any, ...], tuple[list[str], int]] = {}
+        for name in names:
+            request = _first(one.asked[name])
+            error = disagreement(one.asked[name], bool(self._joined_of(one)))
+            batch, nbytes = open_ones.get(request.fuses_with, ([], 0))
+            if error or not batch or nbytes + request.nbytes > self._settings.fusion_bytes:
+                batch, nbytes = [], 0
+                batches.append((batch, error))
+            batch.append(name)
+            if not error:
+                open_ones[request.fuses_with] = batch, nbytes + request.nbytes
+        return batches
+
+    def _response(self, number: int, one: _Set, names: Sequence[str], error: str) -> Response:
+        asked = [one.asked.pop(name) for name in names]
+        for name in names:
+            del one.since[name]
+        first = _first(asked[0])
+        response = Response(number, first.kind, tuple(names), error)
+        if error:
+            return response
+        if first.kind == "join":
+            last, self._joined = self._joined[-1], []
+            return replace(response, value=last)
+        if first.kind == "add_set":
+            return replace(response, value=self._add_set(first.splits))
+        if first.kind == "remove_set":
+            self._sets.pop(first.root, None)
+        if first.kind in ROWWISE:
+            response = replace(response, rows=tuple(rows_of(requests, one.members) for requests in asked))
+        if self._joined_of(one):
+            response = replace(response, like=tuple(map(_first, asked)))
+        return replace(response, algorithm=self._algorithm(sum(_first(requests).nbytes for requests in asked)))
+
+    def _add_set(self, members: Sequence[int]) -> int:
+        number = next(number for number in range(1, len(self._sets) + 1) if number not in self._sets)
+        self._sets[number] = _Set(members)
+        return number
+
+    def _look_for_stalls(self) -> None:
+        patience_s, limit_s, now = self._settings.stall_s, self._settings.stall_shutdown_s, monotonic()
+        if patience_s is None or now < self._next_look_s:
+            return
+        self._next_look_s = now + patience_s
+        missing: dict[int, list[str]] = {}
+        longest_s = 0.0
+        for one in self._sets.values():
+            for name in one.waiting():
+                waiting_s = now - one.since[name]
+                if waiting_s < patience_s or _first(one.asked[name]).kind == "join":
+                    continue
+                longest_s = max(longest_s, waiting_s)
+                for rank in set(one.members) - set(one.asked[name]) - set(self._joined_of(one)):
+                    missing.setdefault(rank, []).append(name)
+        if not missing:
+            return
+        said = "; ".join(f"rank {rank} lacks {_listed(names)}" for rank, names in sorted(missing.items()))
+        text = f"for {longest_s:.0f} s some ranks have waited for what others have not submitted: {said}"
+        LOG.warning("%s. Do all ranks take the same way through the program?", text)
+        if limit_s is not None and longest_s >= limit_s:
+            self._fail(text)
+
+
+def _first(asked: Mapping[int, Request]) -> Request:
+    return next(iter(asked.values()))
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
+    return ", ".join(names[:NAMES_SHOWN]) + more

@@ -1,0 +1,156 @@
+"""DistributedOptimizer: a torch optimizer whose steps take gradients, or updates, of all ranks."""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn, final
+
+import torch
+from torch import Tensor
+
+from headway.comm.hvd import context, ops
+from headway.comm.hvd.compression import Compression, Compressor
+from headway.comm.hvd.gradients import Gradients, bundled
+from headway.comm.hvd.process_sets import ProcessSet, global_process_set
+from headway.comm.hvd.reduce_op import Adasum, Average, ReduceOp
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, Tensor]] | None = None,
+    compression: Compressor = Compression.none,
+    backward_passes_per_step: int = 1,
+    op: ReduceOp = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Makes an optimizer reduce its gradients over the ranks before each step, beginning while `backward` runs.
+
+    It gets the methods `synchronize()`, which waits for the gradients, to clip them for example;
+    `skip_synchronize()`, a context in which `step` then takes them as they are; and
+    `set_backward_passes_per_step(passes)`.
+
+    Args:
+        named_parameters: `model.named_parameters()`; names have to be unique, and cover all parameters.
+        compression: how gradients travel.
+        backward_passes_per_step: backward passes whose gradients are accumulated before they are reduced.
+        op: Average, Sum, Min, Max, Product; with Adasum each rank takes its own step, and the updates are combined.
+        gradient_predivide_factor: the average is divided by it before the sum, and by ranks / factor after it.
+        num_groups: deprecated; `groups` says it.
+        groups: how many bundles, or lists of parameters, are reduced together; by default each goes when it is ready.
+        sparse_as_dense: sparse gradients are reduced as dense ones, and made sparse again.
+        process_set: the ranks; outside of it the optimizer works alone.
+
+    Returns:
+        the optimizer itself.
+
+    Raises:
+        ValueError: names that are not unique or do not cover the parameters, a factor with another op than Average,
+            no passes, wrong groups, or an optimizer that went through this already. NotImplementedError: Adasum with a
+            process set, or with a number of ranks that is no power of two.
+    """
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor is for op=Average")
+    if num_groups:
+        warnings.warn("`num_groups` is deprecated; say `groups`", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    if backward_passes_per_step <= 0:
+        raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: at least 1")
+    if hasattr(optimizer, "skip_synchronize"):
+        raise ValueError("this optimizer is a DistributedOptimizer already")
+    names = _named(optimizer, named_parameters)
+    alone = context.size() == 1 and not context.is_elastic()
+    if op == Adasum and context.size() > 1:
+        if process_set is not global_process_set:
+            raise NotImplementedError("Adasum is done over all ranks, not over a process set")
+        _Updates(optimizer, names, compression).attach()
+        return optimizer
+    takes_part = bool(process_set.included()) and not alone
+    parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    gradients = Gradients(
+        names,
+        bundled(parameters, names, groups, process_set) if takes_part else [],
+        compression=compression,
+        passes=backward_passes_per_step,
+        op=op,
+        predivide=gradient_predivide_factor,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+    )
+    gradients.hook()
+    optimizer.register_step_pre_hook(gradients.before_step)
+    optimizer.register_load_state_dict_pre_hook(lambda *_: gradients.reset())
+    _add(optimizer, gradients.synchronize, gradients.skip_synchronize, gradients.set_passes, gradients.check_idle)
+    return optimizer
+
+
+def _named(
+    optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
+) -> dict[Tensor, str]:
+    groups = optimizer.param_groups
+    if named_parameters is None:
+        return {p: f"noname.{i}.{j}" for i, group in enumerate(groups) for j, p in enumerate(group["params"])}
+    named = list(named_parameters)
+    if any(not isinstance(entry, tuple) for entry in named):
+        raise ValueError("named_parameters are pairs of a name and a parameter, as model.named_parameters() gives")
+    twice = [name for name, count in Counter(name for name, _ in named).items() if count > 1]
+    if twice:
+        raise ValueError(f"names of parameters have to be unique; these are not: {', '.join(sorted(twice))}")
+    names = {parameter: name for name, parameter in named}
+    missing = sum(p not in names for group in groups for p in group["params"])
+    if missing:
+        raise ValueError(f"{missing} parameters of the optimizer have no name in named_parameters")
+    return names
+
+
+def _add(optimizer: Any, synchronize: Any, skip_synchronize: Any, set_passes: Any, check_idle: Any) -> None:
+    """The methods that a Horovod script calls on its optimizer."""
+    clear = optimizer.zero_grad
+
+    def zero_grad(*args: Any, **kwargs: Any) -> None:
+        check_idle()
+        clear(*args, **kwargs)
+
+    optimizer.synchronize, optimizer.skip_synchronize = synchronize, skip_synchronize
+    optimizer.set_backward_passes_per_step, optimizer.zero_grad = set_passes, zero_grad
+
+
+@final
+class _Updates:
+    """Each rank steps with its own gradients; what that changed is combined by Adasum, and added to the start."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, names: dict[Tensor, str], compression: Compressor) -> None:
+        self._optimizer, self._names, self._compression = optimizer, names, compression
+        self._starts: dict[Tensor, Tensor] = {}
+
+    def attach(self) -> None:
+        optimizer = self._optimizer
+        optimizer.register_step_pre_hook(self._before)
+        optimizer.register_step_post_hook(self._after)
+        _add(optimizer, lambda: None, self._skip, lambda passes: None, lambda: None)
+
+    def _before(self, *_: Any) -> None:
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.requires_grad:
+                    self._starts[parameter] = parameter.detach().clone()
+
+    @torch.no_grad()
+    def _after(self, *_: Any) -> None:
+        under_way = []
+        for parameter, start in self._starts.items():
+            packed, form = self._compression.compress((parameter - start).contiguous())
+            handle = ops.allreduce_async_(packed, name=self._names[parameter], op=Adasum)
+            under_way.append((parameter, start, handle, form))
+        for parameter, start, handle, form in under_way:
+            parameter.copy_(start.add_(self._compression.decompress(ops.synchronize(handle), form)))
+        self._starts.clear()
+
+    def _skip(self) -> AbstractContextManager[NoReturn]:
+        raise AssertionError("with Adasum there is nothing to skip: updates are combined, not gradients")

@@ -1,0 +1,99 @@
+"""A network's and an optimizer's state from one rank to all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headway.comm.hvd import context, ops
+from headway.comm.hvd.objects import broadcast_object
+
+
+def broadcast_parameters(
+    params: Mapping[str, Tensor] | list[Tensor] | list[tuple[str, Tensor]], root_rank: int
+) -> None:
+    """Gives all ranks one rank's tensors, in place.
+
+    Args:
+        params: `model.state_dict()`, or a list of `model.named_parameters()` or `model.parameters()`.
+
+    Raises:
+        ValueError: params is something else.
+    """
+    named: Iterable[tuple[str | None, Tensor]]
+    if isinstance(params, Mapping):
+        named = sorted(params.items())
+    elif isinstance(params, list):
+        named = [entry if isinstance(entry, tuple) else (None, entry) for entry in params]
+    else:
+        raise ValueError(f"broadcast_parameters takes a state dict or a list, not {type(params).__name__}")
+    handles = []
+    for name, tensor in named:
+        plain = tensor.detach()
+        buffer = plain.contiguous()  # channels-last weights are not
+        handles.append((ops.broadcast_async_(buffer, root_rank, name), plain, buffer))
+    for handle, plain, buffer in handles:
+        ops.synchronize(handle)
+        if buffer is not plain:
+            plain.copy_(buffer)
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """Gives all ranks one rank's optimizer state: its tensors and numbers, and the options of its parameter groups.
+
+    No step is taken to bring state into being where there is none: state that the root lacks the others lose.
+
+    Args:
+        model: not needed here.
+
+    Raises:
+        ValueError: the optimizer is LBFGS, whose state has no fixed form.
+    """
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise ValueError("the state of LBFGS cannot be broadcast")
+    tensors: list[Tensor] = []
+    is_root = context.rank() == root_rank
+    shape = broadcast_object(_emptied(optimizer.state_dict(), tensors) if is_root else None, root_rank)
+    if not is_root:
+        state = _filled(shape, tensors)
+    handles = [ops.broadcast_async_(tensor, root_rank) for tensor in tensors]
+    for handle in handles:
+        ops.synchronize(handle)
+    if not is_root:
+        optimizer.load_state_dict(state)
+
+
+class _Place:
+    """Stands for a tensor in a state dict that travels."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.dtype, self.shape, self.device = tensor.dtype, tuple(tensor.shape), tensor.device.type
+
+
+def _emptied(value: Any, tensors: list[Tensor]) -> Any:
+    """The value with a place for each tensor; the tensors are appended to the list."""
+    if isinstance(value, Tensor):
+        tensors.append(value.detach().contiguous())
+        return _Place(value)
+    if isinstance(value, Mapping):
+        return {key: _emptied(entry, tensors) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_emptied(entry, tensors) for entry in value)
+    return value
+
+
+def _filled(value: Any, tensors: list[Tensor]) -> Any:
+    """The value with a new tensor in each place, in the same order; the tensors are appended to the list."""
+    if isinstance(value, _Place):
+        tensors.append(torch.empty(value.shape, dtype=value.dtype, device=value.device))
+        return tensors[-1]
+    if isinstance(value, dict):
+        return {key: _filled(entry, tensors) for key, entry in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(_filled(entry, tensors) for entry in value)
+    return value

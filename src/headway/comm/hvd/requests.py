@@ -1,0 +1,166 @@
+"""What a rank asks for, what it is told to do, and whether the ranks mean the same.
+
+A Request describes one named operation of one rank; it travels to the negotiator. A Response names operations that
+all ranks of a process set have asked for; it travels back to all of them. Both are one JSON array each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass
+from math import prod
+from typing import Any, Literal, final
+
+Kind = Literal[
+    "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "add_set", "remove_set"
+]
+Op = Literal["average", "sum", "adasum", "min", "max", "product"]
+
+ITEM_BYTES = {
+    "float64": 8,
+    "int64": 8,
+    "float32": 4,
+    "int32": 4,
+    "float16": 2,
+    "bfloat16": 2,
+    "int16": 2,
+    "int8": 1,
+    "uint8": 1,
+    "bool": 1,
+}
+"""Types of elements that can be moved, by torch's names."""
+
+SUMMABLE = ("float64", "int64", "float32", "int32", "float16", "bfloat16", "int8", "uint8")
+"""Those that can be reduced."""
+
+ROWWISE = ("allgather", "alltoall")
+"""Kinds whose tensors may differ in their first dimension from rank to rank."""
+
+
+@final
+@dataclass(frozen=True)
+class Request:
+    """One operation as one rank wants it.
+
+    Attributes:
+        process_set: its id.
+        name: unique among the pending ones of the set; the same on all ranks.
+        types, shapes: of each tensor.
+        device: `cpu` or `cuda`.
+        op, prescale, postscale: of reductions.
+        root: of broadcasts; a rank of the world.
+        splits: of alltoall: rows for each rank of the set; of add_set: its ranks.
+    """
+
+    process_set: int
+    name: str
+    kind: Kind
+    types: tuple[str, ...] = ()
+    shapes: tuple[tuple[int, ...], ...] = ()
+    device: str = "cpu"
+    op: Op = "sum"
+    prescale: float = 1.0
+    postscale: float = 1.0
+    root: int = 0
+    splits: tuple[int, ...] = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Of all its tensors."""
+        return sum(ITEM_BYTES[kind] * prod(shape) for kind, shape in zip(self.types, self.shapes, strict=True))
+
+    @property
+    def fuses_with(self) -> tuple[Any, ...]:
+        """Requests that are equal in this can share a buffer."""
+        return self.kind, self.device, self.op, self.prescale, self.postscale, self.root
+
+    def packed(self) -> list[Any]:
+        return list(astuple(self))
+
+    @staticmethod
+    def unpacked(fields: Sequence[Any]) -> Request:
+        number, name, kind, types, shapes, device, op, prescale, postscale, root, splits = fields
+        dims = tuple(map(tuple, shapes))
+        return Request(number, name, kind, tuple(types), dims, device, op, prescale, postscale, root, tuple(splits))
+
+
+@final
+@dataclass(frozen=True)
+class Response:
+    """Operations of one kind that the ranks of a process set carry out now.
+
+    Attributes:
+        error: why they fail instead; empty where they do not.
+        algorithm: of sums over all ranks on CPU.
+        rows: of allgather, for each name and tensor: rows from each rank. Of alltoall, for each name and rank: rows
+            that it sends to each rank.
+        like: what each name stands for, where ranks have joined: they take part with zeros of these shapes.
+        value: of join: the rank that joined last; of add_set: the set's id.
+    """
+
+    process_set: int
+    kind: Kind
+    names: tuple[str, ...]
+    error: str = ""
+    algorithm: str = "ring"
+    rows: tuple[tuple[tuple[int, ...], ...], ...] = ()
+    like: tuple[Request, ...] = ()
+    value: int = 0
+
+    def packed(self) -> list[Any]:
+        like = [request.packed() for request in self.like]
+        return [self.process_set, self.kind, self.names, self.error, self.algorithm, self.rows, like, self.value]
+
+    @staticmethod
+    def unpacked(fields: Sequence[Any]) -> Response:
+        set_id, kind, names, error, algorithm, rows, like, value = fields
+        table = tuple(tuple(map(tuple, one)) for one in rows)
+        return Response(set_id, kind, tuple(names), error, algorithm, table, tuple(map(Request.unpacked, like)), value)
+
+
+def rows_of(requests: Mapping[int, Request], members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """The `rows` of one name that all members of a set have asked for, in the order of the members."""
+    first = requests[members[0]]
+    if first.kind == "allgather":
+        return tuple(tuple(requests[rank].shapes[i][0] for rank in members) for i in range(len(first.shapes)))
+    return tuple(requests[rank].splits for rank in members)
+
+
+def disagreement(requests: Mapping[int, Request], someone_joined: bool) -> str:
+    """Why these requests of one name, by rank, cannot be carried out together; empty where they can.
+
+    Args:
+        someone_joined: ranks of the set have joined, so that zeros must do in their place.
+    """
+    (first_rank, first), *others = sorted(requests.items())
+    for what, of in _ASPECTS:
+        mine = of(first)
+        for rank, request in others:
+            if (theirs := of(request)) != mine:
+                return f"{first.name}: mismatched {what}: rank {first_rank} has {mine}, rank {rank} has {theirs}"
+    if first.kind in (*ROWWISE, "reducescatter") and any(not shape for shape in first.shapes):
+        return f"{first.name}: {first.kind} splits or joins the first dimension, and a scalar has none"
+    if someone_joined and first.kind in (*ROWWISE, "broadcast", "reducescatter"):
+        fix = "; sparse gradients can be made dense with sparse_as_dense=True" if first.kind == "allgather" else ""
+        return f"{first.name}: {first.kind} is not possible once a rank has joined{fix}"
+    return ""
+
+
+def _compared_shapes(request: Request) -> str:
+    """With the dimensions that may differ left open: `[*, 3, 224]`."""
+    shapes = [list(map(str, shape)) for shape in request.shapes]
+    if request.kind in ROWWISE:
+        shapes = [["*", *shape[1:]] if shape else [] for shape in shapes]
+    return ", ".join(f"[{', '.join(shape)}]" for shape in shapes)
+
+
+_ASPECTS: tuple[tuple[str, Callable[[Request], Any]], ...] = (
+    ("operations", lambda request: request.kind),
+    ("reduction operations", lambda request: request.op),
+    ("data types", lambda request: ", ".join(request.types)),
+    ("tensor shapes", _compared_shapes),
+    ("prescale and postscale factors", lambda request: (request.prescale, request.postscale)),
+    ("root ranks", lambda request: request.root),
+    ("devices", lambda request: request.device),
+    ("ranks of a process set", lambda request: request.splits if request.kind == "add_set" else None),
+)

@@ -1,0 +1,87 @@
+"""A timeline of the operations as a Chrome trace (chrome://tracing, ui.perfetto.dev), written by rank 0.
+
+Each operation's name is a row: from the first rank's request to the last one's, with a tick for each, and then the
+operation itself.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any, final
+
+
+@final
+class Timeline:
+    """Records while a file is open. Any thread may report; the file is whole JSON after every event."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._file: Any = None
+        self._rows: dict[str, int] = {}
+        self._asked: dict[str, float] = {}
+        self._marks_cycles, self._start_s = False, 0.0
+
+    def start(self, path: str | Path, mark_cycles: bool = False) -> None:
+        """Records into a new file; one that is being written is closed."""
+        self.stop()
+        with self._lock:
+            self._file = open(path, "wb")  # noqa: SIM115 - stop() closes it
+            self._file.write(b"[]")
+            self._rows, self._asked, self._marks_cycles = {}, {}, mark_cycles
+            self._start_s = time.perf_counter()
+            start_us = int(time.time() * 1e6)
+            self._write(name="process_name", ph="M", pid=0, args={"start_time_since_epoch_in_micros": start_us})
+
+    def stop(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def asked(self, name: str, rank: int) -> None:
+        """A rank has asked for an operation."""
+        with self._lock:
+            if self._file is not None:
+                self._asked.setdefault(name, self._now_us())
+                self._write(name=f"{rank}", ph="i", s="p", pid=self._row(name), tid=0, ts=self._now_us())
+
+    def agreed(self, name: str, kind: str) -> None:
+        """All ranks have asked for it."""
+        with self._lock:
+            if self._file is not None and name in self._asked:
+                self._span(f"NEGOTIATE_{kind.upper()}", name, self._asked.pop(name))
+
+    def done(self, name: str, kind: str, since_s: float) -> None:
+        """It was carried out, beginning at a time of `perf_counter`."""
+        with self._lock:
+            if self._file is not None:
+                self._span(kind.upper(), name, (since_s - self._start_s) * 1e6)
+
+    def cycle(self) -> None:
+        """Work is handed out."""
+        with self._lock:
+            if self._file is not None and self._marks_cycles:
+                self._write(name="CYCLE_START", ph="i", s="g", pid=0, tid=0, ts=self._now_us())
+
+    def _now_us(self) -> float:
+        return (time.perf_counter() - self._start_s) * 1e6
+
+    def _span(self, what: str, name: str, since_us: float) -> None:
+        self._write(name=what, ph="X", pid=self._row(name), tid=0, ts=since_us, dur=self._now_us() - since_us)
+
+    def _row(self, name: str) -> int:
+        row = self._rows.get(name)
+        if row is None:
+            row = self._rows[name] = len(self._rows) + 1
+            self._write(name="process_name", ph="M", pid=row, args={"name": name})
+        return row
+
+    def _write(self, **event: Any) -> None:
+        """In the place of the closing bracket, and the bracket again."""
+        self._file.seek(-1, 1)
+        first = self._file.tell() == 1
+        self._file.write((b"\n" if first else b",\n") + json.dumps(event).encode() + b"]")
+        self._file.flush()

@@ -1,0 +1,133 @@
+"""bench-links: alone, under torchrun, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+from _ranks import Rank, run_ranks
+from tests._support import refused
+
+from headway.comm.bench_links import SIZES, Result, Row, bench, sweep
+from headway.comm.communicator import Communicator
+from headway.core.errors import UsageError
+
+VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def swept(rank: Rank) -> tuple[Any, ...]:
+    communicator = Communicator(rank.world)
+    whole = sweep(communicator, (1 << 10, 1 << 12), 60.0)
+    cut = sweep(communicator, (1 << 10, 1 << 12, 1 << 14), 1e-9)
+    names = communicator.algorithms
+    communicator.close()
+    return names, whole, cut
+
+
+@pytest.mark.parametrize("hosts", [(0, 0, 1), (0, 1)], ids=lambda hosts: "".join(map(str, hosts)))
+def test_every_algorithm_is_timed_at_every_size(hosts: tuple[int, ...]) -> None:
+    results = run_ranks(len(hosts), swept, hosts=hosts)
+    assert all(result == results[0] for result in results)
+    names, (rows, left_out), (few, late) = results[0]
+    assert left_out == []
+    assert [(row.bytes, row.algorithm) for row in rows] == [
+        (size, name) for size in (1 << 10, 1 << 12) for name in names
+    ]
+    for row in rows:
+        assert row.rounds >= 3
+        assert row.bus_bytes_s == pytest.approx(row.bytes / row.seconds * 2 * (len(hosts) - 1) / len(hosts))
+    assert [row.bytes for row in few] == [1 << 10] * len(names)  # one size there always is
+    assert late == [1 << 12, 1 << 14]
+
+
+def test_the_sizes_are_1_kib_to_128_mib() -> None:
+    assert (SIZES[0], SIZES[-1]) == (1 << 10, 128 << 20)
+    assert sorted(set(SIZES)) == list(SIZES)
+
+
+def test_a_result_is_a_table_and_travels_as_json() -> None:
+    rows = [Row(size, name, size * 1e-9, 1e9, 3) for size in (1024, 4096) for name in ("ring", "tree")]
+    result = Result(["2 hosts"], ["predicted ms  ring"], {"rails": 1}, rows, [16384])
+    assert Result.of_json(json.loads(json.dumps(asdict(result)))) == result
+    lines = result.text().splitlines()
+    assert lines[:3] == ["2 hosts", "", "predicted ms  ring"]
+    assert lines[-1] == "Not within the time: 16,384 bytes."
+    (heading,) = (line for line in lines if line.startswith("bytes"))
+    assert heading.split("  ")[0] == "bytes"
+    assert lines[-2].split() == ["4,096", "0.0041", "1e+03", "0.0041", "1e+03"]
+
+
+def test_without_company_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UsageError, match="a single process has no links"):
+        bench(None, 1)
+    with pytest.raises(UsageError, match="1 processes have no links"):
+        bench(1, 1)
+    for seconds in (0, -1, float("nan")):
+        with pytest.raises(UsageError, match="no time to measure in"):
+            bench(2, seconds)
+    for name, value in zip(VARIABLES, ("0", "2", "0", "2", "127.0.0.1", "1"), strict=True):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match="torchrun started this process"):
+        bench(2, 1)
+
+
+def clean() -> dict[str, str]:
+    """The environment without a launcher's variables."""
+    return {**{name: value for name, value in os.environ.items() if name not in VARIABLES}, "OMP_NUM_THREADS": "1"}
+
+
+def test_the_verb_starts_its_processes_and_prints_one_line_of_json() -> None:
+    command = [sys.executable, "-m", "headway", "bench-links", "--procs", "2", "--seconds", "0.5", "--json"]
+    done = subprocess.run(command, env=clean(), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {row["algorithm"] for row in found["rows"]} == {"ring", "tree", "leader", "two_dimensional"}
+    assert found["report"][0].startswith("1 host with 2 ranks, gloo over lo")
+    assert found["links"]["inside"]["sizes"]
+    assert found["rows"][0]["bytes"] == 1024
+
+
+def test_the_verb_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    fix = "headway bench-links --procs N, or torchrun ... -m headway bench-links."
+    assert refused("bench-links", status=2) == f"a single process has no links. {fix}"
+
+
+@pytest.mark.check
+def test_a_process_that_dies_ends_the_others() -> None:
+    command = [sys.executable, "-m", "headway", "bench-links", "--procs", "3"]
+    with subprocess.Popen(command, env=clean(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
+        try:
+            while len(children := psutil.Process(running.pid).children()) < 3:
+                time.sleep(0.01)
+            children[1].kill()
+            _, said = running.communicate(timeout=60)
+        finally:
+            running.kill()
+    assert running.returncode == 1
+    assert "headway: rank" in said.splitlines()[-1]
+    assert "of 3 ended with status" in said.splitlines()[-1]
+    assert not any(child.is_running() for child in children)
+
+
+@pytest.mark.check
+def test_torchrun_starts_it_too() -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+    command += ["-m", "headway", "bench-links", "--seconds", "1"]
+    done = subprocess.run(command, env=clean(), capture_output=True, text=True, check=False, timeout=200)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("1 host with 3 ranks") == 1  # rank 0 alone speaks
+    assert "inside a host" in done.stdout

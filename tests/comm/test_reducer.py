@@ -1,0 +1,288 @@
+"""Reducer: N ranks are one rank, for every algorithm; what rides in the last bucket; what is refused."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parent))
+from _ranks import Rank, run_ranks
+
+from headway.comm.buckets import LAST_SHARE, Bucket, plan
+from headway.comm.communicator import Communicator
+from headway.comm.reducer import Reducer
+from headway.core.errors import CommunicationError, TrainingError
+from headway.core.world import World
+
+BATCH = 11
+
+
+class Net(nn.Module):
+    """Convolution in channels-last, batch norm, a branch that only even inputs take, and a part nobody uses."""
+
+    def __init__(self, norm: bool = True) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, bias=False)
+        self.norm = nn.BatchNorm2d(8) if norm else nn.Identity()
+        self.head = nn.Linear(8, 5)
+        self.some = nn.Linear(8, 5)
+        self.idle = nn.Linear(2, 2)
+
+    def forward(self, images: torch.Tensor, some: bool) -> torch.Tensor:
+        found = torch.relu(self.norm(self.conv(images))).mean((2, 3))
+        return self.head(found) + (self.some(found) if some else 0)
+
+
+def network(norm: bool = False) -> Net:
+    torch.manual_seed(0)
+    return Net(norm).double().to(memory_format=torch.channels_last)
+
+
+def batch(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    images = torch.randn(BATCH, 3, 6, 6, generator=generator, dtype=torch.float64)
+    return images, torch.randint(5, (BATCH,), generator=generator)
+
+
+def train(net: Net, reducer: Reducer | None, rank: int, size: int, accumulate: int) -> list[float]:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    losses = []
+    for step in range(4):
+        images, labels = batch(step)
+        low, high = rank * BATCH // size, (rank + 1) * BATCH // size
+        parts = list(
+            zip(images[low:high].tensor_split(accumulate), labels[low:high].tensor_split(accumulate), strict=True)
+        )
+        total = torch.zeros((), dtype=torch.float64)
+        for number, (part, wanted) in enumerate(parts):
+            if reducer is not None and number == len(parts) - 1:
+                reducer.arm()
+            loss = nn.functional.cross_entropy(net(part, some=step > 0), wanted, reduction="sum") / BATCH
+            loss.backward()
+            total += loss.detach()
+        if reducer is not None:
+            verdict = reducer.finish(total, (float(rank),))
+            assert verdict is not None
+            assert verdict.live == size
+            assert verdict.flags == (sum(range(size)),)
+            losses.append(verdict.loss)
+        else:
+            losses.append(float(total))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=step % 2 == 0)
+    return losses
+
+
+def ranks_train(rank: Rank, accumulate: int) -> list[tuple[list[float], dict[str, torch.Tensor], list[str]]]:
+    out = []
+    communicator = Communicator(rank.world)
+    for algorithm in communicator.algorithms:
+        net, said = network(), []
+        reducer = Reducer(
+            net.named_parameters(),
+            communicator,
+            choose=lambda nbytes, algorithm=algorithm: algorithm,
+            bucket_bytes=600,
+            wire="fp16",  # float64 goes as it is
+            flags=1,
+            say=said.append,
+        )
+        losses = train(net, reducer, rank.rank, rank.size, accumulate)
+        assert len(reducer.buckets) > 2
+        assert reducer.order is not None
+        reducer.close()
+        out.append((losses, dict(net.state_dict()), said))
+    communicator.close()
+    return out
+
+
+@pytest.mark.parametrize(("hosts", "accumulate"), [((0, 0), 1), ((0, 1, 1), 2), ((0, 1, 0, 1), 1)])
+def test_n_ranks_are_one_rank(hosts: tuple[int, ...], accumulate: int) -> None:
+    alone = network()
+    losses = train(alone, None, 0, 1, 1)
+    results = run_ranks(len(hosts), ranks_train, accumulate, hosts=hosts)
+    for runs in zip(*results, strict=True):
+        for found, state, said in runs:
+            assert found == pytest.approx(losses, abs=1e-12)
+            for name, value in alone.state_dict().items():
+                torch.testing.assert_close(state[name], value, rtol=0, atol=1e-12)
+                assert torch.equal(state[name], runs[0][1][name])
+            assert len(said) == 1
+            assert "some.weight" in said[0]
+            assert "idle.bias" in said[0]
+
+
+def statistics(rank: Rank) -> Any:
+    net = network(norm=True)
+    communicator = Communicator(rank.world)
+    buffers = [value for value in net.buffers() if value.is_floating_point()]
+    reducer = Reducer(net.named_parameters(), communicator, buffers=buffers, average=True, bucket_bytes=1 << 20)
+    images, labels = batch(rank.rank)
+    with torch.no_grad():
+        net(images, True)
+    own = [value.clone() for value in buffers]
+    net.zero_grad()
+    nn.functional.cross_entropy(net(images, True), labels).backward()
+    grads = {name: value.grad.clone() for name, value in net.named_parameters() if value.grad is not None}
+    for buffer, value in zip(buffers, own, strict=True):
+        buffer.copy_(value)
+    reducer.finish()
+    communicator.close()
+    assert net.idle.weight.grad is None  # nobody used it: the optimizer leaves it alone
+    assert net.conv.weight.grad.stride() == net.conv.weight.stride()
+    return own, buffers, grads, {name: net.get_parameter(name).grad for name in grads}
+
+
+def test_statistics_and_gradients_become_means() -> None:
+    results = run_ranks(3, statistics)
+    for number in range(len(results[0][0])):
+        mean = torch.stack([own[number] for own, *_ in results]).mean(0)
+        for _, found, _, _ in results:
+            torch.testing.assert_close(found[number], mean, rtol=0, atol=1e-12)
+    for name in results[0][2]:
+        mean = torch.stack([grads[name] for *_, grads, _ in results]).mean(0)
+        for *_, found in results:
+            torch.testing.assert_close(found[name], mean, rtol=0, atol=1e-12)
+
+
+def uneven(rank: Rank) -> tuple[int, int, dict[str, torch.Tensor]]:
+    net, communicator = network(), Communicator(rank.world)
+    reducer = Reducer(net.named_parameters(), communicator, average=True, uneven=True)
+    steps, lived = 0, 0
+    while True:
+        has = steps < 2 + rank.rank
+        if has:
+            images, labels = batch(steps)
+            reducer.arm()
+            nn.functional.cross_entropy(net(images, True), labels).backward()
+        verdict = reducer.finish(contributes=has)
+        assert verdict is not None
+        if not verdict.live:
+            break
+        steps, lived = steps + 1, lived + verdict.live
+        for value in net.parameters():
+            if value.grad is not None:
+                value.data -= 0.1 * value.grad
+        net.zero_grad()
+    reducer.close()
+    communicator.close()
+    return steps, lived, dict(net.state_dict())
+
+
+def test_uneven_data_ends_everywhere_at_the_same_step() -> None:
+    results = run_ranks(3, uneven)
+    assert [(steps, lived) for steps, lived, _ in results] == [(4, 9)] * 3
+    net = network()
+    for step in range(4):  # all ranks had the same batches: the mean over those that live is the batch's own gradient
+        images, labels = batch(step)
+        nn.functional.cross_entropy(net(images, True), labels).backward()
+        for value in net.parameters():
+            if value.grad is not None:
+                value.data -= 0.1 * value.grad
+        net.zero_grad()
+    for _, _, state in results:
+        for name, value in net.state_dict().items():
+            torch.testing.assert_close(state[name], value, rtol=0, atol=1e-12)
+
+
+def mixed_up(rank: Rank) -> str:
+    net, communicator = network(), Communicator(rank.world)
+    reducer = Reducer(net.named_parameters(), communicator)
+    first, second = torch.ones(4), torch.ones(4)
+    named = [(first, "first"), (second, "second")]
+    for tensor, name in named if rank.rank else reversed(named):
+        communicator.all_reduce(tensor, tag=name).wait()
+    images, labels = batch(0)
+    nn.functional.cross_entropy(net(images, True), labels).backward()
+    try:
+        reducer.finish()
+    except CommunicationError as error:
+        return str(error)
+    finally:
+        communicator.close()
+    return "not noticed"
+
+
+def test_operations_in_another_order_are_named() -> None:
+    for said in run_ranks(3, mixed_up):
+        assert "Number 1 was rank 0: second; rank 1: first; rank 2: first" in said
+
+
+def sixteen_bits(rank: Rank) -> tuple[str, list[str], torch.Tensor]:
+    said: list[str] = []
+    net, communicator = nn.Linear(1000, 4, bias=False), Communicator(rank.world)
+    spare = nn.Parameter(torch.zeros(3))  # the last bucket goes as fp32: give it something else to carry
+    reducer = Reducer(
+        [("spare", spare), *net.named_parameters()],
+        communicator,
+        choose=lambda nbytes: "two_dimensional",
+        bucket_bytes=100,
+        wire="fp16",
+        say=said.append,
+    )
+    values = torch.full((4, 1000), 1e-14)
+    values[0, ::1000] = 1.0
+    for _ in range(2):  # what a step lost is known in the next one
+        net.weight.grad, spare.grad = values.clone(), torch.ones(3)
+        reducer.finish()
+    wire = reducer.wire
+    reducer.close()
+    communicator.close()
+    return wire, said, net.weight.grad
+
+
+def test_a_wire_that_loses_too_much_is_given_up() -> None:
+    for wire, said, _ in run_ranks(2, sixteen_bits, hosts=(0, 1)):
+        assert wire == "fp32"
+        assert len(said) == 1
+        assert said[0].startswith("fp16 between hosts lost")
+
+
+def test_a_network_without_parameters_is_refused() -> None:
+    communicator = Communicator(World.alone(torch.device("cpu")))
+    with pytest.raises(TrainingError, match="no parameter"):
+        Reducer([], communicator)
+    with pytest.raises(ValueError, match="1 flags"):
+        Reducer([("a", nn.Parameter(torch.ones(2)))], communicator).finish(0.0, (1.0,))
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 5000), st.sampled_from(["fp32", "bf16"])), min_size=1, max_size=40),
+    st.integers(1, 8000),
+)
+def test_a_plan_has_everything_once_and_keeps_to_its_size(items: list[tuple[int, str]], most: int) -> None:
+    sizes, kinds = [size for size, _ in items], [kind for _, kind in items]
+    groups = plan(sizes, kinds, most)
+    assert sorted(number for group in groups for number in group) == list(range(len(items)))
+    for group in groups:
+        assert group == sorted(group)
+        assert len({kinds[number] for number in group}) == 1
+        assert len(group) == 1 or sum(sizes[number] for number in group) <= most
+    last = groups[-1]
+    assert len(last) == 1 or sum(sizes[number] for number in last) <= most // LAST_SHARE
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed", "gaps"])
+def test_views_have_their_parameters_strides_where_these_leave_no_gaps(layout: str) -> None:
+    value = torch.randn(4, 3, 5, 5)
+    if layout == "channels_last":
+        value = value.to(memory_format=torch.channels_last)
+    elif layout == "transposed":
+        value = value.transpose(0, 3)
+    elif layout == "gaps":
+        value = value[:, ::2]
+    parameter = nn.Parameter(value)
+    parameter.grad = torch.randn_like(value)
+    bucket = Bucket([("a", parameter), ("b", nn.Parameter(torch.ones(3)))], ranks=3, tail=2)
+    bucket.fill()
+    assert torch.equal(bucket.views[0], parameter.grad)
+    assert (bucket.views[0].stride() == value.stride()) == (layout != "gaps")
+    assert bucket.flat.numel() % 64 == bucket.flat.numel() % 3 == 0
+    assert torch.count_nonzero(bucket.flat) == value.numel()

@@ -1,0 +1,160 @@
+"""What bench.soak concludes from: checksums of weights, ids, and faults that hit whom they should."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from bench._soak.faults import Faults, SoakError
+from bench._soak.network import FOLDER, Watched
+from bench._soak.traces import Weights, lost_positions, read_weights, weights
+
+WHOLE = list(range(100, 120))
+
+
+def test_one_way_of_weights_that_all_have() -> None:
+    newcomer, victim = WHOLE[12:], WHOLE[:7]
+    traces = {"a": WHOLE, "b": WHOLE, "new": newcomer, "victim": victim}
+    assert weights(traces, {"victim"}) == Weights(20, 0, 0, 0, 0)
+    assert weights(traces, set()) == Weights(20, 0, 1, 0, 0)
+
+
+@pytest.mark.parametrize("back", [1, 2, 3])
+def test_steps_begun_again(back: int) -> None:
+    again = WHOLE[:10] + WHOLE[10 - back :]
+    assert weights({"a": again, "b": WHOLE[:9] + WHOLE[9:]}, set()) == Weights(20, 0, 0, back, back)
+
+
+def test_what_a_victim_alone_has_seen_last_is_no_stray() -> None:
+    traces = {"a": WHOLE, "victim": [*WHOLE[:8], 999]}
+    assert weights(traces, {"victim"}).strays == 0
+    assert weights({**traces, "victim": [*WHOLE[:8], 998, 999]}, {"victim"}).strays == 1
+    assert weights({**traces, "b": [*WHOLE[:8], 998, *WHOLE[9:]]}, {"victim"}).strays == 1
+
+
+def test_who_ends_elsewhere_is_a_stray() -> None:
+    found = weights({"a": WHOLE, "b": WHOLE, "c": [*WHOLE[:18], 998, 999]}, set())
+    assert (found.steps, found.strays, found.others) == (20, 1, 1)
+
+
+def test_the_network_writes_down_its_weights_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    network, images = Watched(10), torch.randn(4, 1, 8, 8)
+    for _ in range(2):
+        network(images)
+    network.eval()(images)
+    with torch.no_grad():
+        next(network.parameters()).view(-1)[0] += 1
+    network.train()(images)
+    (trace,) = read_weights(tmp_path).values()
+    assert len(trace) == 3
+    assert trace[0] == trace[1] != trace[2]
+    other = Watched(10)
+    other.load_state_dict(network.state_dict())
+    other.to(memory_format=torch.channels_last)(images)
+    (trace,) = read_weights(tmp_path).values()
+    assert trace[3] == trace[2]
+
+
+def ids(run: Path, name: str, positions: list[int]) -> None:
+    np.stack([positions] * 3, axis=1).astype("<i8").tofile(run / f"ids-{name}.bin")
+
+
+def test_positions_that_did_not_come_once(tmp_path: Path) -> None:
+    ids(tmp_path, "0", [0, 1, 4, 5])
+    ids(tmp_path, "1", [2, 3, 6, 7])
+    assert lost_positions(tmp_path, 8) == 0
+    assert lost_positions(tmp_path, 10) == 2
+    assert lost_positions(tmp_path, 7) == 1
+    ids(tmp_path, "2", [7, 3])
+    assert lost_positions(tmp_path, 8) == 2
+
+
+WORKER = """
+import json, os, sys, time
+from pathlib import Path
+name, lead = os.environ["HEADWAY_MEMBER"], sys.argv[1] == "1"
+metrics = open("metrics.jsonl", "a") if lead else None
+ids = open(f"ids-{name}.bin", "ab", buffering=0)
+while True:
+    ids.write(bytes(24))
+    time.sleep(0.005)
+"""
+# The stand-in for a launcher counts the steps itself, so that they go on whoever is harmed.
+LAUNCHER = """
+import json, os, subprocess, sys, time
+workers = []
+for n in range(4):
+    environ = {**os.environ, "HEADWAY_MEMBER": str(n)}
+    workers.append(subprocess.Popen([sys.executable, "-c", sys.argv[1], str(int(n == 0))], env=environ))
+for step in range(1, int(sys.argv[2]) + 1):
+    with open("metrics.jsonl", "a") as file:
+        file.write(json.dumps({"kind": "train", "step": step, "loss": 1.0}) + "\\n")
+    time.sleep(0.02)
+for worker in workers:
+    worker.kill()
+    worker.wait()
+sys.exit(int(sys.argv[3]))
+"""
+
+
+@pytest.fixture
+def launchers(tmp_path: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    found: list[subprocess.Popen[bytes]] = []
+    yield found
+    for launcher in found:
+        for child in psutil.Process(launcher.pid).children() if launcher.poll() is None else []:
+            child.kill()
+        launcher.kill()
+        launcher.wait()
+
+
+def started(folder: Path, steps: int, status: int = 0) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, "-c", LAUNCHER, WORKER, str(steps), str(status)], cwd=folder)
+
+
+def test_faults_hit_members_and_the_lead_is_known(
+    tmp_path: Path, launchers: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench._soak.faults.KINDS", {"kill": 1.0})
+    monkeypatch.setattr("bench._soak.faults.LEAD", 1.0)
+    launchers.append(started(tmp_path, 10_000))
+    harm = Faults(launchers[0], tmp_path, 2.0, seed=random.randrange(100))
+    harm.harm(1, 20)
+    monkeypatch.setattr("bench._soak.faults.LEAD", 0.0)
+    harm.harm(2, 40)
+    first, second = harm.done
+    assert (first.kind, first.lead, second.lead) == ("kill", True, False)
+    states = {child.pid: child.status() for child in psutil.Process(launchers[0].pid).children()}
+    dead = {pid for pid, state in states.items() if state == psutil.STATUS_ZOMBIE}
+    assert dead == {first.victim, second.victim}
+
+
+def test_who_is_stopped_to_wake_is_woken(
+    tmp_path: Path, launchers: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("wake", "stop"):
+        monkeypatch.setattr("bench._soak.faults.KINDS", {kind: 1.0})
+        launchers.append(started(tmp_path, 10_000))
+        harm = Faults(launchers[-1], tmp_path, 0.05, seed=0)
+        harm.harm(1, 20)
+        state = psutil.Process(harm.done[0].victim).status()
+        assert (state == psutil.STATUS_STOPPED) == (kind == "stop")
+
+
+def test_a_run_that_ends_before_its_faults(tmp_path: Path, launchers: list[subprocess.Popen[bytes]]) -> None:
+    launchers.append(started(tmp_path, 20))
+    harm = Faults(launchers[0], tmp_path, 0.05, seed=0)
+    harm.harm(1000, 1_000_000)
+    assert harm.done == []
+    launchers.append(started(tmp_path, 5, status=3))
+    with pytest.raises(SoakError, match="ended with status 3"):
+        Faults(launchers[1], tmp_path, 0.05, seed=0).harm(1000, 1_000_000)
