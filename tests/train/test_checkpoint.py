@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +19,11 @@ from tests._support import headway, packed_digits, records, write_recipe
 from torch import nn
 
 import headway as public
-from headway.core.errors import CheckpointError
+from headway.core.errors import CheckpointError, UsageError
 from headway.core.files import write_whole
-from headway.train.checkpoint import FORMAT, MANIFEST, Checkpoints, read, restore, state_of
+from headway.train.checkpoint import Checkpoint, Checkpoints, read, restore, state_of
+from headway.train.manifest import FORMAT, MANIFEST
+from headway.train.places import held
 
 TENSORS = "tensors-0.safetensors"
 
@@ -94,6 +100,8 @@ def test_the_newest_is_refused_by_name_and_the_one_before_is_used(run: Path, tmp
     said = headway("train", "--resume", copy)
     warning = next(line for line in said.err.splitlines() if str(newest) in line)
     assert warning.endswith("The one before it is used.")
+    if name == f"{TENSORS} at 5 tenths":
+        assert f"{TENSORS} is torn: " in warning
     assert "Resumed at step 15 of 18 from step-00000015." in said.err
     for file in ("weights.safetensors", "ids.bin", f"checkpoints/step-00000018/{TENSORS}"):
         assert (copy / file).read_bytes() == (run / file).read_bytes(), file
@@ -192,6 +200,120 @@ def test_the_same_step_can_be_saved_again_and_leftovers_are_cleared(tmp_path: Pa
     assert found is not None
     assert found.tensors["a"].item() == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-00000003"]
+
+
+@pytest.mark.parametrize("content", [b"", b"step-000", b"step-00000009\n", b"\xff\x00", None])
+def test_a_torn_latest_misleads_nobody(tmp_path: Path, content: bytes | None) -> None:
+    """It is there for people; what opens is found by what is there."""
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2):
+        checkpoints.save(step, {"a": torch.full((2,), float(step))}, {})
+    (tmp_path / ".latest.77").write_bytes(b"step-")  # a kill while it was written
+    (tmp_path / "latest").unlink()
+    if content is not None:
+        (tmp_path / "latest").write_bytes(content)
+    found = checkpoints.newest(pytest.fail)
+    assert found is not None
+    assert found.step == 2
+    checkpoints.save(3, {"a": torch.zeros(1)}, {})
+    assert (tmp_path / "latest").read_text() == "step-00000003\n"
+    assert not (tmp_path / ".latest.77").exists()
+
+
+@pytest.mark.parametrize("name", ["a b", "ü %20 #?", "[1-9]*", "-", "x://y"])
+def test_any_name_of_a_folder(tmp_path: Path, name: str) -> None:
+    folder: str | Path = tmp_path / name if "://" not in name else f"file://{tmp_path}/{name}"
+    checkpoints = Checkpoints(folder, keep=1)
+    for step in (1, 2):
+        checkpoints.save(step, {f"{name}/{step}": torch.ones(1)}, {name: name})
+    found = Checkpoints(folder).newest(pytest.fail)
+    assert found is not None
+    assert (list(found.tensors), found.scalars) == ([f"{name}/2"], {name: name})
+    assert [path.name for path in (tmp_path / name).glob("step-*")] == ["step-00000002"]
+
+
+def test_where_the_checkpoints_of_a_run_are(tmp_path: Path) -> None:
+    run, base = tmp_path / "run", tmp_path / "base"
+    for folder, expected in (
+        (None, f"{run}/checkpoints"),
+        ("kept here", f"{base}/kept here"),
+        ("/kept", "/kept"),
+        ("file:///kept", "/kept"),
+        ("memory://kept/here", "memory://kept/here"),
+    ):
+        checkpoints = Checkpoints.of_run(run, 3, folder, base)
+        assert (checkpoints.place.shown, checkpoints.keep) == (expected, 3)
+
+
+def test_a_new_run_does_not_remove_anothers_checkpoints(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(tmp_path / "here")
+    checkpoints.expect_none()
+    checkpoints.save(7, {"a": torch.zeros(1)}, {})
+    with pytest.raises(
+        UsageError, match=r"here: checkpoints of another run are here already \(the newest is step-00000007"
+    ):
+        checkpoints.expect_none()
+
+
+def test_what_is_being_read_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whatever name the folder goes."""
+    monkeypatch.chdir(tmp_path)
+    checkpoints = Checkpoints("here", keep=1)
+    checkpoints.save(1, {"a": torch.zeros(1)}, {})
+    with held(tmp_path / "here/step-00000001"), held(tmp_path / "here/step-00000001"):
+        checkpoints.save(2, {"a": torch.zeros(1)}, {})
+        checkpoints.save(3, {"a": torch.zeros(1)}, {})
+        assert [path.name for path in checkpoints.paths()] == ["step-00000003", "step-00000001"]
+    checkpoints.save(4, {"a": torch.zeros(1)}, {})
+    assert [path.name for path in checkpoints.paths()] == ["step-00000004"]
+
+
+def test_what_another_process_removes_while_it_is_read_is_no_damage(tmp_path: Path) -> None:
+    """A newer one is there then. The reader waits for a file that is a pipe, until the folder is gone."""
+    checkpoints = Checkpoints(tmp_path)
+    slow = checkpoints.save(1, {"a": torch.zeros(1)}, {})
+    (tmp_path / "step-00000001" / TENSORS).unlink()
+    os.mkfifo(tmp_path / "step-00000001" / TENSORS)
+    found: list[Checkpoint | None] = []
+    thread = threading.Thread(target=lambda: found.append(checkpoints.newest(lambda text: found.append(None))))
+    thread.start()
+    with open(tmp_path / slow.name / TENSORS, "wb") as pipe:  # waits for the reader
+        checkpoints.save(2, {"a": torch.ones(1)}, {})
+        shutil.rmtree(tmp_path / slow.name)
+        pipe.write(b"half")
+    thread.join()
+    assert [one and one.step for one in found] == [2]
+
+
+def test_a_reader_elsewhere_never_finds_half_a_checkpoint(tmp_path: Path) -> None:
+    """One is kept, so each save removes what may be being read."""
+    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints.save(1, {"a": torch.ones(300_000)}, {})
+    with subprocess.Popen([sys.executable, "-c", READS, tmp_path], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "1\n"
+        step = 1
+        while process.poll() is None:
+            step += 1
+            checkpoints.save(step, {"a": torch.full((300_000,), float(step))}, {})
+        said = process.stdout.read().split()
+    assert process.returncode == 0
+    assert said == sorted(set(said), key=int)
+    assert len(said) > 1
+
+
+READS = """
+import sys
+from headway.train.checkpoint import Checkpoints
+
+before = 0
+for _ in range(150):
+    found = Checkpoints(sys.argv[1]).newest(lambda text: sys.exit(text))
+    assert (found.tensors["a"] == found.step).all() and found.step >= before
+    if found.step > before:
+        print(found.step, flush=True)
+    before = found.step
+"""
 
 
 def _network() -> nn.Module:

@@ -47,7 +47,8 @@ def test_every_auto_is_resolved_and_every_origin_kept(folder: Path, tmp_path: Pa
     headway("train", folder / "recipe.yaml", "--run", run, *overrides)
     values, origins = recorded(run)
     assert origins.keys() == values.keys()
-    assert "auto" not in values.values()
+    # How ranks meet is chosen anew whenever they do.
+    assert not [key for key, value in values.items() if value == "auto" and not key.startswith("comm.")]
     expected = {
         "device": "cuda" if torch.cuda.is_available() else "cpu",
         "data.size": [8, 8],

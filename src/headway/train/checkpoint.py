@@ -2,103 +2,92 @@
 
 checkpoints/step-00000120/
     manifest.json           format, step, scalars, for each file its bytes and sha256, and the manifest's own sha256
-    tensors-0.safetensors   `model/NAME`, `optimizer/PARAMETER/STATE`, `random/torch`, ... (rank 0's share)
+    tensors-0.safetensors   `model/NAME`, `optimizer/PARAMETER/STATE`, `random/torch`, ...: rank 0's share
+    tensors-1.safetensors   rank 1's; the state is one, so any number of ranks can go on from it
 checkpoints/latest          name of the newest, moved last
 """
 
 from __future__ import annotations
 
-import errno
-import hashlib
-import json
 import os
 import random
-import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 
-from headway.core.errors import CheckpointError, HeadwayError
-from headway.core.files import sync_folder, write_synced, write_whole
-
-FORMAT = 1
-MANIFEST = "manifest.json"
+from headway.core.errors import CheckpointError, UsageError
+from headway.train.exchange import Alone
+from headway.train.manifest import MANIFEST, Manifest
+from headway.train.places import LocalPlace, Location, Place, held
+from headway.train.saving import Flight, Setting
 
 
 @dataclass(frozen=True)
 class Checkpoint:
     """One checkpoint as read back: `step`, `scalars` (what was given to `save`) and `tensors` by name, on the CPU."""
 
-    path: Path
+    path: Location
     step: int
     scalars: dict[str, Any]
     tensors: dict[str, torch.Tensor]
 
 
+@final
 class Checkpoints:
     """The checkpoints of one folder.
 
     Args:
-        folder: made at the first save.
+        folder: made at the first save; or an address that fsspec writes to, such as s3://bucket/run.
         keep: how many are kept, the newest.
+
+    Raises:
+        UsageError: nothing installed writes to such an address.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
-        self.folder, self._keep = Path(folder), keep
+        self.place, self.keep = place_of(folder), keep
 
-    def save(self, step: int, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> Path:
-        """Writes a checkpoint, whole or not at all, then removes those beyond `keep`.
+    @staticmethod
+    def of_run(run: Path, keep: int, folder: str | None, base: Path) -> Checkpoints:
+        """Those of a run folder: in it, or in the `folder` of its recipe; a relative one begins at `base`."""
+        if folder is None:
+            return Checkpoints(run / "checkpoints", keep)
+        return Checkpoints(folder if "://" in folder else base / folder, keep)
+
+    def expect_none(self) -> None:
+        """For a new run. Raises UsageError: checkpoints of another one are here, and it would remove them."""
+        if found := self.paths():
+            what = f"checkpoints of another run are here already (the newest is {found[0].name})"
+            fix = "Name another checkpoint.folder, or go on with that run: headway train --resume RUN."
+            raise UsageError(what, where=self.place.shown, fix=fix)
+
+    def save(self, step: int, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> Location:
+        """Writes a checkpoint, whole or not at all, then removes those beyond `keep`. `Saver` does it beside training.
 
         Raises:
-            HeadwayError: the disk is full; the checkpoints before it stay.
+            HeadwayError: the disk is full, or the like; the checkpoints before it stay.
         """
-        final = self.folder / f"step-{step:08d}"
-        aside = self.folder / f".{final.name}.{os.getpid()}"
-        try:
-            self._clear_aside()
-            aside.mkdir(parents=True)
-            # A tensor's memory format is not stored: it is put back into whatever format the network has.
-            data = save_tensors({name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()})
-            file = {"name": "tensors-0.safetensors", "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-            write_synced(aside / str(file["name"]), data)
-            manifest = {"format": FORMAT, "step": step, "scalars": dict(scalars), "files": [file]}
-            manifest["sha256"] = _digest(manifest)
-            write_synced(aside / MANIFEST, json.dumps(manifest, indent=1).encode())
-            sync_folder(aside)
-            if final.exists():
-                shutil.rmtree(final)
-            os.replace(aside, final)
-            sync_folder(self.folder)
-            write_whole(self.folder / "latest", final.name + "\n")
-        except OSError as error:
-            shutil.rmtree(aside, ignore_errors=True)
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            raise HeadwayError(
-                f"the disk is full, the checkpoint of step {step} could not be written",
-                where=str(self.folder),
-                fix="Nothing before it is lost: make room, then go on with headway train --resume.",
-            ) from error
-        # Later ones are of a run that was cut back to before them: damaged, or soon to be made again.
-        earlier = [path for path in self.paths() if _step_of(path) < step]
-        for old in set(self.paths()) - {final, *earlier[: self._keep - 1]}:
-            shutil.rmtree(old)
-        return final
+        setting = Setting(self.place, self.keep, Alone(), 1, True, lambda: None, print)
+        flight = Flight(setting, step, tensors, scalars, copy=False)
+        flight.run()
+        if flight.error is not None:
+            raise flight.error
+        assert flight.path is not None
+        return flight.path
 
-    def paths(self) -> list[Path]:
-        """Folders of the checkpoints, the newest first."""
-        found = [path for path in self.folder.glob("step-*") if path.name.removeprefix("step-").isdecimal()]
-        return sorted(found, key=_step_of, reverse=True)
+    def paths(self) -> list[Location]:
+        """The checkpoints, damaged ones too, the newest first: each has a `name`, and `read` reads it."""
+        return self.place.paths()
 
     def newest(self, warn: Callable[[str], object] = print) -> Checkpoint | None:
-        """The newest good checkpoint; None where there is none at all.
+        """The newest good checkpoint; None where there is none at all. A save in this process does not remove it
+        while it is read; where another process did, a newer one is there.
 
         Args:
             warn: told, by name, of every damaged one that is passed over.
@@ -106,48 +95,53 @@ class Checkpoints:
         Raises:
             CheckpointError: there are checkpoints, and all are damaged.
         """
-        paths = self.paths()
-        for path in paths:
-            try:
-                return read(path)
-            except CheckpointError as error:
-                warn(f"{error} The one before it is used.")
-        if paths:
-            raise CheckpointError("every checkpoint is damaged", where=str(self.folder), fix="Start the run anew.")
+        damaged: set[str] = set()
+        while fresh := [path for path in self.paths() if path.name not in damaged]:
+            with held(fresh[0]):
+                try:
+                    return read(fresh[0])
+                except CheckpointError as error:
+                    if fresh[0].name in (path.name for path in self.paths()):
+                        damaged.add(fresh[0].name)
+                        warn(f"{error} The one before it is used.")
+        if damaged:
+            raise CheckpointError("every checkpoint is damaged", where=self.place.shown, fix="Start the run anew.")
         return None
 
-    def _clear_aside(self) -> None:
-        for left in self.folder.glob(".step-*"):
-            shutil.rmtree(left, ignore_errors=True)
+
+def place_of(folder: str | os.PathLike[str]) -> Place:
+    """A folder, or an address with `://`. Raises UsageError: nothing installed writes to it."""
+    scheme, mark, rest = os.fspath(folder).partition("://")
+    if not mark:
+        return LocalPlace(Path(folder))
+    if scheme in ("file", "local"):
+        return LocalPlace(Path(rest))
+    from headway.train.remote_checkpoints import RemotePlace  # here, since most programs write no remote files
+
+    return RemotePlace(os.fspath(folder))
 
 
-def _step_of(path: Path) -> int:
-    return int(path.name.removeprefix("step-"))
-
-
-def read(path: Path) -> Checkpoint:
-    """Reads one checkpoint.
+def read(path: Location) -> Checkpoint:
+    """Reads one checkpoint: a folder as a Path, or what `Checkpoints.paths` gives.
 
     Raises:
-        CheckpointError: it is torn, damaged, or of a later format.
+        CheckpointError: it is torn, damaged, or of a later format. DataError: its address cannot be reached.
     """
+    where = str(path)
     try:
-        manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            raise CheckpointError(f"its format is {manifest['format']}, this version reads {FORMAT}", where=str(path))
-        if manifest.pop("sha256") != _digest(manifest):
-            raise CheckpointError(f"{MANIFEST} is damaged: its sha256 is another", where=str(path))
+        manifest = Manifest.from_json(_bytes(path, MANIFEST), where)
         tensors: dict[str, torch.Tensor] = {}
-        for file in manifest["files"]:
-            data = (path / file["name"]).read_bytes()
-            if len(data) != file["bytes"]:
-                raise CheckpointError(f"{file['name']} is torn: {len(data)} of {file['bytes']} bytes", where=str(path))
-            if hashlib.sha256(data).hexdigest() != file["sha256"]:
-                raise CheckpointError(f"{file['name']} is damaged: its sha256 is another", where=str(path))
+        for file in manifest.files:
+            data = _bytes(path, file.name)
+            file.check(data, where)
             tensors |= load_tensors(data)
-        return Checkpoint(path, manifest["step"], manifest["scalars"], tensors)
+        return Checkpoint(path, manifest.step, manifest.scalars, tensors)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(f"it is damaged ({type(error).__name__}: {error})", where=str(path)) from None
+        raise CheckpointError(f"it is damaged ({type(error).__name__}: {error})", where=where) from None
+
+
+def _bytes(path: Location, name: str) -> bytes:
+    return (path / name).read_bytes() if isinstance(path, Path) else path.read(name)
 
 
 def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -213,8 +207,3 @@ def _set_random_state(tensors: Mapping[str, torch.Tensor]) -> None:
     np.random.set_state(("MT19937", words, int(place), int(has_gauss), gauss))
     spare = tensors["random/python_spare"].tolist()
     random.setstate((3, tuple(tensors["random/python"].tolist()), spare[0] if spare else None))
-
-
-def _digest(manifest: Mapping[str, Any]) -> str:
-    """sha256 of a manifest, of all but its own `sha256`; a flipped digit would leave it good JSON."""
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
 
 from headway.core.errors import DataError
 from headway.data import dataset as data
+from headway.data.batch import Batch
+from headway.train.elastic import Ranks
 from headway.train.setup import Setup
+
+PLACES, PREDICTED = "places of samples", "classes predicted"
+"""Arrays beside those of metrics, whose names are identifiers and no words that a record has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,52 +41,73 @@ class Evaluation:
     predicted: NDArray[np.int64] | None
 
 
-def batches_of(setup: Setup, dataset: data.Dataset) -> Iterator[tuple[torch.Tensor, torch.Tensor, NDArray[np.int64]]]:
-    """(outputs, labels, served) of every batch of a data set, without gradients, the network in evaluation mode."""
+def batches_of(
+    setup: Setup, dataset: data.Dataset, rank: int = 0, world: int = 1
+) -> Iterator[tuple[torch.Tensor, torch.Tensor, Batch]]:
+    """(outputs, labels, batch) of every batch of a data set, or of a rank's share of it, without gradients, the
+    network in evaluation mode."""
     recipe = setup.recipe
-    loader = setup.inputs.evaluation(recipe, dataset)
+    loader = setup.inputs.evaluation(recipe, dataset, rank, world)
     training = setup.model.training
     setup.model.eval()
     try:
         with torch.no_grad():
             for batch in loader:
+                if not len(batch.images):  # the last batch may have fewer samples than there are ranks
+                    continue
                 images = setup.augment.normalise(batch.images)
                 with setup.precision.autocast():
                     outputs = setup.forward(images)
-                yield outputs.float(), batch.labels, batch.served
+                yield outputs.float(), batch.labels, batch
     finally:
         setup.model.train(training)
 
 
-def evaluate(setup: Setup, dataset: data.Dataset) -> Evaluation:
+def evaluate(setup: Setup, dataset: data.Dataset, ranks: Ranks | None = None) -> Evaluation:
     """Loss and metrics of the network over a data set; damaged samples are left out (or stop it, as `on_bad` says).
 
+    Args:
+        ranks: each takes its share; all of them get the whole evaluation.
+
     Raises:
-        DataError: more than `max_bad_share` of them are.
+        DataError: more than `max_bad_share` of the samples are damaged. CommunicationError: a rank was lost.
     """
-    served: list[NDArray[np.int64]] = []
-    found: dict[str, list[torch.Tensor]] = {"loss": []}
-    predicted: list[torch.Tensor] = []
+    rank, world = (0, 1) if ranks is None else (ranks.world.rank, ranks.world.size)
     # A task of the user's may give something else than a number a class.
     by_class = setup.target.kind == "class" and setup.task.outputs == len(setup.target.classes)
-    for outputs, labels, numbers in batches_of(setup, dataset):
-        served.append(numbers)
-        found["loss"].append(setup.task.loss(outputs, labels).float())
+    places: list[NDArray[np.int64]] = []
+    found: dict[str, list[torch.Tensor]] = {}
+    for outputs, labels, batch in batches_of(setup, dataset, rank, world):
+        places.append(np.stack([batch.positions, batch.served]))
+        found.setdefault("loss", []).append(setup.task.loss(outputs, labels).float())
         for name, values in setup.task.metrics(outputs, labels).items():
             found.setdefault(name, []).append(values.float())
         if by_class:
-            predicted.append(outputs.argmax(dim=1))
-    samples = np.concatenate(served)
+            found.setdefault(PREDICTED, []).append(outputs.argmax(dim=1))
+    arrays = {name: torch.cat(parts).cpu().numpy() for name, parts in found.items()}
+    if places:
+        arrays[PLACES] = np.concatenate(places, axis=1).T
+    if ranks is not None:
+        arrays = _joined(ranks.world.control.gather_bytes(save_arrays(arrays)), list(arrays))
+    samples = arrays.pop(PLACES)[:, 1]
     counted = samples >= 0
     damaged, limit = int((~counted).sum()), setup.recipe.data.max_bad_share
     if damaged > limit * len(samples) or not counted.any():
         what = f"{damaged} of {len(samples)} samples are damaged, more than data.max_bad_share {limit}"
         raise DataError(what, where=str(dataset.folder), fix="Run headway verify on it, and pack the data again.")
-    by_name = {name: torch.cat(parts).cpu().numpy()[counted] for name, parts in found.items()}
+    by_name = {name: values[counted] for name, values in arrays.items()}
+    predicted = by_name.pop(PREDICTED, None)
     return Evaluation(
         metrics={name: float(value.mean(dtype=np.float64)) for name, value in by_name.items()},
         samples=samples[counted],
         damaged=damaged,
         losses=by_name["loss"],
-        predicted=torch.cat(predicted).cpu().numpy()[counted] if predicted else None,
+        predicted=predicted,
     )
+
+
+def _joined(shares: list[bytes], names: list[str]) -> dict[str, NDArray[Any]]:
+    """The arrays of all ranks in the order of the set, as one rank alone finds them: a mean then has the same bits."""
+    parts = [found for share in shares if (found := load_arrays(share))]
+    order = np.argsort(np.concatenate([found[PLACES][:, 0] for found in parts]))
+    return {name: np.concatenate([found[name] for found in parts])[order] for name in names or parts[0]}

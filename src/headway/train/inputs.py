@@ -15,7 +15,7 @@ from headway.core.recipe import Loaded
 from headway.data import dataset as data
 from headway.data.augment import measure
 from headway.data.batch import Batch
-from headway.data.cores import usable_cores
+from headway.data.cores import default_threads, usable_cores
 from headway.data.decode import chosen
 from headway.data.loader import Loader
 from headway.data.options import SYNTHETIC, Cache, CropRecipe, DataRecipe, SyntheticRecipe
@@ -68,12 +68,13 @@ class Inputs:
     loader: Loader | None = None
     _tiers: dict[int, Tier] = field(default_factory=dict)
 
-    def batches(self, recipe: TrainRecipe, position: int) -> Iterable[Batch]:
-        """Training batches from a position on, without end."""
+    def batches(self, recipe: TrainRecipe, position: int, rank: int = 0, world: int = 1) -> Iterable[Batch]:
+        """Training batches from a position on, without end: a rank's share of each."""
         if self.train is None:
-            synthetic = recipe.data.synthetic or SyntheticRecipe()
-            return Synthetic(synthetic, batch=recipe.batch, seed=recipe.seed, start=position, device=self.device)
-        self.loader = self._training(self.train, recipe, start=position)
+            options = recipe.data.synthetic or SyntheticRecipe()
+            given: dict[str, Any] = {"batch": recipe.batch, "seed": recipe.seed, "start": position}
+            return Synthetic(options, **given, device=self.device, rank=rank, world=world)
+        self.loader = self._training(self.train, recipe, start=position, rank=rank, world=world)
         return self.loader
 
     def smallest(self, recipe: TrainRecipe) -> tuple[int, int]:
@@ -88,13 +89,16 @@ class Inputs:
             return next(iter(self.batches(some, 0)))
         return next(iter(self._training(self.train, some, stop=some.batch, progressive=None)))
 
-    def evaluation(self, recipe: TrainRecipe, dataset: data.Dataset) -> Loader:
-        """A data set once, in index order, each image by its centre."""
-        at_once = recipe.micro_batch if isinstance(recipe.micro_batch, int) else recipe.batch
+    def evaluation(self, recipe: TrainRecipe, dataset: data.Dataset, rank: int = 0, world: int = 1) -> Loader:
+        """A data set once, in index order, each image by its centre: a rank's share of each batch."""
+        micro = recipe.micro_batch if isinstance(recipe.micro_batch, int) else None
+        of_a_rank = recipe.evaluate.batch or micro
         return self._loader(
             dataset,
             recipe,
-            batch=recipe.evaluate.batch or min(at_once, len(dataset)),
+            batch=min(of_a_rank * world if of_a_rank else recipe.batch, len(dataset)),
+            rank=rank,
+            world=world,
             crop=recipe.data.crop.centred,
             on_bad="stop" if recipe.data.on_bad == "stop" else "mask",
         )
@@ -277,7 +281,7 @@ def _resolve_places(loaded: Loaded[TrainRecipe], inputs: Inputs) -> Loaded[Train
                 loaded = loaded.resolve("data.cache", tier.name, reason)
             inputs.say(f"Training data {PLACES[tier.name]}: {reason}.")
             cores = usable_cores()
-            inputs.say(decoding(backend, recipe.data.threads or max(1, cores - 1), cores))
+            inputs.say(decoding(backend, recipe.data.threads or default_threads(), cores))
     if recipe.augment.where == "auto":
         reason = "the device is a CPU" if device.type == "cpu" else "the device has time for it"
         loaded = loaded.resolve("augment.where", "host" if device.type == "cpu" else "device", reason)

@@ -7,7 +7,7 @@ import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -21,22 +21,49 @@ from headway.observe.sinks import Sink, open_sinks
 
 BESIDES_METRICS = frozenset(
     {"kind", "step", "position", "epoch", "seconds", "lr", "images_s", "wait_share", "loss_scale", "damaged"}
+    | {"noise_scale", "noise_scale_error"}
 )
 """What a record of metrics.jsonl holds besides metrics."""
 
 
 class RunLog:
-    """The open files of one run folder."""
+    """The open files of one run folder.
 
-    def __init__(self, run: Run, *, log_ids: bool, sinks: Sequence[str]) -> None:
-        self._run = run
-        self._metrics = run.metrics_path.open("a", encoding="utf-8")
-        self._ids = run.ids_path.open("ab") if log_ids else None
-        self._names = sinks
-        self._sinks: list[Sink] = open_sinks(sinks, run.folder)
+    Args:
+        leads: whether this process writes metrics, quarantine, weights and sinks; one of all ranks does.
+        name: of this process among several: each writes ids of its own.
+    """
+
+    def __init__(self, run: Run, *, sinks: Sequence[str], leads: bool = True, name: str = "") -> None:
+        self._run, self._names, self._name = run, sinks, name
+        self._ids: IO[bytes] | None = None
+        self.confirm: Callable[[], None] = lambda: None
+        """Called before the best weights are replaced: who was lost while it slept may not."""
+        self._leads = False
+        self._sinks: list[Sink] = []
+        if leads:
+            self.lead()
+
+    @property
+    def leads(self) -> bool:
+        return self._leads
+
+    def lead(self, after: tuple[int, int] | None = None) -> None:
+        """From now on this process writes for all.
+
+        Args:
+            after: (position, step): what another process wrote for later ones is taken out.
+        """
+        self._leads = True
+        if after is not None:
+            self._run.cut_metrics(after[0])
+        self._metrics = self._run.metrics_path.open("a", encoding="utf-8")
+        self._sinks = open_sinks(self._names, self._run.folder, after_step=after and after[1])
 
     def record(self, record: dict[str, Any]) -> None:
         """Appends to metrics.jsonl, and hands on to the sinks."""
+        if not self._leads:
+            return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         self._metrics.write(json.dumps(finite) + "\n")
         self._metrics.flush()
@@ -45,11 +72,17 @@ class RunLog:
 
     def ids(self, positions: NDArray[np.int64], asked: NDArray[np.int64], served: NDArray[np.int64]) -> None:
         """Appends (position, asked, served) of each sample to ids.bin."""
-        assert self._ids is not None
+        if self._ids is None:
+            path = self._run.ids_of(self._name)
+            path.parent.mkdir(parents=True, exist_ok=True)  # on a host of its own, the lead's folder is elsewhere
+            # One of several processes may be killed and the others go on: what it wrote must not be lost with it.
+            self._ids = path.open("ab", buffering=0 if self._name else -1)
         self._ids.write(np.stack([positions, asked, served], axis=1).astype("<i8").tobytes())
 
     def quarantine(self, bad: Sequence[Bad], name: Callable[[int], str]) -> None:
         """Appends damaged samples to quarantine.jsonl."""
+        if not self._leads:
+            return
         with self._run.quarantine_path.open("a", encoding="utf-8") as file:
             for entry in bad:
                 file.write(json.dumps({**asdict(entry), "name": name(entry.asked)}) + "\n")
@@ -58,27 +91,35 @@ class RunLog:
 
     def weights(self, model: torch.nn.Module) -> None:
         """Writes weights.safetensors, whole or not at all."""
+        if not self._leads:
+            return
         data = save_tensors({name: t.detach().cpu().contiguous().clone() for name, t in model.state_dict().items()})
+        self.confirm()
         write_whole(self._run.weights_path, data)
+
+    def cut_ids(self, position: int) -> None:
+        """Takes this process's samples from a position on out of its ids: their step did not come about."""
+        self._run.cut_ids(position, self._name)
 
     def flush(self) -> None:
         """Brings everything logged so far onto the disk; called before a checkpoint that counts on it."""
-        for file in (self._metrics, self._ids):
+        for file in (self._metrics if self._leads else None, self._ids):
             if file is not None:
                 file.flush()
                 os.fsync(file.fileno())
 
     def cut_back(self, position: int, step: int) -> None:
-        """Takes out what was logged after a position, which came after `step` steps."""
-        self._metrics.close()
-        self._run.cut_back(position)
-        self._metrics = self._run.metrics_path.open("a", encoding="utf-8")
-        for sink in self._sinks:
-            sink.close()
-        self._sinks = open_sinks(self._names, self._run.folder, after_step=step)
+        """Takes out what was logged after a position, which came after `step` steps; by whoever leads."""
+        if self._leads:
+            self._metrics.close()
+            for sink in self._sinks:
+                sink.close()
+            self._run.cut_back(position)
+            self.lead(after=(position, step))
 
     def close(self) -> None:
-        self._metrics.close()
+        if self._leads:
+            self._metrics.close()
         if self._ids is not None:
             self._ids.close()
         for sink in self._sinks:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from time import perf_counter
-from typing import Any
+from typing import Any, final
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
+from headway.train.elastic import Ranks
 from headway.train.trainer import Display, Trainer
 
 REFRESH_S = 0.5
@@ -25,8 +26,10 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
-def show(console: Console | None = None) -> Display:
-    """The display that suits where the output goes."""
+def show(console: Console | None = None, ranks: Ranks | None = None) -> Display:
+    """The display that suits where the output goes; of several ranks the one that speaks shows it."""
+    if ranks is not None:
+        return OneOfMany(ranks)
     console = console or Console(stderr=True)
     return Bar(console) if console.is_terminal else Lines()
 
@@ -39,6 +42,22 @@ class Silent(Display):
 
     def record(self, record: dict[str, Any]) -> None:
         pass
+
+
+@final
+class OneOfMany(Display):
+    """Shows what it is given while this process speaks for all ranks; another one may when that one is lost."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks, self._display = ranks, Lines()
+
+    def step(self, trainer: Trainer) -> None:
+        if self._ranks.speaks:
+            self._display.step(trainer)
+
+    def record(self, record: dict[str, Any]) -> None:
+        if self._ranks.speaks:
+            self._display.record(record)
 
 
 class Bar(Display):

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from headway.comm.options import CommRecipe
 from headway.core.recipe import Part
 from headway.data.augment_options import AugmentRecipe
 from headway.data.options import DataRecipe
@@ -41,6 +42,13 @@ class CheckpointRecipe(Part):
     """Instead of by epochs."""
     keep: int = Field(default=2, ge=1)
     """How many are kept; two, so that a damaged one does not lose the run."""
+    asynchronous: bool = True
+    """Written by a thread while training goes on, from a copy of the state in the host's memory. False: training waits,
+    and there is no copy."""
+    folder: str | None = Field(default=None, min_length=1)
+    """Where they go instead of checkpoints/ in the run folder: a folder, or an address that fsspec writes to, such as
+    s3://bucket/run. Of several hosts, each needs to see it; where one does not, rank 0 writes alone. No two runs can
+    have the same."""
 
 
 class TrainRecipe(Part):
@@ -76,6 +84,7 @@ class TrainRecipe(Part):
     """Memory format of images and filters: faster for convolutions on CPUs and on GPUs with tensor cores."""
     compile: bool = False
     """torch.compile the network; the first step takes longer by the compilation."""
+    comm: CommRecipe = CommRecipe()
     evaluate: EvaluateRecipe = EvaluateRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
     log_every_steps: int = Field(default=50, ge=1)

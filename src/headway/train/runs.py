@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import math
+import os
 import signal
 import statistics
 from collections.abc import Iterator, Sequence
@@ -24,16 +25,14 @@ from headway.data.decode import chosen
 from headway.model import weights
 from headway.train import panels
 from headway.train.checkpoint import Checkpoints
+from headway.train.elastic import Ranks
 from headway.train.evaluate import evaluate as evaluate_set
 from headway.train.inputs import Say, open_relative
 from headway.train.progress import Bar, show
 from headway.train.recipe import TrainRecipe
 from headway.train.setup import Known, Setup, check_labels, set_up
 from headway.train.task import Target
-from headway.train.trainer import Display, Trainer
-
-OF_THE_MACHINE = ("device", "data.cache", "augment.where")
-"""What `auto` of these stood for is no part of a run: it is chosen anew where the run goes on."""
+from headway.train.trainer import OF_THE_MACHINE, Display, Trainer
 
 CLOCK_EXCLUDES = (
     "start of the process, imports, opening the data and filling their caches, measuring mean and std, building the "
@@ -44,20 +43,35 @@ CLOCK_EXCLUDES = (
 
 @dataclass(frozen=True)
 class Ended:
-    """How a run ended. `interrupted`: by SIGTERM or Ctrl-C, its state saved."""
+    """How a run ended. `interrupted`: by SIGTERM or Ctrl-C, its state saved. `speaks`: this process says it for all."""
 
     run: Run
     summary: dict[str, Any]
     interrupted: bool
+    speaks: bool = True
 
 
 def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: Say) -> Ended:
     """Trains a recipe into a new run folder (default: runs/NAME).
 
+    In each of several processes that a launcher started, this trains with the others; rank 0 writes the run folder.
+
     Raises:
         HeadwayError: see `set_up` and `Trainer`; the run folder exists.
     """
-    return _begin(_load(recipe, overrides), folder, say=say)
+    loaded = _load(recipe, overrides)
+    ranks = Ranks.from_environment(loaded.recipe.comm, say)
+    if ranks is None:
+        return _begin(loaded, folder, say=say)
+    with ranks:
+        ranks.share(loaded.recipe.batch)
+        if folder is None:
+            fix = "Name it: headway train RECIPE --run-folder FOLDER."
+            raise UsageError("several processes have to know one run folder", where="--run-folder", fix=fix)
+        again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
+        if again and Run(folder).recipe_path.exists():
+            return _resume(Run.open(folder), ranks.say, ranks)
+        return _begin(loaded, folder, say=ranks.say, ranks=ranks)
 
 
 def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int, *, say: Say) -> list[Ended]:
@@ -72,6 +86,9 @@ def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: i
         one = loaded
         if number:
             one = loaded.resolve("seed", loaded.recipe.seed + number, f"--repeat, run {number + 1}")
+        if folder_of_all := loaded.recipe.checkpoint.folder:
+            own = f"{folder_of_all}/{number + 1}"
+            one = one.resolve("checkpoint.folder", own, f"--repeat, run {number + 1}")
         ended.append(_begin(one, parent / str(number + 1), say=say))
         if ended[-1].interrupted:
             break
@@ -106,32 +123,44 @@ def resume(folder: Path, *, say: Say) -> Ended:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
     """
     run = Run.open(folder)
-    with run.locked():
-        return _resume(run, say)
-
-
-def _resume(run: Run, say: Say) -> Ended:
     loaded = reload(run)
+    ranks = Ranks.from_environment(loaded.recipe.comm, say)
+    if ranks is None:
+        return _resume(run, say)
+    with ranks:
+        return _resume(run, ranks.say, ranks)
+
+
+def _resume(run: Run, say: Say, ranks: Ranks | None = None) -> Ended:
+    with _held(run, ranks):
+        return _go_on(reload(run), run, say, ranks)
+
+
+def _go_on(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks | None) -> Ended:
     threads, had = torch.get_num_threads(), run.read_json("provenance")["torch_threads"]
     if threads != had:
         say(f"This run began with {had} threads of torch and goes on with {threads}: results agree to rounding only.")
-    checkpoint = Checkpoints(run.checkpoints).newest(say)
-    setup = set_up(loaded, say=say, fresh=checkpoint is None)
+    checkpoint = _checkpoints(run, loaded).newest(say)
+    setup = set_up(loaded, say=say, fresh=checkpoint is None, ranks=ranks)
+    leads = ranks is None or ranks.speaks
     with closing(setup.inputs), _naming_a_full_disk(run):
         if checkpoint is None:
             say("This run has no checkpoint yet: it begins anew.")
-            run.cut_back(0)
-            _record_recipe(run, setup)
-        display = show()
-        with closing(Trainer(setup, run, display)) as trainer:
+            if leads:
+                run.cut_back(0)
+                _record_recipe(run, setup)
+        display = show(ranks=ranks)
+        with closing(Trainer(setup, run, display, ranks)) as trainer:
             if checkpoint is not None:
                 trainer.resume(checkpoint)
                 done = " It is at its end: nothing is left to do." if trainer.finished else ""
                 say(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
-            if not trainer.finished:
+            if not trainer.finished and leads:
                 (run.folder / "summary.json").unlink(missing_ok=True)  # it tells of a run that had stopped
+            if ranks is not None:
+                trainer.meet()
             if trainer.finished and (summary := run.summary()).get("finished"):
-                return Ended(run, summary, interrupted=False)
+                return Ended(run, summary, interrupted=False, speaks=leads)
             return _go(trainer, display)
 
 
@@ -154,16 +183,37 @@ def _load(recipe: Path, overrides: Sequence[str]) -> Loaded[TrainRecipe]:
     return loaded
 
 
-def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say) -> Ended:
-    if folder is not None and Run(folder).recipe_path.exists():
+def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, ranks: Ranks | None = None) -> Ended:
+    leads = ranks is None or ranks.speaks
+    if leads and folder is not None and Run(folder).recipe_path.exists():
         Run.create(folder)  # says that it exists, before anything long is done
-    setup = set_up(loaded, say=say)
+    setup = set_up(loaded, say=say, ranks=ranks)
     with closing(setup.inputs):
-        run = Run.create(folder or Run.free_name(Path("runs"), loaded.recipe.name))
-        _record_recipe(run, setup)
-        display = show()
-        with run.locked(), _naming_a_full_disk(run), closing(Trainer(setup, run, display)) as trainer:
+        folder = folder or Run.free_name(Path("runs"), loaded.recipe.name)
+        run = Run.create(folder) if leads else Run(folder)
+        if leads:
+            _checkpoints(run, setup.loaded).expect_none()
+            _record_recipe(run, setup)
+        display = show(ranks=ranks)
+        with _held(run, ranks), _naming_a_full_disk(run), closing(Trainer(setup, run, display, ranks)) as trainer:
+            if ranks is not None:
+                trainer.meet()
             return _go(trainer, display)
+
+
+def _checkpoints(run: Run, loaded: Loaded[TrainRecipe]) -> Checkpoints:
+    options = loaded.recipe.checkpoint
+    return Checkpoints.of_run(run.folder, options.keep, options.folder, loaded.base)
+
+
+@contextmanager
+def _held(run: Run, ranks: Ranks | None) -> Iterator[None]:
+    """Only one process, or one of several ranks, trains in a run folder."""
+    if ranks is not None and not ranks.speaks:
+        yield
+        return
+    with run.locked():
+        yield
 
 
 def _record_recipe(run: Run, setup: Setup) -> None:
@@ -187,10 +237,18 @@ def _go(trainer: Trainer, display: Display) -> Ended:
         trainer.close()
         if isinstance(display, Bar):
             display.stop()
-    _write_panels(trainer)
     summary = _summary(trainer)
+    if trainer.ranks is None:
+        _tell(trainer, summary)
+    else:
+        trainer.ranks.done = trainer.finished
+        trainer.end(lambda: _tell(trainer, summary))
+    return Ended(trainer.run_folder, summary, interrupted=not trainer.finished, speaks=trainer.leads)
+
+
+def _tell(trainer: Trainer, summary: dict[str, Any]) -> None:
+    _write_panels(trainer)
     trainer.run_folder.write_json("summary", summary)  # the last file: where it says finished, nothing is missing
-    return Ended(trainer.run_folder, summary, interrupted=not trainer.finished)
 
 
 def _write_panels(trainer: Trainer) -> None:

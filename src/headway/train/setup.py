@@ -10,9 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from headway.comm.batch_norm import convert_sync
 from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeError, nearest
 from headway.core.importing import import_path
 from headway.core.recipe import Loaded
+from headway.core.world import World
 from headway.data import dataset as data
 from headway.data.augment import Augment
 from headway.data.batch import Batch
@@ -22,6 +24,7 @@ from headway.model.resolve import initialiser
 from headway.optim import Schedule
 from headway.optim import build as build_optimizer
 from headway.train import task as tasks
+from headway.train.elastic import Ranks
 from headway.train.inputs import Inputs, Say, open_inputs
 from headway.train.log import BESIDES_METRICS
 from headway.train.memory import largest_micro_batch
@@ -88,18 +91,26 @@ class Setup:
     def channels(self) -> int:
         return self.inputs.channels
 
-    def batches(self, position: int) -> Iterable[Batch]:
-        """Training batches from a position on, without end."""
-        return self.inputs.batches(self.recipe, position)
+    def batches(self, position: int, rank: int = 0, world: int = 1) -> Iterable[Batch]:
+        """Training batches from a position on, without end: a rank's share of each."""
+        return self.inputs.batches(self.recipe, position, rank, world)
 
 
-def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True, known: Known | None = None) -> Setup:
+def set_up(
+    loaded: Loaded[TrainRecipe],
+    *,
+    say: Say,
+    fresh: bool = True,
+    known: Known | None = None,
+    ranks: Ranks | None = None,
+) -> Setup:
     """Builds a run's parts, and resolves every `auto`.
 
     Args:
         say: told what the user should know once.
         fresh: begin with the recipe's weights and `init`; False where a checkpoint or trained weights will be loaded.
         known: open no data, take this of them; for the resolved recipe of a run.
+        ranks: of several processes, each takes the device of its number on its host.
 
     Raises:
         HeadwayError: whatever is wrong with recipe, data, network or task, in a sentence.
@@ -112,18 +123,27 @@ def set_up(loaded: Loaded[TrainRecipe], *, say: Say, fresh: bool = True, known: 
             raise RecipeError(what, where="precision", fix="Set it to bf16, fp32 or auto.")
         reason = "PyTorch sees a GPU" if device.type == "cuda" else "PyTorch sees no GPU"
         loaded = loaded.resolve("device", device.type, reason)
+    if ranks is not None and str(device) == "cuda":
+        device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())  # a launcher may show one to each
     if device.type == "cuda":
         torch.cuda.set_device(device)  # streams, events and generators are those of the current device
     loaded, inputs = open_inputs(loaded, device, say=say, opened=known is None)
     try:
-        return _built(loaded, device, inputs, say=say, fresh=fresh, known=known)
+        return _built(loaded, device, inputs, say=say, fresh=fresh, known=known, ranks=ranks)
     except BaseException:
         inputs.close()
         raise
 
 
 def _built(
-    loaded: Loaded[TrainRecipe], device: torch.device, inputs: Inputs, *, say: Say, fresh: bool, known: Known | None
+    loaded: Loaded[TrainRecipe],
+    device: torch.device,
+    inputs: Inputs,
+    *,
+    say: Say,
+    fresh: bool,
+    known: Known | None,
+    ranks: Ranks | None,
 ) -> Setup:
     train_set, channels = inputs.train, inputs.channels
     if train_set is not None and inputs.eval is not None:
@@ -149,6 +169,8 @@ def _built(
     model_recipe = recipe.model if fresh else recipe.model.model_copy(update={"weights": None})
     model = build_model(model_recipe, num_outputs=task.outputs, in_channels=channels, base=loaded.base, say=say)
     model = model.to(device=device)
+    if ranks is not None and recipe.comm.batch_norm == "sync":
+        model = convert_sync(model, World.alone(device).group(name="not met yet"))
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -156,6 +178,12 @@ def _built(
         name, reason = fast_precision(device)
         loaded = loaded.resolve("precision", name, reason)
     precision = Precision(loaded.recipe.precision, device)  # type: ignore[arg-type]
+    if ranks is not None and recipe.comm.noise_scale and precision.name == "fp16":
+        what = "gradients that fp16 scales by another factor in each step do not tell the noise scale"
+        raise RecipeError(what, where="comm.noise_scale", fix="Set precision to bf16 or fp32, or leave it out.")
+    if ranks is not None and recipe.comm.on_loss == "continue" and device.type == "cuda":
+        what = "NCCL cannot go on without a lost process"
+        raise RecipeError(what, where="comm.on_loss", fix="Set it to restart or auto.")
     forward = torch.compile(model) if recipe.compile else model
     transform = None
     if recipe.transform is not None:

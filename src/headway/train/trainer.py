@@ -4,24 +4,32 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 
+from headway.comm.reducer import Verdict
 from headway.core.clock import Clock
-from headway.core.errors import DataError, TrainingError, UserCodeError
+from headway.core.errors import CommunicationError, Lost, TrainingError, UsageError, UserCodeError
 from headway.core.keys import keys as keys_of
-from headway.core.run import Run, read_lines
-from headway.data.batch import Bad, Batch
+from headway.core.run import Run
+from headway.data.batch import Batch
 from headway.data.decode import chosen
 from headway.data.upload import to_device
 from headway.optim import set_lr
 from headway.train.checkpoint import Checkpoint, Checkpoints, restore, state_of
+from headway.train.elastic import Ranks, State
 from headway.train.evaluate import Evaluation, evaluate
-from headway.train.log import RunLog
+from headway.train.ledger import Ledger
+from headway.train.saver import Saver
 from headway.train.setup import Setup
+
+OF_THE_MACHINE = ("device", "data.cache", "augment.where")
+"""What `auto` of these stood for is no part of a run: it is chosen anew where the run goes on."""
 
 
 class Display(Protocol):
@@ -35,7 +43,7 @@ class Display(Protocol):
 
 
 class Trainer:
-    """Trains the network of a setup into a run folder.
+    """Trains the network of a setup into a run folder, alone or as one of several ranks.
 
     The loss rule: a step's gradient is the sum over its samples of loss / global batch. Each micro-batch, and each
     rank, adds its own samples' part; so parts may be uneven, and a masked sample counts zero.
@@ -48,12 +56,11 @@ class Trainer:
         metrics: those of the last one.
         evaluation: the last one.
         reached_s: seconds of the clock until `stop_at` was reached.
-        damaged: how often a damaged sample came up.
     """
 
-    def __init__(self, setup: Setup, run: Run, display: Display) -> None:
+    def __init__(self, setup: Setup, run: Run, display: Display, ranks: Ranks | None = None) -> None:
         recipe = setup.recipe
-        self.setup, self.run_folder, self._display = setup, run, display
+        self.setup, self.run_folder, self._display, self.ranks = setup, run, display, ranks
         self.step = self.position = 0
         self.stopping = self.finished = False
         self.best: dict[str, float] | None = None
@@ -61,19 +68,22 @@ class Trainer:
         self.reached_s: float | None = None
         self.evaluation: Evaluation | None = None
         self.clock = Clock()
-        self._log = RunLog(run, log_ids=recipe.log_ids, sinks=recipe.sinks)
-        self._checkpoints = Checkpoints(run.checkpoints, recipe.checkpoint.keep)
+        self._ledger = Ledger(setup, run, ranks, display.record)
+        options = recipe.checkpoint
+        self._checkpoints = Checkpoints.of_run(run.folder, options.keep, options.folder, setup.loaded.base)
+        say = print if ranks is None else ranks.say
+        self._saver = Saver(self._checkpoints, asynchronous=options.asynchronous, say=say)
+        self._lock = ExitStack()
         self._stream: Iterator[Batch] | None = None
         self._parameters = [p for group in setup.optimizer.param_groups for p in group["params"]]
         self._weights = torch.full((recipe.batch,), 1 / recipe.batch, device=setup.device)
         self._micro = recipe.micro_batch if isinstance(recipe.micro_batch, int) else recipe.batch
-        self._losses: list[torch.Tensor] = []
-        self._bad: list[Bad] = []
-        self.damaged = 0
-        self._damaged: set[int] = set()
         self._last_outputs: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._since = (0, 0.0, 0.0)
         self._saved_step: int | None = None
+        self._chores: list[str] = []
+        self._buffers = list(setup.model.buffers()) if ranks is not None else []
+        self._kept = [buffer.clone() for buffer in self._buffers]
+        self._progress = 0 if ranks is None or ranks.speaks else -1
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Goes back to where a checkpoint was saved; the logs are cut back to it.
@@ -85,63 +95,227 @@ class Trainer:
         if scalars["data"] != self._data_state():
             what = "the data, the seed or the decoder is not what this run began with"
             raise TrainingError(what, where=str(checkpoint.path), fix="Put the data back, or start a new run.")
+        self._load(checkpoint)
+        self._saved_step = self.step
+        self._ledger.restart_rate(self.step, self.clock)
+        self._ledger.resume(self.position, self.step, scalars["damaged"])
+        self.finished = self.step >= self.setup.steps or self.reached_s is not None
+
+    def _load(self, checkpoint: Checkpoint) -> None:
+        scalars = checkpoint.scalars
         restore(checkpoint, self.setup.model, self.setup.optimizer)
         self.setup.precision.load(scalars["precision"])
-        self.step = self._saved_step = checkpoint.step
-        self.position = scalars["position"]
+        self.step, self.position = checkpoint.step, scalars["position"]
         self.best, self.metrics = scalars["best"], scalars["metrics"]
-        self.reached_s, self.damaged = scalars["reached_s"], scalars["damaged"]
+        self.reached_s = scalars["reached_s"]
+        self._ledger.take_noise(scalars.get("noise"))
         self.clock = Clock(scalars["seconds"])
-        self._restart_rate()
-        self._log.cut_back(self.position, self.step)
-        self._damaged = {record["asked"] for record in read_lines(self.run_folder.quarantine_path)}
-        self.finished = self.step >= self.setup.steps or self.reached_s is not None
 
     def run(self, steps: int | None = None) -> None:
         """Trains to the end of the run, or for so many steps."""
-        setup, clock, recipe = self.setup, self.clock, self.setup.recipe
-        last = setup.steps if steps is None else min(setup.steps, self.step + steps)
-        clock.start()
-        while self.step < last and not self.finished and not self.stopping:
-            if self._stream is None:
-                self._stream = iter(setup.batches(self.position))
-                batch = next(self._stream)
-                clock.lap("first batch")
-            else:
-                batch = next(self._stream)
-                clock.lap("wait")
-            set_lr(setup.optimizer, recipe.optimizer.lr * setup.schedule(self.position))
-            self._forward_backward(batch)
-            setup.precision.step(setup.optimizer, recipe.optimizer.clip_norm, self._parameters)
-            setup.optimizer.zero_grad(set_to_none=True)
-            clock.lap("optimizer")
-
-            before, self.position = self.position, self.position + recipe.batch
-            self.step += 1
-            self._note_samples(batch)
-            if self.step % recipe.log_every_steps == 0:
-                self._record()
-                clock.lap("log")
-            if setup.eval is not None and self._due(before, recipe.evaluate.every_epochs):
-                self._evaluate()
-                clock.lap("evaluate")
-                self._restart_rate()
-            if self._checkpoint_due(before) or self.finished:
-                self._save()
-                clock.lap("checkpoint")
-                self._restart_rate()
+        last = self.setup.steps if steps is None else min(self.setup.steps, self.step + steps)
+        self.clock.start()
+        while True:
+            try:
+                if not self._chores:
+                    ending = self.stopping if self.ranks is None else self._ledger.ending
+                    if self.finished or self.step >= last or (ending and self._saved_step == self.step):
+                        if not self._saver.busy:
+                            break
+                        self._chores.append("settle")
+                    elif ending:
+                        self._chores += ["log", "checkpoint"]
+                    else:
+                        self._one_step()
+                while self._chores:
+                    self._do(chore := self._chores[0])
+                    if chore != "regroup":
+                        self._chores.remove(chore)  # only now: what a lost rank interrupts is begun again
+                        self._progress += 1
+            except CommunicationError as error:
+                self._go_on_after(error)
             self._display.step(self)
-            clock.lap("log")
-        if self.stopping and not self.finished and self._saved_step != self.step:
+            self.clock.lap("log")
+
+    def _one_step(self) -> None:
+        setup, clock, recipe = self.setup, self.clock, self.setup.recipe
+        if self._stream is None:
+            self._stream = iter(setup.batches(self.position, *self._place()))
+            batch = next(self._stream)
+            clock.lap("first batch")
+        else:
+            batch = next(self._stream)
+            clock.lap("wait")
+        set_lr(setup.optimizer, recipe.optimizer.lr * setup.schedule(self.position))
+        if recipe.log_ids:
+            self._ledger.served(batch)
+        verdict = None
+        if self.ranks is None:
+            self._forward_backward(batch)
+        else:
+            verdict = self._together(self.ranks, batch)
+        setup.precision.step(setup.optimizer, recipe.optimizer.clip_norm, self._parameters)
+        setup.optimizer.zero_grad(set_to_none=True)
+        self._ledger.stepped(batch, verdict)
+        before, self.position = self.position, self.position + recipe.batch
+        self.step += 1
+        self._progress += 1
+        clock.lap("optimizer")
+        chores = []
+        if setup.eval is not None and self._due(before, recipe.evaluate.every_epochs):
+            chores.append("evaluate")
+        if self._checkpoint_due(before):
+            chores.append("checkpoint")
+        if chores or self.step % recipe.log_every_steps == 0:
+            chores.insert(0, "log")  # at most one exchange between ranks a chore: see `progress`
+        self._chores += chores
+        if self._ledger.regrouping:
+            self._chores.append("regroup")
+
+    def _do(self, chore: str) -> None:
+        """Something between two steps: log, evaluate, checkpoint, settle (wait until it is written), or regroup."""
+        if chore == "log":
+            self._record()
+        elif chore == "evaluate":
+            self._evaluate()
+            if self.finished and "checkpoint" not in self._chores:
+                self._chores.append("checkpoint")
+        elif chore == "checkpoint":
             self._save()
-            clock.lap("checkpoint")
+        elif chore == "settle":
+            self._saver.wait()
+            if self.ranks is not None:
+                self.ranks.check()
+        else:
+            self._saver.wait()  # what is not whole yet would be given up
+            self.meet()
+        self.clock.lap("checkpoint" if chore == "settle" else chore)
+        if chore in ("evaluate", "checkpoint", "settle"):
+            self._ledger.restart_rate(self.step, self.clock)
+
+    def _place(self) -> tuple[int, int]:
+        """(rank, number of ranks)."""
+        return (0, 1) if self.ranks is None else (self.ranks.world.rank, self.ranks.world.size)
 
     def close(self) -> None:
         """Ends the loader's threads and closes the logs."""
+        self._close_stream()
+        self._saver.close()
+        self._ledger.log.close()
+        self._lock.close()
+
+    def _close_stream(self) -> None:
         if self._stream is not None and hasattr(self._stream, "close"):
             self._stream.close()
         self._stream = None
-        self._log.close()
+
+    # With other ranks.
+
+    def meet(self) -> None:
+        """Comes together with the other ranks, at the start or after some were lost, in one state.
+
+        Raises:
+            UsageError: another recipe or other data there. Fenced, CommunicationError: see `Ranks.meet`.
+        """
+        ranks = self.ranks
+        assert ranks is not None
+        led = self._ledger.log.leads
+        self._close_stream()
+        unsaved = ranks.meet(self.setup.model, self.setup.device, self)
+        self._saver.meet(ranks.exchange(), ranks.confirmer())
+        self._ledger.log.confirm = ranks.confirmer()
+        if unsaved and "checkpoint" not in self._chores:
+            self._chores.insert(0, "checkpoint")
+        self._ledger.log.cut_ids(self.position)
+        if ranks.speaks:
+            for name in ranks.lost:
+                self.run_folder.seal_ids(self.position, name)
+            if not led:
+                with suppress(UsageError):  # of one that sleeps
+                    self._lock.enter_context(self.run_folder.locked())
+                self._ledger.lead(self.position, self.step)
+                if self.best is not None and self.best["step"] == self.step:
+                    self._ledger.log.weights(self.setup.model)  # who led before may not have come to it
+        ranks.lost = ()
+        self._ledger.regrouping = False
+        self._chores = [chore for chore in self._chores if chore != "regroup"]
+
+    def end(self, tell: Callable[[], None]) -> None:
+        """Calls `tell` on the rank that leads, and holds the others until it has: where it is lost in that, another one
+        does it."""
+        ranks = self.ranks
+        assert ranks is not None
+        while True:
+            try:
+                if ranks.speaks:
+                    tell()
+                    ranks.exchange().publish("end", b"")
+                else:
+                    ranks.exchange().collect("end", [0], lambda: None)
+                return
+            except CommunicationError as error:
+                self._go_on_after(error)
+
+    def _together(self, ranks: Ranks, batch: Batch) -> Verdict:
+        """A step with the others: it comes about on all ranks, or the network is as it was before."""
+        if self._buffers:
+            torch._foreach_copy_(self._kept, self._buffers)
+        ranks.seed(self.setup.recipe.seed, self.position)
+        try:
+            self._forward_backward(batch)
+            verdict = ranks.finish(self._ledger.loss_of_step(), bad=len(batch.bad), stopping=self.stopping)
+        except CommunicationError:
+            self._ledger.drop_step()
+            if self._buffers:
+                torch._foreach_copy_(self._buffers, self._kept)
+            self.setup.optimizer.zero_grad(set_to_none=True)
+            raise
+        self.clock.lap("reduce")
+        return verdict
+
+    def _go_on_after(self, error: CommunicationError) -> None:
+        """What a lost rank has interrupted goes on with the others, where it can."""
+        if self.ranks is None:
+            raise error
+        if not isinstance(seen := self.ranks.reason(error), Lost):
+            raise seen from error
+        self.meet()
+        self.clock.lap("regroup")
+
+    def identity(self) -> dict[str, Any]:
+        """What all ranks have to have alike: recipe and data, but for what is of each machine."""
+        own = (*OF_THE_MACHINE, "micro_batch")
+        recipe = {key: value for key, value in self.setup.loaded.leaves() if key not in own}
+        return {**recipe, "the data's fingerprint": self._data_state()["fingerprint"]}
+
+    def progress(self) -> int:
+        """Steps and chores done; -1 without a state. It tells a rank that has ended an exchange from one where that has
+        failed, so no chore has two of them."""
+        return self._progress
+
+    def unsaved(self) -> bool:
+        """Whether a checkpoint is being written."""
+        return self._saver.writing
+
+    def state(self) -> State:
+        """All that another rank needs to go on from here."""
+        scalars = {
+            **self._scalars(),
+            "step": self.step,
+            "progress": self._progress,
+            "chores": self._chores,
+            "saved_step": self._saved_step,
+            "finished": self.finished,
+            "ledger": self._ledger.state(),
+        }
+        return scalars, state_of(self.setup.model, self.setup.optimizer)
+
+    def take(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
+        """Goes on from the state of another rank."""
+        self._load(Checkpoint(Path("the state of another rank"), scalars["step"], scalars, tensors))
+        self._ledger.take(scalars["ledger"])
+        self._progress, self._chores = scalars["progress"], scalars["chores"]
+        self._saved_step, self.finished = scalars["saved_step"], scalars["finished"]
 
     def _forward_backward(self, batch: Batch) -> None:
         setup, clock = self.setup, self.clock
@@ -157,7 +331,7 @@ class Trainer:
         )
         if setup.transform is not None:
             images, labels = self._transform(setup.transform, images, labels, keys)
-        weights, masked = self._weights, missing is not None and bool(missing.any())
+        weights, masked = self._weights[: len(images)], missing is not None and bool(missing.any())
         if masked:
             mask = to_device((batch.served >= 0).astype(np.float32), weights.device)
             weights = weights * mask
@@ -166,15 +340,18 @@ class Trainer:
         if self._micro < len(images):  # a slice of a tensor takes 1.5 us
             count = -(-len(images) // self._micro)  # equal parts: batch norm wants no tail of one sample
             parts = list(zip(*(tensor.tensor_split(count) for tensor in parts[0]), strict=True))
-        for part, part_labels, part_weights in parts:
+        for number, (part, part_labels, part_weights) in enumerate(parts, 1):
             with setup.precision.autocast():
                 outputs = setup.forward(part)
             outputs = outputs.float()  # the loss is computed in fp32, whatever the precision
             losses = setup.task.loss(outputs, part_labels)
             clock.lap("forward")
+            if self.ranks is not None and number == len(parts):
+                self.ranks.arm(len(batch.images) / self.setup.recipe.batch)
             setup.precision.backward(losses, part_weights)
             clock.lap("backward")
-            self._losses.append(losses.detach() if not masked else losses.detach() * part_weights * len(self._weights))
+            found = losses.detach()
+            self._ledger.add(found * part_weights * len(self._weights) if masked else found)
         self._last_outputs = outputs.detach(), part_labels
 
     def _transform(self, transform: Callable[..., Any], images: torch.Tensor, labels: torch.Tensor, keys: Any) -> Any:
@@ -184,12 +361,6 @@ class Trainer:
         except Exception as error:
             what = f"the transform {self.setup.recipe.transform!r} failed: {type(error).__name__}: {error}"
             raise UserCodeError(what, where=f"step {self.step + 1}") from error
-
-    def _note_samples(self, batch: Batch) -> None:
-        if batch.bad:
-            self._bad += batch.bad
-        if self.setup.recipe.log_ids:
-            self._log.ids(batch.positions, batch.samples, batch.served)
 
     def _due(self, before: int, every_epochs: float) -> bool:
         interval = every_epochs * self.setup.epoch
@@ -201,45 +372,25 @@ class Trainer:
             return self.step == self.setup.steps or self.step % options.every_steps == 0
         return self._due(before, options.every_epochs)
 
-    def _restart_rate(self) -> None:
-        """images/s and waiting share count from here: evaluation and checkpoints are no part of them."""
-        self._since = (self.step, self.clock.total(), self.clock.seconds.get("wait", 0.0))
+    @property
+    def damaged(self) -> int:
+        """How often a damaged sample came up."""
+        return self._ledger.damaged
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes what is written once."""
+        return self.ranks is None or self.ranks.speaks
 
     def _record(self) -> None:
         """Reads losses since the last record (this waits for the device), checks them, and writes a record."""
-        setup = self.setup
-        if not self._losses:
+        losses = self._ledger.losses()
+        if not len(losses):
             return
-        losses = torch.cat(self._losses).double().cpu().numpy()
-        count = len(losses) // setup.recipe.batch
-        by_step = losses.reshape(count, setup.recipe.batch).mean(axis=1)
-        self._losses.clear()
-        lr = setup.recipe.optimizer.lr * setup.schedule(self.position - setup.recipe.batch)
-        if not np.isfinite(by_step).all():
-            self._stop_non_finite("loss is", self.step - count + 1 + int(np.flatnonzero(~np.isfinite(by_step))[0]))
-        since_step, since_seconds, since_wait = self._since
-        self._restart_rate()
-        _, seconds, wait = self._since
-        elapsed = max(seconds - since_seconds, 1e-9)
-        assert self._last_outputs is not None
-        with torch.no_grad():
-            metrics = setup.task.metrics(*self._last_outputs)
-        record = {
-            "kind": "train",
-            "step": self.step,
-            "position": self.position,
-            "epoch": self.position / setup.epoch,
-            "loss": float(by_step.mean()),
-            **{name: float(value.float().mean()) for name, value in metrics.items()},
-            "lr": lr,
-            "images_s": (self.step - since_step) * setup.recipe.batch / elapsed,
-            "wait_share": (wait - since_wait) / elapsed,
-            "seconds": seconds,
-        }
-        if setup.precision.name == "fp16":
-            record["loss_scale"] = setup.precision.state().get("scale")
-        self._write(record)
-        self._write_bad()
+        if not np.isfinite(losses).all():
+            first = self.step - len(losses) + 1 + int(np.flatnonzero(~np.isfinite(losses))[0])
+            self._stop_non_finite("loss is", first)
+        self._ledger.record(self.step, losses, self._last_outputs, self.clock)
 
     def _check_parameters(self) -> None:
         """A finite loss can have made them infinite: neither the best weights nor a checkpoint may be replaced then."""
@@ -249,10 +400,10 @@ class Trainer:
     def _stop_non_finite(self, what: str, step: int) -> None:
         recipe = self.setup.recipe
         lr = recipe.optimizer.lr * self.setup.schedule((step - 1) * recipe.batch)
+        self.close()
         saved = self._checkpoints.paths()
         kept = f"The checkpoint {saved[0].name} is kept" if saved else "There was no checkpoint yet"
         weights = self.run_folder.weights_path.resolve()
-        self.close()
         raise TrainingError(
             f"the {what} not finite at step {step} (learning rate {lr:.4g}); training has stopped. {kept}",
             where=str(self.run_folder.folder),
@@ -260,33 +411,15 @@ class Trainer:
             + (f", from its best weights if you like: model.weights={weights}." if weights.exists() else "."),
         )
 
-    def _write_bad(self) -> None:
-        if not self._bad:
-            return
-        name = self.setup.train.name if self.setup.train is not None else str
-        self._log.quarantine(self._bad, name)
-        self.damaged += len(self._bad)
-        self._damaged |= {bad.asked for bad in self._bad}
-        self._bad.clear()
-        found, limit = len(self._damaged), self.setup.recipe.data.max_bad_share
-        if found > limit * self.setup.epoch:
-            raise DataError(
-                f"{found} of {self.setup.epoch} samples are damaged, more than data.max_bad_share {limit}",
-                where=str(self.run_folder.quarantine_path),
-                fix="Run headway verify on the data, pack it again, and start a new run.",
-            )
-
     def _evaluate(self) -> None:
         setup = self.setup
         assert setup.eval is not None
-        self._record()
         self._check_parameters()
-        self.clock.lap("log")
         started = perf_counter()
-        self.evaluation = evaluate(setup, setup.eval)
+        self.evaluation = evaluate(setup, setup.eval, self.ranks)
         metrics = self.metrics = self.evaluation.metrics
         seconds = self.clock.total() + perf_counter() - started
-        self._write(
+        self._ledger.write(
             {
                 "kind": "evaluate",
                 "step": self.step,
@@ -295,11 +428,11 @@ class Trainer:
                 **metrics,
                 "damaged": self.evaluation.damaged,
                 "seconds": seconds,
-            }
+            },
         )
         if self._is_best(metrics):
             self.best = {**metrics, "step": self.step, "epoch": self.position / setup.epoch}
-            self._log.weights(setup.model)
+            self._ledger.log.weights(setup.model)
         goals = setup.recipe.stop_at
         if goals and all(self._reaches(name, metrics[name], goal) for name, goal in goals.items()):
             self.reached_s = seconds
@@ -319,31 +452,29 @@ class Trainer:
 
     def _save(self) -> None:
         setup = self.setup
-        self._record()
         self._check_parameters()
         self.finished = self.finished or self.step >= setup.steps
         if setup.eval is None:
-            self._log.weights(setup.model)
-        self._log.flush()
-        scalars = {
+            self._ledger.log.weights(setup.model)
+        self._ledger.log.flush()
+        self._saver.save(self.step, state_of(setup.model, setup.optimizer), self._scalars())
+        self._saved_step = self.step
+
+    def _scalars(self) -> dict[str, Any]:
+        return {
             "position": self.position,
             "data": self._data_state(),
-            "precision": setup.precision.state(),
+            "precision": self.setup.precision.state(),
             "best": self.best,
             "metrics": self.metrics,
             "reached_s": self.reached_s,
-            "damaged": self.damaged,
+            "damaged": self._ledger.damaged,
+            "noise": self._ledger.noise(),
             "seconds": self.clock.seconds,
         }
-        self._checkpoints.save(self.step, state_of(setup.model, setup.optimizer), scalars)
-        self._saved_step = self.step
 
     def _data_state(self) -> dict[str, Any]:
         recipe = self.setup.recipe
         fingerprint = self.setup.train.fingerprint if self.setup.train is not None else "synthetic"
         backend = chosen(recipe.data.decoder) if self.setup.train is not None else "none"
         return {"seed": recipe.seed, "fingerprint": fingerprint, "decoder": backend, "window": recipe.data.window}
-
-    def _write(self, record: dict[str, Any]) -> None:
-        self._log.record(record)
-        self._display.record(record)

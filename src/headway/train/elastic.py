@@ -1,0 +1,410 @@
+"""Ranks: the processes that train one run together, through all of its generations.
+
+Where our launcher started them, a lost process ends a generation and not the run: the others meet in the next one,
+those that are behind take over the state of the lowest rank that is ahead, and go on.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple, Protocol, final
+
+import numpy as np
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+from torch.nn.modules.batchnorm import _NormBase
+
+from headway.comm.batch_norm import SyncBatchNorm
+from headway.comm.choice import Chooser, Trial, candidates, try_out
+from headway.comm.communicator import Algorithm, Communicator
+from headway.comm.links import BUDGET_S, Links, measure
+from headway.comm.member import Member
+from headway.comm.options import CommRecipe
+from headway.comm.reducer import Reducer, Verdict
+from headway.comm.watch import Watch
+from headway.comm.wire import Wire
+from headway.core.collectives import Network
+from headway.core.errors import CommunicationError, Fenced, Lost, RecipeError, Stalled, UsageError
+from headway.core.keys import GOLDEN, mix_int
+from headway.core.launched import Launched, launched
+from headway.core.world import World, store_at
+from headway.train.exchange import Alone, Exchange, StoreExchange
+
+FLAGS = ("bad", "stopping", "regroup")
+"""What rides with each step's gradients besides the loss: damaged samples, a signal to stop, newcomers that wait."""
+CONNECT_S = 3.0
+"""For the building of a group: all have said that they are ready, so more means that one of them was lost meanwhile."""
+
+CONNECT_OF_A_RANK_S = 0.05
+"""The same for large worlds, whose ranks connect to each other."""
+
+ATTEMPTS = 5
+"""At a generation that does not come together though all of its members are alive."""
+
+BUDGET_OF_ONE_HOST_S = 0.2
+"""There is little to choose on one host."""
+
+Say = Callable[[str], object]
+State = tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]
+
+
+class Traveller(Protocol):
+    """Who goes from generation to generation with a state: the Trainer."""
+
+    def identity(self) -> dict[str, Any]:
+        """What has to be alike on all ranks, for JSON."""
+
+    def progress(self) -> int:
+        """How far it is: grows alike on all ranks; -1: it has no state yet."""
+
+    def unsaved(self) -> bool:
+        """Whether a checkpoint is being written, which may not come about."""
+
+    def state(self) -> State:
+        """Scalars (for JSON) and tensors; asked of the rank that is ahead."""
+
+    def take(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
+        """Given the state of the rank that is ahead, on those that are behind."""
+
+
+@final
+class Ranks:
+    """This process among the others; a context that it leaves at its end.
+
+    Attributes:
+        world, reducer: of the generation in use.
+        name: of this process, in the names of its files; it stays when ranks change.
+        speaks: whether this process says for all what is to be said: rank 0 does.
+        lost: names of the processes that were lost since the generation before.
+        done: whether the run was at its end when this process left in order.
+    """
+
+    def __init__(self, recipe: CommRecipe, launched: Launched, member: Member | None, say: Say) -> None:
+        self._recipe, self._launched, self._member, self._loud = recipe, launched, member, say
+        self.name = str(launched.rank) if member is None else member.worker
+        self.speaks = launched.rank == 0 and (member is None or not member.joining)
+        self.lost: tuple[str, ...] = ()
+        self._joined: _Joined | None = None
+        self._measured: Measured | None = None
+        self._joined_late = member is not None and member.joining
+        self.done = True
+
+    @staticmethod
+    def from_environment(recipe: CommRecipe, say: Say) -> Ranks | None:
+        """The ranks that a launcher started; None where this process trains alone.
+
+        Raises:
+            UsageError: variables that contradict each other. CommunicationError: the launcher cannot be reached.
+        """
+        found, member = launched(), Member.from_environment()
+        if found is None or (found.size == 1 and member is None):
+            return None
+        return Ranks(recipe, found, member, say)
+
+    @property
+    def world(self) -> World:
+        assert self._joined is not None
+        return self._joined.world
+
+    @property
+    def reducer(self) -> Reducer:
+        assert self._joined is not None
+        return self._joined.reducer
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this process on its host: that of its device."""
+        return self._launched.local_rank or 0
+
+    def share(self, batch: int) -> None:
+        """Raises RecipeError where a step has fewer samples than there are processes."""
+        if batch < self._launched.size:
+            what = f"a batch of {batch} samples cannot be shared among {self._launched.size} processes"
+            raise RecipeError(what, where="batch", fix="Set it to at least that, or start fewer processes.")
+
+    def say(self, text: str) -> None:
+        """Tells the user, once for all ranks."""
+        if self.speaks:
+            self._loud(text)
+
+    def meet(self, model: torch.nn.Module, device: torch.device, traveller: Traveller) -> bool:
+        """Comes together with the others, for the first time or in the next generation, and waits for all of them.
+        Those that are behind take over the state of the lowest rank that is ahead.
+
+        Returns:
+            whether some rank was writing a checkpoint.
+
+        Raises:
+            Fenced: the others have gone on without this process. CommunicationError: they cannot be reached.
+        """
+        failures = 0
+        while True:
+            try:
+                self._leave()
+                self._meet(model, device)
+                return self._sync(traveller)
+            except CommunicationError as error:
+                if self._member is None:
+                    raise
+                try:
+                    self._member.check()
+                except Lost:
+                    continue  # somebody was lost meanwhile: there is a generation after this one
+                failures += 1
+                if failures == ATTEMPTS:
+                    raise error
+
+    def check(self) -> None:
+        """Raises Lost, Fenced or CommunicationError where the generation is over; costs nothing else."""
+        if self._member is not None:
+            self._member.check()
+
+    def reason(self, error: CommunicationError) -> CommunicationError:
+        """What a failed collective means: Lost where the others go on in a next generation, and this process too."""
+        member = self._member
+        if member is None or isinstance(error, Fenced):
+            return error
+        if isinstance(error, Stalled) and self._joined is not None and self._joined.watch is not None:
+            for rank in self._joined.watch.behind():
+                member.accuse(self.world.generation, rank)
+        # A connection breaks a moment before the launcher has told why; silence it notices after its own time-out.
+        until = time.monotonic() + 1.5 * self._recipe.timeout_s + 1
+        while not member.changed and time.monotonic() < until:
+            time.sleep(0.002)
+        try:
+            member.check()
+        except CommunicationError as seen:
+            return seen
+        return error
+
+    def _sync(self, traveller: Traveller) -> bool:
+        self._agree(traveller.identity(), newcomer=self._joined_late)
+        control, mine = self.world.control, traveller.progress()
+        said = json.dumps([mine, traveller.unsaved()]).encode()
+        found = [json.loads(text) for text in control.gather_bytes(said)]
+        ahead = max(progress for progress, _ in found)
+        if min(progress for progress, _ in found) < ahead:
+            root = min((rank, place) for place, rank in enumerate(control.ranks) if found[place][0] == ahead)[1]
+            scalars = tensors = None
+            if control.rank == root:
+                given, values = traveller.state()
+                scalars = json.dumps(given).encode()
+                tensors = save_tensors({name: value.detach().cpu().contiguous() for name, value in values.items()})
+            scalars, tensors = control.broadcast_bytes(scalars, root), control.broadcast_bytes(tensors, root)
+            if mine < ahead:
+                traveller.take(json.loads(scalars), load_tensors(tensors))
+        return any(unsaved for _, unsaved in found)
+
+    def _agree(self, mine: Mapping[str, Any], newcomer: bool) -> None:
+        """Compares what has to be alike.
+
+        Raises:
+            UsageError: it is not. Among newcomers to a run only by the one that is unlike: it leaves, and the others go
+                on. CommunicationError: some newcomer leaves.
+        """
+        control = self.world.control
+        said = json.dumps([newcomer, mine], sort_keys=True).encode()
+        found = [json.loads(text) for text in control.gather_bytes(said)]
+        first = found[control.ranks.index(0)][1]
+        for rank, (new, other) in zip(control.ranks, found, strict=True):
+            unlike = [key for key in first.keys() | other.keys() if other.get(key) != first.get(key)]
+            if not unlike:
+                continue
+            if new and rank != self.world.rank:
+                raise CommunicationError(f"rank {rank} is another run's, and leaves")
+            key = min(unlike)
+            what = f"{key} is {other.get(key)!r} on rank {rank} and {first.get(key)!r} on rank 0"
+            raise UsageError(what, fix="Start all processes with the same recipe, data and version.")
+
+    def seed(self, seed: int, position: int) -> None:
+        """Sets the generators of torch, numpy and Python for one step: a function of seed, position and rank, so that
+        a step that is repeated, resumed or done by other ranks needs no generator's state."""
+        word = mix_int(mix_int(mix_int(seed) + position) + (self.world.rank + 1) * GOLDEN)
+        torch.manual_seed(word & ((1 << 63) - 1))
+        np.random.seed(word & 0xFFFFFFFF)
+        random.seed(word)
+
+    def arm(self, share: float) -> None:
+        """Before the last backward pass of a step, of whose samples this rank has a share."""
+        self.reducer.arm(share)
+
+    def finish(self, loss: torch.Tensor, *, bad: int, stopping: bool) -> Verdict:
+        """Waits for the sums of a step; see `Reducer.finish`.
+
+        Raises:
+            Lost: the step did not come about.
+        """
+        regroup = False
+        if self._member is not None:
+            self._member.check()
+            regroup = self._member.regroup
+        return self.reducer.finish(loss, (float(bad), float(stopping), float(regroup)))
+
+    def exchange(self) -> Exchange:
+        """By which the ranks of this generation agree on a checkpoint."""
+        world = self.world
+        return Alone() if world.store is None else StoreExchange(world.store, world.rank, world.size, alive=self.check)
+
+    def confirmer(self) -> Callable[[], None]:
+        """What is to be called, from any thread, right before something of this generation becomes final: it raises
+        Lost or Fenced where the others have gone on meanwhile."""
+        member, number = self._member, self.world.generation
+        return (lambda: None) if member is None else (lambda: member.confirm(number))
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Leaves: in order, or where something failed so that the others take this process for lost."""
+        self._leave()
+        if self._member is not None:
+            if kind is None:
+                self._member.bye(done=self.done)
+            self._member.close()
+
+    def _meet(self, model: torch.nn.Module, device: torch.device) -> None:
+        options, member = self._recipe, self._member
+        again = self._measured is not None
+        worlds: list[World] = []
+        if member is None:
+            world = World.join(self._launched, device, timeout_s=options.stall_s, interface=options.interface)
+        else:
+            info = member.next()
+            self.lost = (*self.lost, *info.lost)
+
+            def watched(world: World) -> None:
+                worlds.append(world)
+                member.watch(info.number, lambda: world.abort("the generation is over"))
+
+            try:
+                world = World.of(
+                    store_at(info.store_address, info.store_port),
+                    info.rank,
+                    info.size,
+                    device,
+                    master=info.store_address,
+                    generation=info.number,
+                    timeout_s=options.stall_s,
+                    connect_s=max(CONNECT_S, CONNECT_OF_A_RANK_S * info.size),
+                    interface=options.interface,
+                    identities=info.identities,
+                    made=watched,
+                )
+            except CommunicationError:
+                for begun in worlds:
+                    begun.close()
+                raise
+        self.speaks = world.is_lead
+        if again:
+            self.say(info.why)
+        parameters = [value for value in model.parameters() if value.requires_grad]
+        total_bytes = sum(value.numel() * value.element_size() for value in parameters)
+        known = self._agreed(world)
+        budget_s = BUDGET_S if len(world.hosts) > 1 else BUDGET_OF_ONE_HOST_S
+        links = known.links if known else measure(world, rails=options.rails, budget_s=budget_s)
+        communicator = Communicator(world, rails=links.rails)
+        network = links.network(world)
+        trials = known.trials if known else try_out(communicator, network, wire=options.wire, budget_s=budget_s)
+        order = known.order if known else None
+        wire = known.wire if known else options.wire
+        self._measured = Measured(links, trials, order, wire)
+        chooser = self._chooser(communicator, network, trials, total_bytes)
+        watch = Watch(communicator) if world.size > 1 else None
+        if watch is not None:
+            world.explain = watch.explain
+        reducer = Reducer(
+            model.named_parameters(),
+            communicator,
+            buffers=running_statistics(model),
+            choose=chooser,
+            bucket_bytes=chooser.bucket_bytes,
+            wire=wire,
+            flags=len(FLAGS),
+            noise=options.noise_scale and world.size > 1,
+            order=order,
+            say=self.say,
+        )
+        self._joined = _Joined(world, communicator, reducer, watch)
+        if not known:
+            for text in (*links.lines(world), f"Gradients: {chooser.text([one.nbytes for one in reducer.buckets])}"):
+                self.say(text)
+        if options.batch_norm == "sync":
+            group = world.group(name="batch norm")
+            for module in model.modules():
+                if isinstance(module, SyncBatchNorm):
+                    module.group = group
+
+    def _agreed(self, world: World) -> Measured | None:
+        """What rank 0 knows from an earlier generation, on every rank; None where it knows nothing."""
+        mine = b""
+        if world.is_lead and self._measured is not None:
+            links, trials, *rest = self._measured
+            numbers = {name: asdict(trial) for name, trial in trials.items()}
+            mine = json.dumps([links.to_json(), numbers, *rest]).encode()
+        if not (found := world.control.broadcast_bytes(mine)):
+            return None
+        links, trials, *rest = json.loads(found)
+        return Measured(Links.of_json(links), {name: Trial(**trial) for name, trial in trials.items()}, *rest)
+
+    def _chooser(
+        self, communicator: Communicator, network: Network, trials: dict[Algorithm, Trial], total_bytes: int
+    ) -> Chooser:
+        options, algorithm = self._recipe, self._recipe.algorithm
+        if algorithm != "auto" and algorithm not in communicator.algorithms:
+            self.say(f"{algorithm} wants as many ranks on each host: leader takes its place.")
+            algorithm = "leader"
+        return Chooser(
+            network,
+            {name: trial for name, trial in trials.items() if name in candidates(communicator)},
+            total_bytes,
+            algorithm=algorithm,
+            wire=options.wire,
+            bucket_bytes=None if options.bucket_mb == "auto" else int(options.bucket_mb * 1e6),
+            phased=communicator.world.device.type == "cpu",
+        )
+
+    def _leave(self) -> None:
+        """Lets go of the generation in use."""
+        joined, self._joined = self._joined, None
+        if joined is None:
+            return
+        if self._measured is not None:
+            self._measured = self._measured._replace(order=joined.reducer.order, wire=joined.reducer.wire)
+        joined.reducer.close()
+        joined.world.abort("this process has left")
+        joined.communicator.close()
+        if joined.watch is not None:
+            joined.watch.close()
+        joined.world.close()
+
+
+class Measured(NamedTuple):
+    """What goes over to the next generation, the same on all ranks: what is known of the links, in which order
+    gradients become ready, and how they cross between hosts."""
+
+    links: Links
+    trials: dict[Algorithm, Trial]
+    order: Sequence[str] | None
+    wire: Wire
+
+
+@dataclass(frozen=True)
+class _Joined:
+    """One generation, as this process has built it."""
+
+    world: World
+    communicator: Communicator
+    reducer: Reducer
+    watch: Watch | None
+
+
+def running_statistics(model: torch.nn.Module) -> list[torch.Tensor]:
+    """Mean and variance of every batch norm: what becomes its mean over the ranks in each step. Other buffers are the
+    network's own affair."""
+    norms = [module for module in model.modules() if isinstance(module, _NormBase)]
+    return [value for norm in norms for value in norm.buffers(recurse=False) if value.is_floating_point()]

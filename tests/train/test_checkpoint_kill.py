@@ -1,0 +1,119 @@
+"""Killed with -9 at random moments while it saves: what is there always opens, and what was said to be there is."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import tempfile
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.train import _bucket  # makes fsspec know bucket://
+from torch.distributed import TCPStore
+
+from headway.train.checkpoint import Checkpoints, read
+from headway.train.exchange import StoreExchange
+from headway.train.saver import Saver
+
+assert _bucket
+
+
+def state(step: int) -> dict[str, torch.Tensor]:
+    return {f"model/{size}": torch.full((size,), float(step)) for size in (3, 40_000, 50_000, 60_000)}
+
+
+def saves_for_ever(folder: str, staging: str, first: int, rank: int, size: int, port: int, told: Any) -> None:
+    """Tells the step of every checkpoint that is whole, and that of the first before it begins."""
+    torch.set_num_threads(1)
+    tempfile.tempdir = staging
+    with closing(Saver(Checkpoints(folder, keep=2))) as saver:
+        if size > 1:
+            saver.meet(StoreExchange(TCPStore("127.0.0.1", port, is_master=False), rank, size))
+        told.send(first)
+        for step in range(first + 1, first + 10_000):
+            saver.save(step, state(step), {"step": step})
+            if step % 3 == 0:
+                saver.wait()
+                told.send(step)
+
+
+def killed(folder: str, staging: str, first: int, size: int, port: int, chance: random.Random) -> int:
+    """Some ranks save until one, then the others, are killed; the last step that was said to be there."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["torch", "torch.distributed", "headway.train.saver", "tests.train._bucket"])
+    ends = [context.Pipe(duplex=False) for _ in range(size)]
+    processes = [
+        context.Process(target=saves_for_ever, args=(folder, staging, first, rank, size, port, ends[rank][1]))
+        for rank in range(size)
+    ]
+    try:
+        for process in processes:
+            process.start()
+        last = first
+        for _ in range(chance.randrange(1, 4)):
+            assert all(hear.poll(60) for hear, _ in ends)
+            last = max(last, *(hear.recv() for hear, _ in ends))
+        time.sleep(chance.uniform(0, 0.05))
+        for number in chance.sample(range(size), size):
+            processes[number].kill()
+            processes[number].join()
+            time.sleep(chance.choice((0, 0.02)))
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()
+    for hear, tell in ends:
+        tell.close()
+        while hear.poll():
+            try:
+                last = max(last, hear.recv())
+            except EOFError:
+                break
+        hear.close()
+    return last
+
+
+@pytest.mark.parametrize(
+    ("kind", "size", "kills"),
+    [
+        ("disk", 1, 3),
+        pytest.param("disk", 1, 25, marks=pytest.mark.check),
+        pytest.param("disk", 2, 15, marks=pytest.mark.check),
+        pytest.param("bucket", 1, 15, marks=pytest.mark.check),
+        pytest.param("bucket", 2, 10, marks=pytest.mark.check),
+    ],
+)
+def test_killed_while_saving(tmp_path: Path, kind: str, size: int, kills: int) -> None:
+    seed = random.SystemRandom().randrange(1 << 32)
+    print(f"seed {seed}")
+    chance, step, went_on = random.Random(seed), 0, 0
+    folder = str(tmp_path / "here") if kind == "disk" else f"bucket://{tmp_path}/there"
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    for _ in range(kills):
+        server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        last = killed(folder, str(staging), step, size, server.port, chance)
+        found = Checkpoints(folder).newest(pytest.fail)
+        if found is None:
+            assert last == 0
+            continue
+        assert found.step >= last
+        assert found.scalars == {"step": found.step}
+        assert found.tensors.keys() == state(1).keys()
+        assert all((value == found.step).all() for value in found.tensors.values())
+        if kind == "disk" and (tmp_path / "here/latest").exists():
+            # It may name the one before, where the kill came between the rename and its own moving.
+            assert read(tmp_path / "here" / (tmp_path / "here/latest").read_text().strip()).step <= found.step
+        went_on += found.step > step
+        step = found.step
+    assert went_on
+    assert list(staging.iterdir()) == []
+    checkpoints = Checkpoints(folder)
+    checkpoints.save(step + 1, state(step + 1), {})
+    assert len(checkpoints.paths()) == 2
+    if kind == "disk":
+        assert all(path.name == "latest" or path.name.startswith("step-") for path in (tmp_path / "here").iterdir())
