@@ -25,10 +25,15 @@ class Claim:
 
 
 def arguments(description: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: shows that it works, not a figure to quote")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write machine and claims here")
-    return parser.parse_args()
+    return parser(description).parse_args()
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """The arguments of every bench, for one that has more."""
+    found = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    found.add_argument("--quick", action="store_true", help="fewer rounds: shows that it works, not a figure to quote")
+    found.add_argument("--json", type=Path, metavar="FILE", help="write machine and claims here")
+    return found
 
 
 def median(values: Sequence[float]) -> tuple[float, float, float]:

@@ -7,10 +7,18 @@ learning-rate schedule, Clock, metrics.jsonl and the progress bar of a terminal.
 
 loop_ratio         steps/s of Headway over the hand-written loop, for a step of 3 to 10 ms
 loop_overhead_us   what Headway adds to a step of a 32-32-10 perceptron
+
+With --procs N, N ranks that `headway train --procs N` would start have both arms each: the hand-written one wraps its
+network in DDP as it comes, on Gloo over the loopback. A batch for each rank, and rank 0's clock between two barriers.
+
+loop_ratio_procsN  steps/s of Headway over the hand-written loop with DDP, for a step of 3 to 10 ms
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -21,13 +29,16 @@ from rich.console import Console
 from torch import nn
 from torch.nn import functional as F
 
-from bench._common import Claim, arguments, median, report
+from bench._common import Claim, median, parser, report
 from headway.core.recipe import load
 from headway.core.run import Run
+from headway.train.elastic import Ranks
+from headway.train.hosts import hosts_of
+from headway.train.launch import launch
 from headway.train.progress import Bar
 from headway.train.recipe import TrainRecipe
 from headway.train.setup import Setup, set_up
-from headway.train.trainer import Trainer
+from headway.train.trainer import Display, Trainer
 
 STEPS = 50
 BIG = 10**9
@@ -46,23 +57,34 @@ def convolutions(num_classes: int) -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, num_classes))
 
 
-def headway_arm(factory: str, size: tuple[int, int], channels: int, batch: int, folder: Path) -> tuple[Trainer, Bar]:
-    recipe = folder / "recipe.yaml"
+def headway_arm(
+    factory: str,
+    size: tuple[int, int],
+    channels: int,
+    batch: int,
+    folder: Path,
+    display: Display,
+    ranks: Ranks | None = None,
+) -> Trainer:
+    """The Trainer of a run that never ends; of several ranks rank 0 makes its folder."""
+    recipe = folder / f"recipe-{os.getpid()}.yaml"
     recipe.write_text(
         f"data: {{train: synthetic, synthetic: {{size: [{size[0]}, {size[1]}], channels: {channels}}}}}\n"
         f"model: {{factory: 'bench.loop:{factory}'}}\n"
         f"optimizer: {{name: sgd, lr: 0.001, momentum: 0.9}}\nschedule: {{name: cosine}}\n"
         f"batch: {batch}\nepochs: {BIG}\nprecision: fp32\ncheckpoint: {{every_steps: {BIG}}}\n"
     )
-    setup = set_up(load(recipe, (), TrainRecipe), say=print)
-    bar = Bar(Console(file=(folder / "terminal").open("w"), force_terminal=True))
-    return Trainer(setup, Run.create(folder / "run"), bar), bar
+    setup = set_up(load(recipe, (), TrainRecipe), say=lambda text: print(text, file=sys.stderr), ranks=ranks)
+    run = Run.create(folder / "run") if ranks is None or ranks.speaks else Run(folder / "run")
+    return Trainer(setup, run, display, ranks)
 
 
-def bare_arm(setup: Setup, factory: Callable[[int], nn.Module]) -> Callable[[int], None]:
+def bare_arm(setup: Setup, factory: Callable[[int], nn.Module], rank: int = 0, size: int = 1) -> Callable[[int], None]:
     model = factory(10).to(memory_format=torch.channels_last)
+    if size > 1:
+        model = nn.parallel.DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, fused=True)
-    batch = next(iter(setup.batches(0)))
+    batch = next(iter(setup.batches(0, rank, size)))
     images, labels = batch.images, batch.labels
     mean = torch.tensor(setup.recipe.augment.mean)
     inverse_std = 1 / torch.tensor(setup.recipe.augment.std)
@@ -78,34 +100,61 @@ def bare_arm(setup: Setup, factory: Callable[[int], nn.Module]) -> Callable[[int
     return run
 
 
-def compare(
-    factory: Callable[[int], nn.Module], size: tuple[int, int], channels: int, batch: int, pairs: int
+def take_turns(
+    bare: Callable[[int], None], trainer: Trainer, pairs: int, ready: Callable[[], object] = lambda: None
 ) -> list[list[float]]:
-    """Seconds a step of (bare, Headway) in each pair; the first two pairs warm up and are left out."""
-    with tempfile.TemporaryDirectory() as folder:
-        trainer, bar = headway_arm(factory.__name__, size, channels, batch, Path(folder))
-        bare = bare_arm(trainer.setup, factory)
-        times = []
-        for pair in range(pairs + 2):
-            arms = [lambda: bare(STEPS), lambda: trainer.run(STEPS)]
-            taken = [0.0, 0.0]
-            for arm in (0, 1) if pair % 2 else (1, 0):
-                started = perf_counter()
-                arms[arm]()
-                taken[arm] = (perf_counter() - started) / STEPS
-            times.append(taken)
+    """Seconds a step of (bare, Headway) in each pair; the first two pairs warm up and are left out.
+
+    Args:
+        ready: called before the clock starts, and before it stops.
+    """
+    times = []
+    for pair in range(pairs + 2):
+        arms = [bare, trainer.run]
+        taken = [0.0, 0.0]
+        for arm in (0, 1) if pair % 2 else (1, 0):
+            ready()
+            started = perf_counter()
+            arms[arm](STEPS)
+            ready()
+            taken[arm] = (perf_counter() - started) / STEPS
+        times.append(taken)
+    return times[2:]
+
+
+def compare(
+    factory: Callable[[int], nn.Module], size: tuple[int, int], channels: int, batch: int, pairs: int, procs: int
+) -> list[list[float]]:
+    """Seconds a step of (bare, Headway) in each pair.
+
+    Args:
+        batch: of each process.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        if procs > 1:
+            asked = json.dumps([factory.__name__, size, channels, batch * procs, pairs, name])
+            if status := launch(["-m", "bench._loop_rank", asked], hosts_of(procs, None)):
+                sys.exit(status)
+            found: list[list[float]] = json.loads((folder / "times.json").read_text())
+            return found
+        bar = Bar(Console(file=(folder / "terminal").open("w"), force_terminal=True))
+        trainer = headway_arm(factory.__name__, size, channels, batch, folder, bar)
+        times = take_turns(bare_arm(trainer.setup, factory), trainer, pairs)
         trainer.close()
         bar.stop()
-        return times[2:]
+        return times
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
-    pairs = 10 if options.quick else 100
+    asked = parser(__doc__ or "")
+    asked.add_argument("--procs", type=int, default=1, metavar="N", help="so many ranks, against DDP")
+    options = asked.parse_args()
+    pairs, procs = 10 if options.quick else 100, options.procs
     rows = [("network", "batch", "bare ms", "headway ms", "ratio (95 %)", "added us (95 %)")]
     found = {}
     for factory, size, channels, batch in ((perceptron, (4, 8), 1, 32), (convolutions, (16, 16), 3, 32)):
-        times = compare(factory, size, channels, batch, pairs)
+        times = compare(factory, size, channels, batch, pairs, procs)
         bare, ours = median([b for b, _ in times]), median([h for _, h in times])
         ratio = median([b / h for b, h in times])
         added = median([(h - b) * 1e6 for b, h in times])
@@ -120,11 +169,16 @@ def main() -> None:
                 f"{added[0]:.1f} [{added[1]:.1f}, {added[2]:.1f}]",
             )
         )
-    how = f"median of {pairs} pairs of {STEPS} steps, arms alternating in one process"
-    claims = [
-        Claim("loop_ratio", found["convolutions"][0][0], "", f"{how}; steps/s, Headway over hand-written"),
-        Claim("loop_overhead_us", found["perceptron"][1][0], "us", f"{how}; 32-32-10 perceptron, batch 32"),
-    ]
+    where = "one process" if procs == 1 else f"each of {procs} ranks"
+    how = f"median of {pairs} pairs of {STEPS} steps, arms alternating in {where}"
+    ratio, added = found["convolutions"][0][0], found["perceptron"][1][0]
+    if procs == 1:
+        claims = [
+            Claim("loop_ratio", ratio, "", f"{how}; steps/s, Headway over hand-written"),
+            Claim("loop_overhead_us", added, "us", f"{how}; 32-32-10 perceptron, batch 32"),
+        ]
+    else:
+        claims = [Claim(f"loop_ratio_procs{procs}", ratio, "", f"{how}; steps/s, Headway over hand-written with DDP")]
     report(claims, options, rows)
 
 

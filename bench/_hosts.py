@@ -1,0 +1,189 @@
+"""Several hosts on one machine: a network namespace each, joined by a bridge, every port limited to a rate (tbf).
+
+Needs root and iproute2. The hostname is the same on all of them. What a host sends to itself stays on its loopback.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from itertools import count
+from pathlib import Path
+from typing import Any, final
+
+from bench._arms import ROOT
+
+HEADER_BYTES = 14 + 20 + 20 + 12
+"""Of a frame: Ethernet, IPv4, TCP, and TCP's timestamps."""
+
+# tbf lets at least a frame pass at once, and offloading makes frames of 64 KB.
+BURST = "128kb"
+NAMES = re.compile(r"hw([0-9a-f]+)-\d+[bnv]\d*")
+NAMESPACES, LINKS, PROCESSES = Path("/run/netns"), Path("/sys/class/net"), Path("/proc")
+GONE_S = 5.0
+_serial = count()
+
+
+class HostsError(Exception):
+    """There can be no such hosts here; the reason."""
+
+
+def why_not() -> str | None:
+    """Why there can be no hosts here; None where there can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    for tool in ("ip", "tc"):
+        if shutil.which(tool) is None:
+            return f"no {tool} on the PATH (Debian: iproute2)"
+    try:
+        with Hosts(1):
+            return None
+    except HostsError as error:
+        return str(error)
+
+
+@final
+class Hosts:
+    """Hosts 10.77.0.1, 10.77.0.2, ... A context: its end kills what runs on them and removes them.
+
+    What a killed process left is removed by the next one that makes hosts.
+
+    Args:
+        rate_bits_s: of every host's link, each way; None: as fast as the kernel is.
+        congestion: the congestion control of TCP between them.
+
+    Raises:
+        HostsError: not root, or the kernel lacks namespaces, bridges, tbf or that congestion control.
+    """
+
+    def __init__(self, count: int, rate_bits_s: float | None = 200e6, congestion: str = "cubic") -> None:
+        self.addresses = tuple(f"10.77.0.{host + 1}" for host in range(count))
+        self.rate_bits_s, self.congestion = rate_bits_s, congestion
+        self._prefix = f"hw{os.getpid():x}-{next(_serial)}"
+        self._processes: list[subprocess.Popen[Any]] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Hosts:
+        _remove_leftovers()
+        with ExitStack() as stack:
+            bridge = f"{self._prefix}b"
+            _ip("link", "add", bridge, "type", "bridge")
+            stack.callback(_ip, "link", "del", bridge, check=False)
+            _ip("link", "set", bridge, "up")
+            for host in range(len(self.addresses)):
+                self._add(host, bridge, stack)
+            stack.callback(self._end)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def command(self, host: int, argv: Sequence[str | Path]) -> list[str]:
+        """What runs argv on a host."""
+        return ["ip", "netns", "exec", self.namespace(host), *map(str, argv)]
+
+    def run(
+        self, host: int, argv: Sequence[str | Path], env: Mapping[str, str] | None = None, **more: Any
+    ) -> subprocess.Popen[Any]:
+        """Starts argv on a host, with these variables beside our own; `more` is Popen's."""
+        process = subprocess.Popen(self.command(host, argv), env={**os.environ, **(env or {})}, **{"cwd": ROOT, **more})
+        self._processes.append(process)
+        return process
+
+    def namespace(self, host: int) -> str:
+        """The name that `ip netns` knows a host by."""
+        return f"{self._prefix}n{host}"
+
+    def bytes_out(self, host: int) -> int:
+        """Bytes that a host has sent over its link so far, frames and all: its port of the bridge has received them."""
+        return self._counter(host, "rx_bytes")
+
+    def payload_out(self, host: int) -> int:
+        """The same without the headers of Ethernet, IPv4 and TCP: what a model of bytes speaks of."""
+        return self.bytes_out(host) - HEADER_BYTES * self._counter(host, "rx_packets")
+
+    def cut(self, host: int) -> None:
+        """Pulls a host's cable: nothing passes, and no connection is told."""
+        _ip("link", "set", self._port(host), "down")
+
+    def restore(self, host: int) -> None:
+        """Plugs it in again."""
+        _ip("link", "set", self._port(host), "up")
+
+    def _add(self, host: int, bridge: str, stack: ExitStack) -> None:
+        name, port = self.namespace(host), self._port(host)
+        _ip("netns", "add", name)
+        stack.callback(_remove_namespace, name)
+        _ip("link", "add", port, "type", "veth", "peer", "name", "eth0", "netns", name)
+        stack.callback(_ip, "link", "del", port, check=False)  # at once; a namespace takes its links away later
+        _ip("link", "set", port, "master", bridge, "up")
+        _ip("-n", name, "addr", "add", f"{self.addresses[host]}/24", "dev", "eth0")
+        for link in ("lo", "eth0"):
+            _ip("-n", name, "link", "set", link, "up")
+        if self.rate_bits_s is not None:
+            for where, device in ((["-n", name], "eth0"), ([], port)):
+                shape = ("root", "tbf", "rate", f"{self.rate_bits_s:.0f}bit", "burst", BURST, "latency", "100ms")
+                _run("tc", *where, "qdisc", "add", "dev", device, *shape)
+        # Of the route: a namespace's own default may be any of tcp_allowed_congestion_control, which often lacks cubic.
+        net = ("10.77.0.0/24", "dev", "eth0", "proto", "kernel", "scope", "link", "src", self.addresses[host])
+        _ip("-n", name, "route", "replace", *net, "congctl", self.congestion)
+
+    def _port(self, host: int) -> str:
+        return f"{self._prefix}v{host}"
+
+    def _counter(self, host: int, name: str) -> int:
+        return int((LINKS / self._port(host) / "statistics" / name).read_text())
+
+    def _end(self) -> None:
+        for host in range(len(self.addresses)):
+            _kill(self.namespace(host))
+        for process in self._processes:
+            process.wait()
+
+
+def _remove_leftovers() -> None:
+    """Removes the hosts of processes that are no more."""
+    found = [path.name for folder in (NAMESPACES, LINKS) if folder.exists() for path in folder.iterdir()]
+    for name in found:
+        match = NAMES.fullmatch(name)
+        if match is None or (PROCESSES / str(int(match[1], 16))).exists():
+            continue
+        if (NAMESPACES / name).exists():
+            _kill(name)
+            _remove_namespace(name)
+        else:
+            _ip("link", "del", name, check=False)
+
+
+def _remove_namespace(name: str) -> None:
+    _ip("netns", "del", name, check=False)
+
+
+def _kill(namespace: str) -> None:
+    """Kills what runs in a namespace, and waits until it is gone."""
+    deadline = time.monotonic() + GONE_S
+    while (pids := _ip("netns", "pids", namespace, check=False).split()) and time.monotonic() < deadline:
+        for pid in pids:
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.01)
+
+
+def _ip(*arguments: str, check: bool = True) -> str:
+    return _run("ip", *arguments, check=check)
+
+
+def _run(*command: str, check: bool = True) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if check and done.returncode != 0:
+        raise HostsError(f"{' '.join(command)}: {done.stderr.strip() or f'status {done.returncode}'}")
+    return done.stdout

@@ -1,0 +1,68 @@
+"""This project's side: one World beside DDP's group, its links measured once, and a Reducer for every arm."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, final
+
+import torch
+from torch import nn
+from torch.distributed import Store
+
+from headway.comm.choice import Chooser, try_out
+from headway.comm.communicator import Algorithm, Communicator
+from headway.comm.links import measure
+from headway.comm.reducer import Reducer
+from headway.comm.wire import Wire
+from headway.core.world import World
+
+WIRES: tuple[Wire, ...] = ("fp32", "fp16")
+
+
+@final
+class Ours:
+    """What the arms of a rank share.
+
+    Attributes:
+        said: what a run would print at its start.
+        reducers: by the name of the arm.
+    """
+
+    def __init__(self, asked: Mapping[str, Any], store: Store) -> None:
+        world = World.of(store, asked["rank"], asked["size"], torch.device("cpu"), master=asked["address"])
+        links = measure(world)
+        self._network = links.network(world)
+        self._communicator = Communicator(world, rails=links.rails)
+        self._trials = {wire: try_out(self._communicator, self._network, wire=wire) for wire in WIRES}
+        self.said = links.lines(world)
+        self.reducers: dict[str, Reducer] = {}
+        self._choosers: dict[str, Chooser] = {}
+
+    def reducer(self, name: str, model: nn.Module, algorithm: Algorithm | Literal["auto"], wire: Wire) -> Reducer:
+        """As `headway train` makes it, for sums."""
+        total = sum(parameter.numel() * 4 for parameter in model.parameters())
+        chooser = Chooser(self._network, self._trials[wire], total, algorithm=algorithm, wire=wire)
+        self._choosers[name] = chooser
+        self.reducers[name] = Reducer(
+            model.named_parameters(),
+            self._communicator,
+            buffers=[buffer for buffer in model.buffers() if buffer.is_floating_point()],
+            choose=chooser,
+            bucket_bytes=chooser.bucket_bytes,
+            wire=wire,
+        )
+        return self.reducers[name]
+
+    def sums(self, name: str) -> list[tuple[str, int, Wire]]:
+        """(algorithm, bytes, wire) of each bucket of an arm, once its first step has ordered them."""
+        reducer, choose = self.reducers[name], self._choosers[name]
+        last = reducer.buckets[-1]
+        return [
+            (choose(bucket.nbytes), bucket.nbytes, "fp32" if bucket is last else reducer.wire)
+            for bucket in reducer.buckets
+        ]
+
+    def lines(self) -> list[str]:
+        """What a run would print at its start: links, and how gradients travel in the arms that choose."""
+        chosen = {name: [one.nbytes for one in self.reducers[name].buckets] for name in ("auto fp32", "auto fp16")}
+        return [*self.said, *(f"{name}: {self._choosers[name].text(sizes)}" for name, sizes in chosen.items())]
