@@ -21,12 +21,11 @@
 namespace headway {
 namespace HW_ISA {
 
-class Baseline {
+class Baseline final {
  public:
-  // Gives rows region.y0 to region.y1 of the image at 1/scale (1, 2, 4 or 8) to the sink.
+  // Gives rows region.y0 to region.y1 of the image at 1/scale (1, 2, 4 or 8) to the sink. The file is `direct`.
   Outcome decode(const Jpeg& jpeg, const uint8_t* data, size_t size, int scale, Region region, RowSink& sink,
-                 Tally& tally) {
-    if (!jpeg.direct) return Outcome::declined;
+                 hw_stats& stats) {
     jpeg_ = &jpeg;
     side_ = 8 / scale;
     region_ = region;
@@ -43,8 +42,8 @@ class Baseline {
       }
     }
     if (!ends_well()) return Outcome::declined;
-    tally.bytes_used += used_;
-    tally.pixels += uint64_t(last_column_ - first_column_ + 1) * uint64_t(last_row_ - first_row_ + 1) *
+    stats.bytes_used += used_;
+    stats.pixels += uint64_t(last_column_ - first_column_ + 1) * uint64_t(last_row_ - first_row_ + 1) *
                     uint64_t(mcu_width_ * mcu_height_);
     return Outcome::ok;
   }
@@ -86,9 +85,8 @@ class Baseline {
   struct Stream {
     Bits bits;
     int predicted[3];
-    int interval, mcu;  // its number; the MCU that comes next
-    uint8_t* scratch;   // its bytes without stuffing
-    Buffer<uint8_t> bytes;
+    int interval, mcu;      // its number; the MCU that comes next
+    Buffer<uint8_t> bytes;  // its own, without stuffing
     Group group;
   };
 
@@ -106,7 +104,7 @@ class Baseline {
     mcu_width_ = side_ * jpeg.h_max, mcu_height_ = side_ * jpeg.v_max;
     halved_x_ = jpeg.components == 3 && jpeg.component[1].h < jpeg.h_max;
     halved_y_ = jpeg.components == 3 && jpeg.component[1].v < jpeg.v_max;
-    // Chroma that is halved both ways is transformed to twice the size in a smaller decode, as libjpeg does, which keeps
+    // Chroma that is halved both ways is transformed to twice the size in a smaller decode, as libjpeg does: that keeps
     // what the file has of it.
     const int chroma_side = halved_x_ && halved_y_ && side_ < 8 ? 2 * side_ : side_;
     if (chroma_side != side_) halved_x_ = halved_y_ = false;
@@ -129,7 +127,8 @@ class Baseline {
       p.rows = p.side * c.v, p.columns = columns * p.side * c.h;
       p.stride = (size_t(p.columns) + 3 * PAD) & ~size_t(63);
       p.origin = first_column_ * p.side * c.h;
-      p.width = samples(jpeg.width, c.h * p.side, jpeg.h_max), p.height = samples(jpeg.height, c.v * p.side, jpeg.v_max);
+      p.width = samples(jpeg.width, c.h * p.side, jpeg.h_max);
+      p.height = samples(jpeg.height, c.v * p.side, jpeg.v_max);
       total += p.stride * size_t(4 * p.rows);
       const int dc_limit = 8191 / std::max<int>(1, jpeg.quant[c.quant][0]);
       for (int y = 0; y < c.v; y++)
@@ -164,7 +163,7 @@ class Baseline {
     begin_ = data + jpeg_->entropy;
     end_ = data + size;
     const size_t room = size_t(end_ - begin_) + 64 + BIT_SLACK;
-    for (Stream& stream : stream_) stream.scratch = stream.bytes.room(room);
+    for (Stream& stream : stream_) stream.bytes.room(room);
     const int per_row = jpeg_->mcus_per_row;
     interval_ = jpeg_->restart ? jpeg_->restart : per_row * jpeg_->mcu_rows;
     // Then the row below begins with an interval too, and needs the same columns of it.
@@ -197,11 +196,11 @@ class Baseline {
 
   void open(Stream& stream, int interval) {
     const uint8_t* begin = starts_[size_t(interval)];
-    uint8_t* out = stream.scratch;
+    uint8_t* out = stream.bytes.data();
     const uint8_t* end = unstuff(begin, end_, out);
     used_ += uint64_t(end - begin);
     after_ = std::max(after_, end);
-    stream.bits.open(stream.scratch, out);
+    stream.bits.open(stream.bytes.data(), out);
     stream.interval = interval;
     stream.mcu = interval * interval_;
     std::fill_n(stream.predicted, 3, 0);
@@ -290,25 +289,19 @@ class Baseline {
     const HuffmanTable& ac = *block.ac;
     uint32_t k = 0, l = 0;
     // Both below 63: the difference is negative.
-    while (int((k - 63) & (l - 63)) < 0) {
+    const auto both_go_on = [&] { return int((k - 63) & (l - 63)) < 0; };
+    while (both_go_on()) {
       x.refill(), y.refill();
-      Entry e = ac[x.top], f = ac[y.top];
-      if (__builtin_expect((e | f) & LONG, 0)) {
-        if (!symbol<STORE>(ac, x, k, out_a) || !symbol<STORE>(ac, y, l, out_b)) return false;
-        continue;
+      for (int time = 0; time < 2 && both_go_on(); time++) {  // a refill serves for two symbols
+        const Entry e = ac[x.top], f = ac[y.top];
+        if (__builtin_expect((e | f) & LONG, 0)) {
+          if (!symbol<STORE>(ac, x, k, out_a) || !symbol<STORE>(ac, y, l, out_b)) return false;
+          break;
+        }
+        x.drop(int(e & 63)), y.drop(int(f & 63));
+        k += e >> 8 & 255, l += f >> 8 & 255;
+        if (STORE) out_a[zigzag(k)] = int16_t(e >> 16), out_b[zigzag(l)] = int16_t(f >> 16);
       }
-      x.drop(int(e & 63)), y.drop(int(f & 63));
-      k += e >> 8 & 255, l += f >> 8 & 255;
-      if (STORE) out_a[zigzag(k)] = int16_t(e >> 16), out_b[zigzag(l)] = int16_t(f >> 16);
-      if (int((k - 63) & (l - 63)) >= 0) break;
-      e = ac[x.top], f = ac[y.top];
-      if (__builtin_expect((e | f) & LONG, 0)) {
-        if (!symbol<STORE>(ac, x, k, out_a) || !symbol<STORE>(ac, y, l, out_b)) return false;
-        continue;
-      }
-      x.drop(int(e & 63)), y.drop(int(f & 63));
-      k += e >> 8 & 255, l += f >> 8 & 255;
-      if (STORE) out_a[zigzag(k)] = int16_t(e >> 16), out_b[zigzag(l)] = int16_t(f >> 16);
     }
     const bool good = decode_ac<STORE>(ac, x, k, out_a) && decode_ac<STORE>(ac, y, l, out_b);
     a.bits = x, b.bits = y;
@@ -390,14 +383,16 @@ class Baseline {
   void flush(Group& group) {
     if (!group.lanes) return;
     alignas(64) uint8_t unused[64];
-    for (unsigned lane = group.lanes; lane < LANES; lane++) group.out[lane] = unused, group.stride[lane] = 8;
     const int16_t* quant = quant_[group.pattern];
-    if (side_ == 8) {
-      idct_8x8(group.memory, quant, group.out, group.stride);
-    } else {  // not all blocks have one size
-      for (unsigned lane = 0; lane < group.lanes; lane++)
-        idct_of_lane(group.side[lane], group.memory, quant, lane, group.out[lane], group.stride[lane]);
+    bool any = false;  // blocks of 8 x 8 pixels; in a smaller decode not all have one size
+    for (unsigned lane = 0; lane < LANES; lane++) {
+      const bool whole = lane < group.lanes && group.side[lane] == 8;
+      any = any || whole;
+      if (lane < group.lanes && !whole)
+        reduced_idct(group.side[lane], group.memory + 8 * lane, quant + 8 * lane, group.out[lane], group.stride[lane]);
+      if (!whole) group.out[lane] = unused, group.stride[lane] = 8;
     }
+    if (any) idct_8x8(group.memory, quant, group.out, group.stride);
     std::fill_n(group.memory, 64 * LANES, int16_t(0));
     group.pattern = group.lanes == LANES ? (group.pattern + 1) % blocks_ : 0;
     group.lanes = 0;

@@ -194,8 +194,8 @@ int64_t hw_decode_batch(hw_pool* pool, int64_t n, const hw_items* items, const h
 }
 
 int64_t hw_gather(hw_pool* pool, int64_t n, const uint64_t* address, const uint64_t* length, const uint32_t* crc,
-                  const uint8_t* check, uint32_t kind, uint32_t height, uint32_t width, uint32_t channels, const int16_t* shift,
-                  const uint8_t* flip, uint8_t* out, int64_t stride, uint8_t* status) {
+                  const uint8_t* check, uint32_t kind, uint32_t height, uint32_t width, uint32_t channels,
+                  const int16_t* shift, const uint8_t* flip, uint8_t* out, int64_t stride, uint8_t* status) {
   using namespace headway;
   if (!pool || (n && !(address && length)) || (kind != HW_RAW && kind != HW_RAW_PLANAR) ||
       !output_is_good(n, height, width, channels, stride, out, status))
@@ -204,8 +204,7 @@ int64_t hw_gather(hw_pool* pool, int64_t n, const uint64_t* address, const uint6
   const uint32_t shape[3] = {height, width, channels};
   const auto work = [&](Worker& worker, int64_t i, uint8_t* image, hw_stats*) {
     const bool checked = crc && (!check || check[i]);
-    if (length[i] < output.image_bytes) return checked ? Outcome::checksum : Outcome::undecodable;
-    const Item item{bytes_at(address[i]), output.image_bytes, checked ? crc + i : nullptr, uint8_t(kind), shape,
+    const Item item{bytes_at(address[i]), size_t(length[i]), checked ? crc + i : nullptr, uint8_t(kind), shape,
                     nullptr,              flip && flip[i],    image};
     return worker.copy(item, shift ? shift[2 * i] : 0, shift ? shift[2 * i + 1] : 0);
   };

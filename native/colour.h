@@ -14,7 +14,9 @@ namespace headway {
 namespace HW_ISA {
 
 #if defined(__AVX2__)
-inline __m256i wide(const uint8_t* p) { return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+inline __m256i wide(const uint8_t* p) {
+  return _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
 inline void put(uint8_t* p, __m256i v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
 inline __m256i triple(__m256i v) { return _mm256_add_epi16(_mm256_add_epi16(v, v), v); }
 #endif
@@ -76,7 +78,8 @@ inline void ycc_to_rgbx(const uint8_t* y, const uint8_t* cb, const uint8_t* cr, 
 #if defined(__AVX2__)
   const __m256i centre = _mm256_set1_epi16(128), one = _mm256_set1_epi16(1), zero = _mm256_setzero_si256();
   const __m256i r_cr = _mm256_set1_epi16(26345), b_cb = _mm256_set1_epi16(-14942);  // 0.402, 1.772 - 2
-  const __m256i g_both = _mm256_set1_epi32(int(uint32_t(18734) << 16 | uint16_t(-22554)));  // cb: -0.34414, cr: 1 - 0.71414
+  // -0.34414 of cb and 1 - 0.71414 of cr
+  const __m256i g_both = _mm256_set1_epi32(int(uint32_t(18734) << 16 | uint16_t(-22554)));
   const __m256i half = _mm256_set1_epi32(32768);
   struct Rgb {
     __m256i r, g, b;

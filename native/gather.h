@@ -26,7 +26,7 @@ inline bool gather_small(const uint8_t* sample, bool planar, int height, int wid
                          bool flip, uint8_t* out) {
   const int bytes = width * channels;
   const bool planes = planar && channels > 1;
-  if (bytes > 128 || (channels != 1 && channels != 3) || (planes && width > 32)) return false;
+  if (bytes > 128 || (planes && width > 32)) return false;
   alignas(64) uint8_t from[128];
   const int16_t last = int16_t(width - 1), shift = int16_t(std::clamp(right, -999, 999));
   const int16_t pixel_step = int16_t(planes ? 1 : channels), channel_step = planes ? 32 : 1;
@@ -72,8 +72,9 @@ inline void reverse_rgb(const uint8_t* last, uint8_t* out, int n) {
   for (; x < n; x++) std::memcpy(out + 3 * x, last - 3 * x, 3);
 }
 
-// Copies a raw sample, uint8 [height, width, channels] or, planar, [channels, height, width], to [height, width,
-// channels]: mirrored left to right where flip says so, and then pixel (r, x) is what lies at (r + down, x + right).
+// Copies a raw sample of 1 or 3 channels, uint8 [height, width, channels] or, planar, [channels, height, width], to
+// [height, width, channels]: mirrored left to right where flip says so, and then pixel (r, x) is what lies at
+// (r + down, x + right).
 inline void gather(const uint8_t* sample, bool planar, int height, int width, int channels, int down, int right,
                    bool flip, uint8_t* out) {
 #if defined(__AVX512VBMI__)
@@ -103,10 +104,8 @@ inline void gather(const uint8_t* sample, bool planar, int height, int width, in
       std::memcpy(to, from, size_t(n) * size_t(channels));
     else if (channels == 3)
       reverse_rgb(from, to, n);
-    else if (channels == 1)
-      std::reverse_copy(from + 1 - n, from + 1, to);
     else
-      border(low, high);
+      std::reverse_copy(from + 1 - n, from + 1, to);
     border(high, width);
   }
 }

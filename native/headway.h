@@ -2,7 +2,7 @@
  *
  * No exception crosses this boundary, nothing here takes the interpreter's lock, and a bad image fills zeros and sets
  * its status without touching its neighbours. What an image becomes is defined by the Pillow reference
- * (src/headway/data/decode.py): same boxes, same antialiased bilinear kernel, |difference| <= 1. */
+ * (src/headway/data/reference.py): same boxes, same antialiased bilinear kernel, |difference| <= 1. */
 #ifndef HEADWAY_H
 #define HEADWAY_H
 
@@ -15,7 +15,7 @@ extern "C" {
 #define HW_API __attribute__((visibility("default")))
 #define HW_ABI 2
 
-/* What became of one image; the numbers of headway.data.decode.Status. */
+/* What became of one image; the numbers of headway.data.reference.Status, and one more. */
 enum { HW_OK = 0, HW_CHECKSUM = 1, HW_UNDECODABLE = 2, HW_FOREIGN = 3 /* no JPEG: for the reference */ };
 
 /* What the bytes of an item are. */
@@ -55,7 +55,7 @@ typedef struct {
   uint64_t direct;      /* images that our own decoder did; the rest went through libjpeg-turbo */
 } hw_stats;
 
-/* What the packer asks of a file. */
+/* What the header of a file says. */
 typedef struct {
   uint32_t width, height;
   uint32_t components;   /* 1, 3 or 4 */
@@ -82,11 +82,12 @@ HW_API void hw_pool_destroy(hw_pool*);
 HW_API int64_t hw_decode_batch(hw_pool*, int64_t n, const hw_items*, const hw_spec*, uint8_t* out, int64_t stride,
                                uint8_t* status, hw_stats* stats);
 
-/* Copies n raw images of one shape, each length bytes (one that is too short is bad): mirrored left to right where flip says so, and then moved by shift [n][2] (down,
- * right; may be NULL) with the border filled by reflection. kind is HW_RAW or HW_RAW_PLANAR. Status and result as above. */
+/* Copies n raw images of one shape, mirrored left to right where flip says so, and then moved by shift [n][2] (down,
+ * right; may be NULL) with the border filled by reflection. kind is HW_RAW or HW_RAW_PLANAR. A record that is too short
+ * is HW_UNDECODABLE. Result as above. */
 HW_API int64_t hw_gather(hw_pool*, int64_t n, const uint64_t* address, const uint64_t* length, const uint32_t* crc,
-                         const uint8_t* check, uint32_t kind, uint32_t height, uint32_t width, uint32_t channels, const int16_t* shift,
-                         const uint8_t* flip, uint8_t* out, int64_t stride, uint8_t* status);
+                         const uint8_t* check, uint32_t kind, uint32_t height, uint32_t width, uint32_t channels,
+                         const int16_t* shift, const uint8_t* flip, uint8_t* out, int64_t stride, uint8_t* status);
 
 /* HW_OK, HW_FOREIGN, or HW_UNDECODABLE. */
 HW_API int32_t hw_probe(const void* data, uint64_t length, hw_info* info);

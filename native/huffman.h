@@ -17,8 +17,8 @@ namespace HW_ISA {
 
 constexpr int LOOKUP_BITS = 11;
 
-// One entry: bits 0-5 length; bit 6: `long_`; bits 8-15: advance in zigzag order; bits 16-31: the coefficient.
-// Where the code fits into the lookup and its bits do not, `long_` is set, length is the code's alone, and the
+// One entry: bits 0-5 length; bit 6: LONG; bits 8-15: advance in zigzag order; bits 16-31: the coefficient.
+// Where the code fits into the lookup and its bits do not, LONG is set, length is the code's alone, and the
 // coefficient is the number of its bits; length 0: the code itself does not fit.
 using Entry = uint32_t;
 constexpr Entry LONG = 64;
@@ -28,7 +28,7 @@ inline int extend(uint32_t bits, int count) {
   return int(bits) + (bits >> (count - 1) ? 0 : 1 - (1 << count));
 }
 
-class HuffmanTable {
+class HuffmanTable final {
  public:
   // False where the code is impossible. `is_ac`: symbols are run and size, else sizes.
   bool build(const HuffmanSpec& spec, bool is_ac) {

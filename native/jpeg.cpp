@@ -138,7 +138,7 @@ Outcome parse(const uint8_t* data, size_t size, Jpeg& jpeg) {
   if (size < 4 || data[0] != 0xFF || data[1] != SOI || data[2] != 0xFF) return Outcome::foreign;
   Seen seen;
   jpeg.restart = 0;
-  jpeg.orientation = 1;
+  jpeg.exif = jpeg.exif_size = 0;
   size_t at = 2;
   for (;;) {
     // A marker: 0xFF, more of them as filling, its number. libjpeg skips other bytes before it with a warning.
@@ -170,7 +170,7 @@ Outcome parse(const uint8_t* data, size_t size, Jpeg& jpeg) {
     } else if (marker == APP0 && n >= 5 && !std::memcmp(p, "JFIF", 5)) {
       seen.jfif = true;
     } else if (marker == APP1 && n >= 6 && !std::memcmp(p, "Exif\0", 6)) {
-      jpeg.orientation = orientation_of(p + 6, n - 6);
+      jpeg.exif = size_t(p + 6 - data), jpeg.exif_size = n - 6;
     } else if (marker == APP14 && n >= 12 && !std::memcmp(p, "Adobe", 5)) {
       seen.adobe = true;
       seen.transform = p[11];
@@ -208,7 +208,7 @@ Outcome probe(const uint8_t* data, size_t size, hw_info& info) {
   info.restart = uint32_t(jpeg.restart);
   info.mcu_width = uint32_t(8 * jpeg.h_max);
   info.mcu_height = uint32_t(8 * jpeg.v_max);
-  info.orientation = uint32_t(jpeg.orientation);
+  info.orientation = uint32_t(orientation_of(data + jpeg.exif, jpeg.exif_size));
   return Outcome::ok;
 }
 

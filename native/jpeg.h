@@ -21,7 +21,7 @@ struct Jpeg {
   int h_max, v_max;
   int mcus_per_row, mcu_rows;  // of one scan that interleaves all components
   int restart;                 // MCUs in a restart interval, 0: no markers
-  int orientation;             // of EXIF, 1 where there is none
+  size_t exif, exif_size;      // where a segment of EXIF has its TIFF directory; 0: there is none
   bool progressive;
   bool ycc;     // colour is YCbCr, by libjpeg's rules
   bool direct;  // Huffman-coded baseline, gray or YCbCr, one scan, nothing out of the ordinary: for our own decoder

@@ -9,15 +9,15 @@
 namespace headway {
 namespace HW_ISA {
 
-// cos((2 x + 1) u pi / 2 n), times sqrt(1/2) for u = 0 and 1/2 else scaled so that a constant block keeps its value:
-// [x][u], 13-bit fractions.
+// [x][u] is cos((2 x + 1) u pi / 2 N) of the orthonormal transform, times sqrt(N / 8), so that an even block keeps its
+// value; 13-bit fractions.
 template <int N> struct Basis;
 template <> struct Basis<2> {
-  // sqrt(2/8) (sqrt(1/2) and cos(pi/4)): 1/sqrt(8)
+  // all are 1 / sqrt(8)
   static constexpr int at[2][2] = {{2896, 2896}, {2896, -2896}};
 };
 template <> struct Basis<4> {
-  // sqrt(4/8) (1/2, sqrt(1/2) cos((2x+1)u pi/8))
+  // 1 / sqrt(8) for u = 0, else cos((2 x + 1) u pi / 8) / 2
   static constexpr int at[4][4] = {{2896, 3784, 2896, 1567}, {2896, 1567, -2896, -3784},
                                    {2896, -1567, -2896, 3784}, {2896, -3784, 2896, -1567}};
 };
@@ -44,24 +44,11 @@ void reduced_idct_n(const int16_t* coefficients, const int16_t* quant, uint8_t* 
     }
 }
 
-// One lane of a group to a block of side 8, 4, 2 or 1.
-inline void idct_of_lane(int side, const int16_t* group, const int16_t* quants, unsigned lane, uint8_t* out,
-                         size_t stride) {
-  const int16_t *coefficients = group + 8 * lane, *quant = quants + 8 * lane;
+// One lane of a group; side is 4, 2 or 1.
+inline void reduced_idct(int side, const int16_t* coefficients, const int16_t* quant, uint8_t* out, size_t stride) {
   if (side == 4) return reduced_idct_n<4>(coefficients, quant, out, stride);
   if (side == 2) return reduced_idct_n<2>(coefficients, quant, out, stride);
-  if (side == 1) {
-    out[0] = to_pixel((int16_t(coefficients[0] * quant[0]) + 4) >> 3);
-    return;
-  }
-  alignas(64) uint8_t unused[64];
-  uint8_t* outs[LANES];
-  size_t strides[LANES];
-  for (unsigned other = 0; other < LANES; other++) {
-    outs[other] = other == lane ? out : unused;
-    strides[other] = other == lane ? stride : 8;
-  }
-  idct_8x8(group, quants, outs, strides);
+  out[0] = to_pixel((int16_t(coefficients[0] * quant[0]) + 4) >> 3);
 }
 
 }  // namespace HW_ISA

@@ -56,11 +56,11 @@ struct Turbo::State {
 
   // Called inside setjmp: holds nothing that has a destructor.
   Outcome decode(const uint8_t* data, size_t size, int scale, Region region, Layout layout, uint32_t max_scans,
-                 RowSink& sink, Tally& tally);
+                 RowSink& sink, hw_stats& stats);
 };
 
 Outcome Turbo::State::decode(const uint8_t* data, size_t size, int scale, Region region, Layout layout,
-                             uint32_t max_scans, RowSink& sink, Tally& tally) {
+                             uint32_t max_scans, RowSink& sink, hw_stats& stats) {
   // Made anew for each image (0.1 us): libjpeg keeps tables, so a file without its own would get its neighbour's.
   jpeg_create_decompress(&image);
   read_from(guard, image, data, size, max_scans);
@@ -116,8 +116,8 @@ Outcome Turbo::State::decode(const uint8_t* data, size_t size, int scale, Region
     }
     y += count;
   }
-  tally.bytes_used += size - image.src->bytes_in_buffer;
-  tally.pixels += uint64_t(image.output_width) * (region.y1 - region.y0);
+  stats.bytes_used += size - image.src->bytes_in_buffer;
+  stats.pixels += uint64_t(image.output_width) * (region.y1 - region.y0);
   // A file cut off below the region is bad whatever the region: Pillow refuses it.
   if (!end_follows(*image.src)) {
     while (image.output_scanline < image.output_height && jpeg_read_scanlines(&image, rows, kBand)) continue;
@@ -133,7 +133,7 @@ Turbo::~Turbo() {
 }
 
 Outcome Turbo::decode(const uint8_t* data, size_t size, int scale, Region region, Layout layout, uint32_t max_scans,
-                      RowSink& sink, Tally& tally) {
+                      RowSink& sink, hw_stats& stats) {
   if (!state_) return Outcome::undecodable;
   auto* const common = reinterpret_cast<j_common_ptr>(&state_->image);
   watch(state_->guard, *common);
@@ -141,7 +141,7 @@ Outcome Turbo::decode(const uint8_t* data, size_t size, int scale, Region region
   if (setjmp(state_->guard.jump)) {
     outcome = unknown_to_libjpeg(state_->guard.errors.msg_code) ? Outcome::foreign : Outcome::undecodable;
   } else {
-    outcome = state_->decode(data, size, scale, region, layout, max_scans, sink, tally);
+    outcome = state_->decode(data, size, scale, region, layout, max_scans, sink, stats);
   }
   jpeg_destroy(common);
   return outcome;

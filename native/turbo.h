@@ -19,7 +19,7 @@ class Turbo final {
   // region is, are Outcome::undecodable; what this libjpeg-turbo does not know, or may show differently than Pillow's,
   // is Outcome::foreign.
   Outcome decode(const uint8_t* data, size_t size, int scale, Region region, Layout layout, uint32_t max_scans,
-                 RowSink& sink, Tally& tally);
+                 RowSink& sink, hw_stats& stats);
 
  private:
   struct State;

@@ -37,10 +37,4 @@ class RowSink {
   ~RowSink() = default;
 };
 
-// Sums of one thread over one batch.
-struct Tally {
-  uint64_t bytes_used = 0;
-  uint64_t pixels = 0;
-};
-
 }  // namespace headway

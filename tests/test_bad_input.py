@@ -115,6 +115,8 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
         "dog/empty.jpg",
     ]
     assert len(dataset.open(tmp_path / "dst")) == 9
+    again = headway("pack", source, f"file://{tmp_path}/again", "--skip-bad")
+    assert f"they are listed in {tmp_path / 'again/skipped.txt'}." in again.out
     headway("init", source, "--out", tmp_path / "r.yaml")  # looks at the good ones
 
 

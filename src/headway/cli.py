@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import shlex
 import sys
 import traceback
@@ -142,7 +143,7 @@ def pack(
         say(note)
     if packed.skipped:
         some = "image was left out; it is" if len(packed.skipped) == 1 else "images were left out; they are"
-        text += f"\n{len(packed.skipped):,} bad {some} listed in {Path(dst) / 'skipped.txt'}."
+        text += f"\n{len(packed.skipped):,} bad {some} listed in {packed.skipped_file}."
     result = {
         "folders": [str(folder) for folder in packed.folders],
         "format": packed.format,
@@ -184,25 +185,46 @@ def train(
     overrides: Annotated[
         list[str] | None, typer.Argument(metavar="key=value", help="Values instead of the recipe's.")
     ] = None,
-    folder: Annotated[Path | None, typer.Option("--run", help="Run folder to make; default runs/NAME.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--run", "--run-folder", help="Run folder to make; default runs/NAME.")
+    ] = None,
     repeat: Annotated[
         int, typer.Option(min=1, help="Train so many times, with seeds s, s+1, ...; print mean and interval.")
     ] = 1,
     resume: Annotated[Path | None, typer.Option(help="Go on with a run folder.")] = None,
+    procs: Annotated[
+        int | None, typer.Option(min=1, help="Train by so many processes; a lost one costs a step, and is replaced.")
+    ] = None,
+    hosts: Annotated[
+        str | None, typer.Option(help="Where they run, for example a:4,b:4: started through ssh. Default: here.")
+    ] = None,
+    respawn: Annotated[bool, typer.Option(help="Replace processes that are lost.")] = True,
     as_json: Json = False,
 ) -> None:
     """Train a recipe into a run folder, or go on with one."""
-    if resume is not None:
-        if recipe is not None or folder is not None or repeat > 1:
-            fix = "A run goes on with the recipe it began with: headway train --resume RUN."
-            raise UsageError("--resume takes a run folder and nothing else", fix=fix)
-        from headway.train import runs
+    if resume is not None and (recipe is not None or folder is not None or repeat > 1):
+        fix = "A run goes on with the recipe it began with: headway train --resume RUN."
+        raise UsageError("--resume takes a run folder and nothing else", fix=fix)
+    if resume is None and recipe is None:
+        raise UsageError("train wants a recipe", fix="headway train RECIPE, or headway train --resume RUN.")
+    if procs is not None or hosts is not None:
+        if repeat > 1:
+            raise UsageError("--repeat trains in one process", fix="Leave --procs out, or repeat with seed=1, seed=2.")
+        from headway.train import distributed
 
+        options = ["--json"] if as_json else []
+        status = distributed.train(
+            recipe, overrides or (), folder, resume, procs=procs, hosts=hosts, respawn=respawn, options=options
+        )
+        raise typer.Exit(status)
+    if "RANK" in os.environ:  # what befalls other ranks is told in sentences, not in torch's stacks
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    from headway.train import runs
+
+    if resume is not None:
         _ended(runs.resume(resume, say=say), as_json)
         return
-    if recipe is None:
-        raise UsageError("train wants a recipe", fix="headway train RECIPE, or headway train --resume RUN.")
-    from headway.train import runs
+    assert recipe is not None
 
     if repeat == 1:
         _ended(runs.train(recipe, overrides or (), folder, say=say), as_json)
@@ -243,7 +265,8 @@ def _ended(ended: Ended, as_json: bool) -> None:
             took = reached["seconds_to_reach"]
             text += f"\n{goal} " + (f"after {took:.1f} s" if took else "was not reached")
             text += f" (the clock leaves out {summary['clock_excludes']})"
-    _print({"run": str(folder), **summary}, as_json, text)
+    if ended.speaks:
+        _print({"run": str(folder), **summary}, as_json, text)
     if ended.interrupted:
         raise typer.Exit(1)
 
@@ -289,6 +312,20 @@ def report(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: 
 
     path = runs.report(run)
     _print({"report": str(path)}, as_json, f"Report: {path}")
+
+
+@app.command("bench-links")
+def bench_links(
+    procs: Annotated[int | None, typer.Option(help="Processes to start here; none under a launcher.")] = None,
+    seconds: Annotated[float, typer.Option(help="About how long the sums may take.")] = 60.0,
+    as_json: Json = False,
+) -> None:
+    """Measure the links between ranks, and the bandwidth of each algorithm."""
+    from headway.comm.bench_links import bench
+
+    found = bench(procs, seconds)
+    if found is not None:
+        _print(asdict(found), as_json, found.text())
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ def same(data: Dataset, images: Sequence[bytes | NDArray[np.uint8]], labels: Any
     assert len(data) == len(images)
     assert np.array_equal(data.label, labels)
     wanted = [image if isinstance(image, bytes) else image.tobytes() for image in images]
-    for source in (data, Dataset(data.folder, vars_of(data), data.description, mapped=False)):
+    for source in (data, Dataset(data.folder, data._columns, data.description, mapped=False)):
         assert [bytes(record) for record in source.read(np.arange(len(data)))] == wanted
         source.close()
     assert data.crc32c.tolist() == [crc32c(image) for image in wanted]
@@ -52,12 +52,6 @@ def same(data: Dataset, images: Sequence[bytes | NDArray[np.uint8]], labels: Any
         )
     assert data.description.mode == "foreign"
     return data
-
-
-def vars_of(data: Dataset) -> dict[str, Any]:
-    named = {"name": data._names, "name_offset": data._name_offset}
-    found = {name: getattr(data, name) for name in (*columns.COLUMN_TYPES, "label")}
-    return found | {name: column for name, column in named.items() if column is not None}
 
 
 def names_of(data: Dataset) -> list[str]:

@@ -98,6 +98,18 @@ def test_images_of_several_widths_are_normalised_by_one_augment() -> None:
         torch.testing.assert_close(augment.normalise(images).permute(0, 2, 3, 1), expected)
 
 
+def test_without_normalisation_the_bytes_are_given_as_they_are() -> None:
+    recipe = AugmentRecipe(translate=2, normalise=False, mean=MEAN, std=STD)
+    augment, images = Augment(recipe, "cpu"), some(4, 6, 9)
+    plain = augment.normalise(images)
+    assert (plain.dtype, plain.shape) == (torch.uint8, (4, 3, 6, 9))
+    assert plain.data_ptr() == images.data_ptr()  # no copy
+    key, _ = given_for(4)
+    moved, _ = augment(images, torch.arange(4), key)
+    assert moved.dtype == torch.uint8
+    assert (moved.permute(0, 2, 3, 1) == flip_and_translate(images, None, shifts(key, 2))).all()
+
+
 def test_without_augmentation_no_keys_are_wanted_and_nothing_moves() -> None:
     augment, images, labels = augment_of({}), some(4, 6, 6), torch.arange(4)
     assert not augment.random
@@ -314,6 +326,9 @@ def test_short_forms_and_what_is_written_out() -> None:
         ({"random_erasing": {"p": 0}}, "random_erasing.p"),
         ({"random_erasing": {"fill": 300}}, "random_erasing.fill"),
         ({"mixup": {"alpha": 0}}, "mixup.alpha"),
+        ({"std": [float("inf")]}, "std.*\n.*finite"),
+        ({"mean": [float("nan")]}, "mean.*\n.*finite"),
+        ({"random_erasing": {"ratio": [1, float("inf")]}}, "random_erasing.ratio.*\n.*finite"),
         ({"cutout": 0}, "cutout"),
         ({"flip": "sometimes"}, "flip"),
     ],

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from headway.data.cores import usable_cores, usable_cpus
+from headway.data.cores import default_threads, local_ranks, usable_cores, usable_cpus
+from headway.data.decode import decoder
 
 CPUS = len(os.sched_getaffinity(0))
 
@@ -55,3 +56,22 @@ def test_the_quota_of_version_1_counts(machine: Path) -> None:
 def test_machines_without_groups_have_no_quota(machine: Path) -> None:
     assert usable_cores(groups=machine, membership=machine / "none") == 8
     assert cores(machine, "0::/\n") == 8
+
+
+def test_ranks_of_a_host_are_as_many_as_the_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    assert local_ranks() is None
+    for text, ranks in (("8", 8), ("0", None), ("", None), ("many", None), ("-1", None)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", text)
+        assert local_ranks() == ranks
+
+
+def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each rank's share the training loop keeps one core."""
+    monkeypatch.setattr("headway.data.cores.usable_cores", lambda: 16)
+    for ranks, threads in (("", 15), ("1", 15), ("2", 7), ("4", 3), ("5", 2), ("8", 1), ("16", 1), ("64", 1)):
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+        assert default_threads() == threads
+        found = decoder(backend="pillow")
+        found.close()
+        assert found.threads == threads

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from scipy import stats
 
 from headway.core.errors import UsageError
 from headway.core.keys import keys, uniform
 from headway.data.crops import flips, random_resized_boxes, shifts
+from headway.data.options import CropRecipe
 from headway.data.streams import STREAM_FLIP
 
 quick = settings(deadline=None, max_examples=60)
@@ -140,6 +142,11 @@ def test_impossible_ranges_are_refused() -> None:
 
 
 # Flips and shifts
+
+
+def test_an_endless_ratio_is_refused_in_a_recipe() -> None:
+    with pytest.raises(ValidationError, match=r"ratio\.1\n.*finite"):
+        CropRecipe(name="random", ratio=(1.0, math.inf))
 
 
 def test_an_alternating_flip_shows_each_sample_both_ways_in_two_epochs() -> None:

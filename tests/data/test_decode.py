@@ -20,7 +20,7 @@ from tests.conftest import absent
 
 from headway.core.errors import UsageError
 from headway.data import native
-from headway.data.cores import usable_cores
+from headway.data.cores import default_threads, local_ranks, usable_cores
 from headway.data.crops import center_boxes
 from headway.data.decode import TIMED_EVERY, Backend, Decoder, chosen, decoder
 from headway.data.records import Records
@@ -288,7 +288,7 @@ def test_a_fork_in_the_middle_of_a_decode_works(backend: Backend, tmp_path: Path
 def test_the_training_loop_keeps_a_core() -> None:
     found = decoder()
     found.close()
-    assert found.threads == max(1, usable_cores() - 1)
+    assert found.threads == default_threads() == max(1, usable_cores() // (local_ranks() or 1) - 1)
     assert found.backend == chosen() == ("native" if native.available() else "pillow")
 
 

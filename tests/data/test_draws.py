@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from headway.core.errors import UsageError
-from headway.core.keys import keys
+from headway.core.keys import keys, words
 from headway.data.draws import (
     cutmix_boxes,
     cutout_boxes,
@@ -20,6 +20,7 @@ from headway.data.draws import (
     partners,
     symmetric_beta,
 )
+from headway.data.streams import STREAM_CUTOUT
 
 quick = settings(deadline=None, max_examples=60)
 seeds = st.integers(0, 2**32)
@@ -65,6 +66,17 @@ def test_a_cutout_is_a_square_around_a_pixel_cut_off_at_the_border(size: tuple[i
     assert (h[(top > 0) & (top + h < height)] == side).all()
     assert (w >= min(-(-side // 2), width)).all()  # its middle lies in the image
     assert (h >= min(-(-side // 2), height)).all()
+
+
+@quick
+@given(size=st.tuples(st.integers(1, 2**20), st.integers(1, 2**20)), seed=seeds)
+def test_a_pixel_is_drawn_by_the_two_halves_of_a_word(size: tuple[int, int], seed: int) -> None:
+    """In whole numbers: half * side / 2^32."""
+    key = keys(seed, 0, np.arange(50))
+    left, top, _, _ = cutout_boxes(key, 1, size).T
+    drawn = [int(word) for word in words(key, STREAM_CUTOUT)]
+    assert left.tolist() == [(word >> 32) * size[1] >> 32 for word in drawn]
+    assert top.tolist() == [(word % 2**32) * size[0] >> 32 for word in drawn]
 
 
 def test_every_pixel_is_cut_out_equally_often_but_at_the_border() -> None:

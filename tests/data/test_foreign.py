@@ -76,6 +76,21 @@ def test_an_image_that_is_gone_or_changed_shows_in_its_record(tmp_path: Path, ca
     assert found == [b"", PICTURES[5][:50], PICTURES[6], PICTURES[2]]
 
 
+def test_a_link_that_leads_nowhere_is_a_bad_sample_or_nothing(tmp_path: Path, cache: Path) -> None:
+    folder = images(tmp_path / "set")
+    for name in ("gone", "bird/gone.txt", "dog/gone.jpg", "circle.bin"):
+        (folder / name).symlink_to(tmp_path / "nowhere" if name != "circle.bin" else "circle.bin")
+    data = dataset.open(folder)
+    assert [bytes(record) for record in data.read(range(8))] == [*in_order()[0], b""]
+    assert data.name(7) == "dog/gone.jpg"
+    arrays = tmp_path / "arrays"
+    arrays.mkdir()
+    np.save(arrays / "images.npy", np.zeros((2, 4, 4), np.uint8))
+    np.save(arrays / "labels.npy", np.zeros(2, np.int64))
+    (arrays / "gone").symlink_to(tmp_path / "nowhere")
+    assert len(dataset.open(arrays)) == 2
+
+
 def test_names_of_any_bytes(tmp_path: Path, cache: Path) -> None:
     folder = os.fsencode(tmp_path / "set")
     os.makedirs(folder + b"/caf\xe9")
@@ -195,8 +210,10 @@ def test_a_new_file_is_seen(tmp_path: Path, cache: Path, scans: list[str]) -> No
     folder = images(tmp_path / "set", slice(0, 3))
     (folder / "cat/deep/er").mkdir(parents=True)
     (folder / "cat/deep/er/x.jpg").write_bytes(PICTURES[0])
+    (folder / "dog/empty").mkdir()
     assert len(dataset.open(folder)) == 4
-    for name, count in (("cat/new.jpg", 5), ("cat/deep/er/new.jpg", 6), ("fish/new.jpg", 7)):
+    names = ("cat/new.jpg", "cat/deep/er/new.jpg", "cat/deep/new.jpg", "dog/empty/new.jpg", "fish/new.jpg")
+    for count, name in enumerate(names, 5):
         time.sleep(0.01)  # the clock of a file system ticks every few milliseconds
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(PICTURES[0])

@@ -259,6 +259,22 @@ def own_threads() -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith("headway")]
 
 
+def test_no_more_slots_than_batches_are_made(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    empty = torch.empty
+
+    def counted(*shape: Any, **how: Any) -> torch.Tensor:
+        made.append(shape)
+        return empty(*shape, **how)
+
+    for start, stop, ahead, slots in ((0, 63, 50, 9), (0, 63, 3, 3), (0, 5, 50, 1), (8, 8, 50, 0)):
+        made.clear()
+        with monkeypatch.context() as patched:
+            patched.setattr(torch, "empty", counted)
+            batches = list(loader(data, start=start, stop=stop, ahead=ahead))
+        assert (len(batches), len(made)) == (-(-(stop - start) // 7), slots)
+
+
 @pytest.mark.parametrize("ahead", [1, 4])
 @pytest.mark.parametrize("taken", [0, 1, 3])
 def test_an_abandoned_iterator_frees_its_threads(data: Dataset, ahead: int, taken: int) -> None:

@@ -84,6 +84,18 @@ def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
     assert list_folder(root).names == ("cat/a.jpg", "cat/gone.jpg", "dog/x.jpg")
 
 
+def test_links_that_lead_nowhere_harm_no_other_file(tmp_path: Path) -> None:
+    """One of an image is kept, to be named when it is read; any other is left out."""
+    root = touch(tmp_path, ["cat/a.jpg", "dog/b.jpg"])
+    (root / "gone").symlink_to(tmp_path / "nowhere")
+    (root / "labels.txt").symlink_to("labels.txt")  # in a circle
+    (root / "cat/circle.jpg").symlink_to("circle.jpg")
+    (root / "dog/notes").symlink_to(tmp_path / "nowhere")
+    source = open_source(root)
+    assert source.names == ("cat/a.jpg", "cat/circle.jpg", "dog/b.jpg")
+    assert source.notes == ("left out, being no images by their ending: 'dog/notes', 'gone', 'labels.txt'",)
+
+
 def test_names_that_are_no_utf8_become_text(tmp_path: Path) -> None:
     folder = touch(tmp_path, ["caf\u00e9/a.jpg"]) / "caf\u00e9"
     with open(os.fsencode(folder) + b"/\xff.jpg", "wb"):

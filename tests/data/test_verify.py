@@ -5,6 +5,7 @@ import json
 import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -219,8 +220,35 @@ def test_a_damaged_columns_file_is_named_or_refused(copy: Path) -> None:
         assert verify(copy).damages[0].shard == dataset.COLUMNS_FILE
     for data in (b"", intact[:4], intact[: begin - 9], intact[:-1], b"x" * len(intact)):
         path.write_bytes(data)
-        with pytest.raises(DataError, match="the columns file is damaged"):
+        with pytest.raises(DataError, match=r"the columns file is (damaged|cut)"):
             verify(copy)
+
+
+def test_columns_that_do_not_belong_together_are_refused(copy: Path) -> None:
+    """As `dataset.open` refuses them, in sentences."""
+    path = copy / dataset.COLUMNS_FILE
+    whole = load_file(path)
+    fields = json.loads(dataset.open(copy).description.to_metadata()["headway"])
+    wrong: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"offset": whole["offset"].astype(np.int64)}, {}),
+        ({"flags": whole["flags"][:-1]}, {}),
+        ({"label": whole["label"][:-1]}, {}),
+        ({"name": None}, {}),
+        ({"name_offset": None}, {}),
+        ({"name_offset": whole["name_offset"][:-1]}, {}),
+        ({}, {"shards": [{"name": 5, "size": 5}]}),
+        ({}, {"shards": [{"name": "shard-00000.rec", "size": "5"}]}),
+        ({}, {"shards": None}),
+        ({}, {"common_size": 5}),
+    ]
+    for changes, described in wrong:
+        changed = {name: column for name, column in (whole | changes).items() if column is not None}
+        save_file(changed, path, metadata={"headway": json.dumps(fields | described)})
+        with open(copy / "shard-00000.rec", "r+b") as file:
+            file.write(b"####")  # a record that is damaged is named
+        for look in (verify, dataset.open):
+            with pytest.raises(DataError, match=r"columns\.safetensors: "):
+                look(copy)
 
 
 @pytest.fixture(params=["tar", "lmdb", "raw"])

@@ -8,7 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from headway.core.recipe import Part
 
-Spread = Annotated[float, Field(gt=0)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Byte = Annotated[float, Field(ge=0, le=255)]
@@ -125,9 +125,9 @@ class AugmentRecipe(Part):
     normalise: bool = True
     """Give the network (pixel - mean) / std. False: the bytes as they are, uint8, for a network that normalises them
     itself, which torch.compile then does together with its first layer."""
-    mean: Literal["auto"] | tuple[float, ...] = "auto"
+    mean: Literal["auto"] | tuple[Finite, ...] = "auto"
     """Mean of each channel, in 0..255; auto: measured over the training images."""
-    std: Literal["auto"] | tuple[Spread, ...] = "auto"
+    std: Literal["auto"] | tuple[Positive, ...] = "auto"
     """Standard deviation of each channel, in 0..255."""
 
     @model_validator(mode="after")

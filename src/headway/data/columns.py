@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import mmap
+import operator
 import os
 import struct
 from collections.abc import Mapping
@@ -94,7 +95,10 @@ class Description:
     @staticmethod
     def from_metadata(metadata: Mapping[str, str]) -> Description:
         fields = json.loads(metadata["headway"])
-        fields["shards"] = tuple(Shard(**shard) for shard in fields["shards"])
+        fields["shards"] = tuple(
+            Shard(name=os.fspath(shard["name"]), size=operator.index(shard["size"]))  # of a damaged file: TypeError
+            for shard in fields["shards"]
+        )
         for name in ("classes", "class_counts", "parts"):
             fields[name] = tuple(fields.get(name, ()))
         fields["common_size"] = tuple(fields["common_size"]) if fields["common_size"] else None
@@ -111,6 +115,14 @@ def load_columns(path: Path) -> tuple[dict[str, NDArray[Any]], Description, dict
         return columns, Description.from_metadata(metadata), metadata
     except (struct.error, LookupError, ValueError, TypeError, AttributeError, OverflowError, OSError) as error:
         raise DataError("the columns file is damaged", where=str(path), fix=AGAIN) from error
+
+
+def name_of(columns: Mapping[str, NDArray[Any]], sample: int) -> str:
+    """The source's name of a sample (a relative path), or its number where there are no names."""
+    if "name" not in columns:
+        return str(sample)
+    low, high = columns["name_offset"][sample], columns["name_offset"][sample + 1]
+    return columns["name"][low:high].tobytes().decode(errors="backslashreplace")
 
 
 def fingerprint_of(columns: Mapping[str, NDArray[Any]]) -> str:
@@ -141,6 +153,9 @@ def _map(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     samples = {header[name]["shape"][0] for name in (*COLUMN_TYPES, "label")}
     if len(samples) != 1:
         raise DataError("its columns have different lengths", where=str(path), fix=AGAIN)
+    ends = header.get("name_offset", {}).get("shape")
+    if ("name" in header) != (ends is not None) or ends not in (None, [samples.pop() + 1]):
+        raise DataError("the samples' names are incomplete", where=str(path), fix=AGAIN)
     columns = {}
     for name, entry in header.items():
         low, high = entry["data_offsets"]

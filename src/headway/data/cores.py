@@ -14,6 +14,22 @@ def usable_cpus() -> list[int]:
     return sorted(os.sched_getaffinity(0))
 
 
+def local_ranks() -> int | None:
+    """How many ranks of this run share the host, as torchrun and `headway train --procs` say; None: nothing says it.
+
+    mpirun and srun say it otherwise, or not, and are left out: they bind each rank to CPUs of its own, which its
+    affinity shows.
+    """
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(text) if text.isdecimal() and int(text) else None
+
+
+def default_threads() -> int:
+    """How many threads decode unless the user says: one fewer than this rank's share of the usable cores, so that the
+    training loop keeps one, and at least one."""
+    return max(1, usable_cores() // (local_ranks() or 1) - 1)
+
+
 def usable_cores(*, groups: Path = _GROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
     """How many cores this process can keep busy: its CPUs, or fewer where the quota of its control group (version 1
     or 2, its own or that of a group above it) allows fewer; at least one. A container's limit is such a quota, which

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError, UsageError
-from headway.data.columns import AGAIN, COLUMNS_FILE, PACK_FORMATS, Description, Shard, load_columns
+from headway.data.columns import AGAIN, COLUMNS_FILE, PACK_FORMATS, Description, Shard, load_columns, name_of
 from headway.data.formats import recordio, trailer
 from headway.data.options import Verify
 from headway.data.records import Records
@@ -54,8 +54,7 @@ class Dataset:
         self.height: NDArray[np.uint32] = columns["height"]
         self.flags: NDArray[np.uint8] = columns["flags"]
         self.label: NDArray[Any] = columns["label"]
-        self._names = columns.get("name")
-        self._name_offset = columns.get("name_offset")
+        self._columns = columns
         self._touched = np.zeros(len(self.label), np.bool_)
         self.source: Source
         if source is not None:
@@ -85,10 +84,7 @@ class Dataset:
 
     def name(self, sample: int) -> str:
         """The source's name of a sample (a relative path), or its number where there are no names."""
-        if self._names is None or self._name_offset is None:
-            return str(sample)
-        low, high = self._name_offset[sample], self._name_offset[sample + 1]
-        return self._names[low:high].tobytes().decode(errors="backslashreplace")
+        return name_of(self._columns, sample)
 
     def read(self, ids: Sequence[int] | NDArray[np.int64]) -> Records:
         """Where the samples' bytes lie, unchecked; a damaged record may be short or empty.

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
 from headway.data import native
-from headway.data.cores import usable_cores, usable_cpus
+from headway.data.cores import default_threads, usable_cpus
 from headway.data.records import Records
 from headway.data.reference import Batch, Kind, Pixels, Stats, move
 from headway.data.reference import Status as Status
@@ -253,8 +253,7 @@ def decoder(threads: int | None = None, backend: Backend = "auto", *, pin: bool 
     """A decoder of batches; close it after use.
 
     Args:
-        threads: how many decode; None: one fewer than the usable cores, at least one, so that the training loop keeps
-            a core.
+        threads: how many decode; None: see `default_threads`.
         backend: see `chosen`.
         pin: each thread of the native core keeps to one of the usable CPUs. Not the default: processes that share
             the CPUs of a machine would all pin to the first of them, and on few cores a pinned thread waits for
@@ -264,7 +263,7 @@ def decoder(threads: int | None = None, backend: Backend = "auto", *, pin: bool 
     """
     if threads is not None and threads < 1:
         raise UsageError(f"{threads} decoding threads", fix="Set 1 or more, or leave it out.")
-    threads = threads or max(1, usable_cores() - 1)
+    threads = threads or default_threads()
     if chosen(backend) == "native":
         return NativeDecoder(threads, usable_cpus() if pin else None)
     if pin:

@@ -23,7 +23,6 @@ from headway.data.streams import (
 )
 
 Boxes = NDArray[np.int32]
-Float32 = NDArray[np.float32]
 
 ERASE_ATTEMPTS = 10
 _S32, _LOW32 = np.uint64(32), np.uint64(0xFFFFFFFF)

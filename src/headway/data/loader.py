@@ -15,6 +15,7 @@ import torch
 
 from headway.core.errors import UsageError, nearest
 from headway.data.batch import Batch
+from headway.data.cores import local_ranks
 from headway.data.dataset import Dataset
 from headway.data.decode import Backend, chosen, decoder
 from headway.data.fill import Filler, View
@@ -51,7 +52,7 @@ class Loader:
         translate: moved by up to so many pixels both ways; the border is filled by reflection.
         progressive: smaller images in the first epochs.
         scaled: decode large JPEGs smaller; see `DataRecipe`.
-        threads: decoding threads; see `decoder`.
+        threads: decoding threads; see `default_threads`.
         backend: what decodes: "auto", "native" or "pillow".
         ahead: slots of the ring, so many batches are decoded ahead of need.
         device: where the batch is put.
@@ -203,7 +204,6 @@ class Loader:
             timed_images=tally.timed_images,
             seconds=tally.seconds,
             wait_s=tally.wait_s,
-            first_wait_s=tally.first_wait_s,
             occupancy=tally.ready / tally.asked if tally.asked else 0.0,
             ahead=self.ahead,
             stage_s=dict(tally.stage_s),
@@ -217,8 +217,8 @@ class Loader:
 
     def _slots_of_host(self) -> Slots | None:
         """The slots of a step that the ranks of this host take, where the launcher says how many they are."""
-        ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 0)
-        if self.world == 1 or ranks < 1 or self.world % ranks or self.order is None:
+        ranks = local_ranks()
+        if self.world == 1 or ranks is None or self.world % ranks or self.order is None:
             return None
         first = self.rank // ranks * ranks
         low, _ = share(self.batch, first, self.world)
@@ -291,7 +291,8 @@ class _Ring:
         most = loader.batch if loader.order is not None else min(loader.batch, max(0, loader.stop or 0))
         largest = -(-most // loader.world) * height * width * loader.view.channels
         try:
-            for _ in range(loader.ahead):
+            slots = loader.ahead if loader.stop is None else min(loader.ahead, len(loader))
+            for _ in range(slots):
                 self._free.put(_Slot(torch.empty(largest, dtype=torch.uint8, pin_memory=self._cuda)))
         except RuntimeError:  # there is not so much memory
             self._decoder.close()
@@ -318,9 +319,7 @@ class _Ring:
             if isinstance(item, BaseException):
                 raise item
             slot, batch = item
-            if first:
-                tally.first_wait_s += now - asked
-            else:
+            if not first:
                 tally.wait_s += now - asked
             if self._filler.on_device:
                 batch, here = self._gathered(batch), False

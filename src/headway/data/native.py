@@ -254,7 +254,6 @@ class Pool:
         self._handle = self._core.hw_pool_create(threads, numbers.ctypes.data, len(numbers))
         if not self._handle:
             raise UsageError(f"{threads} decoding threads cannot be had", fix="Ask for fewer.")
-        self.threads = threads
 
     def decode(
         self,

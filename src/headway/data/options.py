@@ -21,7 +21,7 @@ SYNTHETIC = "synthetic"
 Cache = Literal["auto", "device", "memory", "disk", "none"]
 Side = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
-Positive = Annotated[float, Field(gt=0)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class SyntheticRecipe(Part):
@@ -109,7 +109,7 @@ class DataRecipe(Part):
     channels: Literal[1, 3] | None = None
     """Unset: 1 where all training images are gray, else 3."""
     threads: int | None = Field(default=None, ge=1)
-    """Decoding threads; unset: one fewer than the usable cores, at least one."""
+    """Decoding threads; unset: one fewer than this rank's share of the usable cores, at least one."""
     pin: bool = False
     """Each decoding thread keeps to one CPU; for many cores that are this process's alone. Of the native core."""
     ahead: int = Field(default=3, ge=1)

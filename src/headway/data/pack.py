@@ -54,6 +54,8 @@ class Packed:
     """Size of all shards."""
     skipped: list[tuple[str, str]]
     """(name, reason) of each image left out."""
+    skipped_file: Path | None
+    """Where they are listed; None where there are none."""
     notes: tuple[str, ...]
     """What was left out, or is not as it was wished, in sentences."""
     seconds: float
@@ -162,6 +164,7 @@ def pack(
         left_out=sum(result.left_out for result in results),
         bytes=sum(result.size_bytes for result in results),
         skipped=bad,
+        skipped_file=dst / SKIPPED_FILE if bad else None,
         notes=(
             *train.notes,
             *(evaluation.notes if evaluation else ()),

@@ -26,8 +26,6 @@ class LoaderStats:
     """From when these batches were asked for until the next one was."""
     wait_s: float
     """Of these seconds the consumer waited so long for batches."""
-    first_wait_s: float
-    """What the first batches of all iterations took."""
     occupancy: float
     """Batches that were ready when one was asked for, in the mean; at most `ahead`."""
     ahead: int
@@ -96,6 +94,5 @@ class Tally:
     timed_images: int = 0
     seconds: float = 0.0
     wait_s: float = 0.0
-    first_wait_s: float = 0.0
     asked: int = 0
     ready: int = 0

@@ -9,6 +9,7 @@ import torch
 
 from headway.data.batch import Batch
 from headway.data.options import SyntheticRecipe
+from headway.data.order import share
 
 
 class Synthetic:
@@ -16,26 +17,39 @@ class Synthetic:
 
     Args:
         recipe: sizes.
-        batch: samples of each batch.
+        batch: samples of each step.
         seed: of the pixels, the labels and the keys.
         start: first position.
         device: where the batch lies.
+        rank, world: each step is shared among so many.
     """
 
-    def __init__(self, recipe: SyntheticRecipe, *, batch: int, seed: int, start: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        recipe: SyntheticRecipe,
+        *,
+        batch: int,
+        seed: int,
+        start: int,
+        device: torch.device,
+        rank: int = 0,
+        world: int = 1,
+    ) -> None:
         generator = torch.Generator().manual_seed(seed)
         shape = (batch, *recipe.size, recipe.channels)
-        self._images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator).to(device)
-        self._labels = torch.randint(0, recipe.classes, (batch,), generator=generator).to(device)
+        self._share = low, high = share(batch, rank, world)
+        self._images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)[low:high].to(device)
+        self._labels = torch.randint(0, recipe.classes, (batch,), generator=generator)[low:high].to(device)
         self._samples, self._batch, self._seed, self._start = recipe.samples, batch, seed, start
 
     def __iter__(self) -> Iterator[Batch]:
-        first, zeros = np.arange(self._batch), np.zeros(self._batch, np.int64)
+        low, high = self._share
+        first, zeros = np.arange(low, high), np.zeros(high - low, np.int64)
         position = self._start
         while True:
             positions = first + position
             epoch, slot = divmod(position, self._samples)
-            if slot + self._batch <= self._samples:  # two numpy calls fewer, 3 us
+            if slot + high <= self._samples:  # two numpy calls fewer, 3 us
                 epochs, samples = zeros + epoch, first + slot
             else:
                 epochs, samples = positions // self._samples, positions % self._samples

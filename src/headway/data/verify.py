@@ -11,15 +11,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 import numpy as np
 from crc32c import crc32c
-from numpy.typing import NDArray
-from safetensors import SafetensorError, safe_open
 
 from headway.core.errors import DataError, UsageError
-from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, FLAG_SPLIT, Description, Shard, fingerprint_of
+from headway.data.columns import COLUMNS_FILE, FLAG_SPLIT, Shard, fingerprint_of, load_columns, name_of
 from headway.data.cores import usable_cores
 from headway.data.formats import recordio, trailer
 from headway.data.formats.source import local_path
@@ -111,7 +109,7 @@ class _Pack:
 
     def __init__(self, folder: Path, part: str) -> None:
         self._folder, self.part = folder, part
-        self._columns, self._description = _load(folder / COLUMNS_FILE)
+        self._columns, self._description, _ = load_columns(folder / COLUMNS_FILE)
         self.parts = self._description.parts
         self._label = self._columns["label"]
         self._views: list[memoryview | None] = []
@@ -189,8 +187,7 @@ class _Pack:
         return ""
 
     def _damage(self, sample: int, shard: str, offset: int, reason: str) -> Damage:
-        low, high = self._columns["name_offset"][sample : sample + 2]
-        name = self._columns["name"][low:high].tobytes().decode(errors="replace")
+        name = name_of(self._columns, sample)
         return Damage(index=sample, name=name, shard=os.path.join(self.part, shard), offset=offset, reason=reason)
 
     def _file_damage(self, file: str, reason: str) -> Damage:
@@ -202,17 +199,3 @@ def _pack_of_first_record(view: memoryview) -> int | None:
         return recordio.record_at(view, 0)[0].id2
     except DataError:  # it is damaged, and will be named
         return None
-
-
-def _load(path: Path) -> tuple[dict[str, NDArray[Any]], Description]:
-    fix = "Pack the data again, or copy the folder again."
-    try:
-        with safe_open(path, framework="numpy") as file:
-            description = Description.from_metadata(file.metadata() or {})
-            columns = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 it is no mapping
-    except (SafetensorError, ValueError, KeyError, TypeError) as error:
-        raise DataError("the columns file is damaged", where=str(path), fix=fix) from error
-    missing = sorted({*COLUMN_TYPES, "label", "name", "name_offset"} - columns.keys())
-    if missing:
-        raise DataError(f"columns are missing: {', '.join(missing)}", where=str(path), fix=fix)
-    return columns, description

@@ -30,9 +30,8 @@ def test_auto_keeps_a_small_set_decoded(data: Dataset) -> None:
     tier = choose(data, "auto", backend="pillow")
     assert isinstance(tier, MemoryTier)
     assert (images(tier, np.arange(N)) == pixels_of(data)).all()
-    assert tier.why.startswith(
-        f"memory, the decoded set of {N * WIDTH * HEIGHT * 3 / 1e9:.3g} GB fits into a quarter of"
-    )
+    size = f"{N * WIDTH * HEIGHT * 3 / 1e3:.3g} kB"
+    assert tier.why.startswith(f"memory, the decoded set of {size} fits into a quarter of the free memory of ")
     assert threads() == 0  # its decoder is closed
     tier.close()
 
@@ -82,8 +81,31 @@ def test_pixels_that_do_not_fit_are_kept_as_they_are(data: Dataset, monkeypatch:
         choose(data, "device")
 
 
+@pytest.mark.parametrize(
+    ("free", "words"),
+    [
+        (999, "999 bytes"),
+        (1000, "1 kB"),
+        (92_345, "92.3 kB"),
+        (999_499, "999 kB"),
+        (999_500, "1 MB"),
+        (3_456_789, "3.46 MB"),
+        (999_600_000, "1 GB"),
+        (12_345_678_901, "12.3 GB"),
+    ],
+)
+def test_sizes_are_told_in_the_unit_that_suits_them(
+    data: Dataset, monkeypatch: pytest.MonkeyPatch, free: int, words: str
+) -> None:
+    monkeypatch.setattr("headway.data.tiers.choice.LIMIT", 0)  # nothing fits, however much is free
+    monkeypatch.setattr("headway.data.tiers.choice.free_memory_bytes", lambda: free)
+    with pytest.raises(UsageError, match=f"and the process has {words} free"):
+        choose(data, "memory")
+
+
 def test_the_impossible_is_refused_with_the_way_out(data: Dataset, unlike: Dataset) -> None:
-    with pytest.raises(UsageError, match=r"data\.cache: a device keeps decoded images of one size.*Pack them"):
+    pack = r"Pack them to one size \(headway pack --transform, with ImageOps\.fit\)"
+    with pytest.raises(UsageError, match=rf"data\.cache: a device keeps decoded images of one size.*{pack}"):
         choose(unlike, "device")
     with pytest.raises(UsageError, match=r"data\.cache: the set lies on a local disk already.*Leave data\.cache out"):
         choose(data, "disk")

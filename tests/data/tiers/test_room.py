@@ -34,11 +34,3 @@ def test_free_memory_is_the_machines_or_what_a_limit_leaves(tmp_path: Path) -> N
     membership.write_text("4:memory:/own\n3:cpu:/own\n")
     group(groups / "memory/own", "7000", 3000, 1000, False)
     assert room.free_memory_bytes(groups=groups, membership=membership) == 5000
-
-
-def test_copies_are_as_many_as_the_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
-    assert room.copies_on_host() == 1
-    for text, copies in (("8", 8), ("0", 1), ("", 1), ("many", 1)):
-        monkeypatch.setenv("LOCAL_WORLD_SIZE", text)
-        assert room.copies_on_host() == copies

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -17,22 +18,16 @@ _SHOWN = 5
 
 def open_folder(root: Path) -> Found:
     """The images of a folder, each read by its name. Raises as `list_folder`."""
-    source = list_folder(root)
-    folders = {root, *(root / name for name in entries(str(root))[0])}
-    return _loose(source, root, folders | {Path(path).parent for path in _paths(source)})
+    return _loose(*_listed(root))
 
 
 def open_listing(file: Path) -> Found:
     """The images that a CSV or JSONL file names, each read by its name. Raises as `list_file`."""
-    return _loose(list_file(file), file.parent, {file})
+    return _loose(list_file(file), [file])
 
 
-def _paths(source: Source) -> tuple[str, ...]:
+def _loose(source: Source, watched: Iterable[Path]) -> Found:
     assert isinstance(source.images, Files)
-    return source.images.paths
-
-
-def _loose(source: Source, root: Path, watched: set[Path]) -> Found:
     sizes = source.images.sizes()
     if (sizes >= 1 << 32).any():
         raise DataError("an image of 4 GiB or more", where=source.names[int(sizes.argmax())])
@@ -46,7 +41,7 @@ def _loose(source: Source, root: Path, watched: set[Path]) -> Found:
         flags=np.zeros(n, np.uint8),
         labels=Labels(source.label_kind, source.classes, source.labels),
         # not the source's own names: those are text, whatever bytes the file system has
-        names=[os.path.relpath(path, root) for path in _paths(source)],
+        names=[os.path.relpath(path, source.root) for path in source.images.paths],
         watched=tuple(watched),
     )
 
@@ -61,6 +56,11 @@ def list_folder(root: Path) -> Source:
         UsageError: the folder is missing or empty, or has images but no class folders.
         DataError: a class has no image, or a folder cannot be read.
     """
+    return _listed(root)[0]
+
+
+def _listed(root: Path) -> tuple[Source, list[Path]]:
+    """What `list_folder` gives, and every folder that was looked into."""
     if not root.is_dir():
         raise UsageError("there is no such folder", where=str(root), fix="Name a folder laid out as CLASS/NAME.jpg.")
     folders, loose = entries(str(root))
@@ -70,10 +70,13 @@ def list_folder(root: Path) -> Source:
     paths: list[str] = []
     counts: list[int] = []
     others: list[str] = []
+    visited = [root]
     folders.sort(key=_text)
     for folder in folders:
         images: list[str] = []
-        for name in _files(os.path.join(root, folder), folder):
+        found, inside = _files(os.path.join(root, folder), folder)
+        visited.extend(map(Path, inside))
+        for name in found:
             (images if is_image(name) else others).append(name)
         images.sort(key=_text)
         counts.append(len(images))
@@ -93,7 +96,7 @@ def list_folder(root: Path) -> Source:
         raise DataError(what, where=str(root), fix="Put images into the class folder, or remove it.")
     ignored = sorted(map(_text, others)) + sorted(map(_text, loose))
     notes = (f"left out, being no images by their ending: {_few(ignored)}",) if ignored else ()
-    return Source(
+    source = Source(
         names=tuple(names),
         images=Files(tuple(paths)),
         labels=np.repeat(np.arange(len(classes), dtype=np.int64), counts),
@@ -102,11 +105,14 @@ def list_folder(root: Path) -> Source:
         root=str(root),
         notes=notes,
     )
+    return source, visited
 
 
-def _files(folder: str, prefix: str) -> list[str]:
-    """All files below a folder, each folder once, so that a link to a folder above does not go round for ever."""
+def _files(folder: str, prefix: str) -> tuple[list[str], list[str]]:
+    """All files below a folder, and the folders that they were looked for in, each once, so that a link to a folder
+    above does not go round for ever."""
     found: list[str] = []
+    visited: list[str] = []
     seen: set[tuple[int, int]] = set()
     waiting = [(folder, prefix)]
     while waiting:
@@ -115,10 +121,11 @@ def _files(folder: str, prefix: str) -> list[str]:
         if (status.st_dev, status.st_ino) in seen:
             continue
         seen.add((status.st_dev, status.st_ino))
+        visited.append(folder)
         folders, files = entries(folder)
         found.extend(f"{prefix}/{name}" for name in files)
         waiting.extend((os.path.join(folder, name), f"{prefix}/{name}") for name in folders)
-    return found
+    return found, visited
 
 
 def _without_classes(root: Path, loose: list[str]) -> UsageError:

@@ -14,7 +14,7 @@ from headway.data.formats.arrays import Parts
 from headway.data.formats.cifar import LABELS as LABELS
 from headway.data.formats.found import Found
 from headway.data.formats.patterns import series
-from headway.data.formats.pieces import Piece, begins
+from headway.data.formats.pieces import FilesOf, Piece, begins
 from headway.data.formats.source import EVAL_NAMES, LISTING_ENDINGS, entries
 from headway.data.formats.unpack import unpacked
 
@@ -74,7 +74,7 @@ def _of_folder(path: Path, labels: str) -> Parts:
     folders, names = entries(str(path))
     if "data.mdb" in names:
         return {"": functools.partial(_lmdb, path / "data.mdb")}
-    files = {name: Piece.whole(path / name) for name in names}
+    files = FilesOf(path, names)
     for parts in (cifar.parts(files, labels), arrays.idx_parts(files), arrays.npy_parts(files)):
         if parts:
             return parts
@@ -107,7 +107,7 @@ def _of_file(path: Path, labels: str) -> Parts:
         return {"": functools.partial(_shards, [path])}
     if head[lmdb.MAGIC_AT :].startswith(lmdb.MAGIC):
         return {"": functools.partial(_lmdb, path)}
-    beside = {name: Piece.whole(path.with_name(name)) for name in entries(str(path.parent))[1]}
+    beside = FilesOf(path.parent, entries(str(path.parent))[1])
     if found := cifar.of_file(path.name, beside, labels):
         return {"": found}
     raise UsageError("its format is not known", where=str(path), fix="Name a packed folder, or pack what it came from.")

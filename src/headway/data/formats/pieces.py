@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -41,6 +42,28 @@ class Piece:
 
     def __str__(self) -> str:
         return f"{self.path}, {self.member}" if self.member else str(self.path)
+
+
+@final
+class FilesOf(Mapping[str, Piece]):
+    """Files of one folder by name, each looked at when it is asked for: a dangling link among them harms no other.
+
+    Asking for one that is not there or cannot be read raises DataError.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._folder, self._names = folder, frozenset(names)
+
+    def __getitem__(self, name: str) -> Piece:
+        if name not in self._names:
+            raise KeyError(name)
+        return Piece.whole(self._folder / name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 def mapped(path: Path) -> memoryview:

@@ -166,10 +166,18 @@ def entries(folder: str) -> tuple[list[str], list[str]]:
         with os.scandir(folder) as found:
             for entry in found:
                 if not entry.name.startswith("."):
-                    (folders if entry.is_dir() else files).append(entry.name)
+                    (folders if _is_folder(entry) else files).append(entry.name)
     except OSError as error:
         raise DataError(f"the folder cannot be read ({error.strerror})", where=folder) from error
     return folders, files
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """Links are followed; one that leads nowhere, or in a circle, is taken for a file that cannot be read."""
+    try:
+        return entry.is_dir()
+    except OSError:
+        return False
 
 
 def is_image(name: str) -> bool:

@@ -12,6 +12,7 @@ import numpy as np
 
 from headway.core.errors import UsageError, nearest
 from headway.data.columns import FLAG_RAW
+from headway.data.cores import local_ranks
 from headway.data.dataset import Dataset
 from headway.data.decode import Backend, decoder
 from headway.data.formats.unpack import cache_folder
@@ -21,7 +22,7 @@ from headway.data.tiers.device import DeviceTier
 from headway.data.tiers.disk import DiskTier
 from headway.data.tiers.memory import MemoryTier, Progress
 from headway.data.tiers.opened import RemoteShards
-from headway.data.tiers.room import copies_on_host, free_memory_bytes
+from headway.data.tiers.room import free_memory_bytes
 from headway.data.tiers.tier import MappedTier, Name, Tier
 
 if TYPE_CHECKING:  # it takes seconds
@@ -110,21 +111,21 @@ class _Near:
     def auto(self) -> _Place:
         mapped = isinstance(self._dataset.source, MappedShards)
         if self._pixels is not None and self._on_gpu and self._pixels <= (free := self._free_device()) // SHARE:
-            reason = f"the decoded set of {_gb(self._pixels)} fits into a quarter of its free memory of {_gb(free)}"
+            reason = f"the decoded set of {_size(self._pixels)} fits into a quarter of its free memory of {_size(free)}"
             return _Place("device", reason, decoded=True)
-        free = free_memory_bytes() // copies_on_host()
+        free = self._free_host()
         if self._pixels is not None and self._pixels <= free // SHARE and not (self._raw and mapped):
-            reason = f"the decoded set of {_gb(self._pixels)} fits into a quarter of the free memory of {_gb(free)}"
+            reason = f"the decoded set of {_size(self._pixels)} fits into a quarter of the free memory of {_size(free)}"
             return _Place("memory", reason, decoded=True)
         if not self._remote and not mapped and on_network(self._dataset.folder) and self._bytes <= free // SHARE:
-            reason = f"its {_gb(self._bytes)} lie on a network file system, and a quarter of the free memory holds them"
+            reason = f"its {_size(self._bytes)} lie on a network file system; a quarter of the free memory holds them"
             return _Place("memory", reason)
         return self.bare()
 
     def bare(self) -> _Place:
         """Where records are read from that are kept neither in memory nor on the device."""
         if self._remote:
-            return _Place("disk", f"the set is remote: at most {_gb(self._budget_bytes)} of it in {self._folder}")
+            return _Place("disk", f"the set is remote: at most {_size(self._budget_bytes)} of it in {self._folder}")
         if isinstance(self._dataset.source, MappedShards):
             return _Place("none", "local files are mapped, and the page cache keeps them")
         return _Place("none", "its files are read as they are needed")
@@ -137,20 +138,20 @@ class _Near:
             if self._remote:
                 return self.bare()
             raise _refusal("the set lies on a local disk already", "Leave data.cache out: local files are mapped.")
-        free, owner = free_memory_bytes() // copies_on_host(), "process"
+        free, owner = self._free_host(), "process"
         if cache == "device":
             if self._pixels is None:
-                fix = "Pack them to one size (headway pack --resize), or leave data.cache out."
+                fix = "Pack them to one size (headway pack --transform, with ImageOps.fit), or leave data.cache out."
                 raise _refusal("a device keeps decoded images of one size, and these have different sizes", fix)
             if self._on_gpu:
                 free, owner = self._free_device(), "device"
         if self._pixels is not None and self._pixels <= LIMIT * free:
             name: Name = "device" if cache == "device" and self._on_gpu else "memory"
-            return _Place(name, f"as asked: the decoded set of {_gb(self._pixels)}", decoded=True)
+            return _Place(name, f"as asked: the decoded set of {_size(self._pixels)}", decoded=True)
         if cache == "memory" and self._bytes <= LIMIT * free:
-            return _Place("memory", f"as asked: the set of {_gb(self._bytes)} as it is, not decoded")
+            return _Place("memory", f"as asked: the set of {_size(self._bytes)} as it is, not decoded")
         needed = self._pixels if cache == "device" else min(self._bytes, self._pixels or self._bytes)
-        what = f"the set needs {_gb(needed or 0)}, and the {owner} has {_gb(free)} free, of which 80 % may be taken"
+        what = f"the set needs {_size(needed or 0)}, and the {owner} has {_size(free)} free, of which 80 % may be taken"
         raise _refusal(what, "Leave data.cache out, or make the images smaller.")
 
     def unfilled(self, place: _Place) -> Tier:
@@ -162,6 +163,11 @@ class _Near:
     @property
     def _on_gpu(self) -> bool:
         return self._device.startswith("cuda")
+
+    @staticmethod
+    def _free_host() -> int:
+        """Memory for this process: each rank on a host keeps a copy of its own."""
+        return free_memory_bytes() // (local_ranks() or 1)
 
     def _free_device(self) -> int:
         import torch
@@ -178,5 +184,8 @@ def _refusal(what: str, fix: str) -> UsageError:
     return UsageError(what, where="data.cache", fix=fix)
 
 
-def _gb(size_bytes: int) -> str:
-    return f"{size_bytes / 1e9:.3g} GB"
+def _size(size_bytes: int) -> str:
+    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size_bytes >= 0.9995 * scale:  # below it, three digits of the next smaller unit hold it
+            return f"{size_bytes / scale:.3g} {unit}"
+    return f"{size_bytes} bytes"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -15,12 +14,6 @@ def free_memory_bytes(*, groups: Path = _GROUPS, membership: Path = Path("/proc/
     """Memory that this process may still take: the machine's, or what the limit of its control group (version 1 or 2,
     its own or that of a group above it) leaves, where that is less."""
     return max(0, min([int(psutil.virtual_memory().available), *_left(groups, membership)]))
-
-
-def copies_on_host() -> int:
-    """How many processes of this run share the host, and each keep a copy: what the launcher says, or one."""
-    text = os.environ.get("LOCAL_WORLD_SIZE", "")
-    return max(1, int(text)) if text.isdecimal() else 1
 
 
 def _left(groups: Path, membership: Path) -> Iterator[int]:
