@@ -47,9 +47,11 @@ def test_arms_take_turns_and_a_ratio_is_taken_within_a_round(tmp_path: Path) -> 
 
 
 def statuses() -> list[str]:
-    """Of our child processes; what another test has not waited for is a zombie, and not counted."""
-    found = [child.status() for child in psutil.Process().children()]
-    return [status for status in found if status != psutil.STATUS_ZOMBIE]
+    """Of the arms among our child processes."""
+    children = psutil.Process().children()
+    return [
+        child.status() for child in children if child.status() != psutil.STATUS_ZOMBIE and COUNTER in child.cmdline()
+    ]
 
 
 def test_who_is_not_asked_is_stopped(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_an_error_says_what_where_and_how_to_mend_it() -> None:
 
 def test_wrong_usage_leaves_with_2_and_everything_else_with_1() -> None:
     family = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, HeadwayError)]
-    assert len(family) == 7
+    assert len(family) == 11
     for kind in family:
         assert kind("x").exit_status == (2 if kind in (UsageError, RecipeError) else 1), kind
         assert kind.__doc__

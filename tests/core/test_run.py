@@ -134,8 +134,6 @@ def test_cut_back_makes_nothing_longer_and_no_file(tmp_path: Path) -> None:
     with run.ids_path.open("ab") as file:
         file.write(b"torn")
     run.cut_back(10)
-    assert run.ids_path.stat().st_size == 5 * IDS_BYTES + 4
-    run.cut_back(5)
     assert run.ids_path.stat().st_size == 5 * IDS_BYTES
 
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import os
 import shutil
 import threading
 from itertools import islice
@@ -14,44 +13,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
+from tests.data._loaders import SEED, SIZE, N, Rows, loader, mixed, own_threads, rows, rows_of, uniform
 
 from headway.core.errors import DataError, UsageError
 from headway.core.keys import keys
-from headway.data import columns, dataset
-from headway.data.batch import Bad, Batch
+from headway.data import dataset
 from headway.data.crops import center_boxes
 from headway.data.dataset import Dataset
-from headway.data.loader import Loader
 from headway.data.order import Order, share
-from headway.data.pack import pack
 from headway.data.reference import decode_one
-
-N, SEED, SIZE = 23, 5, (6, 8)
-Rows = list[tuple[int, int, int, int, int, bytes]]
-
-
-def written(root: Path, sizes: list[tuple[int, int]], forms: tuple[str, ...], modes: tuple[str, ...]) -> Path:
-    """A folder of two classes."""
-    random = np.random.default_rng(0)
-    for number in range(N):
-        width, height = sizes[number % len(sizes)]
-        mode, form = modes[number % len(modes)], forms[number % len(forms)]
-        image = Image.frombytes(
-            mode, (width, height), random.integers(0, 256, width * height * len(mode), np.uint8).tobytes()
-        )
-        path = root / "ab"[number % 2] / f"{number:02d}.{form}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        image.save(path)
-    return root
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """JPEGs and PNGs, gray and colour, of several sizes, in several shards."""
-    root = tmp_path_factory.mktemp("loader")
-    source = written(root / "src", [(8, 6), (12, 20), (9, 5), (40, 30)], ("jpg", "png"), ("RGB", "RGB", "L"))
-    pack(source, root / "dst", shard_bytes=8000)
-    return root / "dst"
+    return mixed(tmp_path_factory.mktemp("loader"))
 
 
 @pytest.fixture(scope="module")
@@ -67,35 +42,7 @@ def copy(folder: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def equal(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Uncompressed gray images of one size, which decode whatever their pixels are."""
-    root = tmp_path_factory.mktemp("equal")
-    pack(written(root / "src", [(8, 6)], ("ppm",), ("L",)), root / "dst")
-    return root / "dst"
-
-
-def loader(data: Dataset, batch: int = 7, **options: Any) -> Loader:
-    options = {"order": Order(len(data), SEED), "size": SIZE, "threads": 1, "cache": "none", **options}
-    return Loader(data, batch=batch, **options)
-
-
-def rows(batches: Any, count: int | None = None) -> Rows:
-    """(position, epoch, asked, served, label, pixels) of every sample, copied, since a batch is a slot of the ring."""
-    out = []
-    for batch in islice(batches, count):
-        images, labels = batch
-        assert len(images) == len(labels) == len(batch.positions)
-        columns = (batch.positions, batch.epochs, batch.samples, batch.served, labels)
-        numbers = zip(*(column.tolist() for column in columns), strict=True)
-        out += [(*row, image.numpy().tobytes()) for row, image in zip(numbers, images, strict=True)]
-    return out
-
-
-def flip_a_byte(folder: Path, data: Dataset, sample: int, at: int) -> None:
-    with (folder / data.description.shards[data.shard[sample]].name).open("r+b") as file:
-        file.seek(int(data.offset[sample]) + at)
-        (byte,) = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 0x40]))
+    return uniform(tmp_path_factory.mktemp("equal"))
 
 
 # What is served
@@ -177,10 +124,6 @@ def test_the_ranks_of_any_world_together_serve_what_one_serves(
         assert {len(step) for step in steps} == {high - low}
 
 
-def rows_of(batch: Batch) -> Rows:
-    return rows([batch])
-
-
 @pytest.mark.parametrize("batch", [1, 9, 23, 40, 63])
 def test_the_size_of_the_batch_changes_no_sample(data: Dataset, expected: Rows, batch: int) -> None:
     """Also where a batch is larger than the data set: it then holds samples of several epochs."""
@@ -253,10 +196,6 @@ def test_only_the_last_batch_of_an_evaluation_is_short(data: Dataset) -> None:
 
 
 # The ring
-
-
-def own_threads() -> list[str]:
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("headway")]
 
 
 def test_no_more_slots_than_batches_are_made(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,149 +271,6 @@ def test_an_error_of_the_producer_reaches_the_consumer(copy: Path) -> None:
     assert own_threads() == []
 
 
-# Bad samples
-
-
-def damage(folder: Path, samples: list[int]) -> Dataset:
-    """The data set with a byte flipped in the middle of some images."""
-    data = dataset.open(folder)
-    for sample in samples:
-        flip_a_byte(folder, data, sample, int(data.length[sample]) // 2)
-    return data
-
-
-def substitute_of(position: int, damaged: list[int]) -> int:
-    """The first good sample after a position in its epoch's permutation, which is a circle."""
-    first = position - position % N
-    _, samples = Order(N, SEED)(np.arange(first, first + N))
-    circle = np.roll(samples, -(position % N)).tolist()
-    return next(sample for sample in circle if sample not in damaged)
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_a_damaged_sample_is_substituted_by_the_next_good_one(copy: Path, expected: Rows, threads: int) -> None:
-    _, samples = Order(N, SEED)(np.arange(N))
-    # one alone, three in a row, and the last of the epoch, which the circle's beginning substitutes
-    damaged = samples[[2, 8, 9, 10, N - 1]].tolist()
-    data = damage(copy, damaged)
-    pixels = {row[2]: row[5] for row in expected}
-    found, bad = [], []
-    for batch in loader(data, stop=63, threads=threads):
-        found += rows([batch])
-        bad += batch.bad
-    for (position, epoch, asked, served, label, image), good in zip(found, expected, strict=True):
-        assert (position, epoch, asked) == good[:3]
-        assert served == substitute_of(position, damaged)
-        assert label == data.label[served]
-        assert image == pixels[served]
-    assert bad == [Bad(row[0], row[2], row[3], "checksum") for row in found if row[2] != row[3]]
-    assert [entry.asked for entry in bad[:5]] == damaged
-    assert len(bad) == len([row for row in expected if row[2] in damaged])
-
-
-def test_random_choices_come_from_the_sample_that_was_asked(copy: Path, data: Dataset) -> None:
-    damaged = damage(copy, [3, 4])
-    for batch, whole in zip(loader(damaged, stop=46), loader(data, stop=46), strict=True):
-        assert (batch.keys() == whole.keys()).all()
-
-
-@pytest.mark.parametrize("world", [1, 2, 3])
-def test_every_world_substitutes_alike(copy: Path, world: int) -> None:
-    data = damage(copy, [0, 1, 2, 11])
-    alone = rows(loader(data, stop=63))
-    ranks = [list(map(rows_of, loader(data, stop=63, rank=rank, world=world))) for rank in range(world)]
-    assert [row for step in zip(*ranks, strict=True) for part in step for row in part] == alone
-
-
-def test_a_damaged_sample_is_masked(copy: Path, expected: Rows) -> None:
-    data = damage(copy, [6, 7])
-    bad = []
-    for batch in loader(data, stop=63, on_bad="mask"):
-        for row in rows([batch]):
-            if row[2] in (6, 7):
-                assert row[3] == -1
-                assert row[5] == bytes(len(row[5]))
-            else:
-                assert row == expected[row[0]]
-        bad += [(entry.asked, entry.served) for entry in batch.bad]
-    assert sorted(set(bad)) == [(6, -1), (7, -1)]
-    assert len(bad) == len([row for row in expected if row[2] in (6, 7)])
-
-
-@pytest.mark.parametrize("on_bad", ["substitute", "mask"])
-def test_an_evaluation_substitutes_nothing(copy: Path, on_bad: str) -> None:
-    """A sample would count twice otherwise."""
-    found = rows(loader(damage(copy, [6, 22]), 5, order=None, on_bad=on_bad))
-    assert [row[3] for row in found] == [sample if sample not in (6, 22) else -1 for sample in range(N)]
-
-
-def test_a_damaged_sample_stops_the_iteration(copy: Path) -> None:
-    _, samples = Order(N, SEED)(np.arange(N))
-    sample = int(samples[9])
-    data = damage(copy, [sample])
-    served: list[int] = []
-    with pytest.raises(DataError) as stopped:
-        served.extend(len(batch.samples) for batch in loader(data, on_bad="stop", threads=2))
-    assert served == [7]
-    assert str(stopped.value) == (
-        f"{copy}: sample {sample} ({data.name(sample)}) is damaged (checksum). Run headway verify on the folder and "
-        "pack again, or set data.on_bad to substitute or mask."
-    )
-    assert own_threads() == []
-
-
-def test_where_every_sample_is_damaged_nothing_is_served(copy: Path) -> None:
-    data = damage(copy, list(range(N)))
-    with pytest.raises(DataError, match=r"every sample is damaged\. Pack the data again\."):
-        next(iter(loader(data)))
-    assert {row[3] for row in rows(loader(data, stop=N, on_bad="mask"))} == {-1}
-    one_left = damage(copy, [4])  # flipped back
-    assert {row[3] for row in rows(loader(one_left, stop=N))} == {4}
-
-
-def test_without_checksums_only_what_does_not_decode_is_bad(copy: Path) -> None:
-    data = dataset.open(copy)
-    flip_a_byte(copy, data, 5, 0)  # of the JPEG's or PNG's own magic number
-    batches = list(islice(loader(data, N, verify="never"), 1))
-    assert [(entry.asked, entry.reason) for entry in batches[0].bad] == [(5, "undecodable")]
-    assert [entry.reason for entry in next(iter(loader(data, N, verify="first"))).bad] == ["checksum"]
-
-
-def test_checksums_are_looked_at_first_always_or_never(equal: Path, tmp_path: Path) -> None:
-    """The images are uncompressed, so that a flipped bit of a pixel is seen by its checksum alone."""
-    folder = tmp_path / "copy"
-    shutil.copytree(equal, folder)
-
-    def bad(data: Dataset, verify: str) -> list[int]:
-        (batch,) = loader(data, N, stop=N, verify=verify)
-        return [entry.asked for entry in batch.bad]
-
-    touched, fresh = dataset.open(folder), dataset.open(folder)
-    assert bad(touched, "first") == []
-    flip_a_byte(folder, touched, 8, int(touched.length[8]) - 3)
-    assert bad(touched, "never") == bad(fresh, "never") == []
-    assert bad(touched, "first") == []
-    assert bad(fresh, "first") == [8]
-    assert bad(fresh, "first") == [8]
-    assert bad(touched, "always") == [8]
-
-
-def test_a_split_record_that_is_damaged_is_substituted(tmp_path: Path) -> None:
-    """One image holds RecordIO's magic number; where its parts no longer fit together, another one is served."""
-    source = written(tmp_path / "src", [(8, 6)], ("jpg",), ("RGB",))
-    path = source / "a/00.jpg"
-    image = path.read_bytes()
-    path.write_bytes(image + bytes(-len(image) % 4) + (0xCED7230A).to_bytes(4, "little") + b"tail")
-    pack(source, tmp_path / "dst", mode="keep")
-    data = dataset.open(tmp_path / "dst")
-    (sample,) = np.flatnonzero(data.flags & columns.FLAG_SPLIT).tolist()
-    assert rows(loader(data, N, stop=N))
-    flip_a_byte(tmp_path / "dst", data, sample, 1)
-    for verify, reason in (("always", "checksum"), ("never", "undecodable")):
-        (batch,) = loader(data, N, stop=N, verify=verify)
-        assert [(entry.asked, entry.reason) for entry in batch.bad] == [(sample, reason)]
-
-
 # What cannot be
 
 
@@ -498,15 +294,6 @@ def test_impossible_loaders_are_refused(data: Dataset, options: dict[str, Any], 
 def test_a_wrong_number_of_threads_is_refused_not_waited_for(data: Dataset) -> None:
     with pytest.raises(UsageError, match="0 decoding threads"):
         next(iter(loader(data, threads=0)))
-
-
-def test_an_image_that_is_not_what_its_columns_say_is_bad(copy: Path) -> None:
-    data = dataset.open(copy)
-    width = data.width.copy()
-    width[3] = 1000
-    data.width = width
-    (batch,) = loader(data, N, stop=N)
-    assert [(entry.asked, entry.reason) for entry in batch.bad] == [(3, "undecodable")]
 
 
 def test_the_images_of_a_pack_decode_as_their_files(folder: Path, data: Dataset) -> None:

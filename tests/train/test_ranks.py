@@ -118,6 +118,14 @@ def test_a_batch_smaller_than_the_processes_is_refused(folder: Path) -> None:
     assert "Traceback" not in said.err
 
 
+def environ_of(process: psutil.Process) -> dict[str, str]:
+    """Nothing where it has ended; of one that is just ending, the kernel says that there is no such process."""
+    try:
+        return process.environ()
+    except (psutil.Error, OSError):
+        return {}
+
+
 class Launched:
     """`headway train --procs` that runs, seen from outside."""
 
@@ -128,10 +136,7 @@ class Launched:
         """Training processes by the number of their place."""
         found = {}
         for child in psutil.Process(self.process.pid).children():
-            try:
-                environ = child.environ()
-            except psutil.Error:
-                continue
+            environ = environ_of(child)
             if "HEADWAY_MEMBER" in environ and child.status() not in (psutil.STATUS_ZOMBIE, psutil.STATUS_STOPPED):
                 found[int(environ["RANK"])] = child
         return found
@@ -287,7 +292,7 @@ def test_a_rank_that_is_alive_and_does_not_come_is_named(tmp_path: Path, stuck: 
             _, err = process.communicate(timeout=100)
         finally:
             for child in psutil.Process().children(recursive=True):
-                if "RANK" in child.environ():
+                if "RANK" in environ_of(child):
                     child.kill()
     assert process.returncode == 1
     assert re.search(r"'step 20, bucket \d: .*', which never came from rank 1 \(last: step 19, bucket", err), err
@@ -323,7 +328,7 @@ def test_torchrun_starts_all_again_from_the_last_checkpoint(folder: Path, tmp_pa
     found = Launched(process, run, tmp_path)
     try:
         found.wait_for_step(60)
-        victim = next(child for child in psutil.Process(process.pid).children() if child.environ().get("RANK") == "1")
+        victim = next(child for child in psutil.Process(process.pid).children() if environ_of(child).get("RANK") == "1")
         victim.kill()
         _, err = process.communicate(timeout=200)
         assert process.returncode == 0, err

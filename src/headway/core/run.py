@@ -154,18 +154,20 @@ class Run:
         """Cuts the ids of a process that was lost, in a new file: where it only slept it may still write to its own."""
         path = self.ids_of(name)
         if path.exists():
-            rows = np.frombuffer(path.read_bytes(), "<i8")
-            whole = rows[: len(rows) // 3 * 3].reshape(-1, 3)
-            write_whole(path, whole[: np.searchsorted(whole[:, 0], position)].tobytes())
+            write_whole(path, path.read_bytes()[: _ids_before(path, position)])
 
     def cut_ids(self, position: int, name: str | None = None) -> None:
         """Takes the samples from `position` on out of the ids of one process; of all where none is named."""
         for path in self.folder.glob("ids*.bin") if name is None else [self.ids_of(name)]:
             if path.exists():
-                with path.open("r+b") as file:
-                    rows = np.frombuffer(file.read(), "<i8")
-                    whole = rows[: len(rows) // 3 * 3].reshape(-1, 3)
-                    file.truncate(int(np.searchsorted(whole[:, 0], position)) * IDS_BYTES)
+                os.truncate(path, _ids_before(path, position))
+
+
+def _ids_before(path: Path, position: int) -> int:
+    """The bytes of an ids file up to the first sample from `position` on; a torn last row is not among them."""
+    content = path.read_bytes()
+    rows = np.frombuffer(content[: len(content) // IDS_BYTES * IDS_BYTES], "<i8").reshape(-1, IDS_BYTES // 8)
+    return int(np.searchsorted(rows[:, 0], position)) * IDS_BYTES
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
