@@ -34,8 +34,12 @@ def dropout(num_classes):
         nn.Conv2d(1, 6, 3, padding=1), nn.BatchNorm2d(6), nn.ReLU(), nn.Conv2d(6, 6, 3, padding=1), nn.Dropout(0.2),
         nn.Flatten(), nn.Linear(6 * 64, num_classes),
     )
+
+def wide(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 600), nn.ReLU(), nn.Linear(600, num_classes))
 """
-"""A user's file with two networks for gray images of 8 x 8."""
+"""A user's file with networks for gray images of 8 x 8. `wide` has 45,010 parameters for ten classes: 180 kB of
+weights, 360 kB of a checkpoint with momentum."""
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             absent(reason, may_be=marker == "gpu")
 
 
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 1 MB of its own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", disk], capture_output=True, check=False)
+    if mounted.returncode:
+        pytest.skip(f"nothing can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+
+
 @pytest.fixture(scope="session")
 def data_root() -> Path:
     """The folder of the real data: cifar10/{train,test}/CLASS/NNNN.jpg and imagenet-250/NAME.JPEG."""

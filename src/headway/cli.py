@@ -198,7 +198,9 @@ def train(
     hosts: Annotated[
         str | None, typer.Option(help="Where they run, for example a:4,b:4: started through ssh. Default: here.")
     ] = None,
-    respawn: Annotated[bool, typer.Option(help="Replace processes that are lost.")] = True,
+    respawn: Annotated[
+        bool | None, typer.Option(help="Of --procs and --hosts: replace processes that are lost. Default: yes.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Train a recipe into a run folder, or go on with one."""
@@ -211,12 +213,20 @@ def train(
         if repeat > 1:
             raise UsageError("--repeat trains in one process", fix="Leave --procs out, or repeat with seed=1, seed=2.")
         from headway.train import distributed
+        from headway.train.runs import ended as at_its_end
 
+        if resume is not None and (done := at_its_end(resume, say=say)) is not None:
+            _ended(done, as_json)
+            return
         options = ["--json"] if as_json else []
+        replaces = respawn is not False
         status = distributed.train(
-            recipe, overrides or (), folder, resume, procs=procs, hosts=hosts, respawn=respawn, options=options
+            recipe, overrides or (), folder, resume, procs=procs, hosts=hosts, respawn=replaces, options=options
         )
         raise typer.Exit(status)
+    if respawn is not None:
+        fix = "Name --procs or --hosts too, or leave it out."
+        raise UsageError(f"--{'no-' * (not respawn)}respawn is about processes that --procs or --hosts start", fix=fix)
     if "RANK" in os.environ:  # what befalls other ranks is told in sentences, not in torch's stacks
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     from headway.train import runs
@@ -248,8 +258,7 @@ def train(
 def _ended(ended: Ended, as_json: bool) -> None:
     summary, folder = ended.summary, ended.run.folder
     if ended.interrupted:
-        how = f"headway train --resume {_typed(folder)}"
-        text = f"Stopped at step {summary['step']} of {summary['steps']}; go on with: {how}"
+        text = f"Stopped at step {summary['step']} of {summary['steps']}; go on with: {ended.run.go_on}"
     else:
         known = [f"{name} {summary[name]:.4f}" for name in summary.get("best") or () if name not in ("step", "epoch")]
         text = "  ".join(
@@ -316,8 +325,10 @@ def report(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: 
 
 @app.command("bench-links")
 def bench_links(
-    procs: Annotated[int | None, typer.Option(help="Processes to start here; none under a launcher.")] = None,
-    seconds: Annotated[float, typer.Option(help="About how long the sums may take.")] = 60.0,
+    procs: Annotated[
+        int | None, typer.Option(help="Processes to start here, at least 2; leave it out under a launcher.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="About how long the sums of all sizes may take.")] = 60.0,
     as_json: Json = False,
 ) -> None:
     """Measure the links between ranks, and the bandwidth of each algorithm."""

@@ -16,6 +16,7 @@ from typing import Any
 
 from headway.comm.coordinator import Began, Coordinator, Event, Formed, Left
 from headway.comm.member import Member
+from headway.core.errors import Lost
 
 TOKEN = "sesame"
 PATIENCE_S = 60.0
@@ -148,19 +149,35 @@ def fleet(slots: list[tuple[int, int]], timeout_s: float = 20.0) -> Iterator[Fle
         made.close()
 
 
-def next_of(*members: Member) -> list[Any]:
-    """`next` of several members at once: the generations, or the errors."""
+def asked(*members: Member) -> Callable[[], list[Any]]:
+    """Begins `next` of several members at once; what is returned waits for the generations, or the errors."""
     out: list[Any] = [None] * len(members)
 
     def ask(place: int) -> None:
         try:
-            out[place] = members[place].next(PATIENCE_S)
+            out[place] = members[place].next()
         except Exception as error:
             out[place] = error
 
-    threads = [threading.Thread(target=ask, args=(place,)) for place in range(len(members))]
+    threads = [threading.Thread(target=ask, args=(place,), daemon=True) for place in range(len(members))]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
-    return out
+
+    def answers() -> list[Any]:
+        for member, thread in zip(members, threads, strict=True):
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive(), f"{member.worker}: its generation did not come"
+        return out
+
+    return answers
+
+
+def next_of(*members: Member) -> list[Any]:
+    """`next` of several members at once: the generations, or the errors."""
+    return asked(*members)()
+
+
+def heard(member: Member) -> None:
+    """Returns when the coordinator has taken in what a member said before; it is in no generation yet."""
+    with contextlib.suppress(Lost):
+        member.confirm(0)

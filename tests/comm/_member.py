@@ -1,6 +1,6 @@
 """A worker without training: goes from generation to generation, says what happens, and does what it is told.
 
-Says JSON lines on stdout; takes on stdin: `bye`, `confirm N`, `report`, `leave N` (stand at a boundary, where the
+Says JSON lines on stdout; takes on stdin: `bye`, `confirm N`, `leave N` (stand at a boundary, where the
 generation is at most N), `slow SECONDS` (before it is ready for the next one).
 """
 
@@ -38,7 +38,6 @@ def stay(member: Member, generation: Generation, orders: Any) -> tuple[bool, flo
     """In a generation until it is over or a boundary is wanted; (whether to go on, seconds to wait)."""
     number, slow_s = generation.number, 0.0
     member.watch(number, lambda: say("changed", number=number))
-    member.note(number, generation.rank, "tag", "issued")
     for words in orders:
         try:
             match words:
@@ -49,9 +48,6 @@ def stay(member: Member, generation: Generation, orders: Any) -> tuple[bool, flo
                 case ["confirm", wanted]:
                     member.confirm(int(wanted))
                     say("confirmed")
-                case ["report"]:
-                    notes = member.report().items()
-                    say("report", steps={str(rank): note and note.step for rank, note in notes})
                 case ["leave", latest] if number <= int(latest):
                     return True, slow_s
                 case ["slow", seconds]:

@@ -124,7 +124,7 @@ def test_a_world_of_one_has_a_choice_too() -> None:
     chooser = Chooser(alone, {}, 44 * MB)
     assert chooser(MB) == "ring"
     assert chooser.seconds(MB) == {"ring": 0}
-    assert "1 bucket ring" in chooser.text([MB])
+    assert "1 bucket (1 by ring)" in chooser.text([MB])
 
 
 def test_buckets_are_as_large_as_given_or_as_the_costs_say() -> None:
@@ -141,10 +141,13 @@ def test_the_sentence_says_what_was_chosen_and_what_else_would_cost() -> None:
     tried["tree"] = Trial(1e-4, 1.0)
     text = Chooser(SLOW, tried, 44 * MB, bucket_bytes=4 * MB).text([4 * MB, 4 * MB, 4 * MB, 1000])
     assert text.startswith(
-        "3 buckets two_dimensional, 1 bucket tree: predicted for the largest (4 MB): two_dimensional"
+        "Gradients are summed in 4 buckets (3 by two_dimensional, 1 by tree). Predicted for the largest, 4 MB: "
     )
-    assert text.index("leader") < text.index("ring ") < text.index("tree", 40)  # the cheapest first
-    assert Chooser(SLOW, tried, 44 * MB).text([]) == "There is nothing to sum."
+    costs = text[text.index("Predicted") :]
+    assert (
+        costs.index("two_dim") < costs.index("leader") < costs.index("ring") < costs.index("tree")
+    )  # the cheapest first
+    assert Chooser(SLOW, tried, 44 * MB).text([]) == "There are no gradients to sum."
 
 
 def test_the_table_marks_what_is_chosen() -> None:

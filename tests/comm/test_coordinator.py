@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.comm._fleet import TOKEN, Fleet, fleet, next_of, until
+from tests.comm._fleet import TOKEN, Fleet, asked, fleet, heard, next_of, until
 
 from headway.comm.member import Member
 from headway.core.errors import CommunicationError, Fenced, Lost
@@ -67,10 +67,8 @@ BAD_WORDS: dict[str, bytes] = {
     "second_hello": line(**HELLO),
     "ready": line(kind="ready"),
     "confirm": line(kind="confirm", generation=None, nonce=1),
-    "nonce": line(kind="report", nonce="x"),
+    "nonce": line(kind="confirm", generation=0, nonce="x"),
     "accuse": line(kind="accuse", generation=0, rank=None),
-    "note": line(kind="beat", note="x"),
-    "note_types": line(kind="beat", note=[1, 2, 3, 4, 5]),
 }
 
 
@@ -128,7 +126,7 @@ def test_a_worker_that_talks_nonsense_is_lost_and_the_others_go_on(name: str) ->
     st.lists(
         st.binary(max_size=200)
         | st.recursive(st.none() | st.booleans() | st.integers() | st.text(max_size=5), st.lists, max_leaves=5).map(
-            lambda value: line(kind="beat", note=value)
+            lambda value: line(kind="confirm", generation=value, nonce=value)
         ),
         max_size=4,
     ),
@@ -197,9 +195,8 @@ def test_ranks_follow_hosts_and_newcomers_stand_behind_their_host() -> None:
         assert not members["0.2.0"].regroup  # they are still on their way
         for name in ("1.3.0", "0.1.1", "2.0.0", "0.0.1"):
             members[name].here()
-            members[name].report()  # once it is answered, the other was heard too
+            heard(members[name])
         until(lambda: members["0.2.0"].regroup, "newcomers")
-        assert members["0.2.0"].report().keys() == {0, 1, 2, 3}
         found = {name: one.rank for name, one in zip(members, next_of(*members.values()), strict=True)}
         assert sorted(found, key=found.__getitem__) == made.forms(3)
         assert made.forms(3) == ["0.2.0", "0.0.1", "0.1.1", "1.0.0", "1.1.0", "1.2.0", "1.3.0", "2.0.0"]
@@ -215,7 +212,7 @@ def test_a_host_that_comes_back_stands_at_the_end() -> None:
         assert next_of(second)[0].rank == 0
         again = made.member("0.0.1", joining=True)
         again.here()
-        again.report()
+        heard(again)
         assert [found.rank for found in next_of(second, again)] == [0, 1]
         assert made.forms(2) == ["1.0.0", "0.0.1"]
 
@@ -223,8 +220,8 @@ def test_a_host_that_comes_back_stands_at_the_end() -> None:
 def test_the_run_begins_without_a_worker_that_was_given_up() -> None:
     with fleet([(0, 0), (0, 1)]) as made:
         member = made.member("0.0.0")
-        with pytest.raises(CommunicationError, match="did not come together within"):
-            member.next(0.1)
+        member.here()
+        heard(member)
         assert made.formed == []
         made.coordinator.give_up((0, 1))
         assert next_of(member)[0].size == 1
@@ -239,12 +236,13 @@ def test_a_worker_lost_before_the_start_leaves_its_place() -> None:
         assert made.formed == []
         made.member("0.0.1")
         made.forms(0)
-        with pytest.raises(CommunicationError, match="rank 0 did not come"):
-            stays.next(0.05)
+        answer = asked(stays)
+        until(lambda: any(peer.ready for peer in made.coordinator._members), "the one that stays")
         made.members[-1].close()
         until(lambda: len(made.left) == 2, "the second loss")
         assert not made.began
-        assert [(found.number, found.rank) for found in next_of(stays, made.member("0.0.2"))] == [(1, 1), (1, 0)]
+        again = next_of(made.member("0.0.2")) + answer()
+        assert [(found.number, found.rank) for found in again] == [(1, 0), (1, 1)]
         assert made.began
 
 
@@ -301,7 +299,7 @@ def test_the_end_of_the_coordinator_is_the_end_of_all() -> None:
         members[0].watch(0, lambda: called.append(True))
         made.coordinator.close()
         until(lambda: all(member.changed for member in members), "the end")
-        for action in (members[0].check, members[0].next, members[0].report, lambda: members[0].confirm(0)):
+        for action in (members[0].check, members[0].next, lambda: members[0].confirm(0)):
             with pytest.raises(CommunicationError, match="launcher"):
                 action()
         with pytest.raises(CommunicationError):

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -152,6 +153,40 @@ def test_the_table_has_a_row_for_each_link() -> None:
     assert len({len(line) for line in lines[:3]}) == 1
 
 
+def test_a_line_that_does_not_fit_is_called_noise() -> None:
+    times = [time * (1000 if place in (1, 2, 5) else 1) for place, time in enumerate(line(2e-4, 25e6))]
+    found = fit(SIZES, times)
+    assert found.residual > 0.5
+    assert found.cells() == ("< 241 us", "> 25 MB/s", "nothing: noise")
+    lines = table(Links(found, None, None, 1e10, 1).rows())
+    assert lines[1].endswith("nothing: noise")
+
+
+def test_a_line_that_hardly_rises_gives_no_bandwidth() -> None:
+    """Its slope is a bound then, no measurement."""
+    found = fit(SIZES, [1e-3] * len(SIZES))
+    assert found.residual < 0.1
+    latency, bandwidth, fits = found.cells()
+    assert (latency, bandwidth) == ("1,000 us", "> 1,049 MB/s") or latency == "976 us"
+    assert fits.endswith("%")
+
+
+@patient
+@given(st.lists(st.floats(0, 10), min_size=len(SIZES), max_size=len(SIZES)))
+def test_whatever_the_times_the_table_has_numbers_that_were_seen(times: list[float]) -> None:
+    """Within the factor to which the fit may go beyond them."""
+    found = fit(SIZES, times)
+    latency, bandwidth, _ = found.cells()
+    assert number(latency) <= max(min(times), 1e-9) * 1e6 + 1
+    fastest = max(size / max(time, 1e-9) for size, time in zip(SIZES, times, strict=True))
+    assert number(bandwidth) <= 8 * fastest / 1e6 + 1
+    assert ("noise" in found.cells()[2]) == (found.residual > 0.5) == latency.startswith("<")
+
+
+def number(cell: str) -> float:
+    return float(cell.lstrip("<> ").split()[0].replace(",", ""))
+
+
 def measured(rank: Rank) -> tuple[Any, ...]:
     links = measure(rank.world, budget_s=0.05)
     said = links.lines(rank.world)
@@ -192,7 +227,7 @@ def test_a_world_of_one_has_no_links() -> None:
     assert (links.inside, links.alone, links.together, links.rails) == (None, None, None, 1)
     assert links.reduce_bytes_s > 0
     assert links.network(world).ranks == 1
-    assert links.lines(world)[0] == "1 host with 1 rank, gloo over lo, rails 1"
+    assert links.lines(world)[0] == "1 host with 1 rank, gloo over lo"
     assert share(world, links) == links
 
 
@@ -231,16 +266,17 @@ def test_a_link_of_200_mbit_is_measured_as_one() -> None:
     assert 10e6 < bandwidth < 30e6
 
 
-def test_the_network_interfaces_that_are_up_are_named(tmp_path: Path) -> None:
+def test_the_network_interface_in_use_is_named_and_infiniband_where_it_is_used(tmp_path: Path) -> None:
     port = tmp_path / "mlx5_0/ports/1"
     port.mkdir(parents=True)
     (port / "rate").write_text("200 Gb/sec (4X HDR)\n")
     (port / "link_layer").write_text("InfiniBand\n")
-    found = nics(tmp_path)
-    assert found[-1] == "mlx5_0 port 1 InfiniBand 200 Gb/sec (4X HDR)"
-    assert not any(line.startswith("lo ") for line in found)
+    assert nics("lo", infiniband=True, ports=tmp_path) == ["mlx5_0 port 1 InfiniBand 200 Gb/sec (4X HDR)"]
+    assert nics("lo", infiniband=False, ports=tmp_path) == nics("no such", infiniband=False) == []
+    beyond = next(name for name, state in psutil.net_if_stats().items() if "loopback" not in state.flags)
+    assert nics(beyond, infiniband=False)[0].startswith(f"{beyond} ")
     (port / "link_layer").unlink()
-    assert nics(tmp_path) == found[:-1]
+    assert nics("lo", infiniband=True, ports=tmp_path) == []
 
 
 NVML = """

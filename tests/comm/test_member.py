@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from tests.comm._fleet import TOKEN, Fleet, Worker, fleet, next_of, until
 
-from headway.comm.member import Member, Note
+from headway.comm.member import Member
 from headway.core.errors import CommunicationError, Lost, UsageError
 
 FOUR = [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -69,8 +69,8 @@ def test_a_second_loss_while_the_others_are_ready() -> None:
         workers = go(made)
         first, second = workers.pop(1), workers[2]
         second.tell("slow 20")
-        second.tell("report")
-        second.waits_for("report")
+        second.tell("confirm 0")
+        second.waits_for("confirmed")
         first.signal(signal.SIGKILL)
         made.forms(1)
         second.waits_for("lost")  # and is not ready: the others wait
@@ -88,8 +88,8 @@ def test_a_newcomer_joins_at_a_boundary_though_a_member_is_lost_at_it() -> None:
         workers = go(made)
         victim = workers.pop(3)
         victim.tell("slow 20")  # it is to stand at the boundary 20 s later than the others
-        victim.tell("report")
-        victim.waits_for("report")
+        victim.tell("confirm 0")
+        victim.waits_for("confirmed")
         (late,) = made.start("0.1.1", joining=True)
         victim.signal(signal.SIGKILL)
         ranks = {worker.id: worker.reaches(2)["rank"] for worker in (*workers, late)}
@@ -130,31 +130,6 @@ def test_an_old_generation_is_not_confirmed() -> None:
         one.confirm(1)
         with pytest.raises(Lost, match="generation 0 is over"):
             one.confirm(0)
-
-
-def test_the_op_log_of_every_rank_can_be_asked_for() -> None:
-    with fleet([(0, 0), (0, 1)], timeout_s=4.0) as made:
-        one, two = made.member("0.0.0"), made.member("0.1.0")
-        next_of(one, two)
-        assert one.report() == {0: None, 1: None}
-        two.note(3, 17, "layer4.0.conv1.weight", "issued")
-        note = until(lambda: one.report()[1], "the note")
-        assert note == Note(3, 17, "layer4.0.conv1.weight", "issued", note.age_s)
-        older = until(lambda: (now := one.report()[1]) and now.age_s > note.age_s and now, "a later one")
-        assert older.seq == 17
-        assert one.report()[0] is None
-
-
-def test_who_keeps_a_generation_waiting_is_named() -> None:
-    with fleet([(0, 0), (0, 1), (0, 2)]) as made:
-        members = [made.member(f"0.{local}.0") for local in range(3)]
-        until(lambda: made.formed, "generation 0")
-        with pytest.raises(CommunicationError, match=r"within 0\.05 s: ranks 1, 2 did not come"):
-            members[0].next(0.05)
-        next_of(*members)
-        with pytest.raises(CommunicationError, match=r"ranks 0, 2 did not come"):
-            members[1].next(0.05)
-        assert [found.number for found in next_of(*members)] == [1, 1, 1]
 
 
 def test_a_change_before_the_watch_is_not_missed() -> None:

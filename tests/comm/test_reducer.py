@@ -152,6 +152,61 @@ def test_statistics_and_gradients_become_means() -> None:
             torch.testing.assert_close(found[name], mean, rtol=0, atol=1e-12)
 
 
+def double_statistics(rank: Rank, kind: torch.dtype) -> tuple[torch.Tensor, torch.dtype]:
+    """Buffers of float64 beside gradients of another type."""
+    communicator = Communicator(rank.world)
+    weights = [nn.Parameter(torch.ones(5, dtype=kind)) for _ in range(2)]
+    mean = torch.tensor([1 / 3, 1e-9, 1e12 + 1 / 7], dtype=torch.float64) * (rank.rank + 1)
+    single = torch.full((2,), 0.5 + rank.rank)
+    named = [(f"weight {number}", value) for number, value in enumerate(weights)]
+    reducer = Reducer(named, communicator, buffers=[mean, single], bucket_bytes=8, wire="fp16")
+    for _ in range(2):  # the second time as the gradients came
+        mean.copy_(torch.tensor([1 / 3, 1e-9, 1e12 + 1 / 7], dtype=torch.float64) * (rank.rank + 1))
+        single.fill_(0.5 + rank.rank)
+        reducer.arm()
+        sum(value.sum() for value in weights).backward()
+        reducer.finish()
+        assert all(value.grad is not None and (value.grad == 2).all() for value in weights)
+        for value in weights:
+            value.grad = None
+    reducer.close()
+    communicator.close()
+    assert (single == 1.0).all()
+    return mean, reducer.buckets[-1].flat.dtype
+
+
+@pytest.mark.parametrize("kind", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_statistics_of_float64_keep_their_precision(kind: torch.dtype) -> None:
+    exact = torch.tensor([1 / 3, 1e-9, 1e12 + 1 / 7], dtype=torch.float64) * 1.5
+    for found, dtype in run_ranks(2, double_statistics, kind):
+        assert dtype == torch.float64
+        torch.testing.assert_close(found, exact, rtol=1e-12, atol=0)
+
+
+def unused_twice(rank: Rank, named: bool) -> tuple[list[str], bool]:
+    """Two Reducers, as of two generations."""
+    said: list[str] = []
+    net, communicator = network(), Communicator(rank.world)
+    for _ in range(2):
+        reducer = Reducer(net.named_parameters(), communicator, named=named, say=said.append)
+        images, labels = batch(0)
+        reducer.arm()
+        nn.functional.cross_entropy(net(images, False), labels).backward()
+        reducer.finish()
+        net.zero_grad()
+        named = reducer.named
+        reducer.close()
+    communicator.close()
+    return said, named
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_parameters_without_a_gradient_are_named_once(named: bool) -> None:
+    for said, after in run_ranks(2, unused_twice, named):
+        assert [text.split(",")[0] for text in said] == ["Without a gradient in the first step"] * (not named)
+        assert after
+
+
 def uneven(rank: Rank) -> tuple[int, int, dict[str, torch.Tensor]]:
     net, communicator = network(), Communicator(rank.world)
     reducer = Reducer(net.named_parameters(), communicator, average=True, uneven=True)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from headway.core.errors import CommunicationError
-from headway.core.hosts import ANYWHERE, host_identity, interface_to
+from headway.core.hosts import ANYWHERE, address_of, host_identity, interface_to, own_address
 
 IDENTITY = "from headway.core.hosts import host_identity; print(host_identity())"
 
@@ -79,6 +79,24 @@ def test_an_own_name_that_means_the_loopback_here_gives_the_interface_of_the_def
     if not here.startswith("127."):
         pytest.skip(f"this host's name means {here or 'nothing'}")
     assert interface_to(platform.node()) == interface_to(ANYWHERE[0])
+
+
+def test_a_host_reaches_itself_at_the_address_it_is_asked_for() -> None:
+    assert own_address("127.0.0.1") == "127.0.0.1"
+    for name, entries in psutil.net_if_addrs().items():
+        for entry in entries:
+            if entry.family == socket.AF_INET:
+                assert own_address(entry.address) == entry.address, name
+
+
+def test_an_interface_gives_its_ipv4_address_where_it_has_one() -> None:
+    assert address_of(loopback()) == "127.0.0.1"
+    for name, entries in psutil.net_if_addrs().items():
+        found = [entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
+        if found:
+            assert address_of(name) in found
+    with pytest.raises(CommunicationError, match="none-such: this network interface has no address"):
+        address_of("none-such")
 
 
 @pytest.mark.parametrize("address", ["no-such-host.invalid", "", "a..b", "999.1.1.1"])

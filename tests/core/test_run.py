@@ -5,6 +5,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 from headway.core import run as module
 from headway.core.errors import UsageError
 from headway.core.files import write_whole
-from headway.core.run import IDS_BYTES, Run, provenance, read_lines
+from headway.core.run import GO_ON, IDS_BYTES, Run, provenance, read_lines
 
 
 def lines(path: Path, *records: object, torn: str = "") -> None:
@@ -53,6 +54,18 @@ def test_create_takes_an_empty_folder_and_refuses_one_that_holds_something(tmp_p
     with pytest.raises(UsageError, match="this is a file, not a folder"):
         Run.create(tmp_path / "file")
     assert (tmp_path / "file").read_text() == "x"
+    for folder in (tmp_path / "file/below", Path("/proc/no-run")):
+        with pytest.raises(
+            UsageError, match=r": this folder cannot be made or used \(N.*Name another one with --run\."
+        ):
+            Run.create(folder)
+
+
+def test_how_a_run_is_gone_on_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(GO_ON, raising=False)
+    assert Run(Path("runs/my run")).go_on == "headway train --resume 'runs/my run'"
+    monkeypatch.setenv(GO_ON, "headway train --resume x --procs 2")
+    assert Run(Path("runs/my run")).go_on == "headway train --resume x --procs 2"
 
 
 def test_create_takes_over_what_was_killed_before_its_recipe_was_written(tmp_path: Path) -> None:
@@ -176,6 +189,28 @@ def test_a_file_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
         write_whole(tmp_path / "folder", "cannot replace a folder")
     assert path.read_text(encoding="utf-8") == "na\u00efve"
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["a.json", "folder"]
+
+
+def test_threads_may_write_one_file_at_once(tmp_path: Path) -> None:
+    """Each content is whole, whoever wins; nobody takes away what another has written aside."""
+    path, errors = tmp_path / "a.json", []
+
+    def write(letter: str) -> None:
+        try:
+            for _ in range(30):
+                write_whole(path, letter * 10_000)
+                text = path.read_text()
+                assert text == text[0] * 10_000
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(letter,)) for letter in "abcd"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert list(tmp_path.iterdir()) == [path]
 
 
 FULL = """

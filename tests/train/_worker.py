@@ -27,6 +27,18 @@ def at_the_start(words: list[str]) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case ["leave"]:
             sys.exit(0)
+        case ["farewell", status, text]:
+            member = Member.from_environment()
+            assert member is not None
+            leave_with(member, status, text)
+
+
+def leave_with(member: Member, status: str, text: str) -> None:
+    """In order, and with an error."""
+    member.bye(True)
+    member.close()
+    print(f"headway: {text}", file=sys.stderr, flush=True)
+    os._exit(int(status))
 
 
 def in_generation(words: list[str], folder: Path, member: Member) -> None:
@@ -41,6 +53,8 @@ def in_generation(words: list[str], folder: Path, member: Member) -> None:
         case ["exit", status]:
             print(f"headway: exit {status}", file=sys.stderr, flush=True)
             os._exit(int(status))
+        case ["own", status]:
+            leave_with(member, status, "the disk is full.")
         case ["late", status]:  # says why long after its connection has ended
             member.close()
             time.sleep(0.5)

@@ -195,6 +195,7 @@ def test_the_same_step_can_be_saved_again_and_leftovers_are_cleared(tmp_path: Pa
     checkpoints.save(3, {"a": torch.zeros(1)}, {})
     (tmp_path / ".step-00000004.77").mkdir()  # a kill in the middle of a save
     (tmp_path / ".step-00000004.77" / TENSORS).write_bytes(b"half")
+    shutil.copytree(tmp_path / "step-00000003", tmp_path / ".step-00000003.78.replaced")  # or between two renames
     checkpoints.save(3, {"a": torch.ones(1)}, {})
     found = checkpoints.newest()
     assert found is not None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
 import random
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests._support import Said, command, finished, packed_digits, records, refused, write_recipe
+from tests._support import Said, command, finished, headway, packed_digits, records, refused, write_recipe
 
 from headway.core.run import Run
 from headway.train.checkpoint import Checkpoints
@@ -88,6 +90,72 @@ def test_a_wrong_recipe_is_refused_before_anything_is_started(recipe: Path, tmp_
     run = tmp_path / "run"
     assert "no_such_key" in refused("train", recipe, "no_such_key=1", "--procs", "2", "--run", run, status=2)
     assert not run.exists()
+
+
+def test_a_run_that_is_at_its_end_is_not_started_again(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    headway("train", recipe, "--run", run, "epochs=1")
+    said = headway("train", "--resume", run, "--procs", "2")
+    assert said.err == f"{run} is at its end, step 6 of 6: nothing is left to do.\n"
+    assert said.out.startswith(f"Trained {run}:")
+
+
+@pytest.mark.root
+def test_a_full_disk_ends_all_processes_and_is_said_once(small_disk: Path, tmp_path: Path) -> None:
+    packed_digits(tmp_path)
+    changes = {"model": {"factory": "net.py:wide"}, "checkpoint": {"every_steps": 4}, "epochs": 9}
+    recipe = write_recipe(tmp_path / "recipe.yaml", evaluate={"every_epochs": 1.5}, **changes)
+    run = small_disk / "run"
+    said = finished("train", recipe, "--run", run, "--procs", "2")
+    assert said.status == 1
+    how = f"Nothing before it is lost: make room. Then go on: headway train --resume {run} --procs 2."
+    assert said.err.count("the disk is full") == said.err.count(how) == 1
+    assert said.err.endswith(how + "\n")
+    assert " died" not in said.err
+    assert Checkpoints(run / "checkpoints").newest() is not None
+
+
+SLOW = """
+import time
+
+def slow(images, labels, keys):
+    time.sleep(0.1)
+    return images, labels
+"""
+
+
+@pytest.mark.check
+def test_without_the_launcher_the_way_on_is_named(recipe: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (recipe.parent / "slow.py").write_text(SLOW)
+    argv = ("train", recipe, "transform=slow.py:slow", "--run", run, "--procs", "2", "epochs=99")
+    with (tmp_path / "err").open("w+") as err, subprocess.Popen(command(*argv), stderr=err) as process:
+        while steps(run) < 2 and process.poll() is None:
+            time.sleep(0.01)
+        family = psutil.Process(process.pid).children()
+        process.kill()
+        assert psutil.wait_procs(family, timeout=60)[1] == []
+        err.seek(0)
+        last = err.read().splitlines()[-1]
+    assert "launcher" in last
+    assert last.endswith(f"The run has ended; go on with its last checkpoint: headway train --resume {run} --procs 2.")
+
+
+@pytest.mark.check
+def test_on_a_terminal_there_is_a_bar(recipe: Path, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    argv = command("train", recipe, "--run", tmp_path / "run", "--procs", "2", "epochs=20")
+    with subprocess.Popen(argv, stdout=subprocess.DEVNULL, stderr=theirs, env={**os.environ, "TERM": "xterm"}) as done:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # as a terminal ends
+            while part := os.read(ours, 1 << 16):
+                shown += part
+    os.close(ours)
+    assert done.returncode == 0, shown
+    assert b"step 120/120" in shown
+    assert b"\x1b[2K" in shown
+    assert shown.rpartition(b"\x1b[?25")[2].startswith(b"h")  # the cursor is shown again
 
 
 @pytest.mark.check

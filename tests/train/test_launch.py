@@ -232,6 +232,27 @@ def test_a_worker_may_say_why_it_fails(on_loss: Any, tmp_path: Path, capfd: pyte
     assert "headway: late 7\n" in capfd.readouterr().err
 
 
+@pytest.mark.parametrize("who", [("r0", "r1"), ("r1",), pytest.param(("r1", "r2"), marks=CHECK)])
+def test_an_error_of_its_own_ends_the_run_and_is_said_once(
+    who: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher, "GRACE_S", 1.0)
+    plan = command(tmp_path, (9, 9), **dict.fromkeys(who, "own 4"))
+    assert launch(plan, here(3), timeout_s=200.0, how="Go on with it.") == 4
+    (line,) = (line for line in capfd.readouterr().err.splitlines() if "note" not in line)
+    assert line.endswith("headway: the disk is full.")
+    assert ("[rank " in line) == ("r0" not in who)
+    assert log(tmp_path, "0.2.0") == [[0, 2, 3, 0]]  # nobody was told that a worker had died
+    assert_gone(tmp_path, "0.0.0", "0.1.0", "0.2.0")
+
+
+def test_a_newcomer_that_cannot_join_is_replaced(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    plan = {"do": {"0.1.0": "kill", "0.1.1": "farewell 1 no data here."}, "until": (2, 3)}
+    assert launch([str(SCRIPT), json.dumps(plan), str(tmp_path)], here(3)) == 0
+    assert log(tmp_path, "0.1.2")[-1][1:] == [2, 3, 1]
+    assert "[joining] headway: no data here.\n" in capfd.readouterr().err
+
+
 def test_sigterm_is_passed_on_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def stop() -> None:
         until(lambda: len(list(tmp_path.glob("*.log"))) == 3)
@@ -460,7 +481,7 @@ def test_the_launchers_address_is_that_of_the_route() -> None:
     assert own_address(hosts_of(4, None), {}) == "127.0.0.1"
     assert own_address(hosts_of(None, "127.0.0.2:1"), {}) == "127.0.0.1"
     assert own_address(hosts_of(None, "b:1"), {"HEADWAY_ADDRESS": "here.example"}) == "here.example"
-    with pytest.raises(UsageError, match=r"host nobody@no\.such\.host\.invalid reaches this one .*HEADWAY_ADDRESS"):
+    with pytest.raises(UsageError, match=r"--hosts: host no\.such\.host\.invalid is not known here .*HEADWAY_ADDRESS"):
         own_address(hosts_of(None, "localhost:1,nobody@no.such.host.invalid:1"), {})
 
 
@@ -468,6 +489,8 @@ def test_the_verb_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp
     assert "--repeat trains in one process" in refused("train", "r.yaml", "--procs", "2", "--repeat", "2", status=2)
     assert "no number of processes" in refused("train", "r.yaml", "--hosts", "a:x", status=2)
     assert "train wants a recipe" in refused("train", "--procs", "2", status=2)
+    assert "--no-respawn is about processes that" in refused("train", "r.yaml", "--no-respawn", status=2)
+    assert "--respawn is about processes that" in refused("train", "r.yaml", "--respawn", status=2)
     assert str(tmp_path / "r.yaml") in refused("train", tmp_path / "r.yaml", "--procs", "2", status=2)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")

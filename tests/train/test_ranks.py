@@ -187,7 +187,7 @@ def launched(folder: Path, run: Path, procs: int, *options: str) -> Iterator[Lau
 
 
 LONG = ("model.factory=net.py:Watched", "evaluate.every_epochs=2", "checkpoint.every_steps=13", "comm.timeout_s=2")
-EPOCHS = 60
+EPOCHS = 30
 EPOCH = 750
 
 
@@ -263,7 +263,7 @@ def test_faults_at_random_moments(folder: Path, tmp_path: Path) -> None:
 
 
 STUCK = """
-import os, time
+import os, signal, time
 
 steps = 0
 
@@ -271,6 +271,7 @@ def stuck(images, labels, keys):
     global steps
     steps += 1
     if os.environ["RANK"] == "1" and steps == 20 and os.environ.get("HEADWAY_JOINING") != "1":
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # or torchrun waits half a minute before it kills
         time.sleep(120)
     return images, labels
 """
@@ -282,7 +283,7 @@ def stuck(folder: Path) -> list[str]:
     return [str(folder / "recipe.yaml"), "transform=stuck.py:stuck", "comm.timeout_s=1", "comm.stall_s=3"]
 
 
-@pytest.mark.parametrize("algorithm", ["ring", "tree"])
+@pytest.mark.parametrize("algorithm", ["ring", pytest.param("tree", marks=pytest.mark.check)])
 def test_a_rank_that_is_alive_and_does_not_come_is_named(tmp_path: Path, stuck: list[str], algorithm: str) -> None:
     run = tmp_path / "run"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3", "-m"]
@@ -314,7 +315,7 @@ def test_after_a_restart_all_go_on_from_the_last_checkpoint(folder: Path, tmp_pa
         _, err = found.process.communicate(timeout=200)
         assert found.process.returncode == 0, err
         assert "All workers begin again" in err
-        assert re.search(r"Resumed at step \d+ of 900", err), err
+        assert re.search(r"Resumed at step \d+ of 450", err), err
     assert (rows_of(tmp_path / "run")[:, 0] == np.arange(EPOCHS * EPOCH)).all()
 
 

@@ -10,9 +10,12 @@ import pytest
 import torch
 from tests._support import damage, packed_digits, write_recipe
 from tests._waits import counted
+from tests.comm._ranks import Rank, free_port, run_ranks
 
+from headway.core.launched import Launched
 from headway.core.recipe import load
 from headway.core.run import Run
+from headway.train.elastic import Ranks
 from headway.train.progress import Lines
 from headway.train.recipe import TrainRecipe
 from headway.train.setup import set_up
@@ -105,6 +108,67 @@ def test_masked_samples_make_no_wait(tmp_path: Path) -> None:
         assert found == {}
         trainer.run(1)
     assert trainer.damaged > 0
+
+
+RANKS: dict[str, tuple[str, ...]] = {
+    "fp32": (),
+    "clipped, micro-batches": ("optimizer={name: nag, lr: 0.01, clip_norm: 1.0}", "micro_batch=4"),
+    "batch norm": ("model.factory=net.py:dropout",),
+    "small buckets, noise scale": ("comm.bucket_mb=0.001", "comm.noise_scale=true"),
+}
+
+
+@contextmanager
+def trainer_of_ranks(rank: Rank, folder: Path, run: Path, overrides: tuple[str, ...], port: int) -> Iterator[Trainer]:
+    seat = Launched(rank.rank, rank.size, rank.rank, rank.size, "127.0.0.1", port, "torchrun")
+    loaded = load(folder / "recipe.yaml", overrides, TrainRecipe)
+    with Ranks(loaded.recipe.comm, seat, None, print) as ranks:
+        setup = set_up(loaded, say=print, ranks=ranks)
+        trainer = Trainer(setup, Run.create(run / str(rank.rank)), Lines(), ranks)
+        try:
+            trainer.meet()
+            yield trainer
+        finally:
+            trainer.close()
+
+
+def reads_of_ranks(rank: Rank, folder: Path, run: Path, overrides: tuple[str, ...], port: int) -> list[dict[str, int]]:
+    with trainer_of_ranks(rank, folder, run, overrides, port) as trainer, counted() as found:
+        trainer.run(1)  # after it the order of gradients is known
+        out = []
+        for steps in (LOG_EVERY - 2, LOG_EVERY - 1):
+            found.clear()
+            trainer.run(steps)
+            out.append({name: count / steps for name, count in found.items()})
+            trainer.run(1)
+        return out
+
+
+@pytest.mark.parametrize("case", ["batch norm", "small buckets, noise scale"])
+def test_ranks_on_a_cpu_read_the_verdict_and_nothing_else(folder: Path, tmp_path: Path, case: str) -> None:
+    """There the host waits for the sums in any case: two reads, of what was agreed on and of who used what."""
+    for found in run_ranks(2, reads_of_ranks, folder, tmp_path, RANKS[case], free_port()):
+        assert found == [{"tolist": 2.0}] * 2
+
+
+def runs_on_a_gpu(rank: Rank, folder: Path, run: Path, overrides: tuple[str, ...], port: int) -> int:
+    with trainer_of_ranks(rank, folder, run, (*overrides, "device=cuda"), port) as trainer:
+        trainer.run(LOG_EVERY)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            trainer.run(LOG_EVERY - 1)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        return trainer.step
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("case", RANKS)
+def test_ranks_on_gpus_make_no_wait(folder: Path, tmp_path: Path, case: str) -> None:
+    """Two where there are two, over NCCL; one rank alone uses the same Reducer."""
+    size = min(2, torch.cuda.device_count())
+    steps = run_ranks(size, runs_on_a_gpu, folder, tmp_path, RANKS[case], free_port())
+    assert steps == [2 * LOG_EVERY - 1] * size
 
 
 @pytest.mark.gpu

@@ -105,6 +105,11 @@ REFUSED = {
     "no batch": ("batch=0", "batch: Input should be greater than or equal to 1"),
     "no epochs": ("epochs=0", "epochs: Input should be greater than 0"),
     "endless": ("epochs=.inf", "epochs: Input should be a finite number"),
+    "never evaluated": ("evaluate.every_epochs=.inf", "evaluate.every_epochs: Input should be a finite number"),
+    "never saved": ("checkpoint.every_epochs=.nan", "checkpoint.every_epochs: Input should be a finite number"),
+    "saved in memory": ("checkpoint.folder=memory://x", "checkpoint.folder: memory://x is memory of the process"),
+    "saved in chained memory": ("checkpoint.folder=simplecache::Memory://x", "which ends with it"),
+    "a goal that is no number": ("stop_at={accuracy: .nan}", "stop_at.accuracy: Input should be a finite number"),
     "a negative rate": ("optimizer.lr=-1", "optimizer.lr: "),
     "micro above batch": ("micro_batch=31", "micro_batch 31 is larger than batch 30: set it to at most that"),
     "stop without eval": ("data={train: digits.packed/train} stop_at={accuracy: 1}", "stop_at needs an evaluation set"),
@@ -354,7 +359,7 @@ def test_a_resolved_recipe_loads_as_it_is(folder: Path, tmp_path: Path, seed: in
         f"optimizer.lr={10 ** chance.uniform(-30, 3)!r}",
         "optimizer.groups=[{match: 'weight$', lr_scale: 3}, {match: '.*', weight_decay: 1e-30}]",
         "name='1e-3'",
-        "evaluate.every_epochs=.inf",
+        "evaluate.every_epochs=1e300",
     ]
     headway("train", folder / "recipe.yaml", *overrides, "--run", tmp_path / "run")
     first = load(tmp_path / "run/recipe.yaml", (), TrainRecipe)

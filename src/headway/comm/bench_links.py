@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -71,11 +73,12 @@ class Result:
         out: list[tuple[str, ...]] = [("bytes", *(f"{name} {unit}" for name in names for unit in ("ms", "MB/s")))]
         for size in dict.fromkeys(row.bytes for row in self.rows):
             cells = [by[size, name] for name in names]
-            numbers = [(f"{row.seconds * 1e3:.3g}", f"{row.bus_bytes_s / 1e6:.3g}") for row in cells]
+            numbers = [(_number(row.seconds * 1e3), _number(row.bus_bytes_s / 1e6)) for row in cells]
             out.append((f"{size:,}", *(number for pair in numbers for number in pair)))
         lines = [*self.report, "", *self.predicted, "", "Sums by algorithm: time, and bus bandwidth", *table(out)]
         if self.left_out:
-            lines.append(f"Not within the time: {', '.join(f'{size:,}' for size in self.left_out)} bytes.")
+            sizes = ", ".join(f"{size:,}" for size in self.left_out)
+            lines.append(f"The time did not suffice for {sizes} bytes: --seconds gives more.")
         return "\n".join(lines)
 
     @staticmethod
@@ -97,19 +100,20 @@ def bench(procs: int | None, seconds: float) -> Result | None:
     Raises:
         UsageError: neither a launcher nor `procs`, or both. CommunicationError: a process failed.
     """
-    if not seconds > 0:
-        raise UsageError(f"{seconds:g} seconds are no time to measure in")
+    if not 0 < seconds < math.inf:
+        fix = "It is about how long the sums may take: a number of seconds above 0."
+        raise UsageError(f"--seconds is {seconds:g}", fix=fix)
     told = launched()
     if procs is not None:
         if told is not None:
             fix = "Leave --procs out, or run it without a launcher."
-            raise UsageError(f"{told.launcher} started this process, which should start {procs} more", fix=fix)
+            raise UsageError(f"this process was started by a launcher ({told.launcher}) and cannot be one", fix=fix)
         if procs < 2:
-            raise UsageError(f"{procs} processes have no links between them", fix="Set --procs 2 or more.")
+            raise UsageError(f"--procs is {procs}", fix="Links are between processes: name 2 or more.")
         return _start(procs, seconds)
     if told is None or told.size == 1:
         fix = "headway bench-links --procs N, or torchrun ... -m headway bench-links."
-        raise UsageError("a single process has no links", fix=fix)
+        raise UsageError("a single process has no links to measure", fix=fix)
     gpus = torch.cuda.device_count()
     device = torch.device("cpu")
     if told.local_rank is not None and (told.local_size or told.local_rank + 1) <= gpus:
@@ -177,6 +181,11 @@ def _round(communicator: Communicator, buffer: torch.Tensor) -> list[float]:
     return slowest(world, mine)
 
 
+def _number(value: float) -> str:
+    """Three digits, or all before the point."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
 def _start(procs: int, seconds: float) -> Result:
     """Runs the verb in so many processes, and hands on what rank 0 says; the store is here."""
     store: Any = store_at(LOOPBACK, 0, serves=True)
@@ -211,7 +220,8 @@ def _wait(children: Sequence[subprocess.Popen[bytes]]) -> None:
         statuses = [child.poll() for child in children]
         for rank, status in enumerate(statuses):
             if status:
-                raise CommunicationError(f"rank {rank} of {len(children)} ended with status {status}")
+                how = f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+                raise CommunicationError(f"rank {rank} of {len(children)} {how}")
         if None not in statuses:
             return
         sleep(POLL_S)

@@ -168,13 +168,16 @@ class Chooser:
     def text(self, sizes: Sequence[int]) -> str:
         """A sentence about buckets of so many bytes: how each goes, and what the largest would cost otherwise."""
         if not sizes:
-            return "There is nothing to sum."
+            return "There are no gradients to sum."
         counts = Counter(self(size) for size in sizes)
-        many = [f"{count} bucket{'s'[: count > 1]} {name}" for name, count in counts.most_common()]
+        many = ", ".join(f"{count} by {name}" for name, count in counts.most_common())
         largest = max(sizes)
         costs = sorted(self.seconds(largest).items(), key=lambda cost: cost[1])
-        predicted = ", ".join(f"{name} {taken * 1e3:.3g} ms" for name, taken in costs)
-        return f"{', '.join(many)}: predicted for the largest ({largest / 1e6:.3g} MB): {predicted}."
+        predicted = ", ".join(f"{taken * 1e3:.3g} ms by {name}" for name, taken in costs)
+        return (
+            f"Gradients are summed in {len(sizes)} bucket{'s'[: len(sizes) > 1]} ({many}). "
+            f"Predicted for the largest, {largest / 1e6:.3g} MB: {predicted}."
+        )
 
     def rows(self) -> list[tuple[str, ...]]:
         """A table of predicted milliseconds by size and algorithm, the chosen one marked; first its heading."""

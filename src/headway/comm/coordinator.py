@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from time import monotonic
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from headway.comm.messages import BEATS, Lines, Message, encode, text, tune, whole
 
@@ -281,10 +281,7 @@ class Coordinator:
 
     def _hear(self, peer: _Peer, worker: Worker, message: Message) -> None:
         kind = message["kind"]
-        if kind == "beat":
-            if message.get("note") is not None:
-                peer.note, peer.noted_s = _checked(message["note"]), monotonic()
-        elif kind == "here":
+        if kind == "here":
             peer.here = True
             self._say_who_waits()
         elif kind == "ready":
@@ -296,13 +293,11 @@ class Coordinator:
             self._send(peer, encode("answer", nonce=whole(message, "nonce"), current=current))
         elif kind == "accuse":
             self._accuse(peer, whole(message, "generation"), whole(message, "rank"))
-        elif kind == "report":
-            self._report(peer, whole(message, "nonce"))
         elif kind == "bye":
             self._tell(Left(worker, "done" if message.get("done") else "stopped"))
             self._turn_away(peer, "farewell", "")
             self._say_who_waits()
-        else:
+        elif kind != "beat":
             raise ValueError(f"a message of unknown kind {kind!r}")
 
     def _accuse(self, peer: _Peer, number: int, rank: int) -> None:
@@ -313,16 +308,6 @@ class Coordinator:
         if accused is not peer and not accused.left:
             by = self._members.index(peer)
             self._lose(accused, "silent", f"did not come to the operation in which rank {by} waits for it")
-
-    def _report(self, peer: _Peer, nonce: int) -> None:
-        now = monotonic()
-        notes = [None if other.note is None else [other.note, now - other.noted_s] for other in self._members]
-        missing = [
-            rank
-            for rank, other in enumerate(self._members)
-            if not other.left and not (other.leaving if self._went else other.ready)
-        ]
-        self._send(peer, encode("answer", nonce=nonce, notes=notes, missing=missing))
 
     # Generations.
 
@@ -400,15 +385,6 @@ class Coordinator:
         self._tell(Formed(self._number, workers, why))
 
 
-def _checked(note: Any) -> object:
-    """An entry of an op log: [step, seq, tag, state, age_s]."""
-    match note:
-        case [int(), int(), str(), str(), int() | float()]:
-            return note
-        case _:
-            raise ValueError("a note that is none")
-
-
 def _slot(peer: _Peer) -> Slot:
     assert peer.worker is not None
     return peer.worker.slot
@@ -430,7 +406,6 @@ class _Peer:
     Attributes:
         worker: None before its hello.
         silent_beats: of the coordinator, since something came.
-        note: newest entry of the worker's op log, noted_s: when it came.
         here: it waits for its first generation. ready: for the generation to go. leaving: for the next one.
         left: it is out of the run; what still comes from it is not looked at.
     """
@@ -439,6 +414,4 @@ class _Peer:
         self.connection, self.lines, self.out = connection, Lines(LIMIT_BYTES), bytearray()
         self.worker: Worker | None = None
         self.silent_beats = 0
-        self.note: object = None
-        self.noted_s = 0.0
         self.here = self.ready = self.leaving = self.left = False

@@ -4,24 +4,22 @@ DDP reads the annotations of a hook as objects, so this file does without postpo
 """
 
 import os
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, Literal, final, get_args
 
-import psutil
 import torch
 import torch.distributed as dist
-from torch.distributed import GradBucket, TCPStore  # type: ignore[attr-defined]
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 
 from headway.comm.choice import Chooser, try_out
 from headway.comm.communicator import Algorithm, Communicator
 from headway.comm.links import measure
 from headway.comm.wire import Wire
-from headway.core.errors import CommunicationError, UsageError
-from headway.core.hosts import ANYWHERE, host_identity, interface_to
-from headway.core.world import CONNECT_S, World
+from headway.core.errors import UsageError
+from headway.core.hosts import ANYWHERE, host_identity, own_address
+from headway.core.launched import LOOPBACK
+from headway.core.world import World, store_at
 
 Future = torch.futures.Future
 Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]
@@ -80,13 +78,14 @@ def communicator_of(
     identities: list[str] = [""] * size
     dist.all_gather_object(identities, host_identity(), group=process_group)
     place: list[Any] = [None, None]
-    store = None
+    store: Any = None
     if rank == 0:
-        address = "127.0.0.1" if len(set(identities)) == 1 else _own_address()
-        store = _store(address, 0, serves=True)
+        alone = len(set(identities)) == 1
+        address = LOOPBACK if alone else own_address(os.environ.get("MASTER_ADDR") or ANYWHERE[0])
+        store = store_at(address, 0, serves=True)
         place = [address, store.port]
     dist.broadcast_object_list(place, group=process_group, group_src=0)
-    store = store or _store(*place, serves=False)
+    store = store or store_at(*place)
     world = World.of(store, rank, size, device, master=place[0], timeout_s=timeout_s, identities=identities)
     return Communicator(world, rails=rails)
 
@@ -188,19 +187,3 @@ def _measured(communicator: Communicator, wire: Wire) -> Chooser:
     trials = try_out(communicator, network, wire=wire)
     on_cpu = world.device.type != "cuda"
     return Chooser(network, trials, 0, wire=wire, bucket_bytes=DDP_BUCKET_BYTES, phased=on_cpu)
-
-
-def _own_address() -> str:
-    """An address of this host that others can reach: of the interface of the route to the launcher's meeting point."""
-    interface = interface_to(os.environ.get("MASTER_ADDR") or ANYWHERE[0])
-    found = {entry.family: entry.address for entry in reversed(psutil.net_if_addrs()[interface])}
-    return (found.get(socket.AF_INET) or found[socket.AF_INET6]).partition("%")[0]
-
-
-def _store(address: str, port: int, *, serves: bool) -> TCPStore:
-    wait = timedelta(seconds=CONNECT_S)
-    try:
-        return TCPStore(address, port, is_master=serves, wait_for_workers=False, timeout=wait)
-    except RuntimeError as error:
-        where, fix = f"{address}:{port}", "Is this address of the first rank's host open to the others?"
-        raise CommunicationError("the ranks of the process group cannot meet here", where=where, fix=fix) from error

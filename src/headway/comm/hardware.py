@@ -21,14 +21,18 @@ NVLINKS = 18
 """Most links of a GPU (Hopper, Blackwell)."""
 
 
-def nics(infiniband: Path = INFINIBAND) -> list[str]:
-    """Network interfaces that are up, with their speed where the driver knows it; then InfiniBand's ports."""
+def nics(interface: str, *, infiniband: bool, ports: Path = INFINIBAND) -> list[str]:
+    """The network interface in use, with its speed where the driver knows it; nothing of a loopback.
+
+    Args:
+        infiniband: whether its ports are told too: NCCL uses them, Gloo does not.
+    """
     found = []
-    for name, state in sorted(psutil.net_if_stats().items()):
-        if state.isup and "loopback" not in state.flags:
-            speed = f"{state.speed} Mbit/s" if state.speed else "unknown speed"
-            found.append(f"{name} {speed}, MTU {state.mtu}")
-    for rate in sorted(infiniband.glob("*/ports/*/rate")):
+    state = psutil.net_if_stats().get(interface)
+    if state is not None and "loopback" not in state.flags:
+        speed = f"{state.speed} Mbit/s" if state.speed else "unknown speed"
+        found.append(f"{interface} {speed}, MTU {state.mtu}")
+    for rate in sorted(ports.glob("*/ports/*/rate")) if infiniband else ():
         try:
             layer, speed = (rate.with_name(name).read_text().strip() for name in ("link_layer", "rate"))
         except OSError:  # the port went away

@@ -49,7 +49,13 @@ EXPECTED_ERROR, REWEIGHTED = 0.05, 20
 FASTER = 8
 """A line through noise may rise hardly or not at all."""
 
+SHORTEST_S = 1e-9
+"""No step takes less."""
+
 Floats = NDArray[np.float64]
+
+NOISE = 0.5
+"""Relative error above which the line says nothing of the link."""
 
 SUMMED = 1 << 20
 """Elements; 4 MiB, as large as a bucket."""
@@ -71,6 +77,19 @@ class Fit:
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
 
+    def cells(self) -> tuple[str, str, str]:
+        """Latency, bandwidth, and how well the line fits; where it says nothing, what the steps themselves do."""
+        latency, bandwidth, fits = self.link.latency_s, self.link.bandwidth_bytes_s, f"{self.residual:.0%}"
+        speeds = {size: size / max(took, SHORTEST_S) for size, took in zip(self.sizes, self.seconds, strict=True)}
+        noise = self.residual > NOISE
+        if noise or bandwidth > 0.99 * FASTER * speeds[max(speeds)]:  # its upper end: the line hardly rises
+            speed = f"> {max(speeds.values()) / 1e6:,.0f} MB/s"
+        else:
+            speed = f"{bandwidth / 1e6:,.0f} MB/s"
+        if noise:
+            return f"< {min(self.seconds) * 1e6:,.0f} us", speed, "nothing: noise"
+        return f"{latency * 1e6:,.0f} us", speed, fits
+
 
 def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Fit:
     """Fits time = latency + bytes / bandwidth by least squares of relative errors, which count the less the larger
@@ -79,7 +98,7 @@ def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Fit:
     The latency lies between 0 and the shortest time, and the bandwidth is at most FASTER times what the largest size
     had with its latency.
     """
-    n, t = np.array(sizes, float), np.maximum(np.array(seconds, float), 1e-9)
+    n, t = np.array(sizes, float), np.maximum(np.array(seconds, float), SHORTEST_S)
     weights = np.ones_like(t)
     for _ in range(REWEIGHTED):
         latency, slope = _weighted(n, t, weights)
@@ -134,8 +153,8 @@ class Links:
         return Network(len(world.hosts), ranks, inside, between, self.reduce_bytes_s)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """A table: link, latency, bandwidth, and how well the line fits; the first row is its heading."""
-        out = [("link", "latency", "a rank", "fit within")]
+        """A table: link, latency, bandwidth, and how far off the line times are; the first row is its heading."""
+        out = [("link", "latency", "bandwidth a rank", "scatter of the times")]
         named = {
             "inside a host": self.inside,
             "between hosts, one rank of each": self.alone,
@@ -143,8 +162,7 @@ class Links:
         }
         for name, found in named.items():
             if found:
-                speed = f"{found.link.bandwidth_bytes_s / 1e6:,.0f} MB/s"
-                out.append((name, f"{found.link.latency_s * 1e6:,.0f} us", speed, f"{found.residual:.0%}"))
+                out.append((name, *found.cells()))
         return [*out, ("sum of two arrays", "", f"{self.reduce_bytes_s / 1e6:,.0f} MB/s", "")]
 
     def lines(self, world: World) -> list[str]:
@@ -152,9 +170,10 @@ class Links:
         counts = sorted({len(ranks) for ranks in world.hosts})
         many = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
         where = f"{len(world.hosts)} host{'s'[: len(world.hosts) > 1]} with {many} rank{'s'[: counts[-1] > 1]}"
-        tried = ", ".join(f"{rails}: {taken * 1e3:.3g} ms" for rails, taken in self.rails_s.items())
-        rails = f"rails {self.rails}" + (f" (a sum by rails {tried})" if tried else "")
-        return [f"{where}, {world.backend} over {world.interface}, {rails}", *table(self.rows()), *self.notes]
+        tried = ", ".join(f"{taken * 1e3:.3g} ms by {rails}" for rails, taken in self.rails_s.items())
+        rails = f", {self.rails} rails" if self.rails > 1 else ""
+        rails += f" (a sum takes {tried} rails)" if tried else ""
+        return [f"{where}, {world.backend} over {world.interface}{rails}", *table(self.rows()), *self.notes]
 
     def to_json(self) -> dict[str, Any]:
         """Numbers and strings only; `of_json` reads it."""
@@ -204,7 +223,7 @@ def measure(world: World, *, rails: int | Literal["auto"] = "auto", budget_s: fl
     """
     with nccl_log() as said:
         found = _measured(world, rails, budget_s)
-        notes = [*nics(), *gpu_links()] if world.is_lead else []
+        notes = [*nics(world.interface, infiniband=world.backend == "nccl"), *gpu_links()] if world.is_lead else []
         if world.backend == "nccl" and world.is_lead:
             notes.append(nccl_chose(said()))
     return share(world, Links(**found, notes=tuple(notes)))

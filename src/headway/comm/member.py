@@ -47,23 +47,6 @@ class Generation:
 
 
 @final
-@dataclass(frozen=True)
-class Note:
-    """The newest entry of a rank's op log, as it was in its last sign of life.
-
-    Attributes:
-        step, seq, tag, state: as `Member.note` was given them.
-        age_s: how long ago that was.
-    """
-
-    step: int
-    seq: int
-    tag: str
-    state: str
-    age_s: float
-
-
-@final
 class Member:
     """A worker of a launcher. One thread; what it learns stands in attributes that are cheap to read.
 
@@ -88,7 +71,6 @@ class Member:
             raise UsageError(f"HEADWAY_MEMBER is {worker!r}", fix="It is HOST.LOCAL.ATTEMPT; the launcher sets it.")
         self.changed = self.regroup = False
         self.worker, self.joining, self._address = worker, joining, address
-        self._note: tuple[int, int, str, str, float] | None = None
         self._sending, self._state = threading.Lock(), threading.Condition()
         self._newest: Message | None = None
         self._lost: list[str] = []
@@ -96,7 +78,7 @@ class Member:
         self._went = self._used = -1
         self._on_change: Callable[[], None] | None = None
         self._end: CommunicationError | None = None
-        self._answers: dict[int, Message | None] = {}
+        self._answers: dict[int, bool | None] = {}
         self._nonce = 0
         self._farewell = self._closing = False
         self._lines = Lines()
@@ -149,17 +131,15 @@ class Member:
         """Says that this newcomer has nothing left to do but to join; nobody waits for it before. So does `next`."""
         self._send("here")
 
-    def next(self, timeout_s: float | None = None) -> Generation:
+    def next(self) -> Generation:
         """Waits for the next generation, and says that this process is ready for it.
 
         While the one in use is whole, this says that the process stands at a boundary; the next one begins when all of
         its members say so, with the newcomers that wait.
 
         Raises:
-            Fenced: this process was declared lost. CommunicationError: the launcher is gone, or the generation did not
-                come together within `timeout_s`.
+            Fenced: this process was declared lost. CommunicationError: the launcher is gone.
         """
-        deadline = None if timeout_s is None else monotonic() + timeout_s
         asked = -1
         with self._state:
             if self._newest is None:
@@ -175,12 +155,7 @@ class Member:
                     if asked != number:
                         asked = number
                         self._send("ready", generation=number)
-                left = None if deadline is None else deadline - monotonic()
-                if left is not None and left <= 0:
-                    break
-                self._state.wait(left)
-        missing = "" if asked < 0 else f": {_ranks(self._ask('report')['missing'])} did not come"
-        raise CommunicationError(f"the next generation did not come together within {timeout_s:g} s{missing}")
+                self._state.wait()
 
     def watch(self, number: int, on_change: Callable[[], None]) -> None:
         """Calls `on_change` once, from this Member's thread, when generation `number` is over; at once if it is."""
@@ -200,10 +175,6 @@ class Member:
             with self._state:
                 self._raise()
 
-    def note(self, step: int, seq: int, tag: str, state: str) -> None:
-        """The newest entry of the op log; it goes with the next sign of life. Costs one assignment."""
-        self._note = (step, seq, tag, state, monotonic())
-
     def accuse(self, number: int, rank: int) -> None:
         """Says that a rank of generation `number` is alive and does not come to a collective: it is taken for lost."""
         self._send("accuse", generation=number, rank=rank)
@@ -215,18 +186,18 @@ class Member:
             Lost, Fenced, CommunicationError: it is not; see `check`.
         """
         self.check()
-        if not self._ask("confirm", generation=number)["current"]:
+        with self._state:
+            self._nonce += 1
+            nonce = self._nonce
+            self._answers[nonce] = None
+            self._send("confirm", nonce=nonce, generation=number)
+            self._state.wait_for(lambda: self._end is not None or self._answers[nonce] is not None)
+            answer = self._answers.pop(nonce)
+            if answer is None:
+                self._raise()
+        if not answer:
             self.check()
             raise Lost(f"generation {number} is over")
-
-    def report(self) -> dict[int, Note | None]:
-        """The newest entry of each rank's op log, with its age; None for a rank that has not sent one.
-
-        Raises:
-            Fenced, CommunicationError: see `check`.
-        """
-        notes = self._ask("report")["notes"]
-        return {rank: None if found is None else _noted(*found) for rank, found in enumerate(notes)}
 
     def bye(self, done: bool) -> None:
         """Leaves in order: the others go on without a new generation. Returns when the launcher has heard it.
@@ -296,20 +267,6 @@ class Member:
         self._whys.clear()
         return found
 
-    def _ask(self, kind: str, **fields: Any) -> Message:
-        """A question to the launcher, and its answer."""
-        with self._state:
-            self._nonce += 1
-            nonce = self._nonce
-            self._answers[nonce] = None
-            self._send(kind, nonce=nonce, **fields)
-            self._state.wait_for(lambda: self._end is not None or self._answers[nonce] is not None)
-            answer = self._answers.pop(nonce)
-            if answer is None:
-                self._raise()
-                raise CommunicationError("the launcher is gone", where=self._where)
-            return answer
-
     def _raise(self) -> None:
         if self._end is not None:
             raise self._end
@@ -341,8 +298,7 @@ class Member:
                     silent_beats += 1  # counted in own beats: a pause of this process is not the launcher's silence
                     if silent_beats > BEATS:
                         self._over(CommunicationError(f"nothing was heard from the launcher for {self._timeout_s:g} s"))
-                    note = self._note
-                    self._send("beat", note=note and [*note[:4], now - note[4]])
+                    self._send("beat")
                 self._call()
 
     def _read(self) -> None:
@@ -350,8 +306,12 @@ class Member:
             data = self._connection.recv(1 << 16)
             for message in self._lines.feed(data):
                 self._hear(message)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            self._over(CommunicationError(f"the connection to the launcher broke ({error})", where=self._where))
+        except OSError as error:
+            what = f"the connection to the launcher broke ({error.strerror})"
+            self._over(CommunicationError(what, where=self._where))
+            return
+        except (ValueError, KeyError, TypeError) as error:
+            self._over(CommunicationError(f"the launcher says what is no message ({error})", where=self._where))
             return
         if not data and not self._farewell:
             self._over(CommunicationError("the launcher is gone", where=self._where))
@@ -371,7 +331,7 @@ class Member:
                 self.regroup = whole(message, "waiting") > 0
             elif kind == "answer":
                 if whole(message, "nonce") in self._answers:
-                    self._answers[message["nonce"]] = message
+                    self._answers[message["nonce"]] = bool(message["current"])
             elif kind == "farewell":
                 self._farewell = True
             elif kind == "fenced":
@@ -398,12 +358,3 @@ class Member:
                 self._on_change = None
         if due is not None:
             due()
-
-
-def _noted(note: list[Any], since_s: float) -> Note:
-    step, seq, tag, state, age_s = note
-    return Note(step, seq, tag, state, age_s + since_s)
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"rank{'s'[: len(ranks) > 1]} {', '.join(map(str, ranks))}"

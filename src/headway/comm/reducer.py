@@ -97,11 +97,12 @@ class Reducer:
         noise: measure the norms that tell the gradient noise scale: two passes over the gradients.
         order: names in the order in which gradients become ready, of an earlier Reducer; unset: reversed, and after
             the first step as rank 0 saw them.
+        named: an earlier Reducer of this process has said which parameters are without a gradient.
         say: told once of parameters without a gradient, and of a wire that was given up.
 
     Attributes:
         order: as it is now, once it is known.
-        wire: as it is now.
+        wire, named: as they are now.
 
     Raises:
         TrainingError: nothing is trained.
@@ -121,6 +122,7 @@ class Reducer:
         uneven: bool = False,
         noise: bool = False,
         order: Sequence[str] | None = None,
+        named: bool = False,
         say: Callable[[str], object] = print,
     ) -> None:
         self._communicator, self._world = communicator, communicator.world
@@ -133,7 +135,7 @@ class Reducer:
         self._host_waits = uneven or self._world.device.type != "cuda"
         self.order: tuple[str, ...] | None = None if order is None else tuple(order)
         self._lay(order or list(reversed(self._parameters)))
-        self._armed = self._named = False
+        self._armed, self.named = False, named
         self._noise, self._share, self._local_sq = noise, 1.0, torch.zeros(())
         self._step = 0
         self._used_first: list[float] | None = None
@@ -223,10 +225,10 @@ class Reducer:
         ranks = self._world.local_size
         rides = _FIXED + self._flags + len(named) + sum(buffer.numel() for buffer in self._buffers)
         groups = [[named[number] for number in group] for group in numbers]
-        exact = (torch.float32, torch.float64)
-        with_tail = groups.pop() if groups[-1][0][1].dtype in exact else []
+        widest = torch.float64 if any(buffer.dtype == torch.float64 for buffer in self._buffers) else torch.float32
+        with_tail = groups.pop() if groups[-1][0][1].dtype in (widest, torch.float64) else []
         self._buckets = [Bucket(group, ranks=ranks) for group in groups]
-        like = torch.empty(0, device=named[0][1].device)
+        like = torch.empty(0, dtype=widest, device=named[0][1].device)
         self._buckets.append(Bucket(with_tail, ranks=ranks, tail=rides, like=like))
         self._of = {name: bucket for bucket in self._buckets for name in bucket.names}
         self._names = [name for name, _ in named]
@@ -311,9 +313,9 @@ class Reducer:
                 parameter.grad = view if of[name] else None
 
     def _name_unused(self) -> None:
-        if self._named:
+        if self.named:
             return
-        self._named = True
+        self.named = True
         without = [name for name, value in self._parameters.items() if value.grad is None]
         if without:
             more = f" and {len(without) - 5} more" if len(without) > 5 else ""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes | str) -> None:
     """Writes a file aside (text as UTF-8), brings it to the disk, and renames it into place.
 
-    Raises OSError; nothing is left aside then, and what was at `path` stays.
+    Raises OSError; nothing is left aside then, and what was at `path` stays. Threads, processes and hosts may write the
+    same file at once: one of them wins.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
         write_synced(aside, data)
         os.replace(aside, path)

@@ -1,4 +1,4 @@
-"""Which host a process runs on, and by which network interface it reaches another."""
+"""Which host a process runs on, and by which address and network interface it and another reach each other."""
 
 from __future__ import annotations
 
@@ -30,30 +30,50 @@ def host_identity() -> str:
 
 
 def interface_to(address: str) -> str:
-    """Name of the network interface by which `address` is reached; where it is this host's own, the one that has it.
+    """Name of the network interface by which `address` is reached; see `own_address`."""
+    return _interface_of(own_address(address))
+
+
+def own_address(towards: str) -> str:
+    """The address of this host from which packets to another start, so that the other reaches it there; where that is
+    this host itself, the one that was given.
 
     Only the routing table is asked, nothing is sent.
 
     Args:
-        address: a name or a number, IPv4 or IPv6. A name of this host that means 127.0.1.1 here, as Debian writes it
-            into /etc/hosts, stands for the interface of the default route: the others know it by another address.
+        towards: a name or a number, IPv4 or IPv6. A name of this host that means 127.0.1.1 here, as Debian writes it
+            into /etc/hosts, stands for the default route: the others know it by another address.
 
     Raises:
         CommunicationError: the name is unknown, or there is no route.
     """
     fix = "Is the address right, and is the network up? The option `interface` names one where the route misleads."
     try:
-        found = socket.getaddrinfo(address, 9, type=socket.SOCK_DGRAM)
+        found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)
     except (OSError, UnicodeError) as error:
-        raise CommunicationError(f"this name means no address here ({error})", where=address, fix=fix) from error
+        raise CommunicationError(f"this name means no address here ({error})", where=towards, fix=fix) from error
     sources = [source for info in found if (source := _source(info[0], info[4]))]
     if not sources:
-        raise CommunicationError("there is no route to this address", where=address, fix=fix)
-    if all(_is_loopback(source) for source in sources) and not _means_loopback(address):
+        raise CommunicationError("there is no route to this address", where=towards, fix=fix)
+    if all(_is_loopback(source) for source in sources) and not _means_loopback(towards):
         families = (socket.AF_INET, socket.AF_INET6)
         beyond = [_source(family, (target, 9)) for family, target in zip(families, ANYWHERE, strict=True)]
         sources = [source for source in beyond if source] + sources
-    return _interface_of(sources[0])
+    return sources[0]
+
+
+def address_of(interface: str) -> str:
+    """This host's address on a network interface, IPv4 where there is one.
+
+    Raises:
+        CommunicationError: it has none.
+    """
+    entries = psutil.net_if_addrs().get(interface, [])
+    for family in (socket.AF_INET, socket.AF_INET6):
+        for entry in entries:
+            if entry.family == family:
+                return entry.address
+    raise CommunicationError("this network interface has no address", where=interface)
 
 
 def _source(family: int, target: tuple[object, ...]) -> str | None:

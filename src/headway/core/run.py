@@ -7,10 +7,12 @@ ids-NAME.bin of its own.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -27,6 +29,11 @@ from headway.core.files import write_whole
 
 IDS_BYTES = 24
 """One sample of ids.bin: position, asked, served, as little-endian int64."""
+
+ANOTHER = "Name another one with --run."
+
+GO_ON = "HEADWAY_GO_ON"
+"""Variable by which a launcher tells its processes with which command their run can be gone on with."""
 
 
 class Run:
@@ -48,28 +55,41 @@ class Run:
         """Makes a new run folder; what is left of one that was killed before its recipe was written is taken over.
 
         Raises:
-            UsageError: the folder exists, and is a run or holds other files.
+            UsageError: the folder exists, and is a run or holds other files; or it cannot be made.
         """
         run = Run(folder)
-        if run.recipe_path.exists():
-            raise UsageError(
-                "this run folder exists",
-                where=str(folder),
-                fix=f"Go on with it: headway train --resume {folder}. Or name another one with --run.",
-            )
-        if folder.exists() and not folder.is_dir():
-            raise UsageError("this is a file, not a folder", where=str(folder))
-        if folder.is_dir() and not run._is_unborn():
-            raise UsageError("this folder is not empty", where=str(folder), fix="Name another one with --run.")
-        for part in (folder, run.panels, run.checkpoints):
-            part.mkdir(parents=True, exist_ok=True)
+        Run.expect_free(folder)
+        with _usable(folder):
+            for part in (folder, run.panels, run.checkpoints):
+                part.mkdir(parents=True, exist_ok=True)
         return run
+
+    @staticmethod
+    def expect_free(folder: Path) -> None:
+        """For a new run, before anything long is done. Raises UsageError: see `create`."""
+        run = Run(folder)
+        with _usable(folder):
+            if run.recipe_path.exists():
+                raise UsageError(
+                    "this run folder exists",
+                    where=str(folder),
+                    fix=f"Go on with it: headway train --resume {folder}. Or name another one with --run.",
+                )
+            if folder.exists() and not folder.is_dir():
+                raise UsageError("this is a file, not a folder", where=str(folder))
+            if folder.is_dir() and not run._is_unborn():
+                raise UsageError("this folder is not empty", where=str(folder), fix=ANOTHER)
 
     def _is_unborn(self) -> bool:
         """Whether the folder has no files but those that are written before the recipe."""
         before = ("provenance.json", ".provenance.json.", ".recipe.yaml.")
         files = [path for path in self.folder.rglob("*") if not path.is_dir()]
         return all(path.parent == self.folder and path.name.startswith(before) for path in files)
+
+    @property
+    def go_on(self) -> str:
+        """The command with which this run can be gone on with; of several processes, by as many."""
+        return os.environ.get(GO_ON) or f"headway train --resume {shlex.quote(str(self.folder))}"
 
     def ids_of(self, name: str) -> Path:
         """The ids that one of several processes writes; of one that trains alone, named "", ids.bin."""
@@ -161,6 +181,17 @@ class Run:
         for path in self.folder.glob("ids*.bin") if name is None else [self.ids_of(name)]:
             if path.exists():
                 os.truncate(path, _ids_before(path, position))
+
+
+@contextmanager
+def _usable(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        what = f"this folder cannot be made or used ({error.strerror or error})"
+        raise UsageError(what, where=str(folder), fix=ANOTHER) from error
 
 
 def _ids_before(path: Path, position: int) -> int:

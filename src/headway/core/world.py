@@ -7,8 +7,8 @@ and each group knows its network interface.
 
 from __future__ import annotations
 
+import json
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 from headway.core.errors import CommunicationError, Lost, Stalled, UsageError
 from headway.core.hosts import host_identity, interface_to
 from headway.core.launched import Launched
+from headway.core.sockets import Address, Socket, open_sockets, sockets_since
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +30,10 @@ CONNECT_S = 300.0
 """How long ranks wait for each other at the start."""
 
 _BUILDING = threading.Lock()
-"""Held while a group connects: the sockets that appear meanwhile are its own."""
+"""Held while a group connects: the connections that appear between its ranks meanwhile are its own."""
+
+DEVICES = 5
+"""How often Gloo is asked for a port to listen on, where another thread began to listen at the same moment."""
 
 
 @final
@@ -75,7 +79,7 @@ class Group:
         ranks: the world's ranks, in this group's order.
     """
 
-    def __init__(self, world: World, ranks: Sequence[int], backend: Any, sockets: list[_Socket]) -> None:
+    def __init__(self, world: World, ranks: Sequence[int], backend: Any, sockets: list[Socket]) -> None:
         self.ranks = tuple(ranks)
         self.rank, self.size = self.ranks.index(world.rank), len(self.ranks)
         self._world, self._backend, self._sockets = world, backend, sockets
@@ -237,6 +241,7 @@ class World:
         self._names: dict[tuple[str, tuple[int, ...]], int] = {}
         self._over: str | None = None
         self._device: Any = None
+        self._listens: dict[int, list[Address]] = {}
         made(self)
         self.control = self.group(name="control", backend="gloo")
 
@@ -359,12 +364,12 @@ class World:
         key = f"{name}/{number}/{'-'.join(map(str, members)) if len(members) < self.size else 'all'}"
         store = _c10d().PrefixStore(key, self.store)
         with _BUILDING:
-            before = {end.inode for end in _sockets()}
+            before = {end.inode for end in open_sockets()}
             try:
                 raw = self._raw(store, members, backend or self.backend)
+                made = self._connections(before, members) if raw.name() == "gloo" else []
             except RuntimeError as error:
                 raise self.failure(error) from error
-            made = [end for end in _sockets() if end.inode not in before] if raw.name() == "gloo" else []
         group = Group(self, members, raw, made)
         self._groups.append(group)
         try:
@@ -385,11 +390,33 @@ class World:
         gloo._timeout = timedelta(seconds=self._connect_s)
         gloo._threads = 1  # operations end in the order in which they began
         if self._device is None:
-            self._device = dist.ProcessGroupGloo.create_device(interface=self.interface)
+            self._listen()
         gloo._devices = [self._device]
         made = dist.ProcessGroupGloo(store, rank, len(members), gloo)
         made._set_default_timeout(timeout)
         return made
+
+    def _listen(self) -> None:
+        """Makes Gloo's device, which takes the connections of all groups at one port, and tells the others which."""
+        assert self.store is not None
+        for _ in range(DEVICES):
+            before = {end.inode for end in open_sockets()}
+            self._device = _c10d().ProcessGroupGloo.create_device(interface=self.interface)
+            found = [address for end in sockets_since(before) if (address := end.listens_on())]
+            if len(found) == 1:
+                break
+        self._listens[self.rank] = found
+        self.store.set(f"listens/{self.rank}", json.dumps(found))
+
+    def _connections(self, before: set[str], members: Sequence[int]) -> list[Socket]:
+        """Of the sockets since `before` those between these ranks: each has told where it listens before it came."""
+        assert self.store is not None
+        for rank in members:
+            if rank not in self._listens:
+                told = json.loads(self.store.get(f"listens/{rank}"))
+                self._listens[rank] = [(host, port) for host, port in told]
+        others = {address for rank in members if rank != self.rank for address in self._listens[rank]}
+        return [end for end in sockets_since(before) if end.joins(self._listens[self.rank], others)]
 
     def failure(self, error: BaseException) -> CommunicationError:
         """The error that a failed operation is to its caller."""
@@ -418,39 +445,6 @@ class World:
             group.close()
         self._groups.clear()
         self._device = None
-
-
-@final
-class _Socket:
-    """An open TCP socket of this process."""
-
-    def __init__(self, number: int, inode: str) -> None:
-        self.number, self.inode = number, inode
-
-    def shut_down(self) -> None:
-        """Ends the connection in both directions, where the number still means the same socket."""
-        try:
-            if os.readlink(f"/proc/self/fd/{self.number}") != self.inode:
-                return
-            end = socket.socket(fileno=os.dup(self.number))
-            with end:
-                # Gloo ends the process where its listening socket fails.
-                if not end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    end.shutdown(socket.SHUT_RDWR)
-        except OSError:  # it is closed already
-            pass
-
-
-def _sockets() -> list[_Socket]:
-    found = []
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            target = os.readlink(f"/proc/self/fd/{name}")
-        except OSError:
-            continue
-        if target.startswith("socket:"):
-            found.append(_Socket(int(name), target))
-    return found
 
 
 def store_at(address: str, port: int, *, serves: bool = False) -> Store:

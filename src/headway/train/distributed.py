@@ -12,7 +12,7 @@ import torch
 from headway.core.errors import UsageError
 from headway.core.launched import launched
 from headway.core.recipe import load
-from headway.core.run import Run
+from headway.core.run import GO_ON, Run
 from headway.train import runs
 from headway.train.hosts import hosts_of
 from headway.train.launch import launch
@@ -55,8 +55,7 @@ def train(
     elif recipe is not None:
         tree = load(recipe, overrides, TrainRecipe).recipe
         folder = folder or Run.free_name(Path("runs"), tree.name)
-        if Run(folder).recipe_path.exists():
-            Run.create(folder)  # says that it exists
+        Run.expect_free(folder)
         verb = [str(recipe), *overrides, "--run", str(folder)]
     else:
         raise UsageError("there is neither a recipe nor a run")
@@ -67,11 +66,13 @@ def train(
         return [*command, *(again if Run(folder).recipe_path.exists() else verb)]
 
     places = ["--hosts", hosts] if hosts is not None else ["--procs", str(procs)]
+    go_on = shlex.join(["headway", "train", *again, *places])
     return launch(
         [*command, *verb],
         on,
         again=restarted,
-        how=f"Go on from the last checkpoint: {shlex.join(['headway', 'train', *again, *places])}",
+        environ={GO_ON: go_on},
+        how=f"Go on from the last checkpoint: {go_on}",
         timeout_s=tree.comm.timeout_s,
         respawn=respawn,
         on_loss=_on_loss(tree),

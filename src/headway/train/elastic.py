@@ -92,6 +92,7 @@ class Ranks:
         self._joined: _Joined | None = None
         self._measured: Measured | None = None
         self._joined_late = member is not None and member.joining
+        self._named = False  # which parameters have no gradient
         self.done = True
 
     @staticmethod
@@ -327,11 +328,12 @@ class Ranks:
             flags=len(FLAGS),
             noise=options.noise_scale and world.size > 1,
             order=order,
+            named=self._named,
             say=self.say,
         )
         self._joined = _Joined(world, communicator, reducer, watch)
         if not known:
-            for text in (*links.lines(world), f"Gradients: {chooser.text([one.nbytes for one in reducer.buckets])}"):
+            for text in (*links.lines(world), chooser.text([one.nbytes for one in reducer.buckets])):
                 self.say(text)
         if options.batch_norm == "sync":
             group = world.group(name="batch norm")
@@ -375,6 +377,7 @@ class Ranks:
             return
         if self._measured is not None:
             self._measured = self._measured._replace(order=joined.reducer.order, wire=joined.reducer.wire)
+        self._named = joined.reducer.named
         joined.reducer.close()
         joined.world.abort("this process has left")
         joined.communicator.close()

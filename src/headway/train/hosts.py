@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from headway.core.errors import UsageError
+from headway.core.errors import CommunicationError, UsageError
+from headway.core.hosts import own_address as towards
+from headway.core.launched import LOOPBACK
 
-LOOPBACK = "127.0.0.1"
 HERE = ("localhost", LOOPBACK, "::1")
 
 EXAMPLE = "Write them as --hosts a:4,b:4: four processes on each of two hosts."
@@ -64,7 +65,7 @@ def own_address(hosts: Sequence[Host], environ: Mapping[str, str] | None = None)
     first of the other hosts; the loopback where there is no other.
 
     Raises:
-        UsageError: that host's name means no address here, or there is no route.
+        UsageError: that host is not known here, or there is no route to it.
     """
     environ = os.environ if environ is None else environ
     if given := environ.get("HEADWAY_ADDRESS"):
@@ -74,10 +75,16 @@ def own_address(hosts: Sequence[Host], environ: Mapping[str, str] | None = None)
         return LOOPBACK
     name = other.name.rpartition("@")[2]
     try:
-        family, _, _, _, target = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as end:
-            end.connect(target)  # sends nothing
-            return str(end.getsockname()[0])
-    except (OSError, UnicodeError) as error:
-        what = f"it cannot be told by which address host {other.name} reaches this one ({error})"
+        socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
+    except (socket.gaierror, UnicodeError) as error:
+        why = error.strerror if isinstance(error, socket.gaierror) else str(error)
+        fix = (
+            "Check its spelling, or add it to /etc/hosts or the DNS. A name that only ssh knows will do where "
+            "HEADWAY_ADDRESS is an address of this host that the others reach."
+        )
+        raise UsageError(f"host {name} is not known here ({why})", where="--hosts", fix=fix) from error
+    try:
+        return towards(name)
+    except CommunicationError as error:
+        what = f"it cannot be told by which address host {other.name} reaches this one ({error.what})"
         raise UsageError(what, fix="Set HEADWAY_ADDRESS to an address of this host that the others reach.") from error

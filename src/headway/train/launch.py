@@ -7,7 +7,7 @@ import secrets
 import signal
 import sys
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
@@ -18,9 +18,10 @@ from typing import Any, Literal, final
 from headway.comm.coordinator import Began, Coordinator, Event, Formed, Left, Slot
 from headway.comm.messages import BEATS
 from headway.core.errors import CommunicationError
+from headway.core.launched import LOOPBACK
 from headway.core.world import store_at
-from headway.train.hosts import LOOPBACK, Host, own_address
-from headway.train.output import SENTENCE, Output
+from headway.train.hosts import Host, own_address
+from headway.train.output import SENTENCE, Output, clear_line
 from headway.train.remote import RSH, Remote
 from headway.train.workers import Crew, Workers
 
@@ -31,7 +32,7 @@ FAILED_STARTS = 5
 STARTS, WITHIN_S = 6, 60.0
 """A place gets at most so many workers in so many seconds."""
 GRACE_S = 2.0
-"""Where one worker failed at the start, the others get so long to say the same."""
+"""Where one worker fails so that the run does, the others get so long to say the same."""
 
 
 def launch(
@@ -39,6 +40,7 @@ def launch(
     hosts: Sequence[Host],
     *,
     again: Callable[[], Sequence[str]] | None = None,
+    environ: Mapping[str, str] | None = None,
     how: str = "",
     timeout_s: float = 10.0,
     respawn: bool = True,
@@ -47,14 +49,16 @@ def launch(
 ) -> int:
     """Runs workers to their end, and returns 0 where the run finished, else the exit status of the first that failed.
 
-    A worker is a process of Python that uses `Member.from_environment`. SIGTERM and Ctrl-C are passed on once, as
-    SIGTERM; the second one kills.
+    A worker is a process of Python that uses `Member.from_environment`. One that leaves in order, by `bye(done=True)`,
+    and then ends with another status than 0 has failed for all: all are ended, and what it said is said once. One that
+    ends otherwise was lost. SIGTERM and Ctrl-C are passed on once, as SIGTERM; the second one kills.
 
     Args:
         command: Python's arguments.
         hosts: with how many workers each.
         again: gives the command after a restart, and that of who takes the place of a worker that was lost before the
             run began; default: the same one.
+        environ: of each worker, beside this process's own.
         how: sentence that says how to go on where no worker is left.
         timeout_s: silence after which a worker is lost.
         respawn: lost workers are replaced.
@@ -66,9 +70,9 @@ def launch(
         UsageError: it cannot be told how other hosts reach this one.
     """
     address, again = own_address(hosts), again or (lambda: command)
-    first, restart = command, 0
+    first, restart, environ = command, 0, environ or {}
     while True:
-        with closing(_Launch(first, again, hosts, address, timeout_s=timeout_s, respawn=respawn)) as run:
+        with closing(_Launch(first, again, environ, hosts, address, timeout_s=timeout_s, respawn=respawn)) as run:
             run.ends_on_loss = on_loss == "restart"
             run.run()
             if not run.lost or restart == restarts:
@@ -79,7 +83,7 @@ def launch(
 
 
 def _say(text: str) -> None:
-    print(SENTENCE + text, file=sys.stderr, flush=True)
+    print(clear_line() + SENTENCE + text, file=sys.stderr, flush=True)
 
 
 @dataclass
@@ -117,13 +121,14 @@ class _Launch:
         self,
         command: Sequence[str],
         again: Callable[[], Sequence[str]],
+        environ: Mapping[str, str],
         hosts: Sequence[Host],
         address: str,
         *,
         timeout_s: float,
         respawn: bool,
     ) -> None:
-        self._command, self._again, self._hosts = command, again, tuple(hosts)
+        self._command, self._again, self._environ, self._hosts = command, again, environ, tuple(hosts)
         self._address, self._respawn = address, respawn
         self._slots = [(host, local) for host, one in enumerate(hosts) for local in range(one.procs)]
         self._events: SimpleQueue[Event | _Ended | int] = SimpleQueue()
@@ -174,6 +179,7 @@ class _Launch:
         """Kills what is left, and ends the coordinator and the store."""
         for crew in self._crews:
             crew.close()
+        self._output.close()
         self._coordinator.close()
         del self._store
 
@@ -209,6 +215,7 @@ class _Launch:
         self._workers[worker.id] = worker
         where = f"[{self._address}]" if ":" in self._address else self._address
         environ = {
+            **self._environ,
             "HEADWAY_COORDINATOR": f"{where}:{self._coordinator.port}",
             "HEADWAY_TOKEN": self._token,
             "HEADWAY_MEMBER": worker.id,
@@ -247,6 +254,8 @@ class _Launch:
                 if event.status < 0:
                     self._coordinator.dead(worker.id)
                 self._after(worker)
+                if self._failed is None:
+                    self._output.ended(worker.id)
             case _:
                 self._signal(signal.SIGKILL if self._stopping else signal.SIGTERM)
                 self._stopping, self.lost = True, False
@@ -260,9 +269,15 @@ class _Launch:
 
     def _after(self, worker: _Worker) -> None:
         """A worker has left, or its process has ended, or both."""
-        if self._stopping or self._failed or self.lost or worker.left in ("done", "stopped"):
+        in_order = worker.left in ("done", "stopped")
+        if self._failed or self.lost or (in_order and worker.status is None):
             return
-        if self._began:
+        if self._began and in_order and worker.member:
+            if worker.left == "done" and (worker.status or 0) > 0:
+                self._fail(worker)
+        elif self._stopping:
+            return
+        elif self._began:
             if self.ends_on_loss:
                 self.lost = True
                 for other in self._workers.values():
@@ -277,8 +292,14 @@ class _Launch:
             if self._respawn and by_chance:
                 self._replace(worker)
             else:
-                self._failed = worker
-                self._kills.update(dict.fromkeys(self._workers, monotonic() + GRACE_S))
+                self._fail(worker)
+
+    def _fail(self, worker: _Worker) -> None:
+        """Why it has ended is why the run ends."""
+        self._failed = worker
+        for other in self._workers.values():
+            leaving = other.left in ("done", "stopped")
+            self._kills[other.id] = monotonic() + GRACE_S + leaving * self._patience_s
 
     def _replace(self, worker: _Worker) -> None:
         """Another one is to take its place: at once where it was silent, else when its process has ended."""
@@ -321,6 +342,8 @@ class _Launch:
             self._next_beat = now + self._beat_s
             for crew in self._crews:
                 crew.beat()
+            if self._failed is None:
+                self._output.beat()
         for name in [name for name, due_s in self._waiting().items() if due_s <= now]:
             worker = self._workers[name]
             worker.due_s, self._kills[name] = inf, now  # it was silent, and may still wake
@@ -343,11 +366,12 @@ class _Launch:
 
     def status(self, how: str) -> int:
         """With which the launcher ends; see `launch`."""
-        for left in ("done", "stopped"):
-            if statuses := [_positive(worker.status) for worker in self._ended if worker.left == left]:
-                return max(statuses) if left == "done" else max(1, *statuses)
         if self._failed is not None:
-            return self._at_the_start(self._failed)
+            return self._of_failure(self._failed)
+        for left in ("done", "stopped"):
+            members = [worker for worker in self._ended if worker.left == left and worker.member]
+            if statuses := [_positive(worker.status) for worker in members]:
+                return max(statuses) if left == "done" else max(1, *statuses)
         if self._stopping:
             _say("Stopped.")
             return 1
@@ -360,13 +384,13 @@ class _Launch:
         _say(f"No worker is left. {how}".rstrip())
         return _positive(spoke.status)
 
-    def _at_the_start(self, failed: _Worker) -> int:
-        """One or all failed before the run began: what they said, once."""
-        workers = [worker for worker in self._ended if (worker.status or 0) > 0]
-        told = any(worker.rank == 0 and worker.status == failed.status for worker in workers)
-        self._output.failed([worker.id for worker in workers], told=told)
-        if failed.status is not None and failed.status > 0 and not failed.why:
-            return failed.status
+    def _of_failure(self, failed: _Worker) -> int:
+        """One or all have failed for the run: what they said, once."""
+        ended = [worker for worker in self._ended if worker.left != "died" or not self._began]
+        statuses = {worker.id: worker.status for worker in ended if worker.status is not None and worker.status > 0}
+        self._output.failed(statuses, failed.status or 0)
+        if failed.id in statuses and not failed.why:
+            return statuses[failed.id]
         raise CommunicationError(self._end_of(failed))
 
     def _name(self, worker: _Worker) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from time import monotonic
 from typing import final
 
 from headway.train.workers import OUT
@@ -12,21 +14,31 @@ from headway.train.workers import OUT
 SENTENCE = "headway: "
 """How the sentence of an error begins."""
 
+LAST_WORDS = re.compile(rf"^(?:{SENTENCE}|Traceback \()", re.MULTILINE)
+"""How a process begins to say why it ends."""
+
+HOLD_S = 10.0
+"""Whoever has not ended so long after that will go on."""
+
+CLEAR_LINE, SHOW_CURSOR = "\r\x1b[2K", "\x1b[?25h"
+"""Rank 0 may have drawn a bar at the bottom of the terminal: what others say takes its place, and it is drawn anew."""
+
 
 @final
 class Output:
     """Lines of several workers, told apart.
 
-    Until the run has begun the lines of other ranks are held back: what fails at the start mostly fails on all of them,
-    and is to be read once.
+    What ends one rank mostly ends all, and is to be read once. So until the run has begun all lines of the other ranks
+    are held back; then their last words are, until it is known what their end means for the run.
 
     Args:
         ranks: that each worker will have.
     """
 
     def __init__(self, ranks: Mapping[str, int]) -> None:
-        self._ranks = dict(ranks)
-        self._held: dict[str, str] | None = {}
+        self._ranks, self._begun = dict(ranks), False
+        self._held: dict[str, str] = {}
+        self._since_s: dict[str, float] = {}
         self._lock = threading.Lock()
 
     def place(self, ranks: Mapping[str, int]) -> None:
@@ -37,40 +49,74 @@ class Output:
     def show(self, worker: str, stream: int, lines: str) -> None:
         """Lines that a worker has written."""
         with self._lock:
-            rank = self._ranks.get(worker)
-            if rank == 0:
+            if self._ranks.get(worker) == 0:
                 _write(lines, stream)
-            elif stream != OUT and self._held is not None:
-                self._held[worker] = self._held.get(worker, "") + lines
             elif stream != OUT:
-                self._tell(rank, lines)
+                if self._begun and worker not in self._held:
+                    last_words = LAST_WORDS.search(lines)
+                    until = last_words.start() if last_words else len(lines)
+                    self._tell(worker, lines[:until])
+                    lines = lines[until:]
+                if lines:
+                    self._held[worker] = self._held.get(worker, "") + lines
+                    self._since_s.setdefault(worker, monotonic())
 
     def release(self) -> None:
-        """Shows what was held back, and holds nothing back any more."""
+        """The run has begun: shows what was held back."""
         with self._lock:
-            held, self._held = self._held or {}, None
-            for worker, lines in held.items():
-                self._tell(self._ranks.get(worker), lines)
+            self._begun = True
+            self._tell_held(*self._held)
 
-    def failed(self, workers: Iterable[str], *, told: bool) -> None:
-        """Shows what workers that failed at the start have said, the same only once.
+    def ended(self, worker: str) -> None:
+        """Shows the last words of a worker whose end is not the run's."""
+        with self._lock:
+            if self._begun:
+                self._tell_held(worker)
+
+    def beat(self) -> None:
+        """Called all the time: shows what were no last words."""
+        with self._lock:
+            if self._begun:
+                now = monotonic()
+                self._tell_held(*(worker for worker in self._held if now - self._since_s[worker] > HOLD_S))
+
+    def failed(self, statuses: Mapping[str, int], status: int) -> None:
+        """Shows why a run has failed, what several workers say alike only once.
 
         Args:
-            told: rank 0 failed like them, and has said so itself: where they agree there is nothing to add.
+            statuses: of the workers that failed. status: of the run. Where rank 0 failed with it, it has said so
+                itself, and if the others agree there is nothing to add.
         """
         with self._lock:
-            first: dict[str, tuple[str, str]] = {}
-            for worker in workers:
-                if lines := (self._held or {}).get(worker):
-                    first.setdefault(_sentence(lines), (worker, lines))
+            told = any(self._ranks.get(worker) == 0 and statuses[worker] == status for worker in statuses)
+            first: dict[str, str] = {}
+            for worker in statuses:
+                if lines := self._held.get(worker):
+                    first.setdefault(_sentence(lines), worker)
             if not (told and len(first) == 1):
-                for worker, lines in first.values():
-                    self._tell(self._ranks.get(worker), lines)
-            self._held = {}
+                self._tell_held(*first.values())
+            self._held.clear()
+            self._since_s.clear()
 
-    def _tell(self, rank: int | None, lines: str) -> None:
+    def close(self) -> None:
+        """Leaves the terminal as it was: whoever drew a bar may have been killed."""
+        if sys.stderr.isatty():
+            print(SHOW_CURSOR, end="", file=sys.stderr, flush=True)
+
+    def _tell_held(self, *workers: str) -> None:
+        for worker in workers:
+            self._since_s.pop(worker, None)
+            self._tell(worker, self._held.pop(worker, ""))
+
+    def _tell(self, worker: str, lines: str) -> None:
+        rank = self._ranks.get(worker)
         mark = "[joining]" if rank is None else f"[rank {rank}]"
         _write("".join(f"{mark} {line}" for line in lines.splitlines(keepends=True)), 2)
+
+
+def clear_line() -> str:
+    """What to write before a line on stderr."""
+    return CLEAR_LINE if sys.stderr.isatty() else ""
 
 
 def _sentence(lines: str) -> str:
@@ -79,4 +125,6 @@ def _sentence(lines: str) -> str:
 
 
 def _write(lines: str, stream: int) -> None:
-    print(lines, end="", file=sys.stdout if stream == OUT else sys.stderr, flush=True)
+    if lines:
+        clear = clear_line() if stream != OUT else ""
+        print(clear + lines, end="", file=sys.stdout if stream == OUT else sys.stderr, flush=True)

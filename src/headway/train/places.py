@@ -197,8 +197,10 @@ class _LocalDraft(Draft):
         try:
             os.replace(self.aside, self._final)
         except OSError:  # others have gone on meanwhile, cleared this draft away, and saved the step themselves
-            if replaced.exists():
+            with suppress(OSError):  # theirs stays; else what was there before comes back
                 os.replace(replaced, self._final)
+            if self._final.exists():
+                shutil.rmtree(replaced, ignore_errors=True)
             raise
         sync_folder(self._folder)
         write_whole(self._folder / LATEST, self._final.name + "\n")

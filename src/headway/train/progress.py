@@ -28,10 +28,9 @@ def duration(seconds: float) -> str:
 
 def show(console: Console | None = None, ranks: Ranks | None = None) -> Display:
     """The display that suits where the output goes; of several ranks the one that speaks shows it."""
-    if ranks is not None:
-        return OneOfMany(ranks)
     console = console or Console(stderr=True)
-    return Bar(console) if console.is_terminal else Lines()
+    display: Bar | Lines = Bar(console) if console.is_terminal else Lines()
+    return display if ranks is None else OneOfMany(ranks, display)
 
 
 class Silent(Display):
@@ -48,8 +47,8 @@ class Silent(Display):
 class OneOfMany(Display):
     """Shows what it is given while this process speaks for all ranks; another one may when that one is lost."""
 
-    def __init__(self, ranks: Ranks) -> None:
-        self._ranks, self._display = ranks, Lines()
+    def __init__(self, ranks: Ranks, display: Bar | Lines) -> None:
+        self._ranks, self._display = ranks, display
 
     def step(self, trainer: Trainer) -> None:
         if self._ranks.speaks:
@@ -58,6 +57,11 @@ class OneOfMany(Display):
     def record(self, record: dict[str, Any]) -> None:
         if self._ranks.speaks:
             self._display.record(record)
+
+    def stop(self) -> None:
+        """Leaves the terminal as it was."""
+        if isinstance(self._display, Bar):
+            self._display.stop()
 
 
 class Bar(Display):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -27,7 +28,7 @@ class TaskRecipe(Part):
 class EvaluateRecipe(Part):
     """When the evaluation set is gone through."""
 
-    every_epochs: float = Field(default=1.0, gt=0)
+    every_epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Also after the last step."""
     batch: int | None = Field(default=None, ge=1)
     """Samples at once; unset: as in training, the micro-batch where there is one."""
@@ -36,7 +37,7 @@ class EvaluateRecipe(Part):
 class CheckpointRecipe(Part):
     """When the state is saved, so that a run can go on after a stop or a crash."""
 
-    every_epochs: float = Field(default=1.0, gt=0)
+    every_epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """Also after the last step and on SIGTERM or Ctrl-C."""
     every_steps: int | None = Field(default=None, ge=1)
     """Instead of by epochs."""
@@ -49,6 +50,16 @@ class CheckpointRecipe(Part):
     """Where they go instead of checkpoints/ in the run folder: a folder, or an address that fsspec writes to, such as
     s3://bucket/run. Of several hosts, each needs to see it; where one does not, rank 0 writes alone. No two runs can
     have the same."""
+
+    @field_validator("folder")
+    @classmethod
+    def _outlives_the_process(cls, folder: str | None) -> str | None:
+        if folder is not None and re.search(r"(^|::)memory://", folder, re.IGNORECASE):
+            raise ValueError(
+                f"{folder} is memory of the process, which ends with it, so that nothing could go on from there: "
+                "name a folder, or an address such as s3://bucket/run"
+            )
+        return folder
 
 
 class TrainRecipe(Part):
@@ -89,7 +100,7 @@ class TrainRecipe(Part):
     checkpoint: CheckpointRecipe = CheckpointRecipe()
     log_every_steps: int = Field(default=50, ge=1)
     """Steps between two waits for the device, where loss and metrics are read."""
-    stop_at: dict[str, float] | None = None
+    stop_at: dict[str, Annotated[float, Field(allow_inf_nan=False)]] | None = None
     """Stop once an evaluation reaches all of these, for example {accuracy: 0.98}; the summary has the time it took."""
     log_ids: bool = False
     """Write (position, asked, served) of every sample to ids.bin."""

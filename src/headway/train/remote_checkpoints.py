@@ -172,7 +172,7 @@ class _RemoteDraft(Draft):
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 what = "the disk is full, where a checkpoint lies until it is uploaded"
-                fix = "Make room there, or set TMPDIR to another folder; then go on with headway train --resume."
+                fix = "Make room there, or set TMPDIR to another folder."
                 raise HeadwayError(what, where=tempfile.gettempdir(), fix=fix) from error
             self._place.make_folder(self._folder)
             self._place.upload(Path(f"/proc/self/fd/{staged.fileno()}"), f"{self._folder}/{name}", check)

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from headway.core.errors import HeadwayError, UsageError
+from headway.core.errors import CommunicationError, Fenced, HeadwayError, Lost, UsageError
 from headway.core.files import write_whole
 from headway.core.recipe import Loaded, load
 from headway.core.run import Run, provenance
@@ -28,7 +28,7 @@ from headway.train.checkpoint import Checkpoints
 from headway.train.elastic import Ranks
 from headway.train.evaluate import evaluate as evaluate_set
 from headway.train.inputs import Say, open_relative
-from headway.train.progress import Bar, show
+from headway.train.progress import Bar, OneOfMany, show
 from headway.train.recipe import TrainRecipe
 from headway.train.setup import Known, Setup, check_labels, set_up
 from headway.train.task import Target
@@ -63,11 +63,11 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: S
     ranks = Ranks.from_environment(loaded.recipe.comm, say)
     if ranks is None:
         return _begin(loaded, folder, say=say)
-    with ranks:
+    if folder is None:
+        fix = "Name it: headway train RECIPE --run-folder FOLDER."
+        raise UsageError("several processes have to know one run folder", where="--run-folder", fix=fix)
+    with _together(ranks, Run(folder)):
         ranks.share(loaded.recipe.batch)
-        if folder is None:
-            fix = "Name it: headway train RECIPE --run-folder FOLDER."
-            raise UsageError("several processes have to know one run folder", where="--run-folder", fix=fix)
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
         if again and Run(folder).recipe_path.exists():
             return _resume(Run.open(folder), ranks.say, ranks)
@@ -80,8 +80,7 @@ def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: i
     parent = folder or Run.free_name(Path("runs"), loaded.recipe.name)
     ended = []
     for number in range(times):
-        if (parent / str(number + 1)).exists():
-            Run.create(parent / str(number + 1))  # says that it exists, before the first one is trained
+        Run.expect_free(parent / str(number + 1))
     for number in range(times):
         one = loaded
         if number:
@@ -127,8 +126,70 @@ def resume(folder: Path, *, say: Say) -> Ended:
     ranks = Ranks.from_environment(loaded.recipe.comm, say)
     if ranks is None:
         return _resume(run, say)
-    with ranks:
+    with _together(ranks, run):
         return _resume(run, ranks.say, ranks)
+
+
+def ended(folder: Path, *, say: Say) -> Ended | None:
+    """How a run ended that is at its end; None where there is something left to do.
+
+    Raises:
+        UsageError: no run folder. CheckpointError: every checkpoint is damaged.
+    """
+    run = Run.open(folder)
+    summary = run.summary()
+    if not summary.get("finished"):
+        return None
+    checkpoint = _checkpoints(run, reload(run)).newest(say)
+    if checkpoint is None or checkpoint.step != summary["step"]:
+        return None
+    say(f"{run.folder} is at its end, step {checkpoint.step} of {summary['steps']}: nothing is left to do.")
+    return Ended(run, summary, interrupted=False)
+
+
+@contextmanager
+def _together(ranks: Ranks, run: Run) -> Iterator[None]:
+    """The time that this process spends with the others. An error of its own is that of the run: it leaves in order,
+    and its exit status says the rest. Where what joins it to the others fails, it is lost, and they go on."""
+    own: HeadwayError | None = None
+    try:
+        with ranks:
+            try:
+                yield
+            except CommunicationError as error:
+                raise (_without_launcher(error, run) if _is_orphan(ranks) else error) from error.__cause__
+            except HeadwayError as error:
+                own = error
+    except CommunicationError:  # also of leaving in order
+        if own is None:
+            raise
+    if own is not None:
+        raise own
+
+
+def _is_orphan(ranks: Ranks) -> bool:
+    try:
+        ranks.check()
+    except (Lost, Fenced):
+        return False
+    except CommunicationError:
+        return True
+    return False
+
+
+def _without_launcher(error: CommunicationError, run: Run) -> CommunicationError:
+    fix = f"The run has ended; go on with its last checkpoint: {run.go_on}"
+    return CommunicationError(error.what, where=error.where, fix=fix)
+
+
+def _meet(trainer: Trainer) -> None:
+    """Comes together with the other ranks. A newcomer that does not fit is lost, and they go on without it."""
+    try:
+        trainer.meet()
+    except UsageError as error:
+        if os.environ.get("HEADWAY_JOINING") != "1":
+            raise
+        raise CommunicationError(error.what, where=error.where, fix=error.fix) from error
 
 
 def _resume(run: Run, say: Say, ranks: Ranks | None = None) -> Ended:
@@ -143,7 +204,7 @@ def _go_on(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks | None)
     checkpoint = _checkpoints(run, loaded).newest(say)
     setup = set_up(loaded, say=say, fresh=checkpoint is None, ranks=ranks)
     leads = ranks is None or ranks.speaks
-    with closing(setup.inputs), _naming_a_full_disk(run):
+    with closing(setup.inputs), _naming_the_disk(run):
         if checkpoint is None:
             say("This run has no checkpoint yet: it begins anew.")
             if leads:
@@ -158,7 +219,7 @@ def _go_on(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks | None)
             if not trainer.finished and leads:
                 (run.folder / "summary.json").unlink(missing_ok=True)  # it tells of a run that had stopped
             if ranks is not None:
-                trainer.meet()
+                _meet(trainer)
             if trainer.finished and (summary := run.summary()).get("finished"):
                 return Ended(run, summary, interrupted=False, speaks=leads)
             return _go(trainer, display)
@@ -185,8 +246,8 @@ def _load(recipe: Path, overrides: Sequence[str]) -> Loaded[TrainRecipe]:
 
 def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, ranks: Ranks | None = None) -> Ended:
     leads = ranks is None or ranks.speaks
-    if leads and folder is not None and Run(folder).recipe_path.exists():
-        Run.create(folder)  # says that it exists, before anything long is done
+    if leads and folder is not None:
+        Run.expect_free(folder)
     setup = set_up(loaded, say=say, ranks=ranks)
     with closing(setup.inputs):
         folder = folder or Run.free_name(Path("runs"), loaded.recipe.name)
@@ -195,9 +256,9 @@ def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, ranks:
             _checkpoints(run, setup.loaded).expect_none()
             _record_recipe(run, setup)
         display = show(ranks=ranks)
-        with _held(run, ranks), _naming_a_full_disk(run), closing(Trainer(setup, run, display, ranks)) as trainer:
+        with _held(run, ranks), _naming_the_disk(run), closing(Trainer(setup, run, display, ranks)) as trainer:
             if ranks is not None:
-                trainer.meet()
+                _meet(trainer)
             return _go(trainer, display)
 
 
@@ -235,7 +296,7 @@ def _go(trainer: Trainer, display: Display) -> Ended:
             trainer.run()
     finally:
         trainer.close()
-        if isinstance(display, Bar):
+        if isinstance(display, Bar | OneOfMany):
             display.stop()
     summary = _summary(trainer)
     if trainer.ranks is None:
@@ -263,14 +324,19 @@ def _write_panels(trainer: Trainer) -> None:
 
 
 @contextmanager
-def _naming_a_full_disk(run: Run) -> Iterator[None]:
+def _naming_the_disk(run: Run) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        what, where = "the disk is full", str(run.folder)
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        fix = f"Nothing before it is lost: make room, then go on with headway train --resume {run.folder}."
-        raise HeadwayError("the disk is full", where=str(run.folder), fix=fix) from error
+            where = str(error.filename)
+            if error.filename is None or run.folder.absolute() not in Path(where).absolute().parents:
+                raise
+            what = f"this cannot be written ({error.strerror})"
+        mend = "make room" if where == str(run.folder) else "mend it"
+        fix = f"Nothing before it is lost: {mend}. Then go on: {run.go_on}"
+        raise HeadwayError(what, where=where, fix=fix) from error
 
 
 @contextmanager

@@ -32,12 +32,18 @@ class Saver:
         checkpoints: where they lie, and how many are kept.
         asynchronous: False writes before `save` returns, and needs no copy of the state.
         say: told where not all ranks see the folder; rank 0 then writes everything.
+        go_on: the command with which training can be gone on with; the sentence about a save that failed ends with it.
     """
 
     def __init__(
-        self, checkpoints: Checkpoints, *, asynchronous: bool = True, say: Callable[[str], object] = print
+        self,
+        checkpoints: Checkpoints,
+        *,
+        asynchronous: bool = True,
+        say: Callable[[str], object] = print,
+        go_on: str = "",
     ) -> None:
-        self._checkpoints, self._asynchronous, self._say = checkpoints, asynchronous, say
+        self._checkpoints, self._asynchronous, self._say, self._go_on = checkpoints, asynchronous, say, go_on
         self._flight: Flight | None = None
         self._newest: Flight | None = None
         self._thread: threading.Thread | None = None
@@ -73,6 +79,7 @@ class Saver:
             self._shared,
             self._confirm,
             self._say,
+            self._go_on,
         )
         self._flight = self._newest = Flight(setting, step, tensors, scalars, copy=self._asynchronous)
         if self._asynchronous:

@@ -18,7 +18,7 @@ from typing import Any, final
 
 import torch
 
-from headway.core.errors import CheckpointError, HeadwayError, Lost
+from headway.core.errors import CheckpointError, CommunicationError, HeadwayError, Lost
 from headway.train.exchange import Exchange
 from headway.train.manifest import File, Manifest
 from headway.train.places import Draft, Location, Place, prune
@@ -42,6 +42,7 @@ class Setting:
         shared: whether every rank sees the place; None: not known yet.
         confirm: called by rank 0 right before the checkpoint can be opened; what it raises keeps it from being so.
         say: told by rank 0, once, where not every rank sees the place.
+        go_on: the command with which training can be gone on with after a save that failed; "" where there is none.
     """
 
     place: Place
@@ -51,6 +52,7 @@ class Setting:
     shared: bool | None
     confirm: Callable[[], None]
     say: Callable[[str], object]
+    go_on: str = ""
 
 
 @final
@@ -126,7 +128,7 @@ class Flight:
             prune(self._place, before, self.path, self._setting.keep)
             self._publish("outcome", {"shared": self.shared})
         except BaseException as error:
-            told = self._named(error)
+            told = self._with_the_way_on(self._named(error))
             with suppress(Exception):
                 if draft is None:
                     self._publish("draft", {})
@@ -154,7 +156,7 @@ class Flight:
         ranks = f"rank{'s' * (len(blind) > 1)} {', '.join(map(str, blind))}"
         if self.shared:
             what = f"{ranks} can no longer see where the checkpoints lie"
-            raise HeadwayError(what, where=self._place.shown, fix="Mount it there again, then go on with --resume.")
+            raise HeadwayError(what, where=self._place.shown, fix="Mount it there again.")
         self._setting.say(f"{self._place.shown} cannot be seen by {ranks}: rank 0 writes the checkpoints alone.")
         self.shared = False
         return [self._put(draft, list(self._tensors))]
@@ -215,8 +217,14 @@ class Flight:
             what, mend = f"the disk is full, {what}", "make room"
         else:
             what += f" ({error.strerror or error})"
-        fix = f"Nothing before it is lost: {mend}, then go on with headway train --resume."
-        return HeadwayError(what, where=self._place.shown, fix=fix)
+        return HeadwayError(what, where=self._place.shown, fix=f"Nothing before it is lost: {mend}.")
+
+    def _with_the_way_on(self, error: BaseException) -> BaseException:
+        """Where the place or the network failed, and not the state that was to be saved."""
+        if not isinstance(error, HeadwayError) or isinstance(error, CheckpointError | CommunicationError):
+            return error
+        fix = f"{error.fix} Then go on: {self._setting.go_on}".strip() if self._setting.go_on else error.fix
+        return HeadwayError(error.what, where=error.where, fix=fix)
 
 
 def _nothing() -> None:

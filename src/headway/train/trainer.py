@@ -72,7 +72,7 @@ class Trainer:
         options = recipe.checkpoint
         self._checkpoints = Checkpoints.of_run(run.folder, options.keep, options.folder, setup.loaded.base)
         say = print if ranks is None else ranks.say
-        self._saver = Saver(self._checkpoints, asynchronous=options.asynchronous, say=say)
+        self._saver = Saver(self._checkpoints, asynchronous=options.asynchronous, say=say, go_on=run.go_on)
         self._lock = ExitStack()
         self._stream: Iterator[Batch] | None = None
         self._parameters = [p for group in setup.optimizer.param_groups for p in group["params"]]

@@ -64,7 +64,6 @@ class Workers:
 
     def start(self, worker: str, command: Sequence[str], environ: Mapping[str, str], *, inherit: bool) -> None:
         whole = {**os.environ, **environ}
-        whole.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # else it warns of each connection that a loss breaks
         whole.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost worker is told in a sentence, not in torch's stacks
         whole.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // int(environ.get("LOCAL_WORLD_SIZE", "1")))))
         ends = None if inherit else subprocess.PIPE

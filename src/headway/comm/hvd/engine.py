@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, final
 
-import psutil
 import torch
 
 from headway.comm.communicator import Communicator
@@ -24,6 +23,7 @@ from headway.comm.hvd.settings import DYNAMIC, Settings
 from headway.comm.hvd.timeline import Timeline
 from headway.comm.messages import tune
 from headway.core.errors import CommunicationError
+from headway.core.hosts import address_of
 from headway.core.world import World
 
 SHUT_DOWN = (
@@ -315,7 +315,8 @@ def _connect(world: World, timeout_s: float) -> tuple[dict[int, Connection], Con
     mine, own = socket.socketpair()
     ends = {0: Connection(own)}
     if world.size > 1:
-        address, family = _address_of(world.interface)
+        address = address_of(world.interface)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         token = secrets.token_hex(16)
         with socket.create_server((address, 0), family=family, backlog=world.size) as server:
             server.settimeout(timeout_s)
@@ -344,13 +345,3 @@ def _accepted(server: socket.socket, token: str) -> tuple[int, socket.socket] | 
         return None
     end.settimeout(None)
     return int(hello[len(token) :]), end
-
-
-def _address_of(interface: str) -> tuple[str, socket.AddressFamily]:
-    """An address of this host on a network interface, IPv4 where there is one."""
-    addresses = psutil.net_if_addrs().get(interface, [])
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for entry in addresses:
-            if entry.family == family:
-                return entry.address, family
-    raise CommunicationError("this network interface has no address", where=interface)

@@ -1,0 +1,137 @@
+"""A group's sockets: those that other threads open while it connects are not among them."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from tests.comm._ranks import Rank, run_ranks
+
+from headway.core.errors import CommunicationError, Lost
+from headway.core.sockets import Socket, open_sockets, sockets_since
+from headway.core.world import World, store_at
+
+PAIRS = 400
+"""So many connections at most: a process may open about 1,000 files."""
+
+
+@contextmanager
+def busy_thread() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
+    """A thread that opens connections over the loopback, and ports of its own, until the block ends."""
+    pairs: list[tuple[socket.socket, socket.socket]] = []
+    stop = threading.Event()
+
+    def work() -> None:
+        while not stop.wait(0.0005) and len(pairs) < PAIRS:
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                near = socket.create_connection(server.getsockname())
+                pairs.append((near, server.accept()[0]))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield pairs
+    finally:
+        stop.set()
+        thread.join()
+
+
+def speak(near: socket.socket, far: socket.socket) -> bool:
+    """Whether a connection carries something both ways."""
+    for end, other in ((near, far), (far, near)):
+        end.sendall(b"x")
+        if other.recv(1) != b"x":
+            return False
+    return True
+
+
+def aborted(rank: Rank) -> tuple[int, int]:
+    """How many foreign connections were opened while groups connected, and how many of them are left after abort."""
+    with busy_thread() as pairs:
+        if rank.rank == 0:  # here lie the store's connections too
+            store: Any = store_at("127.0.0.1", 0, serves=True)
+            rank.store.set("port", str(store.port))
+        else:
+            store = store_at("127.0.0.1", int(rank.store.get("port")))
+        world = World.of(store, rank.rank, rank.size, torch.device("cpu"), master="127.0.0.1", timeout_s=20)
+        groups = [world.control, *(world.group(name=f"group {number}") for number in range(6))]
+        before = len(pairs)
+    for group in groups:
+        group.all_reduce(torch.ones(3)).wait()
+    world.control.barrier()
+    world.abort("a test")
+    store.set(f"after/{rank.rank}", "x")
+    assert all(store.get(f"after/{other}") == b"x" for other in range(rank.size))
+    for group in groups:
+        with pytest.raises(Lost):
+            group.all_reduce(torch.ones(3)).wait()
+    alive = sum(speak(*pair) for pair in pairs[:before])
+    for pair in pairs:
+        for end in pair:
+            end.close()
+    rank.store.set(f"done/{rank.rank}", "x")
+    assert all(rank.store.get(f"done/{other}") for other in range(rank.size))  # rank 0 holds the other store until here
+    world.close()
+    return before, alive
+
+
+def test_sockets_of_other_threads_survive_the_end_of_a_group() -> None:
+    for opened, alive in run_ranks(3, aborted):
+        assert opened > 0
+        assert alive == opened
+
+
+def waits_for_the_other(rank: Rank) -> str:
+    world = rank.world
+    if rank.rank == 0:
+        rank.store.get("connected")
+        world.abort("rank 0 goes")
+        rank.store.get("heard")
+        return ""
+    rank.store.set("connected", "x")
+    with pytest.raises(CommunicationError) as raised:
+        world.control.recv(torch.ones(3), world.control.ranks.index(0)).wait()
+    rank.store.set("heard", "x")
+    return type(raised.value).__name__
+
+
+def test_who_waits_for_an_aborted_rank_hears_of_it_at_once() -> None:
+    """By the connection, not by a time-out, which would be Stalled."""
+    assert run_ranks(2, waits_for_the_other) == ["", "CommunicationError"]
+
+
+def test_a_number_that_means_another_file_by_now_is_left_alone() -> None:
+    before = {one.inode for one in open_sockets()}
+    near, far = socket.socketpair()
+    with far:
+        (found,) = (one for one in sockets_since(before) if one.number == near.fileno())
+        near.close()
+        again, other = socket.socketpair()
+        with again, other:
+            for end in (again, other):
+                if end.fileno() == found.number:
+                    found.shut_down()
+            assert speak(again, other)
+    found.shut_down()  # closed
+    assert found.listens_on() is None
+    assert not Socket(found.number, found.inode).joins([], [])
+
+
+def test_a_connection_is_told_by_its_ports() -> None:
+    before = {one.inode for one in open_sockets()}
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = server.getsockname()
+        with socket.create_connection(here) as near, server.accept()[0] as far:
+            found = {one.number: one for one in sockets_since(before)}
+            assert found[server.fileno()].listens_on() == here
+            assert found[near.fileno()].listens_on() is None
+            assert found[near.fileno()].joins([], [here])
+            assert not found[near.fileno()].joins([here], [])
+            assert found[far.fileno()].joins([here], [])
+            assert not found[far.fileno()].joins([], [here])
+            assert not found[server.fileno()].joins([here], [here])  # Gloo ends the process where that one fails
