@@ -226,9 +226,10 @@ class Ranks:
         """Sets the generators of torch, numpy and Python for one step: a function of seed, position and rank, so that
         a step that is repeated, resumed or done by other ranks needs no generator's state."""
         word = mix_int(mix_int(mix_int(seed) + position) + (self.world.rank + 1) * GOLDEN)
-        # Not torch.manual_seed: without CUDA it notes a traceback for each call, in a list that is never emptied (2.13).
-        device = self.world.device
-        generator = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+        # Not torch.manual_seed: without CUDA it notes a traceback at each call, in a list that nobody empties (2.13).
+        device, generator = self.world.device, torch.default_generator
+        if device.type == "cuda":
+            generator = torch.cuda.default_generators[device.index or 0]
         generator.manual_seed(word & ((1 << 63) - 1))
         np.random.seed(word & 0xFFFFFFFF)
         random.seed(word)
