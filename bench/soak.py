@@ -28,7 +28,7 @@ import tempfile
 from pathlib import Path
 
 from bench._arms import ROOT
-from bench._common import Claim, arguments, median, report
+from bench._common import Claim, median, parser, report
 from bench._soak.faults import Fault, Faults, SoakError
 from bench._soak.network import FOLDER
 from bench._soak.traces import losses, lost_positions, read_weights, weights
@@ -58,9 +58,11 @@ log_ids: true
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    asked = parser(__doc__ or "")
+    asked.add_argument("--faults", type=int, default=200, metavar="N", help="so many; 200 take an hour on two cores")
+    options = asked.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the run is ended then too
-    faults = 5 if options.quick else 200
+    faults = 5 if options.quick else options.faults
     with tempfile.TemporaryDirectory(prefix="headway-soak-") as name:
         folder = Path(name)
         subprocess.run([sys.executable, ROOT / "examples/digits_folder.py", folder / "digits"], check=True)
