@@ -1,4 +1,5 @@
-/* The native core: one call decodes one batch. Plain C, loaded with ctypes; knows neither Python nor torch.
+/* The native core: one call decodes one batch, one call does one step of an optimizer. Plain C, loaded with ctypes;
+ * knows neither Python nor torch.
  *
  * No exception crosses this boundary, nothing here takes the interpreter's lock, and a bad image fills zeros and sets
  * its status without touching its neighbours. What an image becomes is defined by the Pillow reference
@@ -13,7 +14,7 @@ extern "C" {
 #endif
 
 #define HW_API __attribute__((visibility("default")))
-#define HW_ABI 2
+#define HW_ABI 3
 
 /* What became of one image; the numbers of headway.data.reference.Status, and one more. */
 enum { HW_OK = 0, HW_CHECKSUM = 1, HW_UNDECODABLE = 2, HW_FOREIGN = 3 /* no JPEG: for the reference */ };
@@ -100,6 +101,49 @@ HW_API int64_t hw_seekable(const void* data, uint64_t length, void* out, uint64_
  * held receives the region of the original that the small one shows. Results as of hw_seekable. */
 HW_API int64_t hw_splice(const void* data, uint64_t length, const int32_t region[4], int32_t held[4], void* out,
                          uint64_t capacity, char* reason);
+
+/* How a step makes weights of gradients; the formulas are those of headway.optim. What is in `options`: */
+enum {
+  HW_LARS = 0,       /* momentum, weight_decay, eta, eps, nesterov, lr inside the buffer, clip */
+  HW_LAMB = 1,       /* beta1, beta2, eps, weight_decay */
+  HW_NOVOGRAD = 2,   /* beta1, beta2, eps, weight_decay, averaging */
+  HW_SIGNUM = 3,     /* momentum, weight_decay, decoupled weight_decay */
+  HW_FTML = 4,       /* beta1, beta2, eps, weight_decay */
+  HW_TRANSITION = 5, /* momentum, beta2, eps, weight_decay, rate of RMSprop over lr, centre, period (in steps) */
+  HW_LBSGD = 6       /* momentum, weight_decay, batch_scale, warm-up (0: linear, 1: power2, 2: sqrt, 3: lars), steps of
+                        it, steps before the first */
+};
+enum { HW_FP32 = 0, HW_FP64 = 1 };
+
+/* Runs work(data) in so many threads at once, the caller among them: GOMP_parallel, of whoever's OpenMP it is. */
+typedef void (*hw_team)(void (*work)(void*), void* data, unsigned threads, unsigned flags);
+
+/* One step over parameters that have the same options. Addresses are those of dense tensors, of the elements of a
+ * parameter in the same order; an array that the rule does not use is NULL. */
+typedef struct {
+  uint32_t size; /* sizeof(hw_step) */
+  uint32_t rule; /* HW_LARS... */
+  uint32_t type; /* of weight, grad, first, second and norm */
+  uint32_t threads;
+  int64_t n;
+  const uint64_t* weight;
+  const uint64_t* grad;
+  const uint64_t* first;    /* momentum buffer or first moment; FTML: second moment. NULL: momentum is 0 */
+  const uint64_t* second;   /* second moment; LBSGD: sum of gradients */
+  const uint64_t* count;    /* of one fp32 a parameter: steps done */
+  const uint64_t* norm;     /* of one number a parameter: NovoGrad's second moment */
+  const int64_t* elements;
+  const uint8_t* adapt;     /* LARS, LAMB: whether the parameter has a trust ratio */
+  const double* options;
+  const double* lr;
+  const float* grad_scale;  /* gradients are divided by it; may be NULL */
+  const float* found_inf;   /* where it is not 0, nothing is changed; may be NULL */
+  hw_team team;             /* NULL: the caller does all */
+} hw_step;
+
+/* 0, or -1 where an argument is out of range or memory cannot be had; then nothing is changed. The result does not
+ * depend on the threads. */
+HW_API int32_t hw_optimize(const hw_step* step);
 
 #ifdef __cplusplus
 }

@@ -1,22 +1,27 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "update.h"
 #include "worker.h"
 
 namespace headway {
 
 using Maker = std::unique_ptr<Worker>();
+using Kernels = const Updates&();
 
 namespace portable {
 Maker make_worker;
-}
+Kernels updates;
+}  // namespace portable
 #ifdef HW_X86
 namespace avx2 {
 Maker make_worker;
-}
+Kernels updates;
+}  // namespace avx2
 namespace avx512 {
 Maker make_worker;
-}
+Kernels updates;
+}  // namespace avx512
 #endif
 
 namespace {
@@ -24,13 +29,14 @@ namespace {
 struct Isa {
   const char* name;
   Maker* make;
+  Kernels* updates;
 };
 
 constexpr Isa kIsas[] = {
-    {"portable", portable::make_worker},
+    {"portable", portable::make_worker, portable::updates},
 #ifdef HW_X86
-    {"avx2", avx2::make_worker},
-    {"avx512", avx512::make_worker},
+    {"avx2", avx2::make_worker, avx2::updates},
+    {"avx512", avx512::make_worker, avx512::updates},
 #endif
 };
 
@@ -58,6 +64,8 @@ const Isa& chosen() {
 }  // namespace
 
 std::unique_ptr<Worker> make_worker() { return chosen().make(); }
+
+const Updates& updates() { return chosen().updates(); }
 
 const char* isa() { return chosen().name; }
 

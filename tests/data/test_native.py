@@ -23,6 +23,7 @@ from tests.conftest import absent
 
 import headway
 from headway.core.errors import DataError, UsageError
+from headway.core.native import LIBRARY
 from headway.data import native
 from headway.data.records import Records
 from headway.data.reference import Status
@@ -309,7 +310,7 @@ def test_what_cannot_be_rewritten_says_why() -> None:
 def test_nothing_but_the_header_is_seen_from_outside() -> None:
     if not shutil.which("nm"):
         pytest.skip("no nm here")
-    command = ["nm", "-D", "--defined-only", str(native.LIBRARY)]
+    command = ["nm", "-D", "--defined-only", str(LIBRARY)]
     lines = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     header = Path(__file__).resolve().parents[2] / "native/headway.h"
     assert {line.split()[-1] for line in lines} == set(re.findall(r"(hw_\w+)\(", header.read_text()))

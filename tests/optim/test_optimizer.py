@@ -12,8 +12,21 @@ from pydantic import ValidationError
 from torch import nn
 
 from headway.core.errors import RecipeError
-from headway.optim import GroupRecipe, OptimizerRecipe, build, set_lr
-from headway.optim.optimizer import assign
+from headway.optim import (
+    FTML,
+    LAMB,
+    LARS,
+    LBSGD,
+    GroupRecipe,
+    Muon,
+    NovoGrad,
+    OptimizerRecipe,
+    RMSpropSGD,
+    Signum,
+    build,
+    set_lr,
+)
+from headway.optim.groups import assign
 
 
 def net(seed: int = 0) -> nn.Sequential:
@@ -121,12 +134,25 @@ def test_groups_that_cannot_be_meant(matches: list[str], message: str) -> None:
     ("options", "message"),
     [
         ({"name": "adamw", "momentum": 0.9}, "'adamw' does not use 'momentum'. Remove 'momentum', or set name: sgd or"),
-        ({"name": "sgd", "betas": (0.9, 0.99)}, "'sgd' does not use 'betas'. Remove 'betas', or set name: adamw"),
+        (
+            {"name": "sgd", "betas": (0.9, 0.99)},
+            "'sgd' does not use 'betas'. Remove 'betas', or set name: adam or adamw or",
+        ),
         ({"name": "nag", "eps": 1e-6}, "'nag' does not use 'eps'"),
         ({"name": "nag", "momentum": 0}, "'nag' needs a momentum above 0. Set momentum: 0.9, or name: sgd"),
         ({"name": "sgd", "groups": [{"match": "("}]}, "'(' is no regular expression"),
         ({"name": "sgd", "groups": [{"match": "a", "lr": 1}]}, "Extra inputs are not permitted"),
-        ({"name": "adam"}, "'sgd', 'nag' or 'adamw'"),
+        ({"name": "adagrad"}, "'sgd', 'nag', 'adam', 'adamw', 'lars'"),
+        ({"name": "lars", "betas": (0.9, 0.99)}, "'lars' does not use 'betas'"),
+        ({"name": "lars", "eta": 0}, "greater than 0"),
+        ({"name": "lars", "lr_place": "within"}, "'inside' or 'outside'"),
+        ({"name": "lamb", "clip": True}, "'lamb' does not use 'clip'. Remove 'clip', or set name: lars"),
+        ({"name": "adamw", "eps": 0}, "'adamw' divides by zero with eps: 0. Set eps: 1e-8"),
+        ({"name": "lbsgd", "batch_scale": 0}, "greater than or equal to 1"),
+        ({"name": "lbsgd", "warmup": "cubic"}, "'linear', 'power2', 'sqrt' or 'lars'"),
+        ({"name": "rmsprop_sgd", "period_epochs": 0}, "greater than 0"),
+        ({"name": "muon", "lr_rest": 0}, "greater than 0"),
+        ({"name": "sgd", "gradient_noise": -1}, "greater than 0"),
         ({"name": "sgd", "lr": 0}, "greater than 0"),
         ({"name": "sgd", "lr": float("inf")}, "finite"),
         ({"name": "sgd", "momentum": 1}, "less than 1"),
@@ -201,3 +227,76 @@ def test_buffers_of_zeros_change_no_bit(name: str) -> None:
         steps(model, optimizer, 1)
         steps(reference, peer, 1)
         assert all(torch.equal(a, b) for a, b in zip(model.parameters(), reference.parameters(), strict=True))
+
+
+LARGE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    # name: (class, options of the recipe, what a group of the optimizer then holds)
+    "adam": (torch.optim.Adam, {"betas": (0.8, 0.9)}, {"betas": (0.8, 0.9), "eps": 1e-8}),
+    "lars": (LARS, {"eta": 0.02, "clip": True, "lr_place": "outside", "nesterov": True},
+             {"eta": 0.02, "clip": True, "lr_place": "outside", "nesterov": True, "eps": 0.0, "momentum": 0.9}),
+    "lamb": (LAMB, {}, {"eps": 1e-6, "betas": (0.9, 0.999)}),
+    "novograd": (NovoGrad, {"averaging": True}, {"betas": (0.95, 0.98), "averaging": True}),
+    "signum": (Signum, {"decoupled_decay": 0.3}, {"decoupled_decay": 0.3, "momentum": 0.9}),
+    "ftml": (FTML, {}, {"betas": (0.6, 0.999)}),
+    "lbsgd": (LBSGD, {"batch_scale": 4, "warmup": "sqrt", "warmup_epochs": 2},
+              {"batch_scale": 4, "warmup": "sqrt", "warmup_epochs": 2.0, "steps_per_epoch": 12.5}),
+    "rmsprop_sgd": (RMSpropSGD, {"center_epochs": 3, "lr_rmsprop": 0.125},
+                    {"center_epochs": 3.0, "period_epochs": 5.0, "rmsprop": 0.25, "steps_per_epoch": 12.5}),
+    "muon": (Muon, {"rounds": 3, "normalise": True},
+             {"rounds": 3, "normalise": True, "momentum": 0.95, "nesterov": True}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(LARGE))
+def test_a_recipe_names_every_optimizer_and_sets_its_options(name: str) -> None:
+    kind, options, held = LARGE[name]
+    recipe = OptimizerRecipe.model_validate({"name": name, "lr": 0.5, "weight_decay": 0.01} | options)
+    assert OptimizerRecipe.model_validate(recipe.model_dump(mode="json")) == recipe
+    model = net()
+    optimizer = build(recipe, model, 12.5)
+    assert type(optimizer) is kind
+    first = optimizer.param_groups[0]
+    assert {key: first[key] for key in held} == held
+    assert first["name"] == "all"
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    set_lr(optimizer, 0.2)
+    steps(model, optimizer, 5)
+    for parameter, begin in zip(model.parameters(), before, strict=True):
+        assert parameter.isfinite().all()
+        assert parameter.ndim == 1 or not torch.equal(parameter, begin)
+
+
+@pytest.mark.parametrize("name", ["lbsgd", "rmsprop_sgd"])
+def test_what_counts_in_epochs_needs_their_length(name: str) -> None:
+    with pytest.raises(RecipeError, match=r"counts in epochs, and the length of one is not known here. Give build"):
+        build(OptimizerRecipe.model_validate({"name": name, "lr": 0.1}), net())
+
+
+def test_layer_wise_optimizers_spare_bias_and_norm_from_decay() -> None:
+    recipe = OptimizerRecipe.model_validate({"name": "lars", "lr": 0.4, "weight_decay": 0.01})
+    assert recipe.no_decay
+    groups = build(recipe, net()).param_groups
+    assert [group["weight_decay"] for group in groups] == [0.01, 0]
+    assert [sorted({parameter.ndim for parameter in group["params"]}) for group in groups] == [[2, 4], [1]]
+    everywhere = OptimizerRecipe.model_validate({"name": "lars", "lr": 0.4, "weight_decay": 0.01, "no_decay": False})
+    assert [group["weight_decay"] for group in build(everywhere, net()).param_groups] == [0.01]
+
+    plain = OptimizerRecipe.model_validate({"name": "sgd", "lr": 0.4, "weight_decay": 0.01})
+    assert [group["weight_decay"] for group in build(plain, net()).param_groups] == [0.01]
+    asked = OptimizerRecipe.model_validate({"name": "sgd", "lr": 0.4, "weight_decay": 0.01, "no_decay": True})
+    assert [group["weight_decay"] for group in build(asked, net()).param_groups] == [0.01, 0]
+
+
+def test_a_groups_own_decay_counts_for_all_of_it() -> None:
+    groups = [{"match": "^1", "weight_decay": 0.5}, {"match": ".*", "lr_scale": 3}]
+    recipe = OptimizerRecipe.model_validate({"name": "lamb", "lr": 0.4, "weight_decay": 0.01, "groups": groups})
+    built = [(g["name"], g["weight_decay"], g["lr"], len(g["params"])) for g in build(recipe, net()).param_groups]
+    assert built == [("^1", 0.5, 0.4, 2), (".*", 0.01, pytest.approx(1.2), 2), (".*", 0, pytest.approx(1.2), 2)]
+
+
+def test_muon_takes_the_filters_and_sgd_the_rest() -> None:
+    options = {"name": "muon", "lr": 0.02, "lr_rest": 0.5, "momentum_rest": 0.8, "weight_decay": 0.1, "no_decay": True}
+    optimizer = build(OptimizerRecipe.model_validate(options), net())
+    set_lr(optimizer, 0.01)
+    found = [(g["filters"], g["lr"], g["momentum"], g["weight_decay"]) for g in optimizer.param_groups]
+    assert found == [(True, 0.01, 0.95, 0.1), (False, 0.25, 0.8, 0.1), (False, 0.25, 0.8, 0.0)]

@@ -1,29 +1,25 @@
-"""The native core (native/headway.h) as seen from Python: the only file that knows ctypes.
+"""The native core (native/headway.h) as decoding sees it: the only file of this room that knows ctypes.
 
-Where the library is not built, `available()` is False, everything else here raises UsageError, and the log says once
-what that costs. HEADWAY_NATIVE=0 in the environment switches it off.
+Where the library cannot be used (headway.core.native), `available()` is False, everything else here raises UsageError,
+and the log says once what that costs.
 """
 
 from __future__ import annotations
 
 import ctypes
-import logging
-import os
 from collections.abc import Sequence
 from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core import native
 from headway.core.errors import DataError, UsageError
 from headway.data.records import Records
 
-LIBRARY = Path(__file__).with_name("libheadway.so")
-ABI = 2
 MAX_PIXELS = 178_956_970
 """Of an image: twice Pillow's MAX_IMAGE_PIXELS, above which Pillow refuses one too."""
 MAX_SCANS = 100
@@ -91,10 +87,6 @@ class Info:
     orientation: int
 
 
-_FIX = (
-    "install a C++ compiler, cmake and the headers of libjpeg-turbo (on Debian: g++ cmake libjpeg62-turbo-dev), and "
-    "then headway again"
-)
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hw_features": (c_char_p, []),
     "hw_crc32c": (c_uint32, [c_void_p, c_uint64]),
@@ -114,30 +106,13 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 }
 
 
+_LOSS = "Pillow decodes images, which takes about six times as long, and JPEGs cannot be packed as seekable"
+
+
 @cache
 def _library() -> ctypes.CDLL | None:
     """Loads it at first use."""
-    if os.environ.get("HEADWAY_NATIVE") == "0":
-        return None
-    try:
-        return _loaded()
-    except (OSError, AttributeError) as error:
-        why = "is not built" if not LIBRARY.exists() else f"cannot be used ({error})"
-        logging.getLogger("headway").warning(
-            f"The native core {why}: Pillow decodes images, which takes about six times as long, and JPEGs cannot be "
-            f"packed as seekable. To have it, {_FIX}."
-        )
-        return None
-
-
-def _loaded() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(LIBRARY))
-    if library.hw_abi() != ABI:
-        raise OSError(f"its interface is {library.hw_abi()}, not {ABI}")
-    for name, (result, arguments) in _SIGNATURES.items():
-        function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
-    return library
+    return native.library(_SIGNATURES, loss=_LOSS)
 
 
 def available() -> bool:
@@ -148,7 +123,7 @@ def available() -> bool:
 def _core() -> ctypes.CDLL:
     library = _library()
     if library is None:
-        raise UsageError("The native core is not there", fix=f"Leave HEADWAY_NATIVE unset, and {_FIX}.")
+        raise UsageError("The native core is not there", fix=f"Leave HEADWAY_NATIVE unset, and {native.FIX}.")
     return library
 
 

@@ -1,10 +1,53 @@
-"""Optimizers, schedules and parameter groups."""
+"""Optimizers, schedules and parameter groups. Loaded when first asked for: a recipe is checked without torch."""
 
 from __future__ import annotations
 
-from headway.optim.optimizer import GroupRecipe as GroupRecipe
-from headway.optim.optimizer import OptimizerRecipe as OptimizerRecipe
-from headway.optim.optimizer import build as build
-from headway.optim.optimizer import set_lr as set_lr
-from headway.optim.schedule import Schedule as Schedule
-from headway.optim.schedule import ScheduleRecipe as ScheduleRecipe
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headway.optim.builder import build as build
+    from headway.optim.builder import set_lr as set_lr
+    from headway.optim.ftml import FTML as FTML
+    from headway.optim.groups import GroupRecipe as GroupRecipe
+    from headway.optim.groups import split_decay as split_decay
+    from headway.optim.lamb import LAMB as LAMB
+    from headway.optim.lars import LARS as LARS
+    from headway.optim.lbsgd import LBSGD as LBSGD
+    from headway.optim.muon import Muon as Muon
+    from headway.optim.noise import gradient_noise as gradient_noise
+    from headway.optim.novograd import NovoGrad as NovoGrad
+    from headway.optim.optimizer import OptimizerRecipe as OptimizerRecipe
+    from headway.optim.rmsprop_sgd import RMSpropSGD as RMSpropSGD
+    from headway.optim.schedule import Schedule as Schedule
+    from headway.optim.schedule import ScheduleRecipe as ScheduleRecipe
+    from headway.optim.signum import Signum as Signum
+
+_HOMES = {
+    "FTML": "ftml",
+    "LAMB": "lamb",
+    "LARS": "lars",
+    "LBSGD": "lbsgd",
+    "Muon": "muon",
+    "NovoGrad": "novograd",
+    "RMSpropSGD": "rmsprop_sgd",
+    "Signum": "signum",
+    "GroupRecipe": "groups",
+    "OptimizerRecipe": "optimizer",
+    "Schedule": "schedule",
+    "ScheduleRecipe": "schedule",
+    "build": "builder",
+    "gradient_noise": "noise",
+    "set_lr": "builder",
+    "split_decay": "groups",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(_HOMES)

@@ -1,0 +1,112 @@
+"""One step of each optimizer on ResNet-50's 161 tensors, beside torch's fused ones.
+
+Weights, gradients and state lie in memory as training leaves them: channels last, float32, each optimizer's own. All
+take turns in one process, one step each, in another order every round; a ratio is taken within a round. Two rounds
+before the clock begins make the state.
+
+lars_vs_fused_sgd      time of LARS over torch.optim.SGD(momentum, weight_decay, fused=True)
+lamb_vs_fused_adamw    time of LAMB over torch.optim.AdamW(fused=True)
+
+Counted in passes over memory SGD makes 5 and LARS 7 (its norms read weights and gradients once more), AdamW 7 and LAMB
+10. On a GPU the clock waits for the device before it starts and before it stops.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from bench._common import Claim, arguments, median, report
+from headway import optim
+from headway.model import resnet50
+from headway.optim import native
+
+PEERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "torch SGD, fused": lambda p: torch.optim.SGD(p, 1e-3, momentum=0.9, weight_decay=5e-5, fused=True),
+    "torch SGD, foreach": lambda p: torch.optim.SGD(p, 1e-3, momentum=0.9, weight_decay=5e-5, foreach=True),
+    "torch AdamW, fused": lambda p: torch.optim.AdamW(p, 1e-4, weight_decay=0.01, fused=True),
+    "torch AdamW, foreach": lambda p: torch.optim.AdamW(p, 1e-4, weight_decay=0.01, foreach=True),
+}
+OURS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "LARS": lambda p: optim.LARS(p, 1e-3, weight_decay=5e-5),
+    "LARS, outside, clip": lambda p: optim.LARS(p, 1e-3, weight_decay=5e-5, lr_place="outside", clip=True),
+    "LARS, fused=False": lambda p: optim.LARS(p, 1e-3, weight_decay=5e-5, fused=False),
+    "LAMB": lambda p: optim.LAMB(p, 1e-4, weight_decay=0.01),
+    "LAMB, fused=False": lambda p: optim.LAMB(p, 1e-4, weight_decay=0.01, fused=False),
+    "NovoGrad": lambda p: optim.NovoGrad(p, 1e-4, weight_decay=0.01),
+    "Signum": lambda p: optim.Signum(p, 1e-5),
+    "FTML": lambda p: optim.FTML(p, 1e-4),
+    "RMSpropSGD": lambda p: optim.RMSpropSGD(p, 1e-3, rmsprop=0.01, steps_per_epoch=100),
+    "LBSGD": lambda p: optim.LBSGD(p, 1e-3, steps_per_epoch=100, warmup="lars"),
+}
+SLOW = {"Muon": lambda p: optim.Muon(p, 1e-3)}
+"""Products of matrices, not passes over memory: in a tenth of the rounds, and not in a quick run."""
+
+
+def parameters(device: torch.device) -> list[torch.nn.Parameter]:
+    """Those of ResNet-50, with gradients."""
+    torch.manual_seed(0)
+    model = resnet50(num_classes=1000).to(device, memory_format=torch.channels_last)
+    out = list(model.parameters())
+    assert len(out) == 161
+    for parameter in out:
+        parameter.grad = 1e-3 * torch.randn_like(parameter)
+    return out
+
+
+def take_turns(arms: dict[str, Callable[[], Any]], rounds: int, wait: Callable[[], None]) -> dict[str, list[float]]:
+    """Seconds of each arm's step in each round."""
+    taken: dict[str, list[float]] = {name: [] for name in arms}
+    names = list(arms)
+    for number in range(rounds + 2):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            wait()
+            started = perf_counter()
+            arms[name]()
+            wait()
+            taken[name].append(perf_counter() - started)
+    return {name: times[2:] for name, times in taken.items()}
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    if device.type == "cpu" and not native.available():
+        print("The native core is not here: LARS and the others are measured in torch's operations.")
+    arms = {name: make(parameters(device)).step for name, make in (PEERS | OURS).items()}
+    rounds = 5 if options.quick else 61
+    taken = take_turns(arms, rounds, wait)
+    arms.clear()
+    if not options.quick:
+        slow = {name: make(parameters(device)).step for name, make in SLOW.items()}
+        taken |= take_turns(slow, rounds // 10, wait)
+
+    def ratio(one: str, other: str) -> tuple[float, float, float]:
+        return median([a / b for a, b in zip(taken[one], taken[other], strict=True)])
+
+    rows = [("optimizer", "ms a step (95 %)", "over fused SGD", "over fused AdamW")]
+    for name, times in taken.items():
+        middle, low, high = (1e3 * value for value in median(times))
+        over = ["", ""]
+        if name not in SLOW:
+            over = [f"{ratio(name, peer)[0]:.2f}" for peer in ("torch SGD, fused", "torch AdamW, fused")]
+        rows.append((name, f"{middle:.2f} [{low:.2f}, {high:.2f}]", *over))
+    claims = []
+    for claim, one, other in (
+        ("lars_vs_fused_sgd", "LARS", "torch SGD, fused"),
+        ("lamb_vs_fused_adamw", "LAMB", "torch AdamW, fused"),
+    ):
+        middle, low, high = ratio(one, other)
+        where = torch.cuda.get_device_name() if device.type == "cuda" else f"{torch.get_num_threads()} threads"
+        how = f"median of {rounds} rounds [{low:.3f}, {high:.3f}]; {where}"
+        claims.append(Claim(claim, middle, "", how))
+    report(claims, options, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""LBSGD: SGD for large batches, as MXNet's optimizer of that name: a macro-batch of several steps, and its warm-ups."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+from typing import Any, Literal, final
+
+import torch
+from torch import Tensor
+
+from headway.core.errors import UsageError
+from headway.optim import work as passes
+from headway.optim.layerwise import LayerWise, refuse
+from headway.optim.work import Group, Rule, Work
+
+Warmup = Literal["linear", "power2", "sqrt", "lars"]
+WARMUPS = ("linear", "power2", "sqrt", "lars")
+
+
+@final
+class LBSGD(LayerWise):
+    """The gradients of `batch_scale` steps are summed, and the last of them steps with their mean: m = momentum * m +
+    lr * f * (g + weight_decay * w); w -= m.
+
+    f goes from 1 to batch_scale, so that lr is that of one step's batch: with s, the share of `warmup_epochs` that is
+    done, f = 1 + (batch_scale - 1) * s (`linear`), * s^2 (`power2`) or * sqrt(s) (`sqrt`). `lars` has no warm-up: f is
+    sqrt(|w|^2 / (|g|^2 + weight_decay |w|^2)) of each layer, in [0.01, 100].
+
+    Args:
+        lr: of one step's batch; a number, or a tensor of one.
+        batch_scale: steps of a macro-batch.
+        steps_per_epoch: of the data set; calls of `step`, not macro-batches.
+        begin_epoch: epochs that were done before the first step.
+        fused: the native core does the step where it can. Same formulas; sums are rounded otherwise.
+
+    Raises:
+        UsageError: an option out of range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor,
+        *,
+        steps_per_epoch: float,
+        momentum: float = 0.9,
+        weight_decay: float = 0.0,
+        batch_scale: int = 1,
+        warmup: Warmup = "linear",
+        warmup_epochs: float = 5.0,
+        begin_epoch: float = 0.0,
+        fused: bool = True,
+    ) -> None:
+        options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "batch_scale": batch_scale}
+        times = {"warmup": warmup, "warmup_epochs": warmup_epochs, "begin_epoch": begin_epoch}
+        super().__init__(params, options | times | {"steps_per_epoch": steps_per_epoch, "fused": fused})
+
+    def _check(self, group: Group) -> None:
+        refuse("LBSGD", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), batch_scale=(1, inf))
+        refuse("LBSGD", group, warmup_epochs=(0, inf), begin_epoch=(0, inf), steps_per_epoch=(0, inf))
+        if group["batch_scale"] != int(group["batch_scale"]):
+            raise UsageError(f"LBSGD has batch_scale={group['batch_scale']!r}", fix="Give it a whole number.")
+        if group["warmup"] not in WARMUPS:
+            raise UsageError(f"LBSGD has warmup={group['warmup']!r}", fix=f"Set it to one of {', '.join(WARMUPS)}.")
+
+    def _rule(self, group: Group) -> Rule:
+        scale, decay, warmup = group["batch_scale"], group["weight_decay"], group["warmup"]
+        rising = group["warmup_epochs"] * group["steps_per_epoch"]
+        begun = round(group["begin_epoch"] * group["steps_per_epoch"])
+        buffered, summed = group["momentum"] > 0, scale > 1
+
+        def apply(work: Work) -> None:
+            steps = work.count() + begun
+            grads, moves = work.grads, torch.ones_like(steps)
+            if summed:
+                sums = work.state("grad_sum")
+                passes.plus_(sums, grads)
+                moves = (steps % scale == 0).double()
+                grads = passes.times(sums, 1 / scale)
+            if work.live is not None:
+                moves = moves * work.live
+            if warmup == "lars":
+                w, g = passes.norms(work.weights).square(), passes.norms(grads).square()
+                factor = (w / (g + decay * w + 1e-18)).sqrt().clamp(0.01, 100)
+            else:
+                share = (steps / rising).clamp(max=1) if rising > 0 else torch.ones_like(steps)
+                factor = 1 + (scale - 1) * share ** {"linear": 1.0, "power2": 2.0, "sqrt": 0.5}[warmup]
+            rate = work.vector(factor * group["lr"] * moves)
+            addends = passes.times(grads, rate)
+            if decay:
+                passes.plus_(addends, passes.times(passes.times(work.weights, decay), rate))
+            if buffered:
+                buffers = work.state("momentum_buffer")
+                passes.scale_(buffers, work.vector(1 - moves * (1 - group["momentum"])))
+                passes.plus_(buffers, addends)
+                addends = passes.times(buffers, work.vector(moves))
+            passes.minus_(work.weights, addends)
+            if summed:
+                passes.scale_(sums, work.vector(1 - moves))
+
+        return Rule(
+            apply=apply,
+            first="momentum_buffer" if buffered else None,
+            second="grad_sum" if summed else None,
+            counted=True,
+            number=6,
+            options=(group["momentum"], decay, scale, WARMUPS.index(warmup), rising, begun),
+        )

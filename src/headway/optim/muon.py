@@ -1,0 +1,134 @@
+"""Muon: momentum with its singular values made equal (Jordan et al. 2024, kellerjordan.github.io/posts/muon)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from headway.core.errors import UsageError
+from headway.optim import lars
+from headway.optim import work as passes
+from headway.optim.layerwise import LayerWise, refuse
+from headway.optim.work import Group, Rule, Work
+
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+"""Of the polynomial a x + b x^3 + c x^5, which takes singular values from (0, 1] to about 1 in five rounds."""
+
+
+@final
+class Muon(LayerWise):
+    """For filters: m = momentum * m + g; w = (1 - lr * weight_decay) * w - lr * sqrt(max(1, rows / columns)) * O, where
+    O is m (with `nesterov`, g + momentum * m), flattened to [out, in * height * width], with singular values near 1.
+    For all else: SGD with momentum.
+
+    O is found by Newton-Schulz iteration, in bf16 on a GPU as its author does, in float32 elsewhere. Filters of one
+    shape go through it together.
+
+    Args:
+        params: groups may say `filters`: True, of parameters of two dimensions or more, which Muon takes; False: SGD.
+        lr: a number, or a tensor of one. That of filters is far below SGD's or far above, so groups have their own.
+        filters: of groups that do not say; None: by each parameter, those of three dimensions or more. Networks' last
+            layers are matrices, and do worse under Muon.
+        rounds: of the iteration.
+        normalise: the filters' weights are brought to the norm sqrt(out) before each step, as in Jordan's CIFAR-10
+            record; for networks in which batch norm follows each filter.
+
+    Raises:
+        UsageError: an option out of range, or a parameter of one dimension as a filter.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor,
+        *,
+        filters: bool | None = None,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        rounds: int = 5,
+        normalise: bool = False,
+        fused: bool = True,
+    ) -> None:
+        options = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
+        shape = {"filters": filters, "rounds": rounds, "normalise": normalise}
+        super().__init__(params, options | shape | {"fused": fused})
+
+    def add_param_group(self, param_group: Group) -> None:
+        """As of every torch optimizer; a group that does not say what it is becomes two: filters, and the others."""
+        asked = param_group.get("filters", self.defaults["filters"])
+        if asked is not None:
+            super().add_param_group(param_group)
+            return
+        params = param_group["params"]
+        params = [params] if isinstance(params, Tensor) else list(params)
+        for filters in (True, False):
+            some = [parameter for parameter in params if (parameter.ndim > 2) == filters]
+            if some:
+                super().add_param_group({**param_group, "params": some, "filters": filters})
+
+    def _check(self, group: Group) -> None:
+        refuse("Muon", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), rounds=(1, inf))
+        if group["filters"] and (flat := [p for p in group["params"] if p.ndim < 2]):
+            what = f"Muon has a parameter of shape {tuple(flat[0].shape)} among its filters"
+            raise UsageError(what, fix="Put parameters of one dimension into a group with filters=False.")
+
+    def _rule(self, group: Group) -> Rule:
+        if not group["filters"]:
+            return lars.rule({**group, "eta": 0.0, "eps": 0.0}, trust=False, inside=False, clip=False)
+        momentum, decay = group["momentum"], group["weight_decay"]
+
+        def apply(work: Work) -> None:
+            lr, moved = work.lr(), work.grads
+            if momentum > 0:
+                buffers = work.state("momentum_buffer")
+                passes.scale_(buffers, work.kept(momentum))
+                passes.plus_(buffers, work.grads)
+                ahead = passes.times(buffers, momentum)
+                passes.plus_(ahead, work.grads)
+                moved = ahead if group["nesterov"] else list(buffers)
+            if group["normalise"]:
+                factors = passes.times(
+                    list((1 / passes.norms(work.weights)).unbind()), [len(weight) ** 0.5 for weight in work.weights]
+                )
+                passes.scale_(work.weights, work.vector(work.kept_each(torch.stack(factors))))
+            if decay:
+                passes.scale_(work.weights, 1 - lr * decay)
+            passes.minus_(work.weights, passes.times(orthogonal(moved, group["rounds"]), lr))
+
+        return Rule(apply=apply, first="momentum_buffer" if momentum > 0 else None)
+
+
+def orthogonal(matrices: list[Tensor], rounds: int = 5) -> list[Tensor]:
+    """Flattened to [rows, columns]: the same singular vectors with singular values near 1, times
+    sqrt(max(1, rows / columns)); as new tensors of the shapes given.
+
+    Args:
+        rounds: of the Newton-Schulz iteration X = a X + (b A + c A^2) X with A = X X^T.
+    """
+    out: list[Tensor | None] = [None] * len(matrices)
+    shapes: dict[tuple[int, int], list[int]] = {}
+    for index, matrix in enumerate(matrices):
+        shapes.setdefault((matrix.shape[0], matrix[0].numel()), []).append(index)
+    a, b, c = COEFFICIENTS
+    for (rows, columns), indices in shapes.items():
+        x = torch.stack([matrices[index].flatten(1) for index in indices])
+        kind = x.dtype
+        if x.device.type == "cuda" and kind == torch.float32:
+            x = x.bfloat16()
+        if rows > columns:
+            x = x.mT
+        x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
+        for _ in range(rounds):
+            square = x @ x.mT
+            x = a * x + (b * square + c * square @ square) @ x
+        if rows > columns:
+            x = x.mT
+        x = x.to(kind) * max(1, rows / columns) ** 0.5
+        for index, one in zip(indices, x.unbind(), strict=True):
+            out[index] = one.reshape(matrices[index].shape)
+    return out  # type: ignore[return-value]

@@ -1,0 +1,90 @@
+"""From RMSprop to SGD: the warm-up of ResNet-50 in 15 minutes (Akiba, Suzuki, Fukuda 2017, arXiv 1711.04325)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from math import inf
+from typing import Any, final
+
+import torch
+from torch import Tensor
+
+from headway.core.errors import UsageError
+from headway.optim import work as passes
+from headway.optim.layerwise import LayerWise, refuse
+from headway.optim.work import Group, Rule, Work
+
+
+@final
+class RMSpropSGD(LayerWise):
+    """v = smoothing * v + (1 - smoothing) * d^2 with d = g + weight_decay * w; m = momentum * m + (a + b / (sqrt(v) +
+    eps)) * d; w -= lr * m.
+
+    a goes from 0 to 1 as ELU does: with x = (epoch - center_epochs) / period_epochs it is exp(2 x) / 2 where x < 0,
+    then 1/2 + x until that is 1. b = (1 - a) * rmsprop, so that the steps are those of RMSprop at first, and of SGD in
+    the end. (Section 3.1 of the paper, which writes m with the other sign.)
+
+    Args:
+        lr: of SGD; a number, or a tensor of one.
+        rmsprop: the learning rate of RMSprop over that of SGD; the paper's are 3e-4 and 0.1 * batch / 256.
+        smoothing: share of the second moment that one step keeps.
+        center_epochs, period_epochs: of the transition.
+        steps_per_epoch: samples of the data set / batch.
+        fused: the native core does the step where it can.
+
+    Raises:
+        UsageError: an option out of range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor,
+        *,
+        rmsprop: float,
+        steps_per_epoch: float,
+        momentum: float = 0.9,
+        smoothing: float = 0.99,
+        eps: float = 1e-8,
+        center_epochs: float = 10.0,
+        period_epochs: float = 5.0,
+        weight_decay: float = 0.0,
+        fused: bool = True,
+    ) -> None:
+        options = {"lr": lr, "rmsprop": rmsprop, "momentum": momentum, "smoothing": smoothing, "eps": eps}
+        turn = {"center_epochs": center_epochs, "period_epochs": period_epochs, "steps_per_epoch": steps_per_epoch}
+        super().__init__(params, options | turn | {"weight_decay": weight_decay, "fused": fused})
+
+    def _check(self, group: Group) -> None:
+        refuse("RMSpropSGD", group, lr=(0, inf), rmsprop=(0, inf), momentum=(0, 1), smoothing=(0, 1), eps=(0, inf))
+        refuse("RMSpropSGD", group, center_epochs=(0, inf), weight_decay=(0, inf))
+        refuse("RMSpropSGD", group, period_epochs=(0, inf), steps_per_epoch=(0, inf))
+        for option in ("period_epochs", "steps_per_epoch"):
+            if group[option] == 0:
+                raise UsageError(f"RMSpropSGD has {option}=0", fix="Give it a number above 0.")
+
+    def _rule(self, group: Group) -> Rule:
+        momentum, smoothing, eps, decay = (group[name] for name in ("momentum", "smoothing", "eps", "weight_decay"))
+        center, period = (group[name] * group["steps_per_epoch"] for name in ("center_epochs", "period_epochs"))
+
+        def apply(work: Work) -> None:
+            away = (work.count() - 1 - center) / period
+            sgd = torch.where(away < 0, torch.exp(2 * away) / 2, (0.5 + away).clamp(max=1))
+            moments, buffers = work.state("square_avg"), work.state("momentum_buffer")
+            addends = passes.with_decay(work, 1.0, work.added(decay) if decay else 0)
+            passes.square_moment_(moments, work.kept(smoothing), 1 - smoothing, addends)
+            scaled = passes.over_root(addends, moments, 1.0, eps)
+            passes.scale_(scaled, work.vector((1 - sgd) * group["rmsprop"]))
+            passes.plus_(scaled, passes.times(addends, work.vector(sgd)))
+            passes.scale_(buffers, work.kept(momentum))
+            passes.plus_(buffers, scaled)
+            passes.minus_(work.weights, passes.times(buffers, work.lr()))
+
+        return Rule(
+            apply=apply,
+            first="momentum_buffer",
+            second="square_avg",
+            counted=True,
+            number=5,
+            options=(momentum, smoothing, eps, decay, group["rmsprop"], center, period),
+        )
