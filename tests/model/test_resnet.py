@@ -6,22 +6,36 @@ import pytest
 import torch
 from torch import nn
 
-from headway.model import resnet18, resnet34, resnet50
+from headway.model import count, resnet18, resnet34, resnet50, resnet101, zero_init
 from headway.model.resnet import ResNet
 
 Factory = Callable[..., ResNet]
 
 
 @pytest.mark.parametrize(
-    ("factory", "parameters", "tensors"),
-    [(resnet18, 11_689_512, 122), (resnet34, 21_797_672, 218), (resnet50, 25_557_032, 320)],
+    ("factory", "parameters", "tensors", "billions"),
+    [
+        (resnet18, 11_689_512, 122, 1.8),
+        (resnet34, 21_797_672, 218, 3.6),
+        (resnet50, 25_557_032, 320, 4.1),
+        (resnet101, 44_549_160, 626, 7.8),
+    ],
 )
-def test_published_sizes(factory: Factory, parameters: int, tensors: int) -> None:
+def test_published_sizes(factory: Factory, parameters: int, tensors: int, billions: float) -> None:
     with torch.device("meta"):
         model = factory()
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+        found = count(model, torch.empty(2, 3, 224, 224))
+    assert found.parameters == parameters
+    assert found.multiply_adds == pytest.approx(billions * 1e9, rel=0.03)
     assert len(model.state_dict()) == tensors
     assert model(torch.empty(2, 3, 224, 224, device="meta")).shape == (2, 1000)
+
+
+def test_resnet_50_is_within_3_percent_of_25_million_and_4_billion() -> None:
+    with torch.device("meta"):
+        found = count(resnet50(), torch.empty(1, 3, 224, 224))
+    assert found.parameters == pytest.approx(25e6, rel=0.03)
+    assert found.multiply_adds == pytest.approx(4e9, rel=0.03)
 
 
 def test_the_common_names() -> None:
@@ -44,14 +58,15 @@ def test_version_1_5_has_its_stride_in_the_3x3_convolution() -> None:
     assert strides == [(1, 1), (2, 2), (1, 1)]
 
 
-@pytest.mark.parametrize("factory", [resnet18, resnet50])
-def test_blocks_begin_as_the_identity(factory: Factory) -> None:
+@pytest.mark.parametrize(("factory", "blocks"), [(resnet18, 8), (resnet50, 16)])
+def test_blocks_begin_as_the_identity_where_asked(factory: Factory, blocks: int) -> None:
     torch.manual_seed(0)
-    block = factory().layer1[1]
+    model = factory()
+    block = model.layer1[1]
     hidden = torch.randn(2, block.conv1.in_channels, 5, 5).relu()
+    assert not torch.equal(block(hidden.clone()), hidden)
+    assert len(zero_init(model)) == blocks
     assert torch.equal(block(hidden.clone()), hidden)
-    plain = factory(zero_init_last=False).layer1[1]
-    assert not torch.equal(plain(hidden.clone()), hidden)
 
 
 @pytest.mark.parametrize("factory", [resnet18, resnet50])

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import headway.model
 from headway.core.errors import RecipeError, UsageError, UserCodeError
-from headway.model import ModelRecipe, build, initialiser, small_net
+from headway.model import BatchNormRecipe, GhostBatchNorm, ModelRecipe, build, initialiser, small_net
 
 NETS = """
 import torch
@@ -35,6 +35,26 @@ def fails(num_classes): raise ZeroDivisionError("of the user")
 def init(model, images): nn.init.constant_(model[0].weight, images.sum().item())
 def init_fails(model, images): raise KeyError("of the user")
 NUMBER = 3
+"""
+
+
+RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101")
+
+BLOCKS = """
+from torch import nn
+
+class Block(nn.Module):
+    def __init__(self, norms):
+        super().__init__()
+        self.downsample = None
+        for number in range(norms):
+            setattr(self, f"bn{number + 1}", nn.BatchNorm2d(2))
+
+def basic(num_classes):
+    return nn.Sequential(Block(2), nn.Linear(2, num_classes))
+
+def bottleneck(num_classes):
+    return nn.Sequential(Block(3), nn.Linear(2, num_classes))
 """
 
 
@@ -69,7 +89,7 @@ def test_a_factory_gets_what_it_takes(factory: str, args: dict[str, int], expect
     assert shapes(build(recipe, num_outputs=7, in_channels=1, base=base)) == expected
 
 
-@pytest.mark.parametrize("name", ["cifar_net", "small_net", "resnet18", "resnet34", "resnet50"])
+@pytest.mark.parametrize("name", ["cifar_net", "small_net", "cifar_resnet", "alexnet", *RESNETS])
 def test_our_networks_by_name(name: str, tmp_path: Path) -> None:
     recipe = ModelRecipe(factory=f"headway.model:{name}")
     with torch.device("meta"):
@@ -124,6 +144,38 @@ def test_weights_with_another_head_are_said(base: Path, caplog: pytest.LogCaptur
     build(recipe, num_outputs=10, base=base, say=pytest.fail)
     with pytest.raises(UsageError, match="nine"):
         build(recipe.model_copy(update={"weights": "nine.safetensors"}), num_outputs=4, base=base)
+
+
+def test_switches_change_any_network_and_no_name(base: Path) -> None:
+    plain = ModelRecipe(factory="headway.model:cifar_resnet", args={"depth": 8})
+    torch.manual_seed(0)
+    before = build(plain, num_outputs=4, base=base)
+    save_file(before.state_dict(), base / "plain.safetensors")
+    norm = BatchNormRecipe(ghost=5, momentum=0.8)
+    switched = plain.model_copy(update={"blur_pool": True, "batch_norm": norm})
+    torch.manual_seed(0)
+    after = build(switched.model_copy(update={"zero_init": True}), num_outputs=4, base=base)
+    assert list(after.state_dict()) == list(before.state_dict())
+    differing = [
+        name for name, value in before.state_dict().items() if not torch.equal(after.state_dict()[name], value)
+    ]
+    assert differing == [f"layer{stage}.0.bn2.weight" for stage in (1, 2, 3)]
+    norms = [one for one in after.modules() if isinstance(one, GhostBatchNorm)]
+    assert len(norms) == 7
+    assert {one.group for one in norms} == {5}
+    assert [one.momentum for one in norms] == pytest.approx([0.2] * 7)
+    loaded = build(switched.model_copy(update={"weights": "plain.safetensors"}), num_outputs=4, base=base)
+    images = torch.randn(4, 3, 16, 16)
+    assert not torch.equal(loaded.eval()(images), before.eval()(images)), "it blurs"
+
+
+def test_zero_init_knows_the_blocks_of_others(base: Path) -> None:
+    """As torchvision and timm build them."""
+    (base / "blocks.py").write_text(BLOCKS)
+    for name, last in (("basic", "0.bn2"), ("bottleneck", "0.bn3")):
+        recipe = ModelRecipe(factory=f"blocks.py:{name}", zero_init=True)
+        state = build(recipe, num_outputs=4, base=base).state_dict()
+        assert [key for key, value in state.items() if key.endswith("weight") and not value.any()] == [f"{last}.weight"]
 
 
 def test_freeze_by_pattern(base: Path) -> None:

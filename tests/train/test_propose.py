@@ -82,6 +82,7 @@ def test_photographs_of_many_sizes(tmp_path: Path, data_root: Path) -> None:
     headway("init", tmp_path / "src", "--out", tmp_path / "r.yaml")
     recipe = load(tmp_path / "r.yaml", (), TrainRecipe).recipe
     assert (recipe.model.factory, recipe.data.size) == ("headway.model:resnet18", 224)
+    assert recipe.model.zero_init
     assert ", of different sizes." in (tmp_path / "r.yaml").read_text()
     headway("pack", tmp_path / "src", tmp_path / "src.packed", "--split", "0.25")
     run = tmp_path / "run"

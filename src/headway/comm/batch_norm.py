@@ -19,6 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from headway.core.errors import UsageError
+from headway.core.modules import replaced
 from headway.core.world import Group
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -170,19 +171,7 @@ def convert_sync(module: nn.Module, group: Group) -> nn.Module:
     Raises:
         UsageError: a batch norm with a forward pass of its own, or a LazyBatchNorm that has seen no batch yet.
     """
-    return _converted(module, group, "", {})
-
-
-def _converted(module: nn.Module, group: Group, name: str, done: dict[nn.Module, nn.Module]) -> nn.Module:
-    if module in done:
-        return done[module]
-    done[module] = module
-    if isinstance(module, _BatchNorm):
-        done[module] = _synchronised(module, group, name)
-    for key, child in list(module._modules.items()):
-        if child is not None:
-            module._modules[key] = _converted(child, group, f"{name}.{key}" if name else key, done)
-    return done[module]
+    return replaced(module, lambda one, name: _synchronised(one, group, name) if isinstance(one, _BatchNorm) else one)
 
 
 def _synchronised(module: _BatchNorm, group: Group, name: str) -> SyncBatchNorm:

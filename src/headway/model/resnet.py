@@ -13,24 +13,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def resnet18(num_classes: int = 1000, in_channels: int = 3, *, zero_init_last: bool = True) -> ResNet:
-    """18 layers, 11.69 million parameters. `zero_init_last`: each block begins as the identity (arXiv 1706.02677)."""
-    return ResNet(Basic, (2, 2, 2, 2), num_classes, in_channels, zero_init_last)
+def resnet18(num_classes: int = 1000, in_channels: int = 3) -> ResNet:
+    """18 layers; 11.69 million parameters, 1.81 billion multiply-adds at 224 pixels."""
+    return ResNet(Basic, (2, 2, 2, 2), num_classes, in_channels)
 
 
-def resnet34(num_classes: int = 1000, in_channels: int = 3, *, zero_init_last: bool = True) -> ResNet:
-    """34 layers, 21.80 million parameters. `zero_init_last`: each block begins as the identity (arXiv 1706.02677)."""
-    return ResNet(Basic, (3, 4, 6, 3), num_classes, in_channels, zero_init_last)
+def resnet34(num_classes: int = 1000, in_channels: int = 3) -> ResNet:
+    """34 layers; 21.80 million parameters, 3.66 billion multiply-adds at 224 pixels."""
+    return ResNet(Basic, (3, 4, 6, 3), num_classes, in_channels)
 
 
-def resnet50(num_classes: int = 1000, in_channels: int = 3, *, zero_init_last: bool = True) -> ResNet:
-    """50 layers, 25.56 million parameters. `zero_init_last`: each block begins as the identity (arXiv 1706.02677)."""
-    return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, in_channels, zero_init_last)
+def resnet50(num_classes: int = 1000, in_channels: int = 3) -> ResNet:
+    """50 layers; 25.56 million parameters, 4.09 billion multiply-adds at 224 pixels."""
+    return ResNet(Bottleneck, (3, 4, 6, 3), num_classes, in_channels)
+
+
+def resnet101(num_classes: int = 1000, in_channels: int = 3) -> ResNet:
+    """101 layers; 44.55 million parameters, 7.80 billion multiply-adds at 224 pixels."""
+    return ResNet(Bottleneck, (3, 4, 23, 3), num_classes, in_channels)
 
 
 @final
 class ResNet(nn.Module):
-    """A stem, four stages of blocks, a linear head. Made by `resnet18`, `resnet34` and `resnet50`."""
+    """A stem, four stages of blocks, a linear head. Made by `resnet18`, `resnet34`, `resnet50` and `resnet101`."""
 
     def __init__(
         self,
@@ -38,11 +43,11 @@ class ResNet(nn.Module):
         depths: Sequence[int],
         num_classes: int,
         in_channels: int,
-        zero_init_last: bool,
     ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
+        self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
         stages = []
         before = 64
         for stage, depth in enumerate(depths):
@@ -58,12 +63,10 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            elif zero_init_last and isinstance(module, Basic | Bottleneck):
-                nn.init.zeros_(module.last_norm.weight)
 
     def forward(self, images: Tensor) -> Tensor:
         hidden = F.relu(self.bn1(self.conv1(images)), inplace=True)
-        hidden = F.max_pool2d(hidden, 3, stride=2, padding=1)
+        hidden = self.maxpool(hidden)
         hidden = self.layer4(self.layer3(self.layer2(self.layer1(hidden))))
         logits: Tensor = self.fc(F.adaptive_avg_pool2d(hidden, 1).flatten(1))
         return logits
@@ -84,7 +87,7 @@ class Basic(nn.Module):
         self.downsample = _shortcut(before, width, stride)
 
     @property
-    def last_norm(self) -> nn.BatchNorm2d:
+    def last_norm(self) -> nn.Module:
         return self.bn2
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -112,7 +115,7 @@ class Bottleneck(nn.Module):
         self.downsample = _shortcut(before, after, stride)
 
     @property
-    def last_norm(self) -> nn.BatchNorm2d:
+    def last_norm(self) -> nn.Module:
         return self.bn3
 
     def forward(self, hidden: Tensor) -> Tensor:

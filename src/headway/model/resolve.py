@@ -10,11 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
-from headway.core.errors import HeadwayError, RecipeError, UserCodeError, nearest
+from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeError, nearest
 from headway.core.importing import import_path
 from headway.core.recipe import Part
+from headway.model.options import BatchNormRecipe, EmaRecipe
 
 if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes seconds
     import torch
@@ -39,6 +40,22 @@ class ModelRecipe(Part):
     init: str | None = None
     """Import path of a function `init(model, images)`, called once with a first batch, without gradients. Unset: the
     network's own method `initialise(images)` where it has one and no `weights` were loaded."""
+    zero_init: bool = False
+    """The last batch norm of each residual block begins with a scale of zero, so that the block begins as the identity
+    (Goyal et al. 2017, arXiv 1706.02677, section 5.1)."""
+    blur_pool: bool = False
+    """Convolutions with a stride and 16 input channels or more, and max pools, blur before they leave pixels out (Zhang
+    2019, arXiv 1904.11486)."""
+    batch_norm: BatchNormRecipe | None = None
+    """Ghost batches, momentum, statistics without moving averages; see below."""
+    ema: EmaRecipe | None = None
+    """Evaluate and save the average of the weights; see below."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> ModelRecipe:
+        if self.zero_init and self.weights is not None:
+            raise ValueError("zero_init would undo what the weights have learnt: remove zero_init, or weights")
+        return self
 
     @field_validator("freeze")
     @classmethod
@@ -81,6 +98,7 @@ def build(
     if not isinstance(model, Module):
         what = f"{recipe.factory!r} gave a {type(model).__name__}, no torch.nn.Module"
         raise RecipeError(what, where="model.factory", fix="Name a function that returns the network, or its class.")
+    model = _altered(model, recipe)
     if recipe.weights is not None:
         from headway.model import weights
 
@@ -150,6 +168,38 @@ def _call(factory: Callable[..., Any], recipe: ModelRecipe, offered: dict[str, i
         raise
     except Exception as error:
         raise _user_error(recipe.factory, error, "model.factory") from error
+
+
+def _altered(model: torch.nn.Module, recipe: ModelRecipe) -> torch.nn.Module:
+    """What the recipe changes of any network; names of parameters stay, so that weights fit as before."""
+    if recipe.zero_init:
+        from headway.model.zero import zero_init
+
+        if not zero_init(model):
+            what = "the network has no residual block whose last batch norm is known"
+            fix = "Remove it; or give each block of yours a property `last_norm` that is its last batch norm."
+            raise RecipeError(what, where="model.zero_init", fix=fix)
+    if recipe.blur_pool:
+        from headway.model.blurpool import LEAST_CHANNELS, add_blur_pool
+
+        model, changed = add_blur_pool(model)
+        if not changed:
+            what = f"the network has no max pool and no convolution with a stride and {LEAST_CHANNELS} input channels"
+            fix = "Remove it. Pools that are called as functions are not seen: make them modules, as nn.MaxPool2d."
+            raise RecipeError(what, where="model.blur_pool", fix=fix)
+    if recipe.batch_norm is not None:
+        from headway.model import norm
+
+        try:
+            norm.batch_norms(model)
+            if recipe.batch_norm.ghost is not None:
+                model = norm.convert_ghost(model, recipe.batch_norm.ghost)
+            if recipe.batch_norm.momentum is not None:
+                norm.set_momentum(model, recipe.batch_norm.momentum)
+        except UsageError as error:
+            where = f"model.batch_norm{error.where and f' ({error.where})'}"
+            raise RecipeError(error.what, where=where, fix=error.fix) from None
+    return model
 
 
 def _user_error(name: str, error: Exception, where: str) -> UserCodeError:

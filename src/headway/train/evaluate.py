@@ -56,11 +56,20 @@ def batches_of(
                 if not len(batch.images):  # the last batch may have fewer samples than there are ranks
                     continue
                 images = setup.augment.normalise(batch.images)
-                with setup.precision.autocast():
-                    outputs = setup.forward(images)
-                yield outputs.float(), batch.labels, batch
+                yield outputs_of(setup, images), batch.labels, batch
     finally:
         setup.model.train(training)
+
+
+def outputs_of(setup: Setup, images: torch.Tensor) -> torch.Tensor:
+    """What the network gives of normalised images, as float32 [b, outputs]; with `evaluate.flip` the mean of that and
+    of what it gives of their mirror images."""
+    views = (images, images.flip(3)) if setup.recipe.evaluate.flip else (images,)
+    outputs = []
+    for view in views:
+        with setup.precision.autocast():
+            outputs.append(setup.forward(view).float())
+    return outputs[0] if len(outputs) == 1 else (outputs[0] + outputs[1]) / 2
 
 
 def evaluate(setup: Setup, dataset: data.Dataset, ranks: Ranks | None = None) -> Evaluation:

@@ -23,6 +23,7 @@ from headway.data.fill import View
 from headway.data.formats.source import is_image
 from headway.data.records import Records
 from headway.data.reference import FORMATS
+from headway.train.evaluate import outputs_of
 from headway.train.setup import Setup
 
 
@@ -57,9 +58,9 @@ def predict(setup: Setup, files: Sequence[Path], batch: int = 64) -> Iterator[di
         for low in range(0, len(files), batch):
             part = files[low : low + batch]
             images = setup.augment.normalise(torch.from_numpy(pixels(setup, decode, part)).to(setup.device))
-            with torch.no_grad(), setup.precision.autocast():
-                outputs = setup.forward(images)
-            for file, row in zip(part, setup.task.predict(outputs.float()), strict=True):
+            with torch.no_grad():
+                outputs = outputs_of(setup, images)
+            for file, row in zip(part, setup.task.predict(outputs), strict=True):
                 yield {"path": str(file), **row}
 
 

@@ -235,7 +235,10 @@ def _model_lines(found: Findings, side: int) -> list[str]:
         ),
         "resnet": ("headway.model:resnet18", "for photographs; resnet50 is better and three times as slow"),
     }[_family(side)]
-    return ["model:", f"  factory: {factory}  # {why}"]
+    lines = ["model:", f"  factory: {factory}  # {why}"]
+    if _family(side) == "resnet":
+        lines.append("  zero_init: true  # each residual block begins as the identity, which steadies the first epochs")
+    return lines
 
 
 def _optimizer_lines(found: Findings, side: int, batch: int) -> list[str]:

@@ -1,0 +1,46 @@
+"""What is done with all modules of a network: others in their place, evaluation mode for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # nothing of torch is needed to walk through a network
+    from torch import nn
+
+
+def replaced(module: nn.Module, make: Callable[[nn.Module, str], nn.Module]) -> nn.Module:
+    """The network with every module m replaced by make(m, name), parents before what is inside of what they became.
+
+    A module that is used in several places becomes one module, used in the same places.
+
+    Returns:
+        the network; another object only where `make` made another one of it.
+    """
+    return _replaced(module, make, "", {})
+
+
+@contextmanager
+def evaluating(module: nn.Module) -> Iterator[None]:
+    """Within it the network is in evaluation mode; afterwards each module is in the mode in which it was."""
+    modes = [(one, one.training) for one in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for one, training in modes:
+            one.training = training
+
+
+def _replaced(
+    module: nn.Module, make: Callable[[nn.Module, str], nn.Module], name: str, done: dict[nn.Module, nn.Module]
+) -> nn.Module:
+    if module in done:
+        return done[module]
+    made = make(module, name)
+    done[module] = done[made] = made
+    for key, child in list(made._modules.items()):
+        if child is not None:
+            made._modules[key] = _replaced(child, make, f"{name}.{key}" if name else key, done)
+    return made

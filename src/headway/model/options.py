@@ -1,0 +1,42 @@
+"""Parts of a recipe that change a network whoever wrote it: batch norm, and the average of its weights."""
+
+from __future__ import annotations
+
+from pydantic import Field, model_validator
+
+from headway.core.recipe import Part
+
+
+class BatchNormRecipe(Part):
+    """Of every batch norm of the network."""
+
+    ghost: int | None = Field(default=None, ge=1)
+    """Most samples whose statistics are taken together while training; unset: all that are on this device at once.
+    Hoffer et al. 2017, "Train longer, generalize better" (arXiv 1705.08741): with a large batch, small groups keep the
+    accuracy. A batch that is no multiple is divided into the fewest groups, whose sizes differ by at most one."""
+    momentum: float | None = Field(default=None, ge=0, lt=1)
+    """Share of the running statistics that one step keeps (PyTorch's momentum is 1 - this); unset: what the network
+    has."""
+    recompute_batches: int | None = Field(default=None, ge=1)
+    """Evaluate with statistics that are computed anew over so many of the newest training batches, with the weights as
+    they are then, in place of moving averages; over all ranks. Akiba et al. 2017 (arXiv 1711.04325), "BN without moving
+    averages", take one batch; several are the PreciseBN of Wu and Johnson 2021 (arXiv 2105.07576)."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> BatchNormRecipe:
+        if self.momentum is not None and self.recompute_batches is not None:
+            raise ValueError("momentum is of moving averages, which recompute_batches replaces: remove one of them")
+        if self.ghost is None and self.momentum is None and self.recompute_batches is None:
+            raise ValueError("it changes nothing: set ghost, momentum or recompute_batches, or remove it")
+        return self
+
+
+class EmaRecipe(Part):
+    """Evaluate and save the exponential moving average of the weights, which is more accurate than the newest weights
+    while the learning rate is high (Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging";
+    Composer's ImageNet recipes: half-life 100 steps, updated every 20)."""
+
+    half_life_steps: float = Field(gt=0, allow_inf_nan=False)
+    """Steps after which a step's weights count half as much as the newest."""
+    every_steps: int = Field(default=1, ge=1)
+    """Steps between two updates: each is one pass over the weights."""

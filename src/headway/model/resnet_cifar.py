@@ -1,0 +1,95 @@
+"""The ResNets of He et al. 2015 (arXiv 1512.03385), section 4.2, for images of 32 pixels."""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headway.core.errors import UsageError
+
+WIDTHS = (16, 32, 64)
+
+
+def cifar_resnet(
+    num_classes: int = 10, in_channels: int = 3, *, depth: int = 20, skip_connections: bool = True
+) -> CifarResNet:
+    """6 n + 2 layers: 20, 32, 44, 56 and 110 are the paper's, of 0.27, 0.46, 0.66, 0.85 and 1.73 million parameters.
+
+    Input: normalised images, float [N, in_channels, H, W], made for 32 pixels; output: logits [N, num_classes].
+
+    Args:
+        depth: 8, 14, 20, ...: layers with weights.
+        skip_connections: False leaves the shortcuts out: the network whose loss landscape Li et al. 2018 (arXiv
+            1712.09913, figure 1) show beside that with them.
+
+    Raises:
+        UsageError: there is no such depth.
+    """
+    if depth < 8 or depth % 6 != 2:
+        below = max(8, 6 * ((depth - 2) // 6) + 2)
+        what = f"a CIFAR ResNet has 6 n + 2 layers, not {depth}"
+        raise UsageError(what, where="depth", fix=f"Set it to {below} or {below + 6}.")
+    return CifarResNet(depth // 6, num_classes, in_channels, skip_connections)
+
+
+@final
+class CifarResNet(nn.Module):
+    """A 3x3 convolution, three stages of `count` blocks each, a linear head. Made by `cifar_resnet`."""
+
+    def __init__(self, count: int, num_classes: int, in_channels: int, skip_connections: bool) -> None:
+        super().__init__()
+        self.conv1 = _conv(in_channels, WIDTHS[0])
+        self.bn1 = nn.BatchNorm2d(WIDTHS[0])
+        stages, before = [], WIDTHS[0]
+        for width in WIDTHS:
+            blocks = [CifarBlock(before, width, skip_connections)]
+            blocks += [CifarBlock(width, width, skip_connections) for _ in range(count - 1)]
+            stages.append(nn.Sequential(*blocks))
+            before = width
+        self.layer1, self.layer2, self.layer3 = stages
+        self.fc = nn.Linear(before, num_classes)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = F.relu(self.bn1(self.conv1(images)), inplace=True)
+        hidden = self.layer3(self.layer2(self.layer1(hidden)))
+        logits: Tensor = self.fc(F.adaptive_avg_pool2d(hidden, 1).flatten(1))
+        return logits
+
+
+@final
+class CifarBlock(nn.Module):
+    """Two 3x3 convolutions beside a shortcut without parameters (option A of section 4.1: every second pixel, and zeros
+    for the channels that are new): [N, before, H, W] -> [N, width, H / stride, W / stride]; stride 2 where it widens.
+    """
+
+    def __init__(self, before: int, width: int, skip_connection: bool) -> None:
+        super().__init__()
+        self._stride, self._more = (1, 0) if before == width else (2, width - before)
+        self._skip_connection = skip_connection
+        self.conv1 = _conv(before, width, self._stride)
+        self.bn1 = nn.BatchNorm2d(width)
+        self.conv2 = _conv(width, width)
+        self.bn2 = nn.BatchNorm2d(width)
+
+    @property
+    def last_norm(self) -> nn.Module | None:
+        """What decides how much the block adds to its shortcut; None without one."""
+        return self.bn2 if self._skip_connection else None
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        branch = F.relu(self.bn1(self.conv1(hidden)), inplace=True)
+        branch = self.bn2(self.conv2(branch))
+        if not self._skip_connection:
+            return F.relu(branch, inplace=True)
+        if self._more:
+            hidden = F.pad(hidden[:, :, :: self._stride, :: self._stride], (0, 0, 0, 0, 0, self._more))
+        return F.relu(branch + hidden, inplace=True)
+
+
+def _conv(before: int, after: int, stride: int = 1) -> nn.Conv2d:
+    return nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)

@@ -1,0 +1,123 @@
+"""Averages: what is evaluated and saved in the place of the newest weights and of moving statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any, final
+
+import torch
+from safetensors.torch import load as load_tensors
+from safetensors.torch import save as save_tensors
+
+from headway.model.ema import Ema
+from headway.model.norm import recomputing
+from headway.train.elastic import Ranks, running_statistics
+from headway.train.prepare import divided, prepared
+from headway.train.setup import Setup
+
+PREFIX = "statistics/"
+
+
+@final
+class Averages:
+    """The moving average of the weights, and the statistics of batch norm over the newest batches, as the recipe asks
+    for them. Where it asks for neither, the network is evaluated as it is.
+
+    Training goes on as if no evaluation had been: within `shown` the network is another one, and then itself again.
+    """
+
+    def __init__(self, setup: Setup) -> None:
+        options, norm = setup.recipe.model.ema, setup.recipe.model.batch_norm
+        self._setup = setup
+        self._ema: Ema | None = None
+        if options is not None:
+            self._ema = Ema(setup.model, half_life_steps=options.half_life_steps, every_steps=options.every_steps)
+        self._batches = None if norm is None else norm.recompute_batches
+        self._running = running_statistics(setup.model) if self._batches else []
+        self._found: list[torch.Tensor] = []
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether `recompute` has to come before an evaluation."""
+        return self._batches is not None
+
+    def stepped(self, step: int) -> None:
+        """After every step."""
+        if self._ema is not None:
+            self._ema.update(step)
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Within it the network is as it is evaluated and saved."""
+        with self._averaged(), _put(self._running if self._found else [], self._found):
+            yield
+
+    def recompute(self, step: int, ranks: Ranks | None = None) -> None:
+        """Computes the statistics of batch norm over the newest training batches: each rank's share, then their mean.
+
+        Raises:
+            CommunicationError: a rank was lost.
+        """
+        setup = self._setup
+        assert self._batches is not None
+        rank, world = (0, 1) if ranks is None else (ranks.world.rank, ranks.world.size)
+        first = max(0, step - self._batches)
+        loader = setup.inputs.loader  # the run's own, which tells how its input does
+        stream: Any = iter(setup.batches(setup.plan.position_of(first), rank, world))
+        before = [value.clone() for value in self._running]
+        try:
+            with self._averaged(), torch.no_grad(), recomputing(setup.model):
+                for number, batch in enumerate(islice(stream, step - first), first + 1):
+                    images, _ = prepared(setup, batch, number)
+                    for (part,) in divided(setup, images):
+                        with setup.precision.autocast():
+                            setup.model(part)
+            found = [value.clone() for value in self._running]
+        finally:
+            setup.inputs.loader = loader
+            if hasattr(stream, "close"):
+                stream.close()
+            if before:
+                torch._foreach_copy_(self._running, before)
+        if ranks is not None:
+            mine = {str(place): value.cpu() for place, value in enumerate(found)}
+            every = [load_tensors(data) for data in ranks.world.control.gather_bytes(save_tensors(mine))]
+            for place, value in enumerate(found):
+                value.copy_(torch.stack([one[str(place)] for one in every]).mean(0))
+        self._found = found
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """What goes into a checkpoint, or to another rank."""
+        ema = {} if self._ema is None else self._ema.state()
+        return ema | {f"{PREFIX}{place}": value for place, value in enumerate(self._found)}
+
+    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Goes on from such a state. Raises CheckpointError: it is another network's."""
+        if self._ema is not None:
+            self._ema.load(tensors)
+        if f"{PREFIX}0" in tensors:
+            self._found = [tensors[f"{PREFIX}{place}"].to(one) for place, one in enumerate(self._running)]
+        else:
+            self._found = []
+
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        if self._ema is None:
+            yield
+            return
+        with self._ema.swapped():
+            yield
+
+
+@contextmanager
+def _put(into: list[torch.Tensor], values: list[torch.Tensor]) -> Iterator[None]:
+    kept = [value.clone() for value in into]
+    if values:
+        torch._foreach_copy_(into, values)
+    try:
+        yield
+    finally:
+        if kept:
+            torch._foreach_copy_(into, kept)
