@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from tests.conftest import absent
 
+from headway.core.native import LIBRARY
 from headway.data import native
 
 pytestmark = pytest.mark.check
@@ -126,7 +127,7 @@ def test_instructions_of_newer_processors_stay_where_they_are_asked_for() -> Non
     """An inline function that was compiled with them, and kept by the linker for all, would end older processors."""
     if not native.available():
         absent("the native core is not built")
-    command = ["objdump", "--disassemble", "--no-show-raw-insn", str(native.LIBRARY)]
+    command = ["objdump", "--disassemble", "--no-show-raw-insn", str(LIBRARY)]
     function, wrong, seen = "", set(), set()
     for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
         if line.endswith(">:"):

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests._support import command, digits, finished, headway, packed_digits, records, running, write_recipe
 
-VERBS = ("init", "pack", "verify", "train", "evaluate", "predict", "report")
+VERBS = ("init", "pack", "verify", "train", "evaluate", "predict", "report", "schedule")
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,8 @@ def test_metrics_are_written_as_they_come(folder: Path, tmp_path: Path, monkeypa
     (seen,) = [module.SEEN for name, module in sys.modules.items() if name.endswith("_watch")]
     assert [len(found) for found in seen] == [0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
     assert seen[-1] == records(tmp_path / "run")[:5]
-    names = {"kind", "step", "position", "epoch", "loss", "accuracy", "lr", "images_s", "wait_share", "seconds"}
+    names = {"kind", "step", "position", "epoch", "loss", "accuracy", "lr", "batch"}
+    names |= {"images_s", "wait_share", "seconds"}
     assert seen[-1][0].keys() == names
 
 

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headway import optim as optim
     from headway.core.keys import keys as keys
     from headway.data.augment import Augment as Augment
     from headway.data.augment_options import AugmentRecipe as AugmentRecipe
@@ -47,11 +48,16 @@ _HOMES = {
     "verify": "headway.data.verify",
 }
 
+_ROOMS = ("optim",)
+"""Public as a whole: headway.optim.LARS."""
+
 __version__ = "0.1.0"
-__all__ = [*sorted(_HOMES), "__version__"]
+__all__ = [*sorted(_HOMES), *_ROOMS, "__version__"]
 
 
 def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f"headway.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'headway' has no attribute {name!r}")
     return getattr(import_module(_HOMES[name]), name)

@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import shlex
+import shutil
 import sys
 import traceback
 from dataclasses import asdict
@@ -321,6 +322,43 @@ def report(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: 
 
     path = runs.report(run)
     _print({"report": str(path)}, as_json, f"Report: {path}")
+
+
+@app.command()
+def schedule(
+    recipe: Annotated[Path, typer.Argument(help="A YAML recipe.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="key=value", help="Values instead of the recipe's.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Size of the training set; default: as the packed data say.")
+    ] = None,
+    page: Annotated[Path | None, typer.Option(help="Draw it as an HTML file too.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw learning rate, momentum and batch over a run, before it begins."""
+    from headway.core.files import write_whole
+    from headway.train import drawing
+    from headway.train.preview import preview
+
+    found = preview(recipe, overrides or (), samples)
+    for warning in found.warnings:
+        say(warning)
+    if page is not None:
+        write_whole(page, drawing.page(found))
+        say(f"Wrote {page}.")
+    width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+    result = found.to_json() | {"page": page and str(page)}
+    _print(result, as_json, drawing.text(found, width, blocks=_shows(drawing.BLOCKS)))
+
+
+def _shows(text: str) -> bool:
+    """Whether standard output can hold it."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @app.command("bench-links")

@@ -5,18 +5,22 @@ import warnings
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from headway.core.errors import UsageError
 from headway.optim import Schedule, ScheduleRecipe
 
 EPOCH = 100
 EVERY: list[dict[str, Any]] = [
     {"name": "constant"},
+    {"name": "step", "every_epochs": 4},
     {"name": "multi_step", "milestones_epochs": [4, 8]},
+    {"name": "exponential", "every_epochs": 2.5, "gamma": 0.5},
     {"name": "cosine", "end": 0.1},
     {"name": "polynomial", "power": 2, "end": 0.01},
     {"name": "triangular", "start": 0.2, "peak": 0.25, "end": 0.05},
@@ -34,6 +38,18 @@ def schedule(epochs: float = 10, **options: Any) -> Schedule:
         ({"name": "constant", "warmup_epochs": 2, "warmup_start": 0.5}, {0: 0.5, 50: 0.625, 100: 0.75, 200: 1, 999: 1}),
         ({"name": "multi_step", "milestones_epochs": [3, 6.5], "gamma": 0.5}, {299: 1, 300: 0.5, 649: 0.5, 650: 0.25}),
         ({"name": "multi_step", "milestones_epochs": [0.29], "gamma": 0.5}, {28: 1, 29: 0.5}),
+        ({"name": "step", "every_epochs": 2.5, "gamma": 0.5}, {0: 1, 249: 1, 250: 0.5, 500: 0.25, 1000: 0.0625}),
+        ({"name": "step", "every_epochs": 0.07, "gamma": 0.5}, {6: 1, 7: 0.5, 13: 0.5, 14: 0.25}),
+        ({"name": "exponential", "every_epochs": 2, "gamma": 0.5}, {0: 1, 100: 0.5**0.5, 200: 0.5, 1000: 2**-5}),
+        (
+            {"name": "exponential", "every_epochs": 4, "gamma": 0.25, "warmup_epochs": 2},
+            {0: 0, 100: 0.5, 200: 1, 400: 0.5, 1000: 0.0625},
+        ),
+        (
+            {"name": "constant", "warmup_epochs": 4, "warmup_power": 2, "warmup_start": 0.2},
+            {0: 0.2, 100: 0.25, 200: 0.4, 400: 1},
+        ),
+        ({"name": "constant", "warmup_epochs": 4, "warmup_power": 0.5}, {0: 0, 100: 0.5, 225: 0.75, 400: 1}),
         ({"name": "cosine"}, {0: 1, 250: 0.5 + 0.5**1.5, 500: 0.5, 1000: 0}),
         ({"name": "cosine", "warmup_epochs": 2, "end": 0.2}, {0: 0, 100: 0.5, 200: 1, 600: 0.6, 1000: 0.2}),
         ({"name": "polynomial"}, {0: 1, 500: 0.25, 900: 0.01, 1000: 0}),
@@ -49,16 +65,24 @@ def test_values_by_hand(options: dict[str, Any], expected: dict[int, float]) -> 
 @pytest.mark.parametrize("options", EVERY)
 def test_beyond_the_end_nothing_moves(options: dict[str, Any]) -> None:
     factor = schedule(**options)
-    end = {"constant": 1.0, "multi_step": 0.1**2}.get(options["name"], options.get("end"))
+    end = {"constant": 1.0, "step": 0.1**2, "multi_step": 0.1**2, "exponential": 0.5**4}.get(
+        options["name"], options.get("end")
+    )
     assert factor(1000) == factor(1001) == factor(10**9) == pytest.approx(end)
 
 
 @pytest.mark.parametrize("options", EVERY[:-1])
-@given(warmup=st.integers(0, 399), start=st.floats(0, 1), total=st.integers(400, 3000), cut=st.integers(0, 3000))
+@given(
+    warmup=st.integers(0, 399),
+    start=st.floats(0, 1),
+    power=st.sampled_from([0.5, 1, 2]) | st.floats(0.1, 10),
+    total=st.integers(400, 3000),
+    cut=st.integers(0, 3000),
+)
 def test_it_rises_in_the_warmup_and_falls_after(
-    options: dict[str, Any], warmup: int, start: float, total: int, cut: int
+    options: dict[str, Any], warmup: int, start: float, power: float, total: int, cut: int
 ) -> None:
-    warm = {"warmup_epochs": warmup / EPOCH, "warmup_start": start} if warmup else {}
+    warm = {"warmup_epochs": warmup / EPOCH, "warmup_start": start, "warmup_power": power} if warmup else {}
     factor = Schedule(ScheduleRecipe(**options, **warm), total=total, epoch=EPOCH)
     values = [factor(position) for position in range(total + 1)]
     assert all(0 <= value <= 1 + 1e-12 for value in values)
@@ -66,8 +90,13 @@ def test_it_rises_in_the_warmup_and_falls_after(
     assert values[warmup] == pytest.approx(1)
     if warmup:
         assert values[0] == start
-        step = (1 - start) / warmup  # a line up to the top, without a jump where the schedule proper begins
-        assert all(abs(after - before - step) < 1e-9 for before, after in pairwise(values[: warmup + 1]))
+        steps = np.diff(values[: warmup + 1])
+        assert (steps >= -1e-12).all()
+        if power == 1:  # a line up to the top: a constant increment, and no jump where the schedule proper begins
+            assert np.allclose(steps, (1 - start) / warmup, rtol=0, atol=1e-9)
+        else:  # 2 begins slowly, the square root fast; the last step is no jump either
+            assert (np.diff(steps) * (power - 1) >= -1e-9).all()
+            assert steps[-1] <= (1 - start) * (1 - (1 - 1 / warmup) ** power) + 1e-9
     assert Schedule(ScheduleRecipe(**options, **warm), total=total, epoch=EPOCH)(cut) == factor(cut)
 
 
@@ -93,6 +122,50 @@ def torch_factors(scheduler: Any, count: int) -> list[float]:
     return factors
 
 
+def mxnet_factors(falls_after: list[int], count: int) -> list[float]:
+    """FactorScheduler and MultiFactorScheduler of MXNet, of the updates 1, 2, ...: once num_update is above a step, the
+    rate has been halved there."""
+    return [0.5 ** sum(update > step for step in falls_after) for update in range(1, count + 1)]
+
+
+@pytest.mark.parametrize(("batch", "samples"), [(1, 1000), (256, 50_000), (32, 1_281_167), (8192, 1_281_167)])
+def test_falls_after_so_many_steps_are_written_in_epochs(batch: int, samples: int) -> None:
+    """steps * batch / samples epochs are so many steps: FactorScheduler(step=250, factor=0.5), and
+    MultiFactorScheduler(step=[250, 750, 900], factor=0.5)."""
+    every = ScheduleRecipe(name="step", every_epochs=250 * batch / samples, gamma=0.5)
+    some = ScheduleRecipe(
+        name="multi_step", milestones_epochs=tuple(step * batch / samples for step in (250, 750, 900)), gamma=0.5
+    )
+    for recipe, falls in ((every, [250, 500, 750]), (some, [250, 750, 900])):
+        factor = Schedule(recipe, total=1000 * batch, epoch=samples)
+        assert [factor(step * batch) for step in range(1000)] == mxnet_factors(falls, 1000)
+        assert [mark.position for mark in factor.marks()] == [step * batch for step in falls]
+
+
+def test_warm_up_from_the_small_batchs_rate_has_a_constant_increment() -> None:
+    """Goyal et al. 2017: from eta, by a constant amount an iteration, to k eta after five epochs; then the schedule."""
+    k, batch, samples = 32, 8192, 1_281_167
+    recipe = ScheduleRecipe(name="multi_step", milestones_epochs=(30, 60, 80), warmup_epochs=5, warmup_start=1 / k)
+    factor = Schedule(recipe, total=90 * samples, epoch=samples)
+    lr = [0.1 * k * factor(step * batch) for step in range(90 * samples // batch)]
+    last = 5 * samples // batch
+    assert lr[0] == pytest.approx(0.1)
+    assert np.allclose(np.diff(lr[: last + 1]), (3.2 - 0.1) * batch / (5 * samples), rtol=1e-9)
+    assert set(np.round(lr[last + 1 :], 9)) == {3.2, 0.32, 0.032, 0.0032}
+
+
+def test_marks_are_where_it_turns() -> None:
+    def marks(**options: Any) -> list[tuple[int, str]]:
+        return [tuple(mark) for mark in schedule(**options).marks()]
+
+    assert marks(name="constant") == marks(name="cosine") == []
+    assert marks(name="cosine", warmup_epochs=2) == [(200, "end of the warm-up")]
+    assert marks(name="triangular", peak=0.3) == [(300, "peak")]
+    assert marks(name="step", every_epochs=4, gamma=0.5) == [(400, "falls to x 0.5"), (800, "falls to x 0.25")]
+    assert marks(name="multi_step", milestones_epochs=[5, 10]) == [(500, "falls to x 0.1")]
+    assert marks(name="cosine", warmup_epochs=10) == []  # the run ends there
+
+
 def test_agreement_with_torch() -> None:
     from torch.optim import lr_scheduler as peers
 
@@ -104,7 +177,11 @@ def test_agreement_with_torch() -> None:
     warm_cosine = ScheduleRecipe(name="cosine", warmup_epochs=0.2, warmup_start=0.1)
     linear, cosine = peers.LinearLR, peers.CosineAnnealingLR
     one = optimizer()
+    step = ScheduleRecipe(name="step", every_epochs=0.3, gamma=0.5)
+    exponential = ScheduleRecipe(name="exponential", every_epochs=0.01, gamma=0.97)
     pairs = [
+        (step, peers.StepLR(optimizer(), 30, gamma=0.5)),
+        (exponential, peers.ExponentialLR(optimizer(), gamma=0.97)),
         (ScheduleRecipe(name="cosine", end=0.1), cosine(optimizer(), 100, eta_min=0.1)),
         (ScheduleRecipe(name="polynomial", power=1.5), peers.PolynomialLR(optimizer(), 100, power=1.5)),
         (multi_step, peers.MultiStepLR(optimizer(), [30, 60], gamma=0.3)),
@@ -149,11 +226,25 @@ def test_a_run_of_nothing_but_warmup() -> None:
         ({"name": "cosine", "peak": 0.2}, "'cosine' does not use 'peak'"),
         ({"name": "triangular", "warmup_epochs": 1}, "'triangular' does not use 'warmup_epochs'"),
         ({"name": "cosine", "warmup_start": 0.1}, "'warmup_start' counts only in a warm-up"),
+        ({"name": "cosine", "warmup_power": 2}, "'warmup_power' counts only in a warm-up"),
+        ({"name": "cosine", "warmup_start": "base"}, "'warmup_start' counts only in a warm-up"),
+        ({"name": "cosine", "warmup_epochs": 1, "warmup_power": 0}, "greater than 0"),
+        ({"name": "cosine", "warmup_epochs": 1, "warmup_start": "bass"}, "Input should be 'base'"),
+        ({"name": "cosine", "every_epochs": 1}, "'cosine' does not use 'every_epochs'"),
+        ({"name": "exponential", "end": 0.1}, "'exponential' does not use 'end'"),
+        ({"name": "step"}, "'step' needs every_epochs, in which it falls by gamma. Set every_epochs: 30"),
+        ({"name": "exponential"}, "'exponential' needs every_epochs"),
+        ({"name": "step", "every_epochs": 0}, "greater than 0"),
+        ({"name": "step", "every_epochs": 1, "gamma": 1}, "less than 1"),
+        (
+            {"name": "step", "every_epochs": 2, "warmup_epochs": 5},
+            "the first fall at epoch 2 lies inside the warm-up. Set warmup_epochs to at most 2",
+        ),
         ({"name": "multi_step"}, "'multi_step' needs milestones"),
         ({"name": "multi_step", "milestones_epochs": [2, 2]}, "do not rise"),
         ({"name": "multi_step", "milestones_epochs": [2], "warmup_epochs": 5}, "lies inside the warm-up"),
         ({"name": "multi_step", "milestones_epochs": [0]}, "greater than 0"),
-        ({"name": "step"}, "Input should be 'constant'"),
+        ({"name": "stair"}, "Input should be 'constant'"),
         ({"name": "triangular", "peak": 1}, "less than 1"),
         ({"name": "cosine", "end": 1.5}, "less than or equal to 1"),
         ({"name": "cosine", "warmup_epochs": -1}, "greater than or equal to 0"),
@@ -170,5 +261,10 @@ def test_a_resolved_recipe_shows_what_counts_and_reads_back(options: dict[str, A
     recipe = ScheduleRecipe(**options)
     shown = recipe.model_dump(mode="json")
     assert ScheduleRecipe.model_validate(shown) == recipe
-    assert ("gamma" in shown) == (recipe.name == "multi_step")
+    assert ("gamma" in shown) == (recipe.name in ("step", "multi_step", "exponential"))
     assert ("warmup_epochs" in shown) == (recipe.name != "triangular")
+
+
+def test_a_base_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(UsageError, match="warm-up starts at base, and the base of the learning rate is not known"):
+        schedule(name="cosine", warmup_epochs=1, warmup_start="base")

@@ -52,6 +52,9 @@ CASES: dict[str, tuple[str, ...]] = {
     "nag, cosine": ("optimizer={name: nag, lr: 0.01}", "schedule={name: cosine, warmup_epochs: 1}"),
     "bf16": ("precision=bf16",),
     "batch norm and dropout": ("model.factory=net.py:dropout",),
+    "averaged weights and ghost batches": (
+        "model={factory: net.py:dropout, ema: {half_life_steps: 4, every_steps: 2}, batch_norm: {ghost: 5}}",
+    ),
     "micro-batches": ("micro_batch=5",),
     "flip and translate": ("augment={flip: true, translate: 2}",),
     "every augmentation": (

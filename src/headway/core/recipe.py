@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -40,9 +40,15 @@ class Loaded(Generic[P]):
 
     def resolve(self, key: str, value: Any, reason: str) -> Loaded[P]:
         """The same recipe with an `auto` value replaced by what it stands for."""
-        tree = self.recipe.model_dump(mode="json")
-        _put(tree, key.split("."), value, key)
-        origins = {**self.origins, key: f"auto: {reason}"}
+        return self.resolve_all({key: (value, reason)})
+
+    def resolve_all(self, values: Mapping[str, tuple[Any, str]]) -> Loaded[P]:
+        """The same with several at once, where only all of them fit together: (value, reason) by dotted key."""
+        tree, origins = self.recipe.model_dump(mode="json"), dict(self.origins)
+        for key, (value, reason) in values.items():
+            _put(tree, key.split("."), value, key)
+            origins = {other: origin for other, origin in origins.items() if not other.startswith(f"{key}.")}
+            origins[key] = f"auto: {reason}"
         return replace(self, recipe=type(self.recipe).model_validate(tree), origins=origins)
 
     def leaves(self) -> Iterator[tuple[str, Any]]:
@@ -245,7 +251,8 @@ def _part_at(model: type[Part], keys: Sequence[str]) -> type[Part] | None:
         if isinstance(current, type) and issubclass(current, Part):
             field = current.model_fields.get(key)
             current = field.annotation if field else None
-        parts = [a for a in typing.get_args(current) if isinstance(a, type) and issubclass(a, Part)]
+        kinds = [typing.get_args(a)[0] if typing.get_origin(a) is Annotated else a for a in typing.get_args(current)]
+        parts = [a for a in kinds if isinstance(a, type) and issubclass(a, Part)]
         if parts:
             current = parts[0]
     return current if isinstance(current, type) and issubclass(current, Part) else None

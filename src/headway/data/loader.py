@@ -15,6 +15,7 @@ import torch
 
 from headway.core.errors import UsageError, nearest
 from headway.data.batch import Batch
+from headway.data.batch_plan import BatchPlan
 from headway.data.cores import local_ranks
 from headway.data.dataset import Dataset
 from headway.data.decode import Backend, chosen, decoder
@@ -41,7 +42,8 @@ class Loader:
 
     Args:
         dataset: where the samples lie.
-        batch: the global batch; a step takes the next `batch` positions, across an epoch's end too.
+        batch: the global batch; a step takes the next `batch` positions, across an epoch's end too. Or a plan of
+            batches that grow.
         order: the order of training; None: every sample once in index order, the last batch short (evaluation).
         start, stop: positions served; `stop` None: without end (with an order), or the whole set (without).
         rank, world: this rank takes its share of every step.
@@ -73,7 +75,7 @@ class Loader:
         self,
         dataset: Dataset,
         *,
-        batch: int,
+        batch: int | BatchPlan,
         order: Order | None = None,
         start: int = 0,
         stop: int | None = None,
@@ -96,8 +98,7 @@ class Loader:
         on_bad: OnBad = "substitute",
         verify: Verify = "first",
     ) -> None:
-        if batch < 1:
-            raise UsageError(f"a batch of {batch} samples", fix="Set 1 or more.")
+        plan = batch if isinstance(batch, BatchPlan) else BatchPlan(batch)
         if order is None and stop is not None and stop > len(dataset):
             raise UsageError(
                 f"a stop at {stop} of {len(dataset)} samples", fix="Give an order to go through them again."
@@ -125,7 +126,7 @@ class Loader:
             raise UsageError("the images have different sizes", fix="Give the loader a size=(height, width).")
         if order is not None and order.samples != len(dataset):
             raise UsageError(f"an order of {order.samples} samples over a data set of {len(dataset)}")
-        self.dataset, self.batch, self.order, self.start = dataset, batch, order, start
+        self.dataset, self.plan, self.order, self.start = dataset, plan, order, start
         self.stop = len(dataset) if order is None and stop is None else stop
         self.rank, self.world = rank, world
         self.view = View(
@@ -156,7 +157,7 @@ class Loader:
 
     def __repr__(self) -> str:
         steps = "without end" if self.stop is None else f"{len(self)} steps"
-        return f"Loader of {self.dataset!r}: {steps} of {self.batch}, images of {self.size[0]} x {self.size[1]}"
+        return f"Loader of {self.dataset!r}: {steps} of {self.plan}, images of {self.size[0]} x {self.size[1]}"
 
     @property
     def size(self) -> tuple[int, int]:
@@ -186,7 +187,7 @@ class Loader:
         """Number of steps. Raises TypeError where the loader has no end."""
         if self.stop is None:
             raise TypeError("this loader has no end: it was given no stop")
-        return -(-(self.stop - self.start) // self.batch)
+        return self.plan.steps_between(self.start, self.stop)
 
     def __iter__(self) -> Iterator[Batch]:
         ring = _Ring(self)
@@ -221,16 +222,16 @@ class Loader:
         if self.world == 1 or ranks is None or self.world % ranks or self.order is None:
             return None
         first = self.rank // ranks * ranks
-        low, _ = share(self.batch, first, self.world)
-        _, high = share(self.batch, first + ranks - 1, self.world)
-        return Slots(low, high, self.batch)
+        return Slots(self.plan, first, first + ranks, self.world)
 
     def _spans(self) -> Iterator[tuple[int, int]]:
         """(low, high) positions of this rank in each step."""
         position = self.start
         while self.stop is None or position < self.stop:
             # With an order every step is full; without one the set is served once and the last step is short.
-            total = self.batch if self.order or self.stop is None else min(self.batch, self.stop - position)
+            total = self.plan.batch_at(position)
+            if self.order is None and self.stop is not None:
+                total = min(total, self.stop - position)
             low, high = share(total, self.rank, self.world)
             yield position + low, position + high
             position += total
@@ -288,7 +289,9 @@ class _Ring:
         self._free: queue.SimpleQueue[_Slot | None] = queue.SimpleQueue()
         self._ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
         height, width = loader.size
-        most = loader.batch if loader.order is not None else min(loader.batch, max(0, loader.stop or 0))
+        most = loader.plan.largest
+        if loader.order is None:
+            most = min(most, max(0, loader.stop or 0))
         largest = -(-most // loader.world) * height * width * loader.view.channels
         try:
             slots = loader.ahead if loader.stop is None else min(loader.ahead, len(loader))

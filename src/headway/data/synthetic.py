@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from headway.data.batch import Batch
+from headway.data.batch_plan import BatchPlan
 from headway.data.options import SyntheticRecipe
 from headway.data.order import share
 
@@ -17,7 +18,7 @@ class Synthetic:
 
     Args:
         recipe: sizes.
-        batch: samples of each step.
+        batch: samples of each step, or a plan of batches that grow.
         seed: of the pixels, the labels and the keys.
         start: first position.
         device: where the batch lies.
@@ -28,7 +29,7 @@ class Synthetic:
         self,
         recipe: SyntheticRecipe,
         *,
-        batch: int,
+        batch: int | BatchPlan,
         seed: int,
         start: int,
         device: torch.device,
@@ -36,17 +37,21 @@ class Synthetic:
         world: int = 1,
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        shape = (batch, *recipe.size, recipe.channels)
-        self._share = low, high = share(batch, rank, world)
-        self._images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)[low:high].to(device)
-        self._labels = torch.randint(0, recipe.classes, (batch,), generator=generator)[low:high].to(device)
-        self._samples, self._batch, self._seed, self._start = recipe.samples, batch, seed, start
+        plan = batch if isinstance(batch, BatchPlan) else BatchPlan(batch)
+        shape = (plan.largest, *recipe.size, recipe.channels)
+        self._images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+        self._labels = torch.randint(0, recipe.classes, (plan.largest,), generator=generator)
+        self._samples, self._plan, self._seed, self._start = recipe.samples, plan, seed, start
+        self._device, self._place = device, (rank, world)
 
     def __iter__(self) -> Iterator[Batch]:
-        low, high = self._share
-        first, zeros = np.arange(low, high), np.zeros(high - low, np.int64)
-        position = self._start
+        position, size = self._start, 0
         while True:
+            if (found := self._plan.batch_at(position)) != size:
+                size = found
+                low, high = share(size, *self._place)
+                images, labels = self._images[low:high].to(self._device), self._labels[low:high].to(self._device)
+                first, zeros = np.arange(low, high), np.zeros(high - low, np.int64)
             positions = first + position
             epoch, slot = divmod(position, self._samples)
             if slot + high <= self._samples:  # two numpy calls fewer, 3 us
@@ -54,12 +59,12 @@ class Synthetic:
             else:
                 epochs, samples = positions // self._samples, positions % self._samples
             yield Batch(
-                images=self._images,
-                labels=self._labels,
+                images=images,
+                labels=labels,
                 positions=positions,
                 epochs=epochs,
                 samples=samples,
                 served=samples,
                 seed=self._seed,
             )
-            position += self._batch
+            position += size

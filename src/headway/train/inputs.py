@@ -15,6 +15,7 @@ from headway.core.recipe import Loaded
 from headway.data import dataset as data
 from headway.data.augment import measure
 from headway.data.batch import Batch
+from headway.data.batch_plan import BatchPlan
 from headway.data.cores import default_threads, usable_cores
 from headway.data.decode import chosen
 from headway.data.loader import Loader
@@ -68,13 +69,15 @@ class Inputs:
     loader: Loader | None = None
     _tiers: dict[int, Tier] = field(default_factory=dict)
 
-    def batches(self, recipe: TrainRecipe, position: int, rank: int = 0, world: int = 1) -> Iterable[Batch]:
+    def batches(
+        self, recipe: TrainRecipe, plan: BatchPlan, position: int, rank: int = 0, world: int = 1
+    ) -> Iterable[Batch]:
         """Training batches from a position on, without end: a rank's share of each."""
         if self.train is None:
             options = recipe.data.synthetic or SyntheticRecipe()
-            given: dict[str, Any] = {"batch": recipe.batch, "seed": recipe.seed, "start": position}
+            given: dict[str, Any] = {"batch": plan, "seed": recipe.seed, "start": position}
             return Synthetic(options, **given, device=self.device, rank=rank, world=world)
-        self.loader = self._training(self.train, recipe, start=position, rank=rank, world=world)
+        self.loader = self._training(self.train, recipe, batch=plan, start=position, rank=rank, world=world)
         return self.loader
 
     def smallest(self, recipe: TrainRecipe) -> tuple[int, int]:
@@ -84,10 +87,10 @@ class Inputs:
 
     def first_batch(self, recipe: TrainRecipe) -> Batch:
         """The beginning of the run's first batch, for `init` and the checks."""
-        some = recipe.model_copy(update={"batch": min(recipe.batch, FIRST_SAMPLES)})
+        some = min(recipe.batch, FIRST_SAMPLES)
         if self.train is None:
-            return next(iter(self.batches(some, 0)))
-        return next(iter(self._training(self.train, some, stop=some.batch, progressive=None)))
+            return next(iter(self.batches(recipe, BatchPlan(some), 0)))
+        return next(iter(self._training(self.train, recipe, batch=some, stop=some, progressive=None)))
 
     def evaluation(self, recipe: TrainRecipe, dataset: data.Dataset, rank: int = 0, world: int = 1) -> Loader:
         """A data set once, in index order, each image by its centre: a rank's share of each batch."""
@@ -220,8 +223,8 @@ def open_inputs(
             train = on_error.enter_context(closing(open_relative(loaded.base, recipe.data.train, say)))
             if recipe.data.eval is not None:
                 held_out = on_error.enter_context(closing(open_relative(loaded.base, recipe.data.eval, say)))
-            if recipe.batch > len(train):
-                say(f"The batch of {recipe.batch} is larger than the data set of {len(train)}: each step spans epochs.")
+            if (most := recipe.largest_batch) > len(train):
+                say(f"The batch of {most} is larger than the data set of {len(train)}: each step spans epochs.")
         loaded, size, channels, samples = _resolve_images(loaded, train)
         inputs = on_error.enter_context(
             closing(

@@ -44,6 +44,7 @@ class Ledger:
         self._losses: list[torch.Tensor] = []
         self._verdicts: list[Verdict] = []
         self._step_losses: list[float] = []
+        self._sizes: list[int] = []
         self._bad: list[Bad] = []
         self._bad_ahead = 0
         self._damaged: set[int] = set()
@@ -55,9 +56,10 @@ class Ledger:
         """Losses of some samples of a step that is under way; they stay on the device."""
         self._losses.append(losses)
 
-    def loss_of_step(self) -> torch.Tensor:
-        """This rank's part of the loss of the step under way, which is then no longer counted here."""
-        loss = torch.cat(self._losses).sum() / self._setup.recipe.batch
+    def loss_of_step(self, size: int) -> torch.Tensor:
+        """This rank's part of the loss of the step under way, of so many samples over all ranks; it is then no longer
+        counted here."""
+        loss = torch.cat(self._losses).sum() / size
         self._losses.clear()
         return loss
 
@@ -69,17 +71,18 @@ class Ledger:
         """Writes the ids of a batch. Before its step comes about: who is killed then has said what it gave to it."""
         self.log.ids(batch.positions, batch.samples, batch.served)
 
-    def stepped(self, batch: Batch, verdict: Verdict | None = None) -> None:
-        """A step has come about; the verdict is that of several ranks."""
+    def stepped(self, batch: Batch, size: int, verdict: Verdict | None = None) -> None:
+        """A step of so many samples over all ranks has come about; the verdict is that of several ranks."""
         self._bad += batch.bad
         self._recent.clear()
         if verdict is not None:
-            if self._noise is not None and self._ranks is not None and (size := self._ranks.world.size) > 1:
-                batch_size = self._setup.recipe.batch
-                self._noise.update(verdict.local_sq, verdict.reduced_sq, batch_size / size, batch_size)
+            if self._noise is not None and self._ranks is not None and (ranks := self._ranks.world.size) > 1:
+                self._noise.update(verdict.local_sq, verdict.reduced_sq, size / ranks, size)
             self._verdicts.append(verdict)
             if self._setup.device.type == "cpu":  # elsewhere they are read where the host waits anyway
                 self.read_verdicts()
+        else:
+            self._sizes.append(size)
 
     def read_verdicts(self) -> None:
         """Takes over what the ranks have agreed on since; on CUDA this waits for the device.
@@ -111,10 +114,10 @@ class Ledger:
             return found
         if not self._losses:
             return np.empty(0)
-        losses = torch.cat(self._losses).double().cpu().numpy()
+        losses, ends = torch.cat(self._losses).double().cpu().numpy(), np.cumsum(self._sizes)
         self._losses.clear()
-        by_step: NDArray[np.float64] = losses.reshape(-1, self._setup.recipe.batch).mean(axis=1)
-        return by_step
+        self._sizes.clear()
+        return np.array([step.mean() for step in np.split(losses, ends[:-1])])
 
     def record(self, step: int, losses: NDArray[np.float64], outputs: Outputs | None, clock: Clock) -> None:
         """Writes a record of training.
@@ -122,12 +125,12 @@ class Ledger:
         Raises:
             DataError: too many samples are damaged.
         """
-        setup, recipe = self._setup, self._setup.recipe
+        setup, plan = self._setup, self._setup.plan
         since_step, since_seconds, since_wait = self._since
         self.restart_rate(step, clock)
         _, seconds, wait = self._since
         elapsed = max(seconds - since_seconds, 1e-9)
-        position = step * recipe.batch
+        position, last = plan.position_of(step), plan.position_of(step - 1)
         with torch.no_grad():  # a newcomer has put nothing through the network yet
             metrics = setup.task.metrics(*outputs) if outputs is not None else {}
         record = {
@@ -137,8 +140,9 @@ class Ledger:
             "epoch": position / setup.epoch,
             "loss": float(losses.mean()),
             **{name: float(value.float().mean()) for name, value in metrics.items()},
-            "lr": recipe.optimizer.lr * setup.schedule(position - recipe.batch),
-            "images_s": (step - since_step) * recipe.batch / elapsed,
+            "lr": setup.lr_at(last),
+            "batch": position - last,
+            "images_s": (position - plan.position_of(since_step)) / elapsed,
             "wait_share": (wait - since_wait) / elapsed,
             "seconds": seconds,
         }

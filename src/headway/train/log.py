@@ -20,7 +20,7 @@ from headway.data.batch import Bad
 from headway.observe.sinks import Sink, open_sinks
 
 BESIDES_METRICS = frozenset(
-    {"kind", "step", "position", "epoch", "seconds", "lr", "images_s", "wait_share", "loss_scale", "damaged"}
+    {"kind", "step", "position", "epoch", "seconds", "lr", "batch", "images_s", "wait_share", "loss_scale", "damaged"}
     | {"noise_scale", "noise_scale_error"}
 )
 """What a record of metrics.jsonl holds besides metrics."""

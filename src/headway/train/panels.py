@@ -169,9 +169,15 @@ def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> lis
     if train:
         epochs = [r["epoch"] for r in train]
         for place, (name, title, label) in enumerate(
-            (("lr", "Learning rate", "learning rate"), ("images_s", "Throughput", "images/s"))
+            (
+                ("lr", "Learning rate", "learning rate"),
+                ("batch", "Batch", "samples of a step"),
+                ("images_s", "Throughput", "images/s"),
+            )
         ):
-            out.append(_curve(name, title, label, [(label, epochs, [r[name] for r in train])], order=250 + place))
+            values = [r[name] for r in train]
+            if name != "batch" or len(set(values)) > 1:
+                out.append(_curve(name, title, label, [(label, epochs, values)], order=250 + place))
     return out
 
 

@@ -87,14 +87,15 @@ class Bar(Display):
             return
         if self._rate is None:
             self._progress.start()
-            self._rate = (now, trainer.step)
+            self._rate = (now, trainer.position)
         self._next = now + REFRESH_S
         setup, since = trainer.setup, now - self._rate[0]
-        done = trainer.step - self._rate[1]
+        done = trainer.position - self._rate[1]
         parts = []
         if done and since > 0:
-            parts.append(f"{done * setup.recipe.batch / since:,.0f} images/s")
-            parts.append(f"{duration((setup.steps - trainer.step) * since / done)} to go")
+            parts.append(f"{done / since:,.0f} images/s")
+            left = setup.plan.position_of(setup.steps) - trainer.position
+            parts.append(f"{duration(left * since / done)} to go")
         if "loss" in self._last:
             parts.append(f"loss {self._last['loss']:.4f}")
             loader = setup.inputs.loader

@@ -10,9 +10,11 @@ from pydantic import Field, field_validator, model_validator
 from headway.comm.options import CommRecipe
 from headway.core.recipe import Part
 from headway.data.augment_options import AugmentRecipe
+from headway.data.batch_plan import BatchGrowthRecipe
 from headway.data.options import DataRecipe
 from headway.model.resolve import ModelRecipe
 from headway.optim.optimizer import OptimizerRecipe
+from headway.optim.rate import Scalable, ScaledRecipe
 from headway.optim.schedule import ScheduleRecipe
 
 
@@ -32,6 +34,10 @@ class EvaluateRecipe(Part):
     """Also after the last step."""
     batch: int | None = Field(default=None, ge=1)
     """Samples at once; unset: as in training, the micro-batch where there is one."""
+    flip: bool = False
+    """Every image also as its mirror image: the mean of the network's two outputs counts, in twice the time; `headway
+    predict` does it too. Of Krizhevsky et al. 2012, section 4.1; airbench's multi-crop evaluation (Jordan 2024, arXiv
+    2404.00498) adds shifts."""
 
 
 class CheckpointRecipe(Part):
@@ -83,11 +89,14 @@ class TrainRecipe(Part):
     schedule: ScheduleRecipe = ScheduleRecipe(name="constant")
     batch: int = Field(ge=1)
     """Global batch: samples of one step, over all ranks. May be larger than the data set: it then spans epochs."""
+    batch_growth: BatchGrowthRecipe | None = None
+    """Let the batch grow in place of a learning rate that falls; see below."""
     micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] | None = None
     """Samples that go through the network at once; the rest of the step accumulates. Unset: the whole batch; auto: the
     largest that fits into memory. Batch norm sees one micro-batch at a time."""
-    epochs: float = Field(gt=0, allow_inf_nan=False)
-    """The run ends at the step nearest to so many epochs; every step is full."""
+    epochs: Scalable
+    """The run ends at the step nearest to so many epochs; every step is full. Or {base, per, scale}, which follows the
+    batch; see below."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Of forward and backward; parameters stay fp32. auto: bf16 where the device computes with it, else fp16 on a GPU
     that does, else fp32."""
@@ -116,25 +125,53 @@ class TrainRecipe(Part):
 
     @model_validator(mode="after")
     def _fits(self) -> TrainRecipe:
-        if isinstance(self.micro_batch, int) and self.micro_batch > self.batch:
-            raise ValueError(
-                f"micro_batch {self.micro_batch} is larger than batch {self.batch}: set it to at most that"
-            )
+        if isinstance(self.micro_batch, int) and self.micro_batch > self.largest_batch:
+            what = f"micro_batch {self.micro_batch} is larger than batch {self.largest_batch}"
+            raise ValueError(f"{what}: set it to at most that")
         if self.precision == "fp16" and self.device == "cpu":
             raise ValueError("fp16 on a CPU is emulated and slow: set precision to bf16 or fp32")
         if self.stop_at is not None and self.data.eval is None:
             raise ValueError("stop_at needs an evaluation set: set data.eval, or remove stop_at")
-        if self.schedule.warmup_epochs > self.epochs:
+        # Epochs that follow the batch take those of the schedules with them, so the bases are what is compared.
+        epochs = self.epochs.base if isinstance(self.epochs, ScaledRecipe) else self.epochs
+        schedule, growth = self.schedule, self.batch_growth
+        if schedule.warmup_epochs > epochs:
             raise ValueError(
-                f"schedule.warmup_epochs {self.schedule.warmup_epochs:g} is longer than the run of {self.epochs:g} "
+                f"schedule.warmup_epochs {schedule.warmup_epochs:g} is longer than the run of {epochs:g} "
                 "epochs: set it to less, or train for longer"
             )
-        late = [epoch for epoch in self.schedule.milestones_epochs if epoch >= self.epochs]
-        if late:
-            raise ValueError(
-                f"schedule.milestones_epochs has {late[0]:g}, and the run ends at epoch {self.epochs:g}: "
-                "remove it, or train for longer"
-            )
+        for key, milestones in {
+            "schedule.every_epochs": (schedule.every_epochs,) if schedule.name == "step" else (),
+            "schedule.milestones_epochs": schedule.milestones_epochs,
+            "batch_growth.milestones_epochs": () if growth is None else growth.milestones_epochs,
+        }.items():
+            late = [epoch for epoch in milestones if epoch is not None and epoch >= epochs]
+            if late:
+                what = f"{key} has {late[0]:g}, and the run ends at epoch {epochs:g}"
+                raise ValueError(f"{what}: remove it, or train for longer")
+        if schedule.warmup_start == "base" and not isinstance(self.optimizer.lr, ScaledRecipe):
+            fix = "write for example optimizer.lr: {base: 0.1, per: 256}, or give schedule.warmup_start a number"
+            raise ValueError(f"schedule.warmup_start: base is that of a learning rate that follows the batch: {fix}")
+        self._check_batch_norm()
         if self.stop_at == {}:
             raise ValueError("stop_at names no metric: write for example stop_at: {accuracy: 0.98}")
         return self
+
+    def _check_batch_norm(self) -> None:
+        norm = self.model.batch_norm
+        if norm is None:
+            return
+        if norm.ghost is not None and self.comm.batch_norm == "sync":
+            what = "model.batch_norm.ghost takes statistics over fewer samples, comm.batch_norm: sync over more"
+            raise ValueError(f"{what}: remove one of them")
+        if norm.ghost is not None and norm.ghost >= self.largest_batch:
+            what = f"model.batch_norm.ghost {norm.ghost} is no smaller than the batch of {self.largest_batch}"
+            raise ValueError(f"{what}, so there would be one group: set it to less, or remove it")
+        if norm.recompute_batches is not None and self.data.eval is None:
+            what = "model.batch_norm.recompute_batches is done before evaluations, and there is no evaluation set"
+            raise ValueError(f"{what}: set data.eval, or remove it")
+
+    @property
+    def largest_batch(self) -> int:
+        """The global batch at the end of the run, after all growth."""
+        return self.batch if self.batch_growth is None else self.batch_growth.largest(self.batch)

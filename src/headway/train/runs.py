@@ -284,10 +284,14 @@ def _record_recipe(run: Run, setup: Setup) -> None:
         "fingerprint": setup.train.fingerprint if setup.train is not None else "synthetic",
         "target": asdict(setup.target),
         "samples": setup.epoch,
-        "parameters": sum(p.numel() for p in setup.model.parameters()),
+        **_counts(setup),
     }
     run.write_json("provenance", provenance(setup.loaded.origins, setup.loaded.base, **more))
     write_whole(run.recipe_path, setup.loaded.to_yaml())
+
+
+def _counts(setup: Setup) -> dict[str, Any]:
+    return {} if setup.counts is None else asdict(setup.counts)
 
 
 def _go(trainer: Trainer, display: Display) -> Ended:
@@ -317,7 +321,8 @@ def _write_panels(trainer: Trainer) -> None:
     if setup.eval is None:
         return
     if evaluation is None and trainer.finished and not (run.panels / "worst.json").exists():
-        evaluation = evaluate_set(setup, setup.eval)  # killed between its last checkpoint and its panels
+        with trainer.shown():  # killed between its last checkpoint and its panels
+            evaluation = evaluate_set(setup, setup.eval)
     if evaluation is not None:
         which = f"the weights of epoch {trainer.position / setup.epoch:.4g}"
         panels.write(run, panels.of_evaluation(setup.eval, evaluation, which))
@@ -373,6 +378,7 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
         "seconds": trainer.clock.total(),
         "seconds_by_stage": seconds,
         "clock_excludes": CLOCK_EXCLUDES,
+        **_counts(setup),
         "images_s": images / training,
         "wait_share": seconds.get("wait", 0.0) / training,
         "damaged_samples": trainer.damaged,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -18,18 +19,24 @@ from headway.core.world import World
 from headway.data import dataset as data
 from headway.data.augment import Augment
 from headway.data.batch import Batch
+from headway.data.batch_plan import BatchPlan
 from headway.data.options import SYNTHETIC, SyntheticRecipe
+from headway.model.counts import Counts, count
 from headway.model.resolve import build as build_model
 from headway.model.resolve import initialiser
 from headway.optim import Schedule
 from headway.optim import build as build_optimizer
+from headway.optim.rate import number
 from headway.train import task as tasks
 from headway.train.elastic import Ranks
 from headway.train.inputs import Inputs, Say, open_inputs
 from headway.train.log import BESIDES_METRICS
 from headway.train.memory import largest_micro_batch
 from headway.train.precision import Precision, fast_precision
+from headway.train.rates import length, resolve_rates, warnings
 from headway.train.recipe import TrainRecipe
+
+LOG = logging.getLogger("headway.train")
 
 ANY_SIZE = "Take a network for images of any size, set it to more, or remove data.progressive."
 
@@ -51,9 +58,12 @@ class Setup:
     Attributes:
         loaded: the recipe with every `auto` resolved.
         inputs: the data.
-        steps: of the whole run; each takes `recipe.batch` positions.
         epoch: positions of one epoch.
+        plan: how many positions each step takes.
+        steps: of the whole run.
+        lr: the learning rate that the schedule gives the factor of.
         forward: the network as it is called: `model`, or its compiled form.
+        counts: how large it is; None for the resolved recipe of a run.
     """
 
     loaded: Loaded[TrainRecipe]
@@ -65,11 +75,14 @@ class Setup:
     transform: Callable[..., Any] | None
     model: torch.nn.Module
     forward: Callable[[torch.Tensor], torch.Tensor]
+    counts: Counts | None
     optimizer: torch.optim.Optimizer
     schedule: Schedule
     precision: Precision
     epoch: int
+    plan: BatchPlan
     steps: int
+    lr: float
 
     @property
     def recipe(self) -> TrainRecipe:
@@ -93,7 +106,11 @@ class Setup:
 
     def batches(self, position: int, rank: int = 0, world: int = 1) -> Iterable[Batch]:
         """Training batches from a position on, without end: a rank's share of each."""
-        return self.inputs.batches(self.recipe, position, rank, world)
+        return self.inputs.batches(self.recipe, self.plan, position, rank, world)
+
+    def lr_at(self, position: int) -> float:
+        """Learning rate of the step that begins at a position."""
+        return self.lr * self.schedule(position)
 
 
 def set_up(
@@ -115,7 +132,10 @@ def set_up(
     Raises:
         HeadwayError: whatever is wrong with recipe, data, network or task, in a sentence.
     """
+    loaded = resolve_rates(loaded)
     recipe = loaded.recipe
+    for text in warnings(recipe) if fresh else ():
+        say(text)
     device = _device(recipe)
     if fresh and recipe.device == "auto":  # trained weights may be used on a machine of another kind
         if device.type == "cpu" and recipe.precision == "fp16":
@@ -191,6 +211,7 @@ def _built(
         if not callable(transform):
             raise RecipeError(f"{recipe.transform!r} cannot be called", where="transform", fix="Name a function.")
 
+    counts = None
     if known is None:
         first = inputs.first_batch(loaded.recipe)
         images, labels = augment.normalise(first.images), first.labels.clone()
@@ -203,14 +224,16 @@ def _built(
             layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
             small = images[:2, :, :height, :width].contiguous(memory_format=layout)
             _check_network(model, small, labels[:2], task, precision, where="data.progressive.start")
+        counts = _counted(model, images[:1], precision)
+        say(f"Network: {counts.text()}{'' if counts.multiply_adds is None else f' an image of {_shape(images)}'}.")
         _check_metrics(names, task)
         _check_stop(recipe, names)
         if recipe.micro_batch == "auto":
             attempt = _attempt(model, images, precision)
-            micro, reason = largest_micro_batch(recipe.batch, device, attempt)
+            micro, reason = largest_micro_batch(recipe.largest_batch, device, attempt)
             loaded = loaded.resolve("micro_batch", micro, reason)
 
-    steps = max(1, round(recipe.epochs * samples / recipe.batch))
+    plan, steps = length(recipe, samples)
     return Setup(
         loaded=loaded,
         device=device,
@@ -221,11 +244,14 @@ def _built(
         transform=transform,
         model=model,
         forward=forward,
-        optimizer=build_optimizer(recipe.optimizer, model),
-        schedule=Schedule(recipe.schedule, total=steps * recipe.batch, epoch=samples),
+        counts=counts,
+        optimizer=build_optimizer(recipe.optimizer, model, samples / recipe.batch),
+        schedule=Schedule(recipe.schedule, total=plan.position_of(steps), epoch=samples),
         precision=precision,
         epoch=samples,
+        plan=plan,
         steps=steps,
+        lr=number(recipe.optimizer.lr, "optimizer.lr"),
     )
 
 
@@ -288,7 +314,7 @@ def _check_network(
     Args:
         where: the recipe's key that makes the images be of this size; empty: the network is what is wrong.
     """
-    what, shape = "the network", "x".join(str(side) for side in images.shape[1:])
+    what, shape = "the network", _shape(images)
     model.eval()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -320,6 +346,20 @@ def _check_network(
             said = f"{name} has the {form} for {len(images)} samples"
             raise RecipeError(said, where="task", fix="A task gives one number a sample.")
     return list(found)
+
+
+def _counted(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> Counts:
+    try:
+        with torch.random.fork_rng(devices=[]), precision.autocast():
+            return count(model, images)
+    except Exception as error:  # of torch's counter: the network itself was tried before, and can be trained
+        LOG.debug("multiply-adds were not counted: %s", error)
+        return Counts(sum(value.numel() for value in model.parameters()), None)
+
+
+def _shape(images: torch.Tensor) -> str:
+    """`3x32x32`: channels, height and width."""
+    return "x".join(str(side) for side in images.shape[1:])
 
 
 def _check_metrics(names: list[str], task: tasks.Task) -> None:

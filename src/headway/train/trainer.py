@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Protocol
@@ -14,17 +14,18 @@ import torch
 
 from headway.comm.reducer import Verdict
 from headway.core.clock import Clock
-from headway.core.errors import CommunicationError, Lost, TrainingError, UsageError, UserCodeError
-from headway.core.keys import keys as keys_of
+from headway.core.errors import CommunicationError, Lost, TrainingError, UsageError
 from headway.core.run import Run
 from headway.data.batch import Batch
 from headway.data.decode import chosen
 from headway.data.upload import to_device
-from headway.optim import set_lr
+from headway.optim import gradient_noise, set_lr
+from headway.train.averages import Averages
 from headway.train.checkpoint import Checkpoint, Checkpoints, restore, state_of
 from headway.train.elastic import Ranks, State
 from headway.train.evaluate import Evaluation, evaluate
 from headway.train.ledger import Ledger
+from headway.train.prepare import divided, prepared
 from headway.train.saver import Saver
 from headway.train.setup import Setup
 
@@ -73,11 +74,11 @@ class Trainer:
         self._checkpoints = Checkpoints.of_run(run.folder, options.keep, options.folder, setup.loaded.base)
         say = print if ranks is None else ranks.say
         self._saver = Saver(self._checkpoints, asynchronous=options.asynchronous, say=say, go_on=run.go_on)
+        self._averages = Averages(setup)
         self._lock = ExitStack()
         self._stream: Iterator[Batch] | None = None
         self._parameters = [p for group in setup.optimizer.param_groups for p in group["params"]]
-        self._weights = torch.full((recipe.batch,), 1 / recipe.batch, device=setup.device)
-        self._micro = recipe.micro_batch if isinstance(recipe.micro_batch, int) else recipe.batch
+        self._weights = torch.empty(0)
         self._last_outputs: tuple[torch.Tensor, torch.Tensor] | None = None
         self._saved_step: int | None = None
         self._chores: list[str] = []
@@ -104,6 +105,7 @@ class Trainer:
     def _load(self, checkpoint: Checkpoint) -> None:
         scalars = checkpoint.scalars
         restore(checkpoint, self.setup.model, self.setup.optimizer)
+        self._averages.load(checkpoint.tensors)
         self.setup.precision.load(scalars["precision"])
         self.step, self.position = checkpoint.step, scalars["position"]
         self.best, self.metrics = scalars["best"], scalars["metrics"]
@@ -146,7 +148,10 @@ class Trainer:
         else:
             batch = next(self._stream)
             clock.lap("wait")
-        set_lr(setup.optimizer, recipe.optimizer.lr * setup.schedule(self.position))
+        size = setup.plan.batch_at(self.position)
+        if len(self._weights) != size:
+            self._weights = torch.full((size,), 1 / size, device=setup.device)
+        set_lr(setup.optimizer, setup.lr_at(self.position))
         if recipe.log_ids:
             self._ledger.served(batch)
         verdict = None
@@ -156,14 +161,15 @@ class Trainer:
             verdict = self._together(self.ranks, batch)
         setup.precision.step(setup.optimizer, recipe.optimizer.clip_norm, self._parameters)
         setup.optimizer.zero_grad(set_to_none=True)
-        self._ledger.stepped(batch, verdict)
-        before, self.position = self.position, self.position + recipe.batch
+        self._ledger.stepped(batch, size, verdict)
+        before, self.position = self.position, self.position + size
         self.step += 1
+        self._averages.stepped(self.step)
         self._progress += 1
         clock.lap("optimizer")
         chores = []
         if setup.eval is not None and self._due(before, recipe.evaluate.every_epochs):
-            chores.append("evaluate")
+            chores += ["statistics", "evaluate"] if self._averages.recomputes else ["evaluate"]
         if self._checkpoint_due(before):
             chores.append("checkpoint")
         if chores or self.step % recipe.log_every_steps == 0:
@@ -173,9 +179,12 @@ class Trainer:
             self._chores.append("regroup")
 
     def _do(self, chore: str) -> None:
-        """Something between two steps: log, evaluate, checkpoint, settle (wait until it is written), or regroup."""
+        """Something between two steps: log, statistics (of batch norm), evaluate, checkpoint, settle (wait until it is
+        written), or regroup."""
         if chore == "log":
             self._record()
+        elif chore == "statistics":
+            self._averages.recompute(self.step, self.ranks)
         elif chore == "evaluate":
             self._evaluate()
             if self.finished and "checkpoint" not in self._chores:
@@ -189,7 +198,7 @@ class Trainer:
         else:
             self._saver.wait()  # what is not whole yet would be given up
             self.meet()
-        self.clock.lap("checkpoint" if chore == "settle" else chore)
+        self.clock.lap({"settle": "checkpoint", "statistics": "evaluate"}.get(chore, chore))
         if chore in ("evaluate", "checkpoint", "settle"):
             self._ledger.restart_rate(self.step, self.clock)
 
@@ -235,7 +244,7 @@ class Trainer:
                     self._lock.enter_context(self.run_folder.locked())
                 self._ledger.lead(self.position, self.step)
                 if self.best is not None and self.best["step"] == self.step:
-                    self._ledger.log.weights(self.setup.model)  # who led before may not have come to it
+                    self._write_weights()  # who led before may not have come to it
         ranks.lost = ()
         self._ledger.regrouping = False
         self._chores = [chore for chore in self._chores if chore != "regroup"]
@@ -263,7 +272,9 @@ class Trainer:
         ranks.seed(self.setup.recipe.seed, self.position)
         try:
             self._forward_backward(batch)
-            verdict = ranks.finish(self._ledger.loss_of_step(), bad=len(batch.bad), stopping=self.stopping)
+            verdict = ranks.finish(
+                self._ledger.loss_of_step(len(self._weights)), bad=len(batch.bad), stopping=self.stopping
+            )
         except CommunicationError:
             self._ledger.drop_step()
             if self._buffers:
@@ -308,7 +319,10 @@ class Trainer:
             "finished": self.finished,
             "ledger": self._ledger.state(),
         }
-        return scalars, state_of(self.setup.model, self.setup.optimizer)
+        return scalars, self._tensors()
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        return state_of(self.setup.model, self.setup.optimizer) | self._averages.state()
 
     def take(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Goes on from the state of another rank."""
@@ -319,48 +333,30 @@ class Trainer:
 
     def _forward_backward(self, batch: Batch) -> None:
         setup, clock = self.setup, self.clock
-        keys = batch.keys() if setup.augment.random or setup.transform else None
-        missing = batch.served < 0 if batch.bad else None
-        images, labels = setup.augment(
-            batch.images,
-            batch.labels,
-            keys,
-            epochs=batch.epochs,
-            first=keys_of(batch.seed, 0, batch.samples) if setup.augment.alternating else None,
-            masked=missing,
-        )
-        if setup.transform is not None:
-            images, labels = self._transform(setup.transform, images, labels, keys)
-        weights, masked = self._weights[: len(images)], missing is not None and bool(missing.any())
+        images, labels = prepared(setup, batch, self.step + 1)
+        weights, masked = self._weights[: len(images)], bool(batch.bad) and bool((batch.served < 0).any())
         if masked:
             mask = to_device((batch.served >= 0).astype(np.float32), weights.device)
             weights = weights * mask
+        noisy = weights
+        if (strength := setup.recipe.optimizer.gradient_noise) is not None:
+            factors = gradient_noise(batch.keys(), strength * len(self._weights) ** 0.5)
+            noisy = weights * to_device(factors, weights.device)
         clock.lap("augment")
-        parts = [(images, labels, weights)]
-        if self._micro < len(images):  # a slice of a tensor takes 1.5 us
-            count = -(-len(images) // self._micro)  # equal parts: batch norm wants no tail of one sample
-            parts = list(zip(*(tensor.tensor_split(count) for tensor in parts[0]), strict=True))
-        for number, (part, part_labels, part_weights) in enumerate(parts, 1):
+        parts = divided(setup, images, labels, weights, noisy)
+        for number, (part, part_labels, part_weights, part_noisy) in enumerate(parts, 1):
             with setup.precision.autocast():
                 outputs = setup.forward(part)
             outputs = outputs.float()  # the loss is computed in fp32, whatever the precision
             losses = setup.task.loss(outputs, part_labels)
             clock.lap("forward")
             if self.ranks is not None and number == len(parts):
-                self.ranks.arm(len(batch.images) / self.setup.recipe.batch)
-            setup.precision.backward(losses, part_weights)
+                self.ranks.arm(len(batch.images) / len(self._weights))
+            setup.precision.backward(losses, part_noisy)
             clock.lap("backward")
             found = losses.detach()
             self._ledger.add(found * part_weights * len(self._weights) if masked else found)
         self._last_outputs = outputs.detach(), part_labels
-
-    def _transform(self, transform: Callable[..., Any], images: torch.Tensor, labels: torch.Tensor, keys: Any) -> Any:
-        try:
-            images, labels = transform(images, labels, keys)
-            return images, labels
-        except Exception as error:
-            what = f"the transform {self.setup.recipe.transform!r} failed: {type(error).__name__}: {error}"
-            raise UserCodeError(what, where=f"step {self.step + 1}") from error
 
     def _due(self, before: int, every_epochs: float) -> bool:
         interval = every_epochs * self.setup.epoch
@@ -398,8 +394,7 @@ class Trainer:
             self._stop_non_finite("weights are", self.step)
 
     def _stop_non_finite(self, what: str, step: int) -> None:
-        recipe = self.setup.recipe
-        lr = recipe.optimizer.lr * self.setup.schedule((step - 1) * recipe.batch)
+        lr = self.setup.lr_at(self.setup.plan.position_of(step - 1))
         self.close()
         saved = self._checkpoints.paths()
         kept = f"The checkpoint {saved[0].name} is kept" if saved else "There was no checkpoint yet"
@@ -416,7 +411,8 @@ class Trainer:
         assert setup.eval is not None
         self._check_parameters()
         started = perf_counter()
-        self.evaluation = evaluate(setup, setup.eval, self.ranks)
+        with self.shown():
+            self.evaluation = evaluate(setup, setup.eval, self.ranks)
         metrics = self.metrics = self.evaluation.metrics
         seconds = self.clock.total() + perf_counter() - started
         self._ledger.write(
@@ -432,11 +428,19 @@ class Trainer:
         )
         if self._is_best(metrics):
             self.best = {**metrics, "step": self.step, "epoch": self.position / setup.epoch}
-            self._ledger.log.weights(setup.model)
+            self._write_weights()
         goals = setup.recipe.stop_at
         if goals and all(self._reaches(name, metrics[name], goal) for name, goal in goals.items()):
             self.reached_s = seconds
             self.finished = True
+
+    def shown(self) -> AbstractContextManager[None]:
+        """Within it the network has the weights and statistics that are evaluated and saved."""
+        return self._averages.shown()
+
+    def _write_weights(self) -> None:
+        with self.shown():
+            self._ledger.log.weights(self.setup.model)
 
     def _reaches(self, name: str, value: float, goal: float) -> bool:
         task = self.setup.task
@@ -455,9 +459,9 @@ class Trainer:
         self._check_parameters()
         self.finished = self.finished or self.step >= setup.steps
         if setup.eval is None:
-            self._ledger.log.weights(setup.model)
+            self._write_weights()
         self._ledger.log.flush()
-        self._saver.save(self.step, state_of(setup.model, setup.optimizer), self._scalars())
+        self._saver.save(self.step, self._tensors(), self._scalars())
         self._saved_step = self.step
 
     def _scalars(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from tests.data.tiers._far import GB, N, Open, kept_bytes, on_disk, read, shards
 from tests.data.tiers._server import Server, make_pack, serving, wait_until
 
 from headway.data import dataset
+from headway.data.batch_plan import BatchPlan
 from headway.data.columns import COLUMNS_FILE
 from headway.data.order import Order
 from headway.data.pack import pack
@@ -230,7 +231,7 @@ def test_one_of_several_hosts_keeps_what_it_needs_soonest_and_records_in_use_sta
     monkeypatch.setattr(fetch, "AHEAD_BYTES", 20_000)
     budget = 240_000
     opened = tier(budget=budget)
-    order, slots = Order(N, 4), Slots(0, 2, 8)
+    order, slots = Order(N, 4), Slots(BatchPlan(8), 0, 1, 4)
     spans = [(low, low + 2) for low in range(0, 40 * N, 8)]
     opened.expect(iter(spans), order, slots)
     store = opened._fetcher._store

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.data.order import Order
+from headway.data.batch_plan import BatchGrowthRecipe, BatchPlan
+from headway.data.order import Order, share
 from headway.data.tiers.policy import NEVER, Outlook, Slots
 
 few = settings(deadline=None, max_examples=40)
@@ -38,16 +39,23 @@ def test_next_use_is_the_first_position_that_comes(
 @few
 @given(n=st.integers(1, 40), seed=st.integers(0, 99), position=st.integers(0, 100), data=st.data())
 def test_with_other_hosts_only_this_hosts_slots_count(n: int, seed: int, position: int, data: st.DataObject) -> None:
-    batch = data.draw(st.integers(1, 12))
-    low = data.draw(st.integers(0, batch - 1))
-    high = data.draw(st.integers(low + 1, batch))
+    world = data.draw(st.integers(1, 12))
+    first = data.draw(st.integers(0, world - 1))
+    last = data.draw(st.integers(first + 1, world))
+    growth = BatchGrowthRecipe(milestones_epochs=(1.5, 3), factor=2) if data.draw(st.booleans()) else None
+    plan = BatchPlan(data.draw(st.integers(1, 12)), growth, epoch=n)
     order = Order(n, seed)
     stop = (position // n + 8) * n
-    mine = {}
-    for place, sample in enumerate(future(order, n, position, stop), start=position):
-        if low <= place % batch < high:
-            mine.setdefault(sample, place)
-    found = Outlook(position, n, order, Slots(low, high, batch)).next_use(np.arange(n))
+    mine: dict[int, int] = {}
+    begin = 0
+    served = order(np.arange(stop))[1].tolist()
+    while begin < stop:
+        size = plan.batch_at(begin)
+        low, high = share(size, first, world)[0], share(size, last - 1, world)[1]
+        for place in range(max(position, begin + low), min(stop, begin + high)):
+            mine.setdefault(served[place], place)
+        begin += size
+    found = Outlook(position, n, order, Slots(plan, first, last, world)).next_use(np.arange(n))
     assert found.tolist() == [mine.get(sample, NEVER) for sample in range(n)]
 
 
@@ -69,7 +77,7 @@ def misses_by_order(order: Order, stop: int, capacity: int, slots: Slots | None 
     kept: list[int] = []
     misses = written = 0
     for place, sample in enumerate(future(order, order.samples, 0, stop)):
-        if slots and not slots.low <= place % slots.batch < slots.high:
+        if slots and not slots.taken(np.array([place])).all():
             continue
         if sample in kept:
             continue
@@ -102,18 +110,19 @@ def test_no_choice_has_fewer_misses(window: int | None, n: int, seed: int, data:
 @pytest.mark.parametrize(("hosts", "capacity"), [(2, 30), (4, 30), (4, 10)])
 def test_with_other_hosts_there_are_hardly_more_misses_than_beladys(hosts: int, capacity: int) -> None:
     n, batch, epochs = 120, 8, 10
-    slots = Slots(0, batch // hosts, batch)
+    share_of_host = batch // hosts
+    slots = Slots(BatchPlan(batch), 0, 1, hosts)
     order = Order(n, 5)
     stop = epochs * n
     misses, written = misses_by_order(order, stop, capacity, slots)
-    mine = [sample for place, sample in enumerate(future(order, n, 0, 4 * stop)) if place % batch < slots.high]
-    best = misses_of_belady(mine, capacity, len(range(0, stop, batch)) * slots.high)
+    mine = [sample for place, sample in enumerate(future(order, n, 0, 4 * stop)) if place % batch < share_of_host]
+    best = misses_of_belady(mine, capacity, len(range(0, stop, batch)) * share_of_host)
     assert misses <= 1.03 * best
     assert written <= misses
 
 
 def test_what_is_needed_never_makes_no_way() -> None:
-    order, slots = Order(40, 1), Slots(0, 1, 40)  # of an epoch, this host takes one sample
+    order, slots = Order(40, 1), Slots(BatchPlan(40), 0, 1, 40)  # of an epoch, this host takes one sample
     _, samples = order(np.arange(40 * 30))
     other = np.setdiff1d(np.arange(40), samples[::40][:20])[:3]
     assert Outlook(0, 40, order, slots).makes_way_from(other) == NEVER

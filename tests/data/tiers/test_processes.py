@@ -26,6 +26,7 @@ from headway.data.tiers.store import FETCH
 
 CHILD = """
 import sys, pathlib, numpy as np
+from headway.data.batch_plan import BatchPlan
 from headway.data.order import Order
 from headway.data.tiers import fetch
 from headway.data.tiers.policy import Slots
@@ -40,7 +41,7 @@ spans = [(low, low + 5) for low in range(0, epochs * n, 5)]
 slots = None
 if int(sys.argv[5]) < 10**6:  # one of two hosts, so that room is made all the time
     fetch.AHEAD_BYTES = 20_000
-    slots = Slots(0, 5, 10)
+    slots = Slots(BatchPlan(10), 0, 1, 2)
     spans = spans[::2]
 tier.expect(iter(spans), order, slots)
 print("ready", flush=True)

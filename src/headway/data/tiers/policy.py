@@ -15,6 +15,7 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.data.batch_plan import BatchPlan
 from headway.data.order import Order
 
 NEVER = np.iinfo(np.int64).max
@@ -23,11 +24,18 @@ _EPOCHS = 8
 
 
 class Slots(NamedTuple):
-    """Slots [low, high) of every step of `batch` positions: those that the ranks of this host take."""
+    """The slots of every step that the ranks [first, last) of `world` take, which are those of this host."""
 
-    low: int
-    high: int
-    batch: int
+    plan: BatchPlan
+    first: int
+    last: int
+    world: int
+
+    def taken(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether each position is among them; of the shape of `positions`."""
+        slot, size = self.plan.slots(positions)
+        taken: NDArray[np.bool_] = (slot >= self.first * size // self.world) & (slot < self.last * size // self.world)
+        return taken
 
 
 @final
@@ -59,8 +67,7 @@ class Outlook:
             at = self.order.position_of(epoch, some) if self.order else epoch * self.samples + some
             needed = at >= self.position
             if self.slots is not None:
-                slot = at % self.slots.batch
-                needed &= (slot >= self.slots.low) & (slot < self.slots.high)
+                needed &= self.slots.taken(at)
             found[unknown[needed]] = at[needed]
         return found
 

@@ -1,0 +1,152 @@
+"""Preview: learning rate, momentum and batch over a run, before a second is spent on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+
+from headway.core.errors import UsageError
+from headway.core.recipe import Loaded, load
+from headway.data.batch_plan import BatchPlan
+from headway.data.columns import COLUMNS_FILE, load_columns
+from headway.data.options import SYNTHETIC, SyntheticRecipe
+from headway.optim.rate import number
+from headway.optim.schedule import Mark, Schedule
+from headway.train.rates import length, resolve_rates, warnings
+from headway.train.recipe import TrainRecipe
+
+CURVE_POINTS = 600
+
+
+@final
+@dataclass(frozen=True)
+class Point:
+    """One step, by the number of steps before it."""
+
+    step: int
+    position: int
+    epoch: float
+    lr: float
+    momentum: float | None
+    batch: int
+    what: str = ""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Preview:
+    """What a run will do, as far as the recipe says it.
+
+    Attributes:
+        loaded: the recipe, its rates resolved.
+        samples: of one epoch.
+        momentum: None: the optimizer has none. Adam and its kin: their first beta.
+        warnings: what a large batch is known to want.
+    """
+
+    loaded: Loaded[TrainRecipe]
+    samples: int
+    plan: BatchPlan
+    steps: int
+    schedule: Schedule
+    lr: float
+    momentum: float | None
+    warnings: Sequence[str]
+
+    @property
+    def total(self) -> int:
+        """Positions of the whole run."""
+        return self.plan.position_of(self.steps)
+
+    @property
+    def epochs(self) -> float:
+        return self.total / self.samples
+
+    def at(self, step: int, what: str = "") -> Point:
+        """A step of the run."""
+        position = self.plan.position_of(step)
+        lr = self.lr * self.schedule(position)
+        epoch, batch = position / self.samples, self.plan.batch_at(position)
+        return Point(step, position, epoch, lr, self.momentum, batch, what)
+
+    def turns(self) -> list[Point]:
+        """The first step, those at which something changes its way, the highest learning rate, and the last step."""
+        sizes = zip(self.plan.starts.tolist(), self.plan.sizes.tolist(), strict=True)
+        grows = [Mark(start, f"batch grows to {size:,}") for start, size in sizes if start]
+        said: dict[int, list[str]] = {0: ["start"]}
+        for mark in sorted([*self.schedule.marks(), *grows]):
+            step = self.plan.steps_between(0, mark.position)
+            if step < self.steps:
+                said.setdefault(step, []).append(mark.what)
+        said.setdefault(self.steps - 1, []).append("last step")
+        points = [self.at(step, ", ".join(what)) for step, what in sorted(said.items())]
+        if max(point.lr for point in points) == min(point.lr for point in points):
+            return points
+        best = max(range(len(points)), key=lambda place: points[place].lr)
+        if "peak" not in points[best].what:
+            points[best] = replace(points[best], what=f"{points[best].what}, peak")
+        return points
+
+    def curve(self, count: int = CURVE_POINTS) -> list[Point]:
+        """Steps evenly over the run's positions, and both sides of every turn."""
+        positions = (np.arange(count) + 0.5) * self.total // count
+        begun = (positions - self.plan.slots(positions.astype(np.int64))[0]).astype(np.int64)
+        steps = {self.plan.steps_between(0, int(position)) for position in begun}
+        for turn in self.turns():
+            steps |= {max(0, turn.step - 1), turn.step}
+        return [self.at(step) for step in sorted(steps)]
+
+    def to_json(self) -> dict[str, Any]:
+        points = self.curve()
+        names = ("epoch", "lr", "momentum", "batch")
+        return {
+            "samples": self.samples,
+            "steps": self.steps,
+            "epochs": self.epochs,
+            "turns": [asdict(turn) for turn in self.turns()],
+            "curve": {name: [getattr(point, name) for point in points] for name in names},
+            "warnings": list(self.warnings),
+        }
+
+
+def preview(path: Path, overrides: Sequence[str], samples: int | None = None) -> Preview:
+    """Reads a recipe and works out its run. Neither the network nor an image is touched.
+
+    Args:
+        samples: size of the training set; None: as its columns say.
+
+    Raises:
+        HeadwayError: the recipe is wrong. UsageError: there is no packed data set to ask for its size.
+    """
+    loaded = resolve_rates(load(path, overrides, TrainRecipe))
+    recipe = loaded.recipe
+    if samples is None:
+        samples = _samples(recipe, loaded.base)
+    plan, steps = length(recipe, samples)
+    shown = recipe.optimizer.model_dump()  # only what the chosen optimizer uses
+    return Preview(
+        loaded=loaded,
+        samples=samples,
+        plan=plan,
+        steps=steps,
+        schedule=Schedule(recipe.schedule, total=plan.position_of(steps), epoch=samples),
+        lr=number(recipe.optimizer.lr, "optimizer.lr"),
+        momentum=shown.get("momentum", (shown.get("betas") or (None,))[0]),
+        warnings=warnings(recipe),
+    )
+
+
+def _samples(recipe: TrainRecipe, base: Path) -> int:
+    uri = recipe.data.train
+    if uri == SYNTHETIC:
+        return (recipe.data.synthetic or SyntheticRecipe()).samples
+    path = base / Path(uri).expanduser() / COLUMNS_FILE
+    if "://" in uri or not path.is_file():
+        fix = "Say how many images it has: --samples 50000. Or pack it first."
+        raise UsageError("there is no packed data set here, so its size is not known", where=uri, fix=fix)
+    columns, _, _ = load_columns(path)
+    return len(columns["label"])

@@ -1,0 +1,70 @@
+"""What follows from a recipe's batch: the learning rate, the epochs, the steps; and what is said of a large one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.core.recipe import Loaded
+from headway.data.batch_plan import BatchPlan
+from headway.optim.rate import ScaledRecipe, number
+from headway.train.recipe import TrainRecipe
+
+LARGE = 1024
+"""Batch above which a learning rate that never moves is warned of."""
+VERY_LARGE = 4096
+"""Batch above which an optimizer that takes all layers alike is warned of."""
+LAYER_WISE = ("lars", "lamb", "novograd", "lbsgd", "muon")
+"""Optimizers whose steps are scaled for each layer apart."""
+
+
+def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
+    """The recipe with numbers in place of {base, per, scale}.
+
+    Epochs that follow the batch take all epochs of the schedules with them, so that each part of the run has as many
+    steps as with the small batch (regime adaptation: Hoffer et al. 2017, arXiv 1705.08741).
+    """
+    recipe = loaded.recipe
+    values: dict[str, tuple[Any, str]] = {}
+    batch, schedule, growth = recipe.batch, recipe.schedule, recipe.batch_growth
+    if isinstance(lr := recipe.optimizer.lr, ScaledRecipe):
+        values["optimizer.lr"] = (lr.at(batch), lr.why(batch))
+        if schedule.warmup_start == "base":
+            start = min(1.0, lr.base / lr.at(batch))  # a batch below `per` has nothing to rise to
+            values["schedule.warmup_start"] = (start, f"base {lr.base:g} of a learning rate of {lr.at(batch):.6g}")
+    if isinstance(epochs := recipe.epochs, ScaledRecipe):
+        values["epochs"] = (epochs.at(batch), epochs.why(batch))
+        factor = epochs.factor(batch)
+        why = f"x {factor:.6g}, as the epochs of the run"
+        given: dict[str, Any] = {
+            "schedule.warmup_epochs": schedule.warmup_epochs,
+            "schedule.every_epochs": schedule.every_epochs,
+            "schedule.milestones_epochs": schedule.milestones_epochs,
+            "batch_growth.milestones_epochs": growth.milestones_epochs if growth is not None else (),
+        }
+        for key, value in given.items():
+            if value and factor != 1:
+                scaled = [one * factor for one in value] if isinstance(value, tuple) else value * factor
+                values[key] = (scaled, why)
+    return loaded.resolve_all(values) if values else loaded
+
+
+def length(recipe: TrainRecipe, samples: int) -> tuple[BatchPlan, int]:
+    """The steps' sizes and their number, of a recipe whose rates are resolved, over a data set of so many samples."""
+    plan = BatchPlan(recipe.batch, recipe.batch_growth, epoch=samples)
+    return plan, plan.nearest(number(recipe.epochs, "epochs") * samples)
+
+
+def warnings(recipe: TrainRecipe) -> list[str]:
+    """What is known to go wrong with a batch of this size, in sentences with what mends it."""
+    out = []
+    if recipe.batch > LARGE and not recipe.schedule.moves and recipe.batch_growth is None:
+        out.append(
+            f"A batch of {recipe.batch:,} trains at one learning rate throughout: above {LARGE:,} that often diverges "
+            "early or ends at a lower accuracy. Set for example schedule: {name: cosine, warmup_epochs: 5}."
+        )
+    if recipe.largest_batch > VERY_LARGE and recipe.optimizer.name not in LAYER_WISE:
+        out.append(
+            f"A batch of {recipe.largest_batch:,} is taken by {recipe.optimizer.name}, which treats all layers alike: "
+            f"above {VERY_LARGE:,} that often loses accuracy. Set optimizer.name to lars or lamb."
+        )
+    return out

@@ -1,0 +1,184 @@
+"""Numbers that follow the batch: the rules, and how a recipe shows what came of them."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests._support import write_recipe
+
+from headway.core.errors import RecipeError
+from headway.core.recipe import load
+from headway.optim import OptimizerRecipe, build
+from headway.optim.rate import ScaledRecipe, number
+from headway.train.rates import LAYER_WISE, length, resolve_rates, warnings
+from headway.train.recipe import TrainRecipe
+
+positive = st.floats(1e-6, 1e6)
+batches = st.integers(1, 10**6)
+
+
+@given(positive, batches, batches, st.integers(1, 64))
+def test_the_rules(base: float, per: int, batch: int, k: int) -> None:
+    linear, root, none = (ScaledRecipe(base=base, per=per, scale=scale) for scale in ("linear", "sqrt", "none"))
+    assert linear.at(per) == root.at(per) == none.at(batch) == base
+    assert linear.at(k * batch) == pytest.approx(k * linear.at(batch))
+    assert root.at(k * batch) == pytest.approx(math.sqrt(k) * root.at(batch))
+    assert linear.at(batch) / batch == pytest.approx(base / per)  # lr / batch: the noise of a step's direction
+    assert root.at(batch) ** 2 / batch == pytest.approx(base**2 / per)  # lr^2 / batch: the variance of a step
+
+
+def test_the_rules_in_words() -> None:
+    assert ScaledRecipe(base=0.1, per=256).why(8192) == "0.1 x 8,192 / 256"
+    assert ScaledRecipe(base=0.1, per=256, scale="sqrt").why(8192) == "0.1 x sqrt(8,192 / 256)"
+    assert ScaledRecipe(base=0.1, per=256, scale="none").why(8192) == "0.1, whatever the batch"
+
+
+def test_what_follows_a_batch_needs_one() -> None:
+    import torch
+
+    assert number(0.25, "optimizer.lr") == 0.25
+    recipe = OptimizerRecipe.model_validate({"name": "sgd", "lr": {"base": 0.1, "per": 256}})
+    with pytest.raises(
+        RecipeError, match=r"optimizer\.lr: it follows the batch \(0\.1 per 256\), and no batch is known"
+    ):
+        build(recipe, torch.nn.Linear(2, 2))
+
+
+def resolved(tmp_path: Path, *overrides: str, **changes: Any) -> tuple[TrainRecipe, dict[str, str]]:
+    path = write_recipe(tmp_path / "recipe.yaml", **changes)
+    loaded = resolve_rates(load(path, overrides, TrainRecipe))
+    return loaded.recipe, dict(loaded.origins)
+
+
+def test_a_resolved_recipe_has_the_number_and_says_how(tmp_path: Path) -> None:
+    """Goyal et al. 2017: 0.1 for 256 becomes 3.2 for 8,192, reached from 0.1 in five epochs."""
+    changes: dict[str, Any] = {
+        "optimizer": {"name": "sgd", "lr": {"base": 0.1, "per": 256}},
+        "schedule": {"name": "cosine", "warmup_epochs": 5, "warmup_start": "base"},
+        "batch": 8192,
+        "epochs": 90,
+    }
+    recipe, origins = resolved(tmp_path, **changes)
+    assert recipe.optimizer.lr == pytest.approx(3.2)
+    assert recipe.schedule.warmup_start == pytest.approx(1 / 32)
+    assert origins["optimizer.lr"] == "auto: 0.1 x 8,192 / 256"
+    assert origins["schedule.warmup_start"] == "auto: base 0.1 of a learning rate of 3.2"
+    assert not [key for key in origins if key.startswith("optimizer.lr.")]
+    small, _ = resolved(tmp_path, "batch=64", **changes)
+    assert (small.optimizer.lr, small.schedule.warmup_start) == (0.025, 1.0)  # nothing to rise to
+
+
+def test_one_override_changes_the_rule(tmp_path: Path) -> None:
+    recipe, _ = resolved(tmp_path, "optimizer.lr.scale=sqrt", optimizer={"lr": {"base": 0.1, "per": 256}}, batch=1024)
+    assert recipe.optimizer.lr == pytest.approx(0.2)
+
+
+@given(st.sampled_from([0.25, 0.5, 1.0, 2.0, 8.0]), st.integers(1, 7))
+def test_regime_adaptation_keeps_the_steps_of_every_part(
+    tmp_path_factory: pytest.TempPathFactory, k: float, tenths: int
+) -> None:
+    """Hoffer et al. 2017: as many iterations as the small batch has, and the falls at the same ones."""
+    samples, per = 6400, 64
+    folder = tmp_path_factory.mktemp("regime")
+    first, second = tenths / 10, tenths / 10 + 2
+    recipe, origins = resolved(
+        folder,
+        schedule={"name": "multi_step", "milestones_epochs": [first, second], "warmup_epochs": 0.1},
+        batch_growth={"milestones_epochs": [2.5], "factor": 2},
+        batch=int(per * k),
+        epochs={"base": 4, "per": per},
+    )
+    plan, steps = length(recipe, samples)
+    small, its_steps = length(recipe.model_copy(update={"batch": per, "epochs": 4.0}), samples)
+    assert number(recipe.epochs, "epochs") == 4 * k
+    for milestone, before in zip(recipe.schedule.milestones_epochs, (first, second), strict=True):
+        assert milestone == pytest.approx(before * k)
+    assert recipe.schedule.warmup_epochs == pytest.approx(0.1 * k)
+    assert plan.starts.tolist() == [0, 2.5 * samples * k]
+    assert steps == 2.5 * samples / per + 1.5 * samples / (2 * per)
+    assert origins["epochs"] == f"auto: 4 x {int(per * k):,} / 64"
+    if k != 1:
+        assert origins["schedule.milestones_epochs"] == f"auto: x {k:g}, as the epochs of the run"
+    assert its_steps > 0
+    assert not small.grows or k != 1 or steps == its_steps
+
+
+def test_exponential_and_step_keep_their_steps_too(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"epochs": {"base": 10, "per": 32}, "batch": 64}
+    recipe, origins = resolved(tmp_path, schedule={"name": "step", "every_epochs": 3}, **changes)
+    assert (recipe.epochs, recipe.schedule.every_epochs) == (20, 6)
+    assert origins["schedule.every_epochs"] == "auto: x 2, as the epochs of the run"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"batch": 1024}, []),
+        ({"batch": 1025}, ["A batch of 1,025 trains at one learning rate throughout: above 1,024 that often diverges"]),
+        ({"batch": 2048, "schedule": {"name": "constant", "warmup_epochs": 1}}, []),
+        ({"batch": 4096, "schedule": {"name": "cosine"}}, []),
+        (
+            {"batch": 4097, "schedule": {"name": "cosine"}},
+            ["A batch of 4,097 is taken by sgd, which treats all layers alike: above 4,096 that often loses accuracy."],
+        ),
+        ({"batch": 5000}, ["A batch of 5,000 trains at one", "A batch of 5,000 is taken by sgd"]),
+        (
+            {"batch": 2048, "batch_growth": {"milestones_epochs": [1], "factor": 4}},
+            ["A batch of 8,192 is taken by sgd"],
+        ),
+    ],
+)
+def test_a_large_batch_is_warned_of(tmp_path: Path, changes: dict[str, Any], said: list[str]) -> None:
+    recipe, _ = resolved(tmp_path, **changes)
+    found = warnings(recipe)
+    assert len(found) == len(said)
+    for text, beginning in zip(found, said, strict=True):
+        assert text.startswith(beginning)
+        assert ". Set " in text
+
+
+def test_the_layer_wise_optimizers_are_there_and_are_not_warned_of(tmp_path: Path) -> None:
+    names = get_args(OptimizerRecipe.model_fields["name"].annotation)
+    assert set(LAYER_WISE) < set(names)
+    recipe, _ = resolved(tmp_path, batch=8192, schedule={"name": "cosine"})
+    for name in names:
+        optimizer = recipe.optimizer.model_copy(update={"name": name})
+        assert bool(warnings(recipe.model_copy(update={"optimizer": optimizer}))) == (name not in LAYER_WISE)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("optimizer.lr={base: 0.1, pr: 256}",), "there is no key 'optimizer.lr.pr'. Did you mean 'per'?"),
+        (("optimizer.lr={base: 0.1}",), "the key 'optimizer.lr.per' is missing."),
+        (("optimizer.lr={base: 0, per: 256}",), "optimizer.lr.base: Input should be greater than 0, not 0."),
+        (("optimizer.lr={base: 1, per: 0}",), "optimizer.lr.per: Input should be greater than or equal to 1"),
+        (("optimizer.lr={base: 1, per: 2, scale: cubic}",), "optimizer.lr.scale: Input should be 'linear', 'sqrt'"),
+        (("optimizer.lr=fast",), "optimizer.lr: Input should be a valid number"),
+        (("epochs={base: 1}",), "the key 'epochs.per' is missing."),
+        (
+            ("schedule={name: cosine, warmup_epochs: 1, warmup_start: base}",),
+            "schedule.warmup_start: base is that of a learning rate that follows the batch: write for example "
+            "optimizer.lr: {base: 0.1, per: 256}",
+        ),
+        (("schedule={name: step, every_epochs: 2}",), "schedule.every_epochs has 2, and the run ends at epoch 2"),
+        (
+            ("batch_growth={milestones_epochs: [2], factor: 2}",),
+            "batch_growth.milestones_epochs has 2, and the run ends at epoch 2: remove it, or train for longer",
+        ),
+        (
+            ("epochs={base: 3, per: 10}", "schedule={name: cosine, warmup_epochs: 4}"),
+            "schedule.warmup_epochs 4 is longer than the run of 3 epochs",
+        ),
+        (("micro_batch=61", "batch_growth={milestones_epochs: [1], factor: 2}"), "micro_batch 61 is larger than batch"),
+    ],
+)
+def test_impossible_rates(tmp_path: Path, overrides: tuple[str, ...], message: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        resolved(tmp_path, *overrides)
+    assert message in str(caught.value)
