@@ -112,10 +112,13 @@ def test_what_is_refused_leaves_no_thread_behind(remote: Server, tmp_path: Path,
     """The police of conftest.py looks."""
     override, status = WRONG[case]
     (tmp_path / "fails.py").write_text("def init(model, images):\n    raise ValueError('no')\n")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/thesis.txt").write_text("years of work")
-    headway("train", tmp_path / "recipe.yaml", "--run", tmp_path / "run", override, status=status)
-    assert [path.name for path in (tmp_path / "run").iterdir()] == ["thesis.txt"]
+    taken = case == "a run folder that cannot be"
+    if taken:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run/thesis.txt").write_text("years of work")
+    said = headway("train", tmp_path / "recipe.yaml", "--run", tmp_path / "run", override, status=status)
+    assert ("this folder is not empty" in said.err) == taken
+    assert [path.name for path in tmp_path.glob("run/*")] == ["thesis.txt"] * taken
 
 
 def test_remote_data_train_and_evaluate(remote: Server, tmp_path: Path) -> None:
