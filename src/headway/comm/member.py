@@ -10,11 +10,16 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, final
+from typing import TYPE_CHECKING, Any, final
 
 from headway.comm.messages import BEATS, Lines, Message, encode, text, tune, whole
 from headway.core.errors import CommunicationError, Fenced, Lost, UsageError
 from headway.core.hosts import host_identity
+from headway.core.world import CONNECT_S as MEET_S
+from headway.core.world import World, store_at
+
+if TYPE_CHECKING:
+    import torch
 
 CONNECT_S = 60.0
 """How long the launcher may take to answer the first message."""
@@ -156,6 +161,38 @@ class Member:
                         asked = number
                         self._send("ready", generation=number)
                 self._state.wait()
+
+    def world(
+        self,
+        generation: Generation,
+        device: torch.device,
+        *,
+        why: str,
+        timeout_s: float,
+        interface: str | None,
+        connect_s: float = MEET_S,
+    ) -> World:
+        """The world of a generation, which is given up when the generation is over, also while it comes together.
+
+        Args:
+            why: a sentence for whoever waits in it then. The rest: see `World.of`.
+
+        Raises:
+            Lost: it is over already. CommunicationError: some rank did not come.
+        """
+        return World.of(
+            store_at(generation.store_address, generation.store_port),
+            generation.rank,
+            generation.size,
+            device,
+            master=generation.store_address,
+            generation=generation.number,
+            timeout_s=timeout_s,
+            connect_s=connect_s,
+            interface=interface,
+            identities=generation.identities,
+            made=lambda world: self.watch(generation.number, lambda: world.abort(why)),
+        )
 
     def watch(self, number: int, on_change: Callable[[], None]) -> None:
         """Calls `on_change` once, from this Member's thread, when generation `number` is over; at once if it is."""

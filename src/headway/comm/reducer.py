@@ -45,10 +45,11 @@ class Verdict:
         live: ranks that added gradients. loss: of their losses. flags: of each flag.
         local_sq: of `noise.local_term`, a scalar on the device; 0 where noise is not measured.
         reduced_sq: squared norm of the summed gradient, likewise.
+        checked: the Reducer has seen that all ranks had issued the same operations.
     """
 
     def __init__(self, numbers: torch.Tensor, reduced_sq: torch.Tensor | None = None) -> None:
-        self._numbers = numbers
+        self._numbers, self.checked = numbers, False
         self.local_sq, self.reduced_sq = numbers[3], numbers.new_zeros(()) if reduced_sq is None else reduced_sq
 
     @cached_property
@@ -204,13 +205,16 @@ class Reducer:
         return verdict
 
     def check(self, verdict: Verdict) -> None:
-        """Done by `finish` itself, but on CUDA, where it is to be called when the host waits anyway.
+        """Done by `finish` itself, but on CUDA, where it is to be called when the host waits anyway. Once is enough.
 
         Raises:
             CommunicationError: ranks issued different operations.
         """
+        if verdict.checked:
+            return
         if not verdict.one_digest(self._world.size):
             raise self._disagreement()
+        verdict.checked = True
         self._watch_lost(verdict.lost)
 
     def close(self) -> None:

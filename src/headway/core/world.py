@@ -243,7 +243,11 @@ class World:
         self._device: Any = None
         self._listens: dict[int, list[Address]] = {}
         made(self)
-        self.control = self.group(name="control", backend="gloo")
+        try:
+            self.control = self.group(name="control", backend="gloo")
+        except BaseException:
+            self.close()
+            raise
 
     def __repr__(self) -> str:
         return f"World: rank {self.rank} of {self.size} on {len(self.hosts)} hosts, generation {self.generation}"

@@ -32,7 +32,7 @@ from headway.core.collectives import Network
 from headway.core.errors import CommunicationError, Fenced, Lost, RecipeError, Stalled, UsageError
 from headway.core.keys import GOLDEN, mix_int
 from headway.core.launched import Launched, launched
-from headway.core.world import World, store_at
+from headway.core.world import World
 from headway.train.exchange import Alone, Exchange, StoreExchange
 
 FLAGS = ("bad", "stopping", "regroup")
@@ -275,35 +275,19 @@ class Ranks:
     def _meet(self, model: torch.nn.Module, device: torch.device) -> None:
         options, member = self._recipe, self._member
         again = self._measured is not None
-        worlds: list[World] = []
         if member is None:
             world = World.join(self._launched, device, timeout_s=options.stall_s, interface=options.interface)
         else:
             info = member.next()
             self.lost = (*self.lost, *info.lost)
-
-            def watched(world: World) -> None:
-                worlds.append(world)
-                member.watch(info.number, lambda: world.abort("the generation is over"))
-
-            try:
-                world = World.of(
-                    store_at(info.store_address, info.store_port),
-                    info.rank,
-                    info.size,
-                    device,
-                    master=info.store_address,
-                    generation=info.number,
-                    timeout_s=options.stall_s,
-                    connect_s=max(CONNECT_S, CONNECT_OF_A_RANK_S * info.size),
-                    interface=options.interface,
-                    identities=info.identities,
-                    made=watched,
-                )
-            except CommunicationError:
-                for begun in worlds:
-                    begun.close()
-                raise
+            world = member.world(
+                info,
+                device,
+                why="the generation is over",
+                timeout_s=options.stall_s,
+                interface=options.interface,
+                connect_s=max(CONNECT_S, CONNECT_OF_A_RANK_S * info.size),
+            )
         self.speaks = world.is_lead
         if again:
             self.say(info.why)

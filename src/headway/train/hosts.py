@@ -75,16 +75,16 @@ def own_address(hosts: Sequence[Host], environ: Mapping[str, str] | None = None)
         return LOOPBACK
     name = other.name.rpartition("@")[2]
     try:
-        socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)
-    except (socket.gaierror, UnicodeError) as error:
-        why = error.strerror if isinstance(error, socket.gaierror) else str(error)
+        return towards(name)
+    except CommunicationError as error:
+        cause = error.__cause__
+        if cause is None:  # the name is known, and there is no route
+            what = f"it cannot be told by which address host {other.name} reaches this one ({error.what})"
+            fix = "Set HEADWAY_ADDRESS to an address of this host that the others reach."
+            raise UsageError(what, fix=fix) from error
+        why = cause.strerror if isinstance(cause, OSError) else str(cause)
         fix = (
             "Check its spelling, or add it to /etc/hosts or the DNS. A name that only ssh knows will do where "
             "HEADWAY_ADDRESS is an address of this host that the others reach."
         )
         raise UsageError(f"host {name} is not known here ({why})", where="--hosts", fix=fix) from error
-    try:
-        return towards(name)
-    except CommunicationError as error:
-        what = f"it cannot be told by which address host {other.name} reaches this one ({error.what})"
-        raise UsageError(what, fix="Set HEADWAY_ADDRESS to an address of this host that the others reach.") from error

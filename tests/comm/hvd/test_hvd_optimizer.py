@@ -296,15 +296,6 @@ def test_adasum_combines_updates() -> None:
     run_ranks(2, delta)
 
 
-@pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    hvd.init()
-    yield
-    hvd.shutdown()
-
-
 def test_what_is_refused(job: None) -> None:
     model = Net()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -203,15 +203,6 @@ def test_a_lost_worker_without_a_launcher_of_ours() -> None:
     run_ranks(2, lost, dying={1})
 
 
-@pytest.fixture
-def job(monkeypatch: pytest.MonkeyPatch) -> Any:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    hvd.init()
-    yield
-    hvd.shutdown()
-
-
 def test_state_is_abstract() -> None:
     with pytest.raises(TypeError, match="abstract"):
         State(lambda value: value, lambda: 0)  # type: ignore[abstract]

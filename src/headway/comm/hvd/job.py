@@ -22,7 +22,7 @@ from headway.comm.links import measure
 from headway.comm.member import Member
 from headway.core.errors import CommunicationError, Lost
 from headway.core.launched import launched
-from headway.core.world import World, store_at
+from headway.core.world import World
 
 CPU = torch.device("cpu")
 
@@ -150,18 +150,7 @@ def _meet(settings: Settings) -> tuple[World, tuple[int, int]]:
 
 def _meet_members(member: Member, settings: Settings) -> tuple[World, tuple[int, int]]:
     info = member.next()
-    world = World.of(
-        store_at(info.store_address, info.store_port),
-        info.rank,
-        info.size,
-        CPU,
-        master=info.store_address,
-        generation=info.number,
-        timeout_s=settings.timeout_s,
-        interface=settings.interface,
-        identities=info.identities,
-        made=lambda made: member.watch(info.number, lambda: made.abort("a worker was lost")),
-    )
+    world = member.world(info, CPU, why="a worker was lost", timeout_s=settings.timeout_s, interface=settings.interface)
     return world, (info.local_ranks[info.rank], world.local_size)
 
 
