@@ -5,8 +5,9 @@ The public names, loaded when they are first used: `import headway` imports neit
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from headway.core.lazy import lazily
 
 if TYPE_CHECKING:
     from headway import optim as optim
@@ -29,23 +30,23 @@ if TYPE_CHECKING:
     from headway.train.trainer import Trainer as Trainer
 
 _HOMES = {
-    "Augment": "headway.data.augment",
-    "AugmentRecipe": "headway.data.augment_options",
-    "Batch": "headway.data.batch",
-    "Checkpoints": "headway.train.checkpoint",
-    "CropRecipe": "headway.data.options",
-    "Dataset": "headway.data.dataset",
-    "Loader": "headway.data.loader",
-    "Order": "headway.data.order",
-    "ProgressiveRecipe": "headway.data.resolution",
-    "Trainer": "headway.train.trainer",
-    "flip_and_translate": "headway.data.ops.move",
-    "keys": "headway.core.keys",
-    "open": "headway.data.dataset",
-    "pack": "headway.data.pack",
-    "restore": "headway.train.checkpoint",
-    "state_of": "headway.train.checkpoint",
-    "verify": "headway.data.verify",
+    "Augment": "data.augment",
+    "AugmentRecipe": "data.augment_options",
+    "Batch": "data.batch",
+    "Checkpoints": "train.checkpoint",
+    "CropRecipe": "data.options",
+    "Dataset": "data.dataset",
+    "Loader": "data.loader",
+    "Order": "data.order",
+    "ProgressiveRecipe": "data.resolution",
+    "Trainer": "train.trainer",
+    "flip_and_translate": "data.ops.move",
+    "keys": "core.keys",
+    "open": "data.dataset",
+    "pack": "data.pack",
+    "restore": "train.checkpoint",
+    "state_of": "train.checkpoint",
+    "verify": "data.verify",
 }
 
 _ROOMS = ("optim",)
@@ -55,12 +56,7 @@ __version__ = "0.1.0"
 __all__ = [*sorted(_HOMES), *_ROOMS, "__version__"]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _ROOMS:
-        return import_module(f"headway.{name}")
-    if name not in _HOMES:
-        raise AttributeError(f"module 'headway' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+__getattr__, _ = lazily(__name__, _HOMES, rooms=_ROOMS)
 
 
 def __dir__() -> list[str]:
