@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import time
 from html.parser import HTMLParser
@@ -198,6 +199,15 @@ def test_numbers_that_json_does_not_have(folder: Path, tmp_path: Path) -> None:
     found = panels(run)
     assert None in [y for series in found["curve-odd"].data["series"] for y in series["y"]]
     assert json.loads((run / "summary.json").read_text())["best"]["odd"] == 0.5
+
+
+def test_records_of_an_earlier_version_do_not_tell_the_batch(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(folder / "run", run)
+    old = [{key: value for key, value in one.items() if key != "batch"} for one in records(run)]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in old))
+    page_of(run)
+    assert {"curve-lr", "curve-images_s"} <= panels(run).keys()
 
 
 def test_hostile_names_come_out_as_text(tmp_path: Path) -> None:

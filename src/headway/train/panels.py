@@ -167,7 +167,6 @@ def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> lis
         words = name.replace("_", " ")
         out.append(_curve(name, words.capitalize(), words, series, order=200 + place))
     if train:
-        epochs = [r["epoch"] for r in train]
         for place, (name, title, label) in enumerate(
             (
                 ("lr", "Learning rate", "learning rate"),
@@ -175,7 +174,8 @@ def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> lis
                 ("images_s", "Throughput", "images/s"),
             )
         ):
-            values = [r[name] for r in train]
+            found = [r for r in train if name in r]  # older records do not tell the batch
+            epochs, values = [r["epoch"] for r in found], [r[name] for r in found]
             if name != "batch" or len(set(values)) > 1:
                 out.append(_curve(name, title, label, [(label, epochs, values)], order=250 + place))
     return out
