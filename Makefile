@@ -4,6 +4,7 @@ PYTHON ?= python3
 SRC ?=
 SPLIT ?= 0.2
 DIST ?= dist
+JOBS ?= 2
 VENV := .venv
 PEERS := .venv-peers
 BIN := $(VENV)/bin
@@ -62,9 +63,9 @@ endif
 	$(BIN)/headway evaluate demo/run
 	$(BIN)/headway report demo/run
 
-test: $(VENV)/.tools $(VENV)/.native ## one case of every kind, at most ten minutes
+test: $(VENV)/.tools $(VENV)/.native ## one case of every kind, at most ten minutes (JOBS=2 at once)
 	# One thread: the networks are tiny, and threads that wait for each other on busy cores take longer.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not check and not peers" --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not check and not peers" --durations=10
 
 fuzz: $(VENV)/.base ## damaged JPEGs through the native core under sanitizers (COUNT=200000 SEED=0)
 	$(BIN)/python -m tests.fuzz.campaign $(or $(COUNT),200000) $(or $(SEED),0)

@@ -145,8 +145,8 @@ class Negotiator:
             self._tell_all("fail", why=why)
 
     def _tell_all(self, kind: str, **fields: Any) -> None:
-        for connection in self._ranks.values():
-            connection.send(kind, **fields)
+        for rank in sorted(self._ranks, reverse=True):  # rank 0 last: told, it may end this process
+            self._ranks[rank].send(kind, **fields)
 
     def _ask(self, rank: int, request: Request) -> None:
         if request.kind == "join":
