@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 import traceback
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -202,9 +203,34 @@ def train(
     respawn: Annotated[
         bool | None, typer.Option(help="Of --procs and --hosts: replace processes that are lost. Default: yes.")
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Build everything, say what it would take, and train nothing.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Of --dry-run: the workload to write, JSON; default NAME.workload.json.")
+    ] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Of --dry-run: size of a training set that need not be there.")
+    ] = None,
+    classes: Annotated[int | None, typer.Option(min=2, help="With --samples: its classes; default 1000.")] = None,
+    eval_samples: Annotated[int | None, typer.Option(min=1, help="With --samples: of the evaluation set.")] = None,
     as_json: Json = False,
 ) -> None:
     """Train a recipe into a run folder, or go on with one."""
+    if dry_run:
+        if resume is not None or folder is not None or repeat > 1 or respawn is not None:
+            fix = "headway train RECIPE --dry-run [--procs N] [--hosts a:4,b:4] [--samples N --classes K] [--out FILE]"
+            raise UsageError(
+                "--dry-run trains nothing: --run, --resume, --repeat, --respawn do not go with it", fix=fix
+            )
+        if recipe is None:
+            raise UsageError("train wants a recipe", fix="headway train RECIPE --dry-run.")
+        stated = {"samples": samples, "classes": classes, "evaluation_samples": eval_samples}
+        _dry_run(recipe, overrides or (), out, as_json, procs=procs, hosts=hosts, **stated)
+        return
+    if any(value is not None for value in (out, samples, classes, eval_samples)):
+        fix = "Add --dry-run, or leave them out."
+        raise UsageError("--out, --samples, --classes and --eval-samples are of a dry run", fix=fix)
     if resume is not None and (recipe is not None or folder is not None or repeat > 1):
         fix = "A run goes on with the recipe it began with: headway train --resume RUN."
         raise UsageError("--resume takes a run folder and nothing else", fix=fix)
@@ -254,6 +280,16 @@ def train(
     _print({"runs": [str(run.run.folder) for run in ended], **result}, as_json, text)
     if any(run.interrupted for run in ended):
         raise typer.Exit(1)
+
+
+def _dry_run(recipe: Path, overrides: Sequence[str], out: Path | None, as_json: bool, **options: Any) -> None:
+    from headway.train.dry_run import dry_run
+    from headway.train.dry_run_page import page
+
+    found = dry_run(recipe, overrides, say=say, **options)
+    out = out or Path(f"{found.workload.name}.workload.json")
+    found.workload.write(out)
+    _print(found.to_json() | {"written": str(out)}, as_json, f"{page(found)}\n\nWrote {out}.")
 
 
 def _ended(ended: Ended, as_json: bool) -> None:

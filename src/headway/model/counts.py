@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from headway.core.modules import evaluating
+from headway.model.flops import MultiplyAdds
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ def count(model: nn.Module, images: Tensor) -> Counts:
     """Counts in one forward pass over some images [N, C, H, W], in evaluation mode, without gradients; network and
     images may lie on the device `meta`, which computes nothing. The network is left as it was.
     """
-    with torch.no_grad(), evaluating(model), FlopCounterMode(display=False) as counter:
+    with torch.no_grad(), evaluating(model), MultiplyAdds() as counter:
         model(images)
     parameters = sum(value.numel() for value in model.parameters())
-    return Counts(parameters, counter.get_total_flops() // (2 * len(images)))  # torch counts two operations
+    return Counts(parameters, counter.total // len(images))
 
 
 def _large(number: int) -> str:

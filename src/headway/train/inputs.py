@@ -44,6 +44,22 @@ MEASURED_SAMPLES = 1024
 FIRST_SAMPLES = 2048
 """Most images that a network's `init` is shown."""
 
+REHEARSED_SAMPLES = 8
+"""Images that are looked at where nothing will be trained."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Rehearsal:
+    """What is opened and built is not trained: a few images are looked at, no cache is filled, and the recipe may ask
+    for a GPU where there is none.
+
+    Attributes:
+        stated: size and classes of the training set, where it need not be there.
+    """
+
+    stated: SyntheticRecipe | None = None
+
 
 @final
 @dataclass(kw_only=True)
@@ -52,9 +68,11 @@ class Inputs:
 
     Attributes:
         train, eval: None where the data is synthetic, or none was opened.
+        synthetic: what random images stand for the training set; None where it was opened, or nothing is trained.
         size: (height, width) of the images at the end of training.
         samples: of the training set.
         cache: as the recipe asks; `auto` stays so here.
+        most: images that are looked at before the first step.
         loader: of the newest training batches; its stats are those of the run.
     """
 
@@ -66,6 +84,8 @@ class Inputs:
     samples: int
     say: Say
     cache: Cache
+    synthetic: SyntheticRecipe | None = None
+    most: int = FIRST_SAMPLES
     loader: Loader | None = None
     _tiers: dict[int, Tier] = field(default_factory=dict)
 
@@ -74,7 +94,7 @@ class Inputs:
     ) -> Iterable[Batch]:
         """Training batches from a position on, without end: a rank's share of each."""
         if self.train is None:
-            options = recipe.data.synthetic or SyntheticRecipe()
+            options = self.synthetic or SyntheticRecipe()
             given: dict[str, Any] = {"batch": plan, "seed": recipe.seed, "start": position}
             return Synthetic(options, **given, device=self.device, rank=rank, world=world)
         self.loader = self._training(self.train, recipe, batch=plan, start=position, rank=rank, world=world)
@@ -87,7 +107,7 @@ class Inputs:
 
     def first_batch(self, recipe: TrainRecipe) -> Batch:
         """The beginning of the run's first batch, for `init` and the checks."""
-        some = min(recipe.batch, FIRST_SAMPLES)
+        some = min(recipe.batch, self.most)
         if self.train is None:
             return next(iter(self.batches(recipe, BatchPlan(some), 0)))
         return next(iter(self._training(self.train, recipe, batch=some, stop=some, progressive=None)))
@@ -109,10 +129,15 @@ class Inputs:
     def measured(self, recipe: TrainRecipe) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """(mean, std) of each channel over the first training images."""
         assert self.train is not None
-        count = min(MEASURED_SAMPLES, len(self.train))
+        count = self.measurable
         crop = recipe.data.crop.centred
         batch = next(iter(self._loader(self.train, recipe, batch=count, stop=count, ahead=1, crop=crop)))
         return measure(batch.images[torch.from_numpy(batch.served >= 0)])
+
+    @property
+    def measurable(self) -> int:
+        """Images over which mean and standard deviation are measured."""
+        return min(MEASURED_SAMPLES, self.most, self.samples)
 
     def close(self) -> None:
         """Ends what fetches and keeps bytes, and lets go of the data sets."""
@@ -205,27 +230,32 @@ def open_relative(base: Path, uri: str, say: Say) -> data.Dataset:
 
 
 def open_inputs(
-    loaded: Loaded[TrainRecipe], device: torch.device, *, say: Say, opened: bool
+    loaded: Loaded[TrainRecipe], device: torch.device, *, say: Say, opened: bool, rehearsal: Rehearsal | None = None
 ) -> tuple[Loaded[TrainRecipe], Inputs]:
     """Opens the data sets and resolves what they decide: size, channels, mean and standard deviation.
 
     Args:
         opened: False: the recipe of a run, resolved, whose data need not be there.
+        rehearsal: nothing will be trained.
 
     Raises:
         HeadwayError: whatever is wrong with them.
     """
     recipe = loaded.recipe
-    train = held_out = None
+    train = held_out = synthetic = None
+    if recipe.data.train == SYNTHETIC:
+        synthetic = recipe.data.synthetic or SyntheticRecipe()
+    elif rehearsal is not None and rehearsal.stated is not None:
+        loaded, synthetic = _resolve_stated(loaded, rehearsal.stated)
     with ExitStack() as on_error:
-        if opened and recipe.data.train != SYNTHETIC:
+        if opened and synthetic is None:
             _check_cache(loaded)
             train = on_error.enter_context(closing(open_relative(loaded.base, recipe.data.train, say)))
             if recipe.data.eval is not None:
                 held_out = on_error.enter_context(closing(open_relative(loaded.base, recipe.data.eval, say)))
             if (most := recipe.largest_batch) > len(train):
                 say(f"The batch of {most} is larger than the data set of {len(train)}: each step spans epochs.")
-        loaded, size, channels, samples = _resolve_images(loaded, train)
+        loaded, size, channels, samples = _resolve_images(loaded, train, synthetic)
         inputs = on_error.enter_context(
             closing(
                 Inputs(
@@ -236,12 +266,14 @@ def open_inputs(
                     channels=channels,
                     samples=samples,
                     say=say,
-                    cache=recipe.data.cache,
+                    cache="none" if rehearsal is not None else recipe.data.cache,
+                    synthetic=synthetic,
+                    most=FIRST_SAMPLES if rehearsal is None else REHEARSED_SAMPLES,
                 )
             )
         )
         _check_sizes(loaded.recipe, inputs)
-        loaded = _resolve_places(loaded, inputs)
+        loaded = _resolve_places(loaded, inputs, filled=rehearsal is None)
         loaded = _resolve_normalisation(loaded, inputs)
         on_error.pop_all()
     return loaded, inputs
@@ -267,7 +299,7 @@ def _check_sizes(recipe: TrainRecipe, inputs: Inputs) -> None:
         raise RecipeError(what, where="augment.translate", fix=f"Set it to at most {side - 1}.")
 
 
-def _resolve_places(loaded: Loaded[TrainRecipe], inputs: Inputs) -> Loaded[TrainRecipe]:
+def _resolve_places(loaded: Loaded[TrainRecipe], inputs: Inputs, *, filled: bool) -> Loaded[TrainRecipe]:
     """What decodes, what is done on the host, and where the bytes are kept."""
     recipe, device = loaded.recipe, inputs.device
     if recipe.data.train != SYNTHETIC:
@@ -275,7 +307,7 @@ def _resolve_places(loaded: Loaded[TrainRecipe], inputs: Inputs) -> Loaded[Train
         if recipe.data.decoder == "auto":
             reason = "the native core is built" if backend == "native" else "the native core is not built"
             loaded = loaded.resolve("data.decoder", backend, reason)
-        if inputs.train is not None:
+        if inputs.train is not None and filled:
             tier = inputs.tier(loaded.recipe, inputs.train)
             reason = reason_of(tier)
             if inputs.eval is not None:  # filled now, not in the first evaluation
@@ -285,18 +317,17 @@ def _resolve_places(loaded: Loaded[TrainRecipe], inputs: Inputs) -> Loaded[Train
             inputs.say(f"Training data {PLACES[tier.name]}: {reason}.")
             cores = usable_cores()
             inputs.say(decoding(backend, recipe.data.threads or default_threads(), cores))
-    if recipe.augment.where == "auto":
+    if recipe.augment.where == "auto" and filled:
         reason = "the device is a CPU" if device.type == "cpu" else "the device has time for it"
         loaded = loaded.resolve("augment.where", "host" if device.type == "cpu" else "device", reason)
     return loaded
 
 
 def _resolve_images(
-    loaded: Loaded[TrainRecipe], train: data.Dataset | None
+    loaded: Loaded[TrainRecipe], train: data.Dataset | None, synthetic: SyntheticRecipe | None
 ) -> tuple[Loaded[TrainRecipe], tuple[int, int], int, int]:
     recipe = loaded.recipe
-    if recipe.data.train == SYNTHETIC:
-        synthetic = recipe.data.synthetic or SyntheticRecipe()
+    if synthetic is not None:
         return loaded, synthetic.size, synthetic.channels, synthetic.samples
     if train is None:  # a run's own recipe: resolved
         assert recipe.data.size is not None
@@ -318,6 +349,20 @@ def _resolve_images(
     return loaded, _both_sides(size), channels, len(train)
 
 
+def _resolve_stated(
+    loaded: Loaded[TrainRecipe], stated: SyntheticRecipe
+) -> tuple[Loaded[TrainRecipe], SyntheticRecipe]:
+    """A training set that is not there, as it is stated and as the recipe wants its images."""
+    options = loaded.recipe.data
+    if options.size is None:
+        what = "the data are not there to say how large their images are"
+        raise RecipeError(what, where="data.size", fix="Set it, for example to 224.")
+    channels = options.channels or 3
+    if options.channels is None:
+        loaded = loaded.resolve("data.channels", channels, "images have colour, where nothing says otherwise")
+    return loaded, stated.model_copy(update={"size": _both_sides(options.size), "channels": channels})
+
+
 def _both_sides(size: int | tuple[int, int]) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
@@ -336,7 +381,7 @@ def _resolve_normalisation(loaded: Loaded[TrainRecipe], inputs: Inputs) -> Loade
         reason = "of uniformly random bytes"
     else:
         mean, std = inputs.measured(loaded.recipe)
-        reason = f"over {min(MEASURED_SAMPLES, len(inputs.train))} training images"
+        reason = f"over {inputs.measurable} training images"
     for key, measured in (("mean", mean), ("std", std)):
         if getattr(recipe, key) == "auto":
             loaded = loaded.resolve(f"augment.{key}", measured, reason)

@@ -27,7 +27,13 @@ def largest_micro_batch(batch: int, device: torch.device, attempt: Callable[[int
     if device.type == "cuda":
         return _by_trial(batch, attempt)
     saved = (bytes_saved(attempt, 4) - bytes_saved(attempt, 2)) // 2  # batch norm may want two samples at least
-    available = int(_available_bytes() * SHARE_OF_MEMORY)
+    return fitting(batch, saved, device)
+
+
+def fitting(batch: int, saved: int, device: torch.device) -> tuple[int, str]:
+    """What fits, and why, by the bytes that one sample keeps for backward."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _available_bytes()
+    available = int(free * SHARE_OF_MEMORY)
     fits = max(1, available // max(1, saved))
     parts = -(-batch // fits)
     reason = f"{saved / 1e6:.2f} MB a sample kept for backward, {available / 1e9:.1f} GB for it"

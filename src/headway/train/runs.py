@@ -59,7 +59,7 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: S
     Raises:
         HeadwayError: see `set_up` and `Trainer`; the run folder exists.
     """
-    loaded = _load(recipe, overrides)
+    loaded = load_recipe(recipe, overrides)
     ranks = Ranks.from_environment(loaded.recipe.comm, say)
     if ranks is None:
         return _begin(loaded, folder, say=say)
@@ -76,7 +76,7 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: S
 
 def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int, *, say: Say) -> list[Ended]:
     """The same recipe with seeds s, s + 1, ...; one run folder each, numbered inside `folder`."""
-    loaded = _load(recipe, overrides)
+    loaded = load_recipe(recipe, overrides)
     parent = folder or Run.free_name(Path("runs"), loaded.recipe.name)
     ended = []
     for number in range(times):
@@ -235,7 +235,7 @@ def reload(run: Run) -> Loaded[TrainRecipe]:
     return loaded
 
 
-def _load(recipe: Path, overrides: Sequence[str]) -> Loaded[TrainRecipe]:
+def load_recipe(recipe: Path, overrides: Sequence[str]) -> Loaded[TrainRecipe]:
     """A recipe; the paths in that of a run folder start where the run's own recipe lay."""
     loaded = load(recipe, overrides, TrainRecipe)
     run = Run(recipe.parent)

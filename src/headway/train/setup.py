@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,16 +21,17 @@ from headway.data import dataset as data
 from headway.data.augment import Augment
 from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
-from headway.data.options import SYNTHETIC, SyntheticRecipe
+from headway.data.options import SYNTHETIC
 from headway.model.counts import Counts, count
 from headway.model.resolve import build as build_model
 from headway.model.resolve import initialiser
+from headway.model.valueless import valueless
 from headway.optim import Schedule
 from headway.optim import build as build_optimizer
 from headway.optim.rate import number
 from headway.train import task as tasks
 from headway.train.elastic import Ranks
-from headway.train.inputs import Inputs, Say, open_inputs
+from headway.train.inputs import Inputs, Rehearsal, Say, open_inputs
 from headway.train.log import BESIDES_METRICS
 from headway.train.memory import largest_micro_batch
 from headway.train.precision import Precision, fast_precision
@@ -120,6 +122,7 @@ def set_up(
     fresh: bool = True,
     known: Known | None = None,
     ranks: Ranks | None = None,
+    rehearsal: Rehearsal | None = None,
 ) -> Setup:
     """Builds a run's parts, and resolves every `auto`.
 
@@ -128,6 +131,8 @@ def set_up(
         fresh: begin with the recipe's weights and `init`; False where a checkpoint or trained weights will be loaded.
         known: open no data, take this of them; for the resolved recipe of a run.
         ranks: of several processes, each takes the device of its number on its host.
+        rehearsal: nothing will be trained: see there. The network is tried without values where it lets itself, and is
+            not counted; `micro_batch: auto` stays so.
 
     Raises:
         HeadwayError: whatever is wrong with recipe, data, network or task, in a sentence.
@@ -136,8 +141,10 @@ def set_up(
     recipe = loaded.recipe
     for text in warnings(recipe) if fresh else ():
         say(text)
-    device = _device(recipe)
-    if fresh and recipe.device == "auto":  # trained weights may be used on a machine of another kind
+    device = _device(recipe, rehearsed=rehearsal is not None)
+    if (
+        fresh and recipe.device == "auto" and rehearsal is None
+    ):  # trained weights may be used on a machine of another kind
         if device.type == "cpu" and recipe.precision == "fp16":
             what = "fp16 on a CPU is emulated and slow, and PyTorch sees no GPU here"
             raise RecipeError(what, where="precision", fix="Set it to bf16, fp32 or auto.")
@@ -147,9 +154,9 @@ def set_up(
         device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())  # a launcher may show one to each
     if device.type == "cuda":
         torch.cuda.set_device(device)  # streams, events and generators are those of the current device
-    loaded, inputs = open_inputs(loaded, device, say=say, opened=known is None)
+    loaded, inputs = open_inputs(loaded, device, say=say, opened=known is None, rehearsal=rehearsal)
     try:
-        return _built(loaded, device, inputs, say=say, fresh=fresh, known=known, ranks=ranks)
+        return _built(loaded, device, inputs, say=say, fresh=fresh, known=known, ranks=ranks, rehearsal=rehearsal)
     except BaseException:
         inputs.close()
         raise
@@ -164,6 +171,7 @@ def _built(
     fresh: bool,
     known: Known | None,
     ranks: Ranks | None,
+    rehearsal: Rehearsal | None,
 ) -> Setup:
     train_set, channels = inputs.train, inputs.channels
     if train_set is not None and inputs.eval is not None:
@@ -172,7 +180,7 @@ def _built(
     torch.manual_seed(recipe.seed)
     np.random.seed(recipe.seed % 2**32)
     random.seed(recipe.seed)
-    target = _target(recipe, train_set) if known is None else known.target
+    target = _target(inputs) if known is None else known.target
     num_classes = len(target.classes) if target.kind == "class" else None
     done = recipe.augment.on_host(device.type) if recipe.data.train != SYNTHETIC else frozenset()
     augment = Augment(
@@ -218,17 +226,19 @@ def _built(
         initialise = initialiser(recipe.model, model, base=loaded.base) if fresh else None
         if initialise is not None:
             initialise(images)
-        names = _check_network(model, images[:2], labels[:2], task, precision)
+        check = _check_network if rehearsal is None else _check_without_values
+        names = check(model, images[:2], labels[:2], task, precision)
         height, width = inputs.smallest(recipe)
         if (height, width) != inputs.size:
             layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
             small = images[:2, :, :height, :width].contiguous(memory_format=layout)
-            _check_network(model, small, labels[:2], task, precision, where="data.progressive.start")
-        counts = _counted(model, images[:1], precision)
-        say(f"Network: {counts.text()}{'' if counts.multiply_adds is None else f' an image of {_shape(images)}'}.")
+            check(model, small, labels[:2], task, precision, where="data.progressive.start")
+        if rehearsal is None:
+            counts = _counted(model, images[:1], precision)
+            say(f"Network: {counts.text()}{'' if counts.multiply_adds is None else f' an image of {_shape(images)}'}.")
         _check_metrics(names, task)
         _check_stop(recipe, names)
-        if recipe.micro_batch == "auto":
+        if recipe.micro_batch == "auto" and rehearsal is None:
             attempt = _attempt(model, images, precision)
             micro, reason = largest_micro_batch(recipe.largest_batch, device, attempt)
             loaded = loaded.resolve("micro_batch", micro, reason)
@@ -255,8 +265,11 @@ def _built(
     )
 
 
-def _device(recipe: TrainRecipe) -> torch.device:
+def _device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
+    """Where it trains; or, where it will not, where it is built."""
     name = recipe.device
+    if rehearsed and not torch.cuda.is_available():
+        name = "cpu" if name.startswith("cuda") else name
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -288,11 +301,11 @@ def check_labels(mine: tasks.Target, held_out: data.Dataset) -> None:
         raise DataError(what, where=str(held_out.folder), fix="Pack both from one source: headway pack SRC DST.")
 
 
-def _target(recipe: TrainRecipe, train: data.Dataset | None) -> tasks.Target:
-    if train is None:
-        count = (recipe.data.synthetic or SyntheticRecipe()).classes
-        return tasks.Target(kind="class", classes=tuple(map(str, range(count))), numbers=1)
-    return _target_of(train)
+def _target(inputs: Inputs) -> tasks.Target:
+    if inputs.train is None:
+        assert inputs.synthetic is not None
+        return tasks.Target(kind="class", classes=tuple(map(str, range(inputs.synthetic.classes))), numbers=1)
+    return _target_of(inputs.train)
 
 
 def _target_of(dataset: data.Dataset) -> tasks.Target:
@@ -346,6 +359,21 @@ def _check_network(
             said = f"{name} has the {form} for {len(images)} samples"
             raise RecipeError(said, where="task", fix="A task gives one number a sample.")
     return list(found)
+
+
+def _check_without_values(
+    model: torch.nn.Module,
+    images: torch.Tensor,
+    labels: torch.Tensor,
+    task: tasks.Task,
+    precision: Precision,
+    where: str = "",
+) -> list[str]:
+    """The same, without a computation where network and task do not ask for values. Whatever fails is tried again with
+    them, and says what is wrong."""
+    with suppress(Exception), valueless(model, images, labels) as (some_images, some_labels):
+        return _check_network(model, some_images, some_labels, task, precision, where)
+    return _check_network(model, images, labels, task, precision, where)
 
 
 def _counted(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> Counts:

@@ -1,0 +1,205 @@
+"""What a planner reads: the schema of the Workload, which is what a step is made of, without the code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from headway.core.errors import UsageError
+from headway.core.files import write_whole
+
+VERSION = 1
+"""Of the Workload's schema; a file of another one is refused."""
+
+
+class Record(BaseModel):
+    """Base of what is written as JSON: immutable, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+R = TypeVar("R", bound=Record)
+
+
+class Layer(Record):
+    """One module of the network, without what is inside of its children; a module that does nothing itself is none.
+
+    What a module calls as functions (`F.relu`, a sum, a matrix product with a weight of its own) is its own. Numbers
+    without another unit are of one sample, in training mode, at the run's last image size.
+    """
+
+    name: str
+    """Dotted, as in the state dict; empty: of the network itself."""
+    kind: str
+    """Its class."""
+    parameters: int = Field(ge=0)
+    """Weights that lie here; tied ones count for the first layer that has them."""
+    weight_bytes: int = Field(ge=0)
+    """Of these, as they are kept between steps."""
+    gradient_bytes: int = Field(ge=0)
+    """Of those that are trained: what the ranks sum up in each step."""
+    ready: int | None = Field(ge=0)
+    """Layers whose gradients are complete before this one's are; None: it has none."""
+    input_shape: tuple[int, ...] | None
+    """Of its first input, without the samples' dimension; None: no tensor, or it was never called."""
+    output_shape: tuple[int, ...] | None
+    """Of its first output, likewise."""
+    forward_multiply_adds: int = Field(ge=0)
+    """Of convolutions and matrix products."""
+    backward_multiply_adds: int = Field(ge=0)
+    activation_bytes: int = Field(ge=0)
+    """Of its output tensors."""
+    saved_bytes: int = Field(ge=0)
+    """What its forward pass keeps for the backward pass; memory that several layers keep counts for the first one."""
+    saved_bytes_fixed: int = Field(ge=0)
+    """The same for a micro-batch of any size: weights in low precision, say."""
+
+
+class Input(Record):
+    """One sample, from the disk to the network."""
+
+    height: int = Field(ge=1)
+    width: int = Field(ge=1)
+    channels: int = Field(ge=1)
+    decoded_bytes: int = Field(ge=1)
+    """As it goes to the device, uint8."""
+    encoded_bytes: float | None = Field(ge=0)
+    """As it lies on the disk, in the mean; None: the data were not there."""
+    source_pixels: float | None = Field(ge=0)
+    """Height times width before crop and resize, in the mean; None likewise."""
+    on_host: tuple[str, ...]
+    """Augmentations that the loader does."""
+    on_device: tuple[str, ...]
+    """Those that are done to the batch on the device, in their order."""
+
+
+class Update(Record):
+    """The optimizer's step."""
+
+    optimizer: str
+    state_bytes: int = Field(ge=0)
+    passes: float = Field(ge=0)
+    """How often the memory of the trained weights, or as much of gradients and state, is read or written in a step. The
+    matrix products of `muon` are not in it."""
+
+
+class Exchange(Record):
+    """What the ranks tell each other in a step, and how the recipe wants it."""
+
+    gradient_bytes: int = Field(ge=0)
+    """Of all layers, as fp32."""
+    statistics_bytes: int = Field(ge=0)
+    """Running statistics of batch norm, which become their mean over the ranks."""
+    algorithm: str
+    """As of `headway.core.collectives`, or `auto`."""
+    wire_ratio: float = Field(gt=0, le=1)
+    """Bytes between hosts over bytes of the gradients."""
+    bucket_bytes: int | None = Field(ge=1)
+    """None: as suits the links."""
+    sync_batch_norm: bool
+    """One more exchange a batch norm, forward and backward."""
+
+
+class Step(Record):
+    """One step at the beginning of the run."""
+
+    batch: int = Field(ge=1)
+    """Samples over all ranks."""
+    micro_batch: int | None = Field(ge=1)
+    """Samples that go through the network at once; None: a rank's share of the batch."""
+    precision: Literal["fp32", "bf16", "fp16"]
+    """Of forward and backward."""
+    compiled: bool
+    """The layers were measured without compilation, which saves less for backward."""
+    update: Update
+    exchange: Exchange
+
+
+class Phase(Record):
+    """Steps that are alike."""
+
+    steps: int = Field(ge=1)
+    batch: int = Field(ge=1)
+    height: int = Field(ge=1)
+    width: int = Field(ge=1)
+    forward_multiply_adds: int = Field(ge=0)
+    """Of one sample of this size."""
+
+
+class Whole(Record):
+    """The run."""
+
+    samples: int = Field(ge=1)
+    """Of the training set."""
+    epochs: float = Field(gt=0)
+    steps: int = Field(ge=1)
+    phases: tuple[Phase, ...]
+    """In their order; their steps add up to `steps`."""
+    evaluations: int = Field(ge=0)
+    evaluation_samples: int | None = Field(ge=0)
+    """Of one evaluation; None: the evaluation set was not there."""
+    checkpoints: int = Field(ge=0)
+    checkpoint_bytes: int = Field(ge=0)
+    """Of one, over all ranks."""
+
+
+class Workload(Record):
+    """What a step is made of, without the code; `headway train RECIPE --dry-run` writes it, a planner reads it."""
+
+    version: Literal[1] = 1
+    name: str
+    """Of the recipe."""
+    layers: tuple[Layer, ...]
+    """In the order in which they are first called."""
+    input: Input
+    step: Step
+    run: Whole
+
+    @property
+    def parameters(self) -> int:
+        return sum(layer.parameters for layer in self.layers)
+
+    @property
+    def forward_multiply_adds(self) -> int:
+        """Of one sample."""
+        return sum(layer.forward_multiply_adds for layer in self.layers)
+
+    @property
+    def backward_multiply_adds(self) -> int:
+        """Of one sample."""
+        return sum(layer.backward_multiply_adds for layer in self.layers)
+
+    def saved_bytes(self, samples: int) -> int:
+        """What a forward pass over so many samples at once keeps for the backward pass, weights left out."""
+        return sum(samples * layer.saved_bytes + layer.saved_bytes_fixed for layer in self.layers)
+
+    def ready(self) -> list[Layer]:
+        """The layers that have gradients, in the order in which these are complete."""
+        found = [(layer.ready, place) for place, layer in enumerate(self.layers) if layer.ready is not None]
+        return [self.layers[place] for _, place in sorted(found)]
+
+    def write(self, path: Path) -> None:
+        """Writes it as JSON."""
+        write_whole(path, self.model_dump_json(indent=1) + "\n")
+
+    @staticmethod
+    def read(path: Path) -> Workload:
+        """Reads what `write` wrote. Raises UsageError: there is no such file, or it is no Workload of this version."""
+        return _read(path, Workload, "headway train RECIPE --dry-run writes one.")
+
+
+def _read(path: Path, kind: type[R], fix: str) -> R:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        what = f"it cannot be read ({getattr(error, 'strerror', None) or error})"
+        raise UsageError(what, where=str(path), fix=fix) from None
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        key = ".".join(map(str, first["loc"]))
+        what = f"this is no {kind.__name__} of version {VERSION} ({key + ': ' if key else ''}{first['msg']})"
+        raise UsageError(what, where=str(path), fix=fix) from None
