@@ -1,0 +1,123 @@
+"""A Workload on disk: read as it was written, and refused where it is another thing. Torch is not needed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from headway.core.errors import UsageError
+from headway.core.profile import Exchange, Input, Layer, Phase, Step, Update, Whole, Workload
+
+COUNT = st.integers(0, 10**12)
+
+
+def layer(place: int, **more: Any) -> Layer:
+    given: dict[str, Any] = {
+        "name": f"layer{place}",
+        "kind": "Linear",
+        "parameters": 10,
+        "weight_bytes": 40,
+        "gradient_bytes": 40,
+        "ready": place,
+        "input_shape": (3,),
+        "output_shape": None,
+        "forward_multiply_adds": 100,
+        "backward_multiply_adds": 200,
+        "activation_bytes": 12,
+        "saved_bytes": 7,
+        "saved_bytes_fixed": 5,
+    }
+    return Layer(**given | more)
+
+
+def workload(*layers: Layer) -> Workload:
+    return Workload(
+        name="run",
+        layers=layers,
+        input=Input(
+            height=8, width=8, channels=1, decoded_bytes=64, encoded_bytes=None, source_pixels=None, on_host=("flip",),
+            on_device=(),
+        ),
+        step=Step(
+            batch=30,
+            micro_batch=None,
+            precision="fp32",
+            compiled=False,
+            update=Update(optimizer="sgd", state_bytes=0, passes=3.0),
+            exchange=Exchange(
+                gradient_bytes=80, statistics_bytes=0, algorithm="auto", wire_ratio=0.5, bucket_bytes=None,
+                sync_batch_norm=False,
+            ),
+        ),
+        run=Whole(
+            samples=90, epochs=2.0, steps=6,
+            phases=(Phase(steps=6, batch=30, height=8, width=8, forward_multiply_adds=1),),
+            evaluations=2, evaluation_samples=None, checkpoints=2, checkpoint_bytes=100,
+        ),
+    )  # fmt: skip
+
+
+@given(st.lists(st.tuples(COUNT, COUNT, COUNT, COUNT), max_size=5))
+def test_sums_are_those_of_the_layers(rows: list[tuple[int, int, int, int]]) -> None:
+    names = ("parameters", "forward_multiply_adds", "saved_bytes", "saved_bytes_fixed")
+    found = workload(*(layer(place, **dict(zip(names, row, strict=True))) for place, row in enumerate(rows)))
+    assert found.parameters == sum(row[0] for row in rows)
+    assert found.forward_multiply_adds == sum(row[1] for row in rows)
+    assert found.backward_multiply_adds == 200 * len(rows)
+    assert found.saved_bytes(3) == sum(3 * row[2] + row[3] for row in rows)
+
+
+@given(st.permutations(range(6)))
+def test_layers_come_in_the_order_of_their_gradients(order: list[int]) -> None:
+    found = workload(*(layer(place, ready=ready) for place, ready in enumerate(order)), layer(9, ready=None))
+    assert [one.ready for one in found.ready()] == list(range(6))
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    found = workload(layer(0), layer(1, input_shape=None, ready=None))
+    found.write(tmp_path / "w.json")
+    assert Workload.read(tmp_path / "w.json") == found
+    assert json.loads((tmp_path / "w.json").read_text())["version"] == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 2}, "no Workload of version 1 (version: "),
+        ({"steps": 3}, "no Workload of version 1 (steps: Extra inputs"),
+        ({"layers": None}, "no Workload of version 1 (layers: "),
+    ],
+)
+def test_another_file_is_refused(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    path = tmp_path / "w.json"
+    path.write_text(json.dumps(workload(layer(0)).model_dump(mode="json") | change))
+    with pytest.raises(UsageError) as caught:
+        Workload.read(path)
+    assert said in str(caught.value)
+    assert str(caught.value).endswith("headway train RECIPE --dry-run writes one.")
+
+
+def test_no_file_and_no_json_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="No such file"):
+        Workload.read(tmp_path / "w.json")
+    (tmp_path / "w.json").write_text("{")
+    with pytest.raises(UsageError, match="no Workload of version 1"):
+        Workload.read(tmp_path / "w.json")
+
+
+def test_a_number_that_cannot_be_is_refused() -> None:
+    with pytest.raises(ValidationError):
+        layer(0, saved_bytes=-1)
+
+
+def test_it_needs_no_torch() -> None:
+    code = "import sys, headway.core.profile; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
