@@ -9,10 +9,11 @@ from headway.model import alexnet, count, joined_towers
 from headway.model.alex import AlexNet
 
 
-def test_the_published_size() -> None:
-    """62 M parameters and 727 M multiply-adds at 227 pixels."""
+@pytest.mark.parametrize("two_towers", [False, True])
+def test_the_published_size(two_towers: bool) -> None:
+    """62 M parameters and 727 M multiply-adds at 227 pixels; in two towers they are as many."""
     with torch.device("meta"):
-        found = count(alexnet(), torch.empty(1, 3, 227, 227))
+        found = count(alexnet(two_towers=two_towers), torch.empty(1, 3, 227, 227))
     assert found.parameters == 60_965_224
     assert found.parameters == pytest.approx(62e6, rel=0.03)
     assert found.multiply_adds == pytest.approx(727e6, rel=0.03)

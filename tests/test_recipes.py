@@ -1,0 +1,155 @@
+"""The recipes that come with Headway: every one is built, says where it comes from, and has the source's numbers."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests._support import headway, records
+
+from headway.core.recipe import load
+from headway.data.pack import pack
+from headway.train.dry_run import DryRun, dry_run
+from headway.train.dry_run_page import page
+from headway.train.recipe import TrainRecipe
+
+ROOT = Path(__file__).resolve().parents[1]
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+OF_IMAGENET = [path for path in RECIPES if path.stem != "cifar10"]
+PLAIN = ("imagenet-resnet50-1632", "tencent-alexnet-bn-64k")
+"""Those that are built by every test run: one of each network."""
+IMAGENET: dict[str, Any] = {"samples": 1_281_167, "classes": 1000, "evaluation_samples": 50_000}
+
+MLPERF = {
+    "imagenet-resnet50-1632": (1632, 7.4, 2, 0.9, 5e-5, 204, 27_476, True, 37),
+    "imagenet-resnet50-8192": (8192, 17, 5, 0.9, 2e-4, 64, 6_095, True, 44),
+    "imagenet-resnet50-32768": (32_768, 21.2, 16, 0.94, 2.5e-5, 128, 2_267, False, 57),
+    "imagenet-resnet50-65536": (65_536, 24.699, 31, 0.951807, 1e-4, 128, 1_133, True, 86),
+}
+"""Of MLPerf's reference points: batch, learning rate, epochs of warm-up, momentum, weight decay, samples of a batch norm,
+steps of decay, whether they come after those of the warm-up, and the epochs after which the slowest run had 75.9 %."""
+
+
+def built(path: Path) -> DryRun:
+    if path.stem == "cifar10":
+        sizes: dict[str, Any] = {"samples": 50_000, "classes": 10, "evaluation_samples": 10_000}
+        return dry_run(path, ("data.size=32", "data.channels=3"), **sizes, say=lambda text: None)
+    return dry_run(path, **IMAGENET, say=lambda text: None)
+
+
+def read(name: str) -> TrainRecipe:
+    return load(ROOT / "recipes" / f"{name}.yaml", (), TrainRecipe).recipe
+
+
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=() if path.stem in PLAIN else pytest.mark.check, id=path.stem) for path in RECIPES],
+)
+def test_it_is_built(path: Path) -> None:
+    found = built(path)
+    work = found.workload
+    assert work.name == path.stem
+    assert found.without_values
+    assert abs(work.run.epochs * work.run.samples - found.loaded.recipe.epochs * work.run.samples) <= work.step.batch
+    assert sum(phase.steps for phase in work.run.phases) == work.run.steps
+    assert work.run.evaluations >= 1
+    sizes = {"alexnet": (60_967_112, 724e6), "resnet50": (25_557_032, 4.09e9), "cifar_net": (1_972_792, 118e6)}
+    parameters, multiply_adds = sizes[found.loaded.recipe.model.factory.partition(":")[2]]
+    assert work.parameters == parameters
+    if work.input.height >= 224:
+        assert work.forward_multiply_adds == pytest.approx(multiply_adds, rel=0.01)
+    assert work.name in page(found)
+
+
+@pytest.mark.parametrize("path", OF_IMAGENET, ids=lambda path: path.stem)
+def test_its_head_says_where_it_comes_from_and_what_was_run(path: Path) -> None:
+    head = path.read_text().partition("\nname:")[0]
+    assert all(line.startswith("#") for line in head.splitlines())
+    assert "Source's result: " in head
+    assert "Run here: the dry run only. Nothing was trained on ImageNet." in head
+    assert f"recipes/{path.name} --dry-run --samples 1281167" in head
+    assert f"`{path.stem}`" in (ROOT / "docs/imagenet.md").read_text()
+
+
+@pytest.mark.parametrize("name", MLPERF)
+def test_the_reference_points_of_mlperf(name: str) -> None:
+    batch, lr, warmup, momentum, decay, span, steps, apart, slowest = MLPERF[name]
+    recipe = read(name)
+    optimizer, schedule = recipe.optimizer, recipe.schedule
+    assert (recipe.batch, optimizer.lr, schedule.warmup_epochs, optimizer.momentum) == (batch, lr, warmup, momentum)
+    assert (optimizer.name, optimizer.weight_decay, optimizer.eta, optimizer.eps) == ("lars", decay, 0.001, 0)
+    assert (optimizer.lr_place, optimizer.no_decay, optimizer.clip) == ("inside", True, False)
+    assert [group.weight_decay for group in optimizer.groups] == [decay, None], "the last layer's bias alone decays"
+    assert recipe.model.batch_norm is not None
+    assert recipe.model.batch_norm.ghost == span
+    assert recipe.task.args == {"label_smoothing": 0.1}
+    assert (schedule.name, schedule.power) == ("polynomial", 2)
+    assert lr * schedule.end == pytest.approx(1e-4, rel=1e-3)
+    epochs = recipe.epochs
+    assert isinstance(epochs, float)
+    per_epoch = IMAGENET["samples"] / batch
+    assert steps == pytest.approx((epochs - warmup * apart) * per_epoch, abs=per_epoch / 10)
+    assert slowest <= epochs < slowest + 4
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "lr", "optimizer", "warms_up"),
+    [
+        ("256", 256, 0.2, "sgd", False),
+        ("8k", 8192, 6.4, "sgd", True),
+        ("16k", 16384, 2.5, "lars", True),
+        ("32k", 32768, 2.9, "lars", True),
+    ],
+)
+def test_the_four_runs_of_the_figure(name: str, batch: int, lr: float, optimizer: str, warms_up: bool) -> None:
+    recipe = read(f"lars-resnet50-{name}")
+    assert (recipe.batch, recipe.optimizer.lr, recipe.optimizer.name) == (batch, lr, optimizer)
+    assert (recipe.schedule.warmup_epochs > 0, recipe.epochs) == (warms_up, 100)
+    assert not recipe.data.crop.random
+    assert recipe.augment.flip_mode is None
+
+
+def test_the_three_modules_of_the_large_batch_together() -> None:
+    """Precision, optimizer, communication; and the batch norm after pool5."""
+    for name, epochs in (("tencent-resnet50-64k", 90), ("tencent-alexnet-bn-64k", 95)):
+        recipe = read(name)
+        assert (recipe.batch, recipe.epochs, recipe.precision) == (65_536, epochs, "fp16")
+        assert (recipe.optimizer.name, recipe.optimizer.no_decay) == ("lars", True)
+        assert (recipe.comm.algorithm, recipe.comm.bucket_mb, recipe.comm.wire) == ("auto", "auto", "fp16")
+        assert recipe.schedule.warmup_epochs > 0
+    assert recipe.model.args == {"batch_norm": True, "pool5_norm": True}
+
+
+@pytest.mark.check
+def test_a_few_steps_on_photographs(data_root: Path, tmp_path: Path) -> None:
+    """250 photographs of ImageNet in five made-up classes, a batch of 8: LARS, ghost batch norm, crops, smoothing."""
+    images = sorted((data_root / "imagenet-250").glob("*.JPEG"))
+    with (tmp_path / "list.csv").open("w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(("path", "label"))
+        rows.writerows((path, f"class{place % 5}") for place, path in enumerate(images[:60]))
+    pack(tmp_path / "list.csv", tmp_path / "packed", split=0.2, threads=2)
+    overrides = (
+        f"data.train={tmp_path / 'packed/train'}",
+        f"data.eval={tmp_path / 'packed/eval'}",
+        "data.size=96",
+        "batch=8",
+        "micro_batch=4",
+        "model.batch_norm.ghost=2",
+        "epochs=0.7",
+        "schedule.warmup_epochs=0.3",
+        "log_every_steps=1",
+        "precision=fp32",
+    )
+    recipe, run = ROOT / "recipes/imagenet-resnet50-1632.yaml", tmp_path / "run"
+    said = headway("train", recipe, *overrides, "--dry-run", "--json", "--out", tmp_path / "w.json").json()
+    assert (said["accumulation"], said["micro_batch"]) == (2, 4)
+    headway("train", recipe, *overrides, "--run", run)
+    trained = records(run, "train")
+    assert len(trained) == said["workload"]["run"]["steps"] == 4
+    assert trained[0]["lr"] == 0
+    assert max(one["lr"] for one in trained) > 1
+    assert all(0 < one["loss"] < 100 for one in trained)
+    assert len(records(run, "evaluate")) == 1
