@@ -28,8 +28,9 @@ MLPERF = {
     "imagenet-resnet50-32768": (32_768, 21.2, 16, 0.94, 2.5e-5, 128, 2_267, False, 57),
     "imagenet-resnet50-65536": (65_536, 24.699, 31, 0.951807, 1e-4, 128, 1_133, True, 86),
 }
-"""Of MLPerf's reference points: batch, learning rate, epochs of warm-up, momentum, weight decay, samples of a batch norm,
-steps of decay, whether they come after those of the warm-up, and the epochs after which the slowest run had 75.9 %."""
+"""Of MLPerf's reference points: batch, learning rate, epochs of warm-up, momentum, weight decay, samples of a batch
+norm, steps of decay, whether they come after those of the warm-up, and the epochs after which the slowest run had
+75.9 %."""
 
 
 def built(path: Path) -> DryRun:

@@ -140,6 +140,7 @@ def test_memory_by_hand(folder: Path) -> None:
         "buckets": weights,
         "optimizer state": weights,
         "averaged weights": weights,
+        "on the way back": 2 * 8 * 10 * 4,
         "batch": 15 * 64 * 4,
         "input ring": 3 * 15 * 64,
         "copy for a checkpoint": math.ceil(found.workload.run.checkpoint_bytes / 2),

@@ -373,6 +373,7 @@ def _memory(setup: Setup, workload: Workload, share: int, micro: int, ranks: int
     weights, gradients = sum(map(_size, model.parameters())), workload.step.exchange.gradient_bytes
     masters = "" if recipe.precision == "fp32" else f"fp32; the copies in {recipe.precision} are with what is kept"
     wide = 4 if recipe.augment.normalise else 1
+    largest = max(layer.activation_bytes for layer in workload.layers)
     ahead, of_ring = recipe.data.ahead, share
     if recipe.data.train == SYNTHETIC:  # every rank makes one whole batch
         ahead, of_ring = 1, setup.plan.largest
@@ -384,6 +385,7 @@ def _memory(setup: Setup, workload: Workload, share: int, micro: int, ranks: int
         Part("optimizer state", workload.step.update.state_bytes, device, recipe.optimizer.name),
         Part("averaged weights", _averaged_bytes(setup), device),
         Part("kept for backward", workload.saved_bytes(micro), device, f"a micro-batch of {micro:,}"),
+        Part("on the way back", micro * 2 * largest, device, "gradients of activations: twice the largest layer's"),
         Part("batch", share * sample * wide, device, f"{share:,} images, {'fp32' if wide == 4 else 'uint8'}"),
         Part("batch as bytes", 2 * share * sample if gpu else 0, device, "this one and the next"),
         Part("input ring", ahead * of_ring * sample, "host", f"{ahead} x {of_ring:,} images, uint8"),
