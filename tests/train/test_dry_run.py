@@ -17,6 +17,7 @@ from tests._support import headway, packed_digits, records, refused, write_recip
 
 from headway.core.profile import Workload
 from headway.data import dataset
+from headway.data.tiers import choice
 from headway.train import memory
 from headway.train.dry_run import DryRun, dry_run
 from headway.train.dry_run_page import large, page, size
@@ -178,6 +179,9 @@ def test_data_that_are_not_there_can_be_stated(folder: Path, tmp_path: Path) -> 
     sentence = refused("train", recipe, "--dry-run", status=2)
     assert "nowhere/train: there is no such file or folder" in sentence
     assert sentence.endswith("--samples 1281167 --classes 1000 are ImageNet's.")
+    half = refused("train", recipe, f"data.train={folder / 'digits.packed/train'}", "--dry-run", status=2)
+    assert "nowhere/eval: there is no such" in half
+    assert half.endswith("are ImageNet's.")
     assert "Set it, for example to 224" in refused("train", recipe, "--dry-run", "--samples", "500", status=2)
     found = dried(recipe, "data.size=8", "data.channels=1", samples=500, classes=7, evaluation_samples=50)
     run = found.workload.run
@@ -198,11 +202,18 @@ def test_a_stated_set_is_built_as_the_real_one(folder: Path) -> None:
     assert stated == real.model_copy(update={"input": real.input.model_copy(update=unknown)})
 
 
-def test_no_cache_is_filled_and_few_images_are_looked_at(folder: Path, tmp_path: Path) -> None:
+def test_no_cache_is_filled(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no room for one, a run says so, and a dry run does not look."""
+    monkeypatch.setattr(choice, "free_memory_bytes", lambda: 1)
+    run = ("train", folder / "recipe.yaml", "data.cache=memory", "--run", tmp_path / "run")
+    assert "has 1 bytes free" in refused(*run, status=2)
+    assert dried(folder / "recipe.yaml", "data.cache=memory").loaded.recipe.data.cache == "memory"
+
+
+def test_few_images_are_looked_at(folder: Path, tmp_path: Path) -> None:
     """A transform sees them, so that one that fails is found too."""
-    options = ("data.cache=memory", "batch=100", "transform=curious.py:look", "model.init=curious.py:init")
+    options = ("batch=100", "transform=curious.py:look", "model.init=curious.py:init")
     said = headway("train", folder / "recipe.yaml", *options, "--dry-run", "--out", tmp_path / "w.json")
-    assert "Filling" not in said.err
     assert "init 8\n" in said.out
     assert "transform 8\n" in said.out
     dark = ("train", folder / "recipe.yaml", "transform=curious.py:dark", "--dry-run", "--out", tmp_path / "no.json")

@@ -123,7 +123,8 @@ def dry_run(
     try:
         setup = set_up(loaded, say=say, rehearsal=Rehearsal(stated=stated))
     except UsageError as error:
-        if stated is None and error.where and Path(error.where).name == Path(loaded.recipe.data.train).name:
+        named = [uri for uri in (loaded.recipe.data.train, loaded.recipe.data.eval) if uri is not None]
+        if stated is None and error.where.endswith(tuple(named)):
             raise UsageError(error.what, where=error.where, fix=f"{error.fix} {WITHOUT_DATA}".strip()) from None
         raise
     with closing(setup.inputs):
