@@ -361,6 +361,60 @@ def report(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: 
 
 
 @app.command()
+def landscape(
+    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
+    plane: Annotated[bool, typer.Option("--plane", help="Also a plane of two directions around each.")] = False,
+    between: Annotated[
+        bool,
+        typer.Option("--between", help="Also lines from the first to each other; of three, their plane."),
+    ] = False,
+    path: Annotated[bool, typer.Option("--path", help="Also each run's checkpoints, in their plane.")] = False,
+    points: Annotated[int, typer.Option(help="Places on a line.")] = 31,
+    grid: Annotated[int, typer.Option(help="Places on a side of a plane.")] = 13,
+    radius: Annotated[float, typer.Option(help="How far to go around a solution, in lengths of the filters.")] = 1.0,
+    samples: Annotated[int, typer.Option(help="Images of each data set.")] = 512,
+    seed: Annotated[int, typer.Option(min=0, help="Of the directions and the samples.")] = 0,
+    sharpness: Annotated[
+        bool,
+        typer.Option("--sharpness/--no-sharpness", help="Also Keskar's sharpness, and eigenvalues."),
+    ] = True,
+    epsilon: Annotated[float, typer.Option(help="Size of Keskar's box.")] = 1e-3,
+    sets: Annotated[str, typer.Option(help="Data sets: both, train or eval.")] = "both",
+    statistics: Annotated[
+        str, typer.Option(help="Of batch norm: keep, recompute, or auto (kept around a solution, else recomputed).")
+    ] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="The page; default: landscape.html, in the folder of a run that is alone.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Draw the loss around trained networks, and measure how sharp their minima are."""
+    from headway.train import landscape_page
+    from headway.train.counter import Counter
+    from headway.train.landscape import Options
+    from headway.train.landscape import landscape as run
+
+    options = Options(
+        plane=plane,
+        between=between,
+        path=path,
+        points=points,
+        grid=grid,
+        radius=radius,
+        samples=samples,
+        seed=seed,
+        sharpness=sharpness,
+        epsilon=epsilon,
+        sets=sets,
+        statistics=statistics,
+    )
+    with Counter("Drawing", "places", say) as progress:
+        found = run(folders, options, say=say, progress=progress)
+    page = landscape_page.write(found, out)
+    _print(found.to_json() | {"page": str(page)}, as_json, f"{landscape_page.text(found)}\nPage: {page}")
+
+
+@app.command()
 def schedule(
     recipe: Annotated[Path, typer.Argument(help="A YAML recipe.")],
     overrides: Annotated[

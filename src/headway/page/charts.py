@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Annotated, Any, Generic, Literal, TypeVar, final, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -143,6 +144,41 @@ class Matrix(_Data):
 
 
 @final
+class Mark(_Data):
+    """A named place on a surface."""
+
+    name: str
+    x: float
+    y: float
+
+
+@final
+class Surface(_Data):
+    """Heights over a grid: rows are y; None is a gap."""
+
+    x_label: str
+    y_label: str
+    z_label: str
+    x: list[float]
+    y: list[float]
+    z: list[list[float | None]]
+    log_z: bool = False
+    marks: list[Mark] = []
+    path: bool = False
+
+    @model_validator(mode="after")
+    def _fits_its_grid(self) -> Surface:
+        if len(self.z) != len(self.y) or any(len(row) != len(self.x) for row in self.z):
+            raise ValueError(f"{len(self.y)} y and {len(self.x)} x need {len(self.y)} rows of {len(self.x)} heights")
+        if any(one >= other for side in (self.x, self.y) for one, other in pairwise(side)):
+            raise ValueError("x and y must ascend")
+        return self
+
+    def empty(self) -> bool:
+        return all(height is None for row in self.z for height in row)
+
+
+@final
 class Image(_Data):
     """One image as a base64 data URI, and what to write under it."""
 
@@ -211,6 +247,7 @@ DOCUMENTS: dict[str, Any] = {
     "lines": _Document[Lines],
     "bars": _Document[Bars],
     "matrix": _Document[Matrix],
+    "surface": _Document[Surface],
     "images": _Document[Images],
     "table": _Document[Table],
     "text": _Document[Text],
@@ -244,7 +281,7 @@ def picture(panel: Panel) -> Picture:
         place = ".".join(str(step) for step in first["loc"])
         raise HeadwayError(f"panel {panel.name!r} ({panel.kind}): {place}: {first['msg']}") from error
     empty = document.data.empty()
-    drawn = panel.kind in ("lines", "bars", "matrix") and not empty
+    drawn = panel.kind in ("lines", "bars", "matrix", "surface") and not empty
     return Picture(
         document=document,
         json=_for_script(text) if drawn else "",

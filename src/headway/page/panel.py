@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 
 from headway.core.errors import HeadwayError
 
-Kind = Literal["cards", "lines", "bars", "matrix", "images", "table", "text"]
+Kind = Literal["cards", "lines", "bars", "matrix", "surface", "images", "table", "text"]
 
 
 @final
@@ -23,6 +23,9 @@ class Panel:
     - `bars`: {"x_label": str, "names": [str], "stacks": [{"name": str, "values": [number]}]} (horizontal, stacked)
     - `matrix`: {"x_label": str, "y_label": str, "names": [str], "values": [[number]]} (rows are y; square, none
       negative; the diagonal is where both agree)
+    - `surface`: {"x_label": str, "y_label": str, "z_label": str, "x": [number], "y": [number], "z": [[number | None]],
+      "log_z": bool, "marks": [{"name": str, "x": number, "y": number}], "path": bool} (rows are y; `path`: the marks
+      are joined by a line)
     - `images`: {"images": [{"src": data URI (base64), "caption": str, "note": str}]}
     - `table`: {"columns": [str], "rows": [[str]]}
     - `text`: {"text": str} (monospaced, as it is)
@@ -118,6 +121,36 @@ def matrix(
     rows = [list(row) for row in values]
     data = {"x_label": x_label, "y_label": y_label, "names": list(names), "values": rows}
     return Panel(name=name, title=title, kind="matrix", data=data, **panel)
+
+
+def surface(
+    name: str,
+    title: str,
+    x: Sequence[float],
+    y: Sequence[float],
+    z: Sequence[Sequence[float | None]],
+    *,
+    x_label: str,
+    y_label: str,
+    z_label: str,
+    marks: Sequence[tuple[str, float, float]] = (),
+    path: bool = False,
+    log_z: bool = False,
+    **panel: Any,
+) -> Panel:
+    """A `surface` panel, full width: heights z over x and y, as lines of equal height and in three dimensions."""
+    data = {
+        "x_label": x_label,
+        "y_label": y_label,
+        "z_label": z_label,
+        "x": list(x),
+        "y": list(y),
+        "z": [list(row) for row in z],
+        "log_z": log_z,
+        "marks": [{"name": label, "x": across, "y": up} for label, across, up in marks],
+        "path": path,
+    }
+    return Panel(name=name, title=title, kind="surface", data=data, **{"width": "full", **panel})
 
 
 def cards(name: str, title: str, values: Sequence[tuple[str, str, str]], **panel: Any) -> Panel:

@@ -126,6 +126,19 @@ class Inputs:
             on_bad="stop" if recipe.data.on_bad == "stop" else "mask",
         )
 
+    def sample(self, recipe: TrainRecipe, dataset: data.Dataset, count: int, batch: int, seed: int) -> Loader:
+        """So many samples of a data set, drawn by a seed, each once and by its centre. The last batch is full too:
+        positions from `count` on are none of them."""
+        return self._loader(
+            dataset,
+            recipe,
+            batch=batch,
+            order=Order(len(dataset), seed),
+            stop=count,
+            crop=recipe.data.crop.centred,
+            on_bad="stop" if recipe.data.on_bad == "stop" else "mask",
+        )
+
     def measured(self, recipe: TrainRecipe) -> tuple[tuple[float, ...], tuple[float, ...]]:
         """(mean, std) of each channel over the first training images."""
         assert self.train is not None

@@ -26,7 +26,7 @@ from headway.train.progress import duration
 WORST = 24
 THUMBNAIL = 128
 """Longest side of a thumbnail in pixels; smaller images stay as they are."""
-SECTIONS = ("Result", "Training", "Time", "Evaluation", "Recipe and machine")
+SECTIONS = ("Result", "Training", "Time", "Evaluation", "Loss landscape", "Recipe and machine")
 
 
 def write(run: Run, made: Sequence[Panel]) -> None:

@@ -213,7 +213,86 @@
     ];
   };
 
-  const draw = { lines: drawLines, bars: drawBars, matrix: drawMatrix };
+  const WIDE = 760; // pixels from which both pictures of a surface stand side by side
+  const SOLID = 12; // surfaces in three dimensions: of more than 16, browsers take the first ones away again
+  const solid = (() => {
+    const canvas = document.createElement("canvas");
+    return Boolean(canvas.getContext("webgl") || canvas.getContext("webgl2"));
+  })();
+  const surfaces = [];
+
+  // Lines of equal height, and the same in three dimensions where the browser can draw them. Heights that span powers of
+  // ten are drawn by their logarithm, and written as they are.
+  const drawSurface = (data, look, hidden, width, paper) => {
+    const known = data.z.flat().filter((value) => value !== null && (!data.log_z || value > 0));
+    const [least, most] = known.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+    const height = (value) => (value === null ? null : data.log_z ? (value > 0 ? Math.log10(value) : Math.log10(least)) : value);
+    const levels = 12;
+    const [low, high] = [height(least), height(most)];
+    const ticks = Array.from({ length: 5 }, (_, i) => low + ((high - low) * i) / 4);
+    const written = { tickvals: ticks, ticktext: ticks.map((value) => brief(data.log_z ? 10 ** value : value)) };
+    if (!surfaces.includes(data)) surfaces.push(data);
+    const both = solid && !paper && width >= WIDE && surfaces.indexOf(data) < SOLID;
+    const share = both ? 0.46 : 1;
+    const shared = {
+      x: data.x,
+      y: data.y,
+      z: data.z.map((row) => row.map(height)),
+      customdata: data.z,
+      text: data.z.map((row) => row.map((value) => (value === null ? "" : brief(value)))),
+      hovertemplate: `${plain(data.z_label)} %{text}<br>${plain(data.x_label)} %{x:.4~g}<br>${plain(data.y_label)} %{y:.4~g}<extra></extra>`,
+      colorscale: [
+        [0, look["agree-high"]],
+        [0.45, look["agree-low"]],
+        [0.55, look["differ-low"]],
+        [1, look["differ-high"]],
+      ],
+    };
+    const traces = [
+      {
+        ...shared,
+        type: "contour",
+        contours: { start: low, end: high, size: (high - low) / levels || 1, coloring: "fill" },
+        line: { color: look.muted, width: 0.6 },
+        colorbar: { x: share, xpad: 6, thickness: 10, outlinewidth: 0, tickfont: { color: look.muted }, ...written },
+      },
+      {
+        type: "scatter",
+        x: data.marks.map((mark) => mark.x),
+        y: data.marks.map((mark) => mark.y),
+        customdata: data.marks.map((mark) => plain(mark.name)),
+        text: data.marks.map((mark, i) => (data.path && i && i + 1 < data.marks.length ? "" : short(mark.name, 24))),
+        textposition: "top center",
+        textfont: { color: look.ink },
+        mode: data.path ? "lines+markers+text" : "markers+text",
+        line: { color: look.ink, width: 1.5 },
+        marker: { color: look.ink, size: 7, symbol: data.path ? "circle" : "x" },
+        hovertemplate: "%{customdata}<extra></extra>",
+        cliponaxis: false,
+      },
+    ];
+    if (both) traces.push({ ...shared, type: "surface", showscale: false, contours: { z: { show: true, color: look.muted, width: 1 } } });
+    const side = (text) => axis(look, { title: heading(text, look), showgrid: false });
+    const edge = (text) => ({ title: { text: plain(text), font: { color: look.muted, size: 11 } }, color: look.muted, gridcolor: look.grid, backgroundcolor: look.surface });
+    return [
+      traces,
+      layout(look, {
+        margin: { l: 8, r: 8, t: 12, b: 8 },
+        hovermode: "closest",
+        xaxis: { ...side(data.x_label), domain: [0, share - 0.01] },
+        yaxis: side(data.y_label),
+        scene: {
+          domain: { x: [0.56, 1] },
+          xaxis: edge(data.x_label),
+          yaxis: edge(data.y_label),
+          zaxis: { ...edge(data.z_label), ...written },
+          camera: { eye: { x: 1.35, y: -1.35, z: 0.85 } },
+        },
+      }),
+    ];
+  };
+
+  const draw = { lines: drawLines, bars: drawBars, matrix: drawMatrix, surface: drawSurface };
 
   const charts = Array.from(document.querySelectorAll('script[type="application/json"]'), (script) => {
     const article = script.closest("article");
@@ -221,7 +300,7 @@
     const target = article.querySelector(".chart > div");
     const hidden = new Set();
     const show = (look, paper) => {
-      const [data, arrangement] = draw[panel.kind](panel.data, look, hidden, target.clientWidth);
+      const [data, arrangement] = draw[panel.kind](panel.data, look, hidden, target.clientWidth, paper);
       const height = target.clientHeight;
       Object.assign(arrangement, paper ? { autosize: false, width: PAPER_PX, height: Math.min(height, PAPER_PX) } : {});
       return Plotly.react(target, data, arrangement, {

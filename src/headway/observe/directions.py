@@ -1,0 +1,190 @@
+"""Directions in the space of a network's weights: random ones by filter, towards another network, along a path."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
+
+from headway.core.errors import UsageError
+
+Vector = Mapping[str, Tensor]
+"""Tensors by the names of a network's parameters and buffers; a name that is missing stands for zeros."""
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters and floating-point buffers themselves; what is shared by several modules comes once."""
+    named = [*model.named_parameters(), *model.named_buffers()]
+    return {name: tensor.detach() for name, tensor in named if tensor.is_floating_point()}
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """A copy of them: where the network is now."""
+    return {name: tensor.clone() for name, tensor in tensors_of(model).items()}
+
+
+def trained_of(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that training changes: all that are not frozen."""
+    return {name: one for name, one in model.named_parameters() if one.requires_grad and one.is_floating_point()}
+
+
+@contextmanager
+def moved(model: nn.Module, origin: Vector, steps: Sequence[tuple[float, Vector]]) -> Iterator[None]:
+    """Within it the network is at origin + the sum of factor x direction; afterwards it is where it was."""
+    here = tensors_of(model)
+    before = {name: tensor.clone() for name, tensor in here.items()}
+    try:
+        for name, tensor in here.items():
+            if name in origin:
+                tensor.copy_(origin[name])
+            for factor, direction in steps:
+                if name in direction and factor:
+                    tensor.add_(direction[name].to(tensor), alpha=factor)
+        yield
+    finally:
+        for name, tensor in here.items():
+            tensor.copy_(before[name])
+
+
+def filter_norms(model: nn.Module) -> dict[str, Tensor]:
+    """The norm of the filter that each weight belongs to, in a shape that spreads over the weight.
+
+    A filter is what makes one output: a slice of a convolution's weight, a row of a matrix. Left out is what a random
+    direction leaves where it is: frozen parameters, and those of fewer than two dimensions (biases, those of norms).
+    """
+    groups = _transposed(model)
+    weights = {name: one.detach() for name, one in trained_of(model).items() if one.ndim >= 2}
+    return {name: _norms(weight, groups.get(name)) for name, weight in weights.items()}
+
+
+def _transposed(model: nn.Module) -> dict[str, int]:
+    """Groups of the transposed convolutions, by the names of their weights."""
+    found = {name: one for name, one in model.named_modules() if isinstance(one, _ConvTransposeNd)}
+    return {f"{name}.weight" if name else "weight": one.groups for name, one in found.items()}
+
+
+def _norms(weight: Tensor, transposed_groups: int | None) -> Tensor:
+    """Args: transposed_groups: of a transposed convolution, whose weight is [inputs, outputs / groups, ...]."""
+    if transposed_groups is None:
+        return torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.ndim)), keepdim=True)
+    parts = weight.unflatten(0, (transposed_groups, -1))
+    norms = torch.linalg.vector_norm(parts, dim=(1, *range(3, parts.ndim)), keepdim=True)
+    return norms.expand(-1, parts.shape[1], *norms.shape[2:]).flatten(0, 1)
+
+
+def random_direction(model: nn.Module, seed: int) -> dict[str, Tensor]:
+    """A random direction in which each filter is as long as the network's own (Li et al. 2018, arXiv 1712.09913,
+    section 4): networks whose weights have another scale are then seen through the same glass.
+
+    Biases and the parameters of norms stay where they are. Networks of the same shape get the same draw for a seed.
+
+    Raises:
+        UsageError: no weight of two or more dimensions is trained.
+    """
+    norms, groups = filter_norms(model), _transposed(model)
+    generator, out = torch.Generator().manual_seed(seed), {}
+    for name, parameter in model.named_parameters():
+        # Drawn for each, so that what is frozen does not change what the others get; on the CPU, for one draw anywhere.
+        drawn = torch.randn(parameter.shape, generator=generator).to(parameter)
+        if name in norms:
+            lengths = _norms(drawn, groups.get(name))
+            out[name] = drawn * (norms[name] / lengths.clamp_min(torch.finfo(drawn.dtype).tiny))
+    if not out:
+        fix = "Biases, norms and frozen parameters are not moved."
+        raise UsageError("the network has no weight to move in a random direction", fix=fix)
+    return out
+
+
+def difference(one: Vector, other: Vector) -> dict[str, Tensor]:
+    """The direction from one state to another: one + it = the other. Both have the same names."""
+    return {name: other[name] - one[name] for name in one if name in other}
+
+
+@final
+@dataclass(frozen=True)
+class Axes:
+    """Two directions at right angles, of length 1, and where given states lie on them.
+
+    Attributes:
+        places: (along the first, along the second) of each state.
+        shares: of the squared distances of all states from the origin, what each direction shows.
+    """
+
+    first: Vector
+    second: Vector
+    places: list[tuple[float, float]]
+    shares: tuple[float, float]
+
+
+def principal(origin: Vector, states: Sequence[Vector], names: Sequence[str]) -> Axes:
+    """The plane through `origin` to which states lie nearest: the first two singular vectors of their differences from
+    it (Li et al. 2018, section 7, the differences not centred, so that the origin lies in the plane).
+
+    Args:
+        names: of the tensors that count; all tensors are moved.
+
+    Raises:
+        UsageError: they lie on one line with the origin, or all in one place.
+    """
+    away = [difference(origin, state) for state in states]
+    inner = torch.tensor([[_inner(a, b, names) for b in away] for a in away], dtype=torch.float64)
+    values, vectors = torch.linalg.eigh(inner)
+    values, vectors = values.flip(0), vectors.flip(1)
+    if len(states) < 2 or not values[1] > 1e-9 * values[0]:
+        what = f"the {len(states) + 1} states lie on one line, and make no plane"
+        raise UsageError(what, fix="Take states that differ, such as those of more epochs.")
+    axes = []
+    for place in range(2):
+        # A singular vector has no sign of its own: the first state that is off the axis lies on its positive side.
+        column = vectors[:, place]
+        sign = 1.0 if column[int(column.abs().argmax())] >= 0 else -1.0
+        vectors[:, place] = column * sign
+        axes.append(_combined(away, (vectors[:, place] / values[place].sqrt()).tolist()))
+    lengths = values[:2].sqrt()
+    places = [(float(row[0] * lengths[0]), float(row[1] * lengths[1])) for row in vectors[:, :2]]
+    total = float(values.clamp_min(0).sum())
+    return Axes(axes[0], axes[1], places, (float(values[0]) / total, float(values[1]) / total))
+
+
+def through(first: Vector, second: Vector, third: Vector, names: Sequence[str]) -> Axes:
+    """The plane through three states, which the first is the origin of and whose first axis leads to the second
+    (Garipov et al. 2018, arXiv 1802.10026, appendix). The places are those of all three.
+
+    Raises:
+        UsageError: they lie on one line.
+    """
+    u, v = difference(first, second), difference(first, third)
+    length = _inner(u, u, names) ** 0.5
+    along = _inner(u, v, names) / length if length else 0.0
+    across_squared = _inner(v, v, names) - along**2
+    if not length or not across_squared > 1e-9 * _inner(v, v, names):
+        raise UsageError("the three lie on one line, and make no plane", fix="Take three that were trained apart.")
+    across = across_squared**0.5
+    one = _combined([u], [1 / length])
+    two = _combined([v, u], [1 / across, -along / length / across])
+    return Axes(one, two, [(0.0, 0.0), (length, 0.0), (along, across)], (1.0, 1.0))
+
+
+def distance(one: Vector, other: Vector, names: Sequence[str]) -> float:
+    """Euclidean distance over the tensors named."""
+    away = difference(one, other)
+    return math.sqrt(_inner(away, away, names))
+
+
+def _inner(one: Vector, other: Vector, names: Sequence[str]) -> float:
+    kept = [name for name in names if name in one]
+    products = [torch.dot(one[name].flatten().double(), other[name].flatten().double()) for name in kept]
+    return float(torch.stack(products).sum()) if products else 0.0
+
+
+def _combined(vectors: Sequence[Vector], factors: Sequence[float]) -> dict[str, Tensor]:
+    return {
+        name: torch.stack([vector[name] * factor for vector, factor in zip(vectors, factors, strict=True)]).sum(0)
+        for name in vectors[0]
+    }

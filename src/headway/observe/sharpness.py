@@ -1,0 +1,205 @@
+"""Sharpness: how fast a loss rises around a solution. Keskar's measure, and the largest eigenvalues of its Hessian."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+Tick = Callable[[], object]
+"""Called after every gradient and every product."""
+
+
+@final
+class Objective:
+    """A function of parameters, with its gradient and its Hessian times a vector.
+
+    Args:
+        parameters: leaves of the graph, changed in place and put back.
+        parts: gives the summands of the function, each with its own graph, one after the other.
+        tick: for a progress bar.
+    """
+
+    def __init__(
+        self, parameters: Sequence[Tensor], parts: Callable[[], Iterable[Tensor]], tick: Tick = lambda: None
+    ) -> None:
+        self.parameters, self._parts, self._tick = list(parameters), parts, tick
+
+    def gradient(self) -> tuple[float, list[Tensor]]:
+        """(value, gradient) where the parameters are now."""
+        value, found = 0.0, [torch.zeros_like(one) for one in self.parameters]
+        for part in self._parts():
+            value += float(part.detach())
+            slopes = torch.autograd.grad(part, self.parameters, allow_unused=True)
+            _add(found, slopes)
+        self._tick()
+        return value, found
+
+    def product(self, vector: Sequence[Tensor]) -> list[Tensor]:
+        """Hessian x vector (Pearlmutter 1994): the gradient of the gradient's product with the vector."""
+        found = [torch.zeros_like(one) for one in self.parameters]
+        for part in self._parts():
+            slopes = torch.autograd.grad(part, self.parameters, create_graph=True, allow_unused=True)
+            inner = [(g * v).sum() for g, v in zip(slopes, vector, strict=True) if g is not None and g.requires_grad]
+            if inner:
+                _add(found, torch.autograd.grad(torch.stack(inner).sum(), self.parameters, allow_unused=True))
+        self._tick()
+        return found
+
+
+@final
+@dataclass(frozen=True)
+class Epsilon:
+    """Keskar's sharpness, as far as the ascents found it: the true maximum is this or higher.
+
+    Attributes:
+        percent: 100 (highest - loss) / (1 + loss).
+        loss: at the solution.
+        highest: in the box around it.
+    """
+
+    percent: float
+    loss: float
+    highest: float
+    epsilon: float
+    steps: int
+    starts: int
+
+
+@torch.no_grad()
+def epsilon_sharpness(
+    objective: Objective, *, epsilon: float = 1e-3, steps: int = 10, starts: int = 2, seed: int = 0
+) -> Epsilon:
+    """How much higher the function gets in a small box around its parameters (Keskar et al. 2017, arXiv 1609.04836,
+    metric 2.1, with A the identity): |z_i| <= epsilon (|x_i| + 1).
+
+    They take ten iterations of L-BFGS-B. Here each start takes `steps` gradients: it goes by the signs of the gradient,
+    at first across the whole box, then by half as far whenever that leads down. The first start is where the gradient
+    at the solution points to, the others are random. At a solution itself a gradient may be zero.
+    """
+    x, generator = [one.clone() for one in objective.parameters], torch.Generator().manual_seed(seed)
+    box = [epsilon * (one.abs() + 1) for one in x]
+
+    def ascended(z: list[Tensor]) -> float:
+        best, slope = _at(objective, x, z)
+        share = 1.0
+        for _ in range(steps - 1):
+            trial = [
+                torch.clamp(a + 2 * share * b * g.sign(), min=-b, max=b) for a, b, g in zip(z, box, slope, strict=True)
+            ]
+            value, found = _at(objective, x, trial)
+            if value > best:
+                best, z, slope = value, trial, found
+            else:
+                share /= 2
+        return best
+
+    try:
+        with torch.enable_grad():
+            loss, uphill = objective.gradient()
+        highest = loss
+        for start in range(starts):
+            if start == 0 and any(bool(g.any()) for g in uphill):
+                z = [b * g.sign() for b, g in zip(box, uphill, strict=True)]
+            else:
+                z = [b * (2 * torch.rand(b.shape, generator=generator).to(b) - 1) for b in box]
+            highest = max(highest, ascended(z))
+    finally:
+        _put(objective.parameters, x)
+    return Epsilon(100 * (highest - loss) / (1 + loss), loss, highest, epsilon, steps, starts)
+
+
+def _at(objective: Objective, x: list[Tensor], z: list[Tensor]) -> tuple[float, list[Tensor]]:
+    _put(objective.parameters, [a + b for a, b in zip(x, z, strict=True)])
+    with torch.enable_grad():
+        return objective.gradient()
+
+
+@final
+@dataclass(frozen=True)
+class Eigenvalue:
+    """Attributes: value; products: Hessian-vector products that it took; residual: |H v - value v| / |value|."""
+
+    value: float
+    products: int
+    residual: float
+
+
+def largest_eigenvalue(
+    objective: Objective,
+    *,
+    scale: Sequence[Tensor] | None = None,
+    products: int = 30,
+    tolerance: float = 1e-3,
+    seed: int = 0,
+) -> Eigenvalue:
+    """The largest eigenvalue of the Hessian, by power iteration from a random vector.
+
+    Power iteration finds the eigenvalue of the largest magnitude. Where that is negative, a second one, of the Hessian
+    less that eigenvalue, finds the largest.
+
+    Args:
+        scale: D, of the shapes of the parameters: the eigenvalue of D H D. With the norms of filters for D it is the
+            curvature by relative change, which rescaling a filter before a batch norm leaves as it is.
+        products: at most so many for each of the two.
+        tolerance: stop where the residual, which bounds the error by |value| x residual, is below it.
+    """
+    found = _power(objective, scale, 0.0, products, tolerance, seed)
+    if found.value >= 0:
+        return found
+    beyond = _power(objective, scale, found.value, products, tolerance, seed)
+    value = beyond.value + found.value
+    residual = beyond.residual * abs(beyond.value) / max(abs(value), 1e-30)
+    return Eigenvalue(value, found.products + beyond.products, residual)
+
+
+def _power(
+    objective: Objective, scale: Sequence[Tensor] | None, shift: float, products: int, tolerance: float, seed: int
+) -> Eigenvalue:
+    """Of the Hessian less shift x identity, within what `scale` leaves."""
+    generator = torch.Generator().manual_seed(seed)
+    v = [torch.randn(one.shape, generator=generator).to(one) for one in objective.parameters]
+    if scale is not None:
+        v = [a * (s != 0) for a, s in zip(v, scale, strict=True)]
+    v = _unit(v)
+    value, residual = 0.0, float("inf")
+    for count in range(1, products + 1):
+        if scale is None:
+            w = objective.product(v)
+        else:
+            w = objective.product([a * s for a, s in zip(v, scale, strict=True)])
+            w = [a * s for a, s in zip(w, scale, strict=True)]
+        w = [a - shift * b for a, b in zip(w, v, strict=True)]
+        value = _inner(v, w)
+        length = _inner(w, w) ** 0.5
+        if not 0 < length < float("inf"):
+            return Eigenvalue(value, count, 0.0 if length == 0 else float("inf"))
+        residual = max(0.0, length**2 - value**2) ** 0.5 / max(abs(value), 1e-30)
+        if residual < tolerance:
+            return Eigenvalue(value, count, residual)
+        v = [a / length for a in w]
+    return Eigenvalue(value, products, residual)
+
+
+def _add(to: list[Tensor], more: Sequence[Tensor | None]) -> None:
+    for one, other in zip(to, more, strict=True):
+        if other is not None:
+            one.add_(other.detach())
+
+
+@torch.no_grad()
+def _put(parameters: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.copy_(value)
+
+
+def _inner(one: Sequence[Tensor], other: Sequence[Tensor]) -> float:
+    return float(sum((a.double() * b.double()).sum() for a, b in zip(one, other, strict=True)))
+
+
+def _unit(vector: list[Tensor]) -> list[Tensor]:
+    length = max(_inner(vector, vector) ** 0.5, 1e-30)
+    return [one / length for one in vector]
