@@ -72,9 +72,10 @@ def _transposed(model: nn.Module) -> dict[str, int]:
 def _norms(weight: Tensor, transposed_groups: int | None) -> Tensor:
     """Args: transposed_groups: of a transposed convolution, whose weight is [inputs, outputs / groups, ...]."""
     if transposed_groups is None:
-        return torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.ndim)), keepdim=True)
+        found: Tensor = torch.linalg.vector_norm(weight, dim=tuple(range(1, weight.ndim)), keepdim=True)
+        return found
     parts = weight.unflatten(0, (transposed_groups, -1))
-    norms = torch.linalg.vector_norm(parts, dim=(1, *range(3, parts.ndim)), keepdim=True)
+    norms: Tensor = torch.linalg.vector_norm(parts, dim=(1, *range(3, parts.ndim)), keepdim=True)
     return norms.expand(-1, parts.shape[1], *norms.shape[2:]).flatten(0, 1)
 
 

@@ -99,8 +99,8 @@ def _numbers(found: Landscape) -> Panel:
         note += (
             " Sharpness is that of the training loss. Eigenvalues: the largest of the Hessian by power iteration; by "
             "relative change, in units of each filter's norm, is the one to compare runs by. Keskar's: the highest "
-            f"loss found in the box of epsilon {found.options.epsilon:g}, a lower bound. The first and the third change "
-            "when weights are rescaled, even where the network computes the same."
+            f"loss found in the box of epsilon {found.options.epsilon:g}, a lower bound. The first and the third "
+            "change when weights are rescaled, even where the network computes the same."
         )
     table: dict[str, Any] = {"section": SECTION, "order": 600, "width": "full", "note": note}
     return panel.table(f"{PREFIX}numbers", "Solutions", columns, rows, **table)

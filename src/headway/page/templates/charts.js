@@ -273,7 +273,7 @@
     ];
     if (both) traces.push({ ...shared, type: "surface", showscale: false, contours: { z: { show: true, color: look.muted, width: 1 } } });
     const side = (text) => axis(look, { title: heading(text, look), showgrid: false });
-    const edge = (text) => ({ title: { text: plain(text), font: { color: look.muted, size: 11 } }, color: look.muted, gridcolor: look.grid, backgroundcolor: look.surface });
+    const edge = (text) => ({ title: { text: plain(text), font: { color: look.muted, size: 11 } }, color: look.muted, gridcolor: look.grid, nticks: 4 });
     return [
       traces,
       layout(look, {
