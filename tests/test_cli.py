@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from tests._support import command, digits, finished, headway, packed_digits, records, running, write_recipe
 
-VERBS = ("init", "pack", "verify", "train", "evaluate", "predict", "report", "schedule")
+VERBS = ("init", "pack", "verify", "train", "evaluate", "predict", "report", "landscape", "assess", "schedule")
 
 
 @pytest.fixture(scope="module")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shlex
 import shutil
@@ -12,11 +11,13 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headway import study
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
+from headway.screen import Json, say, show
 
 if TYPE_CHECKING:
     from headway.train.runs import Ended
@@ -32,7 +33,6 @@ app = typer.Typer(
 CTRL_C = 130
 """The status with which typer leaves after Ctrl-C."""
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 
 
@@ -44,18 +44,9 @@ def options(
     """Makes the training of deep networks take less time."""
 
 
-def say(text: str) -> None:
-    """A message for the user, apart from the result."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def _typed(path: Path) -> str:
     """A path as it is typed in a shell."""
     return shlex.quote(str(path))
-
-
-def _print(result: Any, as_json: bool, text: str) -> None:
-    print(json.dumps(result, default=str) if as_json else text, flush=True)
 
 
 @app.command()
@@ -77,7 +68,7 @@ def init(
     steps = [] if found.packed else [f"headway pack {_typed(path)} {_typed(packed)}{split}"]
     steps.append(f"headway train {_typed(recipe)}")
     text = "\n  ".join([f"Wrote {recipe}. Next:", *steps])
-    _print({"recipe": str(recipe), "packed": str(packed), "samples": found.samples, "next": steps}, as_json, text)
+    show({"recipe": str(recipe), "packed": str(packed), "samples": found.samples, "next": steps}, as_json, text)
 
 
 @app.command()
@@ -157,7 +148,7 @@ def pack(
         "skipped": packed.skipped,
         "seconds": packed.seconds,
     }
-    _print(result, as_json, text)
+    show(result, as_json, text)
 
 
 @app.command()
@@ -176,7 +167,7 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_j
         if damages
         else f"Every record{of} ({' + '.join(counts)} samples) is whole.",
     ]
-    _print({"damaged": [asdict(d) for d in damages], "samples": found.samples}, as_json, "\n".join(lines))
+    show({"damaged": [asdict(d) for d in damages], "samples": found.samples}, as_json, "\n".join(lines))
     if damages:
         raise typer.Exit(1)
 
@@ -277,7 +268,7 @@ def train(
     lines = [f"{name:<10} {mean:.5g} +- {half:.2g}" for name, (mean, half) in rows.items()]
     text = "\n".join([f"{len(ended)} runs in {ended[0].run.folder.parent}; mean and 95 % interval:", *lines])
     result = {name: {"mean": mean, "interval": half} for name, (mean, half) in rows.items()}
-    _print({"runs": [str(run.run.folder) for run in ended], **result}, as_json, text)
+    show({"runs": [str(run.run.folder) for run in ended], **result}, as_json, text)
     if any(run.interrupted for run in ended):
         raise typer.Exit(1)
 
@@ -312,7 +303,7 @@ def _ended(ended: Ended, as_json: bool) -> None:
             text += f"\n{goal} " + (f"after {took:.1f} s" if took else "was not reached")
             text += f" (the clock leaves out {summary['clock_excludes']})"
     if ended.speaks:
-        _print({"run": str(folder), **summary}, as_json, text)
+        show({"run": str(folder), **summary}, as_json, text)
     if ended.interrupted:
         raise typer.Exit(1)
 
@@ -328,7 +319,7 @@ def evaluate(
 
     metrics = runs.evaluate(run, data, say=say)
     text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if name != "samples")
-    _print(metrics, as_json, f"{text}  over {metrics['samples']:,.0f} images")
+    show(metrics, as_json, f"{text}  over {metrics['samples']:,.0f} images")
 
 
 @app.command()
@@ -357,61 +348,11 @@ def report(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: 
     from headway.train import runs
 
     path = runs.report(run)
-    _print({"report": str(path)}, as_json, f"Report: {path}")
+    show({"report": str(path)}, as_json, f"Report: {path}")
 
 
-@app.command()
-def landscape(
-    folders: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Run folders.")],
-    plane: Annotated[bool, typer.Option("--plane", help="Also a plane of two directions around each.")] = False,
-    between: Annotated[
-        bool,
-        typer.Option("--between", help="Also lines from the first to each other; of three, their plane."),
-    ] = False,
-    path: Annotated[bool, typer.Option("--path", help="Also each run's checkpoints, in their plane.")] = False,
-    points: Annotated[int, typer.Option(help="Places on a line.")] = 31,
-    grid: Annotated[int, typer.Option(help="Places on a side of a plane.")] = 13,
-    radius: Annotated[float, typer.Option(help="How far to go around a solution, in lengths of the filters.")] = 1.0,
-    samples: Annotated[int, typer.Option(help="Images of each data set.")] = 512,
-    seed: Annotated[int, typer.Option(min=0, help="Of the directions and the samples.")] = 0,
-    sharpness: Annotated[
-        bool,
-        typer.Option("--sharpness/--no-sharpness", help="Also Keskar's sharpness, and eigenvalues."),
-    ] = True,
-    epsilon: Annotated[float, typer.Option(help="Size of Keskar's box.")] = 1e-3,
-    sets: Annotated[str, typer.Option(help="Data sets: both, train or eval.")] = "both",
-    statistics: Annotated[
-        str, typer.Option(help="Of batch norm: keep, recompute, or auto (kept around a solution, else recomputed).")
-    ] = "auto",
-    out: Annotated[
-        Path | None, typer.Option(help="The page; default: landscape.html, in the folder of a run that is alone.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Draw the loss around trained networks, and measure how sharp their minima are."""
-    from headway.train import landscape_page
-    from headway.train.counter import Counter
-    from headway.train.landscape import Options
-    from headway.train.landscape import landscape as run
-
-    options = Options(
-        plane=plane,
-        between=between,
-        path=path,
-        points=points,
-        grid=grid,
-        radius=radius,
-        samples=samples,
-        seed=seed,
-        sharpness=sharpness,
-        epsilon=epsilon,
-        sets=sets,
-        statistics=statistics,
-    )
-    with Counter("Drawing", "places", say) as progress:
-        found = run(folders, options, say=say, progress=progress)
-    page = landscape_page.write(found, out)
-    _print(found.to_json() | {"page": str(page)}, as_json, f"{landscape_page.text(found)}\nPage: {page}")
+app.command()(study.landscape)
+app.command()(study.assess)
 
 
 @app.command()
@@ -439,7 +380,7 @@ def schedule(
         say(f"Wrote {page}.")
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     result = found.to_json() | {"page": page and str(page)}
-    _print(result, as_json, drawing.text(found, width, blocks=_shows(drawing.BLOCKS)))
+    show(result, as_json, drawing.text(found, width, blocks=_shows(drawing.BLOCKS)))
 
 
 def _shows(text: str) -> bool:
@@ -464,7 +405,7 @@ def bench_links(
 
     found = bench(procs, seconds)
     if found is not None:
-        _print(asdict(found), as_json, found.text())
+        show(asdict(found), as_json, found.text())
 
 
 def main() -> None:

@@ -1,0 +1,88 @@
+"""Lines of a program's output as it comes; of a progress bar that is drawn in place, its last state."""
+
+from __future__ import annotations
+
+import re
+from codecs import getincrementaldecoder
+from typing import final
+
+MOST_CHARACTERS = 1 << 16
+"""Of a line without an end: what comes before is dropped."""
+END = re.compile(r"[\r\n]")
+COUNTER = re.compile(r"(?<![\d.])(\d+)\s*/\s*(\d+)(?![\d.])")
+OF_EPOCHS = re.compile(r"epoch\W*$", re.IGNORECASE)
+
+
+@final
+class Lines:
+    """Lines of one stream. A line that is drawn again and again in place (a progress bar) is told when its counter is
+    full; one without a counter when another line begins, or when the output ends."""
+
+    def __init__(self) -> None:
+        self._decoder = getincrementaldecoder("utf-8")("replace")
+        self._rest = ""
+        self._drawn: str | None = None
+        self._told: str | None = None
+        self._drawn_s = 0.0
+
+    def feed(self, data: bytes, now: float) -> tuple[str, list[tuple[float, str]]]:
+        """(the text, lines that are whole now with the seconds at which they were)."""
+        text = self._decoder.decode(data)
+        self._rest = (self._rest + text.replace("\b", "\r"))[-MOST_CHARACTERS:]
+        out: list[tuple[float, str]] = []
+        while (end := END.search(self._rest)) is not None:
+            line, self._rest = self._rest[: end.start()], self._rest[end.end() :]
+            if end.group() == "\n":
+                out += self._ended(line, now)
+            elif line.strip():
+                out += self._before(line)
+                self._drawn, self._drawn_s = line, now
+        shown = self._shown()
+        counter = _counter(shown)
+        if counter is not None and counter[0] >= counter[1] and shown != self._told:
+            out.append((now, shown))
+            self._told = shown
+        return text, out
+
+    def _before(self, line: str) -> list[tuple[float, str]]:
+        """The bar that a line takes the place of, where it is another one."""
+        if self._drawn is None or self._drawn == self._told or _is_of_one_bar(self._drawn, line):
+            return []
+        return [(self._drawn_s, self._drawn)]
+
+    def end(self, now: float) -> list[tuple[float, str]]:
+        """What has no end of its own."""
+        self._rest += self._decoder.decode(b"", final=True)
+        line, self._rest = self._rest, ""
+        return self._ended(line, now)
+
+    def _ended(self, line: str, now: float) -> list[tuple[float, str]]:
+        """A line, or the bar on it; what was told of it when it was full is not told again."""
+        if line.strip():
+            out = [*self._before(line), (now, line)]
+        else:
+            out = [(self._drawn_s, self._drawn)] if self._drawn is not None else []
+        told, self._told, self._drawn = self._told, None, None
+        return [one for one in out if one[1] != told]
+
+    def _shown(self) -> str:
+        """What stands on the line that has no end yet."""
+        return self._rest if self._rest.strip() else self._drawn or ""
+
+    def unfinished(self) -> bool:
+        """Whether the bar that is drawn now is not full: what it shows is of part of an epoch."""
+        counter = _counter(self._shown())
+        return counter is not None and counter[0] < counter[1]
+
+
+def _counter(line: str) -> tuple[int, int] | None:
+    """(done, of) of a bar: the last `n/m` of whole numbers that no word of an epoch stands before."""
+    found = [m for m in COUNTER.finditer(line) if not OF_EPOCHS.search(line[: m.start()])]
+    return (int(found[-1][1]), int(found[-1][2])) if found else None
+
+
+def _is_of_one_bar(one: str, other: str) -> bool:
+    before, after = _counter(one), _counter(other)
+    if before is None or after is None:
+        return False
+    return before[1] == after[1] and before[0] <= after[0]

@@ -1,0 +1,21 @@
+"""What every verb says to its user, and how: the result on standard output, all else on standard error."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Annotated, Any
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
+
+
+def say(text: str) -> None:
+    """A message for the user, apart from the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def show(result: Any, as_json: bool, text: str) -> None:
+    """The result, as one line of JSON or as a text."""
+    print(json.dumps(result, default=str) if as_json else text, flush=True)
