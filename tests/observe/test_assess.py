@@ -117,7 +117,7 @@ def test_lines_of_streams() -> None:
     assert lines.end(3.0) == [(3.0, "\ufffd\ufffd")]
     assert lines.feed(b"\rdrawing 1/3\rdrawing 2/3", 1.0)[1] == []
     assert lines.unfinished()
-    assert lines.feed(b"\rother 1/7\r", 2.0)[1] == [(1.0, "drawing 2/3")]
+    assert lines.feed(b"\rother 1/7\r", 2.0)[1] == [(2.0, "drawing 2/3")]
     assert lines.feed(b"\b\b\bother 7/7", 3.0)[1] == [(3.0, "other 7/7")]
     assert lines.feed(b"\nother 7/7\n", 4.0)[1] == [(4.0, "other 7/7")], "what is told is not told again"
     lines.feed(b"x" * 200_000, 5.0)

@@ -7,7 +7,9 @@ import io
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -54,10 +56,20 @@ def panels() -> list[Panel]:
         panel.bars("stacks", "S", nasty, [("one", [1.0] * 7), ("two", [1e6] * 7)], x_label="seconds"),
         panel.matrix("small", "M", nasty, small),
         panel.matrix("large", "M", [f"class {i}" for i in range(300)], large, width="full"),
+        surface("surface", [[(x - 5) ** 2 + y**2 + 0.01 for x in range(9)] for y in range(7)], log_z=True),
+        surface("gap", [[None if x == y else x * y for x in range(9)] for y in range(7)], path=True),
+        surface("flat", [[2.0] * 9] * 7),
         panel.images("images", "I", [(uri, "<script>alert(1)</script>", "note")]),
         panel.table("table", "T", nasty, [nasty]),
         panel.text("text", "T", "</pre>"),
     ]
+
+
+def surface(name: str, heights: Sequence[Sequence[float | None]], **more: Any) -> Panel:
+    places = [("<b>here</b>", 0.0, 0.0), ("", 3.5, 2.0), ("there", 8.0, 6.0)]
+    return panel.surface(
+        name, "S", range(9), range(7), heights, x_label="<i>x", y_label="y", z_label="loss", marks=places, **more
+    )
 
 
 @pytest.mark.parametrize(
@@ -66,7 +78,7 @@ def panels() -> list[Panel]:
 def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags: tuple[str, ...]) -> None:
     page = tmp_path / "report.html"
     page.write_text(report.render(panels(), title="<b>Run</b>", subtitle="S", footer="F"), encoding="utf-8")
-    document, console = opened(page, *flags)
+    document, console = opened(page, "--disable-3d-apis", *flags)
     assert console == []
     articles = dict(re.findall(r'<article id="([^"]+)"(.*?)</article>', document, re.DOTALL))
     marks = {"gaps": 7, "log": 1, "point": 1, "stacks": 14}
@@ -76,12 +88,28 @@ def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags:
         assert articles[name].count(drawn) >= count, name
     for name in ("small", "large"):
         assert re.search(r'class="heatmaplayer mlayer">.*?<image', articles[name]), name
+    for name in ("surface", "gap", "flat"):
+        assert re.search(r'class="contourlayer mlayer">.*?<path', articles[name]), name
+        assert 'class="gl-container"><div' not in articles[name], "no 3-D without WebGL"
+    assert re.findall(r">([^<>]*(?:here)[^<>]*)</text>", articles["gap"]) == ["&lt;b&gt;here&lt;/b&gt;", "there"]
     shown = re.findall(r'class="annotation-text"[^>]*>([^<]*)<', articles["gaps"])
     assert shown == ["&lt;a href='https://example.org'&gt;link&lt;/a&gt;"]
     assert "2 classes to a cell" in articles["large"]
     assert 'class="small"' in articles["images"]
     assert "https://example.org" not in "".join(re.findall(r'(?:src|href)="([^"]*)"', document))
     assert "<b>bold" not in document
+
+
+def test_a_surface_stands_in_three_dimensions_where_the_browser_can(tmp_path: Path) -> None:
+    """Software draws it here, which the browser warns of; what it may not do is refuse the page's own script."""
+    page = tmp_path / "report.html"
+    bowl = [[(x - 4) ** 2 + (y - 3) ** 2 + 0.1 for x in range(9)] for y in range(7)]
+    page.write_text(report.render([surface("bowl", bowl)], title="T", subtitle="S"), encoding="utf-8")
+    document, console = opened(page, "--enable-unsafe-swiftshader", "--window-size=1400,900")
+    if re.search("could not create|WebGL is not|blocklisted", " ".join(console), re.IGNORECASE):
+        pytest.skip("no WebGL here, not even in software")
+    assert 'id="scene"' in document
+    assert not [line for line in console if re.search("error|refused|violates|eval", line, re.IGNORECASE)]
 
 
 def test_the_console_is_really_read(tmp_path: Path) -> None:

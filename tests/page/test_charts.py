@@ -15,6 +15,7 @@ from headway.page.panel import Panel
 
 LINES = {"x_label": "x", "y_label": "y", "series": [{"name": "a", "x": [1], "y": [2]}]}
 MATRIX = {"x_label": "x", "y_label": "y", "names": ["a", "b"], "values": [[1, 2], [3, 4]]}
+SURFACE = {"x_label": "x", "y_label": "y", "z_label": "z", "x": [0, 1], "y": [0, 1], "z": [[1, None], [2, 3]]}
 BAD: list[tuple[str, Any, str]] = [
     ("lines", {key: LINES[key] for key in ("x_label", "series")}, "y_label: Field required"),
     ("lines", LINES | {"colour": "red"}, "colour: Extra inputs"),
@@ -27,6 +28,10 @@ BAD: list[tuple[str, Any, str]] = [
     ("matrix", MATRIX | {"values": [[1, 2]]}, "2 rows of 2 values"),
     ("matrix", MATRIX | {"values": [[1, 2], [3]]}, "2 rows of 2 values"),
     ("matrix", MATRIX | {"values": [[1, 2], [3, -4]]}, "greater than or equal to 0"),
+    ("surface", SURFACE | {"z": [[1, 2]]}, "2 y and 2 x need 2 rows of 2 heights"),
+    ("surface", SURFACE | {"z": [[1, 2], [3]]}, "2 rows of 2 heights"),
+    ("surface", SURFACE | {"y": [1, 1]}, "x and y must ascend"),
+    ("surface", SURFACE | {"marks": [{"name": "a", "x": 0}]}, "marks.0.y"),
     ("images", {"images": [{"src": "https://example.org/a.png", "caption": "c"}]}, "data:image"),
     ("images", {"images": [{"src": "data:text/html;base64,AAAA", "caption": "c"}]}, "data:image"),
     ("images", {"images": [{"src": 'data:image/png;base64,A" onload="x', "caption": "c"}]}, "data:image"),
@@ -57,6 +62,7 @@ def test_an_unknown_kind_names_the_nearest() -> None:
         panel.lines("p", "P", [("a", [], []), ("b", [1, 2], [None, None])], x_label="x", y_label="y"),
         panel.bars("p", "P", [], [("a", [])], x_label="s"),
         panel.matrix("p", "P", [], []),
+        panel.surface("p", "P", [0], [0], [[None]], x_label="x", y_label="y", z_label="z"),
         panel.images("p", "P", []),
         panel.table("p", "P", ["a"], []),
         panel.text("p", "P", " \n"),
