@@ -266,8 +266,6 @@ def test_a_data_set_that_is_gone_or_never_was(folder: Path, tmp_path: Path) -> N
     quick = ("--points", "3", "--samples", "20", "--no-sharpness")
     sentence = refused("landscape", tmp_path / "alone", "--sets", "eval", *quick, status=2)
     assert "this run has no evaluation set" in sentence
-        "landscape", tmp_path / "alone", "--sets", "eval", *quick, status=2
-    )
     said = headway("landscape", tmp_path / "alone", *quick)
     assert "has no evaluation set: its training set is drawn alone." in said.err
     shutil.rmtree(tmp_path / "digits.packed/eval")
