@@ -1,7 +1,11 @@
-"""Every Python block of the library's pages runs as it stands, in a folder that holds `digits.packed`."""
+"""Every Python block of the library's pages runs as it stands, in a folder that holds `digits.packed`.
+
+The blocks of a lab run one after the other, those of a shell too; one that begins with `# NAME.py` is saved as that.
+"""
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -13,8 +17,13 @@ import pytest
 from tests._support import packed_digits
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = sorted((ROOT / "docs/library").glob("*.md"))
+PAGES = [*sorted((ROOT / "docs/library").glob("*.md")), ROOT / "docs/landscape.md"]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LABS = sorted((ROOT / "docs/labs").glob("*.md"))
+LAB_BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SAVED = re.compile(r"# (\w+\.py)\n")
+SLOW = ("assess", "error-surfaces")
+"""Labs that train networks: 40 s and more."""
 
 
 def blocks(page: Path) -> list[str]:
@@ -58,6 +67,33 @@ def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
     assert found, f"{page.name} shows no code"
     for block in found:
         assert ran(block, folder).strip(), "a page shows what comes out"
+
+
+@pytest.mark.parametrize(
+    "lab", [pytest.param(lab, id=lab.stem, marks=[pytest.mark.check] * (lab.stem in SLOW)) for lab in LABS]
+)
+def test_the_blocks_of_a_lab_run_one_after_the_other(lab: Path, folder: Path) -> None:
+    places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": places, "OMP_NUM_THREADS": "1"}
+    text = lab.read_text(encoding="utf-8")
+    for language, block in LAB_BLOCK.findall(text):
+        if (name := SAVED.match(block)) is not None:
+            (folder / name[1]).write_text(block)
+        elif language == "python":
+            assert ran(block, folder).strip(), "a lab shows what comes out"
+        else:
+            command = ["bash", "-euo", "pipefail", "-c", block]
+            done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+            assert done.stdout.strip()
+    for part in ("**The question.**", "## Exercises"):
+        assert part in text
+
+
+def test_every_lab_and_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    pages = [str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if f": {page}\n" not in navigation] == []
 
 
 @pytest.mark.check
