@@ -61,8 +61,8 @@ class Solution:
 
     @property
     def sharpness_steps(self) -> int:
-        """At most so many ticks."""
-        return 1 + ASCENTS * ASCENT_STEPS + 2 * PRODUCTS
+        """So many ticks, or fewer; more only where a second power iteration is needed."""
+        return 2 + ASCENTS * ASCENT_STEPS + 2 * PRODUCTS
 
     def recomputes(self, wanted: bool) -> bool:
         """Whether statistics of batch norm are to be computed anew: where it is wanted, and there are any."""

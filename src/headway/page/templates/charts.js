@@ -286,7 +286,7 @@
           xaxis: edge(data.x_label),
           yaxis: edge(data.y_label),
           zaxis: { ...edge(data.z_label), ...written },
-          camera: { eye: { x: 1.35, y: -1.35, z: 0.85 } },
+          camera: { eye: { x: 1.55, y: -1.55, z: 0.9 }, center: { x: 0, y: 0, z: -0.15 } },
         },
       }),
     ];
