@@ -140,7 +140,7 @@ print("train acc 0.5 val acc 0.6", flush=True)
 IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
 
 
-@pytest.mark.parametrize("stubborn", [False, True])
+@pytest.mark.parametrize("stubborn", [False, pytest.param(True, marks=pytest.mark.check)])
 def test_at_the_end_of_the_time_every_process_is_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stubborn: bool
 ) -> None:
@@ -185,7 +185,7 @@ def test_it_can_be_stopped_when_it_is_good_enough(tmp_path: Path) -> None:
     assert found["seconds"] < 30
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.check)])
 def test_ending_the_assessment_ends_the_script(tmp_path: Path, number: signal.Signals) -> None:
     path = script(tmp_path, CHILDREN.format(ignore="", ignore_child="", end="time.sleep(60)"))
     started = command("assess", path, "--target-val", "0.9", "--minutes", "1")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
@@ -73,12 +73,14 @@ def test_the_usual_lines(line: str, expected: Found) -> None:
     assert found(line) == expected
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.text())
 def test_no_line_is_too_odd(line: str) -> None:
     Scores().read(line)
     Scores("a(.*)b", ".").read(line)
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_json_lines_are_read_to_the_last_digit(train: float, val: float) -> None:
     scores = Scores(scale="fraction")

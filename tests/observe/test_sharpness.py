@@ -158,7 +158,7 @@ def curve(net: Net, images: Tensor, labels: Tensor, recompute: bool) -> list[flo
 
 
 @pytest.mark.parametrize("recompute", [False, True])
-@pytest.mark.parametrize("factor", [1e-3, 7.0, 1e4])
+@pytest.mark.parametrize("factor", [1e-3, 1e4])
 def test_rescaling_a_convolution_before_a_batch_norm_leaves_the_curve(factor: float, recompute: bool) -> None:
     """What filter normalisation is for: runs whose weight decay gave their weights another size can be compared."""
     net, images, labels = solved()

@@ -61,7 +61,8 @@ def test_at_the_solution_it_is_the_evaluation(folder: Path) -> None:
 
 
 def test_it_is_the_same_from_the_same_seed(folder: Path) -> None:
-    one, again, other = (drawn(folder, "a", seed=seed, sharpness=True) for seed in (3, 3, 4))
+    one, again = (drawn(folder, "a", seed=3, samples=20, sharpness=True) for _ in range(2))
+    other = drawn(folder, "a", seed=4, samples=20)
     assert one == again
     assert one.lines[0].curves != other.lines[0].curves
     assert one.runs[0].numbers != other.runs[0].numbers, "another sample"
@@ -135,6 +136,7 @@ def test_networks_of_two_kinds_side_by_side(folder: Path) -> None:
     assert [line.statistics for line in found.lines] == ["kept", "none"]
 
 
+@pytest.mark.check
 def test_rescaled_weights_have_the_same_curve(folder: Path) -> None:
     """A convolution ten times as large, and what its batch norm takes out again: the curve and the relative eigenvalue
     stay, to what batch norm adds to the variance."""
@@ -258,6 +260,7 @@ def test_what_cannot_be_drawn_is_a_sentence(folder: Path, tmp_path: Path) -> Non
         landscape([], Options(), say=print)
 
 
+@pytest.mark.check
 def test_a_data_set_that_is_gone_or_never_was(folder: Path, tmp_path: Path) -> None:
     packed_digits(tmp_path)
     recipe = write_recipe(tmp_path / "recipe.yaml")
