@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import final
+from typing import Protocol, final
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from headway.core.errors import CheckpointError
 
 PREFIX = "ema/"
+
+
+class Whole(Protocol):
+    """A network, or whatever else hands out its tensors, and not copies of them."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
 
 
 @final
@@ -23,12 +29,12 @@ class Ema:
     weights are no part of it. Ranks that train alike average alike: nothing is exchanged.
 
     Args:
-        model: on its device, in its memory format.
+        model: on its device, in its memory format; or its Masters, whose tensors are averaged then.
         half_life_steps: steps after which an update counts half.
         every_steps: steps between two updates.
     """
 
-    def __init__(self, model: nn.Module, *, half_life_steps: float, every_steps: int = 1) -> None:
+    def __init__(self, model: Whole, *, half_life_steps: float, every_steps: int = 1) -> None:
         self.every_steps = every_steps
         self._decay = 0.5 ** (every_steps / half_life_steps)
         self._now = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}

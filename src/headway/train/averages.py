@@ -33,7 +33,8 @@ class Averages:
         self._setup = setup
         self._ema: Ema | None = None
         if options is not None:
-            self._ema = Ema(setup.model, half_life_steps=options.half_life_steps, every_steps=options.every_steps)
+            whole = setup.masters or setup.model
+            self._ema = Ema(whole, half_life_steps=options.half_life_steps, every_steps=options.every_steps)
         self._batches = None if norm is None else norm.recompute_batches
         self._running = running_statistics(setup.model) if self._batches else []
         self._found: list[torch.Tensor] = []
@@ -107,8 +108,15 @@ class Averages:
         if self._ema is None:
             yield
             return
-        with self._ema.swapped():
-            yield
+        masters = self._setup.masters
+        try:
+            with self._ema.swapped():
+                if masters is not None:
+                    masters.write_back()
+                yield
+        finally:
+            if masters is not None:
+                masters.write_back()
 
 
 @contextmanager

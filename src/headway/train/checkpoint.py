@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
 from headway.core.errors import CheckpointError, UsageError
+from headway.optim import Masters
 from headway.train.exchange import Alone
 from headway.train.manifest import MANIFEST, Manifest
 from headway.train.places import LocalPlace, Location, Place, held
@@ -144,18 +145,30 @@ def _bytes(path: Location, name: str) -> bytes:
     return (path / name).read_bytes() if isinstance(path, Path) else path.read(name)
 
 
-def state_of(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    """Tensors of a network, its optimizer and all random generators, named as the checkpoint format has them."""
-    tensors = {f"model/{name}": value for name, value in model.state_dict().items()}
-    for name, parameter in model.named_parameters():
+def state_of(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, masters: Masters | None = None
+) -> dict[str, torch.Tensor]:
+    """Tensors of a network, its optimizer and all random generators, named as the checkpoint format has them.
+
+    Args:
+        masters: are saved in the place of 16-bit weights.
+    """
+    whole = model if masters is None else masters
+    tensors = {f"model/{name}": value for name, value in whole.state_dict().items()}
+    for name, parameter in whole.named_parameters():
         for key, value in optimizer.state.get(parameter, {}).items():
             if value is not None:
                 tensors[f"optimizer/{name}/{key}"] = torch.as_tensor(value)
-    return tensors | _random_state()
+    return tensors | random_state()
 
 
-def restore(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def restore(
+    checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer, masters: Masters | None = None
+) -> None:
     """Puts a checkpoint's tensors back, in place, and the random generators to where they were.
+
+    Args:
+        masters: of a network with 16-bit weights.
 
     Raises:
         CheckpointError: it belongs to another network.
@@ -165,8 +178,9 @@ def restore(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.opt
     saved = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
     if saved.keys() != mine.keys() or any(saved[name].shape != mine[name].shape for name in mine):
         raise CheckpointError("this checkpoint belongs to another network", where=str(checkpoint.path))
-    model.load_state_dict(saved)
-    for name, parameter in model.named_parameters():
+    whole = model if masters is None else masters
+    whole.load_state_dict(saved)
+    for name, parameter in whole.named_parameters():
         prefix = f"optimizer/{name}/"
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         if state:
@@ -180,10 +194,10 @@ def restore(checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.opt
                 else value.clone().to(device)
                 for key, value in state.items()
             }
-    _set_random_state(tensors)
+    set_random_state(tensors)
 
 
-def _random_state() -> dict[str, torch.Tensor]:
+def random_state() -> dict[str, torch.Tensor]:
     _, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
     _, state, spare = random.getstate()
     out = {
@@ -198,7 +212,7 @@ def _random_state() -> dict[str, torch.Tensor]:
     return out
 
 
-def _set_random_state(tensors: Mapping[str, torch.Tensor]) -> None:
+def set_random_state(tensors: Mapping[str, torch.Tensor]) -> None:
     torch.set_rng_state(tensors["random/torch"])
     if "random/cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random/cuda"])

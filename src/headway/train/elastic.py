@@ -53,11 +53,25 @@ Say = Callable[[str], object]
 State = tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]
 
 
+class Choice(Protocol):
+    """Something that ranks agree on by what each has found."""
+
+    def finding(self) -> Any:
+        """Of this rank, for JSON."""
+
+    def agree(self, findings: Sequence[Any]) -> str:
+        """Given the findings of all, in one order; decides, and returns what there is to say."""
+
+
 class Traveller(Protocol):
     """Who goes from generation to generation with a state: the Trainer."""
 
     def identity(self) -> dict[str, Any]:
         """What has to be alike on all ranks, for JSON."""
+
+    @property
+    def precision(self) -> Choice:
+        """What each rank has found for itself, and all decide together."""
 
     def progress(self) -> int:
         """How far it is: grows alike on all ranks; -1: it has no state yet."""
@@ -81,6 +95,7 @@ class Ranks:
         name: of this process, in the names of its files; it stays when ranks change.
         speaks: whether this process says for all what is to be said: rank 0 does.
         lost: names of the processes that were lost since the generation before.
+        joins: this process has come to ranks that train already.
         done: whether the run was at its end when this process left in order.
     """
 
@@ -91,7 +106,7 @@ class Ranks:
         self.lost: tuple[str, ...] = ()
         self._joined: _Joined | None = None
         self._measured: Measured | None = None
-        self._joined_late = member is not None and member.joining
+        self.joins = member is not None and member.joining
         self._named = False  # which parameters have no gradient
         self.done = True
 
@@ -121,6 +136,11 @@ class Ranks:
     def local_rank(self) -> int:
         """Number of this process on its host: that of its device."""
         return self._launched.local_rank or 0
+
+    @property
+    def launched_size(self) -> int:
+        """How many processes were started."""
+        return self._launched.size
 
     def share(self, batch: int) -> None:
         """Raises RecipeError where a step has fewer samples than there are processes."""
@@ -184,7 +204,7 @@ class Ranks:
         return error
 
     def _sync(self, traveller: Traveller) -> bool:
-        self._agree(traveller.identity(), newcomer=self._joined_late)
+        self._agree(traveller)
         control, mine = self.world.control, traveller.progress()
         said = json.dumps([mine, traveller.unsaved()]).encode()
         found = [json.loads(text) for text in control.gather_bytes(said)]
@@ -201,18 +221,18 @@ class Ranks:
                 traveller.take(json.loads(scalars), load_tensors(tensors))
         return any(unsaved for _, unsaved in found)
 
-    def _agree(self, mine: Mapping[str, Any], newcomer: bool) -> None:
-        """Compares what has to be alike.
+    def _agree(self, traveller: Traveller) -> None:
+        """Compares what has to be alike, and decides what each has only found out for itself.
 
         Raises:
             UsageError: it is not. Among newcomers to a run only by the one that is unlike: it leaves, and the others go
                 on. CommunicationError: some newcomer leaves.
         """
         control = self.world.control
-        said = json.dumps([newcomer, mine], sort_keys=True).encode()
+        said = json.dumps([self.joins, traveller.identity(), traveller.precision.finding()], sort_keys=True).encode()
         found = [json.loads(text) for text in control.gather_bytes(said)]
         first = found[control.ranks.index(0)][1]
-        for rank, (new, other) in zip(control.ranks, found, strict=True):
+        for rank, (new, other, _) in zip(control.ranks, found, strict=True):
             unlike = [key for key in first.keys() | other.keys() if other.get(key) != first.get(key)]
             if not unlike:
                 continue
@@ -221,6 +241,8 @@ class Ranks:
             key = min(unlike)
             what = f"{key} is {other.get(key)!r} on rank {rank} and {first.get(key)!r} on rank 0"
             raise UsageError(what, fix="Start all processes with the same recipe, data and version.")
+        if decided := traveller.precision.agree([finding for _, _, finding in found]):
+            self.say(decided)
 
     def seed(self, seed: int, position: int) -> None:
         """Sets the generators of torch, numpy and Python for one step: a function of seed, position and rank, so that

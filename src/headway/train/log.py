@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import IO, Any
 
@@ -89,11 +89,11 @@ class RunLog:
             file.flush()
             os.fsync(file.fileno())
 
-    def weights(self, model: torch.nn.Module) -> None:
+    def weights(self, state: Mapping[str, torch.Tensor]) -> None:
         """Writes weights.safetensors, whole or not at all."""
         if not self._leads:
             return
-        data = save_tensors({name: t.detach().cpu().contiguous().clone() for name, t in model.state_dict().items()})
+        data = save_tensors({name: t.detach().cpu().contiguous().clone() for name, t in state.items()})
         self.confirm()
         write_whole(self._run.weights_path, data)
 

@@ -2,49 +2,62 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Literal
+from typing import Any, Literal, final
 
 import torch
+
+from headway.optim import Masters
+from headway.train.elastic import Ranks
+from headway.train.recipe import TrainRecipe
+from headway.train.trial import seconds_a_sample
 
 Name = Literal["fp32", "bf16", "fp16"]
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-
-def fast_precision(device: torch.device) -> tuple[Name, str]:
-    """What a device computes fast in, and why: bf16 with units for it, else fp16 with units for it, else fp32."""
-    if device.type == "cuda":
-        capability = torch.cuda.get_device_capability(device)
-        if capability >= (8, 0):
-            return "bf16", f"compute capability {capability[0]}.{capability[1]} has bf16 tensor cores"
-        if capability >= (7, 0):
-            return "fp16", f"compute capability {capability[0]}.{capability[1]} has fp16 tensor cores and no bf16"
-        return "fp32", f"compute capability {capability[0]}.{capability[1]} has no tensor cores"
-    with open("/proc/cpuinfo") as file:
-        flags = next((line.split() for line in file if line.startswith("flags")), [])
-    for flag in ("amx_bf16", "avx512_bf16"):
-        if flag in flags:
-            return "bf16", f"this processor has {flag}"
-    return "fp32", "this processor has no bf16 instructions"
+WORTH = 1.05
+"""How many times as fast as fp32 another precision has to be, to be taken by `auto`: it has fewer digits."""
 
 
+@final
 class Precision:
     """The autocast context, backward with the loss rule, and the optimizer's step.
 
+    Args:
+        name: fp32, bf16 or fp16.
+        seconds: a sample takes in each precision here, where `auto` measured it.
+        masters: of a network that is itself 16 bit wide, and needs no autocast.
+
     Attributes:
-        name: `fp32`, `bf16` or `fp16`.
+        name: as given, or as the ranks agreed on.
+        reason: why they did.
+        narrow: the network is itself 16 bit wide.
     """
 
-    def __init__(self, name: Name, device: torch.device) -> None:
-        self.name = name
-        self._device = device.type
+    def __init__(
+        self,
+        name: Name,
+        device: torch.device,
+        *,
+        seconds: Mapping[Name, float] | None = None,
+        masters: Masters | None = None,
+    ) -> None:
+        self._device, self._masters = device.type, masters
+        self.narrow = masters is not None
+        self.reason = ""
+        self._seconds, self._agreed = seconds, False
+        self._become(name)
+
+    def _become(self, name: Name) -> None:
+        self.name: Name = name
         # GradScaler keeps scale, growth and found-inf on the device; with torch's fused optimizers its step and update
         # do not wait for it.
-        self._scaler = torch.amp.GradScaler(device.type) if name == "fp16" else None
+        self._scaler = torch.amp.GradScaler(self._device) if name == "fp16" else None
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Context of the forward pass."""
-        if self.name == "fp32":
+        if self.name == "fp32" or self.narrow:
             return nullcontext()
         return torch.autocast(self._device, TYPES[self.name])
 
@@ -58,16 +71,44 @@ class Precision:
         self, optimizer: torch.optim.Optimizer, clip_norm: float | None, parameters: list[torch.nn.Parameter]
     ) -> None:
         """Clips where asked, and steps; with fp16 a step with a non-finite gradient changes nothing."""
-        if self._scaler is None:
-            if clip_norm is not None:
-                torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
-            optimizer.step()
-            return
-        if clip_norm is not None:
+        if self._masters is not None:
+            self._masters.take_gradients()
+        if self._scaler is not None and clip_norm is not None:
             self._scaler.unscale_(optimizer)
+        if clip_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, clip_norm)
-        self._scaler.step(optimizer)
-        self._scaler.update()
+        if self._scaler is None:
+            optimizer.step()
+        else:
+            self._scaler.step(optimizer)
+            self._scaler.update()
+        if self._masters is not None:
+            self._masters.write_back()
+
+    @property
+    def chosen(self) -> bool:
+        """Whether `auto` chose it, so that other ranks may have chosen otherwise."""
+        return self._seconds is not None
+
+    def finding(self) -> Any:
+        """What the other ranks have to know to choose with this one, for JSON."""
+        return {"agreed": self.name if self._agreed else None, "seconds": self._seconds}
+
+    def agree(self, findings: Sequence[Any]) -> str:
+        """Takes what all ranks take, given the findings of all in one order: what some have agreed on before, else what
+        is the fastest on the slowest of them. Returns what there is to say of it."""
+        if not self.chosen or self._agreed:
+            return ""
+        self._agreed = True
+        before = [found["agreed"] for found in findings if found["agreed"]]
+        if before:
+            name, self.reason = before[0], "as the other ranks had agreed"
+        else:
+            name, self.reason = fastest([found["seconds"] for found in findings if found["seconds"]])
+        if name == self.name:
+            return ""
+        self._become(name)
+        return f"Precision: {name}, {self.reason}."
 
     def state(self) -> dict[str, float]:
         """Loss scale and its counters; waits for the device. Empty without loss scaling."""
@@ -76,3 +117,49 @@ class Precision:
     def load(self, state: dict[str, float]) -> None:
         if self._scaler is not None:
             self._scaler.load_state_dict(state)
+
+
+def candidates(device: torch.device, *, scaled: bool = True) -> tuple[Name, ...]:
+    """What `auto` chooses among: fp32, and bf16; fp16 instead on a GPU without units for bf16.
+
+    Args:
+        scaled: fp16 may be one; it needs a loss scale.
+    """
+    if device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0):
+        return ("fp32", "bf16")
+    return ("fp32", "fp16") if scaled else ("fp32",)
+
+
+def here(
+    model: torch.nn.Module, images: torch.Tensor, recipe: TrainRecipe, device: torch.device, ranks: Ranks | None
+) -> dict[Name, float]:
+    """Seconds that a sample's forward and backward take in each precision that `auto` chooses among, on this rank; see
+    `seconds_a_sample`. Nothing, for a process that joins a run: it takes what the others have."""
+    if ranks is not None and ranks.joins:
+        return {}
+    samples = recipe.batch // (1 if ranks is None else ranks.launched_size)
+    if isinstance(recipe.micro_batch, int):
+        samples = min(samples, recipe.micro_batch)
+    names = candidates(device, scaled=not recipe.comm.noise_scale)
+    contexts = {name: Precision(name, device).autocast for name in names}
+    return seconds_a_sample(model, images[: max(2, samples)], contexts)
+
+
+def fastest(found: Sequence[Mapping[Name, float]]) -> tuple[Name, str]:
+    """The precision to take, and why.
+
+    Args:
+        found: seconds of a sample by precision, of each rank. A step takes as long as on the slowest of them.
+    """
+    slowest = {name: max(one[name] for one in found) for name in found[0] if all(name in one for one in found)}
+    where = "here" if len(found) == 1 else "on the slowest rank"
+    others = [name for name in slowest if name != "fp32"]
+    if not others or "fp32" not in slowest:
+        return "fp32", "there was nothing to compare it with"
+    best = min(others, key=lambda name: slowest[name])
+    ratio = slowest["fp32"] / slowest[best]
+    if ratio >= WORTH:
+        return best, f"{ratio:.2g} times as fast as fp32 {where}"
+    if ratio > 1 / WORTH:
+        return "fp32", f"{best} is {ratio:.2f} times as fast {where}, which is not worth its lost digits"
+    return "fp32", f"{1 / ratio:.2g} times as fast as {best} {where}"

@@ -17,6 +17,8 @@ from headway.optim.optimizer import OptimizerRecipe
 from headway.optim.rate import Scalable, ScaledRecipe
 from headway.optim.schedule import ScheduleRecipe
 
+NO_GRAPHS = "compile: graphs replays CUDA graphs, which a CPU has none of"
+
 
 class TaskRecipe(Part):
     """What makes a loss and metrics of the network's output."""
@@ -98,12 +100,19 @@ class TrainRecipe(Part):
     """The run ends at the step nearest to so many epochs; every step is full. Or {base, per, scale}, which follows the
     batch; see below."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Of forward and backward; parameters stay fp32. auto: bf16 where the device computes with it, else fp16 on a GPU
-    that does, else fp32."""
+    """Of forward and backward; parameters stay fp32. auto: the fastest of fp32 and bf16 (fp16 on a GPU without units
+    for bf16), as measured with this network at the start."""
+    half_weights: bool = False
+    """With bf16 or fp16: parameters, activations and gradients are 16 bit wide, and the optimizer steps fp32 copies of
+    the parameters; see below."""
     channels_last: bool = True
     """Memory format of images and filters: faster for convolutions on CPUs and on GPUs with tensor cores."""
-    compile: bool = False
-    """torch.compile the network; the first step takes longer by the compilation."""
+    compile: bool | Literal["graphs", "max-autotune"] = False
+    """torch.compile the network; the first step takes longer by the compilation. `graphs`: replay CUDA graphs too;
+    `max-autotune`: try several kernels for each operation, which takes minutes."""
+    recompute: bool | tuple[str, ...] = False
+    """Modules whose activations are computed again in the backward pass and not kept: regular expressions (re.search on
+    a module's full name), or true for the blocks of our networks. Less memory, more time."""
     comm: CommRecipe = CommRecipe()
     evaluate: EvaluateRecipe = EvaluateRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
@@ -123,13 +132,22 @@ class TrainRecipe(Part):
             raise ValueError(f"{name!r} cannot name a folder")
         return name
 
+    @field_validator("recompute")
+    @classmethod
+    def _are_patterns(cls, found: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
+        for pattern in () if isinstance(found, bool) else found:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return found
+
     @model_validator(mode="after")
     def _fits(self) -> TrainRecipe:
         if isinstance(self.micro_batch, int) and self.micro_batch > self.largest_batch:
             what = f"micro_batch {self.micro_batch} is larger than batch {self.largest_batch}"
             raise ValueError(f"{what}: set it to at most that")
-        if self.precision == "fp16" and self.device == "cpu":
-            raise ValueError("fp16 on a CPU is emulated and slow: set precision to bf16 or fp32")
+        self._check_speed()
         if self.stop_at is not None and self.data.eval is None:
             raise ValueError("stop_at needs an evaluation set: set data.eval, or remove stop_at")
         # Epochs that follow the batch take those of the schedules with them, so the bases are what is compared.
@@ -156,6 +174,24 @@ class TrainRecipe(Part):
         if self.stop_at == {}:
             raise ValueError("stop_at names no metric: write for example stop_at: {accuracy: 0.98}")
         return self
+
+    def _check_speed(self) -> None:
+        if self.precision == "fp16" and self.device == "cpu":
+            raise ValueError("fp16 on a CPU is emulated and slow: set precision to bf16 or fp32")
+        if self.half_weights and self.precision not in ("bf16", "fp16"):
+            what = f"half_weights are 16 bit wide, and precision is {self.precision}"
+            raise ValueError(f"{what}: set precision to bf16 or fp16, or remove half_weights")
+        if self.compile == "graphs":
+            if self.device == "cpu":
+                raise ValueError(f"{NO_GRAPHS}: set compile to true, or to false")
+            if self.micro_batch is not None:
+                what = "compile: graphs keeps gradients where the next micro-batch's replay writes"
+                raise ValueError(f"{what}: remove micro_batch, or set compile to true")
+        if self.recompute is not False and self.compile is not False:
+            what = "torch.compile chooses by itself what is kept for the backward pass"
+            raise ValueError(f"{what}: remove recompute, or compile")
+        if self.recompute == ():
+            raise ValueError("recompute names no module: write for example recompute: ['^layer1'], or true")
 
     def _check_batch_norm(self) -> None:
         norm = self.model.batch_norm

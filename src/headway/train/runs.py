@@ -259,6 +259,8 @@ def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, ranks:
         with _held(run, ranks), _naming_the_disk(run), closing(Trainer(setup, run, display, ranks)) as trainer:
             if ranks is not None:
                 _meet(trainer)
+                if leads and setup.agreed is not setup.loaded:
+                    _record_recipe(run, setup)
             return _go(trainer, display)
 
 
@@ -286,8 +288,9 @@ def _record_recipe(run: Run, setup: Setup) -> None:
         "samples": setup.epoch,
         **_counts(setup),
     }
-    run.write_json("provenance", provenance(setup.loaded.origins, setup.loaded.base, **more))
-    write_whole(run.recipe_path, setup.loaded.to_yaml())
+    loaded = setup.agreed
+    run.write_json("provenance", provenance(loaded.origins, loaded.base, **more))
+    write_whole(run.recipe_path, loaded.to_yaml())
 
 
 def _counts(setup: Setup) -> dict[str, Any]:
@@ -423,7 +426,10 @@ def trained(run: Run, *, say: Say) -> Setup:
         raise UsageError("this run has no weights yet", where=str(run.folder), fix=fix)
     about, loaded = run.read_json("provenance"), reload(run)
     if loaded.recipe.device.startswith("cuda") and not torch.cuda.is_available():
-        loaded = loaded.resolve("precision", "fp32", "no GPU here").resolve("device", "cpu", "no GPU here")
+        instead = {"device": "cpu", "precision": "fp32", "half_weights": False}
+        if loaded.recipe.compile == "graphs":
+            instead["compile"] = True
+        loaded = loaded.resolve_all({key: (value, "no GPU here") for key, value in instead.items()})
     if loaded.recipe.data.decoder == "native" and chosen() != "native":
         say("The native core is not here: Pillow decodes. It is slower, and pixels differ by 1 at most.")
         reason = "the native core is not here"

@@ -26,21 +26,28 @@ from headway.model.counts import Counts, count
 from headway.model.resolve import build as build_model
 from headway.model.resolve import initialiser
 from headway.model.valueless import valueless
-from headway.optim import Schedule
+from headway.optim import Masters, Schedule
 from headway.optim import build as build_optimizer
 from headway.optim.rate import number
 from headway.train import task as tasks
+from headway.train.called import called, compute_again
 from headway.train.elastic import Ranks
 from headway.train.inputs import Inputs, Rehearsal, Say, open_inputs
 from headway.train.log import BESIDES_METRICS
 from headway.train.memory import largest_micro_batch
-from headway.train.precision import Precision, fast_precision
+from headway.train.precision import TYPES, Precision, fastest, here
 from headway.train.rates import length, resolve_rates, warnings
-from headway.train.recipe import TrainRecipe
+from headway.train.recipe import NO_GRAPHS, TrainRecipe
+from headway.train.trial import attempt
 
 LOG = logging.getLogger("headway.train")
 
 ANY_SIZE = "Take a network for images of any size, set it to more, or remove data.progressive."
+
+NARROW = (
+    "With half_weights all but norms is 16 bit wide: give tensors that the network makes by itself the type of its "
+    "weights, or remove half_weights."
+)
 
 LABELS = {"class": "classes", "multi": "sets of names", "value": "numbers"}
 
@@ -66,6 +73,7 @@ class Setup:
         lr: the learning rate that the schedule gives the factor of.
         forward: the network as it is called: `model`, or its compiled form.
         counts: how large it is; None for the resolved recipe of a run.
+        masters: what the optimizer steps, where the network is 16 bit wide.
     """
 
     loaded: Loaded[TrainRecipe]
@@ -79,6 +87,7 @@ class Setup:
     forward: Callable[[torch.Tensor], torch.Tensor]
     counts: Counts | None
     optimizer: torch.optim.Optimizer
+    masters: Masters | None
     schedule: Schedule
     precision: Precision
     epoch: int
@@ -89,6 +98,18 @@ class Setup:
     @property
     def recipe(self) -> TrainRecipe:
         return self.loaded.recipe
+
+    @property
+    def agreed(self) -> Loaded[TrainRecipe]:
+        """The recipe with the precision that all ranks have."""
+        precision = self.precision
+        if precision.name == self.recipe.precision:
+            return self.loaded
+        return self.loaded.resolve("precision", precision.name, precision.reason)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The network's state as it is saved: fp32 masters in the place of 16-bit weights."""
+        return self.model.state_dict() if self.masters is None else self.masters.state_dict()
 
     @property
     def train(self) -> data.Dataset | None:
@@ -150,6 +171,8 @@ def set_up(
             raise RecipeError(what, where="precision", fix="Set it to bf16, fp32 or auto.")
         reason = "PyTorch sees a GPU" if device.type == "cuda" else "PyTorch sees no GPU"
         loaded = loaded.resolve("device", device.type, reason)
+    if recipe.compile == "graphs" and device.type == "cpu":
+        raise RecipeError(NO_GRAPHS, where="compile", fix="Set it to true or false.")
     if ranks is not None and str(device) == "cuda":
         device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())  # a launcher may show one to each
     if device.type == "cuda":
@@ -202,31 +225,39 @@ def _built(
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    if recipe.precision == "auto":
-        name, reason = fast_precision(device)
-        loaded = loaded.resolve("precision", name, reason)
-    precision = Precision(loaded.recipe.precision, device)  # type: ignore[arg-type]
-    if ranks is not None and recipe.comm.noise_scale and precision.name == "fp16":
+    compute_again(model, recipe.recompute, say)
+    if ranks is not None and recipe.comm.noise_scale and recipe.precision == "fp16":
         what = "gradients that fp16 scales by another factor in each step do not tell the noise scale"
         raise RecipeError(what, where="comm.noise_scale", fix="Set precision to bf16 or fp32, or leave it out.")
     if ranks is not None and recipe.comm.on_loss == "continue" and device.type == "cuda":
         what = "NCCL cannot go on without a lost process"
         raise RecipeError(what, where="comm.on_loss", fix="Set it to restart or auto.")
-    forward = torch.compile(model) if recipe.compile else model
     transform = None
     if recipe.transform is not None:
         transform = import_path(recipe.transform, base=loaded.base, what="transform")
         if not callable(transform):
             raise RecipeError(f"{recipe.transform!r} cannot be called", where="transform", fix="Name a function.")
 
-    counts = None
+    counts = masters = seconds = None
     if known is None:
         first = inputs.first_batch(loaded.recipe)
         images, labels = augment.normalise(first.images), first.labels.clone()
         initialise = initialiser(recipe.model, model, base=loaded.base) if fresh else None
         if initialise is not None:
             initialise(images)
-        check = _check_network if rehearsal is None else _check_without_values
+    check = _check_network if rehearsal is None else _check_without_values
+    if recipe.precision == "auto":
+        if known is None and rehearsal is None:
+            _check_network(model, images[:2], labels[:2], task, Precision("fp32", device))
+            seconds = here(model, images, recipe, device, ranks)
+        name, reason = fastest([seconds] if seconds else [])
+        say(f"Precision: {name}, {reason}.")
+        loaded = loaded.resolve("precision", name, reason)
+    optimizer = build_optimizer(recipe.optimizer, model, samples / recipe.batch)
+    if recipe.half_weights:
+        masters = Masters(model, optimizer, TYPES[recipe.precision])
+    precision = Precision(loaded.recipe.precision, device, seconds=seconds, masters=masters)  # type: ignore[arg-type]
+    if known is None:
         names = check(model, images[:2], labels[:2], task, precision)
         height, width = inputs.smallest(recipe)
         if (height, width) != inputs.size:
@@ -239,8 +270,8 @@ def _built(
         _check_metrics(names, task)
         _check_stop(recipe, names)
         if recipe.micro_batch == "auto" and rehearsal is None:
-            attempt = _attempt(model, images, precision)
-            micro, reason = largest_micro_batch(recipe.largest_batch, device, attempt)
+            tried = attempt(model, images, precision.autocast)
+            micro, reason = largest_micro_batch(recipe.largest_batch, device, tried)
             loaded = loaded.resolve("micro_batch", micro, reason)
 
     plan, steps = length(recipe, samples)
@@ -253,9 +284,10 @@ def _built(
         augment=augment,
         transform=transform,
         model=model,
-        forward=forward,
+        forward=called(model, recipe.compile),
         counts=counts,
-        optimizer=build_optimizer(recipe.optimizer, model, samples / recipe.batch),
+        optimizer=optimizer,
+        masters=masters,
         schedule=Schedule(recipe.schedule, total=plan.position_of(steps), epoch=samples),
         precision=precision,
         epoch=samples,
@@ -350,7 +382,8 @@ def _check_network(
         raise
     except Exception as error:
         said = f"{what} failed on images of {shape} (channels x height x width): {type(error).__name__}: {error}"
-        raise UserCodeError(said, where=where or what.removeprefix("the "), fix=where and ANY_SIZE) from error
+        fix = ANY_SIZE if where else NARROW if precision.narrow and what == "the network" else ""
+        raise UserCodeError(said, where=where or what.removeprefix("the "), fix=fix) from error
     finally:
         model.train()
     for name, value in found.items():
@@ -405,20 +438,3 @@ def _check_stop(recipe: TrainRecipe, metrics: list[str]) -> None:
     for name in recipe.stop_at or {}:
         if name not in metrics:
             raise RecipeError(f"no evaluation reports {name!r}", where="stop_at", fix=nearest(name, metrics))
-
-
-def _attempt(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> Callable[[int], None]:
-    """Forward and backward over so many samples, after which parameters, buffers and random state are as before."""
-
-    def attempt(samples: int) -> None:
-        buffers = {name: value.clone() for name, value in model.named_buffers()}
-        with torch.random.fork_rng(devices=[images.device] if images.device.type == "cuda" else []):
-            repeated = images[torch.arange(samples, device=images.device) % len(images)]
-            with precision.autocast():
-                outputs = model(repeated)
-            outputs.float().sum().backward()
-        model.zero_grad(set_to_none=True)
-        for name, value in model.named_buffers():
-            value.copy_(buffers[name])
-
-    return attempt

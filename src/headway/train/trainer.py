@@ -56,12 +56,14 @@ class Trainer:
         best: metrics of the best evaluation so far, with its step and epoch.
         metrics: those of the last one.
         evaluation: the last one.
+        precision: that of the setup.
         reached_s: seconds of the clock until `stop_at` was reached.
     """
 
     def __init__(self, setup: Setup, run: Run, display: Display, ranks: Ranks | None = None) -> None:
         recipe = setup.recipe
         self.setup, self.run_folder, self._display, self.ranks = setup, run, display, ranks
+        self.precision = setup.precision
         self.step = self.position = 0
         self.stopping = self.finished = False
         self.best: dict[str, float] | None = None
@@ -104,7 +106,7 @@ class Trainer:
 
     def _load(self, checkpoint: Checkpoint) -> None:
         scalars = checkpoint.scalars
-        restore(checkpoint, self.setup.model, self.setup.optimizer)
+        restore(checkpoint, self.setup.model, self.setup.optimizer, self.setup.masters)
         self._averages.load(checkpoint.tensors)
         self.setup.precision.load(scalars["precision"])
         self.step, self.position = checkpoint.step, scalars["position"]
@@ -279,7 +281,7 @@ class Trainer:
             self._ledger.drop_step()
             if self._buffers:
                 torch._foreach_copy_(self._buffers, self._kept)
-            self.setup.optimizer.zero_grad(set_to_none=True)
+            self.setup.model.zero_grad(set_to_none=True)
             raise
         self.clock.lap("reduce")
         return verdict
@@ -297,6 +299,8 @@ class Trainer:
         """What all ranks have to have alike: recipe and data, but for what is of each machine."""
         own = (*OF_THE_MACHINE, "micro_batch")
         recipe = {key: value for key, value in self.setup.loaded.leaves() if key not in own}
+        if self.precision.chosen:
+            recipe["precision"] = "auto"
         return {**recipe, "the data's fingerprint": self._data_state()["fingerprint"]}
 
     def progress(self) -> int:
@@ -322,7 +326,8 @@ class Trainer:
         return scalars, self._tensors()
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        return state_of(self.setup.model, self.setup.optimizer) | self._averages.state()
+        setup = self.setup
+        return state_of(setup.model, setup.optimizer, setup.masters) | self._averages.state()
 
     def take(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
         """Goes on from the state of another rank."""
@@ -440,7 +445,7 @@ class Trainer:
 
     def _write_weights(self) -> None:
         with self.shown():
-            self._ledger.log.weights(self.setup.model)
+            self._ledger.log.weights(self.setup.state_dict())
 
     def _reaches(self, name: str, value: float, goal: float) -> bool:
         task = self.setup.task
