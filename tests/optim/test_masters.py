@@ -63,7 +63,9 @@ def images(seed: int) -> torch.Tensor:
     return torch.randn(6, 1, 4, 4, generator=torch.Generator().manual_seed(seed))
 
 
-def step(model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision, x: torch.Tensor, **more: Any) -> None:
+def step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, precision: Precision, x: torch.Tensor, **more: Any
+) -> None:
     with precision.autocast():
         outputs = model(x)
     precision.backward(outputs.float().square().sum(1), torch.full((len(x),), 1 / len(x)))
@@ -94,7 +96,8 @@ def test_masters_of_the_same_width_change_nothing(name: str, clip: float | None)
     same(found[1], found[0])
 
 
-def test_what_is_narrowed_and_what_stays(kind: torch.dtype = torch.bfloat16) -> None:
+def test_what_is_narrowed_and_what_stays() -> None:
+    kind = torch.bfloat16
     model, optimizer, masters, precision = made("sgd", kind)
     assert masters is not None
     step(model, optimizer, precision, images(0))

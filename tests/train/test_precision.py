@@ -17,7 +17,7 @@ from torch import nn
 from headway.optim import build
 from headway.optim.optimizer import OptimizerRecipe
 from headway.train.checkpoint import Checkpoints
-from headway.train.precision import Precision, fast_precision
+from headway.train.precision import Precision
 
 CPU = torch.device("cpu")
 OPTIMIZERS = {
@@ -145,19 +145,6 @@ def test_fp16_on_a_cpu_is_refused(folder: Path) -> None:
         sentence = refused("train", recipe, "precision=fp16", "--run", folder / "never", status=2)
         assert "precision: fp16 on a CPU is emulated and slow, and PyTorch sees no GPU here." in sentence
         assert not (folder / "never").exists()
-
-
-def test_auto_is_what_this_processor_has() -> None:
-    name, reason = fast_precision(CPU)
-    flags = Path("/proc/cpuinfo").read_text()
-    has = re.search(r"\b(amx_bf16|avx512_bf16)\b", flags)
-    assert (name, reason) == (
-        ("bf16", f"this processor has {name_of(flags)}") if has else ("fp32", "this processor has no bf16 instructions")
-    )
-
-
-def name_of(flags: str) -> str:
-    return "amx_bf16" if re.search(r"\bamx_bf16\b", flags) else "avx512_bf16"
 
 
 @pytest.mark.gpu

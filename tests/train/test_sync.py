@@ -51,6 +51,13 @@ CASES: dict[str, tuple[str, ...]] = {
     "adamw, clipped": ("optimizer={name: adamw, lr: 0.001, clip_norm: 1.0, weight_decay: 0.1}",),
     "nag, cosine": ("optimizer={name: nag, lr: 0.01}", "schedule={name: cosine, warmup_epochs: 1}"),
     "bf16": ("precision=bf16",),
+    "16-bit weights, averaged, clipped": (
+        "precision=bf16",
+        "half_weights=true",
+        "model={factory: net.py:dropout, ema: {half_life_steps: 4}}",
+        "optimizer={name: lars, lr: 0.1, clip_norm: 1.0}",
+    ),
+    "computed again": ("model={factory: net.py:dropout, batch_norm: {ghost: 5}}", "recompute=['^[1-4]$']"),
     "batch norm and dropout": ("model.factory=net.py:dropout",),
     "averaged weights and ghost batches": (
         "model={factory: net.py:dropout, ema: {half_life_steps: 4, every_steps: 2}, batch_norm: {ghost: 5}}",
@@ -175,10 +182,12 @@ def test_ranks_on_gpus_make_no_wait(folder: Path, tmp_path: Path, case: str) -> 
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("case", [*CASES, "fp16", "fp16, clipped"])
+@pytest.mark.parametrize("case", [*CASES, "fp16", "fp16, clipped", "16-bit fp16 weights, clipped"])
 def test_no_wait_on_a_gpu(folder: Path, tmp_path: Path, case: str) -> None:
     fp16 = ("precision=fp16", "optimizer={name: nag, lr: 0.01, clip_norm: 1.0}")
     overrides = CASES.get(case, fp16[: 1 + case.endswith("clipped")])
+    if case.startswith("16-bit fp16"):
+        overrides += ("half_weights=true",)
     with trainer_of(folder, tmp_path / "run", (*overrides, "device=cuda")) as trainer:
         trainer.run(LOG_EVERY)  # libraries set themselves up in the first steps
         torch.cuda.set_sync_debug_mode("error")

@@ -151,7 +151,8 @@ def fastest(found: Sequence[Mapping[Name, float]]) -> tuple[Name, str]:
     Args:
         found: seconds of a sample by precision, of each rank. A step takes as long as on the slowest of them.
     """
-    slowest = {name: max(one[name] for one in found) for name in found[0] if all(name in one for one in found)}
+    names = [name for name in (found[0] if found else ()) if all(name in one for one in found)]
+    slowest = {name: max(one[name] for one in found) for name in names}
     where = "here" if len(found) == 1 else "on the slowest rank"
     others = [name for name in slowest if name != "fp32"]
     if not others or "fp32" not in slowest:

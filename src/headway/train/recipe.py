@@ -17,7 +17,7 @@ from headway.optim.optimizer import OptimizerRecipe
 from headway.optim.rate import Scalable, ScaledRecipe
 from headway.optim.schedule import ScheduleRecipe
 
-NO_GRAPHS = "compile: graphs replays CUDA graphs, which a CPU has none of"
+NO_GRAPHS = "graphs are CUDA graphs, which a CPU has none of"
 
 
 class TaskRecipe(Part):
@@ -183,7 +183,7 @@ class TrainRecipe(Part):
             raise ValueError(f"{what}: set precision to bf16 or fp16, or remove half_weights")
         if self.compile == "graphs":
             if self.device == "cpu":
-                raise ValueError(f"{NO_GRAPHS}: set compile to true, or to false")
+                raise ValueError(f"compile: {NO_GRAPHS}: set it to true or false")
             if self.micro_batch is not None:
                 what = "compile: graphs keeps gradients where the next micro-batch's replay writes"
                 raise ValueError(f"{what}: remove micro_batch, or set compile to true")

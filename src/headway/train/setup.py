@@ -163,16 +163,15 @@ def set_up(
     for text in warnings(recipe) if fresh else ():
         say(text)
     device = _device(recipe, rehearsed=rehearsal is not None)
-    if (
-        fresh and recipe.device == "auto" and rehearsal is None
-    ):  # trained weights may be used on a machine of another kind
+    if recipe.compile == "graphs" and device.type == "cpu" and rehearsal is None:
+        raise RecipeError(NO_GRAPHS, where="compile", fix="Set it to true or false.")
+    # Trained weights may be used on a machine of another kind.
+    if fresh and recipe.device == "auto" and rehearsal is None:
         if device.type == "cpu" and recipe.precision == "fp16":
             what = "fp16 on a CPU is emulated and slow, and PyTorch sees no GPU here"
             raise RecipeError(what, where="precision", fix="Set it to bf16, fp32 or auto.")
         reason = "PyTorch sees a GPU" if device.type == "cuda" else "PyTorch sees no GPU"
         loaded = loaded.resolve("device", device.type, reason)
-    if recipe.compile == "graphs" and device.type == "cpu":
-        raise RecipeError(NO_GRAPHS, where="compile", fix="Set it to true or false.")
     if ranks is not None and str(device) == "cuda":
         device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())  # a launcher may show one to each
     if device.type == "cuda":
