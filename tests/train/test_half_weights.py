@@ -61,6 +61,18 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(folder: Path, tmp_path:
     assert all(torch.equal(part[name], value) for name, value in whole.items())
 
 
+def test_without_parts_it_is_autocast_bit_for_bit(folder: Path, tmp_path: Path) -> None:
+    """Both give each kernel the same 16-bit numbers, and the optimizer the same gradients, widened."""
+    for name, overrides in (("half", HALF), ("autocast", (HALF[0], HALF[2]))):
+        more = ("optimizer={name: lars, lr: 0.5, clip_norm: 1.0}",)
+        headway("train", folder / "recipe.yaml", "--run", tmp_path / name, *overrides, *more)
+    half, autocast = (Checkpoints(tmp_path / name / "checkpoints").newest() for name in ("half", "autocast"))
+    assert half is not None
+    assert autocast is not None
+    for name, value in autocast.tensors.items():
+        assert torch.equal(half.tensors[name], value), name
+
+
 def test_evaluation_and_prediction_use_the_rounded_masters(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     headway("train", folder / "recipe.yaml", "--run", run, *HALF, EMA, "epochs=3")

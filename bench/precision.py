@@ -1,0 +1,178 @@
+"""The same recipe in each precision, side by side: curves, final accuracy, and speed.
+
+The arms are `headway train` with precision fp32, bf16 (on a GPU fp16 too), and bf16 with half_weights (on a GPU fp16
+with half_weights too). All begin with the same weights and are given the same batches. They take turns, an epoch each,
+every round begun by another one; a ratio is taken within a round, and the first round, in which kernels are chosen, is
+left out. The clock leaves out evaluations, which come after each turn.
+
+ARM_vs_fp32            time of an epoch in fp32 over the arm's: above 1, the arm is faster
+ARM_accuracy           points of accuracy at the end over those of fp32, of the same seed; median over the seeds
+ARM_curve              largest distance of the arm's evaluation loss from fp32's at the end of an epoch, both the mean
+                       over the seeds, in shares of fp32's
+
+Without --data it is scikit-learn's digits and `small_net`. With --data it is a packed CIFAR-10 and the network and
+hyper-parameters of recipes/cifar10.yaml.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from bench._arms import ROOT
+from bench._common import Claim, median, parser, report, table
+from headway.core.recipe import load
+from headway.core.run import Run
+from headway.train.evaluate import evaluate
+from headway.train.progress import Silent
+from headway.train.recipe import TrainRecipe
+from headway.train.setup import set_up
+from headway.train.trainer import Trainer
+
+BIG = 10**9
+DIGITS = """
+data: {train: digits.packed/train, eval: digits.packed/eval}
+augment: {translate: 1}
+model: {factory: 'headway.model:small_net'}
+optimizer: {name: nag, lr: 0.05, weight_decay: 0.0005}
+schedule: {name: triangular, start: 0.2, peak: 0.3, end: 0.02}
+batch: 64
+epochs: 10
+"""
+Curve = list[tuple[float, float]]
+"""Loss and accuracy of the evaluation after each epoch."""
+
+
+def arms(device: str) -> dict[str, tuple[str, ...]]:
+    """Overrides of each."""
+    found: dict[str, tuple[str, ...]] = {"fp32": ("precision=fp32",), "bf16": ("precision=bf16",)}
+    found["bf16_half"] = ("precision=bf16", "half_weights=true")
+    if device == "cuda":
+        found["fp16"] = ("precision=fp16",)
+        found["fp16_half"] = ("precision=fp16", "half_weights=true")
+    return found
+
+
+def trainers(stack: ExitStack, recipe: Path, base: tuple[str, ...], folder: Path, device: str) -> dict[str, Trainer]:
+    made = {}
+    never = (f"evaluate.every_epochs={BIG}", f"checkpoint={{every_steps: {BIG}}}", f"log_every_steps={BIG}")
+    for name, overrides in arms(device).items():
+        loaded = load(recipe, (*base, f"device={device}", *overrides, *never), TrainRecipe)
+        setup = set_up(loaded, say=lambda text: None)
+        stack.enter_context(closing(setup.inputs))
+        made[name] = stack.enter_context(closing(Trainer(setup, Run.create(folder / name), Silent())))
+    return made
+
+
+def side_by_side(
+    made: dict[str, Trainer], epochs: int, wait: Callable[[], object]
+) -> tuple[dict[str, list[float]], dict[str, Curve]]:
+    """Seconds of a step in each round, and the curve, of each arm."""
+    names = list(made)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    curves: dict[str, Curve] = {name: [] for name in names}
+    steps = made[names[0]].setup.steps
+    ends = np.linspace(0, steps, epochs + 1).round().astype(int)
+    for number in range(epochs):
+        # The last step brings an evaluation and a checkpoint with it: it is taken, and not timed.
+        timed = int(ends[number + 1] - ends[number]) - (number == epochs - 1)
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            trainer = made[name]
+            wait()
+            started = perf_counter()
+            trainer.run(timed)
+            wait()
+            seconds[name].append((perf_counter() - started) / timed)
+            if number == epochs - 1:
+                trainer.run()
+            assert trainer.setup.eval is not None
+            found = evaluate(trainer.setup, trainer.setup.eval).metrics
+            curves[name].append((found["loss"], found["accuracy"]))
+    return seconds, curves
+
+
+def packed_digits(folder: Path) -> None:
+    from PIL import Image
+    from sklearn.datasets import load_digits
+
+    from headway.data.pack import pack
+
+    digits = load_digits()
+    pixels = np.rint(digits.images * (255 / 16)).astype(np.uint8)
+    for number, (image, label) in enumerate(zip(pixels, digits.target, strict=True)):
+        (folder / "digits" / str(label)).mkdir(parents=True, exist_ok=True)
+        Image.fromarray(image).save(folder / "digits" / str(label) / f"{number:04d}.png")
+    pack(folder / "digits", folder / "digits.packed", split=0.2, threads=1)
+
+
+def main() -> None:
+    asked = parser(__doc__ or "")
+    asked.add_argument("--data", type=Path, metavar="PACKED", help="a packed CIFAR-10 with train and eval parts")
+    asked.add_argument("--seeds", type=int, default=3, help="how many runs of each arm (default: 3; 1 if --quick)")
+    asked.add_argument("--epochs", type=int, default=10, help="of each run (default: 10; 3 if --quick)")
+    options = asked.parse_args()
+    seeds, epochs = (1, 3) if options.quick else (options.seeds, options.epochs)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    wait: Callable[[], object] = torch.cuda.synchronize if device == "cuda" else lambda: None
+    times: dict[str, list[list[float]]] = {}
+    curves: dict[str, list[Curve]] = {}
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        if options.data is None:
+            packed_digits(folder)
+            recipe, base = (
+                folder / "recipe.yaml",
+                (f"epochs={epochs}", f"model.args.width={8 if options.quick else 32}"),
+            )
+            recipe.write_text(DIGITS)
+        else:
+            data = options.data.resolve()
+            recipe = ROOT / "recipes/cifar10.yaml"
+            base = (f"epochs={epochs}", f"data.train={data}/train", f"data.eval={data}/eval")
+        for seed in range(seeds):
+            with ExitStack() as stack:
+                made = trainers(stack, recipe, (*base, f"seed={seed}"), folder / f"seed-{seed}", device)
+                found, lines = side_by_side(made, epochs, wait)
+            for name in found:
+                times.setdefault(name, []).append(found[name])
+                curves.setdefault(name, []).append(lines[name])
+            print(f"seed {seed} is done", file=sys.stderr)
+
+    mean = {name: np.mean(found, axis=0) for name, found in curves.items()}
+    rows: list[tuple[str, ...]] = [("epoch", *(f"{name}: loss, accuracy" for name in mean))]
+    for number in range(epochs):
+        rows.append((str(number + 1), *(f"{one[number][0]:.4f}, {one[number][1]:.2%}" for one in mean.values())))
+    print("Evaluation after each epoch, mean over the seeds:")
+    table(rows)
+    where = torch.cuda.get_device_name() if device == "cuda" else f"{torch.get_num_threads()} threads"
+    claims = []
+    for name in mean:
+        if name == "fp32":
+            continue
+        rounds = [
+            one / other
+            for mine, theirs in zip(times["fp32"], times[name], strict=True)
+            for one, other in zip(mine[1:], theirs[1:], strict=True)
+        ]
+        middle, low, high = median(rounds)
+        how = f"median of {len(rounds)} rounds [{low:.3f}, {high:.3f}]; {where}"
+        claims.append(Claim(f"{name}_vs_fp32", middle, "", how))
+        points = [100 * (a[-1][1] - b[-1][1]) for a, b in zip(curves[name], curves["fp32"], strict=True)]
+        how = f"median of {seeds} seeds [{min(points):.2f}, {max(points):.2f}]"
+        claims.append(Claim(f"{name}_accuracy", float(np.median(points)), "points", how))
+        gap = np.abs(mean[name][:, 0] / mean["fp32"][:, 0] - 1)
+        worst = int(gap.argmax())
+        claims.append(Claim(f"{name}_curve", float(gap[worst]), "", f"after epoch {worst + 1}; mean of {seeds} seeds"))
+    report(claims, options)
+
+
+if __name__ == "__main__":
+    main()
