@@ -73,6 +73,16 @@ def test_without_parts_it_is_autocast_bit_for_bit(folder: Path, tmp_path: Path) 
         assert torch.equal(half.tensors[name], value), name
 
 
+def test_training_goes_on_as_if_no_averages_had_been_shown(folder: Path, tmp_path: Path) -> None:
+    for name, often in (("often", 0.5), ("once", 2)):
+        headway("train", folder / "recipe.yaml", "--run", tmp_path / name, *HALF, EMA, f"evaluate.every_epochs={often}")
+    often, once = (Checkpoints(tmp_path / name / "checkpoints").newest() for name in ("often", "once"))
+    assert often is not None
+    assert once is not None
+    for name, value in once.tensors.items():
+        assert torch.equal(often.tensors[name], value), name
+
+
 def test_evaluation_and_prediction_use_the_rounded_masters(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     headway("train", folder / "recipe.yaml", "--run", run, *HALF, EMA, "epochs=3")

@@ -7,7 +7,7 @@ import difflib
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from types import MethodType
 from typing import Any
@@ -77,12 +77,7 @@ def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
 def _passes(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """The contexts of the first pass and of the second."""
     before = (random.getstate(), np.random.get_state())
-    return _first(), _second(module, before)
-
-
-@contextmanager
-def _first() -> Iterator[None]:
-    yield
+    return nullcontext(), _second(module, before)
 
 
 @contextmanager

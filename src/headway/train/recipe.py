@@ -104,7 +104,7 @@ class TrainRecipe(Part):
     for bf16), as measured with this network at the start."""
     half_weights: bool = False
     """With bf16 or fp16: parameters, activations and gradients are 16 bit wide, and the optimizer steps fp32 copies of
-    the parameters; see below."""
+    the parameters; see above."""
     channels_last: bool = True
     """Memory format of images and filters: faster for convolutions on CPUs and on GPUs with tensor cores."""
     compile: bool | Literal["graphs", "max-autotune"] = False
