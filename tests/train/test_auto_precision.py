@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import re
 from contextlib import closing, nullcontext
@@ -48,11 +49,11 @@ def test_a_run_says_and_keeps_what_it_measured_and_trains_as_if_it_had_been_told
     """The same weights, bit for bit: the measurement has touched neither weights nor statistics nor generators."""
     auto, told = tmp_path / "auto", tmp_path / "told"
     said = headway("train", folder / "recipe.yaml", "--run", auto).err
-    (line,) = re.findall(r"^Precision: (fp32|bf16), (.*) here(?:, .*)?\.$", said, re.MULTILINE)
+    ((name, reason),) = re.findall(r"^Precision: (fp32|bf16), (.* here(?:, .*)?)\.$", said, re.MULTILINE)
     kept = yaml.safe_load((auto / "recipe.yaml").read_text())["precision"]
     origin = Run.open(auto).read_json("provenance")["origins"]["precision"]
-    assert kept == line[0]
-    assert origin.startswith(f"auto: {line[1]} here")
+    assert (kept, origin) == (name, f"auto: {reason}")
+    assert ("no units" in reason) == (candidates(CPU) == ("fp32",))
     headway("train", folder / "recipe.yaml", "--run", told, f"precision={kept}")
     one, two = (load_file(run / "weights.safetensors") for run in (auto, told))
     assert all(torch.equal(two[name], value) for name, value in one.items())
@@ -83,10 +84,11 @@ class Picky(nn.Linear):
 
 
 def test_a_precision_in_which_the_network_fails_is_none_to_choose() -> None:
-    contexts = {name: Precision(name, CPU).autocast for name in candidates(CPU)}
+    names: tuple[Name, ...] = ("fp32", "bf16")
+    contexts = {name: Precision(name, CPU).autocast for name in names}
     found = seconds_a_sample(Picky(4, 2), torch.randn(3, 4), contexts)
-    assert found.keys() == {"fp32"}
-    assert fastest([found]) == ("fp32", "there was nothing to compare it with")
+    assert found["fp32"] < found["bf16"] == math.inf
+    assert fastest([found]) == ("fp32", "the network fails in bf16")
 
 
 @given(st.lists(times, min_size=1, max_size=5))
@@ -102,7 +104,9 @@ def test_the_sentences() -> None:
     assert fastest([{"fp32": 1.0, "bf16": 3.0}]) == ("fp32", "3 times as fast as bf16 here")
     little = "bf16 is 1.02 times as fast here, which is not worth its lost digits"
     assert fastest([{"fp32": 1.02, "bf16": 1.0}]) == ("fp32", little)
-    assert fastest([]) == ("fp32", "there was nothing to compare it with")
+    assert fastest([]) == ("fp32", "there was nothing to measure it with")
+    assert fastest([{"fp32": 0.0}]) == ("fp32", "bf16 has no units here")
+    assert fastest([{"fp32": 0.0}, {"fp32": 1.0, "bf16": 0.1}]) == ("fp32", "bf16 has no units on some rank")
 
 
 def test_who_joins_takes_what_the_others_have_and_nobody_changes_later() -> None:

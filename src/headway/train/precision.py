@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, final
@@ -120,27 +121,35 @@ class Precision:
 
 
 def candidates(device: torch.device, *, scaled: bool = True) -> tuple[Name, ...]:
-    """What `auto` chooses among: fp32, and bf16; fp16 instead on a GPU without units for bf16.
+    """What `auto` chooses among: fp32, and bf16 where the device has units for it; a processor without them takes up to
+    a hundred times as long. A GPU without them: fp16, which saves bytes at least.
 
     Args:
         scaled: fp16 may be one; it needs a loss scale.
     """
-    if device.type == "cpu" or torch.cuda.get_device_capability(device) >= (8, 0):
-        return ("fp32", "bf16")
-    return ("fp32", "fp16") if scaled else ("fp32",)
+    if device.type == "cuda":
+        if torch.cuda.get_device_capability(device) >= (8, 0):
+            return ("fp32", "bf16")
+        return ("fp32", "fp16") if scaled else ("fp32",)
+    with open("/proc/cpuinfo") as file:
+        flags = next((set(line.split()) for line in file if line.startswith(("flags", "Features"))), set())
+    return ("fp32", "bf16") if flags & {"amx_bf16", "avx512_bf16", "bf16"} else ("fp32",)
 
 
 def here(
     model: torch.nn.Module, images: torch.Tensor, recipe: TrainRecipe, device: torch.device, ranks: Ranks | None
 ) -> dict[Name, float]:
     """Seconds that a sample's forward and backward take in each precision that `auto` chooses among, on this rank; see
-    `seconds_a_sample`. Nothing, for a process that joins a run: it takes what the others have."""
+    `seconds_a_sample`. Nothing, for a process that joins a run: it takes what the others have. Where there is no choice
+    nothing is measured."""
     if ranks is not None and ranks.joins:
         return {}
     samples = recipe.batch // (1 if ranks is None else ranks.launched_size)
     if isinstance(recipe.micro_batch, int):
         samples = min(samples, recipe.micro_batch)
     names = candidates(device, scaled=not recipe.comm.noise_scale)
+    if len(names) == 1:
+        return dict.fromkeys(names, 0.0)
     contexts = {name: Precision(name, device).autocast for name in names}
     return seconds_a_sample(model, images[: max(2, samples)], contexts)
 
@@ -149,15 +158,19 @@ def fastest(found: Sequence[Mapping[Name, float]]) -> tuple[Name, str]:
     """The precision to take, and why.
 
     Args:
-        found: seconds of a sample by precision, of each rank. A step takes as long as on the slowest of them.
+        found: seconds of a sample by precision, of each rank; inf where the network fails. A step takes as long as on
+            the slowest of them.
     """
-    names = [name for name in (found[0] if found else ()) if all(name in one for one in found)]
+    if not found:
+        return "fp32", "there was nothing to measure it with"
+    names = [name for name in found[0] if all(name in one for one in found)]
     slowest = {name: max(one[name] for one in found) for name in names}
     where = "here" if len(found) == 1 else "on the slowest rank"
-    others = [name for name in slowest if name != "fp32"]
-    if not others or "fp32" not in slowest:
-        return "fp32", "there was nothing to compare it with"
-    best = min(others, key=lambda name: slowest[name])
+    best = min((name for name in names if name != "fp32"), key=lambda name: slowest[name], default=None)
+    if best is None:
+        return "fp32", f"bf16 has no units {'here' if len(found) == 1 else 'on some rank'}"
+    if math.isinf(slowest[best]):
+        return "fp32", f"the network fails in {best}"
     ratio = slowest["fp32"] / slowest[best]
     if ratio >= WORTH:
         return best, f"{ratio:.2g} times as fast as fp32 {where}"

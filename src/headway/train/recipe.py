@@ -100,8 +100,8 @@ class TrainRecipe(Part):
     """The run ends at the step nearest to so many epochs; every step is full. Or {base, per, scale}, which follows the
     batch; see below."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    """Of forward and backward; parameters stay fp32. auto: the fastest of fp32 and bf16 (fp16 on a GPU without units
-    for bf16), as measured with this network at the start."""
+    """Of forward and backward; parameters stay fp32. auto: the faster of fp32 and bf16 (on a GPU without units for
+    bf16: fp16), as measured with this network at the start."""
     half_weights: bool = False
     """With bf16 or fp16: parameters, activations and gradients are 16 bit wide, and the optimizer steps fp32 copies of
     the parameters; see above."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from statistics import median
@@ -66,7 +67,7 @@ def seconds_a_sample(
 
     First over a few samples, then over more, until a turn of all takes 0.2 s, the images are used up, or the device's
     memory is; the median over the rounds at that size counts. In all it takes some three seconds. An arm that takes
-    more than three times as long as the fastest leaves with what was seen of it; one that fails is not in the answer.
+    more than three times as long as the fastest leaves with what was seen of it; one that fails takes inf.
 
     Args:
         images: of one micro-batch.
@@ -85,11 +86,10 @@ def seconds_a_sample(
                     except Exception as error:  # an operation that the user's network has, and this type has not
                         LOG.debug("a pass in %s failed: %s", name, error)
                         model.zero_grad(set_to_none=True)
-                        del left[name]
-                        seconds.pop(name, None)
-                best = min(seconds.values(), default=0.0)
+                        seconds[name] = math.inf
+                best = min(seconds.values())
                 for name in left:
-                    if seconds[name] >= HOPELESS * best:  # once more: another program may have had the cores
+                    if HOPELESS * best <= seconds[name] < math.inf:  # once more: another program may have had the cores
                         again = _timed(model, images[:samples], left[name], warm=True) / samples
                         seconds[name] = min(seconds[name], again)
                 left = {name: one for name, one in left.items() if seconds[name] < HOPELESS * best}
@@ -102,7 +102,7 @@ def seconds_a_sample(
                 what = f"not even {samples} samples fit into the device's memory"
                 raise TrainingError(what, where="precision") from None
             samples = max(FIRST_SAMPLES, samples // 4)
-        if len(left) < 2:
+        if len(left) < 2 or sum(seconds[name] for name in left) * samples > BUDGET_S:
             return seconds
         found: dict[N, list[float]] = {name: [] for name in left}
         started, names = perf_counter(), list(left)
