@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -280,7 +280,7 @@ def _dry_run(recipe: Path, overrides: Sequence[str], out: Path | None, as_json: 
     found = dry_run(recipe, overrides, say=say, **options)
     out = out or Path(f"{found.workload.name}.workload.json")
     found.workload.write(out)
-    _print(found.to_json() | {"written": str(out)}, as_json, f"{page(found)}\n\nWrote {out}.")
+    show(found.to_json() | {"written": str(out)}, as_json, f"{page(found)}\n\nWrote {out}.")
 
 
 def _ended(ended: Ended, as_json: bool) -> None:
