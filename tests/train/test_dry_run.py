@@ -243,6 +243,29 @@ def test_fp16_can_be_looked_at_without_a_gpu(folder: Path) -> None:
         assert "There is no GPU here" in page(found)
 
 
+def test_16_bit_weights_have_masters(folder: Path, tmp_path: Path) -> None:
+    options = ("model.factory=net.py:linear", "precision=bf16", "half_weights=true", "epochs=1")
+    found = dried(folder / "recipe.yaml", *options)
+    memory, numbers = {part.name: part.bytes for part in found.memory}, 64 * 10 + 10
+    assert (memory["weights"], memory["gradients"]) == (2 * numbers, 2 * numbers)
+    assert memory["masters"] == memory["gradients of masters"] == memory["optimizer state"] == 4 * numbers
+    assert "650 parameters (650 trained)" in page(found)
+    headway("train", folder / "recipe.yaml", *options, "--run", tmp_path / "run")
+    (saved,) = (tmp_path / "run/checkpoints").glob("step-*")
+    assert found.workload.run.checkpoint_bytes == sum(tensor_bytes(path) for path in saved.glob("*.safetensors"))
+
+
+def test_what_is_computed_again_belongs_to_the_backward_pass(folder: Path) -> None:
+    plain = dried(folder / "recipe.yaml", "model={factory: headway.model:small_net}")
+    again = dried(folder / "recipe.yaml", "model={factory: headway.model:small_net}", "recompute=true")
+    one, other = plain.workload, again.workload
+    assert one.forward_multiply_adds == other.forward_multiply_adds
+    assert one.backward_multiply_adds < other.backward_multiply_adds
+    assert other.saved_bytes(100) < one.saved_bytes(100)
+    assert [layer.activation_bytes for layer in one.layers] == [layer.activation_bytes for layer in other.layers]
+    assert "computed again" in page(again)
+
+
 def test_large_batches_cost_nothing(folder: Path) -> None:
     found = dried(folder / "recipe.yaml", "batch=65536", "micro_batch=256", "epochs=3000", procs=8)
     assert (found.share, found.accumulated, found.workload.run.steps) == (8192, 32, 8)

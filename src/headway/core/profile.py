@@ -89,7 +89,7 @@ class Exchange(Record):
     """What the ranks tell each other in a step, and how the recipe wants it."""
 
     gradient_bytes: int = Field(ge=0)
-    """Of all layers, as fp32."""
+    """Of all layers, in the parameters' own type."""
     statistics_bytes: int = Field(ge=0)
     """Running statistics of batch norm, which become their mean over the ranks."""
     algorithm: str

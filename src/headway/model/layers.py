@@ -110,6 +110,8 @@ class _Watch:
         self._storages.update(_identity(tensor) for tensor in tensors)
 
     def enter(self, name: str, tensors: list[Tensor]) -> None:
+        if self._in_backward:  # what is computed again belongs to the backward pass
+            return
         self._settle()
         if self._stack:
             self._take(self._stack[-1], tensors)
@@ -121,6 +123,8 @@ class _Watch:
         self._stack.append(name)
 
     def leave(self, name: str, tensors: list[Tensor]) -> None:
+        if self._in_backward:
+            return
         self._settle()
         self._take(name, tensors)
         tally = self.tallies[name]

@@ -172,6 +172,8 @@ def _made(
         notes.append(f"The layers were measured on {max(SAMPLES)} images: the network asks for values.")
     if recipe.compile:
         notes.append("What is kept for backward was measured without torch.compile, which keeps less.")
+    if recipe.recompute:
+        notes.append("Of what is computed again, the inputs that are kept for it are not counted.")
     if setup.device.type == "cpu" and recipe.precision == "fp16":
         notes.append("There is no GPU here, and training in fp16 wants one.")
     workload = _workload(setup, found, micro, evaluation_samples)
@@ -198,6 +200,8 @@ def _workload(setup: Setup, found: tuple[Layer, ...], micro: int | None, evaluat
     recipe, inputs = setup.recipe, setup.inputs
     kept = footprint(setup.optimizer)
     trained = sum(layer.gradient_bytes for layer in found)
+    stepped = sum(_size(value) for group in setup.optimizer.param_groups for value in group["params"])
+    moved = kept.moved_bytes + 3 * _masters_bytes(setup) + 3 * stepped * (recipe.optimizer.clip_norm is not None)
     statistics = sum(value.numel() * value.element_size() for value in running_statistics(setup.model))
     total, (height, width) = setup.plan.position_of(setup.steps), setup.size
     held_out = len(inputs.eval) if inputs.eval is not None else evaluation_samples
@@ -221,11 +225,11 @@ def _workload(setup: Setup, found: tuple[Layer, ...], micro: int | None, evaluat
             batch=recipe.batch,
             micro_batch=micro,
             precision=setup.precision.name,
-            compiled=recipe.compile,
+            compiled=bool(recipe.compile),
             update=Update(
                 optimizer=recipe.optimizer.name,
                 state_bytes=kept.state_bytes,
-                passes=(kept.moved_bytes + 3 * trained * (recipe.optimizer.clip_norm is not None)) / trained,
+                passes=moved / stepped,
             ),
             exchange=Exchange(
                 gradient_bytes=trained,
@@ -328,7 +332,7 @@ def _times(setup: Setup, every_epochs: float, every_steps: int | None = None) ->
 
 
 def _checkpoint_bytes(setup: Setup, state_bytes: int) -> int:
-    tensors = state_of(setup.model, setup.optimizer)
+    tensors = state_of(setup.model, setup.optimizer, setup.masters)
     begun = sum(_size(value) for name, value in tensors.items() if name.startswith("optimizer/"))
     return sum(map(_size, tensors.values())) - begun + state_bytes + _averaged_bytes(setup)
 
@@ -337,8 +341,16 @@ def _averaged_bytes(setup: Setup) -> int:
     """Of the average of the weights, and of floating-point buffers with them."""
     if setup.recipe.model.ema is None:
         return 0
-    model = setup.model
-    return sum(_size(value) for value in (*model.parameters(), *model.buffers()) if value.is_floating_point())
+    weights = [value for _, value in (setup.masters or setup.model).named_parameters()]
+    return sum(_size(value) for value in (*weights, *setup.model.buffers()) if value.is_floating_point())
+
+
+def _masters_bytes(setup: Setup) -> int:
+    """Of the fp32 weights that the optimizer steps in the place of 16-bit ones."""
+    if setup.masters is None:
+        return 0
+    own = set(setup.model.parameters())
+    return sum(_size(value) for _, value in setup.masters.named_parameters() if value not in own)
 
 
 def _size(tensor: torch.Tensor) -> int:
@@ -372,14 +384,18 @@ def _memory(setup: Setup, workload: Workload, share: int, micro: int, ranks: int
     gpu = _device_type(setup) == "cuda"
     device: Where = "device" if gpu else "host"
     weights, gradients = sum(map(_size, model.parameters())), workload.step.exchange.gradient_bytes
-    masters = "" if recipe.precision == "fp32" else f"fp32; the copies in {recipe.precision} are with what is kept"
+    copies = f"fp32; the copies in {recipe.precision} are with what is kept"
+    about = "" if recipe.precision == "fp32" or setup.masters is not None else copies
+    masters = _masters_bytes(setup)
     wide = 4 if recipe.augment.normalise else 1
     largest = max(layer.activation_bytes for layer in workload.layers)
     ahead, of_ring = recipe.data.ahead, share
     if recipe.data.train == SYNTHETIC:  # every rank makes one whole batch
         ahead, of_ring = 1, setup.plan.largest
     found = [
-        Part("weights", weights, device, masters),
+        Part("weights", weights, device, about),
+        Part("masters", masters, device, "fp32"),
+        Part("gradients of masters", masters, device, "fp32"),
         Part("buffers", sum(map(_size, model.buffers())), device),
         Part("gradients", gradients, device),
         Part("buckets", gradients if ranks > 1 else 0, device, "gradients on their way"),

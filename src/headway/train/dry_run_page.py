@@ -18,7 +18,7 @@ def page(found: DryRun) -> str:
     """Steps, batch, network, memory, exchange, learning rates, kinds of layers."""
     work, recipe = found.workload, found.loaded.recipe
     run, step, images = work.run, work.step, work.input
-    trained = step.exchange.gradient_bytes // 4
+    trained = sum(one.parameters * one.gradient_bytes // one.weight_bytes for one in work.layers if one.weight_bytes)
     rows = [
         ("steps", f"{run.steps:,}, which are {run.epochs:.4g} epochs of {run.samples:,} samples"),
         ("batch", _batch(found)),
