@@ -50,6 +50,7 @@ def workload(*layers: Layer) -> Workload:
             batch=30,
             micro_batch=None,
             precision="fp32",
+            half_weights=False,
             compiled=False,
             update=Update(optimizer="sgd", state_bytes=0, passes=3.0),
             exchange=Exchange(

@@ -151,6 +151,10 @@ def test_memory_by_hand(folder: Path) -> None:
     assert found.sent_bytes == weights, "a ring of two: 2 (n - 1) / n of it"
 
 
+def test_a_dry_run_measures_no_precision(folder: Path) -> None:
+    assert dried(folder / "recipe.yaml", "precision=auto").workload.step.precision == "fp32"
+
+
 def test_micro_batch_auto_is_estimated_from_what_a_run_measures(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run also counts the images that go in, which lie in the batch anyway."""
     options = ("micro_batch=auto", "batch=60")

@@ -111,6 +111,8 @@ class Step(Record):
     """Samples that go through the network at once; None: a rank's share of the batch."""
     precision: Literal["fp32", "bf16", "fp16"]
     """Of forward and backward."""
+    half_weights: bool
+    """The weights and their gradients are 16 bit wide, too; the optimizer steps fp32 copies."""
     compiled: bool
     """The layers were measured without compilation, which saves less for backward."""
     update: Update

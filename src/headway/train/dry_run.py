@@ -225,6 +225,7 @@ def _workload(setup: Setup, found: tuple[Layer, ...], micro: int | None, evaluat
             batch=recipe.batch,
             micro_batch=micro,
             precision=setup.precision.name,
+            half_weights=setup.masters is not None,
             compiled=bool(recipe.compile),
             update=Update(
                 optimizer=recipe.optimizer.name,

@@ -250,6 +250,8 @@ def _built(
             _check_network(model, images[:2], labels[:2], task, Precision("fp32", device))
             seconds = here(model, images, recipe, device, ranks)
         name, reason = fastest([seconds] if seconds else [])
+        if rehearsal is not None:
+            reason = "as a dry run measures nothing; the run chooses what is fastest on its device"
         say(f"Precision: {name}, {reason}.")
         loaded = loaded.resolve("precision", name, reason)
     optimizer = build_optimizer(recipe.optimizer, model, samples / recipe.batch)
