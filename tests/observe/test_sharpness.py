@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -34,6 +34,7 @@ def rotated(values: list[float], seed: int) -> Tensor:
     return basis @ torch.diag(torch.tensor(values, dtype=torch.float64)) @ basis.T
 
 
+@example([0.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 0.0625, 0.0])  # one weight has a slope, another has none
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.floats(0, 10), min_size=2, max_size=5), st.lists(st.floats(-2, 2), min_size=5, max_size=5))
 def test_keskars_measure_of_a_diagonal_quadratic_is_that_of_the_corner(values: list[float], place: list[float]) -> None:

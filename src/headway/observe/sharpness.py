@@ -77,8 +77,8 @@ def epsilon_sharpness(
     metric 2.1, with A the identity): |z_i| <= epsilon (|x_i| + 1).
 
     They take ten iterations of L-BFGS-B. Here each start takes `steps` gradients: it goes by the signs of the gradient,
-    at first across the whole box, then by half as far whenever that leads down. The first start is where the gradient
-    at the solution points to, the others are random. At a solution itself a gradient may be zero.
+    at first across the whole box, then by half as far whenever that leads down. The first start is the corner that the
+    gradient at the solution points to, the others are random. At a solution itself a gradient may be zero.
     """
     x, generator = [one.clone() for one in objective.parameters], torch.Generator().manual_seed(seed)
     box = [epsilon * (one.abs() + 1) for one in x]
@@ -102,10 +102,9 @@ def epsilon_sharpness(
             loss, uphill = objective.gradient()
         highest = loss
         for start in range(starts):
-            if start == 0 and any(bool(g.any()) for g in uphill):
-                z = [b * g.sign() for b, g in zip(box, uphill, strict=True)]
-            else:
-                z = [b * (2 * torch.rand(b.shape, generator=generator).to(b) - 1) for b in box]
+            z = [b * (2 * torch.rand(b.shape, generator=generator).to(b) - 1) for b in box]
+            if start == 0:  # a weight without a slope still has a side to go to
+                z = [b * torch.where(g == 0, a, g).sign() for a, b, g in zip(z, box, uphill, strict=True)]
             highest = max(highest, ascended(z))
     finally:
         _put(objective.parameters, x)
