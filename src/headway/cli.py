@@ -343,11 +343,17 @@ def predict(
 
 
 @app.command()
-def report(run: Annotated[Path, typer.Argument(help="A run folder.")], as_json: Json = False) -> None:
+def report(
+    run: Annotated[Path, typer.Argument(help="A run folder.")],
+    beside: Annotated[
+        list[Path] | None, typer.Option(help="Another run, to compare the layers' rates with; more than once for more.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
     """Write a run's report, one HTML file that needs nothing else."""
     from headway.train import runs
 
-    path = runs.report(run)
+    path = runs.report(run, beside or ())
     show({"report": str(path)}, as_json, f"Report: {path}")
 
 

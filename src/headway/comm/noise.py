@@ -12,10 +12,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.core.errors import UsageError
+from headway.core.statistics import student_t
+
+BATCHES = 16
+"""Of neighbouring measurements, whose means are taken as independent."""
+FEWEST = 4
+"""Batches from which an interval is told."""
 
 
 def squared_norm(grads: Iterable[Tensor]) -> Tensor:
@@ -46,45 +54,66 @@ def local_term(grads: Iterable[Tensor], share: float) -> Tensor:
     return squared_norm(grads) * (1 / share if share else 0.0)
 
 
-@dataclass(frozen=True)
+def more_samples(batch: float, critical: float, factor: float = 2.0) -> float:
+    """Samples to the same loss with `factor` times the batch, over those with the batch.
+
+    With the best learning rate of each batch, steps S and samples E to a loss follow (S / Smin - 1) (E / Emin - 1) = 1,
+    so that E = Emin (1 + batch / critical) (McCandlish et al. 2018, equation 2.11). Steps change by this / factor.
+    """
+    if math.isinf(critical):
+        return 1.0
+    return (critical + factor * batch) / (critical + batch)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
 class Estimate:
     """The noise scale as far as it is known.
 
     Attributes:
         scale: B_simple, samples; inf where the gradient is lost in the noise, nan before the first step.
-        error: its standard error, samples; inf where it cannot be told.
+        low, high: ends of its 95 % interval, samples; 0 and inf where they cannot be told.
         noise: tr(Sigma), of one sample's gradient.
         signal: |G|^2.
     """
 
     scale: float
-    error: float
+    low: float
+    high: float
     noise: float
     signal: float
 
 
 @final
 class NoiseScale:
-    """B_simple as the ratio of moving averages of tr(Sigma) and |G|^2; each step's ratio alone would be biased.
+    """B_simple as the ratio of the means of tr(Sigma) and |G|^2 over the newest measurements; a measurement's own ratio
+    would be biased.
 
     `update` waits for no device; `value` does.
 
     Args:
-        decay: of the exponential moving averages, a step; 0.99 remembers about 200 steps.
+        window: measurements that count, at least 8.
 
     Raises:
-        UsageError: a decay outside of [0, 1).
+        UsageError: a smaller window.
     """
 
-    def __init__(self, decay: float = 0.99) -> None:
-        if not 0 <= decay < 1:
-            raise UsageError(f"a decay of {decay}", fix="Set one from 0 to below 1: 0.99 remembers about 200 steps.")
-        self._decay = decay
-        # Moving averages, from zero, of: 1, noise, signal, noise^2, noise signal, signal^2; and the sum of the squares
-        # of the steps' weights.
-        self._state = torch.zeros(7, dtype=torch.float64)
+    def __init__(self, window: int = 256) -> None:
+        if window < 8:
+            raise UsageError(f"a window of {window}", fix="Set at least 8: 256 suits one measurement a step.")
+        self._pairs = torch.full((window, 2), math.nan, dtype=torch.float64)
+        self._count = 0
+        self._open = torch.zeros(3, dtype=torch.float64)  # sums of noise, signal and 1 since the last measurement
 
-    def update(self, local_mean_sq: Tensor | float, reduced_sq: Tensor | float, small: float, big: float) -> None:
+    def update(
+        self,
+        local_mean_sq: Tensor | float,
+        reduced_sq: Tensor | float,
+        small: float,
+        big: float,
+        *,
+        last: bool = True,
+    ) -> None:
         """Takes in one step; one that is not finite is left out.
 
         Args:
@@ -93,47 +122,74 @@ class NoiseScale:
             small: samples; with ranks of different sizes, the harmonic mean for a plain mean of squared norms, and
                 big / (number of ranks with samples) for the one of `local_term`.
             big: samples.
+            last: False: it makes one measurement together with the steps that follow, up to a last one: their mean.
 
         Raises:
-            UsageError: `small` is not below `big`: one rank alone has to accumulate gradients over several batches.
+            UsageError: `small` is not below `big`: one rank alone has to divide its batch.
         """
         if not 0 < small < big:
             what = f"the noise of gradients cannot be told from batches of {small:g} and of {big:g} samples"
-            raise UsageError(what, fix="Use at least two ranks, or accumulate gradients over at least two batches.")
+            raise UsageError(what, fix="Use at least two ranks, or divide the batch into at least two parts.")
         with torch.no_grad():
             local, reduced = (torch.as_tensor(value, dtype=torch.float64) for value in (local_mean_sq, reduced_sq))
             signal = (big * reduced - small * local) / (big - small)
             noise = (local - reduced) / (1 / small - 1 / big)
-            moments = [torch.ones_like(noise), noise, signal, noise * noise, noise * signal, signal * signal]
-            now = torch.stack([*moments, torch.full_like(noise, 1 - self._decay)])
-            self._state = self._state.to(now.device)
-            kept = torch.full_like(now, self._decay)
-            kept[-1] = self._decay**2
-            then = kept * self._state + (1 - self._decay) * now
-            self._state = torch.where(then.isfinite().all(), then, self._state)
+            now = torch.stack([noise, signal, torch.ones_like(noise)])
+            self._open = self._open.to(now.device)
+            self._open = self._open + now.masked_fill(~now.isfinite().all(), 0)
+            if last:
+                self._pairs = self._pairs.to(now.device)
+                self._pairs[self._count % len(self._pairs)] = self._open[:2] / self._open[2]
+                self._open = torch.zeros_like(self._open)
+                self._count += 1
 
     def value(self) -> Estimate:
-        """The noise scale; waits for the device.
-
-        Its error is that of a ratio of two means (the delta method), from the spread of steps taken as independent.
-        """
-        weight, *means, squares = self._state.tolist()
-        if weight == 0:
-            return Estimate(math.nan, math.inf, math.nan, math.nan)
-        noise, signal, noise_sq, product, signal_sq = (mean / weight for mean in means)
-        if signal <= 0:
-            return Estimate(math.inf, math.inf, noise, signal)
-        scale = noise / signal
-        steps = weight**2 / squares  # as many equally weighted ones would know as much
-        if steps < 1 + 1e-9:
-            return Estimate(scale, math.inf, noise, signal)
-        variance = (noise_sq - noise**2) - 2 * scale * (product - noise * signal) + scale**2 * (signal_sq - signal**2)
-        return Estimate(scale, math.sqrt(max(variance, 0.0) / (steps - 1)) / signal, noise, signal)
+        """The noise scale; waits for the device."""
+        pairs, place = self._pairs.cpu().numpy(), self._count % len(self._pairs)
+        found = np.concatenate([pairs[place:], pairs[:place]])  # the oldest first
+        return ratio(found[np.isfinite(found).all(1)])
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of it."""
-        return {"state": self._state}
+        """What a checkpoint keeps of it: the measurements that count, the oldest first, and the one that is open."""
+        place = self._count % len(self._pairs)
+        pairs = torch.cat([self._pairs[place:], self._pairs[:place]])
+        return {"pairs": pairs[len(pairs) - min(self._count, len(pairs)) :], "open": self._open.clone()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Goes on where another one was."""
-        self._state = state["state"].clone()
+        """Goes on where another one was; of a larger window the newest count."""
+        kept = state["pairs"].reshape(-1, 2)[-len(self._pairs) :]
+        self._pairs = torch.full_like(self._pairs, math.nan, device=kept.device)
+        self._pairs[: len(kept)] = kept
+        self._count, self._open = len(kept), state["open"].clone()
+
+
+def ratio(pairs: NDArray[np.float64]) -> Estimate:
+    """The ratio of two means with its 95 % interval, from (noise, signal) [n, 2] in the order of time.
+
+    Successive measurements are made at weights that are nearly the same, and their mean moves as these do; so they are
+    not taken as independent. They are put together to at most 16 batches of neighbours, whose means nearly are, and a
+    drift over the window makes the interval wider (batch means; Schmeiser 1982, "Batch size effects in the analysis of
+    simulation output", says why more batches gain nothing). Noise and signal come from the same gradients; their
+    covariance is in Fieller's interval (1954), which is not symmetric, and has no upper end where the signal may be 0.
+    """
+    if not len(pairs):
+        return Estimate(scale=math.nan, low=0.0, high=math.inf, noise=math.nan, signal=math.nan)
+    noise, signal = pairs.mean(0).tolist()
+    scale = noise / signal if signal > 0 else math.inf
+    size = max(1, len(pairs) // BATCHES)
+    batches = len(pairs) // size
+    if batches < FEWEST:
+        return Estimate(scale=scale, low=0.0, high=math.inf, noise=noise, signal=signal)
+    means = pairs[len(pairs) - size * batches :].reshape(batches, size, 2).mean(1)
+    (nn, ns), (_, ss) = np.cov(means.T) * (student_t(batches - 1) ** 2 / batches)
+    # Ratios r with (noise - r signal)^2 <= nn - 2 r ns + r^2 ss: between or outside the roots of a r^2 - 2 b r + c.
+    a, b, c = signal**2 - ss, noise * signal - ns, noise**2 - nn
+    inside = b * b - a * c
+    low, high = 0.0, math.inf
+    if inside >= 0 and a != 0:
+        first, second = sorted(((b - math.sqrt(inside)) / a, (b + math.sqrt(inside)) / a))
+        if a > 0 and signal > 0:
+            low, high = max(0.0, first), max(0.0, second)
+        elif a < 0 and first <= 0:
+            low = max(0.0, second)
+    return Estimate(scale=scale, low=low, high=high, noise=noise, signal=signal)

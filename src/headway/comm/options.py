@@ -22,9 +22,6 @@ class CommRecipe(Part):
     """Connections over which a large bucket is striped; auto: as many as were measured to be fastest."""
     batch_norm: Literal["per_rank", "sync"] = "per_rank"
     """Statistics of each rank's own samples, or of all ranks' samples (one more exchange a layer)."""
-    noise_scale: bool = False
-    """Measure the gradient noise scale, the batch beyond which a larger one saves ever fewer steps, from the gradients
-    of single ranks and their sum: two more passes over the gradients."""
     interface: str | None = None
     """Network interface between hosts; unset: that of the route to rank 0's host."""
     timeout_s: float = Field(default=10.0, ge=0.5, allow_inf_nan=False)

@@ -1,8 +1,8 @@
 """Run: the folder of one training run, and the only file that knows its layout.
 
-recipe.yaml (resolved), provenance.json, metrics.jsonl, quarantine.jsonl, ids.bin (with `log_ids`), panels/*.json,
-checkpoints/step-*/, weights.safetensors (the best), report.html, summary.json. Of several processes each has an
-ids-NAME.bin of its own.
+recipe.yaml (resolved), provenance.json, metrics.jsonl, quarantine.jsonl, ids.bin (with `log_ids`), layers.rows and
+activations.rows (where a recipe observes them), panels/*.json, checkpoints/step-*/, weights.safetensors (the best),
+report.html, summary.json. Of several processes each has an ids-NAME.bin of its own.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from headway.core import rows
 from headway.core.errors import UsageError
 from headway.core.files import write_whole
 
@@ -90,6 +91,10 @@ class Run:
     def go_on(self) -> str:
         """The command with which this run can be gone on with; of several processes, by as many."""
         return os.environ.get(GO_ON) or f"headway train --resume {shlex.quote(str(self.folder))}"
+
+    def rows_of(self, kind: str) -> Path:
+        """Where numbers of many layers or modules at logging steps are; see `headway.core.rows`."""
+        return self.folder / f"{kind}.rows"
 
     def ids_of(self, name: str) -> Path:
         """The ids that one of several processes writes; of one that trains alone, named "", ids.bin."""
@@ -163,7 +168,9 @@ class Run:
         self.cut_ids(position)
 
     def cut_metrics(self, position: int) -> None:
-        """Takes it out of metrics and quarantine."""
+        """Takes it out of metrics, rows and quarantine."""
+        for path in self.folder.glob("*.rows"):
+            rows.cut(path, position)
         # A metric's position is the number of samples served before it; a damaged sample's is its own.
         for path, first_cut in ((self.metrics_path, position + 1), (self.quarantine_path, position)):
             kept = [record for record in read_lines(path) if record["position"] < first_cut]

@@ -63,12 +63,22 @@ class Series(_Data):
 
 
 @final
+class Band(_Data):
+    """What lies around one line: as many bounds as the line has points; a None in either is a gap."""
+
+    of: Annotated[int, Field(ge=0)]
+    low: list[float | None]
+    high: list[float | None]
+
+
+@final
 class Lines(_Data):
     """Lines over one pair of axes."""
 
     x_label: str
     y_label: str
     series: list[Series]
+    bands: list[Band] = []
     y_range: tuple[float, float] | None = None
     log_x: bool = False
     log_y: bool = False
@@ -77,6 +87,17 @@ class Lines(_Data):
     def _range_ascends(self) -> Lines:
         if self.y_range and (self.y_range[0] >= self.y_range[1] or (self.log_y and self.y_range[0] <= 0)):
             raise ValueError("y_range must ascend, and be above 0 on a logarithmic axis")
+        return self
+
+    @model_validator(mode="after")
+    def _bands_fit(self) -> Lines:
+        for band in self.bands:
+            if band.of >= len(self.series):
+                raise ValueError(f"a band is of series {band.of}, and there are {len(self.series)}")
+            points = len(self.series[band.of].x)
+            if (len(band.low), len(band.high)) != (points, points):
+                what = f"the band of series {self.series[band.of].name!r} has {len(band.low)} low and {len(band.high)}"
+                raise ValueError(f"{what} high bounds for {points} points")
         return self
 
     def empty(self) -> bool:
@@ -179,6 +200,30 @@ class Surface(_Data):
 
 
 @final
+class Grid(_Data):
+    """A heat map: a row of values for each name over ascending x; a None is a gap."""
+
+    x_label: str
+    y_label: str
+    z_label: str
+    x: list[float]
+    names: list[str]
+    values: list[list[float | None]]
+    log: bool = False
+
+    @model_validator(mode="after")
+    def _full(self) -> Grid:
+        if len(self.values) != len(self.names) or any(len(row) != len(self.x) for row in self.values):
+            raise ValueError(f"{len(self.names)} names and {len(self.x)} x need as many rows of as many values")
+        if any(one >= other for one, other in pairwise(self.x)):
+            raise ValueError("x must ascend")
+        return self
+
+    def empty(self) -> bool:
+        return all(value is None for row in self.values for value in row)
+
+
+@final
 class Image(_Data):
     """One image as a base64 data URI, and what to write under it."""
 
@@ -248,6 +293,7 @@ DOCUMENTS: dict[str, Any] = {
     "bars": _Document[Bars],
     "matrix": _Document[Matrix],
     "surface": _Document[Surface],
+    "grid": _Document[Grid],
     "images": _Document[Images],
     "table": _Document[Table],
     "text": _Document[Text],
@@ -281,7 +327,7 @@ def picture(panel: Panel) -> Picture:
         place = ".".join(str(step) for step in first["loc"])
         raise HeadwayError(f"panel {panel.name!r} ({panel.kind}): {place}: {first['msg']}") from error
     empty = document.data.empty()
-    drawn = panel.kind in ("lines", "bars", "matrix", "surface") and not empty
+    drawn = panel.kind in ("lines", "bars", "matrix", "surface", "grid") and not empty
     return Picture(
         document=document,
         json=_for_script(text) if drawn else "",

@@ -9,7 +9,7 @@ from typing import Any, Literal, final
 
 from headway.core.errors import HeadwayError
 
-Kind = Literal["cards", "lines", "bars", "matrix", "surface", "images", "table", "text"]
+Kind = Literal["cards", "lines", "bars", "matrix", "surface", "grid", "images", "table", "text"]
 
 
 @final
@@ -19,13 +19,16 @@ class Panel:
 
     - `cards`: {"cards": [{"label": str, "value": str, "note": str}]}
     - `lines`: {"x_label": str, "y_label": str, "y_range": [lo, hi] | None, "log_x": bool, "log_y": bool,
-      "series": [{"name": str, "x": [number], "y": [number | None]}]}
+      "series": [{"name": str, "x": [number], "y": [number | None]}], "bands": [{"of": number of a series,
+      "low": [number | None], "high": [number | None]}]} (bounds at the x of that series)
     - `bars`: {"x_label": str, "names": [str], "stacks": [{"name": str, "values": [number]}]} (horizontal, stacked)
     - `matrix`: {"x_label": str, "y_label": str, "names": [str], "values": [[number]]} (rows are y; square, none
       negative; the diagonal is where both agree)
     - `surface`: {"x_label": str, "y_label": str, "z_label": str, "x": [number], "y": [number], "z": [[number | None]],
       "log_z": bool, "marks": [{"name": str, "x": number, "y": number}], "path": bool} (rows are y; `path`: the marks
       are joined by a line)
+    - `grid`: {"x_label": str, "y_label": str, "z_label": str, "x": [number], "names": [str], "log": bool,
+      "values": [[number | None]]} (a row for each name, a value for each x; `log`: shades by powers of ten)
     - `images`: {"images": [{"src": data URI (base64), "caption": str, "note": str}]}
     - `table`: {"columns": [str], "rows": [[str]]}
     - `text`: {"text": str} (monospaced, as it is)
@@ -78,9 +81,10 @@ def lines(
     y_range: tuple[float, float] | None = None,
     log_x: bool = False,
     log_y: bool = False,
+    bands: Sequence[tuple[int, Sequence[float | None], Sequence[float | None]]] = (),
     **panel: Any,
 ) -> Panel:
-    """A `lines` panel from (name, x, y) triples."""
+    """A `lines` panel from (name, x, y) triples, and (number of a triple, low, high) of what lies around its line."""
     data = {
         "x_label": x_label,
         "y_label": y_label,
@@ -88,6 +92,7 @@ def lines(
         "log_x": log_x,
         "log_y": log_y,
         "series": [{"name": label, "x": list(x), "y": list(y)} for label, x, y in series],
+        "bands": [{"of": number, "low": list(low), "high": list(high)} for number, low, high in bands],
     }
     return Panel(name=name, title=title, kind="lines", data=data, **panel)
 
@@ -151,6 +156,25 @@ def surface(
         "path": path,
     }
     return Panel(name=name, title=title, kind="surface", data=data, **{"width": "full", **panel})
+
+
+def grid(
+    name: str,
+    title: str,
+    x: Sequence[float],
+    rows: Sequence[tuple[str, Sequence[float | None]]],
+    *,
+    x_label: str,
+    y_label: str,
+    z_label: str,
+    log: bool = False,
+    **panel: Any,
+) -> Panel:
+    """A `grid` panel, a heat map, from (name, one value per x) pairs from top to bottom."""
+    labels = {"x_label": x_label, "y_label": y_label, "z_label": z_label}
+    names, values = [label for label, _ in rows], [list(row) for _, row in rows]
+    data = {**labels, "x": list(x), "names": names, "values": values, "log": log}
+    return Panel(name=name, title=title, kind="grid", data=data, **panel)
 
 
 def cards(name: str, title: str, values: Sequence[tuple[str, str, str]], **panel: Any) -> Panel:

@@ -97,6 +97,7 @@ class Ranks:
         lost: names of the processes that were lost since the generation before.
         joins: this process has come to ranks that train already.
         done: whether the run was at its end when this process left in order.
+        noise_scale: whether gradients tell the noise scale; to be set before the ranks meet.
     """
 
     def __init__(self, recipe: CommRecipe, launched: Launched, member: Member | None, say: Say) -> None:
@@ -108,7 +109,7 @@ class Ranks:
         self._measured: Measured | None = None
         self.joins = member is not None and member.joining
         self._named = False  # which parameters have no gradient
-        self.done = True
+        self.done, self.noise_scale = True, False
 
     @staticmethod
     def from_environment(recipe: CommRecipe, say: Say) -> Ranks | None:
@@ -336,7 +337,7 @@ class Ranks:
             bucket_bytes=chooser.bucket_bytes,
             wire=wire,
             flags=len(FLAGS),
-            noise=options.noise_scale and world.size > 1,
+            noise=self.noise_scale and world.size > 1,
             order=order,
             named=self._named,
             say=self.say,

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.comm.noise import NoiseScale
 from headway.comm.reducer import Verdict
 from headway.core.clock import Clock
 from headway.core.errors import DataError
@@ -19,6 +18,7 @@ from headway.core.run import Run, read_lines
 from headway.data.batch import Bad, Batch
 from headway.train.elastic import Ranks
 from headway.train.log import RunLog
+from headway.train.observer import Observer
 from headway.train.setup import Setup
 
 Outputs = tuple[torch.Tensor, torch.Tensor]
@@ -31,6 +31,7 @@ class Ledger:
 
     Attributes:
         log: its files.
+        observer: what the recipe has watched.
         damaged: how often a damaged sample came up.
         ending: some rank was told to stop. regrouping: newcomers wait. As of the newest step that was read.
     """
@@ -50,7 +51,7 @@ class Ledger:
         self._damaged: set[int] = set()
         self._since = (0, 0.0, 0.0)
         self._recent: list[dict[str, Any]] = []
-        self._noise = NoiseScale() if ranks is not None and setup.recipe.comm.noise_scale else None
+        self.observer = Observer(setup)
 
     def add(self, losses: torch.Tensor) -> None:
         """Losses of some samples of a step that is under way; they stay on the device."""
@@ -71,13 +72,12 @@ class Ledger:
         """Writes the ids of a batch. Before its step comes about: who is killed then has said what it gave to it."""
         self.log.ids(batch.positions, batch.samples, batch.served)
 
-    def stepped(self, batch: Batch, size: int, verdict: Verdict | None = None) -> None:
+    def stepped(self, step: int, batch: Batch, size: int, verdict: Verdict | None = None) -> None:
         """A step of so many samples over all ranks has come about; the verdict is that of several ranks."""
+        self.observer.stepped(step, size, verdict, 1 if self._ranks is None else self._ranks.world.size)
         self._bad += batch.bad
         self._recent.clear()
         if verdict is not None:
-            if self._noise is not None and self._ranks is not None and (ranks := self._ranks.world.size) > 1:
-                self._noise.update(verdict.local_sq, verdict.reduced_sq, size / ranks, size)
             self._verdicts.append(verdict)
             if self._setup.device.type == "cpu":  # elsewhere they are read where the host waits anyway
                 self.read_verdicts()
@@ -148,11 +148,19 @@ class Ledger:
         }
         if setup.precision.name == "fp16":
             record["loss_scale"] = setup.precision.state().get("scale")
-        if self._noise is not None:
-            found = self._noise.value()
-            record |= {"noise_scale": found.scale, "noise_scale_error": found.error}
-        self.write(record)
+        self.write(record | self.observer.record(self.log, step, position))
         self._write_bad()
+
+    def look(self, step: int, losses: NDArray[np.float64]) -> str | None:
+        """Before `record`: the sentence where the run diverges; see `Observer.look`."""
+        scale = self._setup.precision.state().get("scale") if self._setup.precision.name == "fp16" else None
+        return self.observer.look(step, losses, scale)
+
+    def diverged(self, step: int, clock: Clock, what: str) -> None:
+        """Writes that a run diverges."""
+        position = self._setup.plan.position_of(step)
+        at = {"step": step, "position": position, "epoch": position / self._setup.epoch}
+        self.write({"kind": "divergence", **at, "what": what, "seconds": clock.total()})
 
     def write(self, record: dict[str, Any]) -> None:
         """Writes and shows a record."""
@@ -208,15 +216,6 @@ class Ledger:
         for record in self._recent:
             if (record["kind"], record["step"]) not in written:
                 self.log.record(record)
-
-    def noise(self) -> list[float] | None:
-        """The state of the noise scale, for JSON."""
-        return None if self._noise is None else self._noise.state_dict()["state"].tolist()
-
-    def take_noise(self, state: list[float] | None) -> None:
-        """Goes on from such a state."""
-        if self._noise is not None and state is not None:
-            self._noise.load_state_dict({"state": torch.tensor(state, dtype=torch.float64)})
 
     def _gather_bad(self, ranks: Ranks) -> None:
         """The damaged samples of all ranks, where any rank had some: each step has told how many."""

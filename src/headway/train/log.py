@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
 
+from headway.core import rows
 from headway.core.files import write_whole
 from headway.core.run import Run
 from headway.data.batch import Bad
@@ -21,7 +22,7 @@ from headway.observe.sinks import Sink, open_sinks
 
 BESIDES_METRICS = frozenset(
     {"kind", "step", "position", "epoch", "seconds", "lr", "batch", "images_s", "wait_share", "loss_scale", "damaged"}
-    | {"noise_scale", "noise_scale_error"}
+    | {"noise_scale", "noise_scale_low", "noise_scale_high"}
 )
 """What a record of metrics.jsonl holds besides metrics."""
 
@@ -96,6 +97,19 @@ class RunLog:
         data = save_tensors({name: t.detach().cpu().contiguous().clone() for name, t in state.items()})
         self.confirm()
         write_whole(self._run.weights_path, data)
+
+    def row(
+        self,
+        kind: str,
+        names: Sequence[str],
+        columns: Sequence[str],
+        position: int,
+        step: int,
+        values: NDArray[np.float32],
+    ) -> None:
+        """Appends to a file of rows; see `headway.core.rows`."""
+        if self._leads:
+            rows.append(self._run.rows_of(kind), names, columns, position, step, values)
 
     def cut_ids(self, position: int) -> None:
         """Takes this process's samples from a position on out of its ids: their step did not come about."""

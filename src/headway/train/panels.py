@@ -18,6 +18,7 @@ from headway.data.reference import picture
 from headway.page import panel
 from headway.page import report as page
 from headway.page.panel import Panel
+from headway.train import observed
 from headway.train.evaluate import Evaluation
 from headway.train.inputs import PLACES, decoding
 from headway.train.log import BESIDES_METRICS
@@ -26,7 +27,7 @@ from headway.train.progress import duration
 WORST = 24
 THUMBNAIL = 128
 """Longest side of a thumbnail in pixels; smaller images stay as they are."""
-SECTIONS = ("Result", "Training", "Time", "Evaluation", "Loss landscape", "Recipe and machine")
+SECTIONS = ("Result", "Training", observed.SECTION, "Time", "Evaluation", "Loss landscape", "Recipe and machine")
 
 
 def write(run: Run, made: Sequence[Panel]) -> None:
@@ -81,12 +82,19 @@ def _where(dataset: Dataset) -> str:
     return "/".join(dataset.folder.resolve().parts[-2:])
 
 
-def report(run: Run) -> Path:
-    """Writes report.html from the run's metrics and panels; returns its path."""
+def report(run: Run, beside: Sequence[Run] = ()) -> Path:
+    """Writes report.html from the run's metrics and panels; returns its path.
+
+    Args:
+        beside: other runs, whose layers' rates are drawn with this one's.
+    """
     records = list(run.metrics())
     about, recipe = run.read_json("provenance"), run.recipe_path.read_text(encoding="utf-8")
     summary = run.summary()
-    write(run, _of_run(records, summary, about, recipe))
+    for path in run.panels.glob("compared-*.json"):  # with runs that may not be beside it now
+        path.unlink()
+    train = [record for record in records if record["kind"] == "train"]
+    write(run, [*_of_run(records, summary, about, recipe), *observed.panels(run, train, beside)])
     made = [Panel.from_json(path.read_text(encoding="utf-8")) for path in sorted(run.panels.glob("*.json"))]
     state = "finished" if summary.get("finished") else "not finished"
     html = page.render(
@@ -105,6 +113,7 @@ def _of_run(records: list[dict[str, Any]], summary: dict[str, Any], about: dict[
     evaluated = [record for record in records if record["kind"] == "evaluate"]
     return [
         _cards(summary, evaluated, about),
+        *observed.divergence(records),
         *_curves(train, evaluated),
         *_time(train, summary),
         *_input(summary),

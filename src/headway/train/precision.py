@@ -147,7 +147,7 @@ def here(
     samples = recipe.batch // (1 if ranks is None else ranks.launched_size)
     if isinstance(recipe.micro_batch, int):
         samples = min(samples, recipe.micro_batch)
-    names = candidates(device, scaled=not recipe.comm.noise_scale)
+    names = candidates(device, scaled=not recipe.observe.noise_scale)
     if len(names) == 1:
         return dict.fromkeys(names, 0.0)
     contexts = {name: Precision(name, device).autocast for name in names}

@@ -115,7 +115,7 @@ class Bar(Display):
     def record(self, record: dict[str, Any]) -> None:
         if record["kind"] == "train":
             self._last = record
-        else:
+        elif record["kind"] == "evaluate":
             self._evaluated = record
 
     def stop(self) -> None:
@@ -134,6 +134,8 @@ class Lines(Display):
 
     def record(self, record: dict[str, Any]) -> None:
         now = perf_counter()
+        if record["kind"] == "divergence":  # the run itself says it
+            return
         if record["kind"] == "train":
             if now < self._next:
                 return

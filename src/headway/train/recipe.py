@@ -13,6 +13,7 @@ from headway.data.augment_options import AugmentRecipe
 from headway.data.batch_plan import BatchGrowthRecipe
 from headway.data.options import DataRecipe
 from headway.model.resolve import ModelRecipe
+from headway.observe.options import ObserveRecipe
 from headway.optim.optimizer import OptimizerRecipe
 from headway.optim.rate import Scalable, ScaledRecipe
 from headway.optim.schedule import ScheduleRecipe
@@ -116,6 +117,7 @@ class TrainRecipe(Part):
     comm: CommRecipe = CommRecipe()
     evaluate: EvaluateRecipe = EvaluateRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
+    observe: ObserveRecipe = ObserveRecipe()
     log_every_steps: int = Field(default=50, ge=1)
     """Steps between two waits for the device, where loss and metrics are read."""
     stop_at: dict[str, Annotated[float, Field(allow_inf_nan=False)]] | None = None
@@ -171,6 +173,10 @@ class TrainRecipe(Part):
             fix = "write for example optimizer.lr: {base: 0.1, per: 256}, or give schedule.warmup_start a number"
             raise ValueError(f"schedule.warmup_start: base is that of a learning rate that follows the batch: {fix}")
         self._check_batch_norm()
+        if self.observe.noise_scale and self.batch < 4:
+            raise ValueError(
+                f"observe.noise_scale needs two halves of a batch, not of {self.batch}: set it to 4 or more"
+            )
         if self.stop_at == {}:
             raise ValueError("stop_at names no metric: write for example stop_at: {accuracy: 0.98}")
         return self

@@ -20,6 +20,7 @@ from headway.core.errors import CommunicationError, Fenced, HeadwayError, Lost, 
 from headway.core.files import write_whole
 from headway.core.recipe import Loaded, load
 from headway.core.run import Run, provenance
+from headway.core.statistics import student_t
 from headway.data.cores import usable_cores
 from headway.data.decode import chosen
 from headway.model import weights
@@ -100,19 +101,6 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     if len(values) < 2:
         return mean, math.nan
     return mean, student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
-
-
-def student_t(freedom: int) -> float:
-    """97.5 % point of Student's t: a table to 30, then Cornish-Fisher (error below 1e-4)."""
-    table = (
-        12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
-        2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860,
-        2.0796, 2.0739, 2.0687, 2.0639, 2.0595, 2.0555, 2.0518, 2.0484, 2.0452, 2.0423,
-    )  # fmt: skip
-    if freedom <= len(table):
-        return table[freedom - 1]
-    z = 1.959964
-    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
 def resume(folder: Path, *, say: Say) -> Ended:
@@ -443,6 +431,18 @@ def trained(run: Run, *, say: Say) -> Setup:
     return setup
 
 
-def report(folder: Path) -> Path:
-    """Writes report.html of a run and returns its path."""
-    return panels.report(Run.open(folder))
+def report(folder: Path, beside: Sequence[Path] = ()) -> Path:
+    """Writes report.html of a run and returns its path.
+
+    Args:
+        beside: run folders whose layers' rates are drawn with this one's.
+
+    Raises:
+        UsageError: one is no run folder, or has not observed its layers.
+    """
+    runs = [Run.open(path) for path in (folder, *beside)]
+    for run in runs if beside else ():
+        if not run.rows_of("layers").exists():
+            fix = "Train with observe={layer_rates: true}, or leave --beside out."
+            raise UsageError("this run has no rates of layers to compare", where=str(run.folder), fix=fix)
+    return panels.report(runs[0], runs[1:])

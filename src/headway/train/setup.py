@@ -225,9 +225,11 @@ def _built(
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
     compute_again(model, recipe.recompute, say)
-    if ranks is not None and recipe.comm.noise_scale and recipe.precision == "fp16":
+    if ranks is not None:
+        ranks.noise_scale = recipe.observe.noise_scale
+    if recipe.observe.noise_scale and recipe.precision == "fp16":
         what = "gradients that fp16 scales by another factor in each step do not tell the noise scale"
-        raise RecipeError(what, where="comm.noise_scale", fix="Set precision to bf16 or fp32, or leave it out.")
+        raise RecipeError(what, where="observe.noise_scale", fix="Set precision to bf16 or fp32, or leave it out.")
     if ranks is not None and recipe.comm.on_loss == "continue" and device.type == "cuda":
         what = "NCCL cannot go on without a lost process"
         raise RecipeError(what, where="comm.on_loss", fix="Set it to restart or auto.")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, suppress
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from headway.train.ledger import Ledger
 from headway.train.prepare import divided, prepared
 from headway.train.saver import Saver
 from headway.train.setup import Setup
+from headway.train.stops import stopped
 
 OF_THE_MACHINE = ("device", "data.cache", "augment.where")
 """What `auto` of these stood for is no part of a run: it is chosen anew where the run goes on."""
@@ -74,8 +75,9 @@ class Trainer:
         self._ledger = Ledger(setup, run, ranks, display.record)
         options = recipe.checkpoint
         self._checkpoints = Checkpoints.of_run(run.folder, options.keep, options.folder, setup.loaded.base)
-        say = print if ranks is None else ranks.say
-        self._saver = Saver(self._checkpoints, asynchronous=options.asynchronous, say=say, go_on=run.go_on)
+        self._say = print if ranks is None else ranks.say
+        self._diverged = ""
+        self._saver = Saver(self._checkpoints, asynchronous=options.asynchronous, say=self._say, go_on=run.go_on)
         self._averages = Averages(setup)
         self._lock = ExitStack()
         self._stream: Iterator[Batch] | None = None
@@ -112,7 +114,7 @@ class Trainer:
         self.step, self.position = checkpoint.step, scalars["position"]
         self.best, self.metrics = scalars["best"], scalars["metrics"]
         self.reached_s = scalars["reached_s"]
-        self._ledger.take_noise(scalars.get("noise"))
+        self._ledger.observer.take(scalars.get("observer"))
         self.clock = Clock(scalars["seconds"])
 
     def run(self, steps: int | None = None) -> None:
@@ -163,7 +165,7 @@ class Trainer:
             verdict = self._together(self.ranks, batch)
         setup.precision.step(setup.optimizer, recipe.optimizer.clip_norm, self._parameters)
         setup.optimizer.zero_grad(set_to_none=True)
-        self._ledger.stepped(batch, size, verdict)
+        self._ledger.stepped(self.step + 1, batch, size, verdict)
         before, self.position = self.position, self.position + size
         self.step += 1
         self._averages.stepped(self.step)
@@ -175,16 +177,19 @@ class Trainer:
         if self._checkpoint_due(before):
             chores.append("checkpoint")
         if chores or self.step % recipe.log_every_steps == 0:
-            chores.insert(0, "log")  # at most one exchange between ranks a chore: see `progress`
+            first = ["log", "agree"] if recipe.observe.on_divergence == "stop" else ["log"]
+            chores[:0] = first  # at most one exchange between ranks a chore: see `progress`
         self._chores += chores
         if self._ledger.regrouping:
             self._chores.append("regroup")
 
     def _do(self, chore: str) -> None:
-        """Something between two steps: log, statistics (of batch norm), evaluate, checkpoint, settle (wait until it is
-        written), or regroup."""
+        """Something between two steps: log, agree (on stopping, where it diverges), statistics (of batch norm),
+        evaluate, checkpoint, settle (wait until it is written), or regroup."""
         if chore == "log":
             self._record()
+        elif chore == "agree":
+            self._stop_diverged()
         elif chore == "statistics":
             self._averages.recompute(self.step, self.ranks)
         elif chore == "evaluate":
@@ -200,7 +205,7 @@ class Trainer:
         else:
             self._saver.wait()  # what is not whole yet would be given up
             self.meet()
-        self.clock.lap({"settle": "checkpoint", "statistics": "evaluate"}.get(chore, chore))
+        self.clock.lap({"settle": "checkpoint", "statistics": "evaluate", "agree": "log"}.get(chore, chore))
         if chore in ("evaluate", "checkpoint", "settle"):
             self._ledger.restart_rate(self.step, self.clock)
 
@@ -349,6 +354,7 @@ class Trainer:
             noisy = weights * to_device(factors, weights.device)
         clock.lap("augment")
         parts = divided(setup, images, labels, weights, noisy)
+        self._ledger.observer.begin(self.step + 1, parts, self._place()[1])
         for number, (part, part_labels, part_weights, part_noisy) in enumerate(parts, 1):
             with setup.precision.autocast():
                 outputs = setup.forward(part)
@@ -388,28 +394,33 @@ class Trainer:
         losses = self._ledger.losses()
         if not len(losses):
             return
+        said = self._ledger.look(self.step, losses)
         if not np.isfinite(losses).all():
             first = self.step - len(losses) + 1 + int(np.flatnonzero(~np.isfinite(losses))[0])
-            self._stop_non_finite("loss is", first)
+            self._stop(f"the loss is not finite at step {first}", first, self._ledger.observer.culprit())
         self._ledger.record(self.step, losses, self._last_outputs, self.clock)
+        if said:
+            self._ledger.diverged(self.step, self.clock, said)
+            self._say(said)
+            self._diverged = said
 
     def _check_parameters(self) -> None:
         """A finite loss can have made them infinite: neither the best weights nor a checkpoint may be replaced then."""
         if not torch.stack([parameter.isfinite().all() for parameter in self._parameters]).all():
-            self._stop_non_finite("weights are", self.step)
+            self._stop(f"the weights are not finite at step {self.step}", self.step, self._ledger.observer.culprit())
 
-    def _stop_non_finite(self, what: str, step: int) -> None:
+    def _stop(self, what: str, step: int, culprit: str = "") -> NoReturn:
         lr = self.setup.lr_at(self.setup.plan.position_of(step - 1))
         self.close()
-        saved = self._checkpoints.paths()
-        kept = f"The checkpoint {saved[0].name} is kept" if saved else "There was no checkpoint yet"
-        weights = self.run_folder.weights_path.resolve()
-        raise TrainingError(
-            f"the {what} not finite at step {step} (learning rate {lr:.4g}); training has stopped. {kept}",
-            where=str(self.run_folder.folder),
-            fix="Start a new run with a lower optimizer.lr, a longer warm-up, optimizer.clip_norm or precision=fp32"
-            + (f", from its best weights if you like: model.weights={weights}." if weights.exists() else "."),
-        )
+        raise stopped(what, lr, self.run_folder, self._checkpoints, culprit)
+
+    def _stop_diverged(self) -> None:
+        """All ranks stop where the one that leads has seen the run diverge; each has looked at its own numbers."""
+        said = self._diverged
+        if self.ranks is not None:
+            said = self.ranks.world.control.broadcast_bytes(said.encode()).decode()
+        if said:
+            self._stop(said.rstrip("."), self.step)
 
     def _evaluate(self) -> None:
         setup = self.setup
@@ -478,7 +489,7 @@ class Trainer:
             "metrics": self.metrics,
             "reached_s": self.reached_s,
             "damaged": self._ledger.damaged,
-            "noise": self._ledger.noise(),
+            "observer": self._ledger.observer.state(),
             "seconds": self.clock.seconds,
         }
 

@@ -36,6 +36,7 @@
     const style = getComputedStyle(root);
     const names = ["surface", "ink", "muted", "grid", "line", "sans", "agree-low", "agree-high", "differ-low", "differ-high"];
     const look = Object.fromEntries(names.map((name) => [name, style.getPropertyValue(`--${name}`).trim()]));
+    look.ramp = Array.from({ length: 5 }, (_, i) => style.getPropertyValue(`--ramp-${i}`).trim());
     look.series = Array.from({ length: 10 }, (_, i) => style.getPropertyValue(`--series-${i}`).trim());
     return look;
   };
@@ -78,7 +79,23 @@
     return axis(look, { ...(log ? logarithmic : linear), ...range, ...more });
   };
 
+  // Two lines without ink, and what is between them filled; where a bound is missing there is a gap in the fill.
+  const drawBand = (band, data, look, hidden) => {
+    const series = data.series[band.of];
+    const color = look.series[band.of % look.series.length];
+    const known = (i) => band.low[i] !== null && band.high[i] !== null;
+    const parts = [];
+    series.x.forEach((_, i) => known(i) && (i && known(i - 1) ? parts.at(-1).push(i) : parts.push([i])));
+    const still = { type: "scatter", mode: "lines", hoverinfo: "skip", line: { width: 0, color }, visible: !hidden.has(band.of) };
+    return parts.flatMap((part) => [
+      { ...still, x: part.map((i) => series.x[i]), y: part.map((i) => band.low[i]) },
+      { ...still, x: part.map((i) => series.x[i]), y: part.map((i) => band.high[i]), fill: "tonexty", fillcolor: color + "30" },
+    ]);
+  };
+
   const drawLines = (data, look, hidden) => {
+    const bands = (data.bands ?? []).flatMap((band) => drawBand(band, data, look, hidden));
+    const bounds = (data.bands ?? []).flatMap((band) => [...band.low, ...band.high]);
     const traces = data.series.map((series, index) => {
       const gap = (i) => i < 0 || i >= series.y.length || series.y[i] === null;
       const few = series.y.length <= FEW_POINTS;
@@ -97,7 +114,7 @@
     });
     const one = traces.length === 1;
     return [
-      traces.map((trace) => (one ? { ...trace, hovertemplate: "%{y}<extra></extra>" } : trace)),
+      [...bands, ...traces.map((trace) => (one ? { ...trace, hovertemplate: "%{y}<extra></extra>" } : trace))],
       layout(look, {
         hovermode: "x unified",
         annotations: [
@@ -110,7 +127,7 @@
           hoverformat: ",.6~g",
           unifiedhovertitle: { text: plain(data.x_label) + " %{x}" },
         }),
-        yaxis: scaled(look, data.series.flatMap((series) => series.y), data.log_y, data.y_range, { hoverformat: ",.5~g" }),
+        yaxis: scaled(look, [...data.series.flatMap((series) => series.y), ...bounds], data.log_y, data.y_range, { hoverformat: ",.5~g" }),
       }),
     ];
   };
@@ -292,7 +309,48 @@
     ];
   };
 
-  const draw = { lines: drawLines, bars: drawBars, matrix: drawMatrix, surface: drawSurface };
+  const drawGrid = (data, look) => {
+    const names = categories(data.names);
+    const shade = (value) => (value === null || (data.log && value <= 0) ? null : data.log ? Math.log10(value) : value);
+    const shades = data.values.map((row) => row.map(shade));
+    const known = shades.flat().filter((value) => value !== null);
+    const [least, most] = known.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
+    const ticks = Array.from({ length: 5 }, (_, i) => least + ((most - least) * i) / 4);
+    const texts = ticks.map((tick) => brief(Number((data.log ? 10 ** tick : tick).toPrecision(2))));
+    return [
+      [
+        {
+          type: "heatmap",
+          x: data.x,
+          y: names,
+          z: shades,
+          hovertext: data.values,
+          colorscale: look.ramp.map((color, i) => [i / (look.ramp.length - 1), color]),
+          colorbar: { tickvals: ticks, ticktext: texts, thickness: 10, outlinewidth: 0, tickfont: { color: look.muted }, title: { text: plain(data.z_label), side: "right", font: { color: look.muted, size: 12 } } },
+          ygap: data.names.length <= LABELLED ? 1 : 0,
+          hoverongaps: false,
+          hovertemplate: "%{y}<br>" + plain(data.x_label) + " %{x:,.6~g}<br>%{hovertext:,.4~g}<extra></extra>",
+        },
+      ],
+      layout(look, {
+        hovermode: "closest",
+        margin: { l: 8, r: 8, t: 8, b: 8 },
+        xaxis: scaled(look, data.x, false, null, { title: heading(data.x_label, look), showgrid: false }),
+        yaxis: axis(look, {
+          type: "category",
+          autorange: "reversed",
+          showgrid: false,
+          title: data.names.length > LABELLED ? heading(data.y_label, look) : undefined,
+          showticklabels: data.names.length <= LABELLED,
+          tickvals: names,
+          ticktext: data.names.map((name) => short(name, 28) + " "),
+          tickfont: { color: look.ink, size: 11 },
+        }),
+      }),
+    ];
+  };
+
+  const draw = { lines: drawLines, bars: drawBars, matrix: drawMatrix, surface: drawSurface, grid: drawGrid };
 
   const charts = Array.from(document.querySelectorAll('script[type="application/json"]'), (script) => {
     const article = script.closest("article");

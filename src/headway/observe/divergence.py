@@ -1,0 +1,209 @@
+"""Whether a run diverges, since when, and which layer did first; from what a logging step has read anyway.
+
+A large batch's learning rate can blow the weights up in the first epochs, also behind a warm-up. A loss that jumps is
+no sign of it: single steps of healthy runs are worse than an untrained network. What is asked for has to last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+FIRST = 5
+"""Steps whose lower quartile is the loss of the untrained network."""
+STEPS = 20
+"""Steps at least whose median is compared with it: a spike of nine steps does not move it."""
+LOOKS = 2
+"""Logging steps in a row that have to agree."""
+RISE = 0.5
+"""Of the untrained loss: the median above it by so much is diverging."""
+NOISE = 4.0
+"""And by so many standard deviations of a single step's loss, where these are larger."""
+LEARNED = 0.3
+"""Share of the untrained loss that a run has to have learned before it can lose it again."""
+LOST = 0.9
+"""Share of what was learned that is lost."""
+LONG = 40
+"""Steps at least for which it is lost."""
+GROWN = 30.0
+"""A layer whose weights have so many times their first norm, while the loss is no lower than untrained."""
+LEAST = 1.0
+"""Root mean square of such weights: a layer that began near zero grows by more."""
+GRADIENT = 1000.0
+"""A gradient of so many times its median, while the loss is above the untrained one."""
+JUMP = 10.0
+"""A layer's |dw| / |w| of so many times its median before is a jump."""
+HISTORY = 16
+"""Looks that are kept of each layer, and of the gradient."""
+
+
+@final
+class DivergenceWatch:
+    """Looks at a run's logging steps.
+
+    Args:
+        layers: names, for the sentence.
+        sizes: numbers of each layer's weights.
+    """
+
+    def __init__(self, layers: Sequence[str] = (), sizes: Sequence[int] = ()) -> None:
+        self._layers, self._sizes = list(layers), list(sizes)
+        self._first: list[float] = []
+        self._recent: list[float] = []
+        self._best: float | None = None  # lowest median of STEPS steps or more
+        self._best_step = 0
+        self._moves: list[float] = []
+        self._bad = self._lost = self._since = self._steep = 0
+        self._weights_first: list[float] = []
+        self._gradients: list[float] = []
+        self._looks: list[tuple[int, list[float]]] = []
+        self._told = False
+
+    def look(
+        self,
+        step: int,
+        losses: NDArray[np.float64],
+        layers: NDArray[np.float32] | None = None,
+        gradient: float | None = None,
+        loss_scale: float | None = None,
+    ) -> str | None:
+        """What a logging step has read; the sentence, once, where the run diverges.
+
+        Args:
+            step: the last one of `losses`, which are of the steps since the last look.
+            layers: [n, ...]: |w| before, |g|, |dw| of each layer, at `step`.
+            gradient: norm of the whole.
+            loss_scale: of fp16.
+        """
+        if layers is not None and len(layers):
+            moved = _over(layers[:, 2], layers[:, 0])
+            self._looks = [*self._looks, (step, [float(f"{one:.4g}") for one in moved])][-HISTORY:]
+            if not self._weights_first:
+                self._weights_first = layers[:, 0].astype(float).tolist()
+        what = self._judge(step, losses, layers, gradient, loss_scale)
+        if what is None or self._told:
+            return None
+        self._told = True
+        return what + self.culprit()
+
+    def culprit(self) -> str:
+        """The layer that blew up first, as a sentence after another; empty where none is known."""
+        if not self._looks:
+            return ""
+        table = np.array([moved for _, moved in self._looks])
+        jumps: list[tuple[int, float, int]] = []
+        for layer in range(table.shape[1]):
+            for row in range(1, len(table)):
+                before = np.median(table[:row, layer])
+                times = table[row, layer] / before if before > 0 else math.nan
+                if times >= JUMP or not math.isfinite(table[row, layer]):
+                    jumps.append((row, -times if math.isfinite(times) else -math.inf, layer))
+                    break
+        if jumps:
+            row, times, layer = min(jumps)
+            many = f"{-times:,.0f} times its median" if math.isfinite(times) else "no longer finite"
+            step = self._looks[row][0]
+            said = f"|dw| / |w| was {many} at step {step:,}, the first of all layers"
+        else:
+            layer = int(np.argmax(np.nan_to_num(table[-1], nan=np.inf)))
+            said = f"|dw| / |w| is the largest of all layers, {table[-1, layer]:.2g} at step {self._looks[-1][0]:,}"
+        return f" Look at {self._layers[layer]}: its {said}."
+
+    def state(self) -> dict[str, Any]:
+        """For a checkpoint, as JSON."""
+        return {key: value for key, value in vars(self).items() if key not in ("_layers", "_sizes")}
+
+    def take(self, state: dict[str, Any]) -> None:
+        """Goes on from such a state."""
+        vars(self).update(state)
+
+    def _judge(
+        self,
+        step: int,
+        losses: NDArray[np.float64],
+        layers: NDArray[np.float32] | None,
+        gradient: float | None,
+        loss_scale: float | None,
+    ) -> str | None:
+        if not np.isfinite(losses).all():
+            first = step - len(losses) + 1 + int(np.flatnonzero(~np.isfinite(losses))[0])
+            return f"The run diverges: the loss is not finite at step {first:,}."
+        if loss_scale is not None and loss_scale < 1:
+            return f"The run diverges: gradients overflow fp16 at step {step:,} with a loss scale of {loss_scale:g}."
+        self._first = [*self._first, *losses.tolist()][:FIRST]
+        untrained = float(np.quantile(self._first, 0.25))
+        moves = np.abs(np.diff(np.concatenate([self._recent[-1:], losses])))
+        self._moves = [*self._moves, *moves.tolist()][-4 * STEPS :]
+        self._recent = [*self._recent, *losses.tolist()][-max(STEPS, len(losses)) :]
+        now = float(np.median(losses))
+        grown = self._blown_up(step, now, untrained, layers, gradient)
+        if len(self._recent) < STEPS:
+            return grown
+        level = float(np.median(self._recent))
+        # The median of |x - y| of two normal numbers is 0.954 standard deviations of one.
+        noise = float(np.median(self._moves)) / 0.954 if self._moves else 0.0
+        rise = max(RISE * abs(untrained), NOISE * noise)
+        best = level if self._best is None else self._best
+        learned = untrained - best
+        if best <= level and min(level, now) > untrained + rise:
+            self._bad += 1
+        else:
+            self._bad = 0
+        was_learned = learned >= LEARNED * abs(untrained) and learned > NOISE * noise
+        if was_learned and min(level, now) > untrained - (1 - LOST) * learned:
+            self._lost += 1
+            self._since = self._since or step - len(losses)
+        else:
+            self._lost = self._since = 0
+        if self._best is None or level < self._best:
+            self._best, self._best_step = level, step
+        if self._bad >= LOOKS:
+            return (
+                f"The run diverges: at step {step:,} the loss is {level:.4g} in the median of {len(self._recent)} "
+                f"steps, and that of the untrained network was {untrained:.4g}."
+            )
+        if self._lost > LOOKS and step - self._since >= LONG:
+            return (
+                f"The run has lost what it had learned: at step {step:,} the loss is {level:.4g} in the median of "
+                f"{len(self._recent)} steps, after {best:.4g} at step {self._best_step:,} and {untrained:.4g} "
+                "of the untrained network."
+            )
+        return grown
+
+    def _blown_up(
+        self,
+        step: int,
+        now: float,
+        untrained: float,
+        layers: NDArray[np.float32] | None,
+        gradient: float | None,
+    ) -> str | None:
+        """Of weights or gradients, while nothing is learned."""
+        usual = float(np.median(self._gradients)) if len(self._gradients) >= LOOKS else math.inf
+        if gradient is not None and math.isfinite(gradient):
+            self._gradients = [*self._gradients, gradient][-HISTORY:]
+        if layers is not None and len(layers):
+            weight = layers[:, 0].astype(float)
+            least = LEAST * np.sqrt(self._sizes)
+            grown = np.flatnonzero((weight > GROWN * np.array(self._weights_first)) & (weight > least))
+            if len(grown) and now > untrained:
+                worst = int(grown[np.argmax(weight[grown] / np.maximum(np.array(self._weights_first)[grown], 1e-30))])
+                times = weight[worst] / max(self._weights_first[worst], 1e-30)
+                name = self._layers[worst]
+                return f"The run diverges: the weights of {name} have grown {times:,.0f} times by step {step:,}."
+        steep = gradient is not None and now > untrained + RISE * abs(untrained) and gradient > GRADIENT * usual
+        self._steep = self._steep + 1 if steep else 0
+        if gradient is not None and self._steep >= LOOKS:
+            times = gradient / usual
+            return f"The run diverges: the gradient at step {step:,} is {times:,.0f} times its median before."
+        return None
+
+
+def _over(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.float64]:
+    """one / other; 0 where both are 0, and where weights begin at zero."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(other == 0, 0.0, one.astype(float) / other)

@@ -1,0 +1,105 @@
+"""Norms of each layer's weights, gradient and step, taken around one step of the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.optim import Optimizer
+
+COLUMNS = ("weight", "gradient", "step", "local_rate")
+"""Of each layer: |w| before the step, |g| as the optimizer got it, |dw|, and what `local` gave."""
+
+Local = Callable[[Sequence[Tensor], Sequence[Tensor], Tensor], Tensor]
+"""(parameters after the step, before, norms of gradients [n]) -> one number each, [n]."""
+
+
+@final
+class LayerWatch:
+    """Of a network's layers: the trained parameters of two dimensions or more, as for LARS.
+
+    `arm` hangs hooks on the next step of the optimizer, which take themselves off; at all other steps there is nothing.
+    Within that step it keeps a copy of the weights, and reads them and the gradients twice. Nothing waits for the
+    device before `read`.
+
+    Args:
+        model: whose named parameters they are.
+        optimizer: that steps them.
+        local: of the optimizer; see `headway.optim.local`.
+
+    Attributes:
+        names: of the layers. sizes: numbers of each.
+    """
+
+    def __init__(self, model: torch.nn.Module, optimizer: Optimizer, local: Local) -> None:
+        trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        named = [(name, one) for name, one in model.named_parameters() if one.requires_grad and id(one) in trained]
+        self.names = tuple(name for name, one in named if one.ndim > 1)
+        self._layers = [one for _, one in named if one.ndim > 1]
+        self.sizes = tuple(one.numel() for one in self._layers)
+        self._all = [one for _, one in named]
+        self._optimizer, self._local = optimizer, local
+        self._before: list[Tensor] = []
+        self._g = self._total = torch.empty(0)
+        self._found: Tensor | None = None
+        self._handles: list[Any] = []
+
+    def arm(self) -> None:
+        """The next step of the optimizer is the one to look at."""
+        self.disarm()
+        self._handles = [
+            self._optimizer.register_step_pre_hook(self._before_step),
+            self._optimizer.register_step_post_hook(self._after_step),
+        ]
+
+    def disarm(self) -> None:
+        """Takes the hooks off, where the step did not come about."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._before = []
+
+    def read(self) -> tuple[NDArray[np.float32], float] | None:
+        """([n, 4] by COLUMNS, norm of the whole gradient) of the step that was looked at, once; waits for the device.
+        None where there was none, or loss scaling has skipped it."""
+        found, self._found = self._found, None
+        if found is None:
+            return None
+        *rows, total = found.cpu().numpy().astype(np.float32)
+        return np.stack(rows).reshape(-1, len(COLUMNS)) if rows else np.empty((0, 4), np.float32), float(total[0])
+
+    @torch.no_grad()
+    def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
+        if not self._layers:
+            return
+        norms = [_norm(one.grad, one) for one in self._all]
+        every = torch.stack(norms)
+        if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # fp16: the optimizer takes it off itself
+            every = every / scale.to(every.device, every.dtype).reshape(())
+        self._total = torch.linalg.vector_norm(every)
+        self._g = every[[place for place, one in enumerate(self._all) if one.ndim > 1]]
+        self._before = [one.detach().clone() for one in self._layers]
+
+    @torch.no_grad()
+    def _after_step(self, optimizer: Optimizer, *_: Any) -> None:
+        before, layers = self._before, [one.detach() for one in self._layers]
+        if before:
+            w = torch.stack(torch._foreach_norm(before)).double()
+            dw = torch.stack(torch._foreach_norm(torch._foreach_sub(layers, before))).double()
+            columns = torch.stack([w, self._g, dw, self._local(self._layers, before, self._g)], 1)
+            total = torch.full_like(columns[:1], torch.nan)
+            total[0, 0] = self._total
+            self._found = torch.cat([columns, total])
+        self.disarm()
+
+
+def _norm(grad: Tensor | None, like: Tensor) -> Tensor:
+    """Float64, of a sum in float32 at least; 0 of a parameter without a gradient."""
+    if grad is None:
+        return torch.zeros((), dtype=torch.float64, device=like.device)
+    norm: Tensor = torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32))
+    return norm.double()

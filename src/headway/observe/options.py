@@ -1,0 +1,46 @@
+"""The part of a recipe that says what is watched while a run trains."""
+
+from __future__ import annotations
+
+import re
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from headway.core.recipe import Part
+
+
+class ObserveRecipe(Part):
+    """What is watched while the run trains, for the report's section Large batches; nothing of it changes the run."""
+
+    layer_rates: bool = False
+    """Norms of each layer's weights, gradient and step, and its local learning rate, at logging steps."""
+    activations: tuple[str, ...] = ()
+    """Regular expressions (re.fullmatch) on names of modules: percentiles of what they give, at logging steps; of a
+    batch norm also of what it is given."""
+    noise_scale: bool = False
+    """Measure the gradient noise scale, the batch beyond which a larger one saves ever fewer steps. Several ranks: in
+    every step, from what they send anyway, by two passes over the gradients. One process: see `noise_every_steps`."""
+    noise_every_steps: int | None = Field(default=None, ge=1)
+    """Steps between two measurements of one process; unset: `log_every_steps`. Each is made from the micro-batches of
+    a step, or where there are none from two halves of the batch, which go through the network once more."""
+    noise_window: int = Field(default=64, ge=8)
+    """Measurements that an estimate of the noise scale is made of; of several ranks, logging intervals."""
+    on_divergence: Literal["off", "warn", "stop"] = "warn"
+    """A loss, gradients or weights that blow up: say so with the layer that did first, or also stop the run."""
+
+    @field_validator("activations")
+    @classmethod
+    def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        for pattern in patterns:
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return patterns
+
+    @model_validator(mode="after")
+    def _fits(self) -> ObserveRecipe:
+        if self.noise_every_steps is not None and not self.noise_scale:
+            raise ValueError("noise_every_steps is of noise_scale: set noise_scale: true, or remove it")
+        return self
