@@ -233,7 +233,7 @@ def test_a_batch_that_cannot_grow_is_refused(folder: Path, tmp_path: Path) -> No
 @pytest.mark.check
 def test_the_noise_scale_is_that_of_the_steps_own_batch(folder: Path, tmp_path: Path) -> None:
     """With weights that hardly move it does not depend on the batch: grown after one step, or large from the start."""
-    still = ("model.factory=net.py:linear", "optimizer.lr=1e-6", "comm.noise_scale=true", "epochs=12")
+    still = ("model.factory=net.py:linear", "optimizer.lr=1e-6", "observe.noise_scale=true", "epochs=12")
     found = []
     for name, batch, growth in (("grown", 14, "{milestones_epochs: [0.01], factor: 9}"), ("large", 126, "null")):
         given = (f"batch={batch}", f"batch_growth={growth}")

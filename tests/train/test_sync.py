@@ -124,7 +124,7 @@ RANKS: dict[str, tuple[str, ...]] = {
     "fp32": (),
     "clipped, micro-batches": ("optimizer={name: nag, lr: 0.01, clip_norm: 1.0}", "micro_batch=4"),
     "batch norm": ("model.factory=net.py:dropout",),
-    "small buckets, noise scale": ("comm.bucket_mb=0.001", "comm.noise_scale=true"),
+    "small buckets, noise scale": ("comm.bucket_mb=0.001", "observe.noise_scale=true"),
 }
 
 

@@ -227,8 +227,8 @@ def sentence(record: dict[str, Any]) -> str:
     cost, fewer = round(100 * more), round(100 * (1 - (1 + more) / 2))
     return (
         f"At the end: batch {batch:,}; critical batch about {_samples(scale)} {ends}, 95 % interval: twice the batch "
-        f"would cost {cost} % more samples and take {fewer} % fewer steps to the same loss, with the best learning rate "
-        "of each (McCandlish et al. 2018)."
+        f"would cost {cost} % more samples and take {fewer} % fewer steps to the same loss, with the best learning "
+        "rate of each (McCandlish et al. 2018)."
     )
 
 
