@@ -13,16 +13,18 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-FIRST = 5
-"""Steps whose lower quartile is the loss of the untrained network."""
+FIRST = 3
+"""Steps whose lowest loss is that of the untrained network: a run may diverge from its second step on."""
 STEPS = 20
 """Steps at least whose median is compared with it: a spike of nine steps does not move it."""
 LOOKS = 2
 """Logging steps in a row that have to agree."""
-RISE = 0.5
+RISE = 1.0
 """Of the untrained loss: the median above it by so much is diverging."""
-NOISE = 4.0
-"""And by so many standard deviations of a single step's loss, where these are larger."""
+NOISE = 3.0
+"""And by so many standard deviations of a single step's loss, where these are larger,"""
+MOST = 3.0
+"""but by no more than so many untrained losses: one that diverges jumps about."""
 LEARNED = 0.3
 """Share of the untrained loss that a run has to have learned before it can lose it again."""
 LOST = 0.9
@@ -36,7 +38,7 @@ LEAST = 1.0
 GRADIENT = 1000.0
 """A gradient of so many times its median, while the loss is above the untrained one."""
 JUMP = 10.0
-"""A layer's |dw| / |w| of so many times its median before is a jump."""
+"""A layer's |dw| / (lr |w|) of so many times its median before is a jump."""
 HISTORY = 16
 """Looks that are kept of each layer, and of the gradient."""
 
@@ -60,7 +62,7 @@ class DivergenceWatch:
         self._bad = self._lost = self._since = self._steep = 0
         self._weights_first: list[float] = []
         self._gradients: list[float] = []
-        self._looks: list[tuple[int, list[float]]] = []
+        self._looks: list[tuple[int, float, list[float]]] = []
         self._told = False
 
     def look(
@@ -70,6 +72,7 @@ class DivergenceWatch:
         layers: NDArray[np.float32] | None = None,
         gradient: float | None = None,
         loss_scale: float | None = None,
+        lr: float = 1.0,
     ) -> str | None:
         """What a logging step has read; the sentence, once, where the run diverges.
 
@@ -77,41 +80,51 @@ class DivergenceWatch:
             step: the last one of `losses`, which are of the steps since the last look.
             layers: [n, ...]: |w| before, |g|, |dw| of each layer, at `step`.
             gradient: norm of the whole.
-            loss_scale: of fp16.
+            loss_scale: of fp16. lr: of the step; a step that grows with it does not jump.
         """
         if layers is not None and len(layers):
             moved = _over(layers[:, 2], layers[:, 0])
-            self._looks = [*self._looks, (step, [float(f"{one:.4g}") for one in moved])][-HISTORY:]
+            self._looks = [*self._looks, (step, lr, [float(f"{one:.4g}") for one in moved])][-HISTORY:]
             if not self._weights_first:
                 self._weights_first = layers[:, 0].astype(float).tolist()
         what = self._judge(step, losses, layers, gradient, loss_scale)
         if what is None or self._told:
             return None
         self._told = True
-        return what + self.culprit()
+        return what + self.culprit(by_weights="the weights of" in what)
 
-    def culprit(self) -> str:
-        """The layer that blew up first, as a sentence after another; empty where none is known."""
+    def culprit(self, by_weights: bool = False) -> str:
+        """The layer that blew up first, as a sentence after another; empty where none is known.
+
+        Args:
+            by_weights: a layer is named already, so only one that jumped is worth another sentence.
+        """
         if not self._looks:
             return ""
-        table = np.array([moved for _, moved in self._looks])
-        jumps: list[tuple[int, float, int]] = []
-        for layer in range(table.shape[1]):
-            for row in range(1, len(table)):
-                before = np.median(table[:row, layer])
-                times = table[row, layer] / before if before > 0 else math.nan
-                if times >= JUMP or not math.isfinite(table[row, layer]):
-                    jumps.append((row, -times if math.isfinite(times) else -math.inf, layer))
-                    break
-        if jumps:
-            row, times, layer = min(jumps)
-            many = f"{-times:,.0f} times its median" if math.isfinite(times) else "no longer finite"
-            step = self._looks[row][0]
-            said = f"|dw| / |w| was {many} at step {step:,}, the first of all layers"
-        else:
-            layer = int(np.argmax(np.nan_to_num(table[-1], nan=np.inf)))
-            said = f"|dw| / |w| is the largest of all layers, {table[-1, layer]:.2g} at step {self._looks[-1][0]:,}"
-        return f" Look at {self._layers[layer]}: its {said}."
+        table, steps = np.array([moved for *_, moved in self._looks]), [step for step, *_ in self._looks]
+        rates = np.array([[lr] for _, lr, _ in self._looks])
+        by_rate = np.divide(table, rates, out=np.zeros_like(table), where=rates > 0)
+        for row in range(len(table)):
+            broken = np.flatnonzero(~np.isfinite(table[row]))
+            if len(broken) == 1 < table.shape[1]:
+                name = self._layers[broken[0]]
+                said = f"its |dw| / |w| was no longer finite at step {steps[row]:,}, the first of all layers"
+                return f" Look at {name}: {said}."
+            if len(broken):
+                many = f"{len(broken)} layers were no longer finite at step {steps[row]:,}"
+                return f" |dw| / |w| of {many}: a lower log_every_steps shows which was the first."
+            if row:
+                before = np.median(by_rate[:row], axis=0)
+                times = np.divide(by_rate[row], before, out=np.zeros_like(before), where=before > 0)
+                layer = int(np.argmax(times))
+                if times[layer] >= JUMP:
+                    many = f"{times[layer]:,.0f} times its median at step {steps[row]:,}"
+                    return f" Look at {self._layers[layer]}: its |dw| / (lr |w|) was {many}, the first of all layers."
+        if by_weights:
+            return ""
+        layer = int(np.argmax(table[-1]))
+        largest = f"the largest of all layers, {table[-1, layer]:.2g} at step {steps[-1]:,}"
+        return f" Look at {self._layers[layer]}: its |dw| / |w| is {largest}."
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint, as JSON."""
@@ -135,7 +148,7 @@ class DivergenceWatch:
         if loss_scale is not None and loss_scale < 1:
             return f"The run diverges: gradients overflow fp16 at step {step:,} with a loss scale of {loss_scale:g}."
         self._first = [*self._first, *losses.tolist()][:FIRST]
-        untrained = float(np.quantile(self._first, 0.25))
+        untrained = min(self._first)
         moves = np.abs(np.diff(np.concatenate([self._recent[-1:], losses])))
         self._moves = [*self._moves, *moves.tolist()][-4 * STEPS :]
         self._recent = [*self._recent, *losses.tolist()][-max(STEPS, len(losses)) :]
@@ -146,10 +159,10 @@ class DivergenceWatch:
         level = float(np.median(self._recent))
         # The median of |x - y| of two normal numbers is 0.954 standard deviations of one.
         noise = float(np.median(self._moves)) / 0.954 if self._moves else 0.0
-        rise = max(RISE * abs(untrained), NOISE * noise)
+        rise = max(RISE * abs(untrained), min(NOISE * noise, MOST * abs(untrained)))
         best = level if self._best is None else self._best
         learned = untrained - best
-        if best <= level and min(level, now) > untrained + rise:
+        if min(level, now) > untrained + rise:
             self._bad += 1
         else:
             self._bad = 0

@@ -100,7 +100,8 @@ class Observer:
         self._norms, gradient = (None, None) if found is None else found
         if self._divergence is None:
             return None
-        return self._divergence.look(step, losses, self._norms, gradient, loss_scale)
+        lr = self._setup.lr_at(self._setup.plan.position_of(step - 1))
+        return self._divergence.look(step, losses, self._norms, gradient, loss_scale, lr)
 
     def culprit(self) -> str:
         """The layer that blew up first, as a sentence; empty where none is known."""

@@ -1,0 +1,171 @@
+"""A run that diverges is told within few logging steps, with its layer; a healthy one never is."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from headway.observe.divergence import DivergenceWatch
+
+Losses = NDArray[np.float64]
+
+LENGTH = 600
+
+
+def told(losses: Losses, every: int, watch: DivergenceWatch | None = None) -> tuple[int, str] | None:
+    """(step, sentence) of the first logging step that says something."""
+    watch = watch or DivergenceWatch()
+    for step in range(every, len(losses) + 1, every):
+        said = watch.look(step, losses[step - every : step])
+        if said is not None:
+            return step, said
+    return None
+
+
+@st.composite
+def healthy(draw: st.DrawFn) -> Losses:
+    """From any level down to a share of it, by any speed, behind a bump of the warm-up; noise as of small batches, and
+    spikes."""
+    make = np.random.default_rng(draw(st.integers(0, 2**32)))
+    steps = np.arange(LENGTH)
+    level, floor = draw(st.sampled_from([1e-3, 0.7, 2.3, 6.9, 400.0])), draw(st.floats(0, 0.98))
+    curve = level * (floor + (1 - floor) * np.exp(-steps / draw(st.floats(3, 2000))))
+    bump, width = draw(st.floats(0, 0.4)), draw(st.integers(1, 60))
+    curve *= 1 + bump * np.exp(-(((steps - width) / width) ** 2))
+    noise = draw(st.floats(0, 0.5))
+    curve *= np.exp(noise * make.standard_normal(LENGTH) - noise**2 / 2)
+    for _ in range(draw(st.integers(0, 6))):
+        start = draw(st.integers(5, LENGTH - 1))
+        curve[start : start + draw(st.integers(1, 4))] *= draw(st.floats(1, 100))
+    return curve
+
+
+@settings(max_examples=120)
+@given(healthy(), st.sampled_from([1, 3, 10, 50, 120]))
+def test_noise_spikes_and_warm_up_are_no_divergence(losses: Losses, every: int) -> None:
+    assert told(losses, every) is None
+
+
+@settings(max_examples=120)
+@given(healthy(), st.sampled_from([1, 3, 10, 50]), st.integers(20, 300), st.floats(0.02, 1.0), st.floats(0.0, 0.6))
+def test_a_loss_that_grows_is_told_within_four_logging_steps(
+    losses: Losses, every: int, start: int, speed: float, jumps: float
+) -> None:
+    """Counted from when it is five times that of the untrained network, and from 40 steps where they are short."""
+    make = np.random.default_rng(start)
+    steps = np.arange(LENGTH - start)
+    blown = np.minimum(np.exp(speed * steps + jumps * make.standard_normal(len(steps))), 1e30)
+    losses = losses.copy()
+    losses[start:] = np.maximum(losses[start:], losses[0] * blown)
+    high = start + int(np.flatnonzero(losses[start:] > 5 * losses[0])[0])
+    if (found := told(losses, every)) is None:
+        assert high + 4 * every + 60 > LENGTH
+    else:
+        assert start <= found[0] <= high + 4 * every + 60
+        assert "The run diverges: at step" in found[1]
+
+
+@given(st.sampled_from([5, 20, 50]), st.integers(0, 2**32))
+def test_a_run_that_falls_back_to_chance_is_told(every: int, seed: int) -> None:
+    make = np.random.default_rng(seed)
+    losses = np.concatenate([2.3 * np.exp(-np.arange(200) / 40), np.full(250, 2.31)])
+    losses += 0.05 * make.standard_normal(len(losses))
+    found = told(losses, every)
+    assert found is not None
+    assert 200 < found[0] <= 200 + 60 + 4 * every
+    assert "has lost what it had learned" in found[1]
+    for climbing_back in (2.0, 1.2):  # a restart of the schedule, say
+        losses[200:] = climbing_back * np.exp(-np.arange(250) / 30)
+        assert told(losses, every) is None
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_is_told_at_its_step(value: float) -> None:
+    losses = np.full(60, 2.0)
+    losses[33] = value
+    assert told(losses, 20) == (40, "The run diverges: the loss is not finite at step 34.")
+
+
+def test_it_is_said_once() -> None:
+    watch, losses = DivergenceWatch(), np.exp(np.arange(200) / 5)
+    said = [watch.look(step, losses[step - 10 : step]) for step in range(10, 201, 10)]
+    assert len([one for one in said if one]) == 1
+
+
+NAMES = ("first", "middle", "last")
+
+
+def norms(moved: tuple[float, ...], weights: tuple[float, ...] = (5.0, 5.0, 5.0)) -> NDArray[np.float32]:
+    return np.array([[w, 1.0, m * w, math.nan] for m, w in zip(moved, weights, strict=True)], np.float32)
+
+
+def watched() -> DivergenceWatch:
+    """Behind six looks at a healthy run, whose steps grow with the learning rate of a warm-up."""
+    watch = DivergenceWatch(NAMES, (25, 25, 25))
+    for number in range(1, 7):
+        lr = 0.01 * 4**number
+        said = watch.look(
+            10 * number, np.linspace(2.3, 2.2, 10), norms((1e-3 * lr, 2e-3 * lr, 5e-3 * lr)), 1.0, None, lr
+        )
+        assert said is None
+    return watch
+
+
+def test_it_names_the_layer_that_jumped_first() -> None:
+    """Not the one that moves most, and not what a warm-up makes grow."""
+    watch, lr = watched(), 41.0
+    assert watch.look(70, np.linspace(2.2, 9, 10), norms((1e-3 * lr, 4e-2 * lr, 6e-3 * lr)), 1.0, None, lr) is None
+    watch.look(80, np.linspace(9, 900, 10), norms((10 * lr, 20 * lr, 90 * lr)), 1.0, None, lr)
+    found = watch.look(90, np.linspace(900, 9e5, 10), norms((10 * lr, 20 * lr, 90 * lr)), 1.0, None, lr)
+    assert found is not None
+    assert "Look at middle: its |dw| / (lr |w|) was 20 times its median at step 70, the first of all layers." in found
+
+
+def test_layers_that_break_at_once_are_not_told_apart() -> None:
+    one, all_of_them = watched(), watched()
+    one.look(70, np.full(10, math.nan), norms((1.0, 1.0, math.inf)))
+    assert one.culprit() == " Look at last: its |dw| / |w| was no longer finite at step 70, the first of all layers."
+    all_of_them.look(70, np.full(10, math.nan), norms((math.nan, math.nan, math.inf)))
+    assert "3 layers were no longer finite at step 70: a lower log_every_steps shows" in all_of_them.culprit()
+    assert DivergenceWatch().culprit() == ""
+
+
+def test_weights_and_gradients_that_grow_without_learning_are_told() -> None:
+    watch = watched()
+    found = watch.look(70, np.full(10, 2.5), norms((1e-3, 2e-3, 5e-3), (5.0, 5.0, 500.0)))
+    assert found == "The run diverges: the weights of last have grown 100 times by step 70."
+    learning = watched()
+    assert learning.look(70, np.full(10, 0.5), norms((1e-3, 2e-3, 5e-3), (5.0, 5.0, 500.0))) is None
+    steep = watched()
+    assert steep.look(70, np.full(10, 5.0), norms((1e-3, 2e-3, 5e-3)), 5e4) is None
+    found = steep.look(80, np.full(10, 5.0), norms((1e-3, 2e-3, 5e-3)), 5e4)
+    assert found is not None
+    assert "the gradient at step 80 is 50,000 times its median before" in found
+
+
+def test_a_layer_that_begins_at_zero_may_grow() -> None:
+    watch = DivergenceWatch(("zero",), (4,))
+    for step, weight in enumerate((0.0, 1e-3, 0.1, 1.0), 1):
+        assert watch.look(10 * step, np.full(10, 2.5), norms((1.0,), (weight,))) is None
+
+
+def test_fp16_that_overflows_is_told() -> None:
+    assert "overflow fp16 at step 10" in (DivergenceWatch().look(10, np.full(10, 2.0), loss_scale=2.0**-3) or "")
+    assert DivergenceWatch().look(10, np.full(10, 2.0), loss_scale=1.0) is None
+
+
+def test_it_goes_on_from_a_checkpoint() -> None:
+    losses = np.concatenate([2.3 * np.exp(-np.arange(100) / 40), np.exp(np.arange(80) / 8)])
+    for cut in range(10, 180, 10):
+        first, second = DivergenceWatch(), DivergenceWatch()
+        said = [first.look(step, losses[step - 10 : step]) for step in range(10, cut + 1, 10)]
+        second.take(json.loads(json.dumps(first.state())))
+        said += [second.look(step, losses[step - 10 : step]) for step in range(cut + 10, 181, 10)]
+        whole = DivergenceWatch()
+        assert said == [whole.look(step, losses[step - 10 : step]) for step in range(10, 181, 10)]
