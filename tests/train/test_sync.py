@@ -73,6 +73,13 @@ CASES: dict[str, tuple[str, ...]] = {
     "a plain transform": ("transform=user.py:plain",),
     "checked bytes, masked": ("data.verify=always", "data.on_bad=mask"),
     "label smoothing, not channels last": ("task.args={label_smoothing: 0.1}", "channels_last=false"),
+    "all is observed": (
+        "model.factory=net.py:dropout",
+        "observe={layer_rates: true, activations: ['.*'], noise_scale: true, on_divergence: stop}",
+        "optimizer={name: lamb, lr: 0.01}",
+    ),
+    "the noise of micro-batches": ("observe={noise_scale: true, noise_every_steps: 1}", "micro_batch=5"),
+    "the noise of halves": ("observe={noise_scale: true, noise_every_steps: 1}", "model.factory=net.py:dropout"),
     "synthetic": ("data=synthetic", "model.factory=headway.model:small_net", "model.args={width: 4}"),
 }
 
@@ -125,6 +132,7 @@ RANKS: dict[str, tuple[str, ...]] = {
     "clipped, micro-batches": ("optimizer={name: nag, lr: 0.01, clip_norm: 1.0}", "micro_batch=4"),
     "batch norm": ("model.factory=net.py:dropout",),
     "small buckets, noise scale": ("comm.bucket_mb=0.001", "observe.noise_scale=true"),
+    "all is observed": CASES["all is observed"],
 }
 
 
@@ -154,7 +162,7 @@ def reads_of_ranks(rank: Rank, folder: Path, run: Path, overrides: tuple[str, ..
         return out
 
 
-@pytest.mark.parametrize("case", ["batch norm", "small buckets, noise scale"])
+@pytest.mark.parametrize("case", ["batch norm", "small buckets, noise scale", "all is observed"])
 def test_ranks_on_a_cpu_read_the_verdict_and_nothing_else(folder: Path, tmp_path: Path, case: str) -> None:
     """There the host waits for the sums in any case: two reads, of what was agreed on and of who used what."""
     for found in run_ranks(2, reads_of_ranks, folder, tmp_path, RANKS[case], free_port()):

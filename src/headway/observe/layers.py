@@ -65,7 +65,7 @@ class LayerWatch:
 
     def read(self) -> tuple[NDArray[np.float32], float] | None:
         """([n, 4] by COLUMNS, norm of the whole gradient) of the step that was looked at, once; waits for the device.
-        None where there was none, or loss scaling has skipped it."""
+        None where there was none. Of a step that loss scaling has skipped the gradient is not finite, and |dw| is 0."""
         found, self._found = self._found, None
         if found is None:
             return None

@@ -26,7 +26,7 @@ class ObserveRecipe(Part):
     a step, or where there are none from two halves of the batch, which go through the network once more."""
     noise_window: int = Field(default=64, ge=8)
     """Measurements that an estimate of the noise scale is made of; of several ranks, logging intervals."""
-    on_divergence: Literal["off", "warn", "stop"] = "warn"
+    on_divergence: Literal["ignore", "warn", "stop"] = "warn"
     """A loss, gradients or weights that blow up: say so with the layer that did first, or also stop the run."""
 
     @field_validator("activations")

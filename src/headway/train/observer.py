@@ -32,10 +32,7 @@ class Observer:
     """Of one run; on several ranks each has one, and the one that leads writes what its own samples show.
 
     A step is looked at where it is a logging step by its number. At all others there is nothing to do but compare
-    numbers; what is taken stays on the device until `read`.
-
-    Raises:
-        RecipeError: a pattern of `observe.activations` does not fit the network.
+    numbers; what is taken stays on the device until `look` and `record`.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -44,9 +41,9 @@ class Observer:
         options, every = recipe.observe, recipe.log_every_steps
         self._layers: LayerWatch | None = None
         self._divergence: DivergenceWatch | None = None
-        if options.layer_rates or options.on_divergence != "off":
+        if options.layer_rates or options.on_divergence != "ignore":
             self._layers = LayerWatch(setup.model, setup.optimizer, partial(local_rates, setup.optimizer))
-        if options.on_divergence != "off" and self._layers is not None:
+        if options.on_divergence != "ignore" and self._layers is not None:
             self._divergence = DivergenceWatch(self._layers.names, self._layers.sizes)
         self._activations: ActivationWatch | None = None
         if options.activations:

@@ -26,6 +26,7 @@ from headway.model.counts import Counts, count
 from headway.model.resolve import build as build_model
 from headway.model.resolve import initialiser
 from headway.model.valueless import valueless
+from headway.observe.activations import ActivationWatch
 from headway.optim import Masters, Schedule
 from headway.optim import build as build_optimizer
 from headway.optim.rate import number
@@ -219,6 +220,7 @@ def _built(
     model_recipe = recipe.model if fresh else recipe.model.model_copy(update={"weights": None})
     model = build_model(model_recipe, num_outputs=task.outputs, in_channels=channels, base=loaded.base, say=say)
     model = model.to(device=device)
+    ActivationWatch(model, recipe.observe.activations)  # refuses what does not fit, before there is a run
     if ranks is not None and recipe.comm.batch_norm == "sync":
         model = convert_sync(model, World.alone(device).group(name="not met yet"))
     if recipe.channels_last:
