@@ -41,36 +41,37 @@ def healthy(draw: st.DrawFn) -> Losses:
     noise = draw(st.floats(0, 0.5))
     curve *= np.exp(noise * make.standard_normal(LENGTH) - noise**2 / 2)
     for _ in range(draw(st.integers(0, 6))):
-        start = draw(st.integers(5, LENGTH - 1))
+        start = 40 * draw(st.integers(0, LENGTH // 40 - 1)) + draw(st.integers(5, 30))
         curve[start : start + draw(st.integers(1, 4))] *= draw(st.floats(1, 100))
     return curve
 
 
-@settings(max_examples=120)
+@settings(max_examples=100, deadline=None)
 @given(healthy(), st.sampled_from([1, 3, 10, 50, 120]))
 def test_noise_spikes_and_warm_up_are_no_divergence(losses: Losses, every: int) -> None:
     assert told(losses, every) is None
 
 
-@settings(max_examples=120)
+@settings(max_examples=100, deadline=None)
 @given(healthy(), st.sampled_from([1, 3, 10, 50]), st.integers(20, 300), st.floats(0.02, 1.0), st.floats(0.0, 0.6))
 def test_a_loss_that_grows_is_told_within_four_logging_steps(
     losses: Losses, every: int, start: int, speed: float, jumps: float
 ) -> None:
-    """Counted from when it is five times that of the untrained network, and from 40 steps where they are short."""
+    """Counted from when it is eight times that of the untrained network; where they are short, within 60 steps."""
     make = np.random.default_rng(start)
     steps = np.arange(LENGTH - start)
     blown = np.minimum(np.exp(speed * steps + jumps * make.standard_normal(len(steps))), 1e30)
     losses = losses.copy()
     losses[start:] = np.maximum(losses[start:], losses[0] * blown)
-    high = start + int(np.flatnonzero(losses[start:] > 5 * losses[0])[0])
+    high = start + math.ceil(math.log(8) / speed)
     if (found := told(losses, every)) is None:
         assert high + 4 * every + 60 > LENGTH
     else:
         assert start <= found[0] <= high + 4 * every + 60
-        assert "The run diverges: at step" in found[1]
+        assert "The run diverges: at step" in found[1] or "has lost what it had learned" in found[1]
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.sampled_from([5, 20, 50]), st.integers(0, 2**32))
 def test_a_run_that_falls_back_to_chance_is_told(every: int, seed: int) -> None:
     make = np.random.default_rng(seed)

@@ -13,8 +13,10 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-FIRST = 3
-"""Steps whose lowest loss is that of the untrained network: a run may diverge from its second step on."""
+FIRST = 10
+"""Steps whose median is the loss of the untrained network,"""
+AT_ONCE = 3
+"""or four times the lowest of these, if that is less: a run may diverge from its second step on."""
 STEPS = 20
 """Steps at least whose median is compared with it: a spike of nine steps does not move it."""
 LOOKS = 2
@@ -148,7 +150,9 @@ class DivergenceWatch:
         if loss_scale is not None and loss_scale < 1:
             return f"The run diverges: gradients overflow fp16 at step {step:,} with a loss scale of {loss_scale:g}."
         self._first = [*self._first, *losses.tolist()][:FIRST]
-        untrained = min(self._first)
+        untrained = float(np.median(self._first))
+        if (lowest := min(self._first[:AT_ONCE])) > 0:
+            untrained = min(untrained, 4 * lowest)
         moves = np.abs(np.diff(np.concatenate([self._recent[-1:], losses])))
         self._moves = [*self._moves, *moves.tolist()][-4 * STEPS :]
         self._recent = [*self._recent, *losses.tolist()][-max(STEPS, len(losses)) :]
