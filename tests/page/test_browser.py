@@ -54,6 +54,22 @@ def panels() -> list[Panel]:
         panel.lines("log", "L", [("a", [1, 1e6], [1e-5, 3])], x_label="x", y_label="y", log_x=True, log_y=True),
         panel.lines("point", "P", [("a", [3], [0.5]), ("none", [], [])], x_label="x", y_label="y", y_range=(0, 1)),
         panel.bars("stacks", "S", nasty, [("one", [1.0] * 7), ("two", [1e6] * 7)], x_label="seconds"),
+        panel.lines(
+            "band", "B", [("a", steps, wave), ("b", steps, wave)], bands=[(0, wave, wave)], x_label="x", y_label="y"
+        ),
+        panel.grid(
+            "grid",
+            "H",
+            [1, 2, 5],
+            [(name, [1e-3, None, 9.0]) for name in nasty],
+            x_label="x",
+            y_label="y",
+            z_label=nasty[0],
+            log=True,
+        ),
+        panel.grid(
+            "long", "H", steps, [(f"layer {i}", wave) for i in range(161)], x_label="x", y_label="y", z_label="z"
+        ),
         panel.matrix("small", "M", nasty, small),
         panel.matrix("large", "M", [f"class {i}" for i in range(300)], large, width="full"),
         surface("surface", [[(x - 5) ** 2 + y**2 + 0.01 for x in range(9)] for y in range(7)], log_z=True),
@@ -81,12 +97,13 @@ def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags:
     document, console = opened(page, "--disable-3d-apis", *flags)
     assert console == []
     articles = dict(re.findall(r'<article id="([^"]+)"(.*?)</article>', document, re.DOTALL))
-    marks = {"gaps": 7, "log": 1, "point": 1, "stacks": 14}
+    marks = {"gaps": 7, "log": 1, "point": 1, "band": 6, "stacks": 14}
     for name, count in marks.items():
         assert 'class="main-svg"' in articles[name], name
         drawn = 'class="point"' if name == "stacks" else "trace scatter"
         assert articles[name].count(drawn) >= count, name
-    for name in ("small", "large"):
+    assert articles["band"].count('class="js-fill"') >= 2  # a gap divides it
+    for name in ("small", "large", "grid", "long"):
         assert re.search(r'class="heatmaplayer mlayer">.*?<image', articles[name]), name
     for name in ("surface", "gap", "flat"):
         assert 'class="contourbg"><path' in articles[name], name

@@ -16,12 +16,18 @@ from headway.page.panel import Panel
 LINES = {"x_label": "x", "y_label": "y", "series": [{"name": "a", "x": [1], "y": [2]}]}
 MATRIX = {"x_label": "x", "y_label": "y", "names": ["a", "b"], "values": [[1, 2], [3, 4]]}
 SURFACE = {"x_label": "x", "y_label": "y", "z_label": "z", "x": [0, 1], "y": [0, 1], "z": [[1, None], [2, 3]]}
+GRID = {"x_label": "x", "y_label": "y", "z_label": "z", "x": [1, 2], "names": ["a", "b"], "values": [[1, None], [3, 4]]}
 BAD: list[tuple[str, Any, str]] = [
     ("lines", {key: LINES[key] for key in ("x_label", "series")}, "y_label: Field required"),
     ("lines", LINES | {"colour": "red"}, "colour: Extra inputs"),
     ("lines", LINES | {"series": [{"name": "a", "x": [1, 2], "y": [1]}]}, "2 x and 1 y"),
     ("lines", LINES | {"series": [{"name": "a", "x": [None], "y": [1]}]}, "series.0.x.0"),
     ("lines", LINES | {"series": [{"name": "a", "x": [1], "y": ["0.5"]}]}, "series.0.y.0"),
+    ("lines", LINES | {"bands": [{"of": 1, "low": [1], "high": [2]}]}, "a band is of series 1, and there are 1"),
+    ("lines", LINES | {"bands": [{"of": 0, "low": [1], "high": []}]}, "has 1 low and 0 high bounds for 1 points"),
+    ("grid", GRID | {"values": [[1, 2]]}, "2 names and 2 x need as many rows"),
+    ("grid", GRID | {"values": [[1, 2], [3]]}, "2 names and 2 x need as many rows"),
+    ("grid", GRID | {"x": [2, 2]}, "x must ascend"),
     ("lines", LINES | {"y_range": [0, 1], "log_y": True}, "above 0"),
     ("lines", LINES | {"y_range": [1, 0]}, "must ascend"),
     ("bars", {"x_label": "s", "names": ["a"], "stacks": [{"name": "p", "values": [1, 2]}]}, "2 values for 1 names"),
@@ -59,6 +65,7 @@ def test_an_unknown_kind_names_the_nearest() -> None:
     "blank",
     [
         panel.lines("p", "P", [], x_label="x", y_label="y"),
+        panel.grid("p", "P", [1], [("a", [None])], x_label="x", y_label="y", z_label="z"),
         panel.lines("p", "P", [("a", [], []), ("b", [1, 2], [None, None])], x_label="x", y_label="y"),
         panel.bars("p", "P", [], [("a", [])], x_label="s"),
         panel.matrix("p", "P", [], []),

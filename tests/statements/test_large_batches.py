@@ -1,4 +1,4 @@
-"""Statements about large batches, measured on gradients of real images (handwritten digits), in batches of our Order."""
+"""Statements about large batches, measured on gradients of real images (handwritten digits) in our Order."""
 
 from __future__ import annotations
 
