@@ -131,6 +131,18 @@ def test_rows_hold_the_layers_and_modules(folder: Path, tmp_path: Path) -> None:
     assert modules.positions.tolist() == [120, 240, 360, 480, 600, 720]
 
 
+def test_a_16_bit_network_is_seen_by_its_masters(folder: Path, tmp_path: Path) -> None:
+    """Their steps are of fp32, and so less than a 16-bit weight could move; its noise scale is told, too."""
+    half = (ALL, "precision=bf16", "half_weights=true", "micro_batch=10", "optimizer.lr=0.001")
+    headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", *half)
+    table = table_of(tmp_path / "run", "layers")
+    assert table.names == ("0.weight", "3.weight", "6.weight")
+    w, g, step, rate = table.values.transpose(2, 0, 1)
+    assert rate == pytest.approx(0.001 * 0.02 * w / g, rel=1e-4)
+    assert ((step > 0) & (step < 2.0**-9 * w)).all()
+    assert records(tmp_path / "run", "train")[-1]["noise_scale_low"] >= 0
+
+
 @pytest.mark.check
 def test_a_compiled_network_is_observed_by_a_pass_of_its_own(folder: Path, tmp_path: Path) -> None:
     """Hooks are seen by the network itself, not by its compiled form; without dropout both have the same outputs."""

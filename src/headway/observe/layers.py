@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, final
 
 import numpy as np
@@ -27,7 +27,7 @@ class LayerWatch:
     device before `read`.
 
     Args:
-        model: whose named parameters they are.
+        named: the network's parameters as the optimizer has them: masters, where it steps those of a 16-bit network.
         optimizer: that steps them.
         local: of the optimizer; see `headway.optim.local`.
 
@@ -35,13 +35,13 @@ class LayerWatch:
         names: of the layers. sizes: numbers of each.
     """
 
-    def __init__(self, model: torch.nn.Module, optimizer: Optimizer, local: Local) -> None:
+    def __init__(self, named: Iterable[tuple[str, Tensor]], optimizer: Optimizer, local: Local) -> None:
         trained = {id(one) for group in optimizer.param_groups for one in group["params"]}
-        named = [(name, one) for name, one in model.named_parameters() if one.requires_grad and id(one) in trained]
-        self.names = tuple(name for name, one in named if one.ndim > 1)
-        self._layers = [one for _, one in named if one.ndim > 1]
+        found = [(name, one) for name, one in named if one.requires_grad and id(one) in trained]
+        self.names = tuple(name for name, one in found if one.ndim > 1)
+        self._layers = [one for _, one in found if one.ndim > 1]
         self.sizes = tuple(one.numel() for one in self._layers)
-        self._all = [one for _, one in named]
+        self._all = [one for _, one in found]
         self._optimizer, self._local = optimizer, local
         self._before: list[Tensor] = []
         self._g = self._total = torch.empty(0)

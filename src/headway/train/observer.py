@@ -42,7 +42,8 @@ class Observer:
         self._layers: LayerWatch | None = None
         self._divergence: DivergenceWatch | None = None
         if options.layer_rates or options.on_divergence != "ignore":
-            self._layers = LayerWatch(setup.model, setup.optimizer, partial(local_rates, setup.optimizer))
+            named = (setup.masters or setup.model).named_parameters()
+            self._layers = LayerWatch(named, setup.optimizer, partial(local_rates, setup.optimizer))
         if options.on_divergence != "ignore" and self._layers is not None:
             self._divergence = DivergenceWatch(self._layers.names, self._layers.sizes)
         self._activations: ActivationWatch | None = None
@@ -56,7 +57,7 @@ class Observer:
         self._whole: list[Tensor] = []
         self._parts = 1
         self._norms: NDArray[np.float32] | None = None
-        self._trained = [one for group in setup.optimizer.param_groups for one in group["params"]]
+        self._trained = [one for one in setup.model.parameters() if one.requires_grad]
         self._handles: list[Any] = []
 
     def begin(self, step: int, parts: Parts, ranks: int = 1) -> None:
@@ -146,12 +147,12 @@ class Observer:
             assert grad is not None
             number, before = seen.get(parameter, (0, None))
             with torch.no_grad():
-                self._local.append(local_term([grad if before is None else grad - before], shares[number]))
+                self._local.append(local_term([grad if before is None else grad.float() - before], shares[number]))
                 if number == len(shares) - 1:
                     self._whole.append(squared_norm([grad]))
-                seen[parameter] = (number + 1, grad.clone() if number < len(shares) - 1 else None)
+                seen[parameter] = (number + 1, grad.clone().float() if number < len(shares) - 1 else None)
 
-        self._handles = [one.register_post_accumulate_grad_hook(ready) for one in self._trained if one.requires_grad]
+        self._handles = [one.register_post_accumulate_grad_hook(ready) for one in self._trained]
 
     def _end_noise(self) -> None:
         for handle in self._handles:
