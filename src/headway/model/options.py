@@ -1,9 +1,12 @@
-"""Parts of a recipe that change a network whoever wrote it: batch norm, and the average of its weights."""
+"""Parts of a recipe that change a network whoever wrote it: batch norm, the average of its weights, late freezing."""
 
 from __future__ import annotations
 
-from pydantic import Field, model_validator
+import re
 
+from pydantic import Field, field_validator, model_validator
+
+from headway.core.epochs import Epochs
 from headway.core.recipe import Part
 
 
@@ -40,3 +43,23 @@ class EmaRecipe(Part):
     """Steps after which a step's weights count half as much as the newest."""
     every_steps: int = Field(default=1, ge=1)
     """Steps between two updates: each is one pass over the weights."""
+
+
+class FreezeAfterRecipe(Part):
+    """Parameters that are trained for the first epochs only: from then on no gradient is computed for them, nor below
+    them where nothing else is trained there (Brock et al. 2017, "FreezeOut", arXiv 1706.04983; airbench94 freezes the
+    bias of its whitening layer after 3 epochs, Jordan 2024, arXiv 2404.00498)."""
+
+    match: str
+    """Regular expression (re.search) on the parameter's full name."""
+    after_epochs: Epochs
+    """For how long they are trained."""
+
+    @field_validator("match")
+    @classmethod
+    def _compile(cls, pattern: str) -> str:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        return pattern

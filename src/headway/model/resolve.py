@@ -15,7 +15,7 @@ from pydantic import Field, field_validator, model_validator
 from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeError, nearest
 from headway.core.importing import import_path
 from headway.core.recipe import Part
-from headway.model.options import BatchNormRecipe, EmaRecipe
+from headway.model.options import BatchNormRecipe, EmaRecipe, FreezeAfterRecipe
 
 if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes seconds
     import torch
@@ -37,6 +37,8 @@ class ModelRecipe(Part):
     freeze: tuple[str, ...] = ()
     """Regular expressions (re.search on a parameter's full name): what they match is not trained.
     Running statistics of batch norm are no parameters and go on moving."""
+    freeze_after: tuple[FreezeAfterRecipe, ...] = ()
+    """What is trained for the first epochs only; see below."""
     init: str | None = None
     """Import path of a function `init(model, images)`, called once with a first batch, without gradients. Unset: the
     network's own method `initialise(images)` where it has one and no `weights` were loaded."""

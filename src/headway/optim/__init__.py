@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headway.optim.lamb import LAMB as LAMB
     from headway.optim.lars import LARS as LARS
     from headway.optim.lbsgd import LBSGD as LBSGD
+    from headway.optim.lookahead import Lookahead as Lookahead
     from headway.optim.masters import Masters as Masters
     from headway.optim.muon import Muon as Muon
     from headway.optim.noise import gradient_noise as gradient_noise
@@ -30,6 +31,7 @@ _HOMES = {
     "LAMB": "lamb",
     "LARS": "lars",
     "LBSGD": "lbsgd",
+    "Lookahead": "lookahead",
     "Masters": "masters",
     "Muon": "muon",
     "NovoGrad": "novograd",

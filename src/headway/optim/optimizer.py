@@ -48,6 +48,19 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
+class LookaheadRecipe(Part):
+    """Every few steps, slow weights go a share of the way to the newest, and training goes on from there; evaluated and
+    saved are the slow ones (Zhang et al. 2019, "Lookahead Optimizer", arXiv 1907.08610)."""
+
+    every_steps: int = Field(default=5, ge=1)
+    """The paper's k."""
+    alpha: float = Field(default=0.5, gt=0, le=1)
+    """Share of the way."""
+    power: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    """0: the share is always alpha. Above: 1 - (1 - alpha) * (share of the run that is done) ** power, so that nothing
+    is held back at first (airbench94: every_steps 5, alpha 0.226, power 3)."""
+
+
 class OptimizerRecipe(Part):
     """How gradients become steps."""
 
@@ -106,6 +119,8 @@ class OptimizerRecipe(Part):
     """Parameter groups; unset: one group of all. Where there are groups, every trained parameter must be in one."""
     clip_norm: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Gradients are scaled down to this norm, over all parameters together, where theirs is greater."""
+    lookahead: LookaheadRecipe | None = None
+    """Slow weights beside any of the optimizers; see below."""
     gradient_noise: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """Each sample's gradient is multiplied by z ~ N(1, sigma^2) with sigma = gradient_noise * sqrt(batch), so that a
     large batch fluctuates as a small one (Hoffer et al. 2017, arXiv 1705.08741). 1 / sqrt(small batch) suits."""

@@ -11,8 +11,11 @@ import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
+from headway.core.errors import RecipeError, UsageError
 from headway.model.ema import Ema
 from headway.model.norm import recomputing
+from headway.optim import Lookahead
+from headway.optim.optimizer import LookaheadRecipe
 from headway.train.elastic import Ranks, running_statistics
 from headway.train.prepare import divided, prepared
 from headway.train.setup import Setup
@@ -22,19 +25,22 @@ PREFIX = "statistics/"
 
 @final
 class Averages:
-    """The moving average of the weights, and the statistics of batch norm over the newest batches, as the recipe asks
-    for them. Where it asks for neither, the network is evaluated as it is.
+    """The moving average of the weights, or Lookahead's slow ones, and the statistics of batch norm over the newest
+    batches, as the recipe asks for them. Where it asks for none, the network is evaluated as it is.
 
     Training goes on as if no evaluation had been: within `shown` the network is another one, and then itself again.
     """
 
     def __init__(self, setup: Setup) -> None:
-        options, norm = setup.recipe.model.ema, setup.recipe.model.batch_norm
+        ema, lookahead = setup.recipe.model.ema, setup.recipe.optimizer.lookahead
+        norm = setup.recipe.model.batch_norm
         self._setup = setup
-        self._ema: Ema | None = None
-        if options is not None:
-            whole = setup.masters or setup.model
-            self._ema = Ema(whole, half_life_steps=options.half_life_steps, every_steps=options.every_steps)
+        whole = setup.masters or setup.model
+        self._weights: Ema | Lookahead | None = None
+        if ema is not None:
+            self._weights = Ema(whole, half_life_steps=ema.half_life_steps, every_steps=ema.every_steps)
+        elif lookahead is not None:
+            self._weights = _lookahead(setup, lookahead)
         self._batches = None if norm is None else norm.recompute_batches
         self._running = running_statistics(setup.model) if self._batches else []
         self._found: list[torch.Tensor] = []
@@ -46,8 +52,8 @@ class Averages:
 
     def stepped(self, step: int) -> None:
         """After every step."""
-        if self._ema is not None:
-            self._ema.update(step)
+        if self._weights is not None:
+            self._weights.update(step)
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -91,13 +97,13 @@ class Averages:
 
     def state(self) -> dict[str, torch.Tensor]:
         """What goes into a checkpoint, or to another rank."""
-        ema = {} if self._ema is None else self._ema.state()
-        return ema | {f"{PREFIX}{place}": value for place, value in enumerate(self._found)}
+        weights = {} if self._weights is None else self._weights.state()
+        return weights | {f"{PREFIX}{place}": value for place, value in enumerate(self._found)}
 
     def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Goes on from such a state. Raises CheckpointError: it is another network's."""
-        if self._ema is not None:
-            self._ema.load(tensors)
+        if self._weights is not None:
+            self._weights.load(tensors)
         if f"{PREFIX}0" in tensors:
             self._found = [tensors[f"{PREFIX}{place}"].to(one) for place, one in enumerate(self._running)]
         else:
@@ -105,18 +111,31 @@ class Averages:
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        if self._ema is None:
+        if self._weights is None:
             yield
             return
         masters = self._setup.masters
         try:
-            with self._ema.swapped():
+            with self._weights.swapped():
                 if masters is not None:
                     masters.write_back()
                 yield
         finally:
             if masters is not None:
                 masters.write_back()
+
+
+def _lookahead(setup: Setup, options: LookaheadRecipe) -> Lookahead:
+    try:
+        return Lookahead(
+            setup.model,
+            alpha=options.alpha,
+            every_steps=options.every_steps,
+            power=options.power,
+            steps=setup.steps,
+        )
+    except UsageError as error:
+        raise RecipeError(error.what, where="optimizer.lookahead", fix=error.fix) from None
 
 
 @contextmanager

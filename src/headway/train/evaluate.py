@@ -62,14 +62,32 @@ def batches_of(
 
 
 def outputs_of(setup: Setup, images: torch.Tensor) -> torch.Tensor:
-    """What the network gives of normalised images, as float32 [b, outputs]; with `evaluate.flip` the mean of that and
-    of what it gives of their mirror images."""
-    views = (images, images.flip(3)) if setup.recipe.evaluate.flip else (images,)
-    outputs = []
-    for view in views:
+    """What the network gives of normalised images, as float32 [b, outputs]; with `evaluate.flip` or `evaluate.shift`
+    the mean, by the weights of `views`, of what it gives of each view."""
+    options, mean = setup.recipe.evaluate, torch.empty(0)
+    for weight, view in views(images, flip=options.flip, shift=options.shift):
         with setup.precision.autocast():
-            outputs.append(setup.forward(view).float())
-    return outputs[0] if len(outputs) == 1 else (outputs[0] + outputs[1]) / 2
+            outputs = setup.forward(view).float()
+        mean = outputs * weight if not len(mean) else mean.add_(outputs, alpha=weight)
+    return mean
+
+
+def views(images: torch.Tensor, *, flip: bool, shift: int) -> Iterator[tuple[float, torch.Tensor]]:
+    """(weight, images) of each view at test time, the weights' sum 1: the images themselves 1/2, and 1/4 each moved by
+    `shift` pixels up and left, and down and right, the border filled by reflection; with `flip` half of it mirrored.
+
+    Args:
+        images: [b, C, H, W], H and W above `shift`; memory format and type stay.
+    """
+    moved = [(1.0, images)]
+    if shift:
+        up = torch.cat([images[:, :, shift:], images[:, :, -shift - 1 : -1].flip(2)], 2)
+        up = torch.cat([up[..., shift:], up[..., -shift - 1 : -1].flip(3)], 3)
+        down = torch.cat([images[:, :, 1 : shift + 1].flip(2), images[:, :, :-shift]], 2)
+        down = torch.cat([down[..., 1 : shift + 1].flip(3), down[..., :-shift]], 3)
+        moved = [(0.5, images), (0.25, up), (0.25, down)]
+    for weight, one in moved:
+        yield from ((weight / 2, one), (weight / 2, one.flip(3))) if flip else ((weight, one),)
 
 
 def evaluate(setup: Setup, dataset: data.Dataset, ranks: Ranks | None = None) -> Evaluation:

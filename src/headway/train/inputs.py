@@ -310,6 +310,10 @@ def _check_sizes(recipe: TrainRecipe, inputs: Inputs) -> None:
         if side < min(inputs.size):
             what += " at the beginning of training"
         raise RecipeError(what, where="augment.translate", fix=f"Set it to at most {side - 1}.")
+    side, shift = min(inputs.size), recipe.evaluate.shift
+    if shift >= side:
+        what = f"a shift of {shift} is no less than the image's side of {side}"
+        raise RecipeError(what, where="evaluate.shift", fix=f"Set it to at most {side - 1}.")
 
 
 def _resolve_places(loaded: Loaded[TrainRecipe], inputs: Inputs, *, filled: bool) -> Loaded[TrainRecipe]:

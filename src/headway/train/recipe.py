@@ -39,8 +39,11 @@ class EvaluateRecipe(Part):
     """Samples at once; unset: as in training, the micro-batch where there is one."""
     flip: bool = False
     """Every image also as its mirror image: the mean of the network's two outputs counts, in twice the time; `headway
-    predict` does it too. Of Krizhevsky et al. 2012, section 4.1; airbench's multi-crop evaluation (Jordan 2024, arXiv
-    2404.00498) adds shifts."""
+    predict` does it too. Of Krizhevsky et al. 2012, section 4.1."""
+    shift: int = Field(default=0, ge=0)
+    """Every image also moved by so many pixels up and to the left, and down and to the right, its border filled by
+    reflection: the two together count as much as the image itself, in three times the time; with `flip`, all three
+    mirrored too. The multi-crop evaluation of airbench94 (Jordan 2024, arXiv 2404.00498) with 1."""
 
 
 class CheckpointRecipe(Part):
@@ -163,6 +166,7 @@ class TrainRecipe(Part):
         for key, milestones in {
             "schedule.every_epochs": (schedule.every_epochs,) if schedule.name == "step" else (),
             "schedule.milestones_epochs": schedule.milestones_epochs,
+            "model.freeze_after": tuple(part.after_epochs for part in self.model.freeze_after),
             "batch_growth.milestones_epochs": () if growth is None else growth.milestones_epochs,
         }.items():
             late = [epoch for epoch in milestones if epoch is not None and epoch >= epochs]
@@ -177,6 +181,9 @@ class TrainRecipe(Part):
             raise ValueError(
                 f"observe.noise_scale needs two halves of a batch, not of {self.batch}: set it to 4 or more"
             )
+        if self.optimizer.lookahead is not None and self.model.ema is not None:
+            what = "optimizer.lookahead and model.ema both say which weights are evaluated"
+            raise ValueError(f"{what}: remove one of them")
         if self.stop_at == {}:
             raise ValueError("stop_at names no metric: write for example stop_at: {accuracy: 0.98}")
         return self

@@ -23,6 +23,7 @@ from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
 from headway.data.options import SYNTHETIC
 from headway.model.counts import Counts, count
+from headway.model.freezing import Freezing
 from headway.model.resolve import build as build_model
 from headway.model.resolve import initialiser
 from headway.model.valueless import valueless
@@ -89,6 +90,7 @@ class Setup:
     counts: Counts | None
     optimizer: torch.optim.Optimizer
     masters: Masters | None
+    freezing: Freezing
     schedule: Schedule
     precision: Precision
     epoch: int
@@ -293,6 +295,7 @@ def _built(
         counts=counts,
         optimizer=optimizer,
         masters=masters,
+        freezing=Freezing(model, recipe.model.freeze_after, samples),
         schedule=Schedule(recipe.schedule, total=plan.position_of(steps), epoch=samples),
         precision=precision,
         epoch=samples,

@@ -156,6 +156,7 @@ class Trainer:
         if len(self._weights) != size:
             self._weights = torch.full((size,), 1 / size, device=setup.device)
         set_lr(setup.optimizer, setup.lr_at(self.position))
+        setup.freezing.at(self.position)
         if recipe.log_ids:
             self._ledger.served(batch)
         verdict = None

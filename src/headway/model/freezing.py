@@ -1,0 +1,51 @@
+"""Freezing: parameters that are trained for the first epochs only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import final
+
+from torch import nn
+
+from headway.core.epochs import position_of
+from headway.core.errors import RecipeError
+from headway.model.options import FreezeAfterRecipe
+
+
+@final
+class Freezing:
+    """Lets no gradient be computed for parts of a network from a position of the run on; below the lowest trained
+    parameter backward then stops (Brock et al. 2017, "FreezeOut", arXiv 1706.04983).
+
+    A frozen parameter has no gradient, and optimizers leave it and its momentum as they are.
+
+    Args:
+        model: what is frozen from the beginning is frozen already.
+        parts: what, and when.
+        epoch: positions of one epoch.
+
+    Raises:
+        RecipeError: a pattern matches no trained parameter, or nothing is left to train.
+    """
+
+    def __init__(self, model: nn.Module, parts: Sequence[FreezeAfterRecipe], epoch: int) -> None:
+        trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
+        self._due: list[tuple[int, nn.Parameter]] = []
+        for place, part in enumerate(parts):
+            matched = [name for name in trained if re.search(part.match, name)]
+            if not matched:
+                what, where = f"{part.match!r} matches no trained parameter", f"model.freeze_after.{place}"
+                raise RecipeError(what, where=where, fix=f"There are for example: {', '.join(list(trained)[:3])}.")
+            self._due += [(position_of(part.after_epochs, epoch), trained[name]) for name in matched]
+        if parts and len({id(parameter) for _, parameter in self._due}) == len(trained):
+            what = "every parameter would be frozen before the run ends"
+            raise RecipeError(what, where="model.freeze_after", fix="Leave out what matches the last layer.")
+        self._due.sort(key=lambda one: -one[0])
+
+    def at(self, position: int) -> None:
+        """Before the step that begins at a position."""
+        while self._due and self._due[-1][0] <= position:
+            _, parameter = self._due.pop()
+            parameter.requires_grad_(False)
+            parameter.grad = None
