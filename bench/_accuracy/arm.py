@@ -1,0 +1,93 @@
+"""One run of an arm in a process of its own: `python -m bench._accuracy.arm JSON` prints what it found as JSON."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from bench._accuracy import airbench, cifar, ours
+from bench._accuracy.fastest import candidates, fastest
+from bench._arms import ROOT
+
+PROBE_IMAGES, PROBE_STEPS = 64, 8
+TYPES = {"fp32": torch.float32, "bf16": torch.float32, "fp16": torch.float16}  # of images; bf16 is by autocast
+
+
+class ArmEndedError(Exception):
+    """An arm's process has ended without a result."""
+
+
+def run(**asked: Any) -> dict[str, Any]:
+    """Lets a process of its own do it.
+
+    Raises:
+        ArmEndedError: it failed; with its last words.
+    """
+    command = [sys.executable, "-m", "bench._accuracy.arm", json.dumps(asked)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ArmEndedError(f"{asked['arm']} ended with status {done.returncode}: {done.stderr.strip()[-2000:]}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def probe() -> float:
+    """Seconds that this machine takes now for a fixed piece of work, the best of a few: what else it does shows."""
+    torch.manual_seed(0)
+    images = torch.randn(PROBE_IMAGES, 64, 16, 16, device=device()).to(memory_format=torch.channels_last)
+    weight = torch.randn(256, 64, 3, 3, device=device(), requires_grad=True)
+    wait = torch.cuda.synchronize if images.device.type == "cuda" else lambda: None
+    taken = []
+    for _ in range(PROBE_STEPS):
+        wait()
+        started = perf_counter()
+        F.conv2d(images, weight, padding=1).square().mean().backward()
+        wait()
+        taken.append(perf_counter() - started)
+    return min(taken)
+
+
+def held(folder: Path, precision: str, samples: int | None = None) -> airbench.Images:
+    pixels, labels = cifar.tensors(folder, samples)
+    return airbench.Images(pixels, labels, device(), TYPES[precision])
+
+
+def choose(asked: dict[str, Any]) -> dict[str, Any]:
+    """The port's own best setting here."""
+    train = Path(asked["packed"]) / "train"
+    images = {kind: held(train, kind, 1000) for kind in {how.precision for how in candidates(device())}}
+    sets = {how: images[how.precision] for how in candidates(device())}
+    best, times = fastest(sets, asked["widths"], asked["batch"], asked["rounds"])
+    return {"precision": best.precision, "compiled": best.compiled, "step_ms": times}
+
+
+def main() -> None:
+    asked: dict[str, Any] = json.loads(sys.argv[1])
+    if asked["arm"] == "choose":
+        print(json.dumps(choose(asked)))
+        return
+    before, packed, seed = probe(), Path(asked["packed"]), asked["seed"]
+    if asked["arm"] == "port":
+        how = airbench.How(asked["precision"], asked["compiled"])
+        data, held_out = held(packed / "train", how.precision), held(packed / "eval", how.precision)
+        found = airbench.train(data, held_out, how, seed=seed, epochs=asked["epochs"], widths=asked["widths"])
+    else:
+        with tempfile.TemporaryDirectory(prefix="headway-accuracy-") as folder:
+            found = ours.train(packed, seed=seed, overrides=asked["overrides"], folder=Path(folder) / "run")
+    print(json.dumps({**found, "probe_s": [before, probe()]}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Multiply-adds of a whole training, counted: what a choice can save before anything is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+
+from bench._accuracy import airbench
+from headway.data.resolution import size_at
+from headway.model import cifar_net, count
+from headway.train.recipe import TrainRecipe
+
+SAMPLES, SIDE, PATCH = 50_000, 32, 12
+
+
+@cache
+def passes(widths: tuple[int, ...], side: int, bias_trained: bool) -> float:
+    """Of one image of the network that both arms have, forward and backward.
+
+    Backward costs twice as much as forward; but the whitening layer's filters have no gradient, and below the first
+    trained layer none goes on to the input: with the bias frozen that is the first convolution of the first block.
+    """
+    with torch.device("meta"):
+        found = count(cifar_net(widths=widths), torch.empty(1, 3, side, side)).multiply_adds
+    assert found is not None
+    pixels = (side - 1) ** 2
+    whitening, first = pixels * 2 * PATCH * PATCH, pixels * 2 * PATCH * widths[0] * 9
+    return 3 * found - 2 * whitening - (0 if bias_trained else first)
+
+
+def airbench_cost(widths: Sequence[int], epochs: float) -> float:
+    """Of the port: whole batches only."""
+    served = SAMPLES // airbench.BATCH * airbench.BATCH
+    early = min(epochs, airbench.BIAS_EPOCHS)
+    shape = tuple(widths)
+    return served * (early * passes(shape, SIDE, True) + (epochs - early) * passes(shape, SIDE, False))
+
+
+def recipe_cost(recipe: TrainRecipe) -> float:
+    """Of a recipe with `cifar_net`, in thousand parts; the optimizer's own work is not counted: Muon's is 1 %."""
+    widths = tuple(recipe.model.args.get("widths", airbench.WIDTHS))
+    assert isinstance(recipe.epochs, float)
+    frozen = min((one.after_epochs for one in recipe.model.freeze_after), default=recipe.epochs)
+    total, parts = 0.0, 1000
+    for part in range(parts):
+        epoch, side = part / parts * recipe.epochs, SIDE
+        if recipe.data.progressive is not None:
+            side = size_at(recipe.data.progressive, (SIDE, SIDE), epoch)[0]
+        total += passes(widths, side, epoch < frozen)
+    return total / parts * recipe.epochs * SAMPLES

@@ -1,0 +1,91 @@
+"""Headway's arm: a recipe through the Trainer, as `headway train` runs it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench._arms import ROOT
+from headway.core.recipe import Loaded, load
+from headway.core.run import Run
+from headway.data.resolution import size_at
+from headway.train.evaluate import evaluate, outputs_of
+from headway.train.progress import Silent
+from headway.train.recipe import TrainRecipe
+from headway.train.setup import Setup, set_up
+from headway.train.trainer import Trainer
+
+RECIPE = ROOT / "recipes/cifar10-fast.yaml"
+NOT_TRAINING = ("evaluate", "checkpoint")
+
+
+def recipe(packed: Path, overrides: Sequence[str] = ()) -> Loaded[TrainRecipe]:
+    """The recipe on this data, evaluated once at its end."""
+    places = [f"data.train={packed}/train", f"data.eval={packed}/eval"]
+    return load(RECIPE, [*places, *overrides], TrainRecipe)
+
+
+def train(packed: Path, *, seed: int, overrides: Sequence[str], folder: Path) -> dict[str, Any]:
+    """One run. `seconds`: of training alone; `tta_seconds`: of the evaluation by views, and of writing the best
+    weights."""
+    loaded = recipe(packed, [f"seed={seed}", *overrides])
+    loaded = loaded.resolve("evaluate.every_epochs", loaded.recipe.epochs, "once, at the end")
+    setup = set_up(loaded, say=lambda text: print(text, file=sys.stderr))
+    warm_up(setup)
+    with closing(setup.inputs), closing(Trainer(setup, Run.create(folder), Silent())) as trainer:
+        trainer.run()
+        stages = trainer.clock.seconds
+        assert trainer.metrics is not None
+        assert setup.eval is not None
+        as_it_is = setup.loaded.resolve("evaluate.flip", False, "no views").resolve("evaluate.shift", 0, "no views")
+        with trainer.shown():
+            plain = evaluate(replace(setup, loaded=as_it_is), setup.eval)
+        return {
+            "seconds": sum(taken for stage, taken in stages.items() if stage not in NOT_TRAINING),
+            "tta_seconds": stages["evaluate"],
+            "accuracy": plain.metrics["accuracy"],
+            "accuracy_tta": trainer.metrics["accuracy"],
+            "steps": trainer.step,
+            "how": f"{setup.recipe.precision}, {'compiled' if setup.recipe.compile else 'eager'}",
+        }
+
+
+def warm_up(setup: Setup) -> None:
+    """Forward and backward at every size that training has, and an evaluation, on data that mean nothing; without
+    effect: what torch.compile makes, or a convolution library, is there when the clock starts."""
+    recipe, progressive = setup.recipe, setup.recipe.data.progressive
+    assert isinstance(recipe.epochs, float)
+    before = {name: value.clone() for name, value in setup.model.state_dict().items()}
+    parameters = {name: value for name, value in setup.model.named_parameters() if value.requires_grad}
+    layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+    seen = set()
+    for position in range(0, setup.steps * recipe.batch, recipe.batch):
+        epoch = position / setup.epoch
+        height, width = setup.size if progressive is None else size_at(progressive, setup.size, epoch)
+        frozen = [part.match for part in recipe.model.freeze_after if part.after_epochs <= epoch]
+        if (height, width, len(frozen)) in seen:
+            continue
+        seen.add((height, width, len(frozen)))
+        for name, parameter in parameters.items():
+            parameter.requires_grad_(not any(re.search(match, name) for match in frozen))
+        images = torch.randn(recipe.batch, setup.channels, height, width, device=setup.device)
+        with setup.precision.autocast():
+            outputs = setup.forward(images.to(memory_format=layout))
+        outputs.float().square().mean().backward()
+        setup.model.zero_grad(set_to_none=True)
+    for parameter in parameters.values():
+        parameter.requires_grad_(True)
+    setup.model.eval()
+    with torch.no_grad():
+        samples = min(recipe.evaluate.batch or recipe.batch, len(setup.eval or ()))
+        images = torch.randn(samples, setup.channels, *setup.size, device=setup.device)
+        outputs_of(setup, images.to(memory_format=layout))
+    setup.model.train()
+    setup.model.load_state_dict(before)

@@ -1,0 +1,78 @@
+"""Finished runs of a bench, kept in a file, so that a later call goes on from there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, final
+
+import torch
+
+from bench._arms import ROOT
+from bench._common import machine
+from headway.core.run import provenance
+
+FOLDER = ROOT / "bench/results"
+
+
+@final
+class Results:
+    """One JSON object a line, of one finished run. A line that a crash has torn is left out.
+
+    Args:
+        path: of the file; it and its folder need not be there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def all(self) -> list[dict[str, Any]]:
+        """Every run, the oldest first."""
+        out = []
+        text = self.path.read_text(encoding="utf-8") if self.path.exists() else ""
+        for line in text.splitlines():
+            try:
+                found = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            if isinstance(found, dict):
+                out.append(found)
+        return out
+
+    def where(self, **key: Any) -> list[dict[str, Any]]:
+        """Those that have all of these."""
+        return [one for one in self.all() if all(one.get(name) == value for name, value in key.items())]
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Writes a run, and waits until it is on the disk. Of two processes at once, neither tears the other's line."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        line = json.dumps(record, allow_nan=False) + "\n"
+        with self.path.open("a+b") as file:
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                line = line if file.read(1) == b"\n" else "\n" + line
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def this_machine() -> str:
+    """What two runs have to share for their times to be compared."""
+    found = machine()
+    threads, kind = torch.get_num_threads(), torch.backends.cpu.get_cpu_capability()
+    parts = [str(found["processor"]), f"{found['cores']} cores", kind, f"{threads} threads", f"torch {found['torch']}"]
+    return ", ".join(parts + ([str(found["gpu"])] if found["gpu"] else []))
+
+
+def commit() -> str:
+    """Of the code that runs; `-dirty` behind it where there are changes."""
+    return str(provenance({}, ROOT)["git"])
+
+
+def digest(settings: Any) -> str:
+    """Eight hexadecimal digits of whatever JSON can hold: the code version of a bench's settings."""
+    text = json.dumps(settings, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

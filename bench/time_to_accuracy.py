@@ -1,0 +1,212 @@
+"""Time to the accuracy of airbench94 on CIFAR-10: `recipes/cifar10-fast.yaml`, by Headway's Trainer, against a port of
+airbench94's SGD recipe (bench/_accuracy/airbench.py), which is PyTorch alone.
+
+A seed is a pair: both arms, one after the other, each in a process of its own with all cores; every second pair begins
+with the other arm. Before the first one a short timing chooses the precision and the compile setting that suit the port
+best; Headway takes the same.
+
+time_ratio_tta     seconds of Headway over the port's, training and the evaluation by six views; median of the pairs
+time_ratio         the same of training alone, without views
+
+The clock is the same for both: from the first batch of the first epoch to the end of the last step, augmentation,
+optimizer and averages included; reading and decoding into memory, building the network, whitening, compiling and
+warming up are not. The port's pixels are normalised and padded before the clock starts; Headway does that within.
+
+A ratio is void, and printed as such, unless
+- the port is right: its mean accuracy is 91.0 +- 0.3 % with the views, or 89.9 +- 0.3 % without;
+- ours is as accurate: its mean is not below the port's by more than one standard error of the difference, nor by more
+  than 0.15 points;
+- at least three pairs were run on this machine, in each of which a fixed piece of work before and after took the same
+  time within 10 % in both arms.
+
+A run may take most of an hour. Each one that ends is appended to the results file, and a later call goes on from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench._accuracy import airbench, cifar, ours
+from bench._accuracy.arm import ArmEndedError, run
+from bench._accuracy.costs import airbench_cost, recipe_cost
+from bench._accuracy.results import FOLDER, Results, commit, digest, this_machine
+from bench._common import Claim, median, parser, report
+from headway.train.runs import interval
+
+ARMS = ("port", "headway")
+EXPECTED = {"accuracy_tta": 0.910, "accuracy": 0.899}
+TOLERANCE, NOT_BELOW, SAME_SPEED = 0.003, 0.0015, 0.10
+CHOOSING_BATCH = {"cpu": 128, "cuda": 1000}
+"""Images of a step of the short timing: on a slow CPU one of the whole batch takes ten seconds."""
+QUICK_WIDTHS, QUICK_EPOCHS = (8, 16, 16), 4.0
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A ratio with its spread over the pairs, and why it is void, if it is."""
+
+    ratios: list[float]
+    reasons: list[str]
+
+
+def main() -> None:
+    asked = parser(__doc__ or "")
+    asked.add_argument("--seeds", type=int, default=3, metavar="N", help="pairs in all, those kept already included")
+    asked.add_argument("--results", type=Path, default=FOLDER / "time_to_accuracy.jsonl", metavar="FILE")
+    options = asked.parse_args()
+    with tempfile.TemporaryDirectory(prefix="headway-accuracy-") as folder:
+        if options.quick:
+            options.seeds, options.results = 1, Path(folder) / "results.jsonl"
+        data = cifar.part(Path(folder), 300, 50) if options.quick else cifar.packed()
+        results = Results(options.results)
+        asked_of = jobs(options, results, data)
+        settings = digest([asked_of, ours.RECIPE.read_text(encoding="utf-8")])
+        for seed in range(1, options.seeds + 1):
+            one_pair(results, asked_of, seed, settings, data)
+        kept = results.where(machine=this_machine(), settings=settings)
+        tell(kept, options, asked_of)
+
+
+def jobs(options: argparse.Namespace, results: Results, data: Path) -> dict[str, dict[str, Any]]:
+    """What each arm is asked to do, but for the seed."""
+    widths = QUICK_WIDTHS if options.quick else airbench.WIDTHS
+    epochs = QUICK_EPOCHS if options.quick else airbench.EPOCHS
+    here = this_machine()
+    chosen = next(iter(results.where(arm="choose", machine=here)), None)
+    if chosen is None and options.quick:
+        chosen = {"precision": "fp32", "compiled": False, "step_ms": {}}  # a compilation takes longer than all else
+    if chosen is None:
+        batch = CHOOSING_BATCH["cuda" if torch.cuda.is_available() else "cpu"]
+        found = run(arm="choose", packed=str(data), widths=widths, batch=batch, rounds=7)
+        chosen = {"arm": "choose", "machine": here, "batch": batch, **found}
+        results.add(chosen)
+    for how, (middle, low, high) in chosen["step_ms"].items():
+        print(f"the port's step of {chosen['batch']} images, {how:<16} {middle:.1f} ms [{low:.1f}, {high:.1f}]")
+    port = {"precision": chosen["precision"], "compiled": chosen["compiled"], "epochs": epochs, "widths": widths}
+    more = [f"precision={chosen['precision']}", f"compile={str(chosen['compiled']).lower()}"]
+    return {"port": port, "headway": {"overrides": [*more, *overrides(options.quick)]}}
+
+
+def overrides(quick: bool) -> list[str]:
+    """None, but where the run is cut to a small part."""
+    if not quick:
+        return []
+    full = ours.recipe(Path("packed")).recipe
+    assert isinstance(full.epochs, float)
+    part = QUICK_EPOCHS / full.epochs
+    late = ", ".join(
+        f"{{match: {one.match!r}, after_epochs: {one.after_epochs * part}}}" for one in full.model.freeze_after
+    )
+    out = [f"model.args={{widths: {list(QUICK_WIDTHS)}}}", f"epochs={QUICK_EPOCHS}", f"model.freeze_after=[{late}]"]
+    if (progressive := full.data.progressive) is not None:
+        for key in ("from_epoch", "until_epoch"):
+            out.append(f"data.progressive.{key}={getattr(progressive, key) * part}")
+    return out
+
+
+def one_pair(results: Results, asked_of: dict[str, dict[str, Any]], seed: int, settings: str, data: Path) -> None:
+    """Runs what is missing of a pair."""
+    key = {"machine": this_machine(), "seed": seed, "settings": settings}
+    for arm in ARMS if seed % 2 else ARMS[::-1]:
+        if results.where(arm=arm, **key):
+            continue
+        print(f"seed {seed}, {arm}: since {time.strftime('%H:%M')}", file=sys.stderr)
+        try:
+            found = run(arm=arm, packed=str(data), seed=seed, **asked_of[arm])
+        except ArmEndedError as error:
+            sys.exit(str(error))
+        results.add({"arm": arm, **key, "commit": commit(), "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **found})
+
+
+def verdict(kept: list[dict[str, Any]], *, views: bool) -> Verdict:
+    """Of the kept runs of one machine and setting; `kept` may hold other records too."""
+    metric = "accuracy_tta" if views else "accuracy"
+    by_arm = {arm: {one["seed"]: one for one in kept if one.get("arm") == arm} for arm in ARMS}
+    seeds = sorted(by_arm["port"].keys() & by_arm["headway"].keys())
+    pairs = [(by_arm["port"][seed], by_arm["headway"][seed]) for seed in seeds]
+    steady = [pair for pair in pairs if is_steady(*pair)]
+    reasons = []
+    if len(steady) < 3:
+        unsteady = (
+            f", and {len(pairs) - len(steady)} on a machine whose speed changed" if len(steady) < len(pairs) else ""
+        )
+        reasons.append(f"{len(steady)} pairs of at least 3{unsteady}")
+    if pairs:
+        port, mine = ([one[metric] for one in side] for side in zip(*pairs, strict=True))
+        if abs(statistics.fmean(port) - EXPECTED[metric]) > TOLERANCE:
+            reasons.append(
+                f"the port reaches {statistics.fmean(port):.2%}, not {EXPECTED[metric]:.1%} +- {TOLERANCE:.1%}"
+            )
+        below = statistics.fmean(port) - statistics.fmean(mine)
+        allowed = min(NOT_BELOW, standard_error(port, mine))
+        if below > allowed:
+            reasons.append(f"ours is {1e2 * below:.2f} points less accurate, and {1e2 * allowed:.2f} are allowed")
+
+    def seconds(one: dict[str, Any]) -> float:
+        return float(one["seconds"] + (one["tta_seconds"] if views else 0))
+
+    return Verdict([seconds(mine) / seconds(port) for port, mine in steady], reasons)
+
+
+def is_steady(port: dict[str, Any], mine: dict[str, Any]) -> bool:
+    """Whether the machine was as fast in one run of a pair as in the other."""
+    ours_s, theirs_s = (statistics.fmean(one["probe_s"]) for one in (mine, port))
+    return abs(ours_s / theirs_s - 1) <= SAME_SPEED
+
+
+def standard_error(one: list[float], other: list[float]) -> float:
+    """Of the difference of the means; 0 for a single run."""
+    if len(one) < 2:
+        return 0.0
+    return math.sqrt(statistics.variance(one) / len(one) + statistics.variance(other) / len(other))
+
+
+def tell(kept: list[dict[str, Any]], options: argparse.Namespace, asked_of: dict[str, dict[str, Any]]) -> None:
+    """Table and claims."""
+    rows = [("seed", "arm", "how", "training s", "views s", "accuracy", "with views", "probe ms")]
+    for one in sorted(kept, key=lambda one: (one.get("seed", 0), one["arm"])):
+        probe = " ".join(f"{1e3 * value:.1f}" for value in one["probe_s"])
+        times = (f"{one['seconds']:.1f}", f"{one['tta_seconds']:.1f}")
+        rows.append(
+            (
+                str(one["seed"]),
+                one["arm"],
+                one["how"],
+                *times,
+                f"{one['accuracy']:.2%}",
+                f"{one['accuracy_tta']:.2%}",
+                probe,
+            )
+        )
+    for arm in ARMS:
+        mine = [one for one in kept if one["arm"] == arm]
+        means = [interval([one[key] for one in mine]) for key in ("accuracy", "accuracy_tta")] if mine else []
+        print(arm, *(f"{mean:.2%} +- {half:.2%}" for mean, half in means), f"({len(mine)} runs, mean and 95 %)")
+    port = airbench_cost(asked_of["port"]["widths"], asked_of["port"]["epochs"])
+    mine = recipe_cost(ours.recipe(Path("packed"), asked_of["headway"]["overrides"]).recipe)
+    print(f"multiply-adds of training: port {port:.4g}, Headway {mine:.4g}, ratio {mine / port:.3f}\n")
+    claims = []
+    for name, views in (("time_ratio_tta", True), ("time_ratio", False)):
+        found = verdict(kept, views=views)
+        reasons = (["a quick run"] if options.quick else []) + found.reasons
+        ratio, low, high = median(found.ratios) if found.ratios else (math.nan,) * 3
+        if reasons:
+            print(f"{name}: void ({'; '.join(reasons)}); it would be {ratio:.3f} [{low:.3f}, {high:.3f}]")
+        else:
+            how = f"median of {len(found.ratios)} pairs, from {min(found.ratios):.3f} to {max(found.ratios):.3f}"
+            claims.append(Claim(name, ratio, "", f"{how}; seconds, Headway over port"))
+    report(claims, options, rows)
+
+
+if __name__ == "__main__":
+    main()
