@@ -1,0 +1,153 @@
+"""The arms of `bench.large_batch`: what a run is asked for, its grid of learning rates, its seeds. All fixed here,
+before anything was measured."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bench._accuracy import narrow
+from bench._accuracy.results import digest
+
+EPOCHS = 12.0
+WARMUP_EPOCHS = 2.0
+SMALL, LARGE, LARGEST = 256, 2048, 8192
+TUNING_SEED, SEEDS = 0, (1, 2, 3)
+GHOST = 128
+LONGER = (1.5, 2.0, 3.0)
+"""Times EPOCHS: how long the last arm trains until it is as accurate as the small batch."""
+
+NAMES = {
+    "sgd": "SGD",
+    "linear": "+ linear scaling, warm-up",
+    "lars": "+ LARS",
+    "no_decay": "+ no decay of b, beta, gamma",
+    "ghost": f"+ ghost batches of {GHOST}",
+    "linear_no_decay": "SGD, linear scaling, warm-up, no decay of b, beta, gamma",
+    "nag": "NAG, linear scaling, warm-up",
+    "lbsgd": f"LBSGD, macro-batches of steps of {SMALL}",
+}
+"""Each + has all that is above it too."""
+FIRST_BASE = {SMALL: 0.05, LARGE: 0.05, LARGEST: 0.025}
+"""Lowest of the first four learning rates a batch of 256, which linear scaling multiplies by batch / 256."""
+FIRST_SGD = {SMALL: 0.05, LARGE: 0.2, LARGEST: 0.4}
+FIRST_LARS = {LARGE: 0.5, LARGEST: 1.0}
+GRID, STEP, MOST = 4, 2.0, 4
+"""Learning rates of a sweep, the factor between two, and the most by which it is extended at either end."""
+
+
+@dataclass(frozen=True, order=True)
+class Cell:
+    """One place of a table. `longer`: times the epochs of all others."""
+
+    batch: int
+    arm: str
+    longer: float = 1.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run."""
+
+    cell: Cell
+    lr: float
+    seed: int
+
+    def key(self) -> dict[str, Any]:
+        """What a kept run is found by."""
+        found = {"bench": "table", **asdict(self.cell), "lr": self.lr, "seed": self.seed}
+        return found | {"settings": settings(self.cell.arm)}
+
+
+CELLS = (
+    Cell(SMALL, "sgd"),
+    *(Cell(LARGEST, arm) for arm in ("linear", "lars", "no_decay", "ghost")),
+    *(Cell(LARGE, arm) for arm in ("sgd", "linear", "lars", "no_decay", "ghost")),
+    Cell(LARGEST, "sgd"),
+    Cell(LARGEST, "linear_no_decay"),
+    *(Cell(batch, arm) for batch in (LARGE, LARGEST) for arm in ("nag", "lbsgd")),
+)
+"""In the order in which they are run: what the claims need first."""
+
+
+def first_grid(cell: Cell) -> list[float]:
+    """The learning rates that a sweep begins with: of linear scaling those of a batch of 256."""
+    if cell.arm in ("lars", "no_decay", "ghost"):
+        low = FIRST_LARS[cell.batch]
+    else:
+        low = (FIRST_SGD if cell.arm == "sgd" else FIRST_BASE)[cell.batch]
+    return [low * STEP**place for place in range(GRID)]
+
+
+def recipe(cell: Cell, lr: float, seed: int, packed: str) -> dict[str, Any]:
+    """The recipe of a run."""
+    arm, batch, epochs = cell.arm, cell.batch, EPOCHS * cell.longer
+    optimizer: dict[str, Any] = {"name": "sgd", "lr": lr, "momentum": 0.9, "weight_decay": 5e-4}
+    schedule: dict[str, Any] = {"name": "polynomial", "power": 2}
+    model: dict[str, Any] = {"factory": "bench._accuracy.narrow:narrow"}
+    warmup = {"warmup_epochs": WARMUP_EPOCHS, "warmup_start": SMALL / batch}
+    if arm in ("linear", "linear_no_decay", "nag"):
+        optimizer["lr"] = lr * batch / SMALL
+        schedule |= warmup
+    if arm == "linear_no_decay":
+        optimizer["no_decay"] = True
+    if arm == "nag":
+        optimizer["name"] = "nag"
+    if arm in ("lars", "no_decay", "ghost"):
+        # The paper's coefficient is 0.001, and learning rates 10 to 30: what has a trust of 1 (beta, gamma) would be
+        # moved by these. With 0.02, which LARC takes, they are near 1.
+        optimizer |= {"name": "lars", "eta": 0.02, "no_decay": arm != "lars"}
+        schedule |= warmup
+    if arm == "ghost":
+        model["batch_norm"] = {"ghost": GHOST}
+    if arm == "lbsgd":
+        scale = batch // SMALL
+        optimizer |= {"name": "lbsgd", "batch_scale": scale, "warmup": "linear", "warmup_epochs": WARMUP_EPOCHS}
+        optimizer["no_decay"] = False
+        batch = SMALL
+    return {
+        "seed": seed,
+        "data": {"train": f"{packed}/train", "eval": f"{packed}/eval", "threads": 1},
+        "augment": {"flip": True, "translate": 2},
+        "model": model,
+        "optimizer": optimizer,
+        "schedule": schedule,
+        "batch": batch,
+        "epochs": epochs,
+        "precision": "fp32",
+        "evaluate": {"every_epochs": epochs, "batch": 1000},
+        "checkpoint": {"every_epochs": epochs, "asynchronous": False},
+        "log_every_steps": 100,
+    }
+
+
+def settings(arm: str) -> str:
+    """The code version of an arm: recipe and network. A run of another version does not count."""
+    asked = recipe(Cell(LARGE, arm), 1.0, 0, "packed")
+    return digest([asked, inspect.getsource(narrow)])
+
+
+def sweep(kept: dict[float, float], grid: Sequence[float]) -> tuple[list[float], float | None]:
+    """(learning rates to be run yet, the best one): the sweep is extended until its best value is inside.
+
+    Args:
+        kept: accuracy by learning rate, of the tuning seed.
+        grid: what it begins with.
+
+    Returns:
+        none to be run, and the best, once it is known; where it still lies at the edge after `MOST` more on that side,
+        it is that.
+    """
+    missing = [lr for lr in grid if lr not in kept]
+    if missing:
+        return missing, None
+    tried = sorted(kept)
+    best = max(tried, key=lambda lr: kept[lr])
+    low, high = grid[0] / STEP**MOST, grid[-1] * STEP**MOST
+    if best == tried[0] and best > low * 1.01:
+        return [best / STEP], None
+    if best == tried[-1] and best < high / 1.01:
+        return [best * STEP], None
+    return [], best

@@ -1,0 +1,183 @@
+"""What the kept runs of `bench.large_batch` say: which ones are missing, sweeps, tables and claims."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from typing import Any, final
+
+from bench._accuracy.batch_arms import (
+    CELLS,
+    EPOCHS,
+    LARGE,
+    LARGEST,
+    LONGER,
+    NAMES,
+    SEEDS,
+    SMALL,
+    TUNING_SEED,
+    Cell,
+    Job,
+    first_grid,
+    settings,
+    sweep,
+)
+from bench._common import Claim
+
+BASELINE, LINEAR, LAST = Cell(SMALL, "sgd"), Cell(LARGEST, "linear"), Cell(LARGEST, "ghost")
+LAST_LARGE = Cell(LARGE, "ghost")
+DECKS = (
+    ("LARS, all parameters decayed (the deck's Table 6)", "linear", "lars"),
+    ("LARS, weights decayed alone (Table 1)", "linear_no_decay", "no_decay"),
+    ("no decay of b, beta, gamma, under SGD (Table 2)", "linear", "linear_no_decay"),
+    ("no decay of b, beta, gamma, under LARS (Table 7)", "lars", "no_decay"),
+)
+SIDE_BY_SIDE = ("linear", "nag", "lbsgd")
+
+
+@final
+class Tables:
+    """The kept runs, by cell.
+
+    Args:
+        records: of the results file; those of other benches or other settings are left out.
+    """
+
+    def __init__(self, records: Iterable[dict[str, Any]]) -> None:
+        self._runs: dict[Cell, dict[tuple[float, int], float]] = {}
+        now = {cell.arm: settings(cell.arm) for cell in CELLS}
+        for one in records:
+            if one.get("bench") == "table" and now.get(one["arm"]) == one["settings"]:
+                cell = Cell(one["batch"], one["arm"], one["longer"])
+                self._runs.setdefault(cell, {})[one["lr"], one["seed"]] = one["accuracy"]
+
+    def tuned(self, cell: Cell) -> dict[float, float]:
+        """Accuracy by learning rate, of the seed that tunes."""
+        runs = self._runs.get(Cell(cell.batch, cell.arm), {})
+        return {lr: accuracy for (lr, seed), accuracy in sorted(runs.items()) if seed == TUNING_SEED}
+
+    def best(self, cell: Cell) -> float | None:
+        """The learning rate that was chosen; None while the sweep is not done."""
+        return sweep(self.tuned(cell), first_grid(cell))[1]
+
+    def accuracies(self, cell: Cell) -> list[float]:
+        """Of the seeds of the table, at the learning rate that was chosen."""
+        runs, best = self._runs.get(cell, {}), self.best(cell)
+        return [runs[best, seed] for seed in SEEDS if best is not None and (best, seed) in runs]
+
+    def mean(self, cell: Cell) -> float | None:
+        """None until all seeds are there."""
+        found = self.accuracies(cell)
+        return statistics.fmean(found) if len(found) == len(SEEDS) else None
+
+    def missing(self) -> list[Job]:
+        """Runs to be done as things stand; a sweep's end, and what is longer, follow from them."""
+        out = []
+        for cell in CELLS:
+            lrs, best = sweep(self.tuned(cell), first_grid(cell))
+            out += [Job(cell, lr, TUNING_SEED) for lr in lrs]
+            out += self._seeds(cell, best)
+        for last in (LAST_LARGE, LAST):
+            if self.mean(BASELINE) is None or self.mean(last) is None:
+                continue
+            for longer in (1.0, *LONGER):
+                cell = Cell(last.batch, last.arm, longer)
+                mean = self.mean(cell)
+                if mean is None:
+                    out += self._seeds(cell, self.best(cell))
+                    break
+                if self._equal(mean):
+                    break
+        return out
+
+    def _seeds(self, cell: Cell, best: float | None) -> list[Job]:
+        kept = self._runs.get(cell, {})
+        return [Job(cell, best, seed) for seed in SEEDS if best is not None and (best, seed) not in kept]
+
+    def _equal(self, mean: float) -> bool:
+        baseline = self.mean(BASELINE)
+        return baseline is not None and mean >= baseline
+
+    def sweeps(self) -> list[tuple[str, ...]]:
+        """Every run of the seed that tunes."""
+        rows: list[tuple[str, ...]] = [("batch", "arm", "accuracy by learning rate", "chosen")]
+        for cell in CELLS:
+            tried = "  ".join(f"{lr:g}: {1e2 * accuracy:.2f}" for lr, accuracy in self.tuned(cell).items())
+            best = self.best(cell)
+            edge = (
+                "" if best is None or best not in (min(self.tuned(cell)), max(self.tuned(cell))) else " (at the edge)"
+            )
+            chosen = "" if best is None else f"{best:g}{edge}"
+            rows.append((str(cell.batch), NAMES[cell.arm], tried or "none yet", chosen or "not yet"))
+        return rows
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The table: accuracy in % of three seeds, mean and spread, and the distance from the small batch."""
+        rows: list[tuple[str, ...]] = [("batch", "arm", "lr", "accuracy %", "seeds", "points from 256")]
+        baseline = self.mean(BASELINE)
+        longer = [cell for cell in sorted(self._runs) if cell.longer != 1]
+        for cell in [*sorted(CELLS, key=lambda cell: (cell.batch, list(NAMES).index(cell.arm))), *longer]:
+            found, best, mean = self.accuracies(cell), self.best(cell), self.mean(cell)
+            away = "" if mean is None or baseline is None else f"{1e2 * (mean - baseline):+.2f}"
+            seeds = " ".join(f"{1e2 * one:.2f}" for one in found) or "missing"
+            name = NAMES[cell.arm] + ("" if cell.longer == 1 else f", {cell.longer * EPOCHS:g} epochs")
+            rows.append((str(cell.batch), name, "" if best is None else f"{best:g}", _spread(found), seeds, away))
+        return rows
+
+    def decks(self) -> list[tuple[str, ...]]:
+        """The same questions as the tables of the deck on large batches ask, at the largest batch."""
+        rows: list[tuple[str, ...]] = [(f"batch {LARGEST}", "without %", "with %", "points")]
+        for name, without, with_it in DECKS:
+            before, after = (self.mean(Cell(LARGEST, arm)) for arm in (without, with_it))
+            gain = "missing" if before is None or after is None else f"{1e2 * (after - before):+.2f}"
+            spreads = (_spread(self.accuracies(Cell(LARGEST, arm))) for arm in (without, with_it))
+            rows.append((name, *spreads, gain))
+        for batch in (LARGE, LARGEST):
+            for arm in SIDE_BY_SIDE:
+                rows.append((f"{NAMES[arm]}, batch {batch}", "", _spread(self.accuracies(Cell(batch, arm))), ""))
+        return rows
+
+    def claims(self) -> tuple[list[Claim], list[str]]:
+        """What can be claimed yet, and what each other one lacks."""
+        baseline, large, last, linear = (self.mean(cell) for cell in (BASELINE, LAST_LARGE, LAST, LINEAR))
+        claims, lacking = [], []
+        how = f"means of {len(SEEDS)} seeds, {EPOCHS:g} epochs each"
+        if baseline is None or large is None:
+            lacking.append("gap_2048: runs are missing")
+        else:
+            claims.append(Claim("gap_2048", 1e2 * (baseline - large), "points", f"batch 256 over all switches; {how}"))
+        if baseline is None or last is None or linear is None:
+            lacking.append("recovered_8192: runs are missing")
+        elif baseline <= linear:
+            lacking.append("recovered_8192: void, as linear scaling alone loses nothing")
+        else:
+            share = (last - linear) / (baseline - linear)
+            text = f"of the {1e2 * (baseline - linear):.2f} points that linear scaling loses; {how}"
+            claims.append(Claim("recovered_8192", share, "", text))
+        for cell in (LAST_LARGE, LAST):
+            epochs = self.epochs_to_equal(cell)
+            name = f"epochs_to_equal_{cell.batch}"
+            if isinstance(epochs, str):
+                lacking.append(f"{name}: {epochs}")
+            else:
+                claims.append(Claim(name, epochs, "epochs", f"where batch {SMALL} takes {EPOCHS:g}; all switches"))
+        return claims, lacking
+
+    def epochs_to_equal(self, cell: Cell) -> float | str:
+        """The shortest training tried whose mean is no less than the small batch's; or why there is none."""
+        if self.mean(BASELINE) is None:
+            return "runs are missing"
+        for longer in (1.0, *LONGER):
+            mean = self.mean(Cell(cell.batch, cell.arm, longer))
+            if mean is None:
+                return "runs are missing"
+            if self._equal(mean):
+                return longer * EPOCHS
+        return f"more than {LONGER[-1] * EPOCHS:g}"
+
+
+def _spread(accuracies: list[float]) -> str:
+    if not accuracies:
+        return "missing"
+    mean = f"{1e2 * statistics.fmean(accuracies):.2f}"
+    return mean if len(accuracies) < 2 else f"{mean} +- {1e2 * statistics.stdev(accuracies):.2f}"

@@ -1,0 +1,61 @@
+"""Trains what it is told to: a line of JSON in is a recipe, a line of JSON out is how its run ended.
+
+`python -m bench._accuracy.batch_worker`; a process that stays, so that imports are done once and the pixels stay in the
+page cache.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import yaml
+
+from headway.core.errors import TrainingError
+from headway.core.recipe import load
+from headway.core.run import Run
+from headway.train.progress import Silent
+from headway.train.recipe import TrainRecipe
+from headway.train.setup import set_up
+from headway.train.trainer import Trainer
+
+
+def train(tree: dict[str, Any]) -> dict[str, Any]:
+    """One run by Headway's Trainer. A run whose loss or weights were not finite has `diverged`, and the accuracy of its
+    last evaluation or of chance."""
+    with tempfile.TemporaryDirectory(prefix="headway-batch-") as name:
+        path = Path(name) / "recipe.yaml"
+        path.write_text(yaml.safe_dump(tree), encoding="utf-8")
+        setup = set_up(load(path, (), TrainRecipe), say=lambda _: None)
+        run, started, diverged = Run.create(Path(name) / "run"), perf_counter(), False
+        with closing(setup.inputs), closing(Trainer(setup, run, Silent())) as trainer:
+            try:
+                trainer.run()
+            except TrainingError:
+                diverged = True
+        lines = (run.folder / "metrics.jsonl").read_text().splitlines()
+        records = [json.loads(line) for line in lines]
+        found = [(one["step"], one["accuracy"]) for one in records if one["kind"] == "evaluate"]
+        chance = 1 / len(setup.target.classes)
+        return {
+            "accuracy": found[-1][1] if found and not diverged else chance,
+            "evaluations": found,
+            "diverged": diverged,
+            "steps": trainer.step,
+            "seconds": perf_counter() - started,
+        }
+
+
+def main() -> None:
+    out, sys.stdout = sys.stdout, sys.stderr  # nothing else is written where answers are read
+    for line in sys.stdin:
+        print(json.dumps(train(json.loads(line))), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Large batches on CIFAR-10: what is lost with them, and what wins it back.
+
+One small network (bench/_accuracy/narrow.py), as many epochs for all, through Headway's Trainer. At batches of 2,048
+and 8,192 the arms add one thing each to plain SGD: linear scaling with a warm-up, LARS, no weight decay of biases, beta
+and gamma, ghost batches; and SGD, NAG and LBSGD stand side by side. Each arm has its own sweep of the learning rate,
+by one seed: four values by factors of two, and more where the best of them lies at the edge. Three other seeds, fixed
+in bench/_accuracy/batch_arms.py, make the table. Learning rates are chosen by the same 10,000 images that the table
+counts, with another seed.
+
+gap_2048              points from batch 256 with SGD to batch 2,048 with all switches; at most 0.5 is wanted
+recovered_8192        share that all switches win back of what linear scaling alone loses at 8,192; at least 0.5
+epochs_to_equal_N     epochs that all switches take at batch N until they are as accurate as SGD at 256
+
+--curve: steps to a fixed accuracy against the batch, 64 to 16,384 (Shallue et al. 2018, arXiv 1811.03600), and a page
+with the three regimes: perfect scaling, diminishing returns, none.
+
+Accuracy does not depend on the machine, so every run that ends is kept in the results file, and a later call does what
+is missing; --minutes M begins no run after so long. Two runs at once with one thread each take less time together than
+one after the other with two: --workers says how many, --measure-workers measures it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from bench._accuracy import batch_arms, cifar
+from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell, Job
+from bench._accuracy.batch_table import Tables
+from bench._accuracy.results import FOLDER, Results, commit
+from bench._accuracy.workers import WorkerEndedError, work
+from bench._common import Claim, parser, report, table
+
+
+def main() -> None:
+    asked = parser(__doc__ or "")
+    asked.add_argument("--results", type=Path, default=FOLDER / "large_batch.jsonl", metavar="FILE")
+    asked.add_argument("--minutes", type=float, metavar="M", help="begin no run after so long; 0 shows what is there")
+    asked.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="runs at once")
+    asked.add_argument("--curve", action="store_true", help="steps to a fixed accuracy against the batch")
+    asked.add_argument("--page", type=Path, default=Path("large-batch.html"), metavar="FILE", help="of --curve")
+    asked.add_argument("--measure-workers", action="store_true", help="two runs at once against one with two threads")
+    options = asked.parse_args()
+    try:
+        with tempfile.TemporaryDirectory(prefix="headway-batch-") as folder:
+            run(options, Path(folder))
+    except WorkerEndedError as error:
+        sys.exit(str(error))
+
+
+def run(options: argparse.Namespace, folder: Path) -> None:
+    if options.quick or options.measure_workers:
+        packed = str(cifar.part(folder, 200, 50))
+        if options.measure_workers:
+            measure_workers(packed, options)
+            return
+        quick(packed, options, folder)
+        return
+    results = Results(options.results)
+    packed = "packed" if options.minutes == 0 else str(cifar.packed())
+    if options.curve:
+        from bench._accuracy import batch_curve
+
+        batch_curve.run(results, packed, options)
+        return
+
+    def done(job: Job, found: dict[str, Any]) -> None:
+        results.add({**job.key(), "commit": commit(), **found})
+        left = len(Tables(results.all()).missing())
+        say = f"{time.strftime('%H:%M')} {job.cell.batch} {job.cell.arm} lr {job.lr:g} seed {job.seed}"
+        print(f"{say}: {found['accuracy']:.2%} in {found['seconds']:.0f} s; {left} runs to go", file=sys.stderr)
+
+    if options.minutes != 0:
+        work(
+            lambda: Tables(results.all()).missing(),
+            lambda job: batch_arms.recipe(job.cell, job.lr, job.seed, packed),
+            done,
+            workers=options.workers,
+            minutes=options.minutes,
+        )
+    tell(Tables(results.all()), options)
+
+
+def tell(tables: Tables, options: argparse.Namespace) -> None:
+    """Sweeps, tables, claims, and what is missing."""
+    table(tables.sweeps())
+    table(tables.rows())
+    table(tables.decks())
+    claims, lacking = tables.claims()
+    for one in lacking:
+        print(one)
+    missing = tables.missing()
+    if missing:
+        cells = sorted({(job.cell.batch, job.cell.arm) for job in missing})
+        print(f"missing: {len(missing)} runs of {', '.join(f'{arm} at {batch}' for batch, arm in cells)}")
+    report(claims, options)
+
+
+def quick(packed: str, options: argparse.Namespace, folder: Path) -> None:
+    """One short run of every arm, on 2,000 images."""
+    results, left = Results(folder / "results.jsonl"), [Job(cell, 0.0, TUNING_SEED) for cell in CELLS]
+
+    def small(job: Job) -> dict[str, Any]:
+        cell = job.cell
+        tree = batch_arms.recipe(cell, batch_arms.first_grid(cell)[0], SEEDS[0], packed)
+        tree["epochs"] = tree["evaluate"]["every_epochs"] = tree["checkpoint"]["every_epochs"] = 2
+        tree["batch"] = tree["batch"] // 8
+        for part in (tree["schedule"], tree["optimizer"]):
+            if "warmup_epochs" in part:
+                part["warmup_epochs"] = 1
+        if "batch_norm" in tree["model"]:
+            tree["model"]["batch_norm"]["ghost"] //= 8
+        return tree
+
+    def done(job: Job, found: dict[str, Any]) -> None:
+        results.add({"cell": [job.cell.batch, job.cell.arm], **found})
+        left.remove(job)
+
+    work(lambda: list(left), small, done, workers=options.workers, minutes=None)
+    rows = [("batch", "arm", "steps", "accuracy, two epochs of 2,000 images, an eighth of the batch")]
+    for one in results.all():
+        batch, arm = one["cell"]
+        rows.append((str(batch), batch_arms.NAMES[arm], str(one["steps"]), f"{one['accuracy']:.1%}"))
+    report([], options, rows)
+
+
+def measure_workers(packed: str, options: argparse.Namespace) -> None:
+    """Images a second of as many runs at once as there are cores, each with one thread, over one run with all."""
+    cores, ratios = len(os.sched_getaffinity(0)), []
+    tree = batch_arms.recipe(Cell(batch_arms.SMALL, "sgd"), 0.1, 0, packed)
+    tree["epochs"] = tree["evaluate"]["every_epochs"] = tree["checkpoint"]["every_epochs"] = 10
+    for _ in range(3):
+        taken = {}
+        for workers in (1, cores):
+            left, seconds = list(range(2 * cores)), []
+            work(
+                lambda left=left: list(left),  # type: ignore[misc]
+                lambda job: {**tree, "seed": job},
+                lambda job, found, left=left, seconds=seconds: (left.remove(job), seconds.append(found["seconds"]))[0],  # type: ignore[misc]
+                workers=workers,
+                minutes=None,
+            )
+            taken[workers] = sum(seconds) / workers
+        ratios.append(taken[1] / taken[cores])
+    how = f"median of {len(ratios)} rounds of {2 * cores} runs each, from {min(ratios):.2f} to {max(ratios):.2f}"
+    report(
+        [Claim("workers_gain", sorted(ratios)[1], "", f"{how}; {cores} at once over one with {cores} threads")], options
+    )
+
+
+if __name__ == "__main__":
+    main()
