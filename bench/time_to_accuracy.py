@@ -190,8 +190,10 @@ def tell(kept: list[dict[str, Any]], options: argparse.Namespace, asked_of: dict
         )
     for arm in ARMS:
         mine = [one for one in kept if one["arm"] == arm]
-        means = [interval([one[key] for one in mine]) for key in ("accuracy", "accuracy_tta")] if mine else []
-        print(arm, *(f"{mean:.2%} +- {half:.2%}" for mean, half in means), f"({len(mine)} runs, mean and 95 %)")
+        if len(mine) > 1:
+            means = [interval([one[key] for one in mine]) for key in ("accuracy", "accuracy_tta")]
+            said = ", with views ".join(f"{mean:.2%} +- {half:.2%}" for mean, half in means)
+            print(f"{arm}: {said} (mean of {len(mine)} runs and its 95 % interval)")
     port = airbench_cost(asked_of["port"]["widths"], asked_of["port"]["epochs"])
     mine = recipe_cost(ours.recipe(Path("packed"), asked_of["headway"]["overrides"]).recipe)
     print(f"multiply-adds of training: port {port:.4g}, Headway {mine:.4g}, ratio {mine / port:.3f}\n")
@@ -199,10 +201,11 @@ def tell(kept: list[dict[str, Any]], options: argparse.Namespace, asked_of: dict
     for name, views in (("time_ratio_tta", True), ("time_ratio", False)):
         found = verdict(kept, views=views)
         reasons = (["a quick run"] if options.quick else []) + found.reasons
-        ratio, low, high = median(found.ratios) if found.ratios else (math.nan,) * 3
         if reasons:
-            print(f"{name}: void ({'; '.join(reasons)}); it would be {ratio:.3f} [{low:.3f}, {high:.3f}]")
+            seen = ", ".join(f"{ratio:.3f}" for ratio in found.ratios) or "none"
+            print(f"{name}: void ({'; '.join(reasons)}); ratios of the pairs: {seen}")
         else:
+            ratio = median(found.ratios)[0]
             how = f"median of {len(found.ratios)} pairs, from {min(found.ratios):.3f} to {max(found.ratios):.3f}"
             claims.append(Claim(name, ratio, "", f"{how}; seconds, Headway over port"))
     report(claims, options, rows)

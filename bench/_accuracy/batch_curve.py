@@ -1,0 +1,217 @@
+"""Steps to a fixed accuracy against the batch, and where more samples a step stop to save steps.
+
+The method is that of Shallue et al. 2018, "Measuring the Effects of Data Parallelism on Neural Network Training" (arXiv
+1811.03600): for each batch the learning rate that needs the fewest steps, whatever it is; no rule scales it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import math
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, final
+
+from bench._accuracy import narrow
+from bench._accuracy.batch_arms import GRID, SEEDS, STEP, TUNING_SEED, sweep
+from bench._accuracy.results import Results, commit, digest
+from bench._accuracy.workers import work
+from bench._common import Claim, report
+from headway.page.panel import Panel, lines, table
+from headway.page.report import render
+
+BATCHES = tuple(64 * 2**power for power in range(9))
+TARGET = 0.60
+MOST_EPOCHS = 40.0
+LOWEST = 0.0125
+"""The first sweep's lowest learning rate at a batch of 64; of larger ones times sqrt(batch / 64)."""
+PERFECT, NONE = 0.575, 0.9
+"""Steps over those of half the batch: up to the first (0.5 and 15 %) scaling is perfect, from the second there is
+none."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to the target."""
+
+    batch: int
+    lr: float
+    seed: int
+
+    def key(self) -> dict[str, Any]:
+        return {"bench": "curve", "batch": self.batch, "lr": self.lr, "seed": self.seed, "settings": settings()}
+
+
+def recipe(job: Job, packed: str) -> dict[str, Any]:
+    """Momentum SGD at a constant rate, evaluated five times an epoch, until the target is reached."""
+    return {
+        "seed": job.seed,
+        "data": {"train": f"{packed}/train", "eval": f"{packed}/eval", "threads": 1},
+        "augment": {"flip": True, "translate": 2},
+        "model": {"factory": "bench._accuracy.narrow:narrow"},
+        "optimizer": {"name": "sgd", "lr": job.lr, "momentum": 0.9, "weight_decay": 5e-4},
+        "batch": job.batch,
+        "epochs": MOST_EPOCHS,
+        "precision": "fp32",
+        "evaluate": {"every_epochs": 0.2, "batch": 1000},
+        "stop_at": {"accuracy": TARGET},
+        "checkpoint": {"every_epochs": MOST_EPOCHS, "asynchronous": False},
+        "log_every_steps": 100,
+    }
+
+
+def settings() -> str:
+    """The code version of these runs."""
+    return digest([recipe(Job(64, 1.0, 0), "packed"), inspect.getsource(narrow)])
+
+
+def first_grid(batch: int) -> list[float]:
+    low = LOWEST * 2 ** round(math.log2(batch / 64) / 2)
+    return [low * STEP**place for place in range(GRID)]
+
+
+def steps_to(evaluations: Sequence[tuple[int, float]], target: float = TARGET) -> float | None:
+    """Steps until the target, along a line between the evaluation before and the one that reached it; None: never."""
+    before = (0, 0.1)
+    for step, accuracy in evaluations:
+        if accuracy >= target:
+            share = (target - before[1]) / (accuracy - before[1])
+            return before[0] + share * (step - before[0])
+        before = (step, accuracy)
+    return None
+
+
+def regimes(steps: Sequence[float], perfect: float = PERFECT, none: float = NONE) -> list[str]:
+    """Of each batch, the first being the smallest and each twice the one before: `perfect` scaling as long as every
+    doubling divides the steps by nearly two, `none` from where no doubling saves much, `diminishing` between.
+
+    Args:
+        steps: to the target, of each batch.
+    """
+    factors = [after / before for before, after in pairwise(steps)]
+    last_perfect = next((place for place, factor in enumerate(factors) if factor > perfect), len(factors))
+    first_none = len(factors)
+    while first_none > last_perfect and factors[first_none - 1] >= none:
+        first_none -= 1
+    out = []
+    for place in range(len(steps)):
+        out.append("perfect" if place <= last_perfect else "none" if place > first_none else "diminishing")
+    return out
+
+
+@final
+class Curve:
+    """The kept runs, by batch."""
+
+    def __init__(self, records: Sequence[dict[str, Any]]) -> None:
+        now = settings()
+        self._steps: dict[int, dict[tuple[float, int], float]] = {batch: {} for batch in BATCHES}
+        for one in records:
+            if one.get("bench") == "curve" and one["settings"] == now and one["batch"] in self._steps:
+                found = None if one["diverged"] else steps_to(one["evaluations"])
+                self._steps[one["batch"]][one["lr"], one["seed"]] = math.inf if found is None else found
+
+    def tuned(self, batch: int) -> dict[float, float]:
+        """Steps by learning rate, of the seed that tunes; infinite where the target was not reached."""
+        return {lr: steps for (lr, seed), steps in sorted(self._steps[batch].items()) if seed == TUNING_SEED}
+
+    def sweep(self, batch: int) -> tuple[list[float], float | None]:
+        return sweep({lr: -steps for lr, steps in self.tuned(batch).items()}, first_grid(batch))
+
+    def missing(self) -> list[Job]:
+        out = []
+        for batch in BATCHES:
+            lrs, best = self.sweep(batch)
+            out += [Job(batch, lr, TUNING_SEED) for lr in lrs]
+            if best is not None:
+                out += [Job(batch, best, seed) for seed in SEEDS if (best, seed) not in self._steps[batch]]
+        return out
+
+    def steps(self, batch: int) -> float | None:
+        """Mean of the table's seeds; None where one is missing or did not come there."""
+        best = self.sweep(batch)[1]
+        found = [self._steps[batch].get((best, seed), math.inf) for seed in SEEDS if best is not None]
+        return statistics.fmean(found) if found and max(found) < math.inf else None
+
+    def points(self) -> list[tuple[int, float, str]]:
+        """(batch, steps, regime) from the smallest batch on, as far as there is no gap."""
+        known = []
+        for batch in BATCHES:
+            found = self.steps(batch)
+            if found is None:
+                break
+            known.append((batch, found))
+        names = regimes([steps for _, steps in known])
+        return [(*one, name) for one, name in zip(known, names, strict=True)]
+
+    def rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [("batch", "lr", "steps", "epochs", "regime", "steps by learning rate, one seed")]
+        of = {batch: (steps, name) for batch, steps, name in self.points()}
+        for batch in BATCHES:
+            tried = "  ".join(f"{lr:g}: {steps:.0f}" for lr, steps in self.tuned(batch).items())
+            best = self.sweep(batch)[1]
+            steps, name = of.get(batch, (None, "missing"))
+            known = ("", "") if steps is None else (f"{steps:.0f}", f"{steps * batch / 50_000:.1f}")
+            rows.append((str(batch), "" if best is None else f"{best:g}", *known, name, tried))
+        return rows
+
+    def panels(self) -> list[Panel]:
+        """The curve with its regimes, and its table."""
+        points = self.points()
+        first = points[0]
+        ideal = (
+            "if steps fell as the batch grows",
+            [p[0] for p in points],
+            [first[1] * first[0] / p[0] for p in points],
+        )
+        series = [ideal]
+        for name in ("perfect", "diminishing", "none"):
+            places = [place for place, point in enumerate(points) if point[2] == name]
+            if places:  # each part begins where the one before ends, so that the line has no gap
+                part = points[max(0, places[0] - 1) : places[-1] + 1]
+                label = {"perfect": "perfect scaling", "diminishing": "diminishing returns", "none": "no gain"}[name]
+                series.append((label, [p[0] for p in part], [p[1] for p in part]))
+        title = f"Steps to {TARGET:.0%} on CIFAR-10"
+        note = f"Means of {len(SEEDS)} seeds, each batch with the learning rate that needs the fewest steps."
+        axes: dict[str, Any] = {"x_label": "batch", "y_label": "steps", "log_x": True, "log_y": True}
+        drawn = lines("curve", title, series, **axes, note=note, width="full", section="Batch", order=1)
+        head, *rows = self.rows()
+        return [drawn, table("runs", "By batch", head, rows, width="full", section="Batch", order=2)]
+
+
+def run(results: Results, packed: str, options: argparse.Namespace) -> None:
+    """Does what is missing, and tells what is there."""
+
+    def done(job: Job, found: dict[str, Any]) -> None:
+        results.add({**job.key(), "commit": commit(), **found})
+        reached = steps_to(found["evaluations"])
+        said = "not reached" if reached is None else f"{reached:.0f} steps"
+        left = len(Curve(results.all()).missing())
+        where = f"{time.strftime('%H:%M')} {job.batch} lr {job.lr:g} seed {job.seed}"
+        print(f"{where}: {said} in {found['seconds']:.0f} s; {left} runs to go", file=sys.stderr)
+
+    if options.minutes != 0:
+        work(
+            lambda: Curve(results.all()).missing(),
+            lambda job: recipe(job, packed),
+            done,
+            workers=options.workers,
+            minutes=options.minutes,
+        )
+    curve = Curve(results.all())
+    points, claims = curve.points(), []
+    if points:
+        subtitle = f"{len(points)} of {len(BATCHES)} batches"
+        options.page.write_text(render(curve.panels(), title="Steps and batch", subtitle=subtitle), encoding="utf-8")
+        print(f"drawn in {options.page}")
+        largest = max(batch for batch, _, name in points if name == "perfect")
+        claims.append(Claim("perfect_scaling_to", largest, "", f"largest batch of it; steps to {TARGET:.0%}"))
+    missing = curve.missing()
+    if missing:
+        print(f"missing: {len(missing)} runs of batches {', '.join(map(str, sorted({job.batch for job in missing})))}")
+    report(claims, options, curve.rows())
