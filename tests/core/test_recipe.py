@@ -391,6 +391,11 @@ def test_a_training_recipe_survives_the_round_trip(recipe: Path) -> None:
         (["precision=fp8"], "precision: Input should be 'auto', 'fp32', 'bf16' or 'fp16', not 'fp8'."),
         (["name=../x"], "name: '../x' cannot name a folder."),
         (["seed=-1"], "seed: Input should be greater than or equal to 0, not -1."),
+        (
+            ["optimizer.lookahead={}", "model.ema={half_life_steps: 9}"],
+            "lookahead and model.ema both say which weights",
+        ),
+        (["optimizer.lookahead={alpha: 0}"], "optimizer.lookahead.alpha: Input should be greater than 0, not 0."),
         (["batch=many"], "batch: Input should be a valid integer, unable to parse string as an integer, not 'many'."),
     ],
 )

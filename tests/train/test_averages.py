@@ -16,7 +16,7 @@ from headway.core.recipe import load
 from headway.core.run import Run
 from headway.data.decode import decoder
 from headway.train.checkpoint import Checkpoints
-from headway.train.evaluate import evaluate
+from headway.train.evaluate import evaluate, outputs_of, views
 from headway.train.predict import image_files, pixels
 from headway.train.progress import Silent
 from headway.train.recipe import TrainRecipe
@@ -26,6 +26,8 @@ from headway.train.trainer import Trainer
 
 EMA = "model.ema={half_life_steps: 4, every_steps: 3}"
 ANEW = "model.batch_norm={ghost: 8, recompute_batches: 4}"
+AHEAD = "optimizer.lookahead={every_steps: 4, alpha: 0.4, power: 2}"
+FROZEN = "model.freeze_after=[{match: '^0', after_epochs: 1.5}]"
 EVERYTHING = (EMA, ANEW, "evaluate.flip=true", "augment={flip: true, translate: 1}")
 
 
@@ -95,13 +97,18 @@ def test_best_weights_are_those_that_were_best(folder: Path, tmp_path: Path) -> 
     assert [record["step"] for record in records(run, "evaluate")] == [6, 12, 18]
 
 
-def test_resumed_is_uninterrupted(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("switches", "kept"),
+    [(EVERYTHING, {"ema", "statistics"}), ((AHEAD, FROZEN, "evaluate.shift=1"), {"lookahead"})],
+    ids=["averages", "lookahead"],
+)
+def test_resumed_is_uninterrupted(folder: Path, tmp_path: Path, switches: tuple[str, ...], kept: set[str]) -> None:
     whole = tmp_path / "whole"
-    with closing(trainer_of(folder, whole, *EVERYTHING)) as trainer:
+    with closing(trainer_of(folder, whole, *switches)) as trainer:
         trainer.run()
     for steps in (2, 8, 13):
         run = tmp_path / str(steps)
-        with closing(trainer_of(folder, run, *EVERYTHING)) as trainer:
+        with closing(trainer_of(folder, run, *switches)) as trainer:
             trainer.run(steps)
             trainer.stopping = True
             trainer.run()
@@ -110,7 +117,7 @@ def test_resumed_is_uninterrupted(folder: Path, tmp_path: Path) -> None:
         checkpoint = Checkpoints(run / "checkpoints").newest()
         assert checkpoint is not None
         assert checkpoint.step == steps
-        setup = set_up(load(folder / "recipe.yaml", EVERYTHING, TrainRecipe), say=print, fresh=False)
+        setup = set_up(load(folder / "recipe.yaml", switches, TrainRecipe), say=print, fresh=False)
         with closing(Trainer(setup, Run(run), Silent())) as trainer:
             trainer.resume(checkpoint)
             with trainer.shown():
@@ -118,7 +125,7 @@ def test_resumed_is_uninterrupted(folder: Path, tmp_path: Path) -> None:
             trainer.run()
         mine, theirs = newest(run), newest(whole)
         assert mine.keys() == theirs.keys()
-        assert {name.partition("/")[0] for name in mine} >= {"ema", "statistics"}
+        assert {name.partition("/")[0] for name in mine} >= kept
         for name, value in theirs.items():
             assert torch.equal(mine[name], value), name
         assert (run / "weights.safetensors").read_bytes() == (whole / "weights.safetensors").read_bytes()
@@ -259,3 +266,74 @@ def plain(num_classes):
         torch.testing.assert_close(two[name], one[name], rtol=1e-3, atol=1e-4, msg=name)
     for first, second in zip(*(records(tmp_path / name, "evaluate") for name in runs), strict=True):
         assert second["loss"] == pytest.approx(first["loss"], rel=1e-3)
+
+
+def test_lookahead_trains_from_its_slow_weights_and_shows_them(folder: Path, tmp_path: Path) -> None:
+    """18 steps: the first four against a run without it, and the last two do not count."""
+    with closing(trainer_of(folder, tmp_path / "plain")) as plain:
+        begun = state(plain.setup)
+        plain.run(4)
+        fast = state(plain.setup)
+    with closing(trainer_of(folder, tmp_path / "run", AHEAD)) as trainer:
+        assert all(torch.equal(begun[name], value) for name, value in state(trainer.setup).items())
+        trainer.run(4)
+        share = 1 - 0.6 * (4 / 18) ** 2
+        for name, value in state(trainer.setup).items():
+            if value.is_floating_point():
+                torch.testing.assert_close(value, begun[name] + share * (fast[name] - begun[name]))
+        for step in range(5, 19):
+            trainer.run(1)
+            same = torch.equal(shown(trainer)["0.weight"], state(trainer.setup)["0.weight"])
+            assert same == (step % 4 == 0), step
+        best = load_file(tmp_path / "run/weights.safetensors")
+        assert trainer.best is not None
+        if trainer.best["step"] == 18:
+            assert all(torch.equal(best[name], value) for name, value in shown(trainer).items())
+
+
+def shown(trainer: Trainer) -> dict[str, torch.Tensor]:
+    with trainer.shown():
+        return state(trainer.setup)
+
+
+def test_what_is_frozen_late_is_trained_until_then(folder: Path, tmp_path: Path) -> None:
+    """Six steps an epoch; the layer that lies above it is trained to the end."""
+    with closing(trainer_of(folder, tmp_path / "run", FROZEN)) as trainer:
+        weight = trainer.setup.model.get_parameter("0.weight")
+        seen = []
+        for _ in range(18):
+            trainer.run(1)
+            seen.append((weight.clone(), trainer.setup.model.get_parameter("3.weight").clone()))
+        assert not weight.requires_grad
+        assert trainer.setup.model.get_parameter("1.weight").requires_grad
+        for step in range(1, 18):
+            assert torch.equal(seen[step][0], seen[step - 1][0]) == (step >= 9), step
+            assert not torch.equal(seen[step][1], seen[step - 1][1])
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("shift", [1, 3])
+def test_views_are_windows_of_the_padded_image(layout: torch.memory_format, shift: int) -> None:
+    images = torch.randn(2, 3, 6, 7).contiguous(memory_format=layout)
+    padded = torch.nn.functional.pad(images, (shift,) * 4, "reflect")
+    found = list(views(images, flip=True, shift=shift))
+    up, down = padded[:, :, 2 * shift :, 2 * shift :], padded[:, :, : -2 * shift, : -2 * shift]
+    expected = [one for view in (images, up, down) for one in (view, view.flip(3))]
+    assert [weight for weight, _ in found] == [0.25, 0.25, 0.125, 0.125, 0.125, 0.125]
+    for (_, view), one in zip(found, expected, strict=True):
+        assert torch.equal(view, one)
+        assert view.is_contiguous(memory_format=layout)
+    whole = list(views((images * 10).byte(), flip=False, shift=shift))
+    assert [(weight, view.dtype) for weight, view in whole] == [(share, torch.uint8) for share in (0.5, 0.25, 0.25)]
+    assert [weight for weight, _ in views(images, flip=False, shift=0)] == [1]
+    assert [weight for weight, _ in views(images, flip=True, shift=0)] == [0.5, 0.5]
+
+
+def test_the_outputs_are_the_weighted_mean_of_the_views(folder: Path, tmp_path: Path) -> None:
+    with closing(trainer_of(folder, tmp_path / "run", "evaluate={flip: true, shift: 1}")) as trainer:
+        setup = trainer.setup
+        setup.model.eval()
+        images = torch.randn(5, 1, 8, 8)
+        with torch.no_grad():
+            mean = sum(weight * setup.model(view) for weight, view in views(images, flip=True, shift=1))
+            torch.testing.assert_close(outputs_of(setup, images), mean)

@@ -162,6 +162,21 @@ REFUSED = {
     "a model's argument": ("model.args={width: 3}", "has no argument 'width'"),
     "a model of other outputs": ("model.args={num_classes: 7}", "it gives (7,) for a sample, the data needs (10,)."),
     "frozen away": ("model.freeze=['.*']", "every parameter is frozen"),
+    "frozen away later": (
+        "model.freeze_after=[{match: '.', after_epochs: 1}]", "every parameter would be frozen before the run ends"
+    ),
+    "nothing to freeze later": (
+        "model.freeze_after=[{match: whiten, after_epochs: 1}]",
+        "model.freeze_after.0: 'whiten' matches no trained parameter. There are for example: 1.weight, 1.bias.",
+    ),
+    "frozen after the end": (
+        "model.freeze_after=[{match: bias, after_epochs: 2}]", "model.freeze_after has 2, and the run ends at epoch 2"
+    ),
+    "no pattern": ("model.freeze_after=[{match: '(', after_epochs: 1}]", "'(' is no regular expression"),
+    "a large shift": ("evaluate.shift=8", "a shift of 8 is no less than the image's side of 8. Set it to at most 7."),
+    "a rare look ahead": (
+        "optimizer.lookahead={every_steps: 13}", "it looks ahead every 13 steps, and the run has 12. Set every_steps"
+    ),
 }  # fmt: skip
 
 

@@ -11,11 +11,9 @@ import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from headway.core.errors import RecipeError, UsageError
 from headway.model.ema import Ema
 from headway.model.norm import recomputing
 from headway.optim import Lookahead
-from headway.optim.optimizer import LookaheadRecipe
 from headway.train.elastic import Ranks, running_statistics
 from headway.train.prepare import divided, prepared
 from headway.train.setup import Setup
@@ -40,7 +38,13 @@ class Averages:
         if ema is not None:
             self._weights = Ema(whole, half_life_steps=ema.half_life_steps, every_steps=ema.every_steps)
         elif lookahead is not None:
-            self._weights = _lookahead(setup, lookahead)
+            self._weights = Lookahead(
+                setup.model,
+                alpha=lookahead.alpha,
+                every_steps=lookahead.every_steps,
+                power=lookahead.power,
+                steps=setup.steps,
+            )
         self._batches = None if norm is None else norm.recompute_batches
         self._running = running_statistics(setup.model) if self._batches else []
         self._found: list[torch.Tensor] = []
@@ -123,19 +127,6 @@ class Averages:
         finally:
             if masters is not None:
                 masters.write_back()
-
-
-def _lookahead(setup: Setup, options: LookaheadRecipe) -> Lookahead:
-    try:
-        return Lookahead(
-            setup.model,
-            alpha=options.alpha,
-            every_steps=options.every_steps,
-            power=options.power,
-            steps=setup.steps,
-        )
-    except UsageError as error:
-        raise RecipeError(error.what, where="optimizer.lookahead", fix=error.fix) from None
 
 
 @contextmanager

@@ -282,6 +282,9 @@ def _built(
             loaded = loaded.resolve("micro_batch", micro, reason)
 
     plan, steps = length(recipe, samples)
+    if recipe.optimizer.lookahead is not None and steps < recipe.optimizer.lookahead.every_steps:
+        what = f"it looks ahead every {recipe.optimizer.lookahead.every_steps} steps, and the run has {steps}"
+        raise RecipeError(what, where="optimizer.lookahead", fix="Set every_steps to less, or train for longer.")
     return Setup(
         loaded=loaded,
         device=device,
