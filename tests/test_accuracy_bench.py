@@ -1,0 +1,365 @@
+"""What the accuracy benches stand on: the port, results that a later call goes on from, sweeps, tables, verdicts."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from bench import time_to_accuracy
+from bench._accuracy import airbench, batch_arms, batch_curve, batch_table
+from bench._accuracy.airbench import Arm, How, Images
+from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell, sweep
+from bench._accuracy.batch_worker import train
+from bench._accuracy.costs import airbench_cost, recipe_cost
+from bench._accuracy.ours import recipe as fast_recipe
+from bench._accuracy.results import Results, digest
+from bench._accuracy.workers import WorkerEndedError, work
+from tests._support import NET, packed_digits
+
+from headway.core.recipe import load
+from headway.model import cifar_net
+from headway.train.evaluate import views
+from headway.train.recipe import TrainRecipe
+
+FP32 = How("fp32", False)
+CPU = torch.device("cpu")
+
+
+def photographs(count: int) -> torch.Tensor:
+    """Bytes [n, 32, 32, 3] whose neighbours are alike."""
+    noise = torch.rand(count, 3, 36, 36, generator=torch.Generator().manual_seed(0))
+    return (F.avg_pool2d(noise, 5, stride=1) * 255).byte().permute(0, 2, 3, 1).contiguous()
+
+
+@pytest.fixture(scope="module")
+def images() -> Images:
+    return Images(photographs(60), torch.arange(60) % 10, CPU, torch.float32)
+
+
+def test_whitened_patches_are_white(images: Images) -> None:
+    """An eigenvalue v gives the variance v / (v + 5e-4), and nothing is correlated."""
+    layer = airbench.network((8, 8, 8))[0]
+    assert isinstance(layer, torch.nn.Conv2d)
+    airbench.whiten(layer, images.normal)
+    out = layer(images.normal).detach().transpose(0, 1).flatten(1).double()
+    torch.testing.assert_close(out[12:], -out[:12])
+    patches = F.unfold(images.normal.double(), 2).transpose(0, 1).flatten(1)
+    values = torch.linalg.eigvalsh(patches @ patches.T / patches.shape[1]).flip(0)
+    moment = out[:12] @ out[:12].T / out.shape[1]
+    torch.testing.assert_close(moment, torch.diag(values / (values + 5e-4)), atol=2e-3, rtol=1e-3)
+
+
+def test_the_port_is_the_network_of_the_library(images: Images) -> None:
+    """Two programs of one paper: the same parameters give the same numbers."""
+    torch.manual_seed(0)
+    port, ours = airbench.network((8, 16, 16)), cifar_net(widths=(8, 16, 16))
+    values = list(port.state_dict().values())
+    assert [value.shape for value in values] == [value.shape for value in ours.state_dict().values()]
+    ours.load_state_dict(dict(zip(ours.state_dict(), values, strict=True)))
+    for mode in (False, True):  # training moves the statistics
+        arm = Arm(FP32, CPU, 10, (8, 16, 16), 60)
+        arm.net.load_state_dict(port.state_dict())
+        arm.net.train(mode)
+        ours.train(mode)
+        torch.testing.assert_close(arm.logits(images.normal), ours(images.normal))
+
+
+def test_six_views_are_those_of_the_library(images: Images) -> None:
+    theirs, mine = airbench.views(images.normal), list(views(images.normal, flip=True, shift=1))
+    assert sum(weight for weight, _ in theirs) == 1
+
+    def by_weight(found: list[tuple[float, torch.Tensor]]) -> list[tuple[float, float, float]]:
+        return sorted((weight, view[0, 0, 0, 0].item(), view[1, 2, 31, 0].item()) for weight, view in found)
+
+    assert torch.allclose(torch.tensor(by_weight(theirs)), torch.tensor(by_weight(mine)))
+
+
+def test_every_second_epoch_mirrors_what_the_other_did_not(images: Images) -> None:
+    torch.manual_seed(3)
+    images.prepare()
+    side = slice(airbench.TRANSLATE, -airbench.TRANSLATE)
+    assert images._padded is not None
+    first = images._padded[:, :, side, side]
+    as_is = (first == images.normal).flatten(1).all(1)
+    mirrored = (first == images.normal.flip(3)).flatten(1).all(1)
+    assert (as_is ^ mirrored).all()
+    assert 10 < int(as_is.sum()) < 50
+
+
+def test_windows_are_moved_by_up_to_two_pixels_both_ways(images: Images) -> None:
+    torch.manual_seed(0)
+    padded = F.pad(images.normal, (2,) * 4, "reflect")
+    found = set()
+    for one, whole in zip(airbench.moved(padded, 32), padded, strict=True):
+        places = [
+            (down, right)
+            for down in range(5)
+            for right in range(5)
+            if torch.equal(whole[:, down : down + 32, right : right + 32], one)
+        ]
+        assert places
+        found.update(places)
+    assert len(found) > 15
+
+
+def test_an_epoch_serves_whole_batches_and_no_image_twice(images: Images) -> None:
+    images.prepare()
+    batches = list(images.epoch(1, 25))
+    assert [len(labels) for _, labels in batches] == [25, 25]
+
+
+def test_slow_weights_hold_back_and_end_as_the_network(images: Images) -> None:
+    """A decay of 0 is nothing; of 1 takes the network back to the slow weights."""
+    net = airbench.network((8, 8, 8))
+    slow = airbench.SlowWeights(net)
+    begun = {name: value.clone() for name, value in net.state_dict().items()}
+    with torch.no_grad():
+        net[-1].weight.add_(1)  # type: ignore[operator]
+    slow.update(0.75)
+    torch.testing.assert_close(net.state_dict()["7.weight"], begun["7.weight"] + 0.25)
+    with torch.no_grad():
+        net[-1].weight.add_(5)  # type: ignore[operator]
+    slow.update(1.0)
+    torch.testing.assert_close(net.state_dict()["7.weight"], begun["7.weight"] + 0.25)
+    slow.update(0.0)
+    torch.testing.assert_close(net.state_dict()["7.weight"], begun["7.weight"] + 0.25)
+
+
+def test_the_rate_is_a_triangle() -> None:
+    values = [airbench.factor(step, 475) for step in range(476)]
+    assert (values[0], max(values), values[109]) == (0.2, 1.0, 1.0)
+    assert values[475] == pytest.approx(0.07)
+
+
+def test_warming_up_leaves_no_trace(images: Images) -> None:
+    torch.manual_seed(0)
+    arm = Arm(FP32, CPU, 10, (8, 8, 8), 30)
+    before = {name: value.clone() for name, value in arm.net.state_dict().items()}
+    arm.warm_up(images.normal[:30], images.labels[:30])
+    assert all(torch.equal(before[name], value) for name, value in arm.net.state_dict().items())
+    assert not arm.optimizer.state
+    assert arm.net[0].bias.requires_grad  # type: ignore[union-attr]
+
+
+def test_the_port_costs_what_airbench_publishes_and_ours_two_thirds() -> None:
+    """0.36e15 operations, of which whole batches and what has no gradient leave 0.335e15."""
+    port = airbench_cost(airbench.WIDTHS, airbench.EPOCHS)
+    assert 2 * port == pytest.approx(0.335e15, rel=0.01)
+    assert recipe_cost(fast_recipe(Path("packed")).recipe) / port < 0.7
+
+
+def test_the_fast_recipe_is_read() -> None:
+    recipe = fast_recipe(Path("packed"), ["seed=3"]).recipe
+    assert (recipe.seed, recipe.data.train, recipe.evaluate.shift) == (3, "packed/train", 1)
+
+
+def test_kept_runs_are_found_again_and_a_torn_line_is_left_out(tmp_path: Path) -> None:
+    results = Results(tmp_path / "new/results.jsonl")
+    assert results.all() == []
+    results.add({"arm": "a", "seed": 1, "accuracy": 0.5})
+    with results.path.open("a") as file:
+        file.write('{"arm": "b", "se')
+    results.add({"arm": "b", "seed": 1})
+    assert [one["arm"] for one in results.all()] == ["a", "b"]
+    assert results.where(arm="a", seed=1) == [{"arm": "a", "seed": 1, "accuracy": 0.5}]
+    assert results.where(arm="a", seed=2) == []
+
+
+def test_two_writers_tear_no_line(tmp_path: Path) -> None:
+    path = tmp_path / "results.jsonl"
+
+    def write(name: int) -> None:
+        for number in range(20):
+            Results(path).add({"name": name, "number": number, "text": "x" * 3000})
+
+    threads = [threading.Thread(target=write, args=(name,)) for name in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(Results(path).all()) == 80
+
+
+def test_settings_are_told_apart_by_a_digest() -> None:
+    assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 1, "b": 3})
+
+
+def pair(seed: int, port: float, ours: float, ratio: float = 0.6, probe: float = 1.0) -> list[dict[str, Any]]:
+    both = []
+    for arm, accuracy, seconds, speed in (("port", port, 100.0, 1.0), ("headway", ours, 100 * ratio, probe)):
+        one = {"arm": arm, "seed": seed, "seconds": seconds, "tta_seconds": 0.0, "probe_s": [speed, speed]}
+        both.append(one | {"accuracy": accuracy - 0.011, "accuracy_tta": accuracy})
+    return both
+
+
+@pytest.mark.parametrize(
+    ("runs", "said"),
+    [
+        ([pair(1, 0.910, 0.912), pair(2, 0.909, 0.909), pair(3, 0.911, 0.910)], []),
+        ([pair(1, 0.91, 0.92), pair(2, 0.91, 0.92)], ["2 pairs of at least 3"]),
+        (
+            [pair(1, 0.91, 0.91), pair(2, 0.91, 0.91), pair(3, 0.91, 0.91, probe=1.2)],
+            ["2 pairs of at least 3, and 1 on a machine whose speed changed"],
+        ),
+        ([pair(seed, 0.90, 0.92) for seed in (1, 2, 3)], ["the port reaches 90.00%, not 91.0% +- 0.3%"]),
+        ([pair(seed, 0.91, 0.908) for seed in (1, 2, 3)], ["ours is 0.20 points less accurate, and 0.00 are allowed"]),
+        ([], ["0 pairs of at least 3"]),
+    ],
+)
+def test_a_ratio_is_void_unless_both_are_as_accurate_as_they_should(runs: list[list[Any]], said: list[str]) -> None:
+    kept = [one for both in runs for one in both]
+    for with_views in (True, False):
+        found = time_to_accuracy.verdict(kept, views=with_views)
+        if with_views:
+            assert found.reasons == said
+        assert (found.reasons == []) == (said == [])
+    assert all(ratio == pytest.approx(0.6) for ratio in found.ratios)
+
+
+def test_a_sweep_is_extended_until_its_best_is_inside() -> None:
+    def accuracy(lr: float) -> float:
+        return 1 - abs(lr - 1.6) / 10
+
+    grid, kept = [0.1, 0.2, 0.4, 0.8], dict[float, float]()
+    while (asked := sweep(kept, grid))[0]:
+        kept |= {lr: accuracy(lr) for lr in asked[0]}
+    assert asked[1] == 1.6
+    assert sorted(kept) == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
+    kept = {}
+    while (asked := sweep(kept, grid))[0]:
+        kept |= {lr: -lr for lr in asked[0]}
+    assert asked[1] == pytest.approx(0.1 / 16), "and no further than four times"
+
+
+def records(accuracy: dict[str, float]) -> list[dict[str, Any]]:
+    """What a results file holds once all is done, where accuracy depends on the arm, the batch and the rate alone."""
+    out: list[dict[str, Any]] = []
+    while missing := batch_table.Tables(out).missing():
+        for job in missing:
+            found = accuracy[job.cell.arm] - (job.cell.batch - 256) * 1e-6 + 0.008 * (job.cell.longer - 1)
+            found -= 1e-3 * abs(job.lr / batch_arms.first_grid(job.cell)[1] - 1) + 1e-4 * job.seed
+            out.append({**job.key(), "accuracy": found})
+    return out
+
+
+def test_a_table_is_made_of_kept_runs_alone() -> None:
+    arms = dict.fromkeys(batch_arms.NAMES, 0.70) | {"sgd": 0.75, "ghost": 0.745, "linear": 0.70}
+    kept = records(arms)
+    per_cell = len(SEEDS) + batch_arms.GRID
+    assert len(kept) == per_cell * len(CELLS) + len(SEEDS) * (2 + 3), "longer ones until they are equal"
+    tables = batch_table.Tables(kept)
+    claims, lacking = tables.claims()
+    assert lacking == []
+    values = {claim.name: claim.value for claim in claims}
+    assert values["gap_2048"] == pytest.approx(0.5 + 0.1792)
+    assert values["recovered_8192"] == pytest.approx(0.045 / 0.057936)
+    assert (values["epochs_to_equal_2048"], values["epochs_to_equal_8192"]) == (24, 36)
+    text = "\n".join(" ".join(row) for row in [*tables.rows(), *tables.decks(), *tables.sweeps()])
+    assert "missing" not in text
+    assert "not yet" not in text
+    assert batch_table.Tables([{**one, "settings": "other"} for one in kept]).tuned(CELLS[0]) == {}
+
+
+def test_a_later_call_does_what_is_missing_and_no_more() -> None:
+    kept = records(dict.fromkeys(batch_arms.NAMES, 0.7))
+    lost = [one for one in kept if (one["arm"], one["batch"], one["seed"]) != ("lars", 2048, 2)]
+    missing = batch_table.Tables(lost).missing()
+    assert [(job.cell, job.seed) for job in missing] == [(Cell(2048, "lars"), 2)]
+    (known,) = [one for one in kept if one not in lost]
+    assert missing[0].key().items() <= known.items()
+    empty = batch_table.Tables([])
+    assert {job.seed for job in empty.missing()} == {TUNING_SEED}
+    assert "missing" in " ".join(empty.rows()[1])
+    assert empty.claims()[0] == []
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.arm}-{cell.batch}")
+def test_every_arm_is_a_recipe(cell: Cell, tmp_path: Path) -> None:
+    import yaml
+
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(batch_arms.recipe(cell, 0.5, 1, "packed")))
+    recipe = load(path, (), TrainRecipe).recipe
+    names = {"lars": "lars", "no_decay": "lars", "ghost": "lars", "nag": "nag", "lbsgd": "lbsgd"}
+    assert recipe.optimizer.name == names.get(cell.arm, "sgd")
+    assert recipe.optimizer.no_decay == (cell.arm in ("no_decay", "ghost", "linear_no_decay"))
+    assert recipe.batch * (recipe.optimizer.batch_scale if cell.arm == "lbsgd" else 1) == cell.batch
+    assert recipe.epochs == batch_arms.EPOCHS
+
+
+def test_steps_to_a_target_lie_between_two_evaluations() -> None:
+    assert batch_curve.steps_to([(10, 0.2), (20, 0.5), (30, 0.7), (40, 0.5)]) == 25
+    assert batch_curve.steps_to([(10, 0.2)]) is None
+
+
+def test_three_regimes() -> None:
+    steps = [1000, 500, 260, 160, 110, 101, 98]
+    names = ["perfect", "perfect", "perfect", "diminishing", "diminishing", "none", "none"]
+    assert batch_curve.regimes(steps) == names
+    assert batch_curve.regimes([8, 4, 2]) == ["perfect"] * 3
+    assert batch_curve.regimes([8, 8, 8]) == ["perfect", "none", "none"]
+    assert batch_curve.regimes([8]) == ["perfect"]
+
+
+def test_a_curve_is_drawn_as_far_as_it_is_known() -> None:
+    kept: list[dict[str, Any]] = []
+    for batch in batch_curve.BATCHES[:4]:
+        for lr in batch_curve.first_grid(batch):
+            for seed in (TUNING_SEED, *SEEDS):
+                steps = int(64_000 / batch * (1 + abs(lr / batch_curve.first_grid(batch)[1] - 1)))
+                key = batch_curve.Job(batch, lr, seed).key()
+                kept.append({**key, "diverged": False, "evaluations": [[steps, 0.6]]})
+    curve = batch_curve.Curve(kept)
+    assert [(batch, regime) for batch, _, regime in curve.points()] == [
+        (batch, "perfect") for batch in (64, 128, 256, 512)
+    ]
+    assert {job.batch for job in curve.missing()} == set(batch_curve.BATCHES[4:])
+    drawn = curve.panels()[0].data["series"]
+    assert [one["x"] for one in drawn] == [[64, 128, 256, 512]] * 2
+    assert curve.rows()[5][4] == "missing"
+
+
+def digits(folder: Path, **changes: Any) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    (folder / "net.py").write_text(NET)
+    packed = packed_digits(folder)
+    return {
+        "data": {"train": f"{packed}/train", "eval": f"{packed}/eval", "threads": 1},
+        "model": {"factory": f"{folder}/net.py:linear"},
+        "optimizer": {"name": "sgd", "lr": 0.02},
+        "batch": 30,
+        "epochs": 2,
+        "precision": "fp32",
+        **changes,
+    }
+
+
+def test_a_run_of_the_table_says_how_it_ended(tmp_path: Path) -> None:
+    found = train(digits(tmp_path))
+    assert (found["steps"], found["diverged"]) == (12, False)
+    assert found["accuracy"] == found["evaluations"][-1][1]
+    assert [step for step, _ in found["evaluations"]] == [6, 12]
+    wild = train(digits(tmp_path / "wild", optimizer={"name": "sgd", "lr": 1e38}))
+    assert (wild["diverged"], wild["accuracy"]) == (True, 0.1)
+
+
+def test_workers_do_all_jobs_and_give_up_with_a_run_that_fails(tmp_path: Path) -> None:
+    tree, left = digits(tmp_path, epochs=1), [1, 2, 3]
+    ended = dict[int, dict[str, Any]]()
+
+    def done(job: int, found: dict[str, Any]) -> None:
+        left.remove(job)
+        ended[job] = found
+
+    assert work(lambda: list(left), lambda job: {**tree, "seed": job}, done, workers=2, minutes=None)
+    assert sorted(ended) == [1, 2, 3]
+    assert len({json.dumps(found["evaluations"]) for found in ended.values()}) > 1
+    left.append(4)
+    assert not work(lambda: list(left), lambda job: tree, done, workers=1, minutes=0)
+    with pytest.raises(WorkerEndedError, match="a run ended with status 1: what it said stands above"):
+        work(lambda: list(left), lambda job: {"batch": 1}, done, workers=1, minutes=None)
