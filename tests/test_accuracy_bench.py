@@ -348,6 +348,7 @@ def test_a_run_of_the_table_says_how_it_ended(tmp_path: Path) -> None:
     assert (wild["diverged"], wild["accuracy"]) == (True, 0.1)
 
 
+@pytest.mark.check
 def test_workers_do_all_jobs_and_give_up_with_a_run_that_fails(tmp_path: Path) -> None:
     tree, left = digits(tmp_path, epochs=1), [1, 2, 3]
     ended = dict[int, dict[str, Any]]()
