@@ -133,7 +133,7 @@ def measure_workers(packed: str, options: argparse.Namespace) -> None:
     """Images a second of as many runs at once as there are cores, each with one thread, over one run with all."""
     cores, ratios = len(os.sched_getaffinity(0)), []
     tree = batch_arms.recipe(Cell(batch_arms.SMALL, "sgd"), 0.1, 0, packed)
-    tree["epochs"] = tree["evaluate"]["every_epochs"] = tree["checkpoint"]["every_epochs"] = 10
+    tree["epochs"] = tree["evaluate"]["every_epochs"] = tree["checkpoint"]["every_epochs"] = 4
     for _ in range(3):
         taken = {}
         for workers in (1, cores):
