@@ -99,8 +99,12 @@ def test_best_weights_are_those_that_were_best(folder: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("switches", "kept"),
-    [(EVERYTHING, {"ema", "statistics"}), ((AHEAD, FROZEN, "evaluate.shift=1"), {"lookahead"})],
-    ids=["averages", "lookahead"],
+    [
+        (EVERYTHING, {"ema", "statistics"}),
+        ((AHEAD, FROZEN, "evaluate.shift=1"), {"lookahead"}),
+        ((AHEAD, FROZEN, "half_weights=true", "precision=bf16"), {"lookahead"}),
+    ],
+    ids=["averages", "lookahead", "masters"],
 )
 def test_resumed_is_uninterrupted(folder: Path, tmp_path: Path, switches: tuple[str, ...], kept: set[str]) -> None:
     whole = tmp_path / "whole"

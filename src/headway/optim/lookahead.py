@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.core.errors import CheckpointError, UsageError
+from headway.optim.masters import Masters
 
 PREFIX = "lookahead/"
 
@@ -26,7 +27,7 @@ class Lookahead:
     alike look ahead alike: nothing is exchanged.
 
     Args:
-        model: on its device, in its memory format.
+        model: on its device, in its memory format; or its Masters, which then want `write_back` after each update.
         alpha: share of the way, in (0, 1].
         every_steps: the paper's k.
         power: above 0, `steps` is needed.
@@ -38,7 +39,7 @@ class Lookahead:
 
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Masters,
         *,
         alpha: float = 0.5,
         every_steps: int = 5,

@@ -39,7 +39,7 @@ class Averages:
             self._weights = Ema(whole, half_life_steps=ema.half_life_steps, every_steps=ema.every_steps)
         elif lookahead is not None:
             self._weights = Lookahead(
-                setup.model,
+                whole,
                 alpha=lookahead.alpha,
                 every_steps=lookahead.every_steps,
                 power=lookahead.power,
@@ -58,6 +58,8 @@ class Averages:
         """After every step."""
         if self._weights is not None:
             self._weights.update(step)
+            if isinstance(self._weights, Lookahead) and self._setup.masters is not None:
+                self._setup.masters.write_back()
 
     @contextmanager
     def shown(self) -> Iterator[None]:

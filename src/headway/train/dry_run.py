@@ -339,8 +339,8 @@ def _checkpoint_bytes(setup: Setup, state_bytes: int) -> int:
 
 
 def _averaged_bytes(setup: Setup) -> int:
-    """Of the average of the weights, and of floating-point buffers with them."""
-    if setup.recipe.model.ema is None:
+    """Of the average of the weights or Lookahead's slow ones, and of floating-point buffers with them."""
+    if setup.recipe.model.ema is None and setup.recipe.optimizer.lookahead is None:
         return 0
     weights = [value for _, value in (setup.masters or setup.model).named_parameters()]
     return sum(_size(value) for value in (*weights, *setup.model.buffers()) if value.is_floating_point())
