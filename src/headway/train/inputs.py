@@ -100,6 +100,16 @@ class Inputs:
         self.loader = self._training(self.train, recipe, batch=plan, start=position, rank=rank, world=world)
         return self.loader
 
+    def state(self, recipe: TrainRecipe) -> dict[str, Any]:
+        """What a run's samples depend on: it can go on with no other."""
+        train = self.train
+        return {
+            "seed": recipe.seed,
+            "fingerprint": "synthetic" if train is None else train.fingerprint,
+            "decoder": "none" if train is None else chosen(recipe.data.decoder),
+            "window": recipe.data.window,
+        }
+
     def smallest(self, recipe: TrainRecipe) -> tuple[int, int]:
         """(height, width) of the images at the beginning of training. Raises UsageError where that is no less."""
         progressive = recipe.data.progressive

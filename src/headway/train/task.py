@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -178,3 +179,15 @@ def build(recipe: TaskRecipe, target: Target, base: Path) -> Task:
         fix = "Derive its class from headway.train.task.Task."
         raise RecipeError(f"{recipe.factory!r} gave a {type(task).__name__}, no Task", where="task.factory", fix=fix)
     return task
+
+
+def reaches(task: Task, name: str, value: float, goal: float) -> bool:
+    """Whether a mean of the metric `name`, or of the loss, is as good as a goal."""
+    lower_is_better = name == "loss" or (name == task.primary and not task.higher_is_better)
+    return value <= goal if lower_is_better else value >= goal
+
+
+def better(task: Task, metrics: Mapping[str, float], best: Mapping[str, float]) -> bool:
+    """Whether an evaluation is better than the best before, by the primary metric; one that is no number is not."""
+    name = task.primary
+    return not math.isnan(metrics[name]) and not reaches(task, name, best[name], metrics[name])

@@ -17,7 +17,6 @@ from headway.core.clock import Clock
 from headway.core.errors import CommunicationError, Lost, TrainingError, UsageError
 from headway.core.run import Run
 from headway.data.batch import Batch
-from headway.data.decode import chosen
 from headway.data.upload import to_device
 from headway.optim import gradient_noise, set_lr
 from headway.train.averages import Averages
@@ -29,6 +28,7 @@ from headway.train.prepare import divided, prepared
 from headway.train.saver import Saver
 from headway.train.setup import Setup
 from headway.train.stops import stopped
+from headway.train.task import better, reaches
 
 OF_THE_MACHINE = ("device", "data.cache", "augment.where")
 """What `auto` of these stood for is no part of a run: it is chosen anew where the run goes on."""
@@ -97,7 +97,7 @@ class Trainer:
             CheckpointError: it belongs to another network. TrainingError: to other data or another decoder.
         """
         scalars = checkpoint.scalars
-        if scalars["data"] != self._data_state():
+        if scalars["data"] != self.setup.inputs.state(self.setup.recipe):
             what = "the data, the seed or the decoder is not what this run began with"
             raise TrainingError(what, where=str(checkpoint.path), fix="Put the data back, or start a new run.")
         self._load(checkpoint)
@@ -307,7 +307,7 @@ class Trainer:
         recipe = {key: value for key, value in self.setup.loaded.leaves() if key not in own}
         if self.precision.chosen:
             recipe["precision"] = "auto"
-        return {**recipe, "the data's fingerprint": self._data_state()["fingerprint"]}
+        return {**recipe, "the data's fingerprint": self.setup.inputs.state(self.setup.recipe)["fingerprint"]}
 
     def progress(self) -> int:
         """Steps and chores done; -1 without a state. It tells a rank that has ended an exchange from one where that has
@@ -443,11 +443,11 @@ class Trainer:
                 "seconds": seconds,
             },
         )
-        if self._is_best(metrics):
+        if self.best is None or better(setup.task, metrics, self.best):
             self.best = {**metrics, "step": self.step, "epoch": self.position / setup.epoch}
             self._write_weights()
         goals = setup.recipe.stop_at
-        if goals and all(self._reaches(name, metrics[name], goal) for name, goal in goals.items()):
+        if goals and all(reaches(setup.task, name, metrics[name], goal) for name, goal in goals.items()):
             self.reached_s = seconds
             self.finished = True
 
@@ -458,18 +458,6 @@ class Trainer:
     def _write_weights(self) -> None:
         with self.shown():
             self._ledger.log.weights(self.setup.state_dict())
-
-    def _reaches(self, name: str, value: float, goal: float) -> bool:
-        task = self.setup.task
-        lower_is_better = name == "loss" or (name == task.primary and not task.higher_is_better)
-        return value <= goal if lower_is_better else value >= goal
-
-    def _is_best(self, metrics: dict[str, float]) -> bool:
-        """Ties keep the earlier weights; so does a metric that is no number."""
-        name = self.setup.task.primary
-        if self.best is None:
-            return True
-        return not math.isnan(metrics[name]) and not self._reaches(name, self.best[name], metrics[name])
 
     def _save(self) -> None:
         setup = self.setup
@@ -484,7 +472,7 @@ class Trainer:
     def _scalars(self) -> dict[str, Any]:
         return {
             "position": self.position,
-            "data": self._data_state(),
+            "data": self.setup.inputs.state(self.setup.recipe),
             "precision": self.setup.precision.state(),
             "best": self.best,
             "metrics": self.metrics,
@@ -493,9 +481,3 @@ class Trainer:
             "observer": self._ledger.observer.state(),
             "seconds": self.clock.seconds,
         }
-
-    def _data_state(self) -> dict[str, Any]:
-        recipe = self.setup.recipe
-        fingerprint = self.setup.train.fingerprint if self.setup.train is not None else "synthetic"
-        backend = chosen(recipe.data.decoder) if self.setup.train is not None else "none"
-        return {"seed": recipe.seed, "fingerprint": fingerprint, "decoder": backend, "window": recipe.data.window}
