@@ -65,7 +65,7 @@ endif
 
 test: $(VENV)/.tools $(VENV)/.native ## one case of every kind, at most ten minutes (JOBS=2 at once)
 	# One thread: the networks are tiny, and threads that wait for each other on busy cores take longer.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not check and not peers" --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not check and not peers" --durations=10
 
 fuzz: $(VENV)/.base ## damaged JPEGs through the native core under sanitizers (COUNT=200000 SEED=0)
 	$(BIN)/python -m tests.fuzz.campaign $(or $(COUNT),200000) $(or $(SEED),0)

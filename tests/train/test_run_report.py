@@ -85,9 +85,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_a_finished_run(folder: Path) -> None:
-    run = folder / "run"
-    headway("train", folder / "recipe.yaml", "--run", run, "stop_at={accuracy: 0.5}")
+@pytest.fixture(scope="module")
+def finished(folder: Path) -> Path:
+    headway("train", folder / "recipe.yaml", "--run", folder / "run", "stop_at={accuracy: 0.5}")
+    return folder / "run"
+
+
+def test_a_finished_run(finished: Path) -> None:
+    run = finished
     page, found = page_of(run), panels(run)
     assert found.keys() == {
         "result", "curve-accuracy", "curve-loss", "curve-lr", "curve-images_s", "curve-wait", "stages", "stage-table",
@@ -201,9 +206,9 @@ def test_numbers_that_json_does_not_have(folder: Path, tmp_path: Path) -> None:
     assert json.loads((run / "summary.json").read_text())["best"]["odd"] == 0.5
 
 
-def test_records_of_an_earlier_version_do_not_tell_the_batch(folder: Path, tmp_path: Path) -> None:
+def test_records_of_an_earlier_version_do_not_tell_the_batch(finished: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    shutil.copytree(folder / "run", run)
+    shutil.copytree(finished, run)
     old = [{key: value for key, value in one.items() if key != "batch"} for one in records(run)]
     (run / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in old))
     page_of(run)

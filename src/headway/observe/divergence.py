@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median  # of some tens of numbers ten times as fast as numpy's
 from typing import Any, final
 
 import numpy as np
@@ -86,7 +87,7 @@ class DivergenceWatch:
         """
         if layers is not None and len(layers):
             moved = _over(layers[:, 2], layers[:, 0])
-            self._looks = [*self._looks, (step, lr, [float(f"{one:.4g}") for one in moved])][-HISTORY:]
+            self._looks = [*self._looks, (step, lr, moved.astype(np.float32).tolist())][-HISTORY:]
             if not self._weights_first:
                 self._weights_first = layers[:, 0].astype(float).tolist()
         what = self._judge(step, losses, layers, gradient, loss_scale)
@@ -150,19 +151,19 @@ class DivergenceWatch:
         if loss_scale is not None and loss_scale < 1:
             return f"The run diverges: gradients overflow fp16 at step {step:,} with a loss scale of {loss_scale:g}."
         self._first = [*self._first, *losses.tolist()][:FIRST]
-        untrained = float(np.median(self._first))
+        untrained = median(self._first)
         if (lowest := min(self._first[:AT_ONCE])) > 0:
             untrained = min(untrained, 4 * lowest)
         moves = np.abs(np.diff(np.concatenate([self._recent[-1:], losses])))
         self._moves = [*self._moves, *moves.tolist()][-4 * STEPS :]
         self._recent = [*self._recent, *losses.tolist()][-max(STEPS, len(losses)) :]
-        now = float(np.median(losses))
+        now = median(losses.tolist())
         grown = self._blown_up(step, now, untrained, layers, gradient)
         if len(self._recent) < STEPS:
             return grown
-        level = float(np.median(self._recent))
+        level = median(self._recent)
         # The median of |x - y| of two normal numbers is 0.954 standard deviations of one.
-        noise = float(np.median(self._moves)) / 0.954 if self._moves else 0.0
+        noise = median(self._moves) / 0.954 if self._moves else 0.0
         rise = max(RISE * abs(untrained), min(NOISE * noise, MOST * abs(untrained)))
         best = level if self._best is None else self._best
         learned = untrained - best
@@ -200,7 +201,7 @@ class DivergenceWatch:
         gradient: float | None,
     ) -> str | None:
         """Of weights or gradients, while nothing is learned."""
-        usual = float(np.median(self._gradients)) if len(self._gradients) >= LOOKS else math.inf
+        usual = median(self._gradients) if len(self._gradients) >= LOOKS else math.inf
         if gradient is not None and math.isfinite(gradient):
             self._gradients = [*self._gradients, gradient][-HISTORY:]
         if layers is not None and len(layers):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from typing import Any, final
 
 import numpy as np
@@ -42,6 +43,7 @@ class LayerWatch:
         self._layers = [one for _, one in found if one.ndim > 1]
         self.sizes = tuple(one.numel() for one in self._layers)
         self._all = [one for _, one in found]
+        self._places = [place for place, one in enumerate(self._all) if one.ndim > 1]
         self._optimizer, self._local = optimizer, local
         self._before: list[Tensor] = []
         self._g = self._total = torch.empty(0)
@@ -76,12 +78,11 @@ class LayerWatch:
     def _before_step(self, optimizer: Optimizer, *_: Any) -> None:
         if not self._layers:
             return
-        norms = [_norm(one.grad, one) for one in self._all]
-        every = torch.stack(norms)
+        every = _norms(self._all)
         if (scale := getattr(optimizer, "grad_scale", None)) is not None:  # fp16: the optimizer takes it off itself
             every = every / scale.to(every.device, every.dtype).reshape(())
         self._total = torch.linalg.vector_norm(every)
-        self._g = every[[place for place, one in enumerate(self._all) if one.ndim > 1]]
+        self._g = every[self._places]
         self._before = [one.detach().clone() for one in self._layers]
 
     @torch.no_grad()
@@ -97,9 +98,8 @@ class LayerWatch:
         self.disarm()
 
 
-def _norm(grad: Tensor | None, like: Tensor) -> Tensor:
-    """Float64, of a sum in float32 at least; 0 of a parameter without a gradient."""
-    if grad is None:
-        return torch.zeros((), dtype=torch.float64, device=like.device)
-    norm: Tensor = torch.linalg.vector_norm(grad, dtype=torch.promote_types(grad.dtype, torch.float32))
-    return norm.double()
+def _norms(parameters: Sequence[Tensor]) -> Tensor:
+    """Of their gradients, float64, of sums in float32 at least; 0 of a parameter without a gradient."""
+    grads = [one.new_zeros(1) if one.grad is None else one.grad for one in parameters]
+    kind = reduce(torch.promote_types, {grad.dtype for grad in grads}, torch.float32)
+    return torch.stack(torch._foreach_norm(grads, 2.0, kind)).double()

@@ -114,10 +114,11 @@ class Ledger:
             return found
         if not self._losses:
             return np.empty(0)
-        losses, ends = torch.cat(self._losses).double().cpu().numpy(), np.cumsum(self._sizes)
+        losses, sizes = torch.cat(self._losses).double().cpu().numpy(), np.array(self._sizes)
         self._losses.clear()
         self._sizes.clear()
-        return np.array([step.mean() for step in np.split(losses, ends[:-1])])
+        means: NDArray[np.float64] = np.add.reduceat(losses, np.cumsum(sizes) - sizes) / sizes
+        return means
 
     def record(self, step: int, losses: NDArray[np.float64], outputs: Outputs | None, clock: Clock) -> None:
         """Writes a record of training.

@@ -153,7 +153,7 @@ class Trainer:
             batch = next(self._stream)
             clock.lap("wait")
         size = setup.plan.batch_at(self.position)
-        if len(self._weights) != size:
+        if self._weights.shape[0] != size:
             self._weights = torch.full((size,), 1 / size, device=setup.device)
         set_lr(setup.optimizer, setup.lr_at(self.position))
         setup.freezing.at(self.position)
@@ -345,7 +345,9 @@ class Trainer:
     def _forward_backward(self, batch: Batch) -> None:
         setup, clock = self.setup, self.clock
         images, labels = prepared(setup, batch, self.step + 1)
-        weights, masked = self._weights[: len(images)], bool(batch.bad) and bool((batch.served < 0).any())
+        weights, masked = self._weights, bool(batch.bad) and bool((batch.served < 0).any())
+        if self.ranks is not None:
+            weights = weights[: images.shape[0]]  # of a rank's share
         if masked:
             mask = to_device((batch.served >= 0).astype(np.float32), weights.device)
             weights = weights * mask
