@@ -21,7 +21,9 @@ AT_ONCE = 3
 STEPS = 20
 """Steps at least whose median is compared with it: a spike of nine steps does not move it."""
 LOOKS = 2
-"""Logging steps in a row that have to agree."""
+"""Logging steps in a row that have to agree;"""
+LOOKS_LOST = 3
+"""and that what was learned is lost: a restart of the schedule climbs, too, and comes back."""
 RISE = 1.0
 """Of the untrained loss: the median above it by so much is diverging."""
 NOISE = 3.0
@@ -184,7 +186,7 @@ class DivergenceWatch:
                 f"The run diverges: at step {step:,} the loss is {level:.4g} in the median of {len(self._recent)} "
                 f"steps, and that of the untrained network was {untrained:.4g}."
             )
-        if self._lost > LOOKS and step - self._since >= LONG:
+        if self._lost >= LOOKS_LOST and step - self._since >= LONG:
             return (
                 f"The run has lost what it had learned: at step {step:,} the loss is {level:.4g} in the median of "
                 f"{len(self._recent)} steps, after {best:.4g} at step {self._best_step:,} and {untrained:.4g} "

@@ -120,7 +120,13 @@ def _at(objective: Objective, x: list[Tensor], z: list[Tensor]) -> tuple[float, 
 @final
 @dataclass(frozen=True)
 class Eigenvalue:
-    """Attributes: value; products: Hessian-vector products that it took; residual: |H v - value v| / |value|."""
+    """A curvature v H v of one unit vector v, which no largest eigenvalue is below.
+
+    Attributes:
+        products: Hessian-vector products that it took.
+        residual: |H v - value v| / |value|. Some eigenvalue is within |value| x residual of the value; whether it is
+            the largest one, no residual says.
+    """
 
     value: float
     products: int
@@ -137,14 +143,15 @@ def largest_eigenvalue(
 ) -> Eigenvalue:
     """The largest eigenvalue of the Hessian, by power iteration from a random vector.
 
-    Power iteration finds the eigenvalue of the largest magnitude. Where that is negative, a second one, of the Hessian
-    less that eigenvalue, finds the largest.
+    Power iteration goes to the eigenvalue of the largest magnitude. Where that is negative, a second one, of the
+    Hessian less that eigenvalue, goes to the largest. Either can stop beside a smaller one, to which its first vector
+    leant more; the true one is then higher.
 
     Args:
         scale: D, of the shapes of the parameters: the eigenvalue of D H D. With the norms of filters for D it is the
             curvature by relative change, which rescaling a filter before a batch norm leaves as it is.
         products: at most so many for each of the two.
-        tolerance: stop where the residual, which bounds the error by |value| x residual, is below it.
+        tolerance: stop where the residual is below it: an eigenvalue is near, if not surely the largest.
     """
     found = _power(objective, scale, 0.0, products, tolerance, seed)
     if found.value >= 0:
