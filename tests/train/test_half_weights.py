@@ -22,6 +22,7 @@ from headway.train.progress import Lines
 from headway.train.recipe import TrainRecipe
 from headway.train.runs import trained
 from headway.train.setup import set_up
+from headway.train.solution import opened
 from headway.train.trainer import Trainer
 
 HALF = ("precision=bf16", "half_weights=true", "model.factory=net.py:dropout")
@@ -81,6 +82,16 @@ def test_training_goes_on_as_if_no_averages_had_been_shown(folder: Path, tmp_pat
     assert once is not None
     for name, value in once.tensors.items():
         assert torch.equal(often.tensors[name], value), name
+
+
+def test_a_landscape_is_measured_in_float32(folder: Path, tmp_path: Path) -> None:
+    headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", *HALF, "epochs=1")
+    saved = load_file(tmp_path / "run/weights.safetensors")
+    with closing(opened("run", Run.open(tmp_path / "run"), "both", 20, 0, say=print)) as solution:
+        assert solution.setup.masters is None
+        for name, value in solution.setup.model.state_dict().items():
+            assert value.dtype == saved[name].dtype
+            assert torch.equal(value, saved[name]), name
 
 
 def test_evaluation_and_prediction_use_the_rounded_masters(folder: Path, tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ CLOCK_EXCLUDES = (
     "network and its init; "
     "it includes the first batch, compilation, evaluations, checkpoints and logging"
 )
+WIDE: dict[str, Any] = {"precision": "fp32", "half_weights": False}
+"""What makes a network float32 whatever it was trained in; its weights are saved so."""
 
 
 @dataclass(frozen=True)
@@ -403,8 +405,11 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
     return result
 
 
-def trained(run: Run, *, say: Say) -> Setup:
+def trained(run: Run, *, say: Say, wide: bool = False) -> Setup:
     """The setup of a run with its best weights; its data need not be there, nor its GPU, nor the native core.
+
+    Args:
+        wide: in float32, also a network that was trained with 16-bit weights: as its masters are.
 
     Raises:
         UsageError: it has none yet. HeadwayError: they are damaged.
@@ -414,10 +419,12 @@ def trained(run: Run, *, say: Say) -> Setup:
         raise UsageError("this run has no weights yet", where=str(run.folder), fix=fix)
     about, loaded = run.read_json("provenance"), reload(run)
     if loaded.recipe.device.startswith("cuda") and not torch.cuda.is_available():
-        instead = {"device": "cpu", "precision": "fp32", "half_weights": False}
+        instead: dict[str, Any] = {"device": "cpu", **WIDE}
         if loaded.recipe.compile == "graphs":
             instead["compile"] = True
         loaded = loaded.resolve_all({key: (value, "no GPU here") for key, value in instead.items()})
+    if wide:
+        loaded = loaded.resolve_all({key: (value, "measured in float32") for key, value in WIDE.items()})
     if loaded.recipe.data.decoder == "native" and chosen() != "native":
         say("The native core is not here: Pillow decodes. It is slower, and pixels differ by 1 at most.")
         reason = "the native core is not here"

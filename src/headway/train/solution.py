@@ -171,7 +171,7 @@ def _finite(found: Epsilon) -> Epsilon | None:
 
 
 def opened(name: str, run: Run, sets: str, count: int, seed: int, *, say: Say) -> Solution:
-    """A run's best weights, and `count` samples of its data sets, drawn by `seed`.
+    """A run's best weights, in float32, and `count` samples of its data sets, drawn by `seed`.
 
     Args:
         sets: both, train or eval.
@@ -180,7 +180,7 @@ def opened(name: str, run: Run, sets: str, count: int, seed: int, *, say: Say) -
         UsageError: no weights, no data of its own, or no evaluation set where only that is asked for.
         HeadwayError: a data set cannot be opened, or every sample of it is damaged.
     """
-    setup = runs.trained(run, say=say)
+    setup = runs.trained(run, say=say, wide=True)
     try:
         found = _uris(setup, run, sets, say)
         samples = {which: _sample(setup, uri, count, seed, sets, say) for which, uri in found.items()}
