@@ -120,7 +120,7 @@ def test_the_input_is_that_of_the_columns(folder: Path) -> None:
     assert (found.on_host, found.on_device) == (("random crop",), ("flip", "normalise"))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(batch=st.integers(4, 200), ranks=st.integers(1, 4), micro=st.integers(1, 200))
 def test_a_batch_is_shared_and_divided_as_training_does_it(folder: Path, batch: int, ranks: int, micro: int) -> None:
     micro = min(micro, batch)
@@ -141,6 +141,7 @@ def test_memory_by_hand(folder: Path) -> None:
         "buckets": weights,
         "optimizer state": weights,
         "averaged weights": weights,
+        "looked at": 2 * 4 * 64 * 10,
         "on the way back": 2 * 8 * 10 * 4,
         "batch": 15 * 64 * 4,
         "input ring": 3 * 15 * 64,
@@ -149,6 +150,26 @@ def test_memory_by_hand(folder: Path) -> None:
     assert {part.where for part in found.memory} == {"host"}
     assert found.micro == 8, "15 samples in two parts"
     assert found.sent_bytes == weights, "a ring of two: 2 (n - 1) / n of it"
+
+
+def test_layers_that_nobody_looks_at_are_not_copied(folder: Path) -> None:
+    unwatched = "observe.on_divergence=ignore"
+    for options, copied in (((unwatched,), False), ((unwatched, "observe.layer_rates=true"), True)):
+        assert ("looked at" in {part.name for part in dried(folder / "recipe.yaml", *options).memory}) == copied
+
+
+def test_a_16_bit_wire_halves_gradients_that_are_fp32_alone(folder: Path) -> None:
+    """The network has a batch norm, whose gradients are fp32 also beside 16-bit weights."""
+    half, wire = ("precision=bf16", "half_weights=true"), ("comm.wire=bf16",)
+
+    def sent(*options: str) -> float:
+        return dried(folder / "recipe.yaml", *options, hosts="a:1,b:1").sent_bytes
+
+    norm = 2 * 6 * 4
+    whole, narrow = sent(), sent(*half)
+    assert sent(*wire) == whole / 2
+    assert narrow == (whole + norm) / 2
+    assert sent(*half, *wire) == pytest.approx(narrow - norm / 2)
 
 
 def test_a_dry_run_measures_no_precision(folder: Path) -> None:

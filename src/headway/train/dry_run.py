@@ -236,7 +236,7 @@ def _workload(setup: Setup, found: tuple[Layer, ...], micro: int | None, evaluat
                 gradient_bytes=trained,
                 statistics_bytes=statistics,
                 algorithm=recipe.comm.algorithm,
-                wire_ratio=1.0 if recipe.comm.wire == "fp32" else 0.5,
+                wire_ratio=_wire_ratio(setup),
                 bucket_bytes=None if recipe.comm.bucket_mb == "auto" else round(recipe.comm.bucket_mb * 1e6),
                 sync_batch_norm=recipe.comm.batch_norm == "sync",
             ),
@@ -252,6 +252,15 @@ def _workload(setup: Setup, found: tuple[Layer, ...], micro: int | None, evaluat
             checkpoint_bytes=_checkpoint_bytes(setup, kept.state_bytes),
         ),
     )
+
+
+def _wire_ratio(setup: Setup) -> float:
+    """A 16-bit wire halves fp32 gradients alone: those of 16-bit weights go as they are."""
+    if setup.recipe.comm.wire == "fp32":
+        return 1.0
+    trained = [value for value in setup.model.parameters() if value.requires_grad]
+    halved = sum(_size(value) for value in trained if value.dtype == torch.float32) / 2
+    return 1.0 - halved / sum(map(_size, trained))
 
 
 def _device_type(setup: Setup) -> str:
@@ -346,6 +355,15 @@ def _averaged_bytes(setup: Setup) -> int:
     return sum(_size(value) for value in (*weights, *setup.model.buffers()) if value.is_floating_point())
 
 
+def _watched_bytes(setup: Setup) -> int:
+    """Of what `LayerWatch` keeps within a logging step: the layers before it, and their differences."""
+    observe = setup.recipe.observe
+    if not observe.layer_rates and observe.on_divergence == "ignore":
+        return 0
+    stepped = (value for group in setup.optimizer.param_groups for value in group["params"])
+    return 2 * sum(_size(value) for value in stepped if value.requires_grad and value.ndim > 1)
+
+
 def _masters_bytes(setup: Setup) -> int:
     """Of the fp32 weights that the optimizer steps in the place of 16-bit ones."""
     if setup.masters is None:
@@ -402,6 +420,7 @@ def _memory(setup: Setup, workload: Workload, share: int, micro: int, ranks: int
         Part("buckets", gradients if ranks > 1 else 0, device, "gradients on their way"),
         Part("optimizer state", workload.step.update.state_bytes, device, recipe.optimizer.name),
         Part("averaged weights", _averaged_bytes(setup), device),
+        Part("looked at", _watched_bytes(setup), device, "layers before a logging step, and what it changed"),
         Part("kept for backward", workload.saved_bytes(micro), device, f"a micro-batch of {micro:,}"),
         Part("on the way back", micro * 2 * largest, device, "gradients of activations: twice the largest layer's"),
         Part("batch", share * sample * wide, device, f"{share:,} images, {'fp32' if wide == 4 else 'uint8'}"),
