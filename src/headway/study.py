@@ -75,7 +75,7 @@ def assess(
     ] = None,
     val_pattern: Annotated[str | None, typer.Option(help="The same for the validation accuracy.")] = None,
     scale: Annotated[str, typer.Option(help="Of numbers without a %: auto, fraction or percent.")] = "auto",
-    stop: Annotated[bool, typer.Option("--stop", help="Stop the script once the targets are reached.")] = False,
+    stop: Annotated[bool, typer.Option("--stop", help="Stop the script once it has passed.")] = False,
     as_json: Json = False,
 ) -> None:
     """Run a training script for so long, and say whether it reached accuracies."""

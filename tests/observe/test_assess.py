@@ -180,9 +180,20 @@ def test_a_script_has_time_to_end_well(tmp_path: Path) -> None:
 
 def test_it_can_be_stopped_when_it_is_good_enough(tmp_path: Path) -> None:
     body = "import time\nprint('val acc 0.9')\ntime.sleep(60)"
-    found = assessed(tmp_path, body, "--target-val", "0.8", "--stop", "--json", status=0).json()
-    assert (found["ended"], found["passed"]) == ("reached", True)
-    assert found["seconds"] < 30
+    options = ("--target-val", "0.8", "--stop", "--json")
+    found = assessed(tmp_path, body, *options, "--scale", "fraction", status=0).json()
+    assert (found["ended"], found["passed"], found["kept_on"]) == ("reached", True, False)
+    percent = assessed(tmp_path, body.replace("0.9", "90"), *options, status=0).json()
+    assert percent["ended"] == "reached"
+
+
+def test_it_is_not_stopped_by_what_may_be_less_than_a_percent(tmp_path: Path) -> None:
+    body = "import time\nprint('val acc 0.95', flush=True)\ntime.sleep(0.4)\n"
+    options = ("--target-val", "0.9", "--stop")
+    failed = assessed(tmp_path, body + "print('val acc 12.5')", *options, status=1).out
+    assert "target 0.9, not reached; best 0.125, last 0.125" in failed
+    said = assessed(tmp_path, body, *options, status=0).out
+    assert "It was not stopped: its numbers might have been percent. If they are shares: --scale fraction" in said
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.check)])

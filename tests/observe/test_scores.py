@@ -73,14 +73,14 @@ def test_the_usual_lines(line: str, expected: Found) -> None:
     assert found(line) == expected
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.text())
 def test_no_line_is_too_odd(line: str) -> None:
     Scores().read(line)
     Scores("a(.*)b", ".").read(line)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(st.floats(0, 1), st.floats(0, 1))
 def test_json_lines_are_read_to_the_last_digit(train: float, val: float) -> None:
     scores = Scores(scale="fraction")
@@ -92,6 +92,8 @@ def test_a_script_that_shows_percent_is_known_by_a_value_above_1() -> None:
     scores = Scores()
     (early,) = scores.read("val_acc: 0.9")
     assert scores.value(early) == 0.9
+    assert scores.least(early) == pytest.approx(0.009)
+    assert Scores(scale="fraction").least(early) == 0.9
     scores.read("val_acc: 12.5")
     assert scores.value(early) == pytest.approx(0.009), "what was read before is read anew"
     (sure,) = scores.read("train acc 9/10")

@@ -79,6 +79,7 @@ class Assessment:
         ended: `itself`, `time` (it was stopped), or `reached` (stopped, as was asked for).
         status: exit status of the script; negative: the signal that ended it.
         unclear: a line with an accuracy of which it is not said what it is of.
+        kept_on: it was to be stopped once it had passed, and was not, as the scale of its numbers was not known.
     """
 
     passed: bool
@@ -93,6 +94,7 @@ class Assessment:
     ended: str
     status: int
     unclear: str | None
+    kept_on: bool
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -106,16 +108,20 @@ class History:
     lines: list[tuple[float, list[Reading]]] = field(default_factory=list)
 
     def judged(
-        self, goal: Goal, scores: Scores
+        self, goal: Goal, value: Callable[[Reading], float]
     ) -> tuple[float | None, dict[Kind, float | None], dict[Kind, list[float]]]:
-        """(seconds until all targets were reached at once, until each was, all values), as the scale is known now."""
+        """(seconds until all targets were reached at once, until each was, all values).
+
+        Args:
+            value: of a reading as a fraction of 1: `Scores.value` or `Scores.least`.
+        """
         targets, newest = goal.targets(), dict[Kind, float]()
         reached: float | None = None
         first: dict[Kind, float | None] = dict.fromkeys(targets)
         values: dict[Kind, list[float]] = {"train": [], "val": []}
         for seconds, readings in self.lines:
             for reading in readings:
-                newest[reading.kind] = scores.value(reading)
+                newest[reading.kind] = value(reading)
                 values[reading.kind].append(newest[reading.kind])
             for kind, target in targets.items():
                 if first[kind] is None and newest.get(kind, -1.0) >= target:
@@ -165,6 +171,10 @@ def assess(
     both at their targets or above, and where it did not end with an error of its own. What it prints later does not
     count, nor does a progress bar that is not full.
 
+    Args:
+        stop_when_reached: stop it once it has passed whatever the scale of its numbers turns out to be: not by `0.95`
+            under the scale `auto`, which is a share or less than one percent until a number is above 1.
+
     Raises:
         UsageError: the command cannot be started.
     """
@@ -190,7 +200,7 @@ def assess(
                 echo(text, error)
                 if now < goal.seconds:
                     heard(lines)
-            if stop_when_reached and history.judged(goal, scores)[0] is not None:
+            if stop_when_reached and history.judged(goal, scores.least)[0] is not None:
                 ended = "reached"
                 break
         seconds = time.monotonic() - began
@@ -209,7 +219,7 @@ def assess(
         for stream in streams.values():
             if ended == "itself" or not stream.unfinished():
                 heard([(at, line) for at, line in stream.end(seconds) if at <= goal.seconds])
-    return _assessed(goal, scores, history, ended, seconds, process.returncode)
+    return _assessed(goal, scores, history, ended, seconds, process.returncode, stop_when_reached)
 
 
 def _started(command: Sequence[str]) -> subprocess.Popen[bytes]:
@@ -313,8 +323,10 @@ def _terminated_as_interrupted() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _assessed(goal: Goal, scores: Scores, history: History, ended: str, seconds: float, status: int) -> Assessment:
-    reached, first, values = history.judged(goal, scores)
+def _assessed(
+    goal: Goal, scores: Scores, history: History, ended: str, seconds: float, status: int, to_stop: bool
+) -> Assessment:
+    reached, first, values = history.judged(goal, scores.value)
     failed = ended == "itself" and status != 0
     passed = reached is not None and not failed
     kinds: tuple[Kind, ...] = ("train", "val")
@@ -343,6 +355,7 @@ def _assessed(goal: Goal, scores: Scores, history: History, ended: str, seconds:
         ended=ended,
         status=status,
         unclear=scores.unclear,
+        kept_on=to_stop and passed and history.judged(goal, scores.least)[0] is None,
     )
 
 
@@ -356,6 +369,8 @@ def text(found: Assessment) -> str:
             continue
         when = "not reached" if first is None else f"reached after {first:.1f} s"
         lines.append(f"  {WORDS[kind]}: target {target:.4g}, {when}; best {best:.4g}, last {last:.4g}")
+    if found.kept_on:
+        lines.append("  It was not stopped: its numbers might have been percent. If they are shares: --scale fraction")
     if found.unclear is not None and not all(found.readings[kind] for kind in found.goal.targets()):
         fix = "say what it is with --train-pattern or --val-pattern"
         lines.append(f"  A line names an accuracy, but not of what; {fix}: {found.unclear[:120]}")

@@ -101,6 +101,10 @@ class Scores:
         percent = self._percent if reading.percent is None else reading.percent
         return reading.number / 100 if percent else reading.number
 
+    def least(self, reading: Reading) -> float:
+        """The same as low as it can turn out: while the scale is not known, a number without a % may be percent."""
+        return reading.number / 100 if self._auto and reading.percent is None else self.value(reading)
+
     def _matched(self, kind: Kind, line: str) -> Iterator[Reading]:
         for match in self._patterns[kind].finditer(line):
             group = 1 if match.re.groups and match.group(1) is not None else 0
