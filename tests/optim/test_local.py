@@ -83,6 +83,13 @@ def test_optimizers_that_take_all_layers_alike_have_none() -> None:
     assert has_local_rates(LBSGD(weights, 0.1, steps_per_epoch=10, warmup="lars"))
 
 
+def test_a_macro_batch_of_several_steps_has_none() -> None:
+    """Most of its steps move nothing, and the one that does goes by the mean of all their gradients."""
+    for steps in (1, 2):
+        *_, rates = stepped(lambda params: LBSGD(params, 0.3, warmup="lars", batch_scale=2, steps_per_epoch=10), steps)
+        assert rates.isnan().all()
+
+
 @pytest.mark.parametrize("optimizer", [LARS, LAMB, NovoGrad])
 def test_a_layer_without_a_norm_has_none_and_nothing_waits(optimizer: Any) -> None:
     weights = [torch.zeros(2, 2, requires_grad=True), torch.ones(2, 2, requires_grad=True), torch.ones(2, 2)]

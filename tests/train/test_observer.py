@@ -281,7 +281,7 @@ def test_an_optimizer_without_local_rates_shows_what_lars_would_see(folder: Path
     headway("report", tmp_path / "run")
     found, table = panels(tmp_path / "run")["layer-rates"], table_of(tmp_path / "run", "layers")
     assert found.title == "|w| / |g| of each layer"
-    assert "LARS would take each at" in found.note
+    assert "LARS would take each layer at" in found.note
     expected = table.values[:, :, 0] / table.values[:, :, 1]
     assert np.array(found.data["values"]) == pytest.approx(expected.T, rel=1e-3)
 

@@ -20,7 +20,8 @@ Group = dict[str, Any]
 def has_local_rates(optimizer: Optimizer) -> bool:
     """Whether the rule has a learning rate for each layer."""
     if isinstance(optimizer, LBSGD):
-        return all(group["warmup"] == "lars" for group in optimizer.param_groups)
+        # Of a macro-batch, what the rate is made of is gone after the step: the sum of several steps' gradients.
+        return all(group["warmup"] == "lars" and group["batch_scale"] == 1 for group in optimizer.param_groups)
     if isinstance(optimizer, LARS | LAMB):
         return any(group["trust"] for group in optimizer.param_groups)
     return isinstance(optimizer, NovoGrad)
@@ -37,7 +38,7 @@ def local_rates(optimizer: Optimizer, parameters: Sequence[Tensor], before: Sequ
 
     Returns:
         NaN for a parameter that had no gradient or whose norm of weights or gradient is 0, and for all of an optimizer
-        without local rates (`has_local_rates`).
+        without local rates (`has_local_rates`), as is an LBSGD whose macro-batches have several steps.
     """
     group_of = {id(one): group for group in optimizer.param_groups for one in group["params"]}
     groups = [group_of[id(parameter)] for parameter in parameters]

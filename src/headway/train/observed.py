@@ -111,8 +111,8 @@ def _rates(values: Numbers) -> tuple[str, Numbers, str]:
         said = "The rate that the optimizer gave each layer, its schedule and trust ratio included."
         return "local learning rate", values[:, :, 3], said
     said = (
-        "This optimizer takes all layers at one rate. LARS would take each at eta x lr x |w| / |g|: where rows differ "
-        "by powers of ten, one rate is too large for some layers and too small for others."
+        "LARS would take each layer at eta x lr x |w| / |g|: where rows differ by powers of ten, one rate for all is "
+        "too large for some layers and too small for others."
     )
     return "|w| / |g|", _over(values[:, :, 0], values[:, :, 1]), said
 
