@@ -123,6 +123,14 @@ def test_the_three_modules_of_the_large_batch_together() -> None:
     assert recipe.model.args == {"batch_norm": True, "pool5_norm": True}
 
 
+def test_the_64k_recipe_has_the_numbers_of_the_reference_point() -> None:
+    ours, theirs = read("tencent-resnet50-64k"), read("imagenet-resnet50-65536")
+    assert ours.schedule == theirs.schedule
+    kept = {"groups": ()}
+    assert ours.optimizer.model_copy(update=kept) == theirs.optimizer.model_copy(update=kept)
+    assert (ours.task, ours.data, ours.augment) == (theirs.task, theirs.data, theirs.augment)
+
+
 @pytest.mark.check
 def test_a_few_steps_on_photographs(data_root: Path, tmp_path: Path) -> None:
     """250 photographs of ImageNet in five made-up classes, a batch of 8: LARS, ghost batch norm, crops, smoothing."""
