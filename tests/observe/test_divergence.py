@@ -46,13 +46,13 @@ def healthy(draw: st.DrawFn) -> Losses:
     return curve
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(healthy(), st.sampled_from([1, 3, 10, 50, 120]))
 def test_noise_spikes_and_warm_up_are_no_divergence(losses: Losses, every: int) -> None:
     assert told(losses, every) is None
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(healthy(), st.sampled_from([1, 3, 10, 50]), st.integers(20, 300), st.floats(0.02, 1.0), st.floats(0.0, 0.6))
 def test_a_loss_that_grows_is_told_within_four_logging_steps(
     losses: Losses, every: int, start: int, speed: float, jumps: float
