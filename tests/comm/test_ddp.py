@@ -354,17 +354,19 @@ def test_the_blocks_of_the_page_run_on_several_ranks(ranks: int, tmp_path: Path)
     packed_digits(tmp_path, per_class=100, split=0.2)
     page = (ROOT / "docs/library/communication.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     said = [ran(block, ranks, tmp_path) for block in blocks]
     total = ranks * (ranks + 1) // 2
     assert said[0] == [f"rank {rank} of {ranks}: {total}\n" for rank in range(ranks)]
     assert f"over {ranks} ranks" in said[1][0]
     assert said[1][1:] == [""] * (ranks - 1)
     assert len(set(said[2])) == 1
-    assert said[2][0].endswith(" on every rank\n")
-    assert said[3] == ["True ['Conv2d', 'SyncBatchNorm', 'ReLU']\n"] * ranks
-    assert len(set(said[4])) == 1
-    assert re.fullmatch(r"noise scale \d+ \+- \d+ samples\n", said[4][0])
+    assert said[2][0].endswith(" steps on every rank\n")
+    assert len(set(said[3])) == 1
+    assert re.fullmatch(r"\d+\.\d{6} on every rank\n", said[3][0])
+    assert said[4] == ["True ['Conv2d', 'SyncBatchNorm', 'ReLU']\n"] * ranks
+    assert re.fullmatch(r"noise scale \d+ samples, 95 % interval \d+ to (\d+|inf)\n", said[5][0])
+    assert said[5][1:] == [""] * (ranks - 1)
 
 
 def ran(code: str, ranks: int, folder: Path) -> list[str]:
