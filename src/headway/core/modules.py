@@ -1,10 +1,13 @@
-"""What is done with all modules of a network: others in their place, evaluation mode for a while."""
+"""What is done with all modules of a network: others in their place, evaluation mode or no trace for a while."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 if TYPE_CHECKING:  # nothing of torch is needed to walk through a network
     from torch import nn
@@ -31,6 +34,31 @@ def evaluating(module: nn.Module) -> Iterator[None]:
     finally:
         for one, training in modes:
             one.training = training
+
+
+@contextmanager
+def leaving_no_trace(module: nn.Module) -> Iterator[None]:
+    """For passes that are no part of the training. Within it parameters begin without gradients; afterwards gradients,
+    buffers and the generators of torch (on a GPU too), numpy and Python are as before."""
+    import torch
+
+    parameters, buffers = list(module.parameters()), list(module.buffers())
+    devices = {value.device for value in (*parameters, *buffers) if value.device.type == "cuda"}
+    grads, kept = [value.grad for value in parameters], [value.clone() for value in buffers]
+    states = random.getstate(), np.random.get_state()
+    for parameter in parameters:
+        parameter.grad = None
+    try:
+        with torch.random.fork_rng(devices=list(devices)):
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+        if buffers:
+            with torch.no_grad():
+                torch._foreach_copy_(buffers, kept)
 
 
 def _replaced(

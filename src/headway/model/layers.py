@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any, final
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from headway.core.modules import leaving_no_trace
 from headway.core.profile import Layer
 from headway.model.flops import MultiplyAdds
 
@@ -31,7 +32,7 @@ def layers(model: nn.Module, images: Tensor, autocast: Context) -> tuple[Layer, 
         autocast: makes the context of a forward pass.
     """
     fewer, more = SAMPLES
-    with _restored(model, images.device):
+    with leaving_no_trace(model):
         two = _watched(model, images[:fewer], autocast, backward=True)
         three = _watched(model, images[:more], autocast, backward=False)
     out = []
@@ -212,20 +213,6 @@ def _watched(model: nn.Module, images: Tensor, autocast: Context, *, backward: b
             if backward:
                 watch.backward(outputs.float().sum())
     return watch
-
-
-@contextmanager
-def _restored(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Afterwards buffers, gradients and random state are as before."""
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        try:
-            yield
-        finally:
-            model.zero_grad(set_to_none=True)
-            with torch.no_grad():
-                for buffer, value in kept:
-                    buffer.copy_(value)
 
 
 def _tensors(tree: Any) -> list[Tensor]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, final
 
@@ -15,6 +13,7 @@ from torch import Tensor
 
 from headway.comm.noise import NoiseScale, local_term, squared_norm
 from headway.comm.reducer import Verdict
+from headway.core.modules import leaving_no_trace
 from headway.observe import activations, layers
 from headway.observe.activations import ActivationWatch
 from headway.observe.divergence import DivergenceWatch
@@ -57,7 +56,6 @@ class Observer:
         self._whole: list[Tensor] = []
         self._parts = 1
         self._norms: NDArray[np.float32] | None = None
-        self._trained = [one for one in setup.model.parameters() if one.requires_grad]
         self._handles: list[Any] = []
 
     def begin(self, step: int, parts: Parts, ranks: int = 1) -> None:
@@ -76,7 +74,7 @@ class Observer:
         if self._activations is not None:
             self._activations.arm()
             if self._setup.recipe.compile:  # hooks have no place in the compiled network
-                with self._unseen(), torch.no_grad(), self._setup.precision.autocast():
+                with leaving_no_trace(self._setup.model), torch.no_grad(), self._setup.precision.autocast():
                     self._setup.model(parts[0][0])
                 self._activations.disarm()
 
@@ -152,7 +150,7 @@ class Observer:
                     self._whole.append(squared_norm([grad]))
                 seen[parameter] = (number + 1, grad.clone().float() if number < len(shares) - 1 else None)
 
-        self._handles = [one.register_post_accumulate_grad_hook(ready) for one in self._trained]
+        self._handles = [one.register_post_accumulate_grad_hook(ready) for one in self._trained()]
 
     def _end_noise(self) -> None:
         for handle in self._handles:
@@ -161,15 +159,15 @@ class Observer:
 
     def _pass_halves(self, part: tuple[Tensor, ...]) -> None:
         """Takes the gradients of two halves of the batch, which go through the network apart from the step itself."""
-        setup, size = self._setup, len(part[0])
-        sums: list[Tensor | None] = [None] * len(self._trained)
+        setup, size, trained = self._setup, len(part[0]), self._trained()
+        sums: list[Tensor | None] = [None] * len(trained)
         terms = []
-        with self._unseen():
+        with leaving_no_trace(setup.model):
             for images, labels, _, weights in zip(*(tensor.tensor_split(2) for tensor in part), strict=True):
                 with setup.precision.autocast():
                     outputs = setup.model(images)
                 losses = setup.task.loss(outputs.float(), labels)
-                found = torch.autograd.grad(losses, self._trained, weights, allow_unused=True)
+                found = torch.autograd.grad(losses, trained, weights, allow_unused=True)
                 terms.append(local_term([grad for grad in found if grad is not None], len(images) / size))
                 sums = [
                     one if other is None else other if one is None else one + other
@@ -179,19 +177,6 @@ class Observer:
         whole = squared_norm([grad for grad in sums if grad is not None])
         self._noise.update(torch.stack(terms).sum(), whole, size / 2, size)
 
-    @contextmanager
-    def _unseen(self) -> Iterator[None]:
-        """What goes through the network within it leaves no trace: buffers and generators are put back."""
-        buffers = list(self._setup.model.buffers())
-        kept = [buffer.clone() for buffer in buffers]
-        states = random.getstate(), np.random.get_state()
-        device = self._setup.device
-        try:
-            with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-                yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-            if buffers:
-                with torch.no_grad():
-                    torch._foreach_copy_(buffers, kept)
+    def _trained(self) -> list[Tensor]:
+        """In this step: some may be frozen by now."""
+        return [one for one in self._setup.model.parameters() if one.requires_grad]

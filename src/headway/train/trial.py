@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from statistics import median
 from time import perf_counter
 from typing import Any, TypeVar
@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from headway.core.errors import TrainingError
-from headway.train.checkpoint import random_state, set_random_state
+from headway.core.modules import leaving_no_trace
 
 LOG = logging.getLogger("headway.train")
 
@@ -29,21 +29,6 @@ HOPELESS = 3.0
 """An arm that takes so many times as long as another leaves: a type without units may take a hundred times."""
 LONG_S = 1.0
 """A first pass on a CPU that takes longer needs no second one: warming up is a small part of it."""
-
-
-@contextmanager
-def leaving_no_trace(model: torch.nn.Module) -> Iterator[None]:
-    """Afterwards buffers and random generators are as before, and parameters have no gradient."""
-    kept = [(value, value.clone()) for value in model.buffers()]
-    state = random_state()
-    try:
-        yield
-    finally:
-        model.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for value, before in kept:
-                value.copy_(before)
-        set_random_state(state)
 
 
 def attempt(
