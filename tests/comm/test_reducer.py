@@ -207,6 +207,25 @@ def test_parameters_without_a_gradient_are_named_once(named: bool) -> None:
         assert after
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_what_is_frozen_later_has_no_gradient(waits: bool) -> None:
+    """Also where the host does not wait in each step, as on CUDA, and knows from the first one what is used."""
+    net, communicator = network(), Communicator(World.alone(torch.device("cpu")))
+    reducer = Reducer(net.named_parameters(), communicator, named=True)
+    reducer._host_waits = waits
+    for step in range(2):
+        net.zero_grad()
+        net.conv.requires_grad_(step == 0)
+        images, labels = batch(step)
+        reducer.arm()
+        nn.functional.cross_entropy(net(images, True), labels).backward()
+        reducer.finish()
+        assert (net.conv.weight.grad is None) == (step == 1)
+        assert net.head.weight.grad is not None
+    reducer.close()
+    communicator.close()
+
+
 def uneven(rank: Rank) -> tuple[int, int, dict[str, torch.Tensor]]:
     net, communicator = network(), Communicator(rank.world)
     reducer = Reducer(net.named_parameters(), communicator, average=True, uneven=True)

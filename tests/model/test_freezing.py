@@ -26,6 +26,9 @@ def test_each_part_is_frozen_at_its_own_position() -> None:
         freezing.at(position)
         assert len(trained(model)) == left, position
     assert everything - trained(model) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    freezing.thaw()
+    assert trained(model) == everything
+    freezing.at(200)
     late = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
     Freezing(late, [part("^1", 2), part("^0", 0.5)], epoch=100).at(200)  # as a resumed run begins
     assert trained(late) == trained(model)

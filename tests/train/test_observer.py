@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from tests._support import finished, headway, packed_digits, records, refused, write_recipe
 
 from headway.core import rows
+from headway.core.errors import TrainingError
 from headway.core.recipe import load
 from headway.core.rows import Table
 from headway.core.run import Run
@@ -117,6 +119,13 @@ def test_the_noise_scale_is_that_of_the_samples_own_gradients(
     assert parts == -(-30 // (setup.recipe.micro_batch or 15))  # type: ignore[operator]
 
 
+@pytest.mark.parametrize("more", [(), ("micro_batch=10",)])
+def test_the_noise_scale_is_of_what_is_trained_still(folder: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+    frozen = "model.freeze_after=[{match: '^0', after_epochs: 1}]"
+    headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", ALL, frozen, *more)
+    assert records(tmp_path / "run", "train")[-1]["noise_scale_low"] >= 0
+
+
 def test_rows_hold_the_layers_and_modules(folder: Path, tmp_path: Path) -> None:
     headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", ALL)
     layers, modules = table_of(tmp_path / "run", "layers"), table_of(tmp_path / "run", "activations")
@@ -205,6 +214,18 @@ def test_it_stops_the_run_where_the_recipe_says_so(folder: Path, tmp_path: Path)
     quiet = tmp_path / "quiet"
     headway("train", folder / "recipe.yaml", "--run", quiet, *HOT, OFF, status=1)
     assert records(quiet, "divergence") == []
+
+
+def test_a_signal_does_not_hide_that_it_diverges(folder: Path, tmp_path: Path) -> None:
+    """Two looks have to agree, and the second one is that of the last steps, before the checkpoint of the signal."""
+    more = ("model.factory=net.py:linear", "optimizer={name: sgd, lr: 100}", "batch=12", "log_every_steps=20")
+    quiet = ("checkpoint.every_steps=90", "evaluate.every_epochs=9", "observe.on_divergence=stop")
+    with closing(trainer_of(folder, Run.create(tmp_path / "run"), *more, *quiet)) as trainer:
+        trainer.run(30)
+        trainer.stopping = True
+        with pytest.raises(TrainingError, match="The run diverges: "):
+            trainer.run()
+    assert not list((tmp_path / "run/checkpoints").glob("step-*"))
 
 
 @pytest.mark.check

@@ -221,7 +221,9 @@ def check_whole(found: Launched, epochs: int, faults: int) -> None:
 
 
 def test_the_run_goes_on_without_a_killed_rank_0(folder: Path, tmp_path: Path) -> None:
-    with launched(folder, tmp_path / "run", 3, *LONG, f"epochs={EPOCHS}") as found:
+    """Part of the network is frozen by then, but not in the process that comes in its place."""
+    frozen = "model.freeze_after=[{match: 'net.0', after_epochs: 2}]"
+    with launched(folder, tmp_path / "run", 3, *LONG, f"epochs={EPOCHS}", frozen) as found:
         found.wait_for_step(60)
         found.workers()[0].send_signal(signal.SIGKILL)
         out, err = found.process.communicate(timeout=200)

@@ -86,7 +86,7 @@ class Reducer:
     """Sums the gradients of a network over all ranks. All ranks make it, and use it, alike.
 
     Args:
-        parameters: (name, parameter); those that are trained count.
+        parameters: (name, parameter); those that are trained count. One that is frozen later has no gradient then.
         communicator: whose world it is.
         buffers: floating-point tensors that become their mean over the ranks in each step: running statistics.
         choose: bytes of a bucket -> algorithm.
@@ -314,13 +314,13 @@ class Reducer:
             if self._average:
                 torch._foreach_div_(bucket.views, live)
             for name, parameter, view in zip(bucket.names, bucket.parameters, bucket.views, strict=True):
-                parameter.grad = view if of[name] else None
+                parameter.grad = view if of[name] and parameter.requires_grad else None
 
     def _name_unused(self) -> None:
         if self.named:
             return
         self.named = True
-        without = [name for name, value in self._parameters.items() if value.grad is None]
+        without = [name for name, value in self._parameters.items() if value.grad is None and value.requires_grad]
         if without:
             more = f" and {len(without) - 5} more" if len(without) > 5 else ""
             self._say(f"Without a gradient in the first step, counted as zero: {', '.join(without[:5])}{more}.")

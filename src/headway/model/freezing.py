@@ -41,11 +41,20 @@ class Freezing:
         if parts and len({id(parameter) for _, parameter in self._due}) == len(trained):
             what = "every parameter would be frozen before the run ends"
             raise RecipeError(what, where="model.freeze_after", fix="Leave out what matches the last layer.")
-        self._due.sort(key=lambda one: -one[0])
+        self._due.sort(key=lambda one: one[0])
+        self._frozen = 0  # so many of them, from the first on
 
     def at(self, position: int) -> None:
         """Before the step that begins at a position."""
-        while self._due and self._due[-1][0] <= position:
-            _, parameter = self._due.pop()
+        while self._frozen < len(self._due) and self._due[self._frozen][0] <= position:
+            _, parameter = self._due[self._frozen]
             parameter.requires_grad_(False)
             parameter.grad = None
+            self._frozen += 1
+
+    def thaw(self) -> None:
+        """Lets all be trained again until the next step: ranks that meet have the same parameters then, also those that
+        come new and have frozen none."""
+        for _, parameter in self._due[: self._frozen]:
+            parameter.requires_grad_(True)
+        self._frozen = 0

@@ -130,7 +130,7 @@ class Trainer:
                             break
                         self._chores.append("settle")
                     elif ending:
-                        self._chores += ["log", "checkpoint"]
+                        self._chores += [*self._logging(), "checkpoint"]
                     else:
                         self._one_step()
                 while self._chores:
@@ -178,11 +178,14 @@ class Trainer:
         if self._checkpoint_due(before):
             chores.append("checkpoint")
         if chores or self.step % recipe.log_every_steps == 0:
-            first = ["log", "agree"] if recipe.observe.on_divergence == "stop" else ["log"]
-            chores[:0] = first  # at most one exchange between ranks a chore: see `progress`
+            chores[:0] = self._logging()
         self._chores += chores
         if self._ledger.regrouping:
             self._chores.append("regroup")
+
+    def _logging(self) -> list[str]:
+        """The chores of a logging step: at most one exchange between ranks each, see `progress`."""
+        return ["log", "agree"] if self.setup.recipe.observe.on_divergence == "stop" else ["log"]
 
     def _do(self, chore: str) -> None:
         """Something between two steps: log, agree (on stopping, where it diverges), statistics (of batch norm),
@@ -238,6 +241,7 @@ class Trainer:
         assert ranks is not None
         led = self._ledger.log.leads
         self._close_stream()
+        self.setup.freezing.thaw()
         unsaved = ranks.meet(self.setup.model, self.setup.device, self)
         self._saver.meet(ranks.exchange(), ranks.confirmer())
         self._ledger.log.confirm = ranks.confirmer()
