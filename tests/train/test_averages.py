@@ -137,10 +137,11 @@ def test_resumed_is_uninterrupted(folder: Path, tmp_path: Path, switches: tuple[
         assert all(one["loss"] == other["loss"] for one, other in pairs)
 
 
-def test_statistics_are_those_of_the_newest_batches(folder: Path, tmp_path: Path) -> None:
-    """By hand: the last 4 batches as they were trained on, through the final weights, in ghost batches."""
+@pytest.mark.parametrize("averages", [(), (EMA,), (AHEAD,)], ids=["newest", "ema", "lookahead"])
+def test_statistics_are_those_of_the_newest_batches(folder: Path, tmp_path: Path, averages: tuple[str, ...]) -> None:
+    """By hand: the last 4 batches as they were trained on, through the weights that are evaluated, in ghost batches."""
     more = ("augment={translate: 1}", "micro_batch=15", "stop_at={loss: 0}", "evaluate.every_epochs=3")
-    with closing(trainer_of(folder, tmp_path / "run", ANEW, *more)) as trainer:
+    with closing(trainer_of(folder, tmp_path / "run", ANEW, *more, *averages)) as trainer:
         trainer.run()
         setup, now = trainer.setup, state(trainer.setup)
         with trainer.shown():
@@ -153,7 +154,8 @@ def test_statistics_are_those_of_the_newest_batches(folder: Path, tmp_path: Path
             batch = next(stream)
             images = setup.augment(batch.images, batch.labels, batch.keys())[0]
             for part in images.tensor_split(2):
-                hidden = conv(part).detach()
+                with trainer.shown():
+                    hidden = conv(part).detach()
                 groups = hidden.tensor_split(2)
                 means.append(sum(len(one) * one.mean((0, 2, 3)) for one in groups) / 15)
                 variances.append(sum(len(one) * one.var((0, 2, 3)) for one in groups) / 15)
@@ -165,9 +167,9 @@ def test_statistics_are_those_of_the_newest_batches(folder: Path, tmp_path: Path
         if name in by_hand:
             torch.testing.assert_close(shown[name], by_hand[name], rtol=1e-5, atol=1e-6)
             assert not torch.allclose(shown[name], value, rtol=1e-3)
-        else:
+        elif not averages:
             assert torch.equal(shown[name], value)
-    with closing(trainer_of(folder, tmp_path / "plain", "model.batch_norm={ghost: 8}", *more)) as plain:
+    with closing(trainer_of(folder, tmp_path / "plain", "model.batch_norm={ghost: 8}", *more, *averages)) as plain:
         plain.run()
         assert all(torch.equal(now[name], value) for name, value in state(plain.setup).items())
 
@@ -293,6 +295,16 @@ def test_lookahead_trains_from_its_slow_weights_and_shows_them(folder: Path, tmp
         assert trainer.best is not None
         if trainer.best["step"] == 18:
             assert all(torch.equal(best[name], value) for name, value in shown(trainer).items())
+
+
+def test_masters_are_rounded_once_more_only_where_it_looked_ahead(folder: Path, tmp_path: Path) -> None:
+    with closing(trainer_of(folder, tmp_path / "run", AHEAD, "half_weights=true", "precision=bf16")) as trainer:
+        weight, written = trainer.setup.model.get_parameter("0.weight"), []
+        for _ in range(4):
+            before = weight._version
+            trainer.run(1)
+            written.append(weight._version - before)
+    assert written[0] == written[1] == written[2] == written[3] - 1
 
 
 def shown(trainer: Trainer) -> dict[str, torch.Tensor]:

@@ -27,7 +27,8 @@ class Lookahead:
     alike look ahead alike: nothing is exchanged.
 
     Args:
-        model: on its device, in its memory format; or its Masters, which then want `write_back` after each update.
+        model: on its device, in its memory format; or its Masters, which then want `write_back` after each update
+            that did something.
         alpha: share of the way, in (0, 1].
         every_steps: the paper's k.
         power: above 0, `steps` is needed.
@@ -67,14 +68,15 @@ class Lookahead:
         return 1 - held_back
 
     @torch.no_grad()
-    def update(self, step: int) -> None:
-        """After a step; the first one is 1. It does something at multiples of `every_steps`."""
+    def update(self, step: int) -> bool:
+        """After a step; the first one is 1. Whether it did something: it does at multiples of `every_steps`."""
         if step % self.every_steps:
-            return
+            return False
         now, slow = list(self._now.values()), list(self._slow.values())
         wide = [value.to(one.dtype) for value, one in zip(now, slow, strict=True)]
         torch._foreach_lerp_(slow, wide, self.share(step))
         torch._foreach_copy_(now, slow)
+        return True
 
     @contextmanager
     def swapped(self) -> Iterator[None]:

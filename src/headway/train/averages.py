@@ -56,10 +56,11 @@ class Averages:
 
     def stepped(self, step: int) -> None:
         """After every step."""
-        if self._weights is not None:
-            self._weights.update(step)
-            if isinstance(self._weights, Lookahead) and self._setup.masters is not None:
+        if isinstance(self._weights, Lookahead):
+            if self._weights.update(step) and self._setup.masters is not None:
                 self._setup.masters.write_back()
+        elif self._weights is not None:
+            self._weights.update(step)
 
     @contextmanager
     def shown(self) -> Iterator[None]:
@@ -87,7 +88,8 @@ class Averages:
                     for (part,) in divided(setup, images):
                         with setup.precision.autocast():
                             setup.model(part)
-            found = [value.clone() for value in self._running]
+                # Before the newest weights come back: running statistics are averaged with the weights, and do too.
+                found = [value.clone() for value in self._running]
         finally:
             setup.inputs.loader = loader
             if hasattr(stream, "close"):
