@@ -108,6 +108,21 @@ def test_regime_adaptation_keeps_the_steps_of_every_part(
     assert not small.grows or k != 1 or steps == its_steps
 
 
+def test_what_is_frozen_and_the_size_of_images_keep_their_steps_too(tmp_path: Path) -> None:
+    recipe, origins = resolved(
+        tmp_path,
+        "model.freeze_after=[{match: bias, after_epochs: 1.5}, {match: norm, after_epochs: 3}]",
+        data={"progressive": {"start": 4, "from_epoch": 0.5, "until_epoch": 2}},
+        epochs={"base": 4, "per": 32},
+        batch=64,
+    )
+    assert [part.after_epochs for part in recipe.model.freeze_after] == [3, 6]
+    assert recipe.data.progressive is not None
+    assert (recipe.data.progressive.from_epoch, recipe.data.progressive.until_epoch) == (1, 4)
+    for key in ("model.freeze_after.0.after_epochs", "data.progressive.until_epoch"):
+        assert origins[key] == "auto: x 2, as the epochs of the run"
+
+
 def test_exponential_and_step_keep_their_steps_too(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"epochs": {"base": 10, "per": 32}, "batch": 64}
     recipe, origins = resolved(tmp_path, schedule={"name": "step", "every_epochs": 3}, **changes)

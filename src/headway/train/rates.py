@@ -20,8 +20,8 @@ LAYER_WISE = ("lars", "lamb", "novograd", "lbsgd", "muon")
 def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
     """The recipe with numbers in place of {base, per, scale}.
 
-    Epochs that follow the batch take all epochs of the schedules with them, so that each part of the run has as many
-    steps as with the small batch (regime adaptation: Hoffer et al. 2017, arXiv 1705.08741).
+    Epochs that follow the batch take all moments of the run with them, so that each part of it has as many steps as
+    with the small batch (regime adaptation: Hoffer et al. 2017, arXiv 1705.08741).
     """
     recipe = loaded.recipe
     values: dict[str, tuple[Any, str]] = {}
@@ -41,6 +41,11 @@ def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
             "schedule.milestones_epochs": schedule.milestones_epochs,
             "batch_growth.milestones_epochs": growth.milestones_epochs if growth is not None else (),
         }
+        for place, part in enumerate(recipe.model.freeze_after):
+            given[f"model.freeze_after.{place}.after_epochs"] = part.after_epochs
+        if (progressive := recipe.data.progressive) is not None:
+            given["data.progressive.from_epoch"] = progressive.from_epoch
+            given["data.progressive.until_epoch"] = progressive.until_epoch
         for key, value in given.items():
             if value and factor != 1:
                 scaled = [one * factor for one in value] if isinstance(value, tuple) else value * factor
