@@ -128,6 +128,22 @@ def test_who_joins_takes_what_the_others_have_and_nobody_changes_later() -> None
     assert told.name == "bf16"
 
 
+def test_until_the_ranks_agree_memory_is_that_of_fp32() -> None:
+    """A micro-batch that fits in bf16 here would not where they then take fp32."""
+
+    def narrow(precision: Precision) -> bool:
+        with precision.widest():
+            return torch.is_autocast_enabled("cpu")
+
+    fast: dict[Name, float] = {"fp32": 1.0, "bf16": 0.1}
+    chosen = Precision("bf16", CPU, seconds=fast)
+    assert not narrow(chosen)
+    chosen.agree([chosen.finding()] * 2)
+    assert chosen.name == "bf16"
+    assert narrow(chosen)
+    assert narrow(Precision("bf16", CPU))
+
+
 def meets(rank: Rank, folder: Path, run: Path, overrides: tuple[str, ...], port: int) -> tuple[str, str, list[str]]:
     """A rank of a run; the measurement of rank 1 finds that bf16 is slow there, and that of rank 0 that it is fast."""
     seat = Launched(rank.rank, rank.size, rank.rank, rank.size, "127.0.0.1", port, "torchrun")

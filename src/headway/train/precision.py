@@ -62,6 +62,11 @@ class Precision:
             return nullcontext()
         return torch.autocast(self._device, TYPES[self.name])
 
+    def widest(self) -> AbstractContextManager[Any]:
+        """Context of a forward pass that keeps as much as training may: fp32 until the ranks have agreed on what `auto`
+        stands for, whatever was faster here."""
+        return nullcontext() if self.chosen and not self._agreed else self.autocast()
+
     def backward(self, losses: torch.Tensor, weights: torch.Tensor) -> None:
         """Adds the gradient of sum(losses * weights); both of shape [b], weights = 1 / global batch (0 for masked)."""
         if self._scaler is not None:

@@ -277,7 +277,7 @@ def _built(
         _check_metrics(names, task)
         _check_stop(recipe, names)
         if recipe.micro_batch == "auto" and rehearsal is None:
-            tried = attempt(model, images, precision.autocast)
+            tried = attempt(model, images, precision.autocast if ranks is None else precision.widest)
             micro, reason = largest_micro_batch(recipe.largest_batch, device, tried)
             loaded = loaded.resolve("micro_batch", micro, reason)
 
