@@ -14,9 +14,13 @@ epochs_to_equal_N     epochs that all switches take at batch N until they are as
 --curve: steps to a fixed accuracy against the batch, 64 to 16,384 (Shallue et al. 2018, arXiv 1811.03600), and a page
 with the three regimes: perfect scaling, diminishing returns, none.
 
+Every evaluation has batch norm statistics of the newest 8,192 samples or so: moving ones lag behind where steps are
+few. A claim is void where a best learning rate that it needs lies at the edge of its sweep.
+
 Accuracy does not depend on the machine, so every run that ends is kept in the results file, and a later call does what
-is missing; --minutes M begins no run after so long. Two runs at once with one thread each take less time together than
-one after the other with two: --workers says how many, --measure-workers measures it.
+is missing; the commits of the runs stand beside the table. --minutes M begins no run after so long. Two runs at once
+with one thread each take less time together than one after the other with two: --workers says how many,
+--measure-workers measures it.
 """
 
 from __future__ import annotations
@@ -90,6 +94,7 @@ def tell(tables: Tables, options: argparse.Namespace) -> None:
     """Sweeps, tables, claims, and what is missing."""
     table(tables.sweeps())
     table(tables.rows())
+    print(tables.made_by() + "\n")
     table(tables.decks())
     claims, lacking = tables.claims()
     for one in lacking:
@@ -113,7 +118,7 @@ def quick(packed: str, options: argparse.Namespace, folder: Path) -> None:
         for part in (tree["schedule"], tree["optimizer"]):
             if "warmup_epochs" in part:
                 part["warmup_epochs"] = 1
-        if "batch_norm" in tree["model"]:
+        if "ghost" in tree["model"]["batch_norm"]:
             tree["model"]["batch_norm"]["ghost"] //= 8
         return tree
 

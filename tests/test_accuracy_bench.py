@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,14 @@ import torch.nn.functional as F
 from bench import time_to_accuracy
 from bench._accuracy import airbench, batch_arms, batch_curve, batch_table
 from bench._accuracy.airbench import Arm, How, Images
-from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell, sweep
+from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell, at_edge, sweep
 from bench._accuracy.batch_worker import train
-from bench._accuracy.costs import airbench_cost, recipe_cost
+from bench._accuracy.costs import airbench_cost, passes, recipe_cost
+from bench._accuracy.ours import kinds_of_step
 from bench._accuracy.ours import recipe as fast_recipe
-from bench._accuracy.results import Results, digest
+from bench._accuracy.results import Results, digest, made_by, sources
 from bench._accuracy.workers import WorkerEndedError, work
+from bench._common import Claim
 from tests._support import NET, packed_digits
 
 from headway.core.recipe import load
@@ -140,7 +143,12 @@ def test_warming_up_leaves_no_trace(images: Images) -> None:
     torch.manual_seed(0)
     arm = Arm(FP32, CPU, 10, (8, 8, 8), 30)
     before = {name: value.clone() for name, value in arm.net.state_dict().items()}
-    arm.warm_up(images.normal[:30], images.labels[:30])
+    seen = set()
+    arm.net.register_forward_hook(lambda net, given, _: seen.add((net.training, len(given[0]), given[0].stride())))
+    arm.warm_up(images.normal[:30], images.labels[:30], images.normal[:20])
+    evaluated = {(False, 20, view.stride()) for _, view in airbench.views(images.normal[:20])}
+    assert {one for one in seen if not one[0]} == evaluated, "every kind of view of a batch of the evaluation"
+    assert arm.net.training
     assert all(torch.equal(before[name], value) for name, value in arm.net.state_dict().items())
     assert not arm.optimizer.state
     assert arm.net[0].bias.requires_grad  # type: ignore[union-attr]
@@ -151,6 +159,26 @@ def test_the_port_costs_what_airbench_publishes_and_ours_two_thirds() -> None:
     port = airbench_cost(airbench.WIDTHS, airbench.EPOCHS)
     assert 2 * port == pytest.approx(0.335e15, rel=0.01)
     assert recipe_cost(fast_recipe(Path("packed")).recipe) / port < 0.7
+
+
+def test_the_costs_are_those_of_whole_epochs_as_the_loader_serves_them() -> None:
+    full = fast_recipe(Path("packed")).recipe
+    sides = [24] * 3 + [28] * 2 + [32] * 3
+    by_epoch = [passes(airbench.WIDTHS, side, epoch < 3) for epoch, side in enumerate(sides)]
+    assert recipe_cost(full) == pytest.approx(50_000 * sum(by_epoch))
+    fine = fast_recipe(Path("packed"), ["data.progressive={start: 24, until_epoch: 4, step: 1}"]).recipe
+    assert recipe_cost(fine) == pytest.approx(
+        50_000 * sum(passes(airbench.WIDTHS, min(32, 24 + 2 * epoch), epoch < 3) for epoch in range(8))
+    )
+
+
+def test_warming_up_meets_every_kind_of_step_and_no_other() -> None:
+    """An epoch of 48.8 steps: the one that begins in epoch 2 and ends in epoch 3 is small, and nothing is frozen."""
+    recipe, frozen = fast_recipe(Path("packed")).recipe, ("^whiten",)
+    assert kinds_of_step(recipe, (32, 32), 390, 50_000) == [((24, 24), ()), ((28, 28), frozen), ((32, 32), frozen)]
+    late = recipe.model.freeze_after[0].model_copy(update={"after_epochs": 1.5})
+    half = recipe.model_copy(update={"model": recipe.model.model_copy(update={"freeze_after": [late]})})
+    assert kinds_of_step(half, (32, 32), 390, 50_000)[:2] == [((24, 24), ()), ((24, 24), frozen)]
 
 
 def test_the_fast_recipe_is_read() -> None:
@@ -189,11 +217,46 @@ def test_settings_are_told_apart_by_a_digest() -> None:
     assert digest({"a": 1, "b": 2}) == digest({"b": 2, "a": 1}) != digest({"a": 1, "b": 3})
 
 
-def pair(seed: int, port: float, ours: float, ratio: float = 0.6, probe: float = 1.0) -> list[dict[str, Any]]:
+def test_code_is_told_apart_by_its_contents_and_places(tmp_path: Path) -> None:
+    (tmp_path / "a/__pycache__").mkdir(parents=True)
+    (tmp_path / "a/one.py").write_text("1")
+    found = [sources(tmp_path)]
+    (tmp_path / "a/__pycache__/one.pyc").write_text("made")
+    assert sources(tmp_path) == found[0]
+    (tmp_path / "a/one.py").write_text("2")
+    found.append(sources(tmp_path))
+    (tmp_path / "a/one.py").rename(tmp_path / "a/two.py")
+    found.append(sources(tmp_path))
+    assert len(set(found)) == 3
+
+
+def test_kept_runs_of_other_code_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = time_to_accuracy.settings_of({})
+    assert time_to_accuracy.settings_of({}) == before
+    assert time_to_accuracy.settings_of({"port": {"epochs": 1}}) != before
+    for name in ("PORT", "OURS"):
+        with monkeypatch.context() as patched:
+            patched.setattr(time_to_accuracy, name, time_to_accuracy.ROOT / "bench/_common.py")
+            assert time_to_accuracy.settings_of({}) != before
+
+
+def test_commits_stand_beside_a_table_and_mixed_ones_are_named() -> None:
+    assert made_by([]) == "no runs yet"
+    assert made_by(["a", "a"]) == "commit: a (2 runs)"
+    assert made_by(["a", "b-dirty", "a"]) == "mixed: runs of 2 commits, a (2 runs), b-dirty (1 runs)"
+    key = batch_arms.Job(CELLS[0], 0.1, TUNING_SEED).key()
+    tables = batch_table.Tables([{**key, "accuracy": 0.5, "commit": "abc"}])
+    assert tables.made_by() == "commit: abc (1 runs)"
+    assert [row[-1] for row in tables.rows()][:2] == ["commit", "abc"]
+
+
+def pair(
+    seed: int, port: float, ours: float, *, ratio: float = 0.6, probe: float = 1.0, views: float = 0.011
+) -> list[dict[str, Any]]:
     both = []
     for arm, accuracy, seconds, speed in (("port", port, 100.0, 1.0), ("headway", ours, 100 * ratio, probe)):
         one = {"arm": arm, "seed": seed, "seconds": seconds, "tta_seconds": 0.0, "probe_s": [speed, speed]}
-        both.append(one | {"accuracy": accuracy - 0.011, "accuracy_tta": accuracy})
+        both.append(one | {"accuracy": accuracy - views, "accuracy_tta": accuracy})
     return both
 
 
@@ -206,7 +269,17 @@ def pair(seed: int, port: float, ours: float, ratio: float = 0.6, probe: float =
             [pair(1, 0.91, 0.91), pair(2, 0.91, 0.91), pair(3, 0.91, 0.91, probe=1.2)],
             ["2 pairs of at least 3, and 1 on a machine whose speed changed"],
         ),
-        ([pair(seed, 0.90, 0.92) for seed in (1, 2, 3)], ["the port reaches 90.00%, not 91.0% +- 0.3%"]),
+        (
+            [pair(seed, 0.90, 0.92) for seed in (1, 2, 3)],
+            [
+                "the port reaches 90.00% with the views, not 91.0% +- 0.3%",
+                "the port reaches 88.90% without views, not 89.9% +- 0.3%",
+            ],
+        ),
+        (
+            [pair(seed, 0.91, 0.92, views=0.016) for seed in (1, 2, 3)],
+            ["the port reaches 89.40% without views, not 89.9% +- 0.3%"],
+        ),
         ([pair(seed, 0.91, 0.908) for seed in (1, 2, 3)], ["ours is 0.20 points less accurate, and 0.00 are allowed"]),
         ([], ["0 pairs of at least 3"]),
     ],
@@ -217,8 +290,14 @@ def test_a_ratio_is_void_unless_both_are_as_accurate_as_they_should(runs: list[l
         found = time_to_accuracy.verdict(kept, views=with_views)
         if with_views:
             assert found.reasons == said
-        assert (found.reasons == []) == (said == [])
+        assert (found.reasons == []) == (said == []), "of both ratios, whichever accuracy is wrong"
     assert all(ratio == pytest.approx(0.6) for ratio in found.ratios)
+
+
+def test_the_claim_is_the_mean_of_the_pairs() -> None:
+    found = time_to_accuracy.claim("time_ratio", [0.5, 0.6, 1.0])
+    assert found.value == pytest.approx(0.7)
+    assert found.how.startswith("mean of 3 pairs, median 0.600, from 0.500 to 1.000")
 
 
 def test_a_sweep_is_extended_until_its_best_is_inside() -> None:
@@ -234,15 +313,20 @@ def test_a_sweep_is_extended_until_its_best_is_inside() -> None:
     while (asked := sweep(kept, grid))[0]:
         kept |= {lr: -lr for lr in asked[0]}
     assert asked[1] == pytest.approx(0.1 / 16), "and no further than four times"
+    assert at_edge(kept)
+    assert not at_edge({0.1: 0.5, 0.2: 0.6, 0.4: 0.5})
+    assert sweep(dict.fromkeys(grid, -math.inf), grid) == ([], None), "where nothing reaches the target"
 
 
-def records(accuracy: dict[str, float]) -> list[dict[str, Any]]:
-    """What a results file holds once all is done, where accuracy depends on the arm, the batch and the rate alone."""
+def records(accuracy: dict[str, float], sloping: str = "") -> list[dict[str, Any]]:
+    """What a results file holds once all is done, where accuracy depends on the arm, the batch and the rate alone; of
+    the sloping arm the lowest rate is always the best."""
     out: list[dict[str, Any]] = []
     while missing := batch_table.Tables(out).missing():
         for job in missing:
             found = accuracy[job.cell.arm] - (job.cell.batch - 256) * 1e-6 + 0.008 * (job.cell.longer - 1)
-            found -= 1e-3 * abs(job.lr / batch_arms.first_grid(job.cell)[1] - 1) + 1e-4 * job.seed
+            best = 0 if job.cell.arm == sloping else batch_arms.first_grid(job.cell)[1]
+            found -= 1e-3 * abs(job.lr - best) / batch_arms.first_grid(job.cell)[1] + 1e-4 * job.seed
             out.append({**job.key(), "accuracy": found})
     return out
 
@@ -263,6 +347,18 @@ def test_a_table_is_made_of_kept_runs_alone() -> None:
     assert "missing" not in text
     assert "not yet" not in text
     assert batch_table.Tables([{**one, "settings": "other"} for one in kept]).tuned(CELLS[0]) == {}
+
+
+def test_claims_of_a_learning_rate_at_the_edge_are_void() -> None:
+    tables = batch_table.Tables(records(dict.fromkeys(batch_arms.NAMES, 0.7) | {"sgd": 0.75}, sloping="linear"))
+    claims, lacking = tables.claims()
+    assert [claim.name for claim in claims][:1] == ["gap_2048"]
+    edge = "the best learning rate lies at the edge of its sweep: + linear scaling, warm-up at 8192"
+    assert f"recovered_8192: void, {edge}" in lacking
+    assert sum("(at the edge)" in row[2] for row in tables.rows()) == 2
+    claims, lacking = batch_table.Tables(records(dict.fromkeys(batch_arms.NAMES, 0.7), sloping="ghost")).claims()
+    assert claims == []
+    assert all("+ ghost batches of 128 at " in one for one in lacking)
 
 
 def test_a_later_call_does_what_is_missing_and_no_more() -> None:
@@ -290,6 +386,10 @@ def test_every_arm_is_a_recipe(cell: Cell, tmp_path: Path) -> None:
     assert recipe.optimizer.no_decay == (cell.arm in ("no_decay", "ghost", "linear_no_decay"))
     assert recipe.batch * (recipe.optimizer.batch_scale if cell.arm == "lbsgd" else 1) == cell.batch
     assert recipe.epochs == batch_arms.EPOCHS
+    norm = recipe.model.batch_norm
+    assert norm is not None
+    assert norm.recompute_batches is not None
+    assert norm.recompute_batches * recipe.batch == batch_arms.STATISTICS
 
 
 def test_steps_to_a_target_lie_between_two_evaluations() -> None:
@@ -306,15 +406,20 @@ def test_three_regimes() -> None:
     assert batch_curve.regimes([8]) == ["perfect"]
 
 
+def reaching(batch: int, steps: float, best: int = 1) -> list[dict[str, Any]]:
+    """Kept runs of a batch, whose first grid has the best learning rate at this place."""
+    kept = []
+    for lr in batch_curve.first_grid(batch):
+        for seed in (TUNING_SEED, *SEEDS):
+            taken = int(steps * (1 + abs(lr / batch_curve.first_grid(batch)[best] - 1)))
+            key = batch_curve.Job(batch, lr, seed).key()
+            kept.append({**key, "diverged": False, "evaluations": [[taken, 0.6]]})
+    return kept
+
+
 def test_a_curve_is_drawn_as_far_as_it_is_known() -> None:
-    kept: list[dict[str, Any]] = []
-    for batch in batch_curve.BATCHES[:4]:
-        for lr in batch_curve.first_grid(batch):
-            for seed in (TUNING_SEED, *SEEDS):
-                steps = int(64_000 / batch * (1 + abs(lr / batch_curve.first_grid(batch)[1] - 1)))
-                key = batch_curve.Job(batch, lr, seed).key()
-                kept.append({**key, "diverged": False, "evaluations": [[steps, 0.6]]})
-    curve = batch_curve.Curve(kept)
+    curve = batch_curve.Curve([one for batch in batch_curve.BATCHES[:4] for one in reaching(batch, 64_000 / batch)])
+    assert curve.perfect_to() == "runs are missing", "the next batch may scale as well"
     assert [(batch, regime) for batch, _, regime in curve.points()] == [
         (batch, "perfect") for batch in (64, 128, 256, 512)
     ]
@@ -322,6 +427,34 @@ def test_a_curve_is_drawn_as_far_as_it_is_known() -> None:
     drawn = curve.panels()[0].data["series"]
     assert [one["x"] for one in drawn] == [[64, 128, 256, 512]] * 2
     assert curve.rows()[5][4] == "missing"
+
+
+def test_perfect_scaling_is_claimed_once_its_end_is_known() -> None:
+    small = [one for batch in batch_curve.BATCHES[:3] for one in reaching(batch, 64_000 / batch)]
+    ended = batch_curve.Curve([*small, *reaching(512, 200)]).perfect_to()
+    assert isinstance(ended, Claim)
+    assert ended.value == 256
+    # A batch whose first grid does not come to the target: no more of it is tried, and it scales no further.
+    never = [{**one, "evaluations": [[9, 0.1]]} for batch in batch_curve.BATCHES[3:] for one in reaching(batch, 1)]
+    curve = batch_curve.Curve([*small, *never])
+    assert curve.missing() == []
+    assert curve.rows()[5][4] == "not reached"
+    last = curve.perfect_to()
+    assert isinstance(last, Claim)
+    assert last.value == 256
+    assert "no batch that reaches the target is beyond it" in last.how
+
+
+def test_a_curve_whose_learning_rate_lies_at_the_edge_claims_nothing() -> None:
+    kept = [one for batch in batch_curve.BATCHES[:3] for one in reaching(batch, 64_000 / batch)]
+    for place in range(batch_curve.GRID + 4):  # of 512 the lowest is the best, however far the sweep goes
+        lr = batch_curve.first_grid(512)[-1] / 2**place
+        for seed in (TUNING_SEED, *SEEDS):
+            key = batch_curve.Job(512, lr, seed).key()
+            kept.append({**key, "diverged": False, "evaluations": [[200 - place, 0.6]]})
+    found = batch_curve.Curve(kept)
+    assert found.perfect_to() == "void, the best learning rate lies at the edge of its sweep: batch 512"
+    assert "(at the edge)" in found.rows()[4][1]
 
 
 def digits(folder: Path, **changes: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from headway.train.recipe import TrainRecipe
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
-OF_IMAGENET = [path for path in RECIPES if path.stem != "cifar10"]
+OF_IMAGENET = [path for path in RECIPES if not path.stem.startswith("cifar10")]
 PLAIN = ("imagenet-resnet50-1632", "tencent-alexnet-bn-64k")
 """Those that are built by every test run: one of each network."""
 IMAGENET: dict[str, Any] = {"samples": 1_281_167, "classes": 1000, "evaluation_samples": 50_000}
@@ -34,7 +34,7 @@ norm, steps of decay, whether they come after those of the warm-up, and the epoc
 
 
 def built(path: Path) -> DryRun:
-    if path.stem == "cifar10":
+    if path.stem.startswith("cifar10"):
         sizes: dict[str, Any] = {"samples": 50_000, "classes": 10, "evaluation_samples": 10_000}
         return dry_run(path, ("data.size=32", "data.channels=3"), **sizes, say=lambda text: None)
     return dry_run(path, **IMAGENET, say=lambda text: None)
@@ -72,6 +72,13 @@ def test_its_head_says_where_it_comes_from_and_what_was_run(path: Path) -> None:
     assert "Run here: the dry run only. Nothing was trained on ImageNet." in head
     assert f"recipes/{path.name} --dry-run --samples 1281167" in head
     assert f"`{path.stem}`" in (ROOT / "docs/imagenet.md").read_text()
+
+
+def test_the_fast_one_claims_nothing_that_was_not_run() -> None:
+    head = (ROOT / "recipes/cifar10-fast.yaml").read_text().partition("\nname:")[0]
+    assert all(line.startswith("#") for line in head.splitlines())
+    assert "# Run here: " in head
+    assert "headway train recipes/cifar10-fast.yaml" in head
 
 
 @pytest.mark.parametrize("name", MLPERF)

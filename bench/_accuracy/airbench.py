@@ -34,6 +34,7 @@ SCALE = 1 / 9
 LOOKAHEAD_STEPS, LOOKAHEAD_DECAY = 5, 0.95**5
 MEAN, STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 WHITENED, EPSILON = 5000, 5e-4
+HELD_OUT = 2000  # images of a batch of the evaluation
 
 
 @final
@@ -203,14 +204,23 @@ class Arm:
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self.how.precision == "bf16"):
             return self._forward(images) * SCALE
 
-    def warm_up(self, images: Tensor, labels: Tensor) -> None:
-        """Steps on data that mean nothing, of every kind that training has, and an evaluation; without effect."""
+    def warm_up(self, images: Tensor, labels: Tensor, held_out: Tensor) -> None:
+        """Steps on data that mean nothing, of every kind that training has, and an evaluation by views; without effect.
+
+        Args:
+            held_out: the images of a batch of the evaluation.
+        """
         before = {name: value.clone() for name, value in self.net.state_dict().items()}
         for trained in (True, False):
             self.train_bias(trained)
             for _ in range(2):
                 self.step(images, torch.randint_like(labels, 10))
         self.train_bias(True)
+        self.net.eval()
+        with torch.no_grad():
+            for _, view in views(held_out):
+                self.logits(view)
+        self.net.train()
         self.net.load_state_dict(before)
         self.optimizer.state.clear()
 
@@ -232,7 +242,7 @@ def views(images: Tensor) -> list[tuple[float, Tensor]]:
 
 
 @torch.no_grad()
-def accuracy(arm: Arm, held_out: Images, *, multi_crop: bool, batch: int = 2000) -> float:
+def accuracy(arm: Arm, held_out: Images, *, multi_crop: bool, batch: int = HELD_OUT) -> float:
     """Share of the images that the network names rightly."""
     arm.net.eval()
     right = 0
@@ -256,7 +266,7 @@ def train(
     whiten(arm.net[0], data.normal[:WHITENED])  # type: ignore[arg-type]
     data.prepare()
     arm.net.train()
-    arm.warm_up(data.normal[:BATCH], data.labels[:BATCH])
+    arm.warm_up(data.normal[:BATCH], data.labels[:BATCH], held_out.normal[:HELD_OUT])
     slow = SlowWeights(arm.net)
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     wait()

@@ -18,8 +18,8 @@ from itertools import pairwise
 from typing import Any, final
 
 from bench._accuracy import narrow
-from bench._accuracy.batch_arms import GRID, SEEDS, STEP, TUNING_SEED, sweep
-from bench._accuracy.results import Results, commit, digest
+from bench._accuracy.batch_arms import GRID, SEEDS, STEP, TUNING_SEED, at_edge, recomputed, sweep
+from bench._accuracy.results import Results, commit, digest, made_by
 from bench._accuracy.workers import work
 from bench._common import Claim, report
 from headway.page.panel import Panel, lines, table
@@ -48,12 +48,16 @@ class Job:
 
 
 def recipe(job: Job, packed: str) -> dict[str, Any]:
-    """Momentum SGD at a constant rate, evaluated five times an epoch, until the target is reached."""
+    """Momentum SGD at a constant rate, evaluated five times an epoch, until the target is reached. Statistics of batch
+    norm are of the weights that are evaluated: at 16,384 moving ones would be those of the last three epochs."""
     return {
         "seed": job.seed,
         "data": {"train": f"{packed}/train", "eval": f"{packed}/eval", "threads": 1},
         "augment": {"flip": True, "translate": 2},
-        "model": {"factory": "bench._accuracy.narrow:narrow"},
+        "model": {
+            "factory": "bench._accuracy.narrow:narrow",
+            "batch_norm": {"recompute_batches": recomputed(job.batch)},
+        },
         "optimizer": {"name": "sgd", "lr": job.lr, "momentum": 0.9, "weight_decay": 5e-4},
         "batch": job.batch,
         "epochs": MOST_EPOCHS,
@@ -111,10 +115,12 @@ class Curve:
     def __init__(self, records: Sequence[dict[str, Any]]) -> None:
         now = settings()
         self._steps: dict[int, dict[tuple[float, int], float]] = {batch: {} for batch in BATCHES}
+        self._commits: dict[int, list[str]] = {batch: [] for batch in BATCHES}
         for one in records:
             if one.get("bench") == "curve" and one["settings"] == now and one["batch"] in self._steps:
                 found = None if one["diverged"] else steps_to(one["evaluations"])
                 self._steps[one["batch"]][one["lr"], one["seed"]] = math.inf if found is None else found
+                self._commits[one["batch"]].append(one.get("commit", ""))
 
     def tuned(self, batch: int) -> dict[float, float]:
         """Steps by learning rate, of the seed that tunes; infinite where the target was not reached."""
@@ -122,6 +128,15 @@ class Curve:
 
     def sweep(self, batch: int) -> tuple[list[float], float | None]:
         return sweep({lr: -steps for lr, steps in self.tuned(batch).items()}, first_grid(batch))
+
+    def at_edge(self, batch: int) -> bool:
+        """Whether the learning rate that was chosen is the lowest or highest tried."""
+        found = {lr: -steps for lr, steps in self.tuned(batch).items()}
+        return self.sweep(batch)[1] is not None and at_edge(found)
+
+    def made_by(self) -> str:
+        """The commits of all these runs."""
+        return made_by(one for commits in self._commits.values() for one in commits)
 
     def missing(self) -> list[Job]:
         out = []
@@ -149,15 +164,35 @@ class Curve:
         names = regimes([steps for _, steps in known])
         return [(*one, name) for one, name in zip(known, names, strict=True)]
 
+    def perfect_to(self) -> Claim | str:
+        """The largest batch of perfect scaling; or why none can be named: what is missing may go on as well as end it."""
+        points = self.points()
+        perfect = [batch for batch, _, name in points if name == "perfect"]
+        ended = len(perfect) < len(points)
+        if not ended and self.missing():
+            return "runs are missing"
+        if not perfect:
+            return f"batch {BATCHES[0]} does not reach {TARGET:.0%}"
+        edges = [str(batch) for batch, *_ in points[: len(perfect) + 1] if self.at_edge(batch)]
+        if edges:
+            return f"void, the best learning rate lies at the edge of its sweep: batch {', '.join(edges)}"
+        how = "largest batch of it" if ended else "no batch that reaches the target is beyond it"
+        return Claim("perfect_scaling_to", perfect[-1], "", f"{how}; steps to {TARGET:.0%}")
+
     def rows(self) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = [("batch", "lr", "steps", "epochs", "regime", "steps by learning rate, one seed")]
-        of = {batch: (steps, name) for batch, steps, name in self.points()}
+        rows: list[tuple[str, ...]] = [
+            ("batch", "lr", "steps", "epochs", "regime", "steps by learning rate, one seed", "commit")
+        ]
+        regime = {batch: name for batch, _, name in self.points()}
+        lacking = {job.batch for job in self.missing()}
         for batch in BATCHES:
             tried = "  ".join(f"{lr:g}: {steps:.0f}" for lr, steps in self.tuned(batch).items())
-            best = self.sweep(batch)[1]
-            steps, name = of.get(batch, (None, "missing"))
+            best, steps = self.sweep(batch)[1], self.steps(batch)
+            lr = "" if best is None else f"{best:g}{' (at the edge)' if self.at_edge(batch) else ''}"
             known = ("", "") if steps is None else (f"{steps:.0f}", f"{steps * batch / 50_000:.1f}")
-            rows.append((str(batch), "" if best is None else f"{best:g}", *known, name, tried))
+            other = "missing" if batch in lacking else "not reached" if steps is None else "after a gap"
+            made = " ".join(sorted(set(self._commits[batch])))
+            rows.append((str(batch), lr, *known, regime.get(batch, other), tried, made))
         return rows
 
     def panels(self) -> list[Panel]:
@@ -209,8 +244,12 @@ def run(results: Results, packed: str, options: argparse.Namespace) -> None:
         subtitle = f"{len(points)} of {len(BATCHES)} batches"
         options.page.write_text(render(curve.panels(), title="Steps and batch", subtitle=subtitle), encoding="utf-8")
         print(f"drawn in {options.page}")
-        largest = max(batch for batch, _, name in points if name == "perfect")
-        claims.append(Claim("perfect_scaling_to", largest, "", f"largest batch of it; steps to {TARGET:.0%}"))
+    found = curve.perfect_to()
+    if isinstance(found, Claim):
+        claims.append(found)
+    else:
+        print(f"perfect_scaling_to: {found}")
+    print(curve.made_by())
     missing = curve.missing()
     if missing:
         print(f"missing: {len(missing)} runs of batches {', '.join(map(str, sorted({job.batch for job in missing})))}")

@@ -18,10 +18,12 @@ from bench._accuracy.batch_arms import (
     TUNING_SEED,
     Cell,
     Job,
+    at_edge,
     first_grid,
     settings,
     sweep,
 )
+from bench._accuracy.results import made_by
 from bench._common import Claim
 
 BASELINE, LINEAR, LAST = Cell(SMALL, "sgd"), Cell(LARGEST, "linear"), Cell(LARGEST, "ghost")
@@ -45,11 +47,13 @@ class Tables:
 
     def __init__(self, records: Iterable[dict[str, Any]]) -> None:
         self._runs: dict[Cell, dict[tuple[float, int], float]] = {}
+        self._commits: dict[Cell, list[str]] = {}
         now = {cell.arm: settings(cell.arm) for cell in CELLS}
         for one in records:
             if one.get("bench") == "table" and now.get(one["arm"]) == one["settings"]:
                 cell = Cell(one["batch"], one["arm"], one["longer"])
                 self._runs.setdefault(cell, {})[one["lr"], one["seed"]] = one["accuracy"]
+                self._commits.setdefault(cell, []).append(one.get("commit", ""))
 
     def tuned(self, cell: Cell) -> dict[float, float]:
         """Accuracy by learning rate, of the seed that tunes."""
@@ -59,6 +63,10 @@ class Tables:
     def best(self, cell: Cell) -> float | None:
         """The learning rate that was chosen; None while the sweep is not done."""
         return sweep(self.tuned(cell), first_grid(cell))[1]
+
+    def at_edge(self, cell: Cell) -> bool:
+        """Whether the one that was chosen is the lowest or highest tried."""
+        return self.best(cell) is not None and at_edge(self.tuned(cell))
 
     def accuracies(self, cell: Cell) -> list[float]:
         """Of the seeds of the table, at the learning rate that was chosen."""
@@ -104,16 +112,13 @@ class Tables:
         for cell in CELLS:
             tried = "  ".join(f"{lr:g}: {1e2 * accuracy:.2f}" for lr, accuracy in self.tuned(cell).items())
             best = self.best(cell)
-            edge = (
-                "" if best is None or best not in (min(self.tuned(cell)), max(self.tuned(cell))) else " (at the edge)"
-            )
-            chosen = "" if best is None else f"{best:g}{edge}"
+            chosen = "" if best is None else f"{best:g}{' (at the edge)' if self.at_edge(cell) else ''}"
             rows.append((str(cell.batch), NAMES[cell.arm], tried or "none yet", chosen or "not yet"))
         return rows
 
     def rows(self) -> list[tuple[str, ...]]:
         """The table: accuracy in % of three seeds, mean and spread, and the distance from the small batch."""
-        rows: list[tuple[str, ...]] = [("batch", "arm", "lr", "accuracy %", "seeds", "points from 256")]
+        rows: list[tuple[str, ...]] = [("batch", "arm", "lr", "accuracy %", "seeds", "points from 256", "commit")]
         baseline = self.mean(BASELINE)
         longer = [cell for cell in sorted(self._runs) if cell.longer != 1]
         for cell in [*sorted(CELLS, key=lambda cell: (cell.batch, list(NAMES).index(cell.arm))), *longer]:
@@ -121,8 +126,14 @@ class Tables:
             away = "" if mean is None or baseline is None else f"{1e2 * (mean - baseline):+.2f}"
             seeds = " ".join(f"{1e2 * one:.2f}" for one in found) or "missing"
             name = NAMES[cell.arm] + ("" if cell.longer == 1 else f", {cell.longer * EPOCHS:g} epochs")
-            rows.append((str(cell.batch), name, "" if best is None else f"{best:g}", _spread(found), seeds, away))
+            lr = "" if best is None else f"{best:g}{' (at the edge)' if self.at_edge(cell) else ''}"
+            made = " ".join(sorted(set(self._commits.get(cell, []))))
+            rows.append((str(cell.batch), name, lr, _spread(found), seeds, away, made))
         return rows
+
+    def made_by(self) -> str:
+        """The commits of all these runs."""
+        return made_by(one for commits in self._commits.values() for one in commits)
 
     def decks(self) -> list[tuple[str, ...]]:
         """The same questions as the tables of the deck on large batches ask, at the largest batch."""
@@ -140,14 +151,25 @@ class Tables:
     def claims(self) -> tuple[list[Claim], list[str]]:
         """What can be claimed yet, and what each other one lacks."""
         baseline, large, last, linear = (self.mean(cell) for cell in (BASELINE, LAST_LARGE, LAST, LINEAR))
-        claims, lacking = [], []
+        claims, lacking = [], list[str]()
+
+        def void(name: str, *cells: Cell) -> bool:
+            edges = [f"{NAMES[cell.arm]} at {cell.batch}" for cell in cells if self.at_edge(cell)]
+            if edges:
+                lacking.append(
+                    f"{name}: void, the best learning rate lies at the edge of its sweep: {'; '.join(edges)}"
+                )
+            return bool(edges)
+
         how = f"means of {len(SEEDS)} seeds, {EPOCHS:g} epochs each"
         if baseline is None or large is None:
             lacking.append("gap_2048: runs are missing")
-        else:
+        elif not void("gap_2048", BASELINE, LAST_LARGE):
             claims.append(Claim("gap_2048", 1e2 * (baseline - large), "points", f"batch 256 over all switches; {how}"))
         if baseline is None or last is None or linear is None:
             lacking.append("recovered_8192: runs are missing")
+        elif void("recovered_8192", BASELINE, LINEAR, LAST):
+            pass
         elif baseline <= linear:
             lacking.append("recovered_8192: void, as linear scaling alone loses nothing")
         else:
@@ -159,7 +181,7 @@ class Tables:
             name = f"epochs_to_equal_{cell.batch}"
             if isinstance(epochs, str):
                 lacking.append(f"{name}: {epochs}")
-            else:
+            elif not void(name, BASELINE, cell):
                 claims.append(Claim(name, epochs, "epochs", f"where batch {SMALL} takes {EPOCHS:g}; all switches"))
         return claims, lacking
 

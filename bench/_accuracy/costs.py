@@ -45,8 +45,8 @@ def recipe_cost(recipe: TrainRecipe) -> float:
     frozen = min((one.after_epochs for one in recipe.model.freeze_after), default=recipe.epochs)
     total, parts = 0.0, 1000
     for part in range(parts):
-        epoch, side = part / parts * recipe.epochs, SIDE
-        if recipe.data.progressive is not None:
-            side = size_at(recipe.data.progressive, (SIDE, SIDE), epoch)[0]
+        epoch, side = part * recipe.epochs / parts, SIDE
+        if recipe.data.progressive is not None:  # a whole epoch has one size, that of its beginning
+            side = size_at(recipe.data.progressive, (SIDE, SIDE), epoch // 1)[0]
         total += passes(widths, side, epoch < frozen)
     return total / parts * recipe.epochs * SAMPLES

@@ -57,22 +57,33 @@ def train(packed: Path, *, seed: int, overrides: Sequence[str], folder: Path) ->
         }
 
 
+def kinds_of_step(
+    recipe: TrainRecipe, full: tuple[int, int], steps: int, samples: int
+) -> list[tuple[tuple[int, int], tuple[str, ...]]]:
+    """(size of the images, what is frozen) of every kind of step that training has, in their order. A whole epoch has
+    one size; what is frozen changes within it.
+
+    Args:
+        samples: of an epoch.
+    """
+    out: dict[tuple[tuple[int, int], tuple[str, ...]], None] = {}
+    for position in range(0, steps * recipe.batch, recipe.batch):
+        size = full
+        if recipe.data.progressive is not None:
+            size = size_at(recipe.data.progressive, full, position // samples)
+        frozen = (part.match for part in recipe.model.freeze_after if part.after_epochs <= position / samples)
+        out[size, tuple(frozen)] = None
+    return list(out)
+
+
 def warm_up(setup: Setup) -> None:
     """Forward and backward at every size that training has, and an evaluation, on data that mean nothing; without
     effect: what torch.compile makes, or a convolution library, is there when the clock starts."""
-    recipe, progressive = setup.recipe, setup.recipe.data.progressive
-    assert isinstance(recipe.epochs, float)
+    recipe = setup.recipe
     before = {name: value.clone() for name, value in setup.model.state_dict().items()}
     parameters = {name: value for name, value in setup.model.named_parameters() if value.requires_grad}
     layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-    seen = set()
-    for position in range(0, setup.steps * recipe.batch, recipe.batch):
-        epoch = position / setup.epoch
-        height, width = setup.size if progressive is None else size_at(progressive, setup.size, epoch)
-        frozen = [part.match for part in recipe.model.freeze_after if part.after_epochs <= epoch]
-        if (height, width, len(frozen)) in seen:
-            continue
-        seen.add((height, width, len(frozen)))
+    for (height, width), frozen in kinds_of_step(recipe, setup.size, setup.steps, setup.epoch):
         for name, parameter in parameters.items():
             parameter.requires_grad_(not any(re.search(match, name) for match in frozen))
         images = torch.randn(recipe.batch, setup.channels, height, width, device=setup.device)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, final
 
@@ -70,6 +71,26 @@ def this_machine() -> str:
 def commit() -> str:
     """Of the code that runs; `-dirty` behind it where there are changes."""
     return str(provenance({}, ROOT)["git"])
+
+
+def made_by(commits: Iterable[str]) -> str:
+    """A sentence on the commits that runs were made by, and whether they are mixed."""
+    found = Counter(commits).most_common()
+    if not found:
+        return "no runs yet"
+    said = ", ".join(f"{one or 'unknown'} ({runs} runs)" for one, runs in found)
+    return f"commit: {said}" if len(found) == 1 else f"mixed: runs of {len(found)} commits, {said}"
+
+
+def sources(root: Path, files: Iterable[Path] | None = None) -> str:
+    """Eight hexadecimal digits of the files' places and contents.
+
+    Args:
+        files: within the root; unset: all that are not made by a compiler.
+    """
+    if files is None:
+        files = (one for one in root.rglob("*") if one.is_file() and one.suffix not in (".pyc", ".so"))
+    return digest({one.relative_to(root).as_posix(): hashlib.sha256(one.read_bytes()).hexdigest() for one in files})
 
 
 def digest(settings: Any) -> str:

@@ -21,6 +21,12 @@ def test_the_ramp_of_the_imagenet_recipes() -> None:
     assert [size_at(finer, (224, 224), epoch)[0] for epoch in range(6)] == [128, 152, 176, 200, 224, 224]
 
 
+def test_halves_are_rounded_up_at_every_multiple() -> None:
+    """6.5 and 7.5 steps of four pixels: rounding to even numbers would take one down and the other up."""
+    recipe = ProgressiveRecipe(start=24, from_epoch=2, until_epoch=6, step=4)
+    assert [size_at(recipe, (32, 32), epoch)[0] for epoch in range(8)] == [24] * 3 + [28] * 2 + [32] * 3
+
+
 def test_the_end_is_the_full_size_even_where_it_is_no_multiple() -> None:
     recipe = ProgressiveRecipe(start=64, until_epoch=2)
     assert [size_at(recipe, (100, 150), epoch) for epoch in (0, 1, 1.99, 2, 2.5)] == [

@@ -7,6 +7,8 @@ is that of FFCV's and Composer's ImageNet recipes.
 
 from __future__ import annotations
 
+import math
+
 from pydantic import Field, model_validator
 
 from headway.core.errors import UsageError
@@ -45,8 +47,8 @@ def size_at(recipe: ProgressiveRecipe, full: tuple[int, int], epoch: float) -> t
         epoch: of the step's first position; a step that begins in an epoch has that one's size. May be a fraction.
 
     Returns:
-        the full size from `until_epoch` on; before it sides rounded to multiples of `step`, none larger than at the
-        end, in the full size's proportions but for the rounding.
+        the full size from `until_epoch` on; before it sides rounded to the nearest multiple of `step`, halves up, none
+        larger than at the end, in the full size's proportions but for the rounding.
 
     Raises:
         UsageError: the start is no less than the full size's shorter side.
@@ -59,5 +61,5 @@ def size_at(recipe: ProgressiveRecipe, full: tuple[int, int], epoch: float) -> t
         return full
     done = max(0.0, epoch - recipe.from_epoch) / (recipe.until_epoch - recipe.from_epoch)
     share = (recipe.start + (shorter - recipe.start) * done) / shorter
-    height, width = (min(side, max(1, round(side * share / recipe.step)) * recipe.step) for side in full)
+    height, width = (min(side, max(1, math.floor(side * share / recipe.step + 0.5)) * recipe.step) for side in full)
     return height, width
