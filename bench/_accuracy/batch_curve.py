@@ -165,7 +165,7 @@ class Curve:
         return [(*one, name) for one, name in zip(known, names, strict=True)]
 
     def perfect_to(self) -> Claim | str:
-        """The largest batch of perfect scaling; or why none can be named: what is missing may go on as well as end it."""
+        """The largest batch of perfect scaling; or why none can be named: what is missing may go on or end it."""
         points = self.points()
         perfect = [batch for batch, _, name in points if name == "perfect"]
         ended = len(perfect) < len(points)
