@@ -24,6 +24,15 @@ class Part(BaseModel):
 P = TypeVar("P", bound=Part)
 
 
+def expect_patterns(*patterns: str) -> None:
+    """For a part's validator. Raises ValueError: one is no regular expression."""
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+
+
 @dataclass(frozen=True)
 class Loaded(Generic[P]):
     """A validated recipe, and where each of its values came from.

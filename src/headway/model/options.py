@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 from pydantic import Field, field_validator, model_validator
 
 from headway.core.epochs import Epochs
-from headway.core.recipe import Part
+from headway.core.recipe import Part, expect_patterns
 
 
 class BatchNormRecipe(Part):
@@ -58,8 +56,5 @@ class FreezeAfterRecipe(Part):
     @field_validator("match")
     @classmethod
     def _compile(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        expect_patterns(pattern)
         return pattern

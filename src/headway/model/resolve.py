@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeError, nearest
 from headway.core.importing import import_path
-from headway.core.recipe import Part
+from headway.core.recipe import Part, expect_patterns
 from headway.model.options import BatchNormRecipe, EmaRecipe, FreezeAfterRecipe
 
 if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes seconds
@@ -62,11 +62,7 @@ class ModelRecipe(Part):
     @field_validator("freeze")
     @classmethod
     def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        expect_patterns(*patterns)
         return patterns
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from headway.core.recipe import Part
+from headway.core.recipe import Part, expect_patterns
 
 
 class ObserveRecipe(Part):
@@ -32,11 +31,7 @@ class ObserveRecipe(Part):
     @field_validator("activations")
     @classmethod
     def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        for pattern in patterns:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        expect_patterns(*patterns)
         return patterns
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator
 
 from headway.core.errors import RecipeError
-from headway.core.recipe import Part
+from headway.core.recipe import Part, expect_patterns
 
 if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes seconds
     import torch
@@ -29,10 +29,7 @@ class GroupRecipe(Part):
     @field_validator("match")
     @classmethod
     def _compile(cls, pattern: str) -> str:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        expect_patterns(pattern)
         return pattern
 
 

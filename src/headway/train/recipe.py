@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from headway.comm.options import CommRecipe
-from headway.core.recipe import Part
+from headway.core.recipe import Part, expect_patterns
 from headway.data.augment_options import AugmentRecipe
 from headway.data.batch_plan import BatchGrowthRecipe
 from headway.data.options import DataRecipe
@@ -140,11 +140,7 @@ class TrainRecipe(Part):
     @field_validator("recompute")
     @classmethod
     def _are_patterns(cls, found: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
-        for pattern in () if isinstance(found, bool) else found:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+        expect_patterns(*(() if isinstance(found, bool) else found))
         return found
 
     @model_validator(mode="after")
