@@ -19,6 +19,7 @@ from typing import Any, final
 import psutil
 
 from headway.core.errors import UsageError
+from headway.core.signals import answered
 from headway.observe.lines import Lines
 from headway.observe.scores import Kind, Reading, Scores
 
@@ -194,13 +195,15 @@ def assess(
             if left <= 0:
                 ended = "time"
                 break
+            known = len(history.lines)
             for error, data in pipes.read(min(left, 0.1)):
                 now = time.monotonic() - began
                 text, lines = streams[error].feed(data, now)
                 echo(text, error)
                 if now < goal.seconds:
                     heard(lines)
-            if stop_when_reached and history.judged(goal, scores.least)[0] is not None:
+            new = len(history.lines) > known
+            if stop_when_reached and new and history.judged(goal, scores.least)[0] is not None:
                 ended = "reached"
                 break
         seconds = time.monotonic() - began
@@ -291,7 +294,7 @@ def _ending_all(process: subprocess.Popen[bytes], grace_s: float) -> Iterator[Ca
             with suppress(psutil.Error):
                 one.send_signal(number)
 
-    with _terminated_as_interrupted():
+    with answered(_interrupt, signal.SIGTERM):
         try:
             yield lambda: tell(signal.SIGTERM)
         except BaseException:
@@ -307,20 +310,8 @@ def _ending_all(process: subprocess.Popen[bytes], grace_s: float) -> Iterator[Ca
             psutil.wait_procs(known.values(), timeout=DRAIN_S)
 
 
-@contextmanager
-def _terminated_as_interrupted() -> Iterator[None]:
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    try:
-        before = signal.signal(signal.SIGTERM, interrupt)
-    except ValueError:  # not the main thread: whoever owns it owns the signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _assessed(

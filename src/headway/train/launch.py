@@ -7,8 +7,8 @@ import secrets
 import signal
 import sys
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing, suppress
 from dataclasses import dataclass
 from math import inf
 from queue import Empty, SimpleQueue
@@ -19,6 +19,7 @@ from headway.comm.coordinator import Began, Coordinator, Event, Formed, Left, Sl
 from headway.comm.messages import BEATS
 from headway.core.errors import CommunicationError
 from headway.core.launched import LOOPBACK
+from headway.core.signals import answered
 from headway.core.world import store_at
 from headway.train.hosts import Host, own_address
 from headway.train.output import SENTENCE, Output, clear_line
@@ -191,20 +192,8 @@ class _Launch:
             self._output.release()
         self._events.put(event)
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        def put(number: int, frame: object) -> None:
-            self._events.put(number)
-
-        try:
-            before = {number: signal.signal(number, put) for number in (signal.SIGTERM, signal.SIGINT)}
-        except ValueError:  # not the main thread: whoever owns it owns the signals
-            before = {}
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+    def _signals(self) -> AbstractContextManager[None]:
+        return answered(lambda number, frame: self._events.put(number), signal.SIGTERM, signal.SIGINT)
 
     # Workers come and go.
 

@@ -8,7 +8,7 @@ import os
 import signal
 import statistics
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -20,6 +20,7 @@ from headway.core.errors import CommunicationError, Fenced, HeadwayError, Lost, 
 from headway.core.files import write_whole
 from headway.core.recipe import Loaded, load
 from headway.core.run import Run, provenance
+from headway.core.signals import answered
 from headway.core.statistics import student_t
 from headway.data.cores import usable_cores
 from headway.data.decode import chosen
@@ -337,8 +338,7 @@ def _naming_the_disk(run: Run) -> Iterator[None]:
         raise HeadwayError(what, where=where, fix=fix) from error
 
 
-@contextmanager
-def _until_signalled(trainer: Trainer) -> Iterator[None]:
+def _until_signalled(trainer: Trainer) -> AbstractContextManager[None]:
     """SIGTERM and Ctrl-C end the run at the next step's boundary, its state saved; a second Ctrl-C at once."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -346,16 +346,7 @@ def _until_signalled(trainer: Trainer) -> Iterator[None]:
             raise KeyboardInterrupt
         trainer.stopping = True
 
-    try:
-        before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    except ValueError:  # not the main thread: whoever owns it owns the signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+    return answered(stop, signal.SIGTERM, signal.SIGINT)
 
 
 def _summary(trainer: Trainer) -> dict[str, Any]:
