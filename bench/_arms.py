@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
@@ -88,12 +88,7 @@ class Arm:
             except ProcessLookupError:
                 break
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            try:
-                pipe.close()
-            except BrokenPipeError:
-                continue
+        close_pipes(self._process)
         self._log.close()
 
     def _answer(self) -> dict[str, Any]:
@@ -200,3 +195,11 @@ def peer(module: str, asked: Mapping[str, object]) -> list[str | Path]:
 def ours(module: str, asked: Mapping[str, object]) -> list[str | Path]:
     """The command of one that runs where this bench runs."""
     return [sys.executable, "-m", f"bench._peers.{module}", json.dumps(asked)]
+
+
+def close_pipes(process: subprocess.Popen[Any]) -> None:
+    """Those of a process that has ended, and may have left what was written to it unread."""
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None
+        with suppress(BrokenPipeError):
+            pipe.close()

@@ -6,9 +6,10 @@ import argparse
 import json
 import math
 import platform
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,28 @@ def median(values: Sequence[float]) -> tuple[float, float, float]:
     reach = 1.96 * math.sqrt(n) / 2
     low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach) - 1)
     return float(np.median(ordered)), float(ordered[low]), float(ordered[high])
+
+
+def take_turns(
+    arms: Mapping[str, Callable[[], object]], rounds: int, wait: Callable[[], object] = lambda: None, *, warm: int = 0
+) -> dict[str, list[float]]:
+    """Seconds of each arm's call in each round; each round is begun by another arm.
+
+    Args:
+        wait: for the device, before the clock starts and before it stops.
+        warm: rounds before those, which are left out.
+    """
+    taken: dict[str, list[float]] = {name: [] for name in arms}
+    names = list(arms)
+    for number in range(warm + rounds):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            wait()
+            started = perf_counter()
+            arms[name]()
+            wait()
+            taken[name].append(perf_counter() - started)
+    return {name: times[warm:] for name, times in taken.items()}
 
 
 def report(claims: Sequence[Claim], options: argparse.Namespace, rows: Sequence[Sequence[str]] = ()) -> None:

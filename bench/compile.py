@@ -30,7 +30,7 @@ from torch.autograd import DeviceType
 from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
-from bench._common import Claim, arguments, median, report
+from bench._common import Claim, arguments, median, report, take_turns
 from headway.model import cifar_net, small_net
 from headway.train.called import called
 
@@ -135,25 +135,10 @@ def _peak(found: profile) -> int:
     return most
 
 
-def take_turns(arms: dict[str, Callable[[], object]], rounds: int, device: torch.device) -> dict[str, list[float]]:
-    """Seconds of each arm's call in each round."""
-    wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    taken: dict[str, list[float]] = {name: [] for name in arms}
-    names = list(arms)
-    for number in range(rounds):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            wait()
-            started = perf_counter()
-            arms[name]()
-            wait()
-            taken[name].append(perf_counter() - started)
-    return taken
-
-
 def main() -> None:
     options = arguments(__doc__ or "")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
     ways: dict[str, Any] = {"eager": False, "compiled": True}
     if device.type == "cuda":
         ways["graphs"] = "graphs"
@@ -174,7 +159,7 @@ def main() -> None:
                         arms[name]()
                     print(f"{case.name}, batch {batch}, {mode}, {name}: first calls {perf_counter() - started:.1f} s")
                     costs[name] = cost(arms[name], device)
-                taken = take_turns(arms, rounds, device)
+                taken = take_turns(arms, rounds, wait)
                 for name, times in taken.items():
                     middle, low, high = (1e3 * value for value in median(times))
                     ratio = median([a / b for a, b in zip(taken["eager"], times, strict=True)])

@@ -14,12 +14,11 @@ Counted in passes over memory SGD makes 5 and LARS 7 (its norms read weights and
 from __future__ import annotations
 
 from collections.abc import Callable
-from time import perf_counter
 from typing import Any
 
 import torch
 
-from bench._common import Claim, arguments, median, report
+from bench._common import Claim, arguments, median, report, take_turns
 from headway import optim
 from headway.model import resnet50
 from headway.optim import native
@@ -57,21 +56,6 @@ def parameters(device: torch.device) -> list[torch.nn.Parameter]:
     return out
 
 
-def take_turns(arms: dict[str, Callable[[], Any]], rounds: int, wait: Callable[[], None]) -> dict[str, list[float]]:
-    """Seconds of each arm's step in each round."""
-    taken: dict[str, list[float]] = {name: [] for name in arms}
-    names = list(arms)
-    for number in range(rounds + 2):
-        first = number % len(names)
-        for name in names[first:] + names[:first]:
-            wait()
-            started = perf_counter()
-            arms[name]()
-            wait()
-            taken[name].append(perf_counter() - started)
-    return {name: times[2:] for name, times in taken.items()}
-
-
 def main() -> None:
     options = arguments(__doc__ or "")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -81,11 +65,11 @@ def main() -> None:
     shared = parameters(device)
     arms = {name: make(shared).step for name, make in (PEERS | OURS).items()}
     rounds = 5 if options.quick else 41
-    taken = take_turns(arms, rounds, wait)
+    taken = take_turns(arms, rounds, wait, warm=2)
     arms.clear()
     if not options.quick:
         slow = {name: make(shared).step for name, make in SLOW.items()}
-        taken |= take_turns(slow, rounds // 10, wait)
+        taken |= take_turns(slow, rounds // 10, wait, warm=2)
 
     def ratio(one: str, other: str) -> tuple[float, float, float]:
         return median([a / b for a, b in zip(taken[one], taken[other], strict=True)])

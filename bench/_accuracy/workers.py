@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar, final
 
-from bench._arms import ROOT
+from bench._arms import ROOT, close_pipes
 
 J = TypeVar("J", bound=Hashable)
 
@@ -54,12 +54,7 @@ class Worker:
         """Ends the process, and a run of it."""
         self._process.kill()
         self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            try:
-                pipe.close()
-            except BrokenPipeError:
-                continue
+        close_pipes(self._process)
 
 
 def work(

@@ -154,8 +154,7 @@ class Ledger:
 
     def look(self, step: int, losses: NDArray[np.float64]) -> str | None:
         """Before `record`: the sentence where the run diverges; see `Observer.look`."""
-        scale = self._setup.precision.state().get("scale") if self._setup.precision.name == "fp16" else None
-        return self.observer.look(step, losses, scale)
+        return self.observer.look(step, losses, self._setup.precision.state().get("scale"))
 
     def diverged(self, step: int, clock: Clock, what: str) -> None:
         """Writes that a run diverges."""
