@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import final
 
 import torch
 from torch import Tensor, nn
 
-from headway.core.errors import CheckpointError, UsageError
+from headway.core.copies import Copies
+from headway.core.errors import UsageError
 from headway.optim.masters import Masters
-
-PREFIX = "lookahead/"
 
 
 @final
@@ -57,9 +56,7 @@ class Lookahead:
             raise UsageError(what, fix=f"Set every_steps to at most {steps}.")
         self.every_steps = every_steps
         self._alpha, self._power, self._steps = alpha, power, steps
-        self._now = {name: value for name, value in model.state_dict().items() if value.is_floating_point()}
-        wide = {name: torch.promote_types(value.dtype, torch.float32) for name, value in self._now.items()}
-        self._slow = {name: value.to(wide[name], copy=True) for name, value in self._now.items()}
+        self._slow = Copies(model, prefix="lookahead/", what="slow weights")
 
     def share(self, step: int) -> float:
         """How far the slow weights go at a step; the first one is 1."""
@@ -72,31 +69,18 @@ class Lookahead:
         """After a step; the first one is 1. Whether it did something: it does at multiples of `every_steps`."""
         if step % self.every_steps:
             return False
-        now, slow = list(self._now.values()), list(self._slow.values())
-        wide = [value.to(one.dtype) for value, one in zip(now, slow, strict=True)]
-        torch._foreach_lerp_(slow, wide, self.share(step))
-        torch._foreach_copy_(now, slow)
+        self._slow.follow(self.share(step))
+        self._slow.lead()
         return True
 
-    @contextmanager
-    def swapped(self) -> Iterator[None]:
+    def swapped(self) -> AbstractContextManager[None]:
         """Within it the network has the slow weights: before the first update those it began with."""
-        now = list(self._now.values())
-        kept = [value.clone() for value in now]
-        torch._foreach_copy_(now, list(self._slow.values()))
-        try:
-            yield
-        finally:
-            torch._foreach_copy_(now, kept)
+        return self._slow.swapped()
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of it."""
-        return {PREFIX + name: value for name, value in self._slow.items()}
+        return self._slow.state()
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Goes on from such a state, in place. Raises CheckpointError: it is another network's, or there is none."""
-        found = {name.removeprefix(PREFIX): value for name, value in tensors.items() if name.startswith(PREFIX)}
-        if found.keys() != self._slow.keys() or any(found[name].shape != one.shape for name, one in self._slow.items()):
-            raise CheckpointError("the slow weights of this checkpoint are another network's")
-        for name, value in found.items():
-            self._slow[name].copy_(value)
+        self._slow.load(tensors)

@@ -1,0 +1,82 @@
+"""Copies of a network's tensors that follow them, and take their places for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, final
+
+from headway.core.errors import CheckpointError
+
+if TYPE_CHECKING:  # torch is imported where it is first needed
+    from torch import Tensor
+
+
+class Whole(Protocol):
+    """A network, or whatever else hands out its tensors, and not copies of them."""
+
+    def state_dict(self) -> dict[str, Tensor]: ...
+
+
+@final
+class Copies:
+    """Of parameters and floating-point buffers, those of half precision in fp32.
+
+    Args:
+        whole: on its device, in its memory format.
+        prefix: of their names in a checkpoint.
+        what: they are, for the error: `averaged weights`, say.
+    """
+
+    def __init__(self, whole: Whole, *, prefix: str, what: str) -> None:
+        import torch
+
+        self._prefix, self._what = prefix, what
+        self._now = {name: value for name, value in whole.state_dict().items() if value.is_floating_point()}
+        wide = {name: torch.promote_types(value.dtype, torch.float32) for name, value in self._now.items()}
+        self._copies = {name: value.to(wide[name], copy=True) for name, value in self._now.items()}
+
+    def follow(self, share: float) -> None:
+        """The copies go a share of the way to what the network has now; in one pass."""
+        import torch
+
+        copies = list(self._copies.values())
+        now = [value.to(one.dtype) for value, one in zip(self._now.values(), copies, strict=True)]
+        torch._foreach_lerp_(copies, now, share)
+
+    def lead(self) -> None:
+        """The network goes on from the copies."""
+        import torch
+
+        torch._foreach_copy_(list(self._now.values()), list(self._copies.values()))
+
+    @contextmanager
+    def swapped(self) -> Iterator[None]:
+        """Within it the network has the copies for its tensors."""
+        import torch
+
+        now = list(self._now.values())
+        kept = [value.clone() for value in now]
+        self.lead()
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(now, kept)
+
+    def state(self) -> dict[str, Tensor]:
+        """What a checkpoint keeps of them."""
+        return {self._prefix + name: value for name, value in self._copies.items()}
+
+    def found_in(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Whether a checkpoint has any."""
+        return any(name.startswith(self._prefix) for name in tensors)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes such a state over, in place. Raises CheckpointError: it is another network's, or there is none."""
+        size = len(self._prefix)
+        found = {name[size:]: value for name, value in tensors.items() if name.startswith(self._prefix)}
+        shapes = {name: value.shape for name, value in found.items()}
+        if shapes != {name: value.shape for name, value in self._copies.items()}:
+            raise CheckpointError(f"the {self._what} of this checkpoint are another network's")
+        for name, value in found.items():
+            self._copies[name].copy_(value)
