@@ -8,10 +8,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-def narrow(num_classes: int = 10, *, width: int = 16) -> NarrowNet:
-    """Two million multiply-adds an image of 32 x 32 at width 16; 78,000 parameters.
+def narrow(num_classes: int = 10, *, width: int = 8) -> NarrowNet:
+    """560,000 multiply-adds an image of 32 x 32 at width 8; 19,000 parameters.
 
     A ResNet of 8 layers whose first one takes patches of 4 x 4 at a stride of 2, so that nothing is done at 32 x 32.
+    Width 16 (two million) was begun with: a run of 12 epochs took 85 to 125 s on two slow cores, where 75 are allowed.
     """
     return NarrowNet(num_classes, width)
 
