@@ -27,7 +27,8 @@ class GhostBatchNorm(_BatchNorm):
 
     Each group is one call of torch's kernels on a slice, in either memory format. On two CPU cores, channels last, 128
     x 64 x 32 x 32 and groups of 32 that takes 1.2 times as long as torch's batch norm; as one call on a copy of the
-    input with groups as channels, 3.8 times; written out with `var_mean`, 2.4 times.
+    input with groups as channels, 3.8 times; written out with `var_mean`, 2.4 times. With 64 groups (8,192 x 8 x 16 x
+    16) it takes 0.9 times as long.
 
     Args:
         num_features: C; and so on, as in torch.
@@ -56,7 +57,9 @@ class GhostBatchNorm(_BatchNorm):
         if not self.training or len(x) <= self.group:
             return super().forward(x)
         self._check_input_dim(x)
-        parts = x.tensor_split(-(-len(x) // self.group))
+        least, larger = divmod(len(x), groups := -(-len(x) // self.group))
+        # The backward pass of tensor_split makes a gradient of the whole input for each part: 16 times as long with 64.
+        parts = x.split([least + 1] * larger + [least] * (groups - larger))
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
             return torch.cat([self._normalised(part, None, None) for part in parts])
         means = self.running_mean.new_zeros(len(parts), self.num_features)
