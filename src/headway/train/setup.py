@@ -14,6 +14,7 @@ import torch
 
 from headway.comm.batch_norm import convert_sync
 from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeError, nearest
+from headway.core.heap import keep_freed
 from headway.core.importing import import_path
 from headway.core.recipe import Loaded
 from headway.core.world import World
@@ -175,6 +176,8 @@ def set_up(
             raise RecipeError(what, where="precision", fix="Set it to bf16, fp32 or auto.")
         reason = "PyTorch sees a GPU" if device.type == "cuda" else "PyTorch sees no GPU"
         loaded = loaded.resolve("device", device.type, reason)
+    if device.type == "cpu" and rehearsal is None:
+        keep_freed()
     if ranks is not None and str(device) == "cuda":
         device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())  # a launcher may show one to each
     if device.type == "cuda":
