@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests._support import headway, packed_digits, records, refused, write_recipe
+from tests._support import finished, headway, packed_digits, records, refused, write_recipe
 
+from headway.train.called import telling
 from headway.train.checkpoint import Checkpoints
 
 DROPOUT = "model.factory=net.py:dropout"
@@ -121,6 +124,46 @@ def test_a_compiled_run_ends_nearly_as_one_that_is_not(folder: Path, tmp_path: P
     plain, compiled = (load_file(tmp_path / name / "weights.safetensors") for name in ("plain", "compiled"))
     for name, value in plain.items():
         torch.testing.assert_close(compiled[name], value, rtol=1e-4, atol=1e-5, msg=name)
+
+
+TALKS = """
+from torch import nn
+
+class Talks(nn.Module):
+    def forward(self, x):
+        print("training" if self.training else "evaluating", "on", len(x))
+        return x
+
+def talks(num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), Talks(), nn.Linear(8, num_classes))
+"""
+
+
+def test_lines_at_which_the_graph_breaks_are_said_at_the_first_call() -> None:
+    space: dict[str, Any] = {"__name__": "talks"}
+    exec(compile(TALKS, "talks.py", "exec"), space)
+    model, said = space["talks"](10), list[str]()
+    forward = telling(torch.compile(model, backend="eager"), model, said.append)
+    images = torch.rand(3, 1, 8, 8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, where it goes on behind a break
+        outputs = forward(images)
+    assert torch.equal(outputs, model(images))
+    (text,) = said
+    assert text.startswith(
+        "torch.compile breaks the network's graph: talks.py:6 in Talks (2): Dynamo does not know how"
+    )
+    forward(images)
+    assert len(said) == 1
+
+
+@pytest.mark.check
+def test_a_compiled_run_says_where_its_graph_breaks(folder: Path, tmp_path: Path) -> None:
+    (folder / "talks.py").write_text(TALKS)
+    more = ("compile=true", "model.factory=talks.py:talks", "epochs=1")
+    said = finished("train", folder / "recipe.yaml", "--run", tmp_path / "run", *more).err
+    assert said.count("torch.compile breaks the network's graph: ") == 1
+    assert "talks.py:6 'print(" in said
 
 
 @pytest.mark.check

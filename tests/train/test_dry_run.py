@@ -65,8 +65,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def dried(recipe: Path, *overrides: str, **options: Any) -> DryRun:
-    return dry_run(recipe, overrides, say=lambda text: None, **options)
+def dried(recipe: Path, *overrides: str, compiles: bool = False, **options: Any) -> DryRun:
+    return dry_run(recipe, overrides, compiles=compiles, say=lambda text: None, **options)
 
 
 def test_it_writes_the_workload_and_trains_nothing(
@@ -255,6 +255,24 @@ def test_a_network_that_asks_for_values_is_measured_with_them(folder: Path) -> N
     assert found.workload.forward_multiply_adds == plain.workload.forward_multiply_adds == 640
     sentence = headway("train", folder / "recipe.yaml", "model.factory=curious.py:Fails", "--dry-run", status=1).err
     assert "no training today" in sentence
+
+
+def test_it_says_what_torch_compile_makes_of_the_network(folder: Path) -> None:
+    whole = dried(folder / "recipe.yaml", compiles=True)
+    assert "\ncompile      false: torch.compile would take the network whole, as one graph\n" in page(whole)
+    assert whole.to_json()["compilable"] == {"whole": True, "graphs": 1, "breaks": ()}
+    asked = ("model.factory=curious.py:Curious", "compile=true")
+    broken = dried(folder / "recipe.yaml", *asked, compiles=True)
+    assert re.search(r"^compile +true: torch.compile takes the network in \d graphs; it stops at$", page(broken), re.M)
+    assert "curious.py:11 'if images.sum().item() > 1e9:' in Curious (the network): " in page(broken)
+    (one,) = broken.to_json()["compilable"]["breaks"]
+    assert one["modules"] == ("",)
+
+
+def test_torch_compile_is_not_asked_where_it_cannot_be_used(folder: Path) -> None:
+    found = dried(folder / "recipe.yaml", "recompute=['^0$']", compiles=True)
+    assert found.to_json()["compilable"] is None
+    assert "\ncompile      false\n" in page(found)
 
 
 def test_fp16_can_be_looked_at_without_a_gpu(folder: Path) -> None:

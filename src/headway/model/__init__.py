@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from headway.model.alex import joined_towers as joined_towers
     from headway.model.blurpool import add_blur_pool as add_blur_pool
     from headway.model.cifar import cifar_net as cifar_net
+    from headway.model.compilable import Break as Break
+    from headway.model.compilable import Compilable as Compilable
+    from headway.model.compilable import try_compiling as try_compiling
     from headway.model.counts import Counts as Counts
     from headway.model.counts import count as count
     from headway.model.ema import Ema as Ema
@@ -36,6 +39,9 @@ _HOMES = {
     "add_blur_pool": "blurpool",
     "cifar_net": "cifar",
     "cifar_resnet": "resnet_cifar",
+    "Break": "compilable",
+    "Compilable": "compilable",
+    "try_compiling": "compilable",
     "Counts": "counts",
     "count": "counts",
     "Ema": "ema",

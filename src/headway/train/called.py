@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 
 from headway.core.errors import RecipeError, UsageError
+from headway.model.compilable import breaks, noted
 from headway.model.recompute import recompute
 
 SHOWN = 3
@@ -15,23 +16,48 @@ SHOWN = 3
 
 
 def called(
-    model: torch.nn.Module, how: bool | Literal["graphs", "max-autotune"]
+    model: torch.nn.Module,
+    how: bool | Literal["graphs", "max-autotune"],
+    say: Callable[[str], object] = lambda text: None,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A network by the recipe's `compile`. Optimizers stay outside of what is compiled, and of graphs."""
+    """A network by the recipe's `compile`. Optimizers stay outside of what is compiled, and of graphs.
+
+    Args:
+        say: told, at the first call, of each line at which torch.compile breaks the network's graph.
+    """
     if how is False:
         return model
     if how is True:
-        return torch.compile(model)
+        return telling(torch.compile(model), model, say)
     if how == "max-autotune":
-        return torch.compile(model, mode="max-autotune-no-cudagraphs")
-    compiled = torch.compile(model, mode="reduce-overhead")
+        return telling(torch.compile(model, mode="max-autotune-no-cudagraphs"), model, say)
+    compiled = telling(torch.compile(model, mode="reduce-overhead"), model, say)
 
     def replayed(images: torch.Tensor) -> torch.Tensor:
         torch.compiler.cudagraph_mark_step_begin()
-        outputs: torch.Tensor = compiled(images)
-        return outputs.clone()  # the next replay writes where they lie
+        return compiled(images).clone()  # the next replay writes where they lie
 
     return replayed
+
+
+def telling(
+    compiled: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module, say: Callable[[str], object]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The same; what torch notes at the first call, which compiles, is said. It notes it anyway."""
+    begun = False
+
+    def forward(images: torch.Tensor) -> torch.Tensor:
+        nonlocal begun
+        if begun:
+            return compiled(images)
+        begun = True
+        with noted() as notes:
+            outputs = compiled(images)
+        for one in breaks(model, notes):
+            say(f"torch.compile breaks the network's graph: {one.text()}.")
+        return outputs
+
+    return forward
 
 
 def compute_again(model: torch.nn.Module, asked: bool | tuple[str, ...], say: Callable[[str], object]) -> None:

@@ -18,6 +18,7 @@ from headway.core.profile import Exchange, Input, Layer, Phase, Step, Update, Wh
 from headway.core.recipe import Loaded
 from headway.data.options import SYNTHETIC, SyntheticRecipe
 from headway.data.resolution import size_at
+from headway.model.compilable import Compilable, try_compiling
 from headway.model.counts import count
 from headway.model.layers import SAMPLES, layers
 from headway.model.valueless import valueless
@@ -64,6 +65,8 @@ class DryRun:
         memory: of one rank.
         sent_bytes: what the busiest host sends to others in a step; of one host, what a rank sends.
         without_values: the layers were measured without a computation, not on images.
+        compilable: what torch.compile makes of the network, or would; None where it was not asked, and with
+            `recompute`, which goes without it.
         notes: what the reader should know of the numbers.
     """
 
@@ -78,6 +81,7 @@ class DryRun:
     memory: Sequence[Part]
     sent_bytes: float
     without_values: bool
+    compilable: Compilable | None
     notes: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -90,6 +94,7 @@ class DryRun:
             "learning_rate": [{"epoch": epoch, "lr": lr} for epoch, lr in self.rates],
             "memory": [asdict(part) for part in self.memory],
             "sent_bytes": self.sent_bytes,
+            "compilable": None if (fits := self.compilable) is None else {"whole": fits.whole, **asdict(fits)},
             "notes": list(self.notes),
             "workload": self.workload.model_dump(mode="json"),
         }
@@ -104,6 +109,7 @@ def dry_run(
     samples: int | None = None,
     classes: int | None = None,
     evaluation_samples: int | None = None,
+    compiles: bool = True,
     say: Say,
 ) -> DryRun:
     """Opens and builds what a recipe names, and works out its run. No cache is filled, and no step is made.
@@ -111,6 +117,7 @@ def dry_run(
     Args:
         procs, hosts: for so many ranks; as of the command line, and nothing is started there.
         samples, classes, evaluation_samples: what the data would be, in place of those that the recipe names.
+        compiles: ask what torch.compile makes of the network, which takes seconds.
 
     Raises:
         HeadwayError: as of `set_up`. UsageError: there are no data, and nothing says what they would be.
@@ -128,15 +135,23 @@ def dry_run(
             raise UsageError(error.what, where=error.where, fix=f"{error.fix} {WITHOUT_DATA}".strip()) from None
         raise
     with closing(setup.inputs):
-        found, without_values = _layers(setup)
-        return _made(setup, found, without_values, len(places), sum(host.procs for host in places), evaluation_samples)
+        images = _images(setup)
+        found, without_values = _layers(setup, images)
+        asked = compiles and not setup.recipe.recompute
+        fits = try_compiling(setup.model, images, setup.precision.autocast) if asked else None
+        ranks = sum(host.procs for host in places)
+        return _made(setup, found, without_values, fits, len(places), ranks, evaluation_samples)
 
 
-def _layers(setup: Setup) -> tuple[tuple[Layer, ...], bool]:
-    """The network's layers, and whether they could be looked at without a computation."""
+def _images(setup: Setup) -> torch.Tensor:
+    """A few, as the network gets them."""
     images, _ = prepared(setup, setup.inputs.first_batch(setup.recipe), 1)
     layout = torch.channels_last if setup.recipe.channels_last else torch.contiguous_format
-    images = images[torch.arange(max(SAMPLES), device=images.device) % len(images)].contiguous(memory_format=layout)
+    return images[torch.arange(max(SAMPLES), device=images.device) % len(images)].contiguous(memory_format=layout)
+
+
+def _layers(setup: Setup, images: torch.Tensor) -> tuple[tuple[Layer, ...], bool]:
+    """The network's layers, and whether they could be looked at without a computation."""
     autocast = setup.precision.autocast
     try:
         with valueless(setup.model, images) as (given,):
@@ -153,6 +168,7 @@ def _made(
     setup: Setup,
     found: tuple[Layer, ...],
     without_values: bool,
+    fits: Compilable | None,
     hosts: int,
     ranks: int,
     evaluation_samples: int | None,
@@ -192,6 +208,7 @@ def _made(
         memory=_memory(setup, workload, share, -(-share // parts), ranks),
         sent_bytes=_sent(workload.step.exchange, exchanged, hosts, ranks),
         without_values=without_values,
+        compilable=fits,
         notes=notes,
     )
 

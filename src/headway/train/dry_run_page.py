@@ -31,7 +31,8 @@ def page(found: DryRun) -> str:
             f"{large(work.forward_multiply_adds)} multiply-adds forward, {large(work.backward_multiply_adds)} backward",
         ),
         ("", f"an image; {large(step.batch * (work.forward_multiply_adds + work.backward_multiply_adds))} a step"),
-        ("precision", step.precision + (", compiled" if step.compiled else "")),
+        ("precision", step.precision),
+        *_compile(found),
         (
             "optimizer",
             f"{step.update.optimizer}: {size(step.update.state_bytes)} of state, "
@@ -91,6 +92,25 @@ def _images(work: Workload) -> str:
     if images.encoded_bytes is not None:
         text += f", {size(images.encoded_bytes)} on the disk"
     return text
+
+
+def _compile(found: DryRun) -> list[tuple[str, str]]:
+    """What torch.compile does, or would: also where nobody has asked for it, as it is one word in the recipe."""
+    asked, fits = found.loaded.recipe.compile, found.compilable
+    word = str(asked).lower()
+    if fits is None:
+        return [("compile", word)]
+    takes = "takes" if asked else "would take"
+    if fits.whole:
+        return [("compile", f"{word}: torch.compile {takes} the network whole, as one graph")]
+    what = {0: "nothing of the network", 1: "a part of the network, as one graph"}
+    text = what.get(fits.graphs, f"the network in {fits.graphs} graphs")
+    if not fits.breaks:
+        return [("compile", f"{word}: torch.compile {takes} {text}, and does not say why")]
+    return [
+        ("compile", f"{word}: torch.compile {takes} {text}; it stops at"),
+        *(("", one.text()) for one in fits.breaks),
+    ]
 
 
 def _exchange(found: DryRun) -> str:

@@ -297,7 +297,7 @@ def _built(
         augment=augment,
         transform=transform,
         model=model,
-        forward=called(model, recipe.compile),
+        forward=called(model, recipe.compile, say),
         counts=counts,
         optimizer=optimizer,
         masters=masters,
