@@ -1,4 +1,5 @@
-"""What the benches stand on: arms that take turns, and the limit that decodes what the loader decodes."""
+"""What the benches stand on: arms that take turns, the limit that decodes what the loader decodes, arms that do the
+same."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from bench import _limit
+import torch
+from bench import _limit, device
 from bench._arms import Comparison
 from hypothesis import given
 from hypothesis import strategies as st
@@ -115,3 +117,33 @@ def test_the_limit_decodes_regions_at_every_edge(limit: Path, tmp_path: Path, mo
     assert "libjpeg-turbo" in ready["version"]
     assert answer["images"] >= len(regions)
     assert not done.stderr  # where libjpeg's warnings go
+
+
+def test_the_plain_loop_on_a_device_does_the_steps_of_the_trainer(tmp_path: Path) -> None:
+    """The same network goes the same way, as far as sums of bf16 in another order let it."""
+    cpu = torch.device("cpu")
+    setups = []
+    for name in ("plain", "bf16"):
+        (tmp_path / name).mkdir()
+        setups.append(device.setup_of(device.TINY, (), tmp_path / name, cpu))
+    begun = [value.detach().clone() for value in setups[0].model.parameters()]
+    trainer = device.Trainer(setups[1], device.Run.create(tmp_path / "run"), device.Silent())
+    before = torch.backends.cudnn.benchmark
+    device.plain_arm(setups[0], 3)()
+    device.headway_arm(trainer, 3)()
+    torch.backends.cudnn.benchmark = before
+    trainer.close()
+    for setup in setups:
+        setup.inputs.close()
+    moved = [torch.cat([(a - b).flatten() for a, b in zip(s.model.parameters(), begun, strict=True)]) for s in setups]
+    assert moved[0].norm() > 0
+    assert (moved[0] - moved[1]).norm() < 0.05 * moved[0].norm()
+
+
+@given(st.integers(10**9, 10**12))
+def test_the_batch_on_a_device_fits_into_its_memory(memory_bytes: int) -> None:
+    batch = device.fitting_batch(memory_bytes)
+    assert batch.bit_count() == 1
+    assert batch <= 256
+    assert batch == 8 or batch * 270e6 <= memory_bytes
+    assert device.fitting_batch(80 * 10**9) == 256

@@ -1,0 +1,235 @@
+"""ResNet-50 training on synthetic data on a GPU: images/s of Headway's settings, and of a plain PyTorch loop.
+
+Each arm has its own network, made alike (ResNet-50 v1.5, 1,000 classes, 224 x 224), and the same batch, which lies on
+the device as uint8 as an input pipeline leaves it; so nothing waits for input. A step normalises it, and does forward,
+loss with label smoothing, backward and fused SGD with momentum and weight decay.
+
+plain        a hand-written loop: eager, autocast bf16, channels last, torch's fused SGD, cudnn.benchmark
+bf16, ...    the Trainer as `headway train` runs it, log, clock and learning-rate schedule included: bf16 by autocast or
+             with half_weights, each eager and by the recipe's compile: true, graphs, max-autotune
+
+The arms take turns in one process, each round begun by another one; a ratio is taken within a round. What compiling
+takes is printed and not in the times. An arm that does not fit into memory, or that fails, is left out and named.
+
+device_images_s   images/s of the fastest of Headway's arms
+device_vs_plain   images/s of that arm over the plain loop's
+
+To stand beside: one A100 80 GB trains ResNet-50 v1.5 on ImageNet at 2,470 images/s by PyTorch and 3,411 by MXNet
+(NVIDIA DeepLearningExamples, AMP, input by DALI); MLPerf on an H200 is at 7,950. Operations a second count six for a
+multiply-add of the forward pass; what share of a GPU's peak that is, is not said, as no peak is measured here.
+
+With --quick there are fewer rounds and arms. Without a GPU it runs with --quick alone: a tiny network, to show that it
+works, and no claim.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+import torch
+from torch.nn import functional as F
+
+from bench._common import Claim, median, parser, report, take_turns
+from headway.core.recipe import load
+from headway.core.run import Run
+from headway.train.progress import Silent
+from headway.train.recipe import TrainRecipe
+from headway.train.setup import Setup, set_up
+from headway.train.trainer import Trainer
+
+BIG = 10**9
+PLAIN = "plain"
+HALF = ("half_weights=true",)
+ARMS: dict[str, tuple[str, ...]] = {
+    "bf16": (),
+    "bf16 half": HALF,
+    "compiled": ("compile=true",),
+    "compiled half": ("compile=true", *HALF),
+    "graphs": ("compile=graphs",),
+    "graphs half": ("compile=graphs", *HALF),
+    "autotuned half": ("compile=max-autotune", *HALF),
+}
+"""Headway's, each with what it changes in the recipe."""
+QUICK = {"cuda": ("bf16", "bf16 half", "compiled half"), "cpu": ("bf16", "bf16 half", "compiled")}
+LR, MOMENTUM, DECAY, SMOOTHING = 0.001, 0.9, 5e-5, 0.1
+WARM_STEPS = 4
+"""Of each arm before the rounds: the first compiles, CUDA graphs are recorded in the second and third."""
+ROUNDS, QUICK_ROUNDS = 11, 3
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is trained, and how long a turn is."""
+
+    factory: str
+    side: int
+    classes: int
+    batch: int
+    steps: int
+
+
+TINY = Size("headway.model:small_net", 16, 10, 8, 2)
+"""Where there is no GPU."""
+
+
+def fitting_batch(memory_bytes: int) -> int:
+    """Images of a step, a power of two of at most 256: eager bf16 keeps some 90 MB an image for the backward pass, and
+    recorded graphs keep their memory, so that three times as much has to fit."""
+    return int(min(256, 2 ** max(3, math.floor(math.log2(memory_bytes / (3 * 90e6))))))
+
+
+def setup_of(size: Size, overrides: tuple[str, ...], folder: Path, device: torch.device) -> Setup:
+    recipe = folder / "recipe.yaml"
+    recipe.write_text(
+        f"data: {{train: synthetic, synthetic: {{size: [{size.side}, {size.side}], classes: {size.classes}}}}}\n"
+        f"model: {{factory: '{size.factory}'}}\n"
+        f"task: {{args: {{label_smoothing: {SMOOTHING}}}}}\n"
+        f"optimizer: {{name: sgd, lr: {LR}, momentum: {MOMENTUM}, weight_decay: {DECAY}}}\n"
+        f"schedule: {{name: cosine}}\nbatch: {size.batch}\nepochs: {BIG}\nprecision: bf16\n"
+        f"checkpoint: {{every_steps: {BIG}}}\n"
+    )
+    loaded = load(recipe, (f"device={device.type}", *overrides), TrainRecipe)
+    return set_up(loaded, say=lambda text: print(f"  {text}", file=sys.stderr))
+
+
+def headway_arm(trainer: Trainer, steps: int) -> Callable[[], None]:
+    def run() -> None:
+        torch.backends.cudnn.benchmark = False  # as `headway train` leaves it
+        trainer.run(steps)
+
+    return run
+
+
+def plain_arm(setup: Setup, steps: int) -> Callable[[], None]:
+    """The hand-written loop, over the network and the batch of a setup that is not trained otherwise."""
+    device, model = setup.device, setup.model.train()
+    optimizer = torch.optim.SGD(model.parameters(), lr=LR, momentum=MOMENTUM, weight_decay=DECAY, fused=True)
+    batch = next(iter(setup.batches(0)))
+    images, labels = batch.images, batch.labels
+    mean = torch.tensor(setup.recipe.augment.mean, device=device)
+    inverse_std = 1 / torch.tensor(setup.recipe.augment.std, device=device)
+
+    def run() -> None:
+        torch.backends.cudnn.benchmark = True
+        for _ in range(steps):
+            inputs = ((images.float() - mean) * inverse_std).permute(0, 3, 1, 2)
+            with torch.autocast(device.type, torch.bfloat16):
+                outputs = model(inputs)
+                loss = F.cross_entropy(outputs, labels, label_smoothing=SMOOTHING)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return run
+
+
+def built(
+    name: str, size: Size, folder: Path, device: torch.device, stack: ExitStack
+) -> tuple[Callable[[], None], int | None]:
+    """An arm, and the multiply-adds of its network for one image."""
+    folder.mkdir(parents=True)
+    setup = setup_of(size, ARMS.get(name, ()), folder, device)
+    stack.enter_context(closing(setup.inputs))
+    counted = None if setup.counts is None else setup.counts.multiply_adds
+    if name == PLAIN:
+        return plain_arm(setup, size.steps), counted
+    trainer = stack.enter_context(closing(Trainer(setup, Run.create(folder / "run"), Silent())))
+    return headway_arm(trainer, size.steps), counted
+
+
+def main() -> None:
+    asked = parser(__doc__ or "")
+    asked.add_argument("--batch", type=int, help="images of a step (default: by the GPU's memory, at most 256)")
+    asked.add_argument("--steps", type=int, default=20, help="of a turn (default: 20)")
+    options = asked.parse_args()
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cpu" and not options.quick:
+        print("bench.device needs a CUDA GPU, and PyTorch sees none here.")
+        report([], options)
+        return
+    size = TINY
+    if device.type == "cuda":
+        batch = options.batch or fitting_batch(torch.cuda.get_device_properties(device).total_memory)
+        size = Size("headway.model:resnet50", 224, 1000, batch, options.steps)
+    before = torch.backends.cudnn.benchmark
+    with tempfile.TemporaryDirectory() as temporary:
+        try:
+            compared(size, device, Path(temporary), options)
+        finally:
+            torch.backends.cudnn.benchmark = before
+
+
+def compared(size: Size, device: torch.device, folder: Path, options: argparse.Namespace) -> None:
+    """Builds the arms, warms them up, lets them take turns, and reports."""
+    wait: Callable[[], object] = torch.cuda.synchronize if device.type == "cuda" else lambda: None
+    arms: dict[str, Callable[[], None]] = {}
+    multiply_adds: int | None = None
+    with ExitStack() as stack:
+        for name in (PLAIN, *(QUICK[device.type] if options.quick else ARMS)):
+            own = ExitStack()
+            started = perf_counter()
+            try:
+                arm, counted = built(name, size, folder / name.replace(" ", "-"), device, own)
+                for _ in range(math.ceil(WARM_STEPS / size.steps)):
+                    arm()
+                wait()
+            except Exception as error:  # of memory, or of the compiler: the other arms are worth having
+                own.close()
+                print(f"{name}: left out ({type(error).__name__}: {str(error).strip().splitlines()[0][:200]})")
+                if device.type == "cuda":
+                    torch.cuda.empty_cache()
+                continue
+            stack.push(own)
+            print(f"{name}: built, and warmed up in {perf_counter() - started:.1f} s")
+            arms[name], multiply_adds = arm, counted
+        rounds = QUICK_ROUNDS if options.quick else ROUNDS
+        taken = take_turns(arms, rounds, wait, warm=1) if arms else {}
+    images = size.batch * size.steps
+    rates = {name: median([images / seconds for seconds in times]) for name, times in taken.items()}
+    ratios = {
+        name: median([a / b for a, b in zip(taken[PLAIN], times, strict=True)])
+        for name, times in taken.items()
+        if PLAIN in taken
+    }
+    rows = [("arm", "images/s (95 %)", "over plain (95 %)", "ms a step", "model TFLOP/s")]
+    for name, (middle, low, high) in rates.items():
+        over = "{:.3f} [{:.3f}, {:.3f}]".format(*ratios[name]) if name in ratios else "-"
+        done = "-" if multiply_adds is None else f"{6 * multiply_adds * middle / 1e12:.4g}"
+        step_ms = 1e3 * size.batch / middle
+        rows.append((name, f"{middle:,.0f} [{low:,.0f}, {high:,.0f}]", over, f"{step_ms:.2f}", done))
+    print()
+    found = claims(rates, ratios, size, rounds) if device.type == "cuda" else []
+    report(found, options, rows)
+
+
+def claims(
+    rates: dict[str, tuple[float, float, float]],
+    ratios: dict[str, tuple[float, float, float]],
+    size: Size,
+    rounds: int,
+) -> list[Claim]:
+    """Of the fastest of Headway's arms; none, where all were left out."""
+    mine = [name for name in rates if name != PLAIN]
+    if not mine:
+        return []
+    best = max(mine, key=lambda name: rates[name][0])
+    where = f"batch {size.batch}, {size.side} x {size.side}, synthetic; {torch.cuda.get_device_name()}"
+    how = f"{best}; median of {rounds} rounds of {size.steps} steps"
+    _, low, high = rates[best]
+    found = [Claim("device_images_s", rates[best][0], "images/s", f"{how} [{low:,.0f}, {high:,.0f}]; {where}")]
+    if best in ratios:
+        middle, low, high = ratios[best]
+        found.append(Claim("device_vs_plain", middle, "", f"{how} [{low:.3f}, {high:.3f}]; {where}"))
+    return found
+
+
+if __name__ == "__main__":
+    main()
