@@ -1,0 +1,228 @@
+"""What bench.large_batch stands on: sweeps, tables and a curve made of kept runs, workers."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench._accuracy import batch_arms, batch_curve, batch_table
+from bench._accuracy.batch_arms import CELLS, SEEDS, TUNING_SEED, Cell, at_edge, sweep
+from bench._accuracy.batch_worker import train
+from bench._accuracy.results import made_by
+from bench._accuracy.workers import WorkerEndedError, work
+from bench._common import Claim
+from tests._support import NET, packed_digits
+
+from headway.core.recipe import load
+from headway.train.recipe import TrainRecipe
+
+
+def test_commits_stand_beside_a_table_and_mixed_ones_are_named() -> None:
+    assert made_by([]) == "no runs yet"
+    assert made_by(["a", "a"]) == "commit: a (2 runs)"
+    assert made_by(["a", "b-dirty", "a"]) == "mixed: runs of 2 commits, a (2 runs), b-dirty (1 runs)"
+    key = batch_arms.Job(CELLS[0], 0.1, TUNING_SEED).key()
+    tables = batch_table.Tables([{**key, "accuracy": 0.5, "commit": "abc"}])
+    assert tables.made_by() == "commit: abc (1 runs)"
+    assert [row[-1] for row in tables.rows()][:2] == ["commit", "abc"]
+
+
+def test_a_sweep_is_extended_until_its_best_is_inside() -> None:
+    def accuracy(lr: float) -> float:
+        return 1 - abs(lr - 1.6) / 10
+
+    grid, kept = [0.1, 0.2, 0.4, 0.8], dict[float, float]()
+    while (asked := sweep(kept, grid))[0]:
+        kept |= {lr: accuracy(lr) for lr in asked[0]}
+    assert asked[1] == 1.6
+    assert sorted(kept) == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
+    kept = {}
+    while (asked := sweep(kept, grid))[0]:
+        kept |= {lr: -lr for lr in asked[0]}
+    assert asked[1] == pytest.approx(0.1 / 16), "and no further than four times"
+    assert at_edge(kept)
+    assert not at_edge({0.1: 0.5, 0.2: 0.6, 0.4: 0.5})
+    assert sweep(dict.fromkeys(grid, -math.inf), grid) == ([], None), "where nothing reaches the target"
+
+
+def records(accuracy: dict[str, float], sloping: str = "") -> list[dict[str, Any]]:
+    """What a results file holds once all is done, where accuracy depends on the arm, the batch and the rate alone; of
+    the sloping arm the lowest rate is always the best."""
+    out: list[dict[str, Any]] = []
+    while missing := batch_table.Tables(out).missing():
+        for job in missing:
+            found = accuracy[job.cell.arm] - (job.cell.batch - 256) * 1e-6 + 0.008 * (job.cell.longer - 1)
+            best = 0 if job.cell.arm == sloping else batch_arms.first_grid(job.cell)[1]
+            found -= 1e-3 * abs(job.lr - best) / batch_arms.first_grid(job.cell)[1] + 1e-4 * job.seed
+            out.append({**job.key(), "accuracy": found})
+    return out
+
+
+def test_a_table_is_made_of_kept_runs_alone() -> None:
+    arms = dict.fromkeys(batch_arms.NAMES, 0.70) | {"sgd": 0.75, "ghost": 0.745, "linear": 0.70}
+    kept = records(arms)
+    per_cell = len(SEEDS) + batch_arms.GRID
+    assert len(kept) == per_cell * len(CELLS) + len(SEEDS) * (2 + 3), "longer ones until they are equal"
+    tables = batch_table.Tables(kept)
+    claims, lacking = tables.claims()
+    assert lacking == []
+    values = {claim.name: claim.value for claim in claims}
+    assert values["gap_2048"] == pytest.approx(0.5 + 0.1792)
+    assert values["recovered_8192"] == pytest.approx(0.045 / 0.057936)
+    assert (values["epochs_to_equal_2048"], values["epochs_to_equal_8192"]) == (24, 36)
+    text = "\n".join(" ".join(row) for row in [*tables.rows(), *tables.decks(), *tables.sweeps()])
+    assert "missing" not in text
+    assert "not yet" not in text
+    assert batch_table.Tables([{**one, "settings": "other"} for one in kept]).tuned(CELLS[0]) == {}
+
+
+def test_claims_of_a_learning_rate_at_the_edge_are_void() -> None:
+    tables = batch_table.Tables(records(dict.fromkeys(batch_arms.NAMES, 0.7) | {"sgd": 0.75}, sloping="linear"))
+    claims, lacking = tables.claims()
+    assert [claim.name for claim in claims][:1] == ["gap_2048"]
+    edge = "the best learning rate lies at the edge of its sweep: + linear scaling, warm-up at 8192"
+    assert f"recovered_8192: void, {edge}" in lacking
+    assert sum("(at the edge)" in row[2] for row in tables.rows()) == 2
+    claims, lacking = batch_table.Tables(records(dict.fromkeys(batch_arms.NAMES, 0.7), sloping="ghost")).claims()
+    assert claims == []
+    assert all("+ ghost batches of 128 at " in one for one in lacking)
+
+
+def test_a_later_call_does_what_is_missing_and_no_more() -> None:
+    kept = records(dict.fromkeys(batch_arms.NAMES, 0.7))
+    lost = [one for one in kept if (one["arm"], one["batch"], one["seed"]) != ("lars", 2048, 2)]
+    missing = batch_table.Tables(lost).missing()
+    assert [(job.cell, job.seed) for job in missing] == [(Cell(2048, "lars"), 2)]
+    (known,) = [one for one in kept if one not in lost]
+    assert missing[0].key().items() <= known.items()
+    empty = batch_table.Tables([])
+    assert {job.seed for job in empty.missing()} == {TUNING_SEED}
+    assert "missing" in " ".join(empty.rows()[1])
+    assert empty.claims()[0] == []
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: f"{cell.arm}-{cell.batch}")
+def test_every_arm_is_a_recipe(cell: Cell, tmp_path: Path) -> None:
+    import yaml
+
+    path = tmp_path / "recipe.yaml"
+    path.write_text(yaml.safe_dump(batch_arms.recipe(cell, 0.5, 1, "packed")))
+    recipe = load(path, (), TrainRecipe).recipe
+    names = {"lars": "lars", "no_decay": "lars", "ghost": "lars", "nag": "nag", "lbsgd": "lbsgd"}
+    assert recipe.optimizer.name == names.get(cell.arm, "sgd")
+    assert recipe.optimizer.no_decay == (cell.arm in ("no_decay", "ghost", "linear_no_decay"))
+    assert recipe.batch * (recipe.optimizer.batch_scale if cell.arm == "lbsgd" else 1) == cell.batch
+    assert recipe.epochs == batch_arms.EPOCHS
+    norm = recipe.model.batch_norm
+    assert norm is not None
+    assert (norm.recompute_batches or 0) * recipe.batch == batch_arms.STATISTICS
+
+
+def test_steps_to_a_target_lie_between_two_evaluations() -> None:
+    assert batch_curve.steps_to([(10, 0.2), (20, 0.5), (30, 0.7), (40, 0.5)]) == 25
+    assert batch_curve.steps_to([(10, 0.2)]) is None
+
+
+def test_three_regimes() -> None:
+    steps = [1000, 500, 260, 160, 110, 101, 98]
+    names = ["perfect", "perfect", "perfect", "diminishing", "diminishing", "none", "none"]
+    assert batch_curve.regimes(steps) == names
+    assert batch_curve.regimes([8, 4, 2]) == ["perfect"] * 3
+    assert batch_curve.regimes([8, 8, 8]) == ["perfect", "none", "none"]
+    assert batch_curve.regimes([8]) == ["perfect"]
+
+
+def reaching(batch: int, steps: float, best: int = 1) -> list[dict[str, Any]]:
+    """Kept runs of a batch, whose first grid has the best learning rate at this place."""
+    kept = []
+    for lr in batch_curve.first_grid(batch):
+        for seed in (TUNING_SEED, *SEEDS):
+            taken = int(steps * (1 + abs(lr / batch_curve.first_grid(batch)[best] - 1)))
+            key = batch_curve.Job(batch, lr, seed).key()
+            kept.append({**key, "diverged": False, "evaluations": [[taken, 0.6]]})
+    return kept
+
+
+def test_a_curve_is_drawn_as_far_as_it_is_known() -> None:
+    curve = batch_curve.Curve([one for batch in batch_curve.BATCHES[:4] for one in reaching(batch, 64_000 / batch)])
+    assert curve.perfect_to() == "runs are missing", "the next batch may scale as well"
+    assert [(batch, regime) for batch, _, regime in curve.points()] == [
+        (batch, "perfect") for batch in (64, 128, 256, 512)
+    ]
+    assert {job.batch for job in curve.missing()} == set(batch_curve.BATCHES[4:])
+    drawn = curve.panels()[0].data["series"]
+    assert [one["x"] for one in drawn] == [[64, 128, 256, 512]] * 2
+    assert curve.rows()[5][4] == "missing"
+
+
+def test_perfect_scaling_is_claimed_once_its_end_is_known() -> None:
+    small = [one for batch in batch_curve.BATCHES[:3] for one in reaching(batch, 64_000 / batch)]
+    ended = batch_curve.Curve([*small, *reaching(512, 200)]).perfect_to()
+    assert isinstance(ended, Claim)
+    assert ended.value == 256
+    # A batch whose first grid does not come to the target: no more of it is tried, and it scales no further.
+    never = [{**one, "evaluations": [[9, 0.1]]} for batch in batch_curve.BATCHES[3:] for one in reaching(batch, 1)]
+    curve = batch_curve.Curve([*small, *never])
+    assert curve.missing() == []
+    assert curve.rows()[5][4] == "not reached"
+    last = curve.perfect_to()
+    assert isinstance(last, Claim)
+    assert last.value == 256
+    assert "no batch that reaches the target is beyond it" in last.how
+
+
+def test_a_curve_whose_learning_rate_lies_at_the_edge_claims_nothing() -> None:
+    kept = [one for batch in batch_curve.BATCHES[:3] for one in reaching(batch, 64_000 / batch)]
+    for place in range(batch_curve.GRID + 4):  # of 512 the lowest is the best, however far the sweep goes
+        lr = batch_curve.first_grid(512)[-1] / 2**place
+        for seed in (TUNING_SEED, *SEEDS):
+            key = batch_curve.Job(512, lr, seed).key()
+            kept.append({**key, "diverged": False, "evaluations": [[200 - place, 0.6]]})
+    found = batch_curve.Curve(kept)
+    assert found.perfect_to() == "void, the best learning rate lies at the edge of its sweep: batch 512"
+    assert "(at the edge)" in found.rows()[4][1]
+
+
+def digits(folder: Path, **changes: Any) -> dict[str, Any]:
+    folder.mkdir(exist_ok=True)
+    (folder / "net.py").write_text(NET)
+    packed = packed_digits(folder)
+    return {
+        "data": {"train": f"{packed}/train", "eval": f"{packed}/eval", "threads": 1},
+        "model": {"factory": f"{folder}/net.py:linear"},
+        "optimizer": {"name": "sgd", "lr": 0.02},
+        "batch": 30,
+        "epochs": 2,
+        "precision": "fp32",
+        **changes,
+    }
+
+
+def test_a_run_of_the_table_says_how_it_ended(tmp_path: Path) -> None:
+    found = train(digits(tmp_path))
+    assert (found["steps"], found["diverged"]) == (12, False)
+    assert found["accuracy"] == found["evaluations"][-1][1]
+    assert [step for step, _ in found["evaluations"]] == [6, 12]
+    wild = train(digits(tmp_path / "wild", optimizer={"name": "sgd", "lr": 1e38}))
+    assert (wild["diverged"], wild["accuracy"]) == (True, 0.1)
+
+
+@pytest.mark.check
+def test_workers_do_all_jobs_and_give_up_with_a_run_that_fails(tmp_path: Path) -> None:
+    tree, left = digits(tmp_path, epochs=1), [1, 2, 3]
+    ended = dict[int, dict[str, Any]]()
+
+    def done(job: int, found: dict[str, Any]) -> None:
+        left.remove(job)
+        ended[job] = found
+
+    assert work(lambda: list(left), lambda job: {**tree, "seed": job}, done, workers=2, minutes=None)
+    assert sorted(ended) == [1, 2, 3]
+    assert len({json.dumps(found["evaluations"]) for found in ended.values()}) > 1
+    left.append(4)
+    assert not work(lambda: list(left), lambda job: tree, done, workers=1, minutes=0)
+    with pytest.raises(WorkerEndedError, match="a run ended with status 1: what it said stands above"):
+        work(lambda: list(left), lambda job: {"batch": 1}, done, workers=1, minutes=None)
