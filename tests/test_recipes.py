@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from tests._support import headway, records
 
 from headway.core.recipe import load
 from headway.data.pack import pack
+from headway.data.resolution import size_at
 from headway.train.dry_run import DryRun, dry_run
 from headway.train.dry_run_page import page
 from headway.train.recipe import TrainRecipe
@@ -69,9 +71,11 @@ def test_its_head_says_where_it_comes_from_and_what_was_run(path: Path) -> None:
     head = path.read_text().partition("\nname:")[0]
     assert all(line.startswith("#") for line in head.splitlines())
     assert "Source's result: " in head
-    assert "Run here: the dry run only. Nothing was trained on ImageNet." in head
+    (row,) = (line for line in (ROOT / "docs/imagenet.md").read_text().splitlines() if f"| `{path.stem}` |" in line)
+    more = ", and a few steps at batch 8 on 60 photographs" if "a few steps at batch 8" in row else " only"
+    assert f"Run here: the dry run{more}. Nothing was trained on ImageNet." in head
+    assert not re.search(r"\beta\b", head) or read(path.stem).optimizer.name == "lars"
     assert f"recipes/{path.name} --dry-run --samples 1281167" in head
-    assert f"`{path.stem}`" in (ROOT / "docs/imagenet.md").read_text()
 
 
 def test_the_fast_one_claims_nothing_that_was_not_run() -> None:
@@ -136,6 +140,14 @@ def test_the_64k_recipe_has_the_numbers_of_the_reference_point() -> None:
     kept = {"groups": ()}
     assert ours.optimizer.model_copy(update=kept) == theirs.optimizer.model_copy(update=kept)
     assert (ours.task, ours.data, ours.augment) == (theirs.task, theirs.data, theirs.augment)
+
+
+def test_the_sizes_are_those_of_ffcv() -> None:
+    """rn50_40_epochs.yaml: start_ramp 29, end_ramp 34, sizes rounded to the nearest 32."""
+    progressive = read("ffcv-resnet50").data.progressive
+    assert progressive is not None
+    sides = [size_at(progressive, (192, 192), epoch)[0] for epoch in range(27, 36)]
+    assert sides == [160, 160, 160, 160, 160, 192, 192, 192, 192]
 
 
 @pytest.mark.check
