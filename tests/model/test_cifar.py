@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from headway.core.errors import UsageError
 from headway.model import count
 from headway.model.cifar import CifarNet, cifar_net
 
@@ -102,6 +103,27 @@ def test_options_reach_the_network() -> None:
     ninth = model(batch)
     model.scaling = 1.0
     torch.testing.assert_close(model(batch), ninth * 9)
+
+
+@pytest.mark.parametrize(("options", "bounded"), [({}, False), ({"batchnorm_eps": 1e-5}, True)])
+def test_gray_images_stored_as_rgb_want_a_larger_epsilon(
+    images: torch.Tensor, options: dict[str, float], bounded: bool
+) -> None:
+    """The filters of colour differences see nothing, so that half of the channels are the same everywhere."""
+    torch.manual_seed(0)
+    gray = images[:16, :1, :24, :24].expand(-1, 3, -1, -1).contiguous()
+    model = cifar_net(widths=(24, 8, 8), **options)
+    model.initialise(gray)
+    F.cross_entropy(model(gray), torch.arange(16) % 10).backward()
+    gradient = model.get_parameter("blocks.0.conv1.weight").grad
+    assert gradient is not None
+    assert (gradient.norm() < 100) == bounded
+
+
+@pytest.mark.parametrize("eps", [0.0, -1e-5, float("nan")])
+def test_an_epsilon_that_is_none(eps: float) -> None:
+    with pytest.raises(UsageError, match=r"cifar_net has batchnorm_eps=.*Give it a number above 0, for example 1e-5"):
+        cifar_net(batchnorm_eps=eps)
 
 
 def test_it_learns_which_half_is_bright(images: torch.Tensor) -> None:

@@ -27,6 +27,7 @@ def cifar_net(
     whiten_kernel: int = 2,
     scaling: float = 1 / 9,
     batchnorm_momentum: float = 0.6,
+    batchnorm_eps: float = 1e-12,
 ) -> CifarNet:
     """The network of Jordan, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (2024, arXiv 2404.00498), section 3.
 
@@ -38,8 +39,17 @@ def cifar_net(
         whiten_kernel: side of the whitened patches in pixels.
         scaling: factor on the logits.
         batchnorm_momentum: share of the running statistics that one step keeps (PyTorch's `momentum` is 1 - this).
+        batchnorm_eps: added to the variances. The source's is 1e-12, with which a channel that is the same everywhere
+            has its rounding errors blown up, and in bf16 the run diverges: gray images stored as RGB make such
+            channels. Give 1e-5, PyTorch's usual, for these.
+
+    Raises:
+        UsageError: an epsilon that is not above 0.
     """
-    return CifarNet(num_classes, in_channels, widths, whiten_kernel, scaling, batchnorm_momentum)
+    if not batchnorm_eps > 0:
+        what = f"cifar_net has batchnorm_eps={batchnorm_eps!r}"
+        raise UsageError(what, fix="Give it a number above 0, for example 1e-5.")
+    return CifarNet(num_classes, in_channels, widths, whiten_kernel, scaling, batchnorm_momentum, batchnorm_eps)
 
 
 @final
@@ -54,6 +64,7 @@ class CifarNet(nn.Module):
         whiten_kernel: int,
         scaling: float,
         batchnorm_momentum: float,
+        batchnorm_eps: float,
     ) -> None:
         super().__init__()
         patch_size = in_channels * whiten_kernel**2
@@ -61,7 +72,9 @@ class CifarNet(nn.Module):
         self.whiten.weight.requires_grad_(False)
         nn.init.zeros_(self.whiten.bias)  # type: ignore[arg-type]  # bias is a tensor, as bias=True
         sizes = pairwise([2 * patch_size, *widths])
-        self.blocks = nn.Sequential(*(Block(before, after, batchnorm_momentum) for before, after in sizes))
+        self.blocks = nn.Sequential(
+            *(Block(before, after, batchnorm_momentum, batchnorm_eps) for before, after in sizes)
+        )
         self.head = nn.Linear(widths[-1], num_classes, bias=False)
         self.scaling = scaling
 
@@ -99,12 +112,12 @@ class CifarNet(nn.Module):
 class Block(nn.Module):
     """Two 3x3 convolutions, the image halved after the first: [N, before, H, W] -> [N, after, H // 2, W // 2]."""
 
-    def __init__(self, before: int, after: int, batchnorm_momentum: float) -> None:
+    def __init__(self, before: int, after: int, batchnorm_momentum: float, batchnorm_eps: float) -> None:
         super().__init__()
         self.conv1 = _conv(before, after)
-        self.norm1 = _norm(after, batchnorm_momentum)
+        self.norm1 = _norm(after, batchnorm_momentum, batchnorm_eps)
         self.conv2 = _conv(after, after)
-        self.norm2 = _norm(after, batchnorm_momentum)
+        self.norm2 = _norm(after, batchnorm_momentum, batchnorm_eps)
 
     def forward(self, hidden: Tensor) -> Tensor:
         hidden = F.gelu(self.norm1(F.max_pool2d(self.conv1(hidden), 2)))
@@ -118,7 +131,7 @@ def _conv(before: int, after: int) -> nn.Conv2d:
     return conv
 
 
-def _norm(width: int, momentum: float) -> nn.BatchNorm2d:
-    norm = nn.BatchNorm2d(width, eps=1e-12, momentum=1 - momentum)
+def _norm(width: int, momentum: float, eps: float) -> nn.BatchNorm2d:
+    norm = nn.BatchNorm2d(width, eps=eps, momentum=1 - momentum)
     norm.weight.requires_grad_(False)
     return norm
