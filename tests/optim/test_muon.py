@@ -56,3 +56,13 @@ def test_normalise_gives_filters_one_norm() -> None:
     weight.grad = torch.randn_like(weight)
     optim.Muon([weight], 0.0, normalise=True).step()
     assert weight.norm().item() == pytest.approx(4.0, rel=1e-6)
+
+
+def test_normalise_lets_filters_of_zeros_step_from_there() -> None:
+    weights = [nn.Parameter(torch.zeros(16, 4, 3, 3)), nn.Parameter(torch.randn(16, 4, 3, 3))]
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    expected = -0.1 * orthogonal([weights[0].grad * 1.95])[0]  # type: ignore[operator]
+    optim.Muon(weights, 0.1, normalise=True).step()
+    torch.testing.assert_close(weights[0], nn.Parameter(expected))
+    assert weights[1].isfinite().all()

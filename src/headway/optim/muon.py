@@ -35,7 +35,7 @@ class Muon(LayerWise):
             layers are matrices, and do worse under Muon.
         rounds: of the iteration.
         normalise: the filters' weights are brought to the norm sqrt(out) before each step, as in Jordan's CIFAR-10
-            record; for networks in which batch norm follows each filter.
+            record; for networks in which batch norm follows each filter. Those of zeros have no direction, and stay.
 
     Raises:
         UsageError: an option out of range, or a parameter of one dimension as a filter.
@@ -92,9 +92,9 @@ class Muon(LayerWise):
                 passes.plus_(ahead, work.grads)
                 moved = ahead if group["nesterov"] else list(buffers)
             if group["normalise"]:
-                factors = passes.times(
-                    list((1 / passes.norms(work.weights)).unbind()), [len(weight) ** 0.5 for weight in work.weights]
-                )
+                sizes = passes.norms(work.weights)
+                inverse = 1 / sizes.masked_fill(sizes == 0, 1.0)  # filters of zeros stay so
+                factors = passes.times(list(inverse.unbind()), [len(weight) ** 0.5 for weight in work.weights])
                 passes.scale_(work.weights, work.vector(work.kept_each(torch.stack(factors))))
             if decay:
                 passes.scale_(work.weights, 1 - lr * decay)
