@@ -19,8 +19,10 @@ A ratio is void, and printed as such, unless
 - at least three pairs were run on this machine, in each of which a fixed piece of work before and after took the same
   time within 10 % in both arms.
 
-A run may take most of an hour. Each one that ends is appended to the results file, and a later call goes on from there;
-runs of another recipe, or of other code of either arm (src/headway in whole), do not count.
+A run may take most of an hour. Each one that ends is appended to the results file, and a later call goes on from there.
+The port's runs count as long as its own file and what it is asked are what they were; ours as long as recipe, port,
+bench/_accuracy/ours.py and all files of src/headway are that their process had imported by its end. So the arms of a
+pair may have been run at different times: the fixed piece of work says whether the machine was as fast.
 """
 
 from __future__ import annotations
@@ -40,12 +42,13 @@ import torch
 from bench._accuracy import airbench, cifar, ours
 from bench._accuracy.arm import ArmEndedError, run
 from bench._accuracy.costs import airbench_cost, recipe_cost
-from bench._accuracy.results import FOLDER, Results, commit, digest, sources, this_machine
+from bench._accuracy.results import FOLDER, Results, commit, digest, hashes, sources, this_machine
 from bench._arms import ROOT
 from bench._common import Claim, parser, report
 from headway.train.runs import interval
 
 ARMS = ("port", "headway")
+LIBRARY = ROOT / "src/headway"
 PORT, OURS = ROOT / "bench/_accuracy/airbench.py", ROOT / "bench/_accuracy/ours.py"
 EXPECTED = {"accuracy_tta": (0.910, "with the views"), "accuracy": (0.899, "without views")}
 TOLERANCE, NOT_BELOW, SAME_SPEED = 0.003, 0.0015, 0.10
@@ -73,17 +76,31 @@ def main() -> None:
         data = cifar.part(Path(folder), 110, 20) if options.quick else cifar.packed()
         results = Results(options.results)
         asked_of = jobs(options, results, data)
-        settings = settings_of(asked_of)
         for seed in range(1, options.seeds + 1):
-            one_pair(results, asked_of, seed, settings, data)
-        kept = results.where(machine=this_machine(), settings=settings)
-        tell(kept, options, asked_of)
+            one_pair(results, asked_of, seed, data)
+        tell([one for arm in ARMS for one in kept_runs(results, arm, asked_of)], options, asked_of)
 
 
-def settings_of(asked_of: dict[str, dict[str, Any]]) -> str:
-    """What a kept run has to share to count: what is asked, and the code of both arms; of Headway all of it."""
-    arms = sources(ROOT, [PORT, OURS])
-    return digest([asked_of, ours.RECIPE.read_text(encoding="utf-8"), arms, sources(ROOT / "src/headway")])
+def settings_of(arm: str, asked_of: dict[str, dict[str, Any]]) -> str:
+    """What a kept run of an arm has to share to count: what it is asked, and of ours, the recipe and the port too; but
+    for what it imports of Headway."""
+    if arm == "port":
+        return digest([asked_of[arm], sources(ROOT, [PORT])])
+    return digest([asked_of[arm], ours.RECIPE.read_text(encoding="utf-8"), sources(ROOT, [PORT, OURS])])
+
+
+def code_of(files: list[str]) -> str | None:
+    """The version of files of this repository; None where one is not there any more."""
+    try:
+        return sources(ROOT, [ROOT / one for one in files])
+    except FileNotFoundError:
+        return None
+
+
+def kept_runs(results: Results, arm: str, asked_of: dict[str, dict[str, Any]], **key: Any) -> list[dict[str, Any]]:
+    """An arm's runs on this machine that count."""
+    found = results.where(arm=arm, machine=this_machine(), settings=settings_of(arm, asked_of), **key)
+    return [one for one in found if arm == "port" or one["code"] == code_of(one["imported"])]
 
 
 def jobs(options: argparse.Namespace, results: Results, data: Path) -> dict[str, dict[str, Any]]:
@@ -102,7 +119,8 @@ def jobs(options: argparse.Namespace, results: Results, data: Path) -> dict[str,
     for how, (middle, low, high) in chosen["step_ms"].items():
         print(f"the port's step of {chosen['batch']} images, {how:<16} {middle:.1f} ms [{low:.1f}, {high:.1f}]")
     port = {"precision": chosen["precision"], "compiled": chosen["compiled"], "epochs": epochs, "widths": widths}
-    more = [f"precision={chosen['precision']}", f"compile={str(chosen['compiled']).lower()}"]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    more = ours.taken_from(chosen["precision"], chosen["compiled"], device)
     return {"port": port, "headway": {"overrides": [*more, *overrides(options.quick)]}}
 
 
@@ -123,20 +141,30 @@ def overrides(quick: bool) -> list[str]:
     return out
 
 
-def one_pair(results: Results, asked_of: dict[str, dict[str, Any]], seed: int, settings: str, data: Path) -> None:
+def one_pair(results: Results, asked_of: dict[str, dict[str, Any]], seed: int, data: Path) -> None:
     """Runs what is missing of a pair."""
-    key = {"machine": this_machine(), "seed": seed, "settings": settings}
     for arm in ARMS if seed % 2 else ARMS[::-1]:
-        if results.where(arm=arm, **key):
+        if kept_runs(results, arm, asked_of, seed=seed):
             continue
+        settings, before = settings_of(arm, asked_of), hashes(ROOT, LIBRARY.rglob("*.py"))
         print(f"seed {seed}, {arm}: since {time.strftime('%H:%M')}", file=sys.stderr)
         try:
             found = run(arm=arm, packed=str(data), seed=seed, **asked_of[arm])
         except ArmEndedError as error:
             sys.exit(str(error))
-        if settings_of(asked_of) != settings:
+        files = found.pop("imported") if arm == "port" else found["imported"]
+        if settings_of(arm, asked_of) != settings or (arm != "port" and changed(before, files)):
             sys.exit(f"{arm} of seed {seed} has ended, but recipe or code changed meanwhile: it is not kept")
+        key = {"machine": this_machine(), "seed": seed, "settings": settings}
+        if arm != "port":
+            key["code"] = code_of(files)
         results.add({"arm": arm, **key, "commit": commit(), "ended": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **found})
+
+
+def changed(before: dict[str, str], files: list[str]) -> bool:
+    """Whether one of the files is not what it was before."""
+    there = [ROOT / one for one in files if (ROOT / one).exists()]
+    return hashes(ROOT, there) != {one: before.get(one) for one in files}
 
 
 def verdict(kept: list[dict[str, Any]], *, views: bool) -> Verdict:

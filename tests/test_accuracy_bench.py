@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,7 @@ from bench._accuracy.airbench import Arm, How, Images
 from bench._accuracy.costs import airbench_cost, passes, recipe_cost
 from bench._accuracy.ours import kinds_of_step
 from bench._accuracy.ours import recipe as fast_recipe
-from bench._accuracy.results import Results, digest, sources
+from bench._accuracy.results import Results, digest, hashes, sources, this_machine
 
 from headway.model import cifar_net
 from headway.train.evaluate import views
@@ -223,13 +225,78 @@ def test_code_is_told_apart_by_its_contents_and_places(tmp_path: Path) -> None:
     assert len(set(found)) == 3
 
 
-def test_kept_runs_of_other_code_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = time_to_accuracy.settings_of({})
-    assert time_to_accuracy.settings_of({"port": {"epochs": 1}}) != before
-    for name in ("PORT", "OURS"):
+def test_kept_runs_of_another_recipe_or_port_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: dict[str, dict[str, Any]] = {"port": {}, "headway": {}}
+
+    def now() -> list[str]:
+        return [time_to_accuracy.settings_of(arm, asked) for arm in time_to_accuracy.ARMS]
+
+    before = now()
+    other = time_to_accuracy.ROOT / "bench/_common.py"
+    for place, name, voided in (
+        (time_to_accuracy, "PORT", [True, True]),
+        (time_to_accuracy, "OURS", [False, True]),
+        (time_to_accuracy.ours, "RECIPE", [False, True]),
+    ):
         with monkeypatch.context() as patched:
-            patched.setattr(time_to_accuracy, name, time_to_accuracy.ROOT / "bench/_common.py")
-            assert time_to_accuracy.settings_of({}) != before
+            patched.setattr(place, name, other)
+            assert [one != two for one, two in zip(now(), before, strict=True)] == voided
+    asked["port"]["epochs"] = 1
+    assert [one != two for one, two in zip(now(), before, strict=True)] == [True, False]
+
+
+def test_our_kept_runs_count_until_a_file_changes_that_they_had_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used, unused = "src/headway/used.py", "src/headway/unused.py"
+    (tmp_path / "src/headway").mkdir(parents=True)
+    for one in (used, unused):
+        (tmp_path / one).write_text("before")
+    monkeypatch.setattr(time_to_accuracy, "ROOT", tmp_path)
+    monkeypatch.setattr(time_to_accuracy, "settings_of", lambda arm, asked: arm)
+    results = Results(tmp_path / "results.jsonl")
+    files = {used: hashes(tmp_path, [tmp_path / used])[used]}
+    for arm, more in (("port", {}), ("headway", {"imported": [used], "code": time_to_accuracy.code_of([used])})):
+        results.add({"arm": arm, "machine": this_machine(), "settings": arm, "seed": 1, **more})
+
+    def counted() -> list[int]:
+        return [len(time_to_accuracy.kept_runs(results, arm, {}, seed=1)) for arm in time_to_accuracy.ARMS]
+
+    assert counted() == [1, 1]
+    (tmp_path / unused).write_text("after")
+    assert counted() == [1, 1]
+    assert not time_to_accuracy.changed(files, [used])
+    (tmp_path / used).write_text("after")
+    assert counted() == [1, 0]
+    assert time_to_accuracy.changed(files, [used])
+    (tmp_path / used).unlink()
+    assert counted() == [1, 0]
+    assert time_to_accuracy.changed(files, [used])
+
+
+def test_an_arm_says_what_it_has_imported_of_the_library() -> None:
+    code = "from bench._accuracy.arm import imported; print(*imported())"
+    done = subprocess.run([sys.executable, "-c", code], cwd=time_to_accuracy.ROOT, capture_output=True, check=True)
+    found = done.stdout.decode().split()
+    assert {"src/headway/train/trainer.py", "src/headway/__init__.py"} <= set(found)
+    assert "src/headway/train/landscape.py" not in found
+    assert not [one for one in found if not one.startswith("src/headway/")]
+
+
+@pytest.mark.parametrize(
+    ("asked", "compiled", "half", "said"),
+    [
+        (("fp16", True, "cuda"), "max-autotune", True, "fp16 weights, compiled, max-autotune"),
+        (("bf16", True, "cuda"), "max-autotune", False, "bf16, compiled, max-autotune"),
+        (("fp16", False, "cuda"), False, True, "fp16 weights, eager"),
+        (("bf16", True, "cpu"), True, False, "bf16, compiled"),
+        (("fp32", False, "cpu"), False, False, "fp32, eager"),
+    ],
+)
+def test_ours_takes_the_ports_setting(asked: tuple[str, bool, str], compiled: Any, half: bool, said: str) -> None:
+    recipe = fast_recipe(Path("packed"), time_to_accuracy.ours.taken_from(*asked)).recipe
+    assert (recipe.precision, recipe.compile, recipe.half_weights) == (asked[0], compiled, half)
+    assert time_to_accuracy.ours.how(recipe) == said
 
 
 def pair(

@@ -59,6 +59,12 @@ def probe() -> float:
     return min(taken)
 
 
+def imported() -> list[str]:
+    """The files of src/headway that this process has imported so far, by their places in the repository."""
+    files = {Path(one.__file__).resolve() for one in list(sys.modules.values()) if getattr(one, "__file__", None)}
+    return sorted(one.relative_to(ROOT).as_posix() for one in files if one.is_relative_to(ROOT / "src/headway"))
+
+
 def held(folder: Path, precision: str, samples: int | None = None) -> airbench.Images:
     pixels, labels = cifar.tensors(folder, samples)
     return airbench.Images(pixels, labels, device(), TYPES[precision])
@@ -86,7 +92,7 @@ def main() -> None:
     else:
         with tempfile.TemporaryDirectory(prefix="headway-accuracy-") as folder:
             found = ours.train(packed, seed=seed, overrides=asked["overrides"], folder=Path(folder) / "run")
-    print(json.dumps({**found, "probe_s": [before, probe()]}))
+    print(json.dumps({**found, "probe_s": [before, probe()], "imported": imported()}))
 
 
 if __name__ == "__main__":

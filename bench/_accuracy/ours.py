@@ -32,6 +32,14 @@ def recipe(packed: Path, overrides: Sequence[str] = ()) -> Loaded[TrainRecipe]:
     return load(RECIPE, [*places, *overrides], TrainRecipe)
 
 
+def taken_from(precision: str, compiled: bool, device: str) -> list[str]:
+    """The port's setting as overrides: on a GPU its compiled network is tuned, and its fp16 is that of the weights."""
+    on_gpu = device == "cuda"
+    compile_ = ("max-autotune" if on_gpu else "true") if compiled else "false"
+    half = on_gpu and precision == "fp16"
+    return [f"precision={precision}", f"compile={compile_}", f"half_weights={str(half).lower()}"]
+
+
 def train(packed: Path, *, seed: int, overrides: Sequence[str], folder: Path) -> dict[str, Any]:
     """One run. `seconds`: of training alone; `tta_seconds`: of the evaluation by views, and of writing the best
     weights."""
@@ -53,8 +61,14 @@ def train(packed: Path, *, seed: int, overrides: Sequence[str], folder: Path) ->
             "accuracy": plain.metrics["accuracy"],
             "accuracy_tta": trainer.metrics["accuracy"],
             "steps": trainer.step,
-            "how": f"{setup.recipe.precision}, {'compiled' if setup.recipe.compile else 'eager'}",
+            "how": how(setup.recipe),
         }
+
+
+def how(recipe: TrainRecipe) -> str:
+    """Precision and compile setting, as the port says its own."""
+    compiled = {False: "eager", True: "compiled"}.get(recipe.compile, f"compiled, {recipe.compile}")  # type: ignore[call-overload]
+    return f"{recipe.precision}{' weights' if recipe.half_weights else ''}, {compiled}"
 
 
 def kinds_of_step(

@@ -90,7 +90,12 @@ def sources(root: Path, files: Iterable[Path] | None = None) -> str:
     """
     if files is None:
         files = (one for one in root.rglob("*") if one.is_file() and one.suffix not in (".pyc", ".so"))
-    return digest({one.relative_to(root).as_posix(): hashlib.sha256(one.read_bytes()).hexdigest() for one in files})
+    return digest(hashes(root, files))
+
+
+def hashes(root: Path, files: Iterable[Path]) -> dict[str, str]:
+    """SHA-256 of the contents of files within the root, by their places."""
+    return {one.relative_to(root).as_posix(): hashlib.sha256(one.read_bytes()).hexdigest() for one in files}
 
 
 def digest(settings: Any) -> str:
