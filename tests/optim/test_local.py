@@ -14,17 +14,20 @@ from torch import Tensor
 from headway.optim import FTML, LAMB, LARS, LBSGD, Muon, NovoGrad
 from headway.optim.local import has_local_rates, local_rates
 
-SHAPES = ((3, 4), (5, 2, 3, 3))
+SHAPES = ((3, 4), (5, 2, 3, 3), (4,))
+WAYS = pytest.mark.parametrize("fused", [True, False], ids=["native", "torch"])
 DECAY = 0.01
 
 
 def stepped(
-    make: Callable[[list[Tensor]], Any], steps: int = 1
+    make: Callable[[list[Tensor]], Any], steps: int = 1, *, fused: bool = True
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor], Tensor]:
     """(before, gradients, steps, local rates) of the last of some steps, in float64."""
     random = torch.Generator().manual_seed(0)
     weights = [torch.randn(shape, generator=random, dtype=torch.float64, requires_grad=True) for shape in SHAPES]
     optimizer = make(weights)
+    for group in optimizer.param_groups:
+        group["fused"] = fused
     for _ in range(steps):
         for weight in weights:
             weight.grad = torch.randn(weight.shape, generator=random, dtype=torch.float64)
@@ -36,6 +39,7 @@ def stepped(
     return before, grads, moved, rates
 
 
+@WAYS
 @pytest.mark.parametrize(
     "make",
     [
@@ -46,24 +50,26 @@ def stepped(
         lambda params: LBSGD(params, 0.3, momentum=0, weight_decay=DECAY, warmup="lars", steps_per_epoch=10),
     ],
 )
-def test_the_step_is_the_rate_times_the_decayed_gradient(make: Callable[[list[Tensor]], Any]) -> None:
-    before, grads, moved, rates = stepped(make)
+def test_the_step_is_the_rate_times_the_decayed_gradient(make: Callable[[list[Tensor]], Any], fused: bool) -> None:
+    before, grads, moved, rates = stepped(make, fused=fused)
     for weight, grad, step, rate in zip(before, grads, moved, rates, strict=True):
         torch.testing.assert_close(step, -rate * (grad + DECAY * weight), rtol=1e-9, atol=0)
 
 
-def test_that_of_novograd_is_on_the_gradient() -> None:
-    _, grads, moved, rates = stepped(lambda params: NovoGrad(params, 0.3, betas=(0.0, 0.9)), steps=4)
+@WAYS
+def test_that_of_novograd_is_on_the_gradient(fused: bool) -> None:
+    _, grads, moved, rates = stepped(lambda params: NovoGrad(params, 0.3, betas=(0.0, 0.9)), steps=4, fused=fused)
     for grad, step, rate in zip(grads, moved, rates, strict=True):
         torch.testing.assert_close(step, -rate * grad, rtol=1e-9, atol=0)
 
 
-def test_that_of_lamb_is_on_the_update_of_adam() -> None:
+@WAYS
+def test_that_of_lamb_is_on_the_update_of_adam(fused: bool) -> None:
     def lamb(trust: bool) -> Callable[[list[Tensor]], Any]:
         return lambda params: LAMB(params, 1e-9, weight_decay=DECAY, trust=trust)
 
-    _, _, moved, rates = stepped(lamb(True), steps=3)
-    _, _, plain, ones = stepped(lamb(False), steps=3)  # lr so small that the weights are the same to 1e-9
+    _, _, moved, rates = stepped(lamb(True), steps=3, fused=fused)
+    _, _, plain, ones = stepped(lamb(False), steps=3, fused=fused)  # lr so small that the weights are the same to 1e-9
     assert ones.isnan().all()
     for step, update, rate in zip(moved, plain, rates, strict=True):
         torch.testing.assert_close(step.norm(), rate * update.norm() / 1e-9, rtol=1e-5, atol=0)

@@ -61,6 +61,9 @@ class LAMB(LayerWise):
         def adapts(parameter: Tensor) -> bool:
             return trust and parameter.ndim > 1
 
+        def ratio(w: Tensor, u: Tensor) -> Tensor:
+            return w / u
+
         def apply(work: Work) -> None:
             first, second = work.state("exp_avg"), work.state("exp_avg_sq")
             steps = work.count()
@@ -73,7 +76,7 @@ class LAMB(LayerWise):
             rate: Any = work.lr()
             if chosen := [index for index, weight in enumerate(work.weights) if adapts(weight)]:
                 w, u = (passes.norms([tensors[index] for index in chosen]) for tensors in (work.weights, update))
-                rate = work.layerwise(chosen, w / u, (w > 0) & (u > 0), rate)
+                rate = work.layerwise(chosen, ratio(w, u), (w > 0) & (u > 0), rate)
             passes.minus_(work.weights, passes.times(update, rate))
 
         return Rule(
@@ -84,4 +87,5 @@ class LAMB(LayerWise):
             number=1,
             options=(beta1, beta2, eps, decay),
             adapt=adapts,
+            trust=ratio if trust else None,
         )

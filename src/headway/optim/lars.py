@@ -76,15 +76,16 @@ def rule(group: Group, *, trust: bool, inside: bool, clip: bool) -> Rule:
     def adapts(parameter: Tensor) -> bool:
         return trust and parameter.ndim > 1
 
+    def ratio(w: Tensor, g: Tensor) -> Tensor:
+        found = eta * w / (g + group["weight_decay"] * w + eps)
+        return (found / group["lr"]).clamp(max=1) if clip else found
+
     def apply(work: Work) -> None:
         lr, decay = work.lr(), group["weight_decay"]
         within: Any = lr if inside else work.added(1.0)
         if chosen := [index for index, weight in enumerate(work.weights) if adapts(weight)]:
             w, g = (passes.norms([tensors[index] for index in chosen]) for tensors in (work.weights, work.grads))
-            ratio = eta * w / (g + decay * w + eps)
-            if clip:
-                ratio = (ratio / group["lr"]).clamp(max=1)
-            within = work.layerwise(chosen, ratio, (w > 0) & (g > 0), within)
+            within = work.layerwise(chosen, ratio(w, g), (w > 0) & (g > 0), within)
         from_w: Any = [factor * decay for factor in within] if isinstance(within, list) else within * decay
         addends = passes.with_decay(work, within, from_w if decay else 0)
         step_(work, addends, work.added(1.0) if inside else lr)
@@ -95,6 +96,7 @@ def rule(group: Group, *, trust: bool, inside: bool, clip: bool) -> Rule:
         number=0,
         options=(group["momentum"], group["weight_decay"], eta, eps, group["nesterov"], inside, clip),
         adapt=adapts,
+        trust=ratio if trust else None,
     )
 
 

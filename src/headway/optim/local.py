@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 
 from headway.optim.lamb import LAMB
 from headway.optim.lars import LARS
+from headway.optim.layerwise import LayerWise
 from headway.optim.lbsgd import LBSGD
 from headway.optim.novograd import NovoGrad
 
@@ -40,35 +41,35 @@ def local_rates(optimizer: Optimizer, parameters: Sequence[Tensor], before: Sequ
         NaN for a parameter that had no gradient or whose norm of weights or gradient is 0, and for all of an optimizer
         without local rates (`has_local_rates`), as is an LBSGD whose macro-batches have several steps.
     """
-    group_of = {id(one): group for group in optimizer.param_groups for one in group["params"]}
-    groups = [group_of[id(parameter)] for parameter in parameters]
-    w = torch.stack(torch._foreach_norm(list(before))).double()
-    out = torch.full_like(g, torch.nan)
+    one = torch.ones((), dtype=g.dtype, device=g.device)
+    nothing = one * torch.nan
+    rates = [nothing] * len(parameters)
     if not has_local_rates(optimizer):
-        return out
+        return torch.stack(rates)
+    assert isinstance(optimizer, LayerWise)
+    place_of = {id(parameter): place for place, parameter in enumerate(parameters)}
+    w = torch.stack(torch._foreach_norm(list(before))).double()
+    weights, gradients = w.unbind(), g.unbind()
+    for group in optimizer.param_groups:
+        places = [place_of[id(one)] for one in group["params"] if id(one) in place_of]
+        if not places:
+            continue
+        rule, found = optimizer._rule(group), [one] * len(places)
+        if rule.trust is not None:
+            below = [_below(optimizer, parameters[at], before[at], gradients[at], group) for at in places]
+            found = list(rule.trust(torch.stack([weights[at] for at in places]), torch.stack(below)).unbind())
+        for at, ratio in zip(places, found, strict=True):
+            adapts = rule.adapt is None or rule.adapt(parameters[at])
+            rates[at] = group["lr"] * (ratio if adapts else one)
+    unknown = g == 0 if isinstance(optimizer, NovoGrad) else (w == 0) | (g == 0)
+    return torch.stack(rates).masked_fill(unknown, torch.nan)
 
-    def each(key: str) -> Tensor:
-        values = [group[key] for group in groups]
-        if any(isinstance(value, Tensor) for value in values):
-            return torch.stack([torch.as_tensor(value, device=g.device, dtype=g.dtype) for value in values])
-        return torch.tensor(values, dtype=g.dtype).to(g.device, non_blocking=True)
 
-    lr = each("lr")
+def _below(optimizer: Optimizer, parameter: Tensor, before: Tensor, g: Tensor, group: Group) -> Tensor:
+    """The norm of what the trust ratio scales, as the step had it."""
     if isinstance(optimizer, NovoGrad):
-        below = torch.stack([_number(optimizer, one, "norm_sq", g) for one in parameters]).sqrt() + each("eps")
-        return (lr / below).masked_fill(g == 0, torch.nan)
-    decay = each("weight_decay")
-    if isinstance(optimizer, LARS):
-        out = each("eta") * w / (g + decay * w + each("eps"))
-        clipped = torch.minimum(out, lr)
-        out = torch.where(each("clip") > 0, clipped, lr * out)
-        out = torch.where(each("trust") > 0, out, lr)
-    elif isinstance(optimizer, LBSGD):
-        out = lr * (w.square() / (g.square() + decay * w.square() + 1e-18)).sqrt().clamp(0.01, 100)
-    else:
-        update = torch.stack([_adam(optimizer, *one, g) for one in zip(parameters, before, groups, strict=True)])
-        out = torch.where(each("trust") > 0, lr * w / update, lr)
-    return out.masked_fill((w == 0) | (g == 0), torch.nan)
+        return _number(optimizer, parameter, "norm_sq", g).sqrt()
+    return _adam(optimizer, parameter, before, group, g) if isinstance(optimizer, LAMB) else g
 
 
 def _number(optimizer: Optimizer, parameter: Tensor, name: str, like: Tensor) -> Tensor:

@@ -52,6 +52,10 @@ class NovoGrad(LayerWise):
     def _rule(self, group: Group) -> Rule:
         (beta1, beta2), eps, decay = group["betas"], group["eps"], group["weight_decay"]
 
+        def ratio(w: Tensor, root: Tensor) -> Tensor:
+            below = root + eps
+            return (1 / below).masked_fill(below == 0, 0.0)
+
         def apply(work: Work) -> None:
             steps, before = work.count(), work.state("norm_sq")
             square = passes.norms(work.grads).square()
@@ -60,8 +64,7 @@ class NovoGrad(LayerWise):
                 moment = torch.where(work.live > 0, moment, torch.stack(before))
             torch._foreach_copy_(before, list(moment.unbind()))
             share = work.added(1 - beta1 if group["averaging"] else 1.0)
-            below = moment.sqrt() + eps
-            from_g = work.vector((1 / below).masked_fill(below == 0, 0.0) * share)
+            from_g = work.vector(ratio(moment, moment.sqrt()) * share)
             buffers = work.state("exp_avg")
             passes.scale_(buffers, work.kept(beta1))
             passes.plus_(buffers, passes.with_decay(work, from_g, share * decay))
@@ -72,6 +75,7 @@ class NovoGrad(LayerWise):
             first="exp_avg",
             counted=True,
             norm="norm_sq",
+            trust=ratio,
             number=2,
             options=(beta1, beta2, eps, decay, group["averaging"]),
         )

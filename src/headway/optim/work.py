@@ -157,6 +157,9 @@ class Rule:
         number: of the native core; None: it does not know the rule.
         options: what the native core is told.
         adapt: which parameters have a trust ratio; None: the rule does not ask.
+        trust: the factor on the learning rate of each layer, [n], of the norms of its weights and of what it scales
+            (float64 [n] both): the gradient, LAMB's update, or the root of NovoGrad's moment. What it gives where a
+            norm is 0 does not count. None: layers are taken alike.
         apply: the step in torch's operations; changes weights and states in place.
     """
 
@@ -168,3 +171,4 @@ class Rule:
     number: int | None = None
     options: Sequence[float] = ()
     adapt: Callable[[Tensor], bool] | None = None
+    trust: Callable[[Tensor, Tensor], Tensor] | None = None
