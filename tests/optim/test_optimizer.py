@@ -140,6 +140,11 @@ def test_groups_that_cannot_be_meant(matches: list[str], message: str) -> None:
         ),
         ({"name": "nag", "eps": 1e-6}, "'nag' does not use 'eps'"),
         ({"name": "nag", "momentum": 0}, "'nag' needs a momentum above 0. Set momentum: 0.9, or name: sgd"),
+        (
+            {"name": "lars", "nesterov": True, "momentum": 0},
+            "'lars' with nesterov needs a momentum above 0. Set momentum: 0.9, or nesterov: false",
+        ),
+        ({"name": "muon", "momentum": 0}, "'muon' with nesterov needs a momentum above 0. Set momentum: 0.95, or nest"),
         ({"name": "sgd", "groups": [{"match": "("}]}, "'(' is no regular expression"),
         ({"name": "sgd", "groups": [{"match": "a", "lr": 1}]}, "Extra inputs are not permitted"),
         ({"name": "adagrad"}, "'sgd', 'nag', 'adam', 'adamw', 'lars'"),

@@ -14,9 +14,13 @@ from tests._support import write_recipe
 from headway.core.errors import RecipeError
 from headway.core.recipe import load
 from headway.optim import OptimizerRecipe, build
+from headway.optim.optimizer import LAYER_WISE
 from headway.optim.rate import ScaledRecipe, number
-from headway.train.rates import LAYER_WISE, length, resolve_rates, warnings
+from headway.train.rates import length, resolve_rates, warnings
 from headway.train.recipe import TrainRecipe
+
+LBSGD = {"name": "lbsgd", "lr": 0.1, "warmup_epochs": 1}
+RMSPROP_SGD = {"name": "rmsprop_sgd", "lr": 0.1, "center_epochs": 1, "period_epochs": 1}
 
 positive = st.floats(1e-6, 1e6)
 batches = st.integers(1, 10**6)
@@ -123,6 +127,30 @@ def test_what_is_frozen_and_the_size_of_images_keep_their_steps_too(tmp_path: Pa
         assert origins[key] == "auto: x 2, as the epochs of the run"
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "scaled"),
+    [
+        (
+            {"name": "rmsprop_sgd", "center_epochs": 0.75, "period_epochs": 0.5},
+            {"center_epochs": 1.5, "period_epochs": 1},
+        ),
+        ({"name": "lbsgd", "warmup_epochs": 1, "batch_scale": 2}, {"warmup_epochs": 2}),
+        ({"name": "sgd"}, {}),
+    ],
+)
+def test_what_the_optimizer_counts_by_itself_keeps_its_steps_too(
+    tmp_path: Path, optimizer: dict[str, Any], scaled: dict[str, float]
+) -> None:
+    changes: dict[str, Any] = {"optimizer": {"lr": 0.1, **optimizer}, "epochs": {"base": 3, "per": 32}, "batch": 64}
+    recipe, origins = resolved(tmp_path, **changes)
+    assert recipe.optimizer.epochs == scaled
+    for field in scaled:
+        assert origins[f"optimizer.{field}"] == "auto: x 2, as the epochs of the run"
+    changes |= {"optimizer": {"name": "rmsprop_sgd", "lr": 0.1}, "epochs": {"base": 30, "per": 32}}
+    default, _ = resolved(tmp_path, **changes)
+    assert default.optimizer.epochs == {"center_epochs": 20, "period_epochs": 10}
+
+
 def test_exponential_and_step_keep_their_steps_too(tmp_path: Path) -> None:
     changes: dict[str, Any] = {"epochs": {"base": 10, "per": 32}, "batch": 64}
     recipe, origins = resolved(tmp_path, schedule={"name": "step", "every_epochs": 3}, **changes)
@@ -146,6 +174,19 @@ def test_exponential_and_step_keep_their_steps_too(tmp_path: Path) -> None:
             {"batch": 2048, "batch_growth": {"milestones_epochs": [1], "factor": 4}},
             ["A batch of 8,192 is taken by sgd"],
         ),
+        ({"batch": 256, "optimizer": {**LBSGD, "batch_scale": 4}}, []),
+        ({"batch": 2048, "optimizer": {**LBSGD, "batch_scale": 2}}, []),
+        (
+            {"batch": 256, "optimizer": {**LBSGD, "batch_scale": 8, "warmup": "lars"}},
+            ["A batch of 2,048 (8 steps of 256) trains at one learning rate throughout"],
+        ),
+        (
+            {"batch": 256, "optimizer": {**LBSGD, "batch_scale": 32}},
+            ["A batch of 8,192 (32 steps of 256) is taken by lbsgd, which treats all layers alike"],
+        ),
+        ({"batch": 8192, "schedule": {"name": "cosine"}, "optimizer": {**LBSGD, "warmup": "lars"}}, []),
+        ({"batch": 2048, "optimizer": RMSPROP_SGD}, []),
+        ({"batch": 8192, "optimizer": RMSPROP_SGD}, ["A batch of 8,192 is taken by rmsprop_sgd"]),
     ],
 )
 def test_a_large_batch_is_warned_of(tmp_path: Path, changes: dict[str, Any], said: list[str]) -> None:
@@ -164,6 +205,8 @@ def test_the_layer_wise_optimizers_are_there_and_are_not_warned_of(tmp_path: Pat
     for name in names:
         optimizer = recipe.optimizer.model_copy(update={"name": name})
         assert bool(warnings(recipe.model_copy(update={"optimizer": optimizer}))) == (name not in LAYER_WISE)
+    lars = recipe.optimizer.model_copy(update={"name": "lbsgd", "warmup": "lars"})
+    assert not warnings(recipe.model_copy(update={"optimizer": lars}))
 
 
 @pytest.mark.parametrize(
@@ -189,6 +232,23 @@ def test_the_layer_wise_optimizers_are_there_and_are_not_warned_of(tmp_path: Pat
         (
             ("epochs={base: 3, per: 10}", "schedule={name: cosine, warmup_epochs: 4}"),
             "schedule.warmup_epochs 4 is longer than the run of 3 epochs",
+        ),
+        (
+            ("optimizer={name: rmsprop_sgd, lr: 0.1}",),
+            "optimizer.center_epochs + optimizer.period_epochs / 2 is 12.5, and the run ends at epoch 2: set it to at "
+            "most that, or train for longer",
+        ),
+        (
+            ("optimizer={name: lbsgd, lr: 0.1, batch_scale: 2, warmup_epochs: 2.5}",),
+            "optimizer.warmup_epochs is 2.5, and the run ends at epoch 2",
+        ),
+        (
+            ("epochs={base: 3, per: 10}", "optimizer={name: lbsgd, lr: 0.1, batch_scale: 2, warmup_epochs: 4}"),
+            "optimizer.warmup_epochs is 4, and the run ends at epoch 3",
+        ),
+        (
+            ("data.progressive={start: 4, until_epoch: 3}",),
+            "data.progressive.until_epoch is 3, and the run ends at epoch 2: set it to at most that",
         ),
         (("micro_batch=61", "batch_growth={milestones_epochs: [1], factor: 2}"), "micro_batch 61 is larger than batch"),
     ],

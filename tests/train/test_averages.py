@@ -12,10 +12,13 @@ import torch
 from safetensors.torch import load_file
 from tests._support import digits, finished, headway, packed_digits, records, refused, write_recipe
 
+from headway.core.launched import Launched
 from headway.core.recipe import load
 from headway.core.run import Run
 from headway.data.decode import decoder
+from headway.train import memory
 from headway.train.checkpoint import Checkpoints
+from headway.train.elastic import Ranks
 from headway.train.evaluate import evaluate, outputs_of, views
 from headway.train.predict import image_files, pixels
 from headway.train.progress import Silent
@@ -217,6 +220,14 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "empty": (("model.batch_norm={}",), "model.batch_norm: it changes nothing: set ghost, momentum"),
     "one group": (("model.batch_norm.ghost=30",), "model.batch_norm.ghost 30 is no smaller than the batch of 30"),
+    "a ghost that batch norm never sees": (
+        ("model.batch_norm.ghost=11", "micro_batch=10"),
+        "model.batch_norm.ghost 11 is more than micro_batch 10, which is all that batch norm sees at once: set it to",
+    ),
+    "an average that never begins": (
+        ("model.ema={half_life_steps: 4, every_steps: 19}",),
+        "model.ema: the average is updated every 19 steps, and the run has 18. Set every_steps to less, or train for",
+    ),
     "ghost and sync": (
         ("model.batch_norm.ghost=4", "comm.batch_norm=sync"),
         "over fewer samples, comm.batch_norm: sync over more: remove one of them",
@@ -242,6 +253,38 @@ def test_all_switches_together_on_a_residual_network(folder: Path, tmp_path: Pat
     more += ["data.progressive={start: 8, until_epoch: 0.5, step: 4}", "precision=bf16"]
     headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", *more)
     assert headway("evaluate", tmp_path / "run", "--json").json()["samples"] == 60
+
+
+def test_a_ghost_group_may_be_a_whole_micro_batch(folder: Path) -> None:
+    overrides = ("model.batch_norm.ghost=10", "micro_batch=10")
+    assert load(folder / "recipe.yaml", overrides, TrainRecipe).recipe.micro_batch == 10
+
+
+def test_a_ghost_group_that_does_not_fit_into_memory_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_available_bytes", lambda: 1)
+    overrides = ("model.batch_norm.ghost=10", "micro_batch=auto")
+    said = refused("train", folder / "recipe.yaml", "--run", tmp_path / "run", *overrides, status=2)
+    assert (
+        "model.batch_norm.ghost: groups of 10 samples are asked for, and 1 at once are all that fit into memory. "
+        "Set it to at most 1." in said
+    )
+
+
+@pytest.mark.parametrize(("ghost", "ranks", "expected"), [(10, 3, ()), (11, 3, ("Batch norm sees at most 10",))])
+def test_ranks_whose_shares_are_smaller_than_a_ghost_group_are_told(
+    folder: Path, ghost: int, ranks: int, expected: tuple[str, ...]
+) -> None:
+    said: list[str] = []
+    loaded = load(folder / "recipe.yaml", (f"model.batch_norm.ghost={ghost}",), TrainRecipe)
+    seat = Launched(0, ranks, 0, ranks, "127.0.0.1", 1, "torchrun")  # they do not meet
+    set_up(loaded, say=said.append, ranks=Ranks(loaded.recipe.comm, seat, None, print)).inputs.close()
+    found = [text for text in said if "ghost" in text]
+    assert len(found) == len(expected)
+    for text, beginning in zip(found, expected, strict=True):
+        assert text.startswith(beginning)
+        assert text.endswith("ghost 11 divides nothing. Set it to less, or remove it.")
 
 
 @pytest.mark.check

@@ -6,14 +6,19 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests._support import command, finished, headway, packed_digits, records, refused, write_recipe
+from torch import Tensor
+from torch.optim import Optimizer
 
+from headway.optim import LBSGD, RMSpropSGD
 from headway.train import drawing
 from headway.train.preview import Preview, preview
 
@@ -169,6 +174,78 @@ def test_the_momentum_is_that_of_the_optimizer(goyal: Path) -> None:
         shown(goyal, "optimizer={name: adamw, lr: 0.001, betas: [0.8, 0.99]}", "schedule={name: cosine}").momentum
         == 0.8
     )
+
+
+def followed(make: Callable[[Tensor], Optimizer], found: Preview) -> list[float]:
+    """What a weight loses in each step, with a gradient of 1, as the trainer sets the rates."""
+    weight = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+    optimizer, out = make(weight), []
+    for step in range(found.steps):
+        for group in optimizer.param_groups:
+            group["lr"] = found.lr * found.schedule(found.plan.position_of(step))
+        before = weight.item()
+        weight.grad = torch.ones_like(weight)
+        optimizer.step()
+        out.append(before - weight.item())
+    return out
+
+
+@pytest.mark.parametrize("warmup", ["linear", "power2", "sqrt"])
+@pytest.mark.parametrize("scale", [4, 7])
+def test_lbsgd_is_drawn_as_it_steps(goyal: Path, warmup: str, scale: int) -> None:
+    recipe = f"{{name: lbsgd, lr: 0.1, momentum: 0, batch_scale: {scale}, warmup: {warmup}, warmup_epochs: 1.5}}"
+    more = (f"optimizer={recipe}", "schedule={name: cosine}", "batch=100", "epochs=3.7")
+    found = preview(goyal, more, samples=1000)
+    options: dict[str, Any] = {"batch_scale": scale, "warmup": warmup, "warmup_epochs": 1.5, "steps_per_epoch": 10}
+    lost = followed(lambda weight: LBSGD([weight], 1.0, momentum=0, **options), found)
+    assert found.steps == len(lost) == 37
+    full = found.steps // scale * scale
+    for step, way in enumerate(lost):
+        drawn = found.at(step)
+        assert drawn.batch == 100 * scale
+        if (step + 1) % scale:
+            assert way == 0
+        else:
+            assert drawn.lr == found.at(step - scale + 1).lr == pytest.approx(way, rel=1e-9)
+        assert (drawn.lr == 0) == (step >= full)
+    said = {turn.step: turn.what for turn in found.turns()}
+    assert "end of LBSGD's warm-up" in said[14]
+    assert "no full macro-batch: moves nothing" in said[full]
+    assert max(turn.lr for turn in found.turns()) == pytest.approx(max(point.lr for point in found.curve()))
+    assert found.to_json()["curve"]["batch"][0] == 100 * scale
+    assert f"37 steps, {scale} of them a macro-batch" in drawing.text(found, 80)
+
+
+def test_rmsprop_sgd_is_drawn_as_it_steps(goyal: Path, tmp_path: Path) -> None:
+    recipe = "{name: rmsprop_sgd, lr: 0.5, lr_rmsprop: 0.01, momentum: 0, smoothing: 0, center_epochs: 1.2}"
+    more = (f"optimizer={recipe}", "optimizer.period_epochs=1.5", "schedule={name: cosine}", "batch=100", "epochs=4")
+    found = preview(goyal, more, samples=1000)
+    options: dict[str, Any] = {"center_epochs": 1.2, "period_epochs": 1.5, "steps_per_epoch": 10, "eps": 1e-12}
+    lost = followed(
+        lambda weight: RMSpropSGD([weight], 1.0, rmsprop=0.01 / 0.5, momentum=0, smoothing=0, **options), found
+    )
+    for step, way in enumerate(lost):  # a gradient of 1 over its root of 1
+        drawn = found.at(step)
+        assert drawn.lr_rmsprop is not None
+        assert drawn.lr + drawn.lr_rmsprop == pytest.approx(way, rel=1e-9)
+    assert [(turn.step, turn.lr_rmsprop == 0) for turn in found.turns() if "SGD" in turn.what] == [
+        (12, False),
+        (20, True),
+    ]
+    text = drawing.text(found, 80)
+    assert "learning rate of RMSprop" in text
+    assert " + 0 of RMSprop  " in text
+    assert "Learning rate of RMSprop" in drawing.page(found)
+    assert len(found.to_json()["curve"]["lr_rmsprop"]) == len(found.to_json()["curve"]["lr"])
+    plain = preview(goyal, (), samples=50_000)
+    assert "lr_rmsprop" not in plain.to_json()["curve"]
+    assert "RMSprop" not in drawing.page(plain)
+
+
+def test_a_macro_batch_that_is_never_full_is_refused(goyal: Path) -> None:
+    wrong = ("optimizer={name: lbsgd, lr: 1, batch_scale: 64, warmup_epochs: 0}", "schedule={name: cosine}")
+    said = refused("schedule", goyal, *wrong, "epochs=1", "--samples", "131072", status=2)
+    assert "weights move once in 64 steps, and the run has 16, so nothing would be trained" in said
 
 
 def test_a_set_that_is_not_there_needs_its_size(goyal: Path, folder: Path, tmp_path: Path) -> None:

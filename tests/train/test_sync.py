@@ -80,6 +80,26 @@ CASES: dict[str, tuple[str, ...]] = {
     ),
     "the noise of micro-batches": ("observe={noise_scale: true, noise_every_steps: 1}", "micro_batch=5"),
     "the noise of halves": ("observe={noise_scale: true, noise_every_steps: 1}", "model.factory=net.py:dropout"),
+    "muon, all moments of a run": (
+        "model={factory: headway.model:small_net, args: {width: 4}}",
+        "model.freeze_after=[{match: layer1, after_epochs: 0.5}]",
+        "optimizer={name: muon, lr: 0.02, lr_rest: 0.05, normalise: true, lookahead: {every_steps: 3, power: 2}, "
+        "gradient_noise: 0.2}",
+        "data.progressive={start: 4, until_epoch: 0.5, step: 2}",
+        "batch_growth={milestones_epochs: [0.3], factor: 2}",
+        "checkpoint.every_epochs=4",
+    ),
+    "macro-batches with layer rates, lookahead": (
+        "optimizer={name: lbsgd, lr: 0.01, batch_scale: 2, warmup: lars, lookahead: {every_steps: 2}, clip_norm: 1.0}",
+    ),
+    "macro-batches that warm up, noise": (
+        "optimizer={name: lbsgd, lr: 0.01, batch_scale: 3, warmup_epochs: 1, gradient_noise: 0.2}",
+    ),
+    "novograd, its rates observed": ("optimizer={name: novograd, lr: 0.01}", "observe={layer_rates: true}"),
+    "from rmsprop to sgd, frozen later": (
+        "optimizer={name: rmsprop_sgd, lr: 0.01, center_epochs: 0.4, period_epochs: 0.4}",
+        "model={factory: net.py:dropout, freeze_after: [{match: '^0', after_epochs: 0.5}]}",
+    ),
     "synthetic": ("data=synthetic", "model.factory=headway.model:small_net", "model.args={width: 4}"),
 }
 

@@ -174,6 +174,10 @@ REFUSED = {
     ),
     "no pattern": ("model.freeze_after=[{match: '(', after_epochs: 1}]", "'(' is no regular expression"),
     "a large shift": ("evaluate.shift=8", "a shift of 8 is no less than the image's side of 8. Set it to at most 7."),
+    "a macro-batch that is never full": (
+        "optimizer={name: lbsgd, lr: 0.1, batch_scale: 13, warmup_epochs: 1}",
+        "optimizer.batch_scale: weights move once in 13 steps, and the run has 12, so nothing would be trained. Set it",
+    ),
     "a rare look ahead": (
         "optimizer.lookahead={every_steps: 13}", "it looks ahead every 13 steps, and the run has 12. Set every_steps"
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf
-from typing import Any, Literal, final
+from typing import Any, final
 
 import torch
 from torch import Tensor
@@ -12,9 +12,9 @@ from torch import Tensor
 from headway.core.errors import UsageError
 from headway.optim import work as passes
 from headway.optim.layerwise import LayerWise, refuse
+from headway.optim.pace import POWERS, Warmup
 from headway.optim.work import Group, Rule, Work
 
-Warmup = Literal["linear", "power2", "sqrt", "lars"]
 WARMUPS = ("linear", "power2", "sqrt", "lars")
 
 
@@ -26,6 +26,8 @@ class LBSGD(LayerWise):
     f goes from 1 to batch_scale, so that lr is that of one step's batch: with s, the share of `warmup_epochs` that is
     done, f = 1 + (batch_scale - 1) * s (`linear`), * s^2 (`power2`) or * sqrt(s) (`sqrt`). `lars` has no warm-up: f is
     sqrt(|w|^2 / (|g|^2 + weight_decay |w|^2)) of each layer, in [0.01, 100].
+
+    Steps at the end of a run that fill no macro-batch move nothing: their gradients stay in the sum.
 
     Args:
         lr: of one step's batch; a number, or a tensor of one.
@@ -70,6 +72,9 @@ class LBSGD(LayerWise):
         begun = round(group["begin_epoch"] * group["steps_per_epoch"])
         buffered, summed = group["momentum"] > 0, scale > 1
 
+        def ratio(w: Tensor, g: Tensor) -> Tensor:
+            return (w.square() / (g.square() + decay * w.square() + 1e-18)).sqrt().clamp(0.01, 100)
+
         def apply(work: Work) -> None:
             steps = work.count() + begun
             grads, moves = work.grads, torch.ones_like(steps)
@@ -81,11 +86,10 @@ class LBSGD(LayerWise):
             if work.live is not None:
                 moves = moves * work.live
             if warmup == "lars":
-                w, g = passes.norms(work.weights).square(), passes.norms(grads).square()
-                factor = (w / (g + decay * w + 1e-18)).sqrt().clamp(0.01, 100)
+                factor = ratio(passes.norms(work.weights), passes.norms(grads))
             else:
                 share = (steps / rising).clamp(max=1) if rising > 0 else torch.ones_like(steps)
-                factor = 1 + (scale - 1) * share ** {"linear": 1.0, "power2": 2.0, "sqrt": 0.5}[warmup]
+                factor = 1 + (scale - 1) * share ** POWERS[warmup]
             rate = work.vector(factor * group["lr"] * moves)
             addends = passes.times(grads, rate)
             if decay:
@@ -104,6 +108,7 @@ class LBSGD(LayerWise):
             first="momentum_buffer" if buffered else None,
             second="grad_sum" if summed else None,
             counted=True,
+            trust=ratio if warmup == "lars" else None,
             number=6,
             options=(group["momentum"], decay, scale, WARMUPS.index(warmup), rising, begun),
         )

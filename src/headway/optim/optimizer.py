@@ -9,8 +9,10 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from headway.core.epochs import Epochs
 from headway.core.recipe import Part
+from headway.optim import pace
 from headway.optim.groups import GroupRecipe
 from headway.optim.options import refuse_unused, without_unused
+from headway.optim.pace import Pace
 from headway.optim.rate import Scalable
 
 USERS = {
@@ -44,6 +46,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "novograd": {"betas": (0.95, 0.98), "no_decay": True},
 }
 """Where an optimizer's differ from the fields' own."""
+
+LAYER_WISE = ("lars", "lamb", "novograd", "muon")
+"""Optimizers whose steps are scaled for each layer apart; `lbsgd` does so with `warmup: lars` alone."""
+EPOCHS = ("center_epochs", "period_epochs", "warmup_epochs")
+"""Fields that are moments of the run or stretches of it."""
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 
@@ -102,7 +109,8 @@ class OptimizerRecipe(Part):
     period_epochs: Epochs = 5.0
     """Of `rmsprop_sgd`: how long the transition takes; it ends half a period after its centre."""
     batch_scale: int = Field(default=1, ge=1)
-    """Of `lbsgd`: so many steps make a macro-batch, after which weights move once, at up to batch_scale * lr."""
+    """Of `lbsgd`: so many steps make a macro-batch, after which weights move once, at up to batch_scale * lr. Steps at
+    the end of the run that fill no macro-batch move nothing."""
     warmup: Literal["linear", "power2", "sqrt", "lars"] = "linear"
     """Of `lbsgd`: how the rate rises from lr to batch_scale * lr; `lars`: a rate for each layer instead."""
     warmup_epochs: float = Field(default=5.0, ge=0, allow_inf_nan=False)
@@ -137,9 +145,49 @@ class OptimizerRecipe(Part):
         refuse_unused(self, self.name, USERS)
         if self.name == "nag" and self.momentum == 0:
             raise ValueError("'nag' needs a momentum above 0. Set momentum: 0.9, or name: sgd")
+        if self.nesterov and self.momentum == 0:
+            fix = f"Set momentum: {DEFAULTS[self.name].get('momentum', 0.9):g}, or nesterov: false"
+            raise ValueError(f"{self.name!r} with nesterov needs a momentum above 0. {fix}")
         if self.eps == 0 and self.name in USERS["eps"] and self.name not in ("lars", "novograd"):
             raise ValueError(f"{self.name!r} divides by zero with eps: 0. Set eps: 1e-8")
         return self
+
+    @property
+    def layer_wise(self) -> bool:
+        """Whether each layer has a rate of its own."""
+        return self.name in LAYER_WISE or (self.name == "lbsgd" and self.warmup == "lars")
+
+    @property
+    def moves(self) -> bool:
+        """Whether the optimizer moves the learning rate by itself, whatever the schedule does."""
+        return self.name == "rmsprop_sgd" or (self.name == "lbsgd" and self.batch_scale > 1 and self.warmup != "lars")
+
+    @property
+    def epochs(self) -> dict[str, float]:
+        """Moments of the run, and stretches of it, that the optimizer counts by itself, by their fields."""
+        return {field: getattr(self, field) for field in EPOCHS if self.name in USERS[field]}
+
+    @property
+    def settled_epochs(self) -> tuple[float, str]:
+        """(when the learning rate no longer moves by itself, the fields that say so); 0: it never does."""
+        if not self.moves:
+            return 0.0, ""
+        if self.name == "lbsgd":
+            return self.warmup_epochs, "optimizer.warmup_epochs"
+        return self.center_epochs + self.period_epochs / 2, "optimizer.center_epochs + optimizer.period_epochs / 2"
+
+    def pace(self, steps_per_epoch: float) -> Pace:
+        """What the optimizer makes of learning rate and batch by itself.
+
+        Args:
+            steps_per_epoch: samples / batch.
+        """
+        if self.name == "lbsgd":
+            return pace.lbsgd(self.batch_scale, self.warmup, self.warmup_epochs * steps_per_epoch)
+        if self.name == "rmsprop_sgd":
+            center, period = self.center_epochs * steps_per_epoch, self.period_epochs * steps_per_epoch
+            return pace.rmsprop_sgd(self.lr_rmsprop, center, period)
+        return Pace()
 
     @model_serializer(mode="wrap")
     def _used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:

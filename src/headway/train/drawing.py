@@ -36,8 +36,11 @@ def text(found: Preview, width: int, *, blocks: bool = True) -> str:
     lines = [_headline(found), ""]
     lines += ["learning rate", *_plot([point.lr for point in points], highest, shades)]
     lines += [*_axis(found.epochs, columns), ""]
+    if rmsprop := [point.lr_rmsprop for point in points if point.lr_rmsprop is not None]:
+        lines += ["learning rate of RMSprop", *_plot(rmsprop, max(rmsprop), shades)]
+        lines += [*_axis(found.epochs, columns), ""]
     if found.plan.grows:
-        lines += ["batch", *_plot([point.batch for point in points], found.plan.largest, shades)]
+        lines += ["batch", *_plot([point.batch for point in points], found.largest, shades)]
         lines += [*_axis(found.epochs, columns), ""]
     rows = [_cells(turn) for turn in turns]
     if len(rows) > MOST_ROWS:
@@ -53,12 +56,14 @@ def text(found: Preview, width: int, *, blocks: bool = True) -> str:
 
 def _headline(found: Preview) -> str:
     steps = f"{found.steps:,} step{'s'[: found.steps > 1]}"
-    return f"{found.loaded.recipe.name}: {steps}, {found.epochs:.4g} epochs of {found.samples:,} samples"
+    macro = f", {found.pace.steps} of them a macro-batch" if found.pace.steps > 1 else ""
+    return f"{found.loaded.recipe.name}: {steps}{macro}, {found.epochs:.4g} epochs of {found.samples:,} samples"
 
 
 def _cells(point: Point) -> tuple[str, ...]:
     momentum = "none" if point.momentum is None else f"{point.momentum:g}"
-    return (f"{point.step:,}", f"{point.epoch:.2f}", f"{point.lr:.5g}", momentum, f"{point.batch:,}", point.what)
+    rate = f"{point.lr:.5g}" + ("" if point.lr_rmsprop is None else f" + {point.lr_rmsprop:.3g} of RMSprop")
+    return (f"{point.step:,}", f"{point.epoch:.2f}", rate, momentum, f"{point.batch:,}", point.what)
 
 
 def _at_column(found: Preview, column: int, columns: int) -> Point:
@@ -69,7 +74,7 @@ def _at_column(found: Preview, column: int, columns: int) -> Point:
 def _plot(values: Sequence[float], top: float, shades: str) -> list[str]:
     """Columns that stand on zero; `top` is HEIGHT lines high."""
     levels = len(shades) - 1
-    heights = [round(value / top * HEIGHT * levels) for value in values]
+    heights = [round(value / top * HEIGHT * levels) if top else 0 for value in values]
     lines = []
     for line in reversed(range(HEIGHT)):
         label = f"{top:.4g}" if line == HEIGHT - 1 else "0" if line == 0 else ""
@@ -104,7 +109,7 @@ def _panels(found: Preview) -> list[Panel]:
     recipe, points, turns = found.loaded.recipe, found.curve(), found.turns()
     epochs = [point.epoch for point in points]
     highest = max(turns, key=lambda turn: turn.lr)
-    largest = found.plan.largest
+    largest = found.largest
     cards = [
         ("steps", f"{found.steps:,}", f"{found.epochs:.4g} epochs of {found.samples:,} samples"),
         ("highest learning rate", f"{highest.lr:.5g}", f"at epoch {highest.epoch:.4g}"),
@@ -116,6 +121,7 @@ def _panels(found: Preview) -> list[Panel]:
     curves: tuple[tuple[str, str, str, list[float | None], tuple[float, float] | None], ...] = (
         ("lr", "Learning rate", "learning rate", rates, None),
         ("lr-log", "Learning rate, by its powers of ten", "learning rate", rates, None),
+        ("lr-rmsprop", "Learning rate of RMSprop", "learning rate", [point.lr_rmsprop for point in points], None),
         ("momentum", "Momentum", "momentum", [point.momentum for point in points], (0.0, 1.0)),
         ("batch", "Batch", "samples of a step", [point.batch for point in points], (0.0, 1.05 * largest)),
     )

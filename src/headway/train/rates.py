@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from headway.core.errors import RecipeError
 from headway.core.recipe import Loaded
 from headway.data.batch_plan import BatchPlan
 from headway.optim.rate import ScaledRecipe, number
@@ -13,8 +14,6 @@ LARGE = 1024
 """Batch above which a learning rate that never moves is warned of."""
 VERY_LARGE = 4096
 """Batch above which an optimizer that takes all layers alike is warned of."""
-LAYER_WISE = ("lars", "lamb", "novograd", "lbsgd", "muon")
-"""Optimizers whose steps are scaled for each layer apart."""
 
 
 def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
@@ -40,6 +39,7 @@ def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
             "schedule.every_epochs": schedule.every_epochs,
             "schedule.milestones_epochs": schedule.milestones_epochs,
             "batch_growth.milestones_epochs": growth.milestones_epochs if growth is not None else (),
+            **{f"optimizer.{field}": value for field, value in recipe.optimizer.epochs.items()},
         }
         for place, part in enumerate(recipe.model.freeze_after):
             given[f"model.freeze_after.{place}.after_epochs"] = part.after_epochs
@@ -59,17 +59,37 @@ def length(recipe: TrainRecipe, samples: int) -> tuple[BatchPlan, int]:
     return plan, plan.nearest(number(recipe.epochs, "epochs") * samples)
 
 
+def check_length(recipe: TrainRecipe, steps: int) -> None:
+    """Raises RecipeError for what would never be done in so few steps."""
+    lookahead, ema, scale = recipe.optimizer.lookahead, recipe.model.ema, recipe.optimizer.batch_scale
+    if lookahead is not None and steps < lookahead.every_steps:
+        what = f"it looks ahead every {lookahead.every_steps} steps, and the run has {steps}"
+        raise RecipeError(what, where="optimizer.lookahead", fix="Set every_steps to less, or train for longer.")
+    if ema is not None and steps < ema.every_steps:
+        what = f"the average is updated every {ema.every_steps} steps, and the run has {steps}"
+        raise RecipeError(what, where="model.ema", fix="Set every_steps to less, or train for longer.")
+    if steps < scale:
+        what = f"weights move once in {scale} steps, and the run has {steps}, so nothing would be trained"
+        raise RecipeError(what, where="optimizer.batch_scale", fix="Set it to less, or train for longer.")
+
+
 def warnings(recipe: TrainRecipe) -> list[str]:
-    """What is known to go wrong with a batch of this size, in sentences with what mends it."""
+    """What is known to go wrong with a batch of this size, in sentences with what mends it. A batch is what the weights
+    move by once, of `lbsgd` a macro-batch."""
     out = []
-    if recipe.batch > LARGE and not recipe.schedule.moves and recipe.batch_growth is None:
+    optimizer, scale = recipe.optimizer, recipe.optimizer.batch_scale
+    steps = f" ({scale} steps of {{:,}})" if scale > 1 else ""
+    batch, largest = recipe.batch * scale, recipe.largest_batch * scale
+    if batch > LARGE and not recipe.schedule.moves and not optimizer.moves and recipe.batch_growth is None:
         out.append(
-            f"A batch of {recipe.batch:,} trains at one learning rate throughout: above {LARGE:,} that often diverges "
-            "early or ends at a lower accuracy. Set for example schedule: {name: cosine, warmup_epochs: 5}."
+            f"A batch of {batch:,}{steps.format(recipe.batch)} trains at one learning rate throughout: above {LARGE:,} "
+            "that often diverges early or ends at a lower accuracy. Set for example schedule: {name: cosine, "
+            "warmup_epochs: 5}."
         )
-    if recipe.largest_batch > VERY_LARGE and recipe.optimizer.name not in LAYER_WISE:
+    if largest > VERY_LARGE and not optimizer.layer_wise:
+        fix = "optimizer.warmup to lars, or optimizer.name" if optimizer.name == "lbsgd" else "optimizer.name"
         out.append(
-            f"A batch of {recipe.largest_batch:,} is taken by {recipe.optimizer.name}, which treats all layers alike: "
-            f"above {VERY_LARGE:,} that often loses accuracy. Set optimizer.name to lars or lamb."
+            f"A batch of {largest:,}{steps.format(recipe.largest_batch)} is taken by {optimizer.name}, which treats "
+            f"all layers alike: above {VERY_LARGE:,} that often loses accuracy. Set {fix} to lars or lamb."
         )
     return out

@@ -169,6 +169,15 @@ class TrainRecipe(Part):
             if late:
                 what = f"{key} has {late[0]:g}, and the run ends at epoch {epochs:g}"
                 raise ValueError(f"{what}: remove it, or train for longer")
+        settled, fields = self.optimizer.settled_epochs
+        progressive = self.data.progressive
+        for key, end in {
+            fields: settled,
+            "data.progressive.until_epoch": 0 if progressive is None else progressive.until_epoch,
+        }.items():
+            if end > epochs * (1 + 1e-9):  # of a sum, each part of which may have been scaled
+                what = f"{key} is {end:g}, and the run ends at epoch {epochs:g}"
+                raise ValueError(f"{what}: set it to at most that, or train for longer")
         if schedule.warmup_start == "base" and not isinstance(self.optimizer.lr, ScaledRecipe):
             fix = "write for example optimizer.lr: {base: 0.1, per: 256}, or give schedule.warmup_start a number"
             raise ValueError(f"schedule.warmup_start: base is that of a learning rate that follows the batch: {fix}")
@@ -212,6 +221,9 @@ class TrainRecipe(Part):
         if norm.ghost is not None and norm.ghost >= self.largest_batch:
             what = f"model.batch_norm.ghost {norm.ghost} is no smaller than the batch of {self.largest_batch}"
             raise ValueError(f"{what}, so there would be one group: set it to less, or remove it")
+        if norm.ghost is not None and isinstance(self.micro_batch, int) and norm.ghost > self.micro_batch:
+            what = f"model.batch_norm.ghost {norm.ghost} is more than micro_batch {self.micro_batch}, which is all that"
+            raise ValueError(f"{what} batch norm sees at once: set it to at most that, or remove it")
         if norm.recompute_batches is not None and self.data.eval is None:
             what = "model.batch_norm.recompute_batches is done before evaluations, and there is no evaluation set"
             raise ValueError(f"{what}: set data.eval, or remove it")

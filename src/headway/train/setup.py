@@ -39,7 +39,7 @@ from headway.train.inputs import Inputs, Rehearsal, Say, open_inputs
 from headway.train.log import BESIDES_METRICS
 from headway.train.memory import largest_micro_batch
 from headway.train.precision import TYPES, Precision, fastest, here
-from headway.train.rates import length, resolve_rates, warnings
+from headway.train.rates import check_length, length, resolve_rates, warnings
 from headway.train.recipe import NO_GRAPHS, TrainRecipe
 from headway.train.trial import attempt
 
@@ -282,12 +282,13 @@ def _built(
         if recipe.micro_batch == "auto" and rehearsal is None:
             tried = attempt(model, images, precision.autocast if ranks is None else precision.widest)
             micro, reason = largest_micro_batch(recipe.largest_batch, device, tried)
+            _check_ghost(recipe, micro)
             loaded = loaded.resolve("micro_batch", micro, reason)
 
     plan, steps = length(recipe, samples)
-    if recipe.optimizer.lookahead is not None and steps < recipe.optimizer.lookahead.every_steps:
-        what = f"it looks ahead every {recipe.optimizer.lookahead.every_steps} steps, and the run has {steps}"
-        raise RecipeError(what, where="optimizer.lookahead", fix="Set every_steps to less, or train for longer.")
+    check_length(recipe, steps)
+    if fresh and ranks is not None:
+        _say_ghost(loaded.recipe, ranks.launched_size, say)
     return Setup(
         loaded=loaded,
         device=device,
@@ -445,6 +446,22 @@ def _check_metrics(names: list[str], task: tasks.Task) -> None:
     if task.primary not in names:
         raise RecipeError(
             f"its primary metric {task.primary!r} is not reported", where="task", fix=nearest(task.primary, names)
+        )
+
+
+def _check_ghost(recipe: TrainRecipe, micro: int) -> None:
+    norm = recipe.model.batch_norm
+    if norm is not None and norm.ghost is not None and norm.ghost > micro:
+        what = f"groups of {norm.ghost} samples are asked for, and {micro} at once are all that fit into memory"
+        raise RecipeError(what, where="model.batch_norm.ghost", fix=f"Set it to at most {micro}.")
+
+
+def _say_ghost(recipe: TrainRecipe, ranks: int, say: Say) -> None:
+    norm, share = recipe.model.batch_norm, -(-recipe.largest_batch // ranks)
+    if norm is not None and norm.ghost is not None and norm.ghost > share:
+        say(
+            f"Batch norm sees at most {share} samples at once on each of {ranks} processes, so that "
+            f"model.batch_norm.ghost {norm.ghost} divides nothing. Set it to less, or remove it."
         )
 
 
