@@ -77,7 +77,7 @@ def rule(group: Group, *, trust: bool, inside: bool, clip: bool) -> Rule:
         return trust and parameter.ndim > 1
 
     def ratio(w: Tensor, g: Tensor) -> Tensor:
-        found = eta * w / (g + group["weight_decay"] * w + eps)
+        found: Tensor = eta * w / (g + group["weight_decay"] * w + eps)
         return (found / group["lr"]).clamp(max=1) if clip else found
 
     def apply(work: Work) -> None:

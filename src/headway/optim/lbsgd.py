@@ -73,7 +73,8 @@ class LBSGD(LayerWise):
         buffered, summed = group["momentum"] > 0, scale > 1
 
         def ratio(w: Tensor, g: Tensor) -> Tensor:
-            return (w.square() / (g.square() + decay * w.square() + 1e-18)).sqrt().clamp(0.01, 100)
+            found: Tensor = (w.square() / (g.square() + decay * w.square() + 1e-18)).sqrt().clamp(0.01, 100)
+            return found
 
         def apply(work: Work) -> None:
             steps = work.count() + begun

@@ -54,7 +54,8 @@ class NovoGrad(LayerWise):
 
         def ratio(w: Tensor, root: Tensor) -> Tensor:
             below = root + eps
-            return (1 / below).masked_fill(below == 0, 0.0)
+            found: Tensor = (1 / below).masked_fill(below == 0, 0.0)
+            return found
 
         def apply(work: Work) -> None:
             steps, before = work.count(), work.state("norm_sq")
