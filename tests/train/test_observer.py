@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from headway.core.rows import Table
 from headway.core.run import Run
 from headway.observe.activations import PERCENTILES
 from headway.page.panel import Panel
+from headway.train import observed
 from headway.train.observed import sentence
 from headway.train.prepare import prepared
 from headway.train.progress import Silent
@@ -284,7 +284,7 @@ def test_the_report_shows_it_also_beside_another_run(folder: Path, tmp_path: Pat
     band = found["noise-scale"].data["bands"][0]
     line = found["noise-scale"].data["series"][0]["y"]
     assert all(a <= y <= b for a, y, b in zip(band["low"], line, band["high"], strict=True) if y is not None)
-    assert "twice the batch would cost" in found["noise-scale"].note or "lost in its noise" in found["noise-scale"].note
+    assert "critical batch" in found["noise-scale"].note
     headway("report", small)
     assert not [name for name in panels(small) if name.startswith("compared")]
     plain = tmp_path / "plain"
@@ -320,4 +320,36 @@ def test_the_noise_scale_is_put_into_a_sentence() -> None:
     assert "[1,700, no upper end]" in sentence(record | {"noise_scale_high": None})
     lost = sentence(record | {"noise_scale": None, "noise_scale_high": None})
     assert "lost in its noise, so the critical batch is larger than can be told, at least 1,700" in lost
-    assert json.dumps(record)
+
+
+@pytest.mark.parametrize("scale", [None, 2100.0])
+@pytest.mark.parametrize(("low", "said"), [(0.0, "[0, no upper end]"), (None, "[0, no"), (512.0, "[510, no upper")])
+def test_an_interval_that_may_be_anything_says_nothing_of_the_batch(
+    scale: float | None, low: float | None, said: str
+) -> None:
+    """Neither that a larger one costs nothing, nor what twice the batch would cost."""
+    found = sentence({"batch": 512, "noise_scale": scale, "noise_scale_low": low, "noise_scale_high": None})
+    assert "the measurements so far do not tell the critical batch" in found
+    assert said in found
+    assert "costs hardly any" not in found
+    assert "twice the batch" not in found
+
+
+def test_an_interval_without_an_end_is_drawn_up_to_the_edge(folder: Path) -> None:
+    ends: list[tuple[float | None, ...]] = [
+        (None, 0, None),
+        (90.0, 20.0, 700.0),
+        (80.0, 30.0, 1e6),
+        (100.0, 50.0, None),
+    ]
+    train = [
+        {"epoch": epoch, "batch": 30, "noise_scale": scale, "noise_scale_low": low, "noise_scale_high": high}
+        for epoch, (scale, low, high) in enumerate(ends)
+    ]
+    (found,) = observed._noise(train)
+    (band,), (least, top) = found.data["bands"], found.data["y_range"]
+    assert [high >= top for high in band["high"]] == [True, False, True, True]
+    assert all(low >= least for low in band["low"])
+    assert "Where the band goes up to the edge, the interval has no upper end, or one above 1,000." in found.note
+    (closed,) = observed._noise(train[1:2])
+    assert "edge" not in closed.note

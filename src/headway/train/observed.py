@@ -193,10 +193,13 @@ def _noise(train: Sequence[dict[str, Any]]) -> list[Panel]:
     epochs, batches = [r["epoch"] for r in found], [r["batch"] for r in found]
     scale = [r["noise_scale"] for r in found]
     low, high = ([r[f"noise_scale_{end}"] for r in found] for end in ("low", "high"))
-    # An interval without an upper end is drawn up to ten times the largest number there is.
+    # What has no upper end is filled up to the edge of the picture, and the note says what that means.
     top = 10 * max(*known, *batches)
     least = max(1.0, min(*known, *batches) / 10)
     bounds = [(max(a or least, least), top if b is None else b) for a, b in zip(low, high, strict=True)]
+    note = sentence(found[-1])
+    if any(end >= top for _, end in bounds):
+        note += f" Where the band goes up to the edge, the interval has no upper end, or one above {_samples(top)}."
     return [
         panel.lines(
             "noise-scale",
@@ -205,11 +208,12 @@ def _noise(train: Sequence[dict[str, Any]]) -> list[Panel]:
             bands=[(0, [a for a, _ in bounds], [b for _, b in bounds])],
             x_label="epoch",
             y_label="samples",
+            y_range=(least, top),
             log_y=True,
             section=SECTION,
             order=270,
             width="full",
-            note=sentence(found[-1]),
+            note=note,
         )
     ]
 
@@ -217,12 +221,18 @@ def _noise(train: Sequence[dict[str, Any]]) -> list[Panel]:
 def sentence(record: dict[str, Any]) -> str:
     """What a record's noise scale means for its batch."""
     batch, scale, low, high = (record[key] for key in ("batch", "noise_scale", "noise_scale_low", "noise_scale_high"))
+    low = low or 0.0
+    ends = f"[{_samples(low)}, {'no upper end' if high is None else _samples(high)}]"
+    if high is None and low <= batch:
+        return (
+            f"At the end: batch {batch:,}; the measurements so far do not tell the critical batch: its 95 % interval "
+            f"is {ends}. More of them do: set observe.noise_every_steps to less, or train for longer."
+        )
     if scale is None:
         return (
-            f"Batch {batch:,}; the gradient is lost in its noise, so the critical batch is larger than can be told"
-            f"{f', at least {_samples(low)}' if low else ''}: a larger batch costs hardly any more samples."
+            f"At the end: batch {batch:,}; the gradient is lost in its noise, so the critical batch is larger than can "
+            f"be told, at least {_samples(low)}: a larger batch costs hardly any more samples."
         )
-    ends = f"[{_samples(low or 0)}, {_samples(high)}]" if high is not None else f"[{_samples(low or 0)}, no upper end]"
     more = more_samples(batch, scale) - 1
     cost, fewer = round(100 * more), round(100 * (1 - (1 + more) / 2))
     return (
