@@ -57,7 +57,7 @@ def test_noise_spikes_and_warm_up_are_no_divergence(losses: Losses, every: int) 
 def test_a_loss_that_grows_is_told_within_four_logging_steps(
     losses: Losses, every: int, start: int, speed: float, jumps: float
 ) -> None:
-    """Counted from when it is eight times that of the untrained network; where they are short, within 60 steps."""
+    """Counted from when it is eight times that of the first step; where they are short, within 60 steps."""
     make = np.random.default_rng(start)
     steps = np.arange(LENGTH - start)
     blown = np.minimum(np.exp(speed * steps + jumps * make.standard_normal(len(steps))), 1e30)
@@ -69,6 +69,35 @@ def test_a_loss_that_grows_is_told_within_four_logging_steps(
     else:
         assert start <= found[0] <= high + 4 * every + 60
         assert "The run diverges: at step" in found[1] or "has lost what it had learned" in found[1]
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from([1, 3, 10, 50]), st.floats(7, 1000), st.floats(0, 0.3), st.integers(0, 2**32))
+def test_a_run_that_is_lost_in_its_first_steps_is_told(every: int, high: float, jumps: float, seed: int) -> None:
+    """From step 2 on, and at seven times the first loss or more; it need not go on growing."""
+    losses = math.log(3) * high * np.exp(jumps * np.random.default_rng(seed).standard_normal(160))
+    losses[1:4] = [369.0, 540.0, 208.0]
+    losses[0] = 1.0986
+    found = told(losses, every, DivergenceWatch(batch=64))
+    assert found is not None
+    assert found[0] <= 60 + 2 * every
+    assert found[1].startswith("The run diverges: at step ")
+    assert found[1].endswith(" steps, and at step 1, before any update, it was 1.099.")
+
+
+def test_a_run_that_is_seen_later_than_its_first_step_says_so() -> None:
+    watch, losses = DivergenceWatch(batch=64), np.exp(np.arange(200) / 5)
+    said = [watch.look(step, losses[step - 10 : step]) for step in range(40, 201, 10)]
+    assert any(one is not None and one.endswith(", and at step 31 it was 403.4.") for one in said)
+
+
+def test_a_first_batch_that_is_easy_by_chance_is_no_measure_of_a_small_batch() -> None:
+    """One sample's loss says little of the network's: that of a large batch does."""
+    make = np.random.default_rng(5)
+    losses = 2.3 * np.exp(0.02 * make.standard_normal(300))
+    losses[0] = 0.7
+    assert told(losses, 10, DivergenceWatch(batch=2)) is None
+    assert told(losses, 10, DivergenceWatch(batch=4096)) is not None
 
 
 @settings(max_examples=30, deadline=None)
@@ -108,7 +137,7 @@ def norms(moved: tuple[float, ...], weights: tuple[float, ...] = (5.0, 5.0, 5.0)
 
 def watched() -> DivergenceWatch:
     """Behind six looks at a healthy run, whose steps grow with the learning rate of a warm-up."""
-    watch = DivergenceWatch(NAMES, (25, 25, 25))
+    watch = DivergenceWatch(NAMES, (25, 25, 25), (5.0, 5.0, 5.0))
     for number in range(1, 7):
         lr = 0.01 * 4**number
         said = watch.look(
@@ -140,7 +169,7 @@ def test_layers_that_break_at_once_are_not_told_apart() -> None:
 def test_weights_and_gradients_that_grow_without_learning_are_told() -> None:
     watch = watched()
     found = watch.look(70, np.full(10, 2.5), norms((1e-3, 2e-3, 5e-3), (5.0, 5.0, 500.0)))
-    assert found == "The run diverges: the weights of last have grown 100 times by step 70."
+    assert found == "The run diverges: at step 70 the weights of last are 100 times as large as at the start."
     learning = watched()
     assert learning.look(70, np.full(10, 0.5), norms((1e-3, 2e-3, 5e-3), (5.0, 5.0, 500.0))) is None
     steep = watched()
@@ -151,9 +180,16 @@ def test_weights_and_gradients_that_grow_without_learning_are_told() -> None:
 
 
 def test_a_layer_that_begins_at_zero_may_grow() -> None:
-    watch = DivergenceWatch(("zero",), (4,))
+    watch = DivergenceWatch(("zero",), (4,), (0.0,))
     for step, weight in enumerate((0.0, 1e-3, 0.1, 1.0), 1):
         assert watch.look(10 * step, np.full(10, 2.5), norms((1.0,), (weight,))) is None
+
+
+def test_weights_that_blew_up_before_the_first_logging_step_are_told() -> None:
+    watch = DivergenceWatch(NAMES, (25, 25, 25), (5.0, 5.0, 5.0))
+    found = watch.look(50, np.array([1.1, *[9.0] * 49]), norms((1e-3, 2e-3, 5e-3), (5.0, 2e4, 2e4)))
+    assert found is not None
+    assert "at step 50 the weights of middle are 4,000 times as large as at the start" in found
 
 
 def test_fp16_that_overflows_is_told() -> None:

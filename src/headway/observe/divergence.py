@@ -15,9 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 FIRST = 10
-"""Steps whose median is the loss of the untrained network,"""
-AT_ONCE = 3
-"""or four times the lowest of these, if that is less: a run may diverge from its second step on."""
+"""Steps whose median is taken for the loss at the start, where it is above the first step's own,"""
+SPREAD = 3.0
+"""but by no more than so many standard deviations of the mean over its batch, of samples whose own is as large as their
+loss. A run may diverge from its second step on, and only the first loss is that of the network as it began."""
 STEPS = 20
 """Steps at least whose median is compared with it: a spike of nine steps does not move it."""
 LOOKS = 2
@@ -25,23 +26,23 @@ LOOKS = 2
 LOOKS_LOST = 3
 """and that what was learned is lost: a restart of the schedule climbs, too, and comes back."""
 RISE = 1.0
-"""Of the untrained loss: the median above it by so much is diverging."""
+"""Of the loss at the start: the median above it by so much is diverging."""
 NOISE = 3.0
 """And by so many standard deviations of a single step's loss, where these are larger,"""
 MOST = 3.0
-"""but by no more than so many untrained losses: one that diverges jumps about."""
+"""but by no more than so many such losses: one that diverges jumps about."""
 LEARNED = 0.3
-"""Share of the untrained loss that a run has to have learned before it can lose it again."""
+"""Share of the loss at the start that a run has to have learned before it can lose it again."""
 LOST = 0.9
 """Share of what was learned that is lost."""
 LONG = 40
 """Steps at least for which it is lost."""
 GROWN = 30.0
-"""A layer whose weights have so many times their first norm, while the loss is no lower than untrained."""
+"""A layer whose weights have so many times their first norm, while the loss is no lower than at the start."""
 LEAST = 1.0
 """Root mean square of such weights: a layer that began near zero grows by more."""
 GRADIENT = 1000.0
-"""A gradient of so many times its median, while the loss is above the untrained one."""
+"""A gradient of so many times its median, while the loss is above that at the start."""
 JUMP = 10.0
 """A layer's |dw| / (lr |w|) of so many times its median before is a jump."""
 HISTORY = 16
@@ -55,17 +56,26 @@ class DivergenceWatch:
     Args:
         layers: names, for the sentence.
         sizes: numbers of each layer's weights.
+        weights: |w| of each layer at the start.
+        batch: samples of the first step: how far its loss can be from the network's.
     """
 
-    def __init__(self, layers: Sequence[str] = (), sizes: Sequence[int] = ()) -> None:
-        self._layers, self._sizes = list(layers), list(sizes)
+    def __init__(
+        self,
+        layers: Sequence[str] = (),
+        sizes: Sequence[int] = (),
+        weights: Sequence[float] = (),
+        batch: int = 1,
+    ) -> None:
+        self._layers, self._sizes, self._batch = list(layers), list(sizes), batch
         self._first: list[float] = []
+        self._first_step = 1
         self._recent: list[float] = []
         self._best: float | None = None  # lowest median of STEPS steps or more
         self._best_step = 0
         self._moves: list[float] = []
         self._bad = self._lost = self._since = self._steep = 0
-        self._weights_first: list[float] = []
+        self._weights_first = list(weights)
         self._gradients: list[float] = []
         self._looks: list[tuple[int, float, list[float]]] = []
         self._told = False
@@ -90,8 +100,6 @@ class DivergenceWatch:
         if layers is not None and len(layers):
             moved = _over(layers[:, 2], layers[:, 0])
             self._looks = [*self._looks, (step, lr, moved.astype(np.float32).tolist())][-HISTORY:]
-            if not self._weights_first:
-                self._weights_first = layers[:, 0].astype(float).tolist()
         what = self._judge(step, losses, layers, gradient, loss_scale)
         if what is None or self._told:
             return None
@@ -133,7 +141,7 @@ class DivergenceWatch:
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint, as JSON."""
-        return {key: value for key, value in vars(self).items() if key not in ("_layers", "_sizes")}
+        return {key: value for key, value in vars(self).items() if key not in ("_layers", "_sizes", "_batch")}
 
     def take(self, state: dict[str, Any]) -> None:
         """Goes on from such a state."""
@@ -152,29 +160,30 @@ class DivergenceWatch:
             return f"The run diverges: the loss is not finite at step {first:,}."
         if loss_scale is not None and loss_scale < 1:
             return f"The run diverges: gradients overflow fp16 at step {step:,} with a loss scale of {loss_scale:g}."
+        if not self._first:
+            self._first_step = step - len(losses) + 1
         self._first = [*self._first, *losses.tolist()][:FIRST]
-        untrained = median(self._first)
-        if (lowest := min(self._first[:AT_ONCE])) > 0:
-            untrained = min(untrained, 4 * lowest)
+        begun = self._first[0]
+        start = max(begun, min(median(self._first), begun + abs(begun) * SPREAD / math.sqrt(self._batch)))
         moves = np.abs(np.diff(np.concatenate([self._recent[-1:], losses])))
         self._moves = [*self._moves, *moves.tolist()][-4 * STEPS :]
         self._recent = [*self._recent, *losses.tolist()][-max(STEPS, len(losses)) :]
         now = median(losses.tolist())
-        grown = self._blown_up(step, now, untrained, layers, gradient)
+        level = median(self._recent)
+        grown = self._blown_up(step, now, level, start, layers, gradient)
         if len(self._recent) < STEPS:
             return grown
-        level = median(self._recent)
         # The median of |x - y| of two normal numbers is 0.954 standard deviations of one.
         noise = median(self._moves) / 0.954 if self._moves else 0.0
-        rise = max(RISE * abs(untrained), min(NOISE * noise, MOST * abs(untrained)))
+        rise = max(RISE * abs(start), min(NOISE * noise, MOST * abs(start)))
         best = level if self._best is None else self._best
-        learned = untrained - best
-        if min(level, now) > untrained + rise:
+        learned = start - best
+        if min(level, now) > start + rise:
             self._bad += 1
         else:
             self._bad = 0
-        was_learned = learned >= LEARNED * abs(untrained) and learned > NOISE * noise
-        if was_learned and min(level, now) > untrained - (1 - LOST) * learned:
+        was_learned = learned >= LEARNED * abs(start) and learned > NOISE * noise
+        if was_learned and min(level, now) > start - (1 - LOST) * learned:
             self._lost += 1
             self._since = self._since or step - len(losses)
         else:
@@ -184,21 +193,26 @@ class DivergenceWatch:
         if self._bad >= LOOKS:
             return (
                 f"The run diverges: at step {step:,} the loss is {level:.4g} in the median of {len(self._recent)} "
-                f"steps, and that of the untrained network was {untrained:.4g}."
+                f"steps, and {self._at_first()}."
             )
         if self._lost >= LOOKS_LOST and step - self._since >= LONG:
             return (
                 f"The run has lost what it had learned: at step {step:,} the loss is {level:.4g} in the median of "
-                f"{len(self._recent)} steps, after {best:.4g} at step {self._best_step:,} and {untrained:.4g} "
-                "of the untrained network."
+                f"{len(self._recent)} steps, after {best:.4g} at step {self._best_step:,}; {self._at_first()}."
             )
         return grown
+
+    def _at_first(self) -> str:
+        """What the loss began at: that of step 1 is of the network before any update."""
+        before = ", before any update," if self._first_step == 1 else ""
+        return f"at step {self._first_step:,}{before} it was {self._first[0]:.4g}"
 
     def _blown_up(
         self,
         step: int,
         now: float,
-        untrained: float,
+        level: float,
+        start: float,
         layers: NDArray[np.float32] | None,
         gradient: float | None,
     ) -> str | None:
@@ -206,16 +220,17 @@ class DivergenceWatch:
         usual = median(self._gradients) if len(self._gradients) >= LOOKS else math.inf
         if gradient is not None and math.isfinite(gradient):
             self._gradients = [*self._gradients, gradient][-HISTORY:]
-        if layers is not None and len(layers):
+        if layers is not None and len(layers) == len(self._weights_first) > 0:
             weight = layers[:, 0].astype(float)
             least = LEAST * np.sqrt(self._sizes)
             grown = np.flatnonzero((weight > GROWN * np.array(self._weights_first)) & (weight > least))
-            if len(grown) and now > untrained:
+            if len(grown) and min(level, now) > start:
                 worst = int(grown[np.argmax(weight[grown] / np.maximum(np.array(self._weights_first)[grown], 1e-30))])
                 times = weight[worst] / max(self._weights_first[worst], 1e-30)
                 name = self._layers[worst]
-                return f"The run diverges: the weights of {name} have grown {times:,.0f} times by step {step:,}."
-        steep = gradient is not None and now > untrained + RISE * abs(untrained) and gradient > GRADIENT * usual
+                many = f"{times:,.0f} times as large as at the start"
+                return f"The run diverges: at step {step:,} the weights of {name} are {many}."
+        steep = gradient is not None and now > start + RISE * abs(start) and gradient > GRADIENT * usual
         self._steep = self._steep + 1 if steep else 0
         if gradient is not None and self._steep >= LOOKS:
             times = gradient / usual

@@ -50,6 +50,13 @@ class LayerWatch:
         self._found: Tensor | None = None
         self._handles: list[Any] = []
 
+    def weights(self) -> list[float]:
+        """|w| of each layer as it is now; waits for the device."""
+        found: list[float] = (
+            torch.stack(torch._foreach_norm([one.detach() for one in self._layers])).tolist() if self._layers else []
+        )
+        return found
+
     def arm(self) -> None:
         """The next step of the optimizer is the one to look at."""
         self.disarm()

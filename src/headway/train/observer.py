@@ -44,7 +44,8 @@ class Observer:
             named = (setup.masters or setup.model).named_parameters()
             self._layers = LayerWatch(named, setup.optimizer, partial(local_rates, setup.optimizer))
         if options.on_divergence != "ignore" and self._layers is not None:
-            self._divergence = DivergenceWatch(self._layers.names, self._layers.sizes)
+            weights, batch = self._layers.weights(), setup.plan.batch_at(0)
+            self._divergence = DivergenceWatch(self._layers.names, self._layers.sizes, weights, batch)
         self._activations: ActivationWatch | None = None
         if options.activations:
             self._activations = ActivationWatch(setup.model, options.activations)

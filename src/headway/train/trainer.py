@@ -408,7 +408,8 @@ class Trainer:
         self._ledger.record(self.step, losses, self._last_outputs, self.clock)
         if said:
             self._ledger.diverged(self.step, self.clock, said)
-            self._say(said)
+            if self.setup.recipe.observe.on_divergence != "stop":  # which says it as it ends the run
+                self._say(said)
             self._diverged = said
 
     def _check_parameters(self) -> None:
@@ -419,7 +420,7 @@ class Trainer:
     def _stop(self, what: str, step: int, culprit: str = "") -> NoReturn:
         lr = self.setup.lr_at(self.setup.plan.position_of(step - 1))
         self.close()
-        raise stopped(what, lr, self.run_folder, self._checkpoints, culprit)
+        raise stopped(what, lr, self.run_folder, self._checkpoints, culprit, precision=self.precision.name)
 
     def _stop_diverged(self) -> None:
         """All ranks stop where the one that leads has seen the run diverge; each has looked at its own numbers."""
