@@ -239,7 +239,8 @@ def test_it_stops_the_run_where_the_recipe_says_so(folder: Path, tmp_path: Path)
 
 def test_a_signal_does_not_hide_that_it_diverges(folder: Path, tmp_path: Path) -> None:
     """Two looks have to agree, and the second one is that of the last steps, before the checkpoint of the signal."""
-    more = ("optimizer={name: signum, lr: 0.05}", "batch=12", "log_every_steps=20")
+    bias = "model={factory: net.py:linear, freeze: ['weight$']}"  # no weights, whose norm would tell at once
+    more = (bias, "optimizer={name: sgd, lr: 100}", "batch=12", "log_every_steps=20")
     quiet = ("checkpoint.every_steps=90", "evaluate.every_epochs=9", "observe.on_divergence=stop")
     with closing(trainer_of(folder, Run.create(tmp_path / "run"), *more, *quiet)) as trainer:
         trainer.run(39)

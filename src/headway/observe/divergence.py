@@ -30,7 +30,7 @@ RISE = 1.0
 NOISE = 3.0
 """And by so many standard deviations of a single step's loss, where these are larger,"""
 MOST = 3.0
-"""but by no more than so many such losses: one that diverges jumps about."""
+"""but by no more than so many losses of the first step: one that diverges jumps about."""
 LEARNED = 0.3
 """Share of the loss at the start that a run has to have learned before it can lose it again."""
 LOST = 0.9
@@ -175,7 +175,7 @@ class DivergenceWatch:
             return grown
         # The median of |x - y| of two normal numbers is 0.954 standard deviations of one.
         noise = median(self._moves) / 0.954 if self._moves else 0.0
-        rise = max(RISE * abs(start), min(NOISE * noise, MOST * abs(start)))
+        rise = max(RISE * abs(start), min(NOISE * noise, MOST * abs(begun)))
         best = level if self._best is None else self._best
         learned = start - best
         if min(level, now) > start + rise:
