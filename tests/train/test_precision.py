@@ -17,7 +17,7 @@ from torch import nn
 from headway.optim import build
 from headway.optim.optimizer import OptimizerRecipe
 from headway.train.checkpoint import Checkpoints
-from headway.train.precision import Precision
+from headway.train.precision import Precision, candidates, emulated
 
 CPU = torch.device("cpu")
 OPTIMIZERS = {
@@ -145,6 +145,17 @@ def test_fp16_on_a_cpu_is_refused(folder: Path) -> None:
         sentence = refused("train", recipe, "precision=fp16", "--run", folder / "never", status=2)
         assert "precision: fp16 on a CPU is emulated and slow, and PyTorch sees no GPU here." in sentence
         assert not (folder / "never").exists()
+
+
+def test_bf16_that_is_emulated_is_told_once_where_it_was_asked_for(folder: Path, tmp_path: Path) -> None:
+    slow = "Precision: bf16 is emulated on this processor, which has no units for it, and slower; auto takes fp32."
+    assert emulated("bf16", CPU) == ("" if "bf16" in candidates(CPU) else slow)
+    assert emulated("fp32", CPU) == emulated("bf16", torch.device("cuda")) == ""
+    for precision, times in (("bf16", bool(emulated("bf16", CPU))), ("fp32", 0), ("auto", 0)):
+        said = headway(
+            "train", folder / "recipe.yaml", "--run", tmp_path / precision, f"precision={precision}", "epochs=1"
+        )
+        assert said.err.count("is emulated on this processor") == times
 
 
 @pytest.mark.gpu

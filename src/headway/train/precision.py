@@ -141,6 +141,13 @@ def candidates(device: torch.device, *, scaled: bool = True) -> tuple[Name, ...]
     return ("fp32", "bf16") if flags & {"amx_bf16", "avx512_bf16", "bf16"} else ("fp32",)
 
 
+def emulated(name: Name, device: torch.device) -> str:
+    """What is to be said of a precision that was asked for, where the device has no units for it; else empty."""
+    if device.type != "cpu" or name in candidates(device):
+        return ""
+    return f"Precision: {name} is emulated on this processor, which has no units for it, and slower; auto takes fp32."
+
+
 def here(
     model: torch.nn.Module, images: torch.Tensor, recipe: TrainRecipe, device: torch.device, ranks: Ranks | None
 ) -> dict[Name, float]:
