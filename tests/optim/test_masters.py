@@ -11,9 +11,11 @@ import torch
 from tests._waits import counted
 from torch import nn
 
+from headway.core.errors import UsageError
 from headway.model import cifar_net
 from headway.model.ema import Ema
 from headway.optim import Masters, build
+from headway.optim import masters as masters_module
 from headway.optim.optimizer import OptimizerRecipe
 from headway.train.checkpoint import Checkpoints, restore, state_of
 from headway.train.precision import Name, Precision
@@ -83,8 +85,11 @@ def same(found: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> Non
 
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_masters_of_the_same_width_change_nothing(name: str, clip: float | None) -> None:
-    """With float32 for the 16 bits: state of network and optimizer, bit for bit."""
+def test_masters_of_the_same_width_change_nothing(
+    name: str, clip: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With float32 for the 16 bits, which a user is refused: state of network and optimizer, bit for bit."""
+    monkeypatch.setattr(masters_module, "KINDS", (torch.float32,))
     found = []
     for kind in (None, torch.float32):
         model, optimizer, masters, precision = made(name, kind)
@@ -221,6 +226,20 @@ def test_averages_are_those_of_the_masters() -> None:
         found = masters.state_dict()["head.weight"].double()
     assert mean is not None
     torch.testing.assert_close(found, mean, rtol=1e-6, atol=1e-8)
+
+
+def test_what_would_train_nothing_or_is_not_16_bit_wide_is_refused() -> None:
+    model, other = nn.Linear(4, 4), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(UsageError, match=r"no parameter of this network.*from the parameters of the network"):
+        Masters(other, optimizer, torch.bfloat16)
+    for kind in (torch.float32, torch.int16):
+        with pytest.raises(UsageError, match=rf"{kind} is no 16-bit type. Give Masters torch.bfloat16 or"):
+            Masters(model, optimizer, kind)
+    assert model.weight.dtype == other.weight.dtype == torch.float32
+    Masters(model, optimizer, torch.float16)
+    with pytest.raises(UsageError, match="and its Masters once"):
+        Masters(model, optimizer, torch.float16)
 
 
 def test_weights_that_two_modules_share_have_one_master() -> None:

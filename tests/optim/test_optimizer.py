@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import nn
 
-from headway.core.errors import RecipeError
+from headway.core.errors import RecipeError, UsageError
 from headway.optim import (
     FTML,
     LAMB,
@@ -25,6 +25,7 @@ from headway.optim import (
     Signum,
     build,
     set_lr,
+    split_decay,
 )
 from headway.optim.groups import assign
 
@@ -305,3 +306,26 @@ def test_muon_takes_the_filters_and_sgd_the_rest() -> None:
     set_lr(optimizer, 0.01)
     found = [(g["filters"], g["lr"], g["momentum"], g["weight_decay"]) for g in optimizer.param_groups]
     assert found == [(True, 0.01, 0.95, 0.1), (False, 0.25, 0.8, 0.1), (False, 0.25, 0.8, 0.0)]
+
+
+def test_split_decay_takes_names_too_and_nothing_else() -> None:
+    names = [[name for name, _ in group["params"]] for group in split_decay(net().named_parameters(), 0.1)]
+    assert names == [["0.weight", "4.weight"], ["0.bias", "1.weight", "1.bias", "4.bias"]]
+    for make in (LARS, Muon, torch.optim.SGD):
+        plain = make(split_decay(net().parameters(), 0.1), lr=0.1)
+        named = make(split_decay(net().named_parameters(), 0.1), lr=0.1)
+        shapes = [[[p.shape for p in g["params"]] for g in one.param_groups] for one in (plain, named)]
+        assert shapes[0] == shapes[1]
+        assert [g["weight_decay"] for g in plain.param_groups] == [g["weight_decay"] for g in named.param_groups]
+    for wrong, kind in (
+        (net(), "Conv2d"),
+        (net()[4], "Linear"),
+        (net().state_dict(), "str"),
+        (torch.zeros(2, 2), "Tensor"),
+        ([3], "int"),
+    ):
+        with pytest.raises(UsageError, match=rf"was given a {kind}\. Give it model\.parameters\(\)"):
+            split_decay(wrong, 0.1)  # type: ignore[arg-type]
+    for decay in (-0.1, float("nan"), float("inf")):
+        with pytest.raises(UsageError, match="split_decay has weight_decay="):
+            split_decay(net().parameters(), decay)

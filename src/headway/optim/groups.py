@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator
 
-from headway.core.errors import RecipeError
+from headway.core.errors import RecipeError, UsageError
 from headway.core.recipe import Part, expect_patterns
 
 if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes seconds
@@ -33,15 +34,31 @@ class GroupRecipe(Part):
         return pattern
 
 
-def split_decay(params: Iterable[torch.Tensor], weight_decay: float) -> list[dict[str, Any]]:
+def split_decay(
+    params: Iterable[torch.Tensor] | Iterable[tuple[str, torch.Tensor]], weight_decay: float
+) -> list[dict[str, Any]]:
     """Groups for any torch optimizer: weight decay for parameters of two dimensions or more, none for the others.
 
     Those are biases, and the beta and gamma of normalisation: they cannot grow the network's function without bound,
     and decay only holds them back (Goyal et al. 2017, arXiv 1706.02677; He et al. 2018, arXiv 1812.01187, section 3.1).
+
+    Args:
+        params: of a network, or its (name, parameter) pairs, whose names the groups then keep as torch has it.
+
+    Raises:
+        UsageError: something else, or a decay below 0.
     """
+    import torch
+
+    if not 0 <= weight_decay < inf:
+        raise UsageError(f"split_decay has weight_decay={weight_decay!r}", fix="Give it a finite number of at least 0.")
     both: tuple[list[Any], list[Any]] = ([], [])
-    for parameter in params:
-        both[parameter.ndim <= 1].append(parameter)
+    for one in params if isinstance(params, Iterable) and not isinstance(params, torch.Tensor) else (params,):
+        parameter = one[1] if isinstance(one, tuple) and len(one) == 2 else one
+        if not isinstance(parameter, torch.Tensor) or parameter is params:
+            what = f"split_decay takes the parameters of a network, and was given a {type(parameter).__name__}"
+            raise UsageError(what, fix="Give it model.parameters(), or model.named_parameters().")
+        both[parameter.ndim <= 1].append(one)
     groups = [{"params": some, "weight_decay": decay} for some, decay in zip(both, (weight_decay, 0.0), strict=True)]
     return [group for group in groups if group["params"]]
 

@@ -9,14 +9,18 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
+from headway.core.errors import UsageError
 from headway.optim import work as passes
 from headway.optim.layerwise import LayerWise, refuse
 from headway.optim.work import Group, Rule, Work
 
 
 def refuse_betas(name: str, group: Group) -> None:
-    """Raises UsageError for betas outside [0, 1)."""
-    beta1, beta2 = group["betas"]
+    """Raises UsageError for betas that are no two numbers in [0, 1)."""
+    betas = group["betas"]
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise UsageError(f"{name} has betas={betas!r}", fix="Give it two numbers in [0, 1), for example (0.9, 0.999).")
+    beta1, beta2 = betas
     refuse(name, {"betas[0]": beta1, "betas[1]": beta2}, **{"betas[0]": (0, 1), "betas[1]": (0, 1)})
 
 

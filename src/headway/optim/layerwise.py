@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
+from numbers import Real
 from typing import Any
 
 import torch
@@ -181,6 +182,13 @@ def _tensor(value: float | Tensor) -> Tensor | None:
     return value if isinstance(value, Tensor) else None
 
 
+def expect_length(name: str, steps_per_epoch: float | None) -> None:
+    """Raises UsageError where an optimizer that counts in epochs is not told how long one is."""
+    if steps_per_epoch is None:
+        fix = "Give it steps_per_epoch: samples of the data set / batch."
+        raise UsageError(f"{name} counts in epochs, and does not know the length of one", fix=fix)
+
+
 def refuse(name: str, group: Group, **limits: tuple[float, float]) -> None:
     """Raises UsageError for an option outside [low, high), or that is no number; tensors are not looked at.
 
@@ -193,6 +201,6 @@ def refuse(name: str, group: Group, **limits: tuple[float, float]) -> None:
             if option != "lr":
                 raise UsageError(f"{name} has a tensor as {option}", fix="Only lr can be one.")
             continue
-        if not low <= value < high:
+        if not isinstance(value, Real) or not low <= float(value) < high:
             span = f"in [{low:g}, {high:g})" if high != float("inf") else f"of at least {low:g}"
             raise UsageError(f"{name} has {option}={value!r}", fix=f"Give it a finite number {span}.")

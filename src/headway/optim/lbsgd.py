@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headway.core.errors import UsageError
 from headway.optim import work as passes
-from headway.optim.layerwise import LayerWise, refuse
+from headway.optim.layerwise import LayerWise, expect_length, refuse
 from headway.optim.pace import POWERS, Warmup
 from headway.optim.work import Group, Rule, Work
 
@@ -32,7 +32,7 @@ class LBSGD(LayerWise):
     Args:
         lr: of one step's batch; a number, or a tensor of one.
         batch_scale: steps of a macro-batch.
-        steps_per_epoch: of the data set; calls of `step`, not macro-batches.
+        steps_per_epoch: of the data set, which has to be given; calls of `step`, not macro-batches.
         begin_epoch: epochs that were done before the first step.
         fused: the native core does the step where it can. Same formulas; sums are rounded otherwise.
 
@@ -45,7 +45,7 @@ class LBSGD(LayerWise):
         params: Iterable[Any],
         lr: float | Tensor,
         *,
-        steps_per_epoch: float,
+        steps_per_epoch: float | None = None,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         batch_scale: int = 1,
@@ -54,6 +54,7 @@ class LBSGD(LayerWise):
         begin_epoch: float = 0.0,
         fused: bool = True,
     ) -> None:
+        expect_length("LBSGD", steps_per_epoch)
         options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "batch_scale": batch_scale}
         times = {"warmup": warmup, "warmup_epochs": warmup_epochs, "begin_epoch": begin_epoch}
         super().__init__(params, options | times | {"steps_per_epoch": steps_per_epoch, "fused": fused})

@@ -14,9 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
+from headway.core.errors import UsageError
+
 KEPT = (_NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
 """Modules whose parameters and statistics stay fp32. Batch norm's kernels take 16-bit images beside them; inputs of the
 others are widened, and outputs narrowed."""
+
+KINDS = (torch.bfloat16, torch.float16)
 
 
 @final
@@ -35,9 +39,18 @@ class Masters:
         model: in fp32, with the weights that it begins with, on its device and in its memory format.
         optimizer: of any kind, over parameters of the network.
         kind: torch.bfloat16 or torch.float16.
+
+    Raises:
+        UsageError: another type, or the optimizer has no parameter of the network: it would train nothing.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, kind: torch.dtype) -> None:
+        if kind not in KINDS:
+            raise UsageError(f"{kind} is no 16-bit type", fix="Give Masters torch.bfloat16 or torch.float16.")
+        mine = {id(value) for value in model.parameters()}
+        if not any(id(value) in mine for group in optimizer.param_groups for value in group["params"]):
+            fix = "Make the optimizer from the parameters of the network, and its Masters once."
+            raise UsageError("the optimizer has no parameter of this network, and would train nothing", fix=fix)
         kept = {id(value) for one in model.modules() if isinstance(one, KEPT) for value in one.parameters(False)}
         self._model = model
         self._masters: dict[Tensor, nn.Parameter] = {}

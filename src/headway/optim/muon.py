@@ -23,7 +23,7 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 class Muon(LayerWise):
     """For filters: m = momentum * m + g; w = (1 - lr * weight_decay) * w - lr * sqrt(max(1, rows / columns)) * O, where
     O is m (with `nesterov`, g + momentum * m), flattened to [out, in * height * width], with singular values near 1.
-    For all else: SGD with momentum.
+    For all else: SGD with momentum, at the same `lr` and `momentum` where its group has no others.
 
     O is found by Newton-Schulz iteration, in bf16 on a GPU as its author does, in float32 elsewhere. Filters of one
     shape go through it together.
@@ -67,7 +67,7 @@ class Muon(LayerWise):
         params = param_group["params"]
         params = [params] if isinstance(params, Tensor) else list(params)
         for filters in (True, False):
-            some = [parameter for parameter in params if (parameter.ndim > 2) == filters]
+            some = [one for one in params if ((one[1] if isinstance(one, tuple) else one).ndim > 2) == filters]
             if some:
                 super().add_param_group({**param_group, "params": some, "filters": filters})
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headway.core.errors import UsageError
 from headway.optim import work as passes
-from headway.optim.layerwise import LayerWise, refuse
+from headway.optim.layerwise import LayerWise, expect_length, refuse
 from headway.optim.work import Group, Rule, Work
 
 
@@ -29,7 +29,7 @@ class RMSpropSGD(LayerWise):
         rmsprop: the learning rate of RMSprop over that of SGD; the paper's are 3e-4 and 0.1 * batch / 256.
         smoothing: share of the second moment that one step keeps.
         center_epochs, period_epochs: of the transition.
-        steps_per_epoch: samples of the data set / batch.
+        steps_per_epoch: samples of the data set / batch; has to be given.
         fused: the native core does the step where it can.
 
     Raises:
@@ -41,8 +41,8 @@ class RMSpropSGD(LayerWise):
         params: Iterable[Any],
         lr: float | Tensor,
         *,
-        rmsprop: float,
-        steps_per_epoch: float,
+        rmsprop: float | None = None,
+        steps_per_epoch: float | None = None,
         momentum: float = 0.9,
         smoothing: float = 0.99,
         eps: float = 1e-8,
@@ -51,6 +51,10 @@ class RMSpropSGD(LayerWise):
         weight_decay: float = 0.0,
         fused: bool = True,
     ) -> None:
+        if rmsprop is None:
+            fix = "Give it rmsprop, for example 3e-4 / lr: the learning rate it begins with over that of SGD."
+            raise UsageError("RMSpropSGD does not know the learning rate of RMSprop", fix=fix)
+        expect_length("RMSpropSGD", steps_per_epoch)
         options = {"lr": lr, "rmsprop": rmsprop, "momentum": momentum, "smoothing": smoothing, "eps": eps}
         turn = {"center_epochs": center_epochs, "period_epochs": period_epochs, "steps_per_epoch": steps_per_epoch}
         super().__init__(params, options | turn | {"weight_decay": weight_decay, "fused": fused})
