@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from headway.core.errors import UsageError
-from headway.data.resolution import ProgressiveRecipe, size_at
+from headway.data.resolution import ProgressiveRecipe, size_at, sizes, told
 
 
 def test_the_ramp_of_the_imagenet_recipes() -> None:
@@ -19,6 +19,18 @@ def test_the_ramp_of_the_imagenet_recipes() -> None:
     assert [size_at(wider, (224, 224), epoch)[0] for epoch in range(6)] == [128, 160, 192, 192, 224, 224]
     finer = ProgressiveRecipe(start=128, until_epoch=4, step=8)
     assert [size_at(finer, (224, 224), epoch)[0] for epoch in range(6)] == [128, 152, 176, 200, 224, 224]
+
+
+def test_the_sizes_that_a_run_meets_are_said() -> None:
+    recipe = ProgressiveRecipe(start=128, until_epoch=4)
+    said = "Training images are 128x128 from epoch 0, 160x160 from epoch 1, 192x192 from epoch 2, 224x224 from epoch 4."
+    assert told(sizes(recipe, (224, 224), 6)) == said
+    assert sizes(recipe, (224, 224), 1.5) == [(0, (128, 128)), (1, (160, 160))]  # and no others
+    fine = ProgressiveRecipe(start=32, until_epoch=100, step=1)
+    many = told(sizes(fine, (224, 224), 120))
+    assert many.startswith("Training images are 32x32 from epoch 0, 34x34 from epoch 1,")
+    assert ", 93 more, " in many
+    assert many.endswith("224x224 from epoch 100.")
 
 
 def test_halves_are_rounded_up_at_every_multiple() -> None:

@@ -232,7 +232,10 @@ def test_a_run_of_nothing_but_warmup() -> None:
         ({"name": "cosine", "warmup_epochs": 1, "warmup_start": "bass"}, "Input should be 'base'"),
         ({"name": "cosine", "every_epochs": 1}, "'cosine' does not use 'every_epochs'"),
         ({"name": "exponential", "end": 0.1}, "'exponential' does not use 'end'"),
-        ({"name": "step"}, "'step' needs every_epochs, in which it falls by gamma. Set every_epochs: 30"),
+        (
+            {"name": "step"},
+            "'step' needs every_epochs, in which it falls by gamma. Set it: a third of the run, for example",
+        ),
         ({"name": "exponential"}, "'exponential' needs every_epochs"),
         ({"name": "step", "every_epochs": 0}, "greater than 0"),
         ({"name": "step", "every_epochs": 1, "gamma": 1}, "less than 1"),

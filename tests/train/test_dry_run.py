@@ -189,11 +189,14 @@ def test_micro_batch_auto_is_estimated_from_what_a_run_measures(folder: Path, mo
     assert "micro_batch: auto is estimated" in page(found)
 
 
-def test_progressive_phases_have_their_own_multiply_adds(folder: Path) -> None:
+def test_progressive_phases_have_their_own_multiply_adds(folder: Path, tmp_path: Path) -> None:
     options = ("model={factory: headway.model:small_net}", "data.progressive={start: 8, until_epoch: 1.5, step: 2}")
     found = dried(folder / "recipe.yaml", *options, "data.size=12", "epochs=3").workload
     sizes = [(phase.steps, phase.height) for phase in found.run.phases]
     assert sizes == [(6, 8), (6, 10), (6, 12)]
+    overrides = (*options, "data.size=12", "epochs=3")
+    said = headway("train", folder / "recipe.yaml", *overrides, "--dry-run", "--out", tmp_path / "w.json").err
+    assert said.count("Training images are 8x8 from epoch 0, 10x10 from epoch 1, 12x12 from epoch 2.") == 1
     counted = [phase.forward_multiply_adds for phase in found.run.phases]
     assert sorted(counted) == counted
     assert counted[-1] == found.forward_multiply_adds
@@ -204,6 +207,9 @@ def test_data_that_are_not_there_can_be_stated(folder: Path, tmp_path: Path) -> 
     sentence = refused("train", recipe, "--dry-run", status=2)
     assert "nowhere/train: there is no such file or folder" in sentence
     assert sentence.endswith("--samples 1281167 --classes 1000 are ImageNet's.")
+    (tmp_path / "recipes").mkdir()
+    above = write_recipe(tmp_path / "recipes/far.yaml", data={"train": "../nowhere/train", "eval": "../nowhere/eval"})
+    assert refused("train", above, "--dry-run", status=2).endswith("--samples 1281167 --classes 1000 are ImageNet's.")
     half = refused("train", recipe, f"data.train={folder / 'digits.packed/train'}", "--dry-run", status=2)
     assert "nowhere/eval: there is no such" in half
     assert half.endswith("are ImageNet's.")

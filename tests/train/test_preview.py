@@ -248,6 +248,22 @@ def test_a_macro_batch_that_is_never_full_is_refused(goyal: Path) -> None:
     assert "weights move once in 64 steps, and the run has 16, so nothing would be trained" in said
 
 
+def test_a_run_of_few_large_steps_and_one_of_another_length_are_warned_of(goyal: Path) -> None:
+    def said(*overrides: str, samples: int = 720) -> str:
+        return " ".join(preview(goyal, ("schedule={name: constant}", *overrides), samples).warnings)
+
+    few = said("batch=8192", "epochs=20")
+    assert "The run has 2 steps of 8,192 samples, 11.4 epochs each, and ends after 22.76 epochs in place of 20" in few
+    assert "So few steps hardly train: set batch to less, or train for longer." in few
+    assert "warmup_epochs: 5}" in few
+    assert "warmup_epochs: 0.75}" in said("batch=8192", "epochs=3")
+    assert said("batch=720", "epochs=9") == ""  # small steps, if few
+    far = said("batch=500", "epochs=1")
+    assert "The run has 1 step of 500 samples, 0.694 epochs each, and ends after 0.6944 epochs in place of 1" in far
+    assert "hardly train" not in far
+    assert "The run has" not in said("batch=8192", "epochs=90", samples=50_000)
+
+
 def test_a_set_that_is_not_there_needs_its_size(goyal: Path, folder: Path, tmp_path: Path) -> None:
     sentence = "there is no packed data set here, so its size is not known. Say how many images it has: --samples 50000"
     assert sentence in refused("schedule", goyal, status=2)

@@ -8,11 +8,15 @@ is that of FFCV's and Composer's ImageNet recipes.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from pydantic import Field, model_validator
 
 from headway.core.errors import UsageError
 from headway.core.recipe import Part
+
+MOST_SIZES = 8
+"""That are said; of more, the first and the last."""
 
 
 class ProgressiveRecipe(Part):
@@ -63,3 +67,21 @@ def size_at(recipe: ProgressiveRecipe, full: tuple[int, int], epoch: float) -> t
     share = (recipe.start + (shorter - recipe.start) * done) / shorter
     height, width = (min(side, max(1, math.floor(side * share / recipe.step + 0.5)) * recipe.step) for side in full)
     return height, width
+
+
+def sizes(recipe: ProgressiveRecipe, full: tuple[int, int], epochs: float) -> list[tuple[int, tuple[int, int]]]:
+    """(epoch, size) of each size that a run of so many epochs meets, from where on it does."""
+    out: list[tuple[int, tuple[int, int]]] = []
+    for epoch in range(math.ceil(epochs)):
+        size = size_at(recipe, full, epoch)
+        if not out or out[-1][1] != size:
+            out.append((epoch, size))
+    return out
+
+
+def told(found: Sequence[tuple[int, tuple[int, int]]]) -> str:
+    """Such sizes as a sentence."""
+    each = [f"{height}x{width} from epoch {epoch}" for epoch, (height, width) in found]
+    if len(each) > MOST_SIZES:
+        each = [*each[: MOST_SIZES // 2], f"{len(each) - MOST_SIZES} more", *each[-(MOST_SIZES // 2) :]]
+    return f"Training images are {', '.join(each)}."

@@ -65,9 +65,13 @@ class ScheduleRecipe(Part):
     def _fits(self) -> ScheduleRecipe:
         refuse_unused(self, self.name, USERS)
         if self.name == "multi_step" and not self.milestones_epochs:
-            raise ValueError("'multi_step' needs milestones. Set milestones_epochs: [30, 60], or name: constant")
+            raise ValueError(
+                "'multi_step' needs milestones. Set milestones_epochs, of a run of 90 epochs for example to [30, 60]"
+            )
         if self.name in USERS["every_epochs"] and self.every_epochs is None:
-            raise ValueError(f"{self.name!r} needs every_epochs, in which it falls by gamma. Set every_epochs: 30")
+            raise ValueError(
+                f"{self.name!r} needs every_epochs, in which it falls by gamma. Set it: a third of the run, for example"
+            )
         first = self.first_fall_epochs
         if first is not None and first < self.warmup_epochs:
             fall = "milestone" if self.name == "multi_step" else "first fall"

@@ -131,7 +131,8 @@ def dry_run(
         setup = set_up(loaded, say=say, rehearsal=Rehearsal(stated=stated))
     except UsageError as error:
         named = [uri for uri in (loaded.recipe.data.train, loaded.recipe.data.eval) if uri is not None]
-        if stated is None and error.where.endswith(tuple(named)):
+        paths = {(loaded.base / Path(uri).expanduser()).resolve() for uri in named}  # of `..`, and of links
+        if stated is None and (error.where in named or Path(error.where).resolve() in paths):
             raise UsageError(error.what, where=error.where, fix=f"{error.fix} {WITHOUT_DATA}".strip()) from None
         raise
     with closing(setup.inputs):

@@ -17,7 +17,7 @@ from headway.data.options import SYNTHETIC, SyntheticRecipe
 from headway.optim.pace import Pace
 from headway.optim.rate import number
 from headway.optim.schedule import Mark, Schedule
-from headway.train.rates import check_length, length, resolve_rates, warnings
+from headway.train.rates import check_length, length, odd_length, resolve_rates, warnings
 from headway.train.recipe import TrainRecipe
 
 CURVE_POINTS = 600
@@ -55,7 +55,7 @@ class Preview:
         samples: of one epoch.
         momentum: None: the optimizer has none. Adam and its kin: their first beta.
         pace: what the optimizer makes of learning rate and batch by itself.
-        warnings: what a large batch is known to want.
+        warnings: what a large batch is known to want, and a length that is hardly meant.
     """
 
     loaded: Loaded[TrainRecipe]
@@ -168,7 +168,7 @@ def preview(path: Path, overrides: Sequence[str], samples: int | None = None) ->
         pace=recipe.optimizer.pace(samples / recipe.batch),
         lr=number(recipe.optimizer.lr, "optimizer.lr"),
         momentum=shown.get("momentum", (shown.get("betas") or (None,))[0]),
-        warnings=warnings(recipe),
+        warnings=[*warnings(recipe), *odd_length(recipe, samples, plan, steps)],
     )
 
 

@@ -14,6 +14,10 @@ LARGE = 1024
 """Batch above which a learning rate that never moves is warned of."""
 VERY_LARGE = 4096
 """Batch above which an optimizer that takes all layers alike is warned of."""
+FEW = 10
+"""Steps of a run below which large ones are warned of."""
+OFF = 0.1
+"""Share of its epochs by which a run may end elsewhere than asked before it is said."""
 
 
 def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
@@ -53,6 +57,19 @@ def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
     return loaded.resolve_all(values) if values else loaded
 
 
+def odd_length(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> list[str]:
+    """What is to be said of a run of very few steps, each of which is large, or one that ends elsewhere than asked."""
+    asked, ends = number(recipe.epochs, "epochs"), plan.position_of(steps) / samples
+    few = steps < FEW and plan.largest > min(LARGE, samples)
+    if not few and abs(ends / asked - 1) <= OFF:
+        return []
+    size = f"{'up to ' if plan.grows else ''}{plan.largest:,}"
+    what = f"The run has {steps:,} step{'s'[: steps > 1]} of {size} samples, {plan.largest / samples:.3g} epochs each"
+    if abs(ends / asked - 1) > OFF:
+        what += f", and ends after {ends:.4g} epochs in place of {asked:.4g}, as every step is full"
+    return [f"{what}. {'So few steps hardly train: set' if few else 'Set'} batch to less, or train for longer."]
+
+
 def length(recipe: TrainRecipe, samples: int) -> tuple[BatchPlan, int]:
     """The steps' sizes and their number, of a recipe whose rates are resolved, over a data set of so many samples."""
     plan = BatchPlan(recipe.batch, recipe.batch_growth, epoch=samples)
@@ -80,11 +97,12 @@ def warnings(recipe: TrainRecipe) -> list[str]:
     optimizer, scale = recipe.optimizer, recipe.optimizer.batch_scale
     steps = f" ({scale} steps of {{:,}})" if scale > 1 else ""
     batch, largest = recipe.batch * scale, recipe.largest_batch * scale
+    rise = min(5.0, number(recipe.epochs, "epochs") / 4)  # a warm-up that fits the run
     if batch > LARGE and not recipe.schedule.moves and not optimizer.moves and recipe.batch_growth is None:
         out.append(
             f"A batch of {batch:,}{steps.format(recipe.batch)} trains at one learning rate throughout: above {LARGE:,} "
             "that often diverges early or ends at a lower accuracy. Set for example schedule: {name: cosine, "
-            "warmup_epochs: 5}."
+            f"warmup_epochs: {rise:.2g}}}."
         )
     if largest > VERY_LARGE and not optimizer.layer_wise:
         fix = "optimizer.warmup to lars, or optimizer.name" if optimizer.name == "lbsgd" else "optimizer.name"

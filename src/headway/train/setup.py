@@ -23,6 +23,7 @@ from headway.data.augment import Augment
 from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
 from headway.data.options import SYNTHETIC
+from headway.data.resolution import sizes, told
 from headway.model.counts import Counts, count
 from headway.model.freezing import Freezing
 from headway.model.resolve import build as build_model
@@ -38,8 +39,8 @@ from headway.train.elastic import Ranks
 from headway.train.inputs import Inputs, Rehearsal, Say, open_inputs
 from headway.train.log import BESIDES_METRICS
 from headway.train.memory import largest_micro_batch
-from headway.train.precision import TYPES, Precision, fastest, here
-from headway.train.rates import check_length, length, resolve_rates, warnings
+from headway.train.precision import TYPES, Precision, emulated, fastest, here
+from headway.train.rates import check_length, length, odd_length, resolve_rates, warnings
 from headway.train.recipe import NO_GRAPHS, TrainRecipe
 from headway.train.trial import attempt
 
@@ -263,6 +264,8 @@ def _built(
             reason = "as a dry run measures nothing; the run chooses what is fastest on its device"
         say(f"Precision: {name}, {reason}.")
         loaded = loaded.resolve("precision", name, reason)
+    elif fresh and rehearsal is None and (slower := emulated(recipe.precision, device)):
+        say(slower)
     optimizer = build_optimizer(recipe.optimizer, model, samples / recipe.batch)
     if recipe.half_weights:
         masters = Masters(model, optimizer, TYPES[recipe.precision])
@@ -287,6 +290,8 @@ def _built(
 
     plan, steps = length(recipe, samples)
     check_length(recipe, steps)
+    for text in (*odd_length(recipe, samples, plan, steps), *_grows(recipe, inputs, steps, plan)) if fresh else ():
+        say(text)
     if fresh and ranks is not None:
         _say_ghost(loaded.recipe, ranks.launched_size, say)
     return Setup(
@@ -310,6 +315,13 @@ def _built(
         steps=steps,
         lr=number(recipe.optimizer.lr, "optimizer.lr"),
     )
+
+
+def _grows(recipe: TrainRecipe, inputs: Inputs, steps: int, plan: BatchPlan) -> list[str]:
+    """Which sizes progressive resolution will meet."""
+    if (progressive := recipe.data.progressive) is None:
+        return []
+    return [told(sizes(progressive, inputs.size, plan.position_of(steps) / inputs.samples))]
 
 
 def _device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
