@@ -432,6 +432,8 @@ def main() -> None:
         what = f"the disk is full ({error.filename or 'no space left'})" if full else str(error)
         _fail(HeadwayError(what, fix="Nothing before it is lost; make room and try again." if full else ""), 1, debug)
     except SystemExit as left:
+        if left.code == UsageError.exit_status and sys.argv[1:2] == ["assess"] and "--" not in sys.argv:
+            say("Options of the script come after --: headway assess train.py --target-val 0.9 -- --lr 0.1.")
         if left.code != CTRL_C:
             raise
         say("Stopped.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -57,6 +58,23 @@ def test_json_is_the_only_thing_on_standard_output(tmp_path: Path) -> None:
     assert "epoch 0 train acc" in said.err
 
 
+def test_a_script_whose_time_is_up_was_stopped_then(tmp_path: Path) -> None:
+    """Also one that passes, and one that shows nothing."""
+    stopped = r"; its time was up, and the script was stopped after \d\.\d s\."
+    body = "import time\nprint('val acc 0.9', flush=True)\ntime.sleep(60)"
+    said = assessed(tmp_path, body, "--target-val", "0.8", minutes=0.03, status=0)
+    assert re.search(r"PASS: the targets were reached after \d\.\d s of 2 s" + stopped, said.out)
+    said = assessed(tmp_path, "import time\ntime.sleep(60)", "--target-val", "0.8", minutes=0.01, status=1)
+    assert re.search("FAIL: the script showed no validation accuracy" + stopped, said.out)
+
+
+def test_options_of_the_script_come_after_two_dashes(tmp_path: Path) -> None:
+    said = headway("assess", script(tmp_path, GOOD), "--lr", "0.1", status=2)
+    assert "No such option: --lr" in said.err
+    assert "Options of the script come after --: headway assess train.py --target-val 0.9 -- --lr 0.1." in said.err
+    assert "come after --" not in headway("train", "--lr", "0.1", status=2).err
+
+
 def test_both_have_to_be_reached_at_one_moment(tmp_path: Path) -> None:
     """Training when it is good, validation when it was better before: over-fitted, and no pass."""
     lines = [(0.6, 0.9), (0.95, 0.7)]
@@ -73,6 +91,9 @@ def test_a_script_that_shows_nothing_or_says_not_what_of(tmp_path: Path) -> None
     said = assessed(tmp_path, "pass", "--target-train", "0.9", "--target-val", "0.8", status=1)
     assert "FAIL: the script showed no training accuracy and no validation accuracy." in said.out
     assert "target 0.9, none seen" in said.out
+    assert "--train-pattern 'TRAIN=([\\d.]+)' and --val-pattern 'VAL=([\\d.]+)'" in said.out
+    options = ("--target-val", "0.8", "--val-pattern", r"VAL=([\d.]+)")
+    assessed(tmp_path, "print('VAL=0.9')", *options, status=0)  # as it is advised
     said = assessed(tmp_path, "print('accuracy: 0.95')", "--target-val", "0.8", status=1)
     assert "--train-pattern or --val-pattern: accuracy: 0.95" in said.out
     options = ("--target-val", "0.8", "--val-pattern", r"accuracy: ([\d.]+)")
@@ -152,7 +173,7 @@ def test_at_the_end_of_the_time_every_process_is_stopped(
     found = assess(command_of(str(path)), goal, Scores(), grace_s=0.5 if stubborn else 20)
     assert (found.passed, found.ended) == (False, "time")
     assert found.status == (-signal.SIGKILL if stubborn else -signal.SIGTERM)
-    assert found.why == "the training accuracy did not get there in the time given"
+    assert found.why.startswith("the training accuracy did not get there; its time was up, and the script was stopped ")
     assert found.best == {"train": 0.5, "val": 0.6}
     assert alive([int(pid) for pid in (tmp_path / "pids").read_text().split()]) == []
 
@@ -194,6 +215,11 @@ def test_it_is_not_stopped_by_what_may_be_less_than_a_percent(tmp_path: Path) ->
     assert "target 0.9, not reached; best 0.125, last 0.125" in failed
     said = assessed(tmp_path, body, *options, status=0).out
     assert "It was not stopped: its numbers might have been percent. If they are shares: --scale fraction" in said
+    moment = "the targets are reached if these numbers are shares; as they might be percent, the script goes on"
+    more = body + "print('val acc 0.96')" + chr(10) + "print('val acc 0.9')"
+    said_too = assessed(tmp_path, more, *options, status=0)
+    assert said_too.err.count(moment) == 1  # when it would have been stopped, and once
+    assert moment not in assessed(tmp_path, body, *options[:2], status=0).err
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.check)])

@@ -121,3 +121,9 @@ def test_bad_patterns_and_scales() -> None:
         Scores(val="(")
     with pytest.raises(UsageError, match="there is no scale 'much'"):
         Scores(scale="much")
+
+
+def test_a_wrong_pattern_is_shown_as_it_was_typed() -> None:
+    with pytest.raises(UsageError) as caught:
+        Scores(val=r"acc=([\d.]+")
+    assert r"'acc=([\d.]+' is no regular expression" in str(caught.value)

@@ -31,6 +31,10 @@ GRACE_S = 10.0
 DRAIN_S = 1.0
 """What children of a script that has ended may still say."""
 WORDS: dict[Kind, str] = {"train": "training accuracy", "val": "validation accuracy"}
+MAY_BE_PERCENT = (
+    "headway assess: the targets are reached if these numbers are shares; as they might be percent, the script goes on."
+    " --scale fraction says that they are, and stops it.\n"
+)
 
 
 @final
@@ -174,7 +178,8 @@ def assess(
 
     Args:
         stop_when_reached: stop it once it has passed whatever the scale of its numbers turns out to be: not by `0.95`
-            under the scale `auto`, which is a share or less than one percent until a number is above 1.
+            under the scale `auto`, which is a share or less than one percent until a number is above 1. Then `echo` is
+            told so at that moment, once.
 
     Raises:
         UsageError: the command cannot be started.
@@ -188,7 +193,7 @@ def assess(
             if readings := scores.read(line):
                 history.lines.append((seconds, readings))
 
-    ended = "itself"
+    ended, told = "itself", False
     with _ending_all(process, grace_s) as stop, _Pipes(process) as pipes:
         while process.poll() is None:
             left = goal.seconds - (time.monotonic() - began)
@@ -202,10 +207,13 @@ def assess(
                 echo(text, error)
                 if now < goal.seconds:
                     heard(lines)
-            new = len(history.lines) > known
-            if stop_when_reached and new and history.judged(goal, scores.least)[0] is not None:
-                ended = "reached"
-                break
+            if stop_when_reached and len(history.lines) > known:
+                if history.judged(goal, scores.least)[0] is not None:
+                    ended = "reached"
+                    break
+                if not told and history.judged(goal, scores.value)[0] is not None:
+                    told = True
+                    echo(MAY_BE_PERCENT, True)
         seconds = time.monotonic() - began
         until = time.monotonic() + DRAIN_S
         if ended != "itself":
@@ -332,7 +340,9 @@ def _assessed(
     else:
         below = [WORDS[kind] for kind in targets if first[kind] is None]
         what = f"the {' and the '.join(below)} did not get there" if below else "the targets were not reached at once"
-        why = f"{what} in {'the time given' if ended == 'time' else f'{seconds:.1f} s, when the script ended'}"
+        why = what if ended == "time" else f"{what} in {seconds:.1f} s, when the script ended"
+    if ended == "time":
+        why += f"; its time was up, and the script was stopped after {seconds:.1f} s"
     return Assessment(
         passed=passed,
         why=why,
@@ -362,6 +372,11 @@ def text(found: Assessment) -> str:
         lines.append(f"  {WORDS[kind]}: target {target:.4g}, {when}; best {best:.4g}, last {last:.4g}")
     if found.kept_on:
         lines.append("  It was not stopped: its numbers might have been percent. If they are shares: --scale fraction")
+    if found.unclear is None and (silent := [kind for kind in found.goal.targets() if not found.readings[kind]]):
+        cures = " and ".join(f"--{kind}-pattern '{kind.upper()}=([\\d.]+)'" for kind in silent)
+        lines.append(
+            f"  Say how it is printed, with the number in brackets; for example of '{silent[0].upper()}=0.9': {cures}"
+        )
     if found.unclear is not None and not all(found.readings[kind] for kind in found.goal.targets()):
         fix = "say what it is with --train-pattern or --val-pattern"
         lines.append(f"  A line names an accuracy, but not of what; {fix}: {found.unclear[:120]}")

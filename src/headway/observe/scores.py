@@ -119,7 +119,7 @@ def _compiled(pattern: str, where: str) -> re.Pattern[str]:
         return re.compile(pattern, re.IGNORECASE)
     except re.error as error:
         fix = r"For example: 'accuracy on the test images: ([\d.]+)'."
-        raise UsageError(f"{pattern!r} is no regular expression ({error})", where=where, fix=fix) from None
+        raise UsageError(f"'{pattern}' is no regular expression ({error})", where=where, fix=fix) from None
 
 
 def _named(line: str) -> Iterator[tuple[Kind | None, Reading]]:
