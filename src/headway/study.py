@@ -58,7 +58,7 @@ def landscape(
         sets=sets,
         statistics=statistics,
     )
-    with Counter("Drawing", "places", say) as progress:
+    with Counter("Measuring the loss", "passes over the images", say) as progress:
         found = run(folders, options, say=say, progress=progress)
     page = landscape_page.write(found, out)
     show(found.to_json() | {"page": str(page)}, as_json, f"{landscape_page.text(found)}\nPage: {page}")

@@ -22,7 +22,7 @@ from headway.train.precision import Precision
 from headway.train.progress import Silent
 from headway.train.recipe import TrainRecipe
 from headway.train.setup import Setup, set_up
-from headway.train.task import Classification, Regression, Target, Task
+from headway.train.task import Classification, Regression, Target, Task, better
 from headway.train.trainer import Trainer
 
 
@@ -150,3 +150,18 @@ def test_clipping_comes_after_all_micro_batches(folder: Path, tmp_path: Path) ->
         assert norm == pytest.approx(0.01, rel=1e-4)
     for name, value in whole.items():
         torch.testing.assert_close(parts[name], value, rtol=0, atol=1e-7)
+
+
+def test_of_equal_accuracies_the_lower_loss_is_the_better() -> None:
+    """A run that has diverged is as accurate as chance: its weights do not stand for the run's best."""
+    accuracy = Classification(Target(kind="class", classes=("a", "b"), numbers=1))
+    error = Regression(Target(kind="value", classes=(), numbers=1))
+    best = {"accuracy": 0.1, "absolute_error": 0.1, "loss": 2.3}
+    nan = float("nan")
+    for task, name in ((accuracy, "accuracy"), (error, "absolute_error")):
+        for loss, expected in ((2.2, True), (2.3, False), (900.0, False), (nan, False)):
+            assert better(task, {name: 0.1, "loss": loss}, best) is expected
+        assert better(task, {name: 0.1, "loss": 900.0}, {name: 0.1, "loss": nan})
+        assert not better(task, {name: nan, "loss": 0.0}, best)
+    assert better(accuracy, {"accuracy": 0.2, "loss": 900.0}, best)
+    assert not better(error, {"absolute_error": 0.2, "loss": 0.0}, best)

@@ -273,3 +273,22 @@ def test_a_set_that_is_not_there_needs_its_size(goyal: Path, folder: Path, tmp_p
     assert headway("schedule", goyal, "--samples", "0", status=2).out == ""
     synthetic = headway("schedule", folder / "recipe.yaml", "data={train: synthetic}", "--json").json()
     assert synthetic["samples"] == 50_000
+
+
+def test_the_page_has_words_for_what_is_unset_and_an_axis_from_zero(goyal: Path) -> None:
+    made = {one.name: one for one in drawing._panels(shown(goyal, "schedule=constant"))}
+    low, high = made["lr"].data["y_range"]
+    assert (low, high) == (0.0, pytest.approx(1.1 * made["lr"].data["series"][0]["y"][0]))
+    cells = {key: value for key, value, _ in made["recipe"].data["rows"]}
+    assert cells["batch_growth"] == "unset"
+    assert cells["optimizer.no_decay"] in ("true", "false")
+    assert not {"None", "True", "False"} & set(cells.values())
+    moving = {one.name: one for one in drawing._panels(shown(goyal))}
+    assert moving["lr"].data["y_range"] is None
+
+
+def test_a_warm_up_from_the_base_of_a_larger_batch_is_told(goyal: Path) -> None:
+    """It would begin at the rate at which it ends."""
+    said = "The warm-up of 5 epochs begins at the rate at which it ends, so that nothing rises: take a larger batch"
+    assert any(said in one for one in shown(goyal, "batch=128").warnings)
+    assert not any("warm-up of" in one for one in shown(goyal).warnings)

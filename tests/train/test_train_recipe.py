@@ -100,7 +100,7 @@ REFUSED = {
     "a typo": ("optimiser={name: sgd, lr: 0.1}", "there is no key 'optimiser'. Did you mean 'optimizer'?"),
     "a typo deep down": ("data.trian=x", "there is no key 'data.trian'. Did you mean 'train'?"),
     "a typo in a group": ("optimizer.groups=[{match: '.*', lr_scal: 2}]", "Did you mean 'lr_scale'?"),
-    "a wrong type": ("batch=many", "batch: Input should be a valid integer"),
+    "a wrong type": ("batch=many", "batch: Input should be a whole number, not 'many'"),
     "a wrong choice": ("precision=fp8", "precision: "),
     "no batch": ("batch=0", "batch: Input should be greater than or equal to 1"),
     "no epochs": ("epochs=0", "epochs: Input should be greater than 0"),
@@ -154,7 +154,18 @@ REFUSED = {
         "task.factory=headway.train.task:Regression",
         "Regression wants numbers for a label, the data has a class.",
     ),
-    "a task's argument": ("task.args={label_smoothin: 0.1}", "label_smoothin"),
+    "a task's argument": (
+        "task.args={label_smoothin: 0.1}", "argument 'label_smoothin'. Did you mean 'label_smoothing'?"
+    ),
+    "another optimizer": ("optimizer={name: lrs, lr: 1}", "not 'lrs'. Did you mean 'lars'?"),
+    "a group of one": ("model.batch_norm={ghost: 1}", "ghost: Input should be greater than or equal to 2"),
+    "frozen too late": (
+        "model.freeze_after=[{match: x, after_epochs: 1}, {match: y, after_epochs: 2}]",
+        "model.freeze_after.1.after_epochs has 2, and the run ends at epoch 2",
+    ),
+    "two falls the wrong way": (
+        "schedule={name: multi_step, milestones_epochs: [1, 0.5]}", "schedule.milestones_epochs: [1.0, 0.5] do not rise"
+    ),
     "a task's share": ("task.args={label_smoothing: 1.5}", "1.5 is no share in [0, 1)"),
     "a sink": ("sinks=[tensorbord]", "sinks.0: "),
     "an unmatched parameter": ("optimizer.groups=[{match: bias}]", "no group matches '1.weight'."),
@@ -170,7 +181,7 @@ REFUSED = {
         "model.freeze_after.0: 'whiten' matches no trained parameter. There are for example: 1.weight, 1.bias.",
     ),
     "frozen after the end": (
-        "model.freeze_after=[{match: bias, after_epochs: 2}]", "model.freeze_after has 2, and the run ends at epoch 2"
+        "model.freeze_after=[{match: bias, after_epochs: 2}]", "model.freeze_after.0.after_epochs has 2, and the run ends at epoch 2"
     ),
     "no pattern": ("model.freeze_after=[{match: '(', after_epochs: 1}]", "'(' is no regular expression"),
     "a large shift": ("evaluate.shift=8", "a shift of 8 is no less than the image's side of 8. Set it to at most 7."),

@@ -72,10 +72,16 @@ class UserCodeError(HeadwayError):
     """The user's own code failed; the cause carries their traceback, which is always shown."""
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """`did you mean 'x'?` for the closest known word, or the list of known words where none is close."""
+def nearest(word: str, known: Iterable[str], *, only_close: bool = False) -> str:
+    """`did you mean 'x'?` for the closest known word, or the list of known words where none is close.
+
+    Args:
+        only_close: nothing where none is.
+    """
     names = sorted(known)
+    if only_close and not names:
+        return ""
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if close:
         return f"Did you mean {close[0]!r}?"
-    return f"Known here: {', '.join(names)}." if names else ""
+    return f"Known here: {', '.join(names)}." if names and not only_close else ""

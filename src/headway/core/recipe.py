@@ -30,7 +30,7 @@ def expect_patterns(*patterns: str) -> None:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"{pattern!r} is no regular expression: {error}") from None
+            raise ValueError(f"'{pattern}' is no regular expression: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -111,6 +111,11 @@ for _dialect in (_Yaml, _YamlWriter):
     _dialect.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
     )
+
+
+def written(value: Any) -> str:
+    """A value of `leaves` for a table: as a recipe has it, and `unset` for none."""
+    return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _parse(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
@@ -230,8 +235,20 @@ _KIND = re.compile(r"(constrained-)?(int|float|str|bool)|.*\[.*\]")
 """What pydantic adds to a key where a value may be of several kinds, as in `micro_batch.int`."""
 
 
+WORDS = {
+    **dict.fromkeys(("int_from_float", "int_parsing", "int_type"), "a whole number"),
+    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
+    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
+    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a mapping of keys to values"),
+    "string_type": "a text",
+}
+"""What pydantic's kinds of errors want, in a recipe's words."""
+
+
 def _explain(error: ValidationError, model: type[Part], path: Path, origins: Mapping[str, str]) -> str:
     out = []
+    kinds: dict[str, tuple[int, list[str]]] = {}  # place in `out`, and what a value of several kinds should be
     for entry in error.errors(include_url=False):
         keys = [str(part) for part in entry["loc"] if not _KIND.fullmatch(str(part))]
         dotted = ".".join(keys)
@@ -245,11 +262,25 @@ def _explain(error: ValidationError, model: type[Part], path: Path, origins: Map
         elif entry["type"] == "missing":
             out.append(f"{where}the key {dotted!r} is missing.")
         elif entry["type"] == "value_error":
-            text = entry["msg"].removeprefix("Value error, ")
+            text = entry["msg"].removeprefix("Value error, ").removeprefix(f"{keys[-1]} " if keys else "")
             out.append(f"{where}{dotted + ': ' if dotted else ''}{text}")
         else:
-            out.append(f"{where}{dotted}: {entry['msg']}, not {entry['input']!r}.")
+            kind = WORDS.get(entry["type"]) or entry["msg"].removeprefix("Input should be ")
+            if dotted not in kinds:
+                kinds[dotted] = (len(out), [])
+                out.append("")
+            place, found = kinds[dotted]
+            found.append(kind)
+            close = nearest(entry["input"], _choices(entry), only_close=True)
+            what = f"{where}{dotted}: Input should be {' or '.join(found)}, not {entry['input']!r}."
+            out[place] = f"{what} {close}".rstrip()
     return "\n".join(out)
+
+
+def _choices(entry: Any) -> list[str]:
+    """What a text may be, where it is one of several."""
+    texts = entry["type"] == "literal_error" and isinstance(entry["input"], str)
+    return re.findall(r"'([^']*)'", entry["ctx"]["expected"]) if texts else []
 
 
 def _part_at(model: type[Part], keys: Sequence[str]) -> type[Part] | None:

@@ -11,7 +11,7 @@ from headway.core.recipe import Part, expect_patterns
 class BatchNormRecipe(Part):
     """Of every batch norm of the network."""
 
-    ghost: int | None = Field(default=None, ge=1)
+    ghost: int | None = Field(default=None, ge=2)
     """Most samples whose statistics are taken together while training; unset: all that are on this device at once.
     Hoffer et al. 2017, "Train longer, generalize better" (arXiv 1705.08741): with a large batch, small groups keep the
     accuracy. A batch that is no multiple is divided into the fewest groups, whose sizes differ by at most one."""

@@ -32,7 +32,8 @@ Factor = Annotated[float, Field(ge=0, le=1)]
 
 
 class ScheduleRecipe(Part):
-    """How the learning rate moves during a run; it is the optimizer's `lr` times a factor from 0 to 1."""
+    """How the learning rate moves during a run; it is the optimizer's `lr` times a factor from 0 to 1. A name alone
+    stands for its defaults: `schedule: cosine`."""
 
     name: Literal["constant", "step", "multi_step", "exponential", "cosine", "polynomial", "triangular"]
     """`constant`; `step` falls by a fixed factor at even distances, `multi_step` at milestones; `exponential` falls as
@@ -60,6 +61,11 @@ class ScheduleRecipe(Part):
     """Of `triangular`: share of the run after which the factor is 1."""
     end: Factor = 0.0
     """Of `cosine`, `polynomial` and `triangular`: factor at the end of the run."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _fits(self) -> ScheduleRecipe:

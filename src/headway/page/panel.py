@@ -97,6 +97,14 @@ def lines(
     return Panel(name=name, title=title, kind="lines", data=data, **panel)
 
 
+def from_zero(values: Sequence[float | None]) -> tuple[float, float] | None:
+    """The `y_range` of a quantity that is never below 0, where it is constant: left to itself, an axis around one value
+    reaches below 0. None where the values have a range of their own."""
+    found = {value for value in values if value is not None}
+    most = max(found, default=0.0)
+    return (0.0, 1.1 * most) if len(found) == 1 and most > 0 else None
+
+
 def bars(
     name: str,
     title: str,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from headway.core.recipe import written
 from headway.page import panel, report
 from headway.page.panel import Panel
 from headway.train.preview import Point, Preview
@@ -119,7 +120,7 @@ def _panels(found: Preview) -> list[Panel]:
     rates: list[float | None] = [point.lr for point in points]
     falls = ("step", "multi_step", "exponential")  # by a factor each time: the last ones are lost beside the first
     curves: tuple[tuple[str, str, str, list[float | None], tuple[float, float] | None], ...] = (
-        ("lr", "Learning rate", "learning rate", rates, None),
+        ("lr", "Learning rate", "learning rate", rates, panel.from_zero(rates)),
         ("lr-log", "Learning rate, by its powers of ten", "learning rate", rates, None),
         ("lr-rmsprop", "Learning rate of RMSprop", "learning rate", [point.lr_rmsprop for point in points], None),
         ("momentum", "Momentum", "momentum", [point.momentum for point in points], (0.0, 1.0)),
@@ -143,7 +144,7 @@ def _panels(found: Preview) -> list[Panel]:
     columns = ("step", "epoch", "learning rate", "momentum", "batch", "what")
     origins = found.loaded.origins
     leaves = [leaf for leaf in found.loaded.leaves() if leaf[0].partition(".")[0] in OF_A_SCHEDULE]
-    rows = [(key, str(value), origins.get(key, "default")) for key, value in leaves]
+    rows = [(key, written(value), origins.get(key, "default")) for key, value in leaves]
     wide: dict[str, Any] = {"section": "Steps", "width": "full"}
     return [
         panel.cards("length", "Run", cards, section="Schedule", order=100, note=" ".join(found.warnings)),

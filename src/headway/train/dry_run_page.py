@@ -36,7 +36,7 @@ def page(found: DryRun) -> str:
         (
             "optimizer",
             f"{step.update.optimizer}: {size(step.update.state_bytes)} of state, "
-            f"{step.update.passes:.3g} passes over the weights",
+            f"{step.update.passes:.1f} passes over the weights",
         ),
         ("exchange", _exchange(found)),
     ]

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.files import write_whole
+from headway.core.recipe import written
 from headway.core.run import Run
 from headway.page import panel, report
 from headway.page.panel import Panel
@@ -122,7 +123,7 @@ def _recipes(found: Landscape) -> list[Panel]:
     if len(found.runs) < 2:
         return []
     keys = list(found.runs[0].recipe)
-    rows = [[one.name, *(str(one.recipe[key]) for key in keys)] for one in found.runs]
+    rows = [[one.name, *(written(one.recipe[key]) for key in keys)] for one in found.runs]
     note = "Batch, learning rate and weight decay, and what else differs between the recipes."
     table: dict[str, Any] = {"section": SECTION, "order": 601, "width": "full", "note": note}
     return [panel.table(f"{PREFIX}recipes", "What the runs differ in", ["run", *keys], rows, **table)]

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from headway.core.files import write_whole
+from headway.core.recipe import written
 from headway.core.run import Run
 from headway.data.dataset import Dataset
 from headway.data.reference import picture
@@ -186,15 +187,14 @@ def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> lis
             found = [r for r in train if name in r]  # older records do not tell the batch
             epochs, values = [r["epoch"] for r in found], [r[name] for r in found]
             if name != "batch" or len(set(values)) > 1:
-                out.append(_curve(name, title, label, [(label, epochs, values)], order=250 + place))
+                series, bounds = [(label, epochs, values)], panel.from_zero(values)
+                out.append(_curve(name, title, label, series, order=250 + place, y_range=bounds))
     return out
 
 
-def _curve(name: str, title: str, y_label: str, series: list[Any], order: int) -> Panel:
+def _curve(name: str, title: str, y_label: str, series: list[Any], **more: Any) -> Panel:
     """A panel over epochs in the section on training."""
-    return panel.lines(
-        f"curve-{name}", title, series, x_label="epoch", y_label=y_label, section="Training", order=order
-    )
+    return panel.lines(f"curve-{name}", title, series, x_label="epoch", y_label=y_label, section="Training", **more)
 
 
 def _time(train: list[dict[str, Any]], summary: dict[str, Any]) -> list[Panel]:
@@ -294,7 +294,7 @@ def _flat(recipe: str) -> dict[str, str]:
             for key, value in tree.items():
                 walk(value, f"{path}.{key}" if path else str(key))
         else:
-            out[path] = str(tree)
+            out[path] = written(tree)
 
     walk(yaml.safe_load(recipe), "")
     return out

@@ -17,7 +17,7 @@ from headway.data.options import SYNTHETIC, SyntheticRecipe
 from headway.optim.pace import Pace
 from headway.optim.rate import number
 from headway.optim.schedule import Mark, Schedule
-from headway.train.rates import check_length, length, odd_length, resolve_rates, warnings
+from headway.train.rates import check_length, length, oddities, resolve_rates, warnings
 from headway.train.recipe import TrainRecipe
 
 CURVE_POINTS = 600
@@ -168,7 +168,7 @@ def preview(path: Path, overrides: Sequence[str], samples: int | None = None) ->
         pace=recipe.optimizer.pace(samples / recipe.batch),
         lr=number(recipe.optimizer.lr, "optimizer.lr"),
         momentum=shown.get("momentum", (shown.get("betas") or (None,))[0]),
-        warnings=[*warnings(recipe), *odd_length(recipe, samples, plan, steps)],
+        warnings=[*warnings(recipe), *oddities(recipe, samples, plan, steps)],
     )
 
 

@@ -57,17 +57,22 @@ def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
     return loaded.resolve_all(values) if values else loaded
 
 
-def odd_length(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> list[str]:
-    """What is to be said of a run of very few steps, each of which is large, or one that ends elsewhere than asked."""
+def oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> list[str]:
+    """What is hardly meant: very few steps, each of which is large; an end elsewhere than asked; a flat warm-up."""
+    out = []
+    if recipe.schedule.warmup_epochs and recipe.schedule.warmup_start == 1:
+        what = f"The warm-up of {recipe.schedule.warmup_epochs:g} epochs begins at the rate at which it ends"
+        fix = "take a larger batch (base is the rate of `per`), or remove schedule.warmup_epochs"
+        out.append(f"{what}, so that nothing rises: {fix}.")
     asked, ends = number(recipe.epochs, "epochs"), plan.position_of(steps) / samples
     few = steps < FEW and plan.largest > min(LARGE, samples)
     if not few and abs(ends / asked - 1) <= OFF:
-        return []
+        return out
     size = f"{'up to ' if plan.grows else ''}{plan.largest:,}"
     what = f"The run has {steps:,} step{'s'[: steps > 1]} of {size} samples, {plan.largest / samples:.3g} epochs each"
     if abs(ends / asked - 1) > OFF:
         what += f", and ends after {ends:.4g} epochs in place of {asked:.4g}, as every step is full"
-    return [f"{what}. {'So few steps hardly train: set' if few else 'Set'} batch to less, or train for longer."]
+    return [*out, f"{what}. {'So few steps hardly train: set' if few else 'Set'} batch to less, or train for longer."]
 
 
 def length(recipe: TrainRecipe, samples: int) -> tuple[BatchPlan, int]:

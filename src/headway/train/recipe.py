@@ -162,7 +162,10 @@ class TrainRecipe(Part):
         for key, milestones in {
             "schedule.every_epochs": (schedule.every_epochs,) if schedule.name == "step" else (),
             "schedule.milestones_epochs": schedule.milestones_epochs,
-            "model.freeze_after": tuple(part.after_epochs for part in self.model.freeze_after),
+            **{
+                f"model.freeze_after.{place}.after_epochs": (part.after_epochs,)
+                for place, part in enumerate(self.model.freeze_after)
+            },
             "batch_growth.milestones_epochs": () if growth is None else growth.milestones_epochs,
         }.items():
             late = [epoch for epoch in milestones if epoch is not None and epoch >= epochs]

@@ -40,7 +40,7 @@ from headway.train.inputs import Inputs, Rehearsal, Say, open_inputs
 from headway.train.log import BESIDES_METRICS
 from headway.train.memory import largest_micro_batch
 from headway.train.precision import TYPES, Precision, emulated, fastest, here
-from headway.train.rates import check_length, length, odd_length, resolve_rates, warnings
+from headway.train.rates import check_length, length, oddities, resolve_rates, warnings
 from headway.train.recipe import NO_GRAPHS, TrainRecipe
 from headway.train.trial import attempt
 
@@ -290,7 +290,7 @@ def _built(
 
     plan, steps = length(recipe, samples)
     check_length(recipe, steps)
-    for text in (*odd_length(recipe, samples, plan, steps), *_grows(recipe, inputs, steps, plan)) if fresh else ():
+    for text in (*oddities(recipe, samples, plan, steps), *_grows(recipe, inputs, steps, plan)) if fresh else ():
         say(text)
     if fresh and ranks is not None:
         _say_ghost(loaded.recipe, ranks.launched_size, say)

@@ -6,13 +6,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional as F
 
-from headway.core.errors import HeadwayError, RecipeError, UserCodeError
+from headway.core.errors import HeadwayError, RecipeError, UserCodeError, nearest
 from headway.core.importing import import_path
 from headway.data.columns import LabelKind
 from headway.train.recipe import TaskRecipe
@@ -171,7 +172,9 @@ def build(recipe: TaskRecipe, target: Target, base: Path) -> Task:
         raise
     except TypeError as error:
         if ours:
-            raise RecipeError(str(error).partition(") ")[2] or str(error), where="task.args") from None
+            unknown = [key for key in recipe.args if key not in (known := signature(factory).parameters)]
+            fix = nearest(unknown[0], [one for one in known if one != "target"]) if unknown else ""
+            raise RecipeError(str(error).partition(") ")[2] or str(error), where="task.args", fix=fix) from None
         raise UserCodeError(f"{recipe.factory!r} failed: {error}", where="task") from error
     except Exception as error:
         raise UserCodeError(f"{recipe.factory!r} failed: {type(error).__name__}: {error}", where="task") from error
@@ -188,6 +191,9 @@ def reaches(task: Task, name: str, value: float, goal: float) -> bool:
 
 
 def better(task: Task, metrics: Mapping[str, float], best: Mapping[str, float]) -> bool:
-    """Whether an evaluation is better than the best before, by the primary metric; one that is no number is not."""
+    """Whether an evaluation is better than the best before, by the primary metric; one that is no number is not. Of
+    equal ones the lower loss decides: a run that has diverged is as accurate as chance, as its untrained network is."""
     name = task.primary
+    if metrics[name] == best[name]:
+        return metrics["loss"] < best["loss"] or (math.isnan(best["loss"]) and not math.isnan(metrics["loss"]))
     return not math.isnan(metrics[name]) and not reaches(task, name, best[name], metrics[name])
