@@ -181,7 +181,8 @@ REFUSED = {
         "model.freeze_after.0: 'whiten' matches no trained parameter. There are for example: 1.weight, 1.bias.",
     ),
     "frozen after the end": (
-        "model.freeze_after=[{match: bias, after_epochs: 2}]", "model.freeze_after.0.after_epochs has 2, and the run ends at epoch 2"
+        "model.freeze_after=[{match: bias, after_epochs: 2}]",
+        "model.freeze_after.0.after_epochs has 2, and the run ends at epoch 2",
     ),
     "no pattern": ("model.freeze_after=[{match: '(', after_epochs: 1}]", "'(' is no regular expression"),
     "a large shift": ("evaluate.shift=8", "a shift of 8 is no less than the image's side of 8. Set it to at most 7."),
