@@ -71,7 +71,10 @@ fuzz: $(VENV)/.base ## damaged JPEGs through the native core under sanitizers (C
 	$(BIN)/python -m tests.fuzz.campaign $(or $(COUNT),200000) $(or $(SEED),0)
 
 check: lint docs peers benches ## everything that takes longer: linters, docs, benches, peers, long tests
-	$(BIN)/python -m pytest -m "check or peers" --durations=10
+	# Hosts that are network namespaces, and the memory of a process, want the machine for themselves.
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "check or peers" --durations=10 \
+	  --ignore tests/multihost --ignore tests/data/test_loader_memory.py
+	$(BIN)/python -m pytest -m check --durations=5 tests/multihost tests/data/test_loader_memory.py
 
 lint: $(VENV)/.tools ## ruff, mypy, and the floors
 	$(BIN)/ruff check
