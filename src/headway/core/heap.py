@@ -1,8 +1,8 @@
 """Freed memory stays with the process, where a network is trained on a CPU.
 
 glibc gives blocks of 32 MB and more, often of 128 kB and more, back to the system as soon as they are freed. A training
-step on a CPU frees its activations and asks for as many again: the system has to fill every page with zeros anew. On
-two cores that is a third of the time of a step of 8,192 images through a small network (`bench.heap`).
+step on a CPU frees its activations and asks for as many again: the system has to fill every page with zeros anew. Of a
+step of 8,192 images through a small network that is a quarter of the time (`bench.heap`).
 """
 
 from __future__ import annotations
