@@ -37,15 +37,12 @@ from time import perf_counter
 import torch
 from torch.nn import functional as F
 
+from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report, take_turns
-from headway.core.recipe import load
-from headway.core.run import Run
 from headway.train.progress import Silent
-from headway.train.recipe import TrainRecipe
-from headway.train.setup import Setup, set_up
+from headway.train.setup import Setup
 from headway.train.trainer import Trainer
 
-BIG = 10**9
 PLAIN = "plain"
 HALF = ("half_weights=true",)
 ARMS: dict[str, tuple[str, ...]] = {
@@ -87,17 +84,19 @@ def fitting_batch(memory_bytes: int) -> int:
 
 
 def setup_of(size: Size, overrides: tuple[str, ...], folder: Path, device: torch.device) -> Setup:
-    recipe = folder / "recipe.yaml"
-    recipe.write_text(
-        f"data: {{train: synthetic, synthetic: {{size: [{size.side}, {size.side}], classes: {size.classes}}}}}\n"
-        f"model: {{factory: '{size.factory}'}}\n"
-        f"task: {{args: {{label_smoothing: {SMOOTHING}}}}}\n"
-        f"optimizer: {{name: sgd, lr: {LR}, momentum: {MOMENTUM}, weight_decay: {DECAY}}}\n"
-        f"schedule: {{name: cosine}}\nbatch: {size.batch}\nepochs: {BIG}\nprecision: bf16\n"
-        f"checkpoint: {{every_steps: {BIG}}}\n"
+    options = (
+        f"data.synthetic.classes={size.classes}",
+        f"task.args.label_smoothing={SMOOTHING}",
+        f"optimizer={{name: sgd, lr: {LR}, momentum: {MOMENTUM}, weight_decay: {DECAY}}}",
+        "precision=bf16",
+        f"device={device.type}",
     )
-    loaded = load(recipe, (f"device={device.type}", *overrides), TrainRecipe)
-    return set_up(loaded, say=lambda text: print(f"  {text}", file=sys.stderr))
+    sides = (size.side, size.side)
+    return synthetic.setup(size.factory, sides, size.batch, folder, *options, *overrides, say=_said)
+
+
+def _said(text: str) -> None:
+    print(f"  {text}", file=sys.stderr)
 
 
 def headway_arm(trainer: Trainer, steps: int) -> Callable[[], None]:
@@ -141,7 +140,7 @@ def built(
     counted = None if setup.counts is None else setup.counts.multiply_adds
     if name == PLAIN:
         return plain_arm(setup, size.steps), counted
-    trainer = stack.enter_context(closing(Trainer(setup, Run.create(folder / "run"), Silent())))
+    trainer = stack.enter_context(closing(synthetic.trainer(setup, folder, Silent())))
     return headway_arm(trainer, size.steps), counted
 
 

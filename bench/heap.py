@@ -68,23 +68,13 @@ def measured(batch: int, steps: int, heap: str) -> dict[str, float]:
 
 def arm(batch: int, steps: int) -> dict[str, Any]:
     """Seconds and page faults of a step, and the process's most memory in MB."""
-    from headway.core.recipe import load
-    from headway.core.run import Run
+    from bench import _synthetic as synthetic
     from headway.train.progress import Silent
-    from headway.train.recipe import TrainRecipe
-    from headway.train.setup import set_up
-    from headway.train.trainer import Trainer
 
     with tempfile.TemporaryDirectory() as name:
-        recipe = Path(name) / "recipe.yaml"
-        recipe.write_text(
-            "data: {train: synthetic, synthetic: {size: [32, 32]}}\n"
-            "model: {factory: 'bench._accuracy.narrow:narrow'}\n"
-            "optimizer: {name: sgd, lr: 0.001, momentum: 0.9}\n"
-            f"batch: {batch}\nepochs: 1000000\nprecision: fp32\ncheckpoint: {{every_epochs: 1000000}}\n"
-        )
-        setup = set_up(load(recipe, (), TrainRecipe), say=lambda _: None)
-        trainer = Trainer(setup, Run.create(Path(name) / "run"), Silent())
+        factory, folder = "bench._accuracy.narrow:narrow", Path(name)
+        setup = synthetic.setup(factory, (32, 32), batch, folder, say=lambda text: None)
+        trainer = synthetic.trainer(setup, folder, Silent())
         trainer.run(steps=3)
         before, begun = resource.getrusage(resource.RUSAGE_SELF), perf_counter()
         trainer.run(steps=steps)

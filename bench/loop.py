@@ -17,7 +17,6 @@ loop_ratio_procsN  steps/s of Headway over the hand-written loop with DDP, for a
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable
@@ -29,19 +28,16 @@ from rich.console import Console
 from torch import nn
 from torch.nn import functional as F
 
+from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report
-from headway.core.recipe import load
-from headway.core.run import Run
 from headway.train.elastic import Ranks
 from headway.train.hosts import hosts_of
 from headway.train.launch import launch
 from headway.train.progress import Bar
-from headway.train.recipe import TrainRecipe
-from headway.train.setup import Setup, set_up
+from headway.train.setup import Setup
 from headway.train.trainer import Display, Trainer
 
 STEPS = 50
-BIG = 10**9
 
 
 def perceptron(num_classes: int) -> nn.Module:
@@ -66,17 +62,10 @@ def headway_arm(
     display: Display,
     ranks: Ranks | None = None,
 ) -> Trainer:
-    """The Trainer of a run that never ends; of several ranks rank 0 makes its folder."""
-    recipe = folder / f"recipe-{os.getpid()}.yaml"
-    recipe.write_text(
-        f"data: {{train: synthetic, synthetic: {{size: [{size[0]}, {size[1]}], channels: {channels}}}}}\n"
-        f"model: {{factory: 'bench.loop:{factory}'}}\n"
-        f"optimizer: {{name: sgd, lr: 0.001, momentum: 0.9}}\nschedule: {{name: cosine}}\n"
-        f"batch: {batch}\nepochs: {BIG}\nprecision: fp32\ncheckpoint: {{every_steps: {BIG}}}\n"
-    )
-    setup = set_up(load(recipe, (), TrainRecipe), say=lambda text: print(text, file=sys.stderr), ranks=ranks)
-    run = Run.create(folder / "run") if ranks is None or ranks.speaks else Run(folder / "run")
-    return Trainer(setup, run, display, ranks)
+    """The Trainer of a network of this file."""
+    more = f"data.synthetic.channels={channels}"
+    found = synthetic.setup(f"bench.loop:{factory}", size, batch, folder, more, ranks=ranks)
+    return synthetic.trainer(found, folder, display, ranks)
 
 
 def bare_arm(setup: Setup, factory: Callable[[int], nn.Module], rank: int = 0, size: int = 1) -> Callable[[int], None]:

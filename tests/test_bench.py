@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from bench import _limit, device
+from bench import _limit, _synthetic, device
 from bench._arms import Comparison
 from hypothesis import given
 from hypothesis import strategies as st
@@ -127,7 +127,7 @@ def test_the_plain_loop_on_a_device_does_the_steps_of_the_trainer(tmp_path: Path
         (tmp_path / name).mkdir()
         setups.append(device.setup_of(device.TINY, (), tmp_path / name, cpu))
     begun = [value.detach().clone() for value in setups[0].model.parameters()]
-    trainer = device.Trainer(setups[1], device.Run.create(tmp_path / "run"), device.Silent())
+    trainer = _synthetic.trainer(setups[1], tmp_path, device.Silent())
     before = torch.backends.cudnn.benchmark
     device.plain_arm(setups[0], 3)()
     device.headway_arm(trainer, 3)()

@@ -1,0 +1,43 @@
+"""The Trainer of a run that never ends, on random images that lie on the device: for benches of all but the input."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from headway.core.recipe import load
+from headway.core.run import Run
+from headway.train.elastic import Ranks
+from headway.train.recipe import TrainRecipe
+from headway.train.setup import Setup, set_up
+from headway.train.trainer import Display, Trainer
+
+BIG = 10**9
+
+
+def setup(
+    factory: str,
+    size: tuple[int, int],
+    batch: int,
+    folder: Path,
+    *overrides: str,
+    ranks: Ranks | None = None,
+    say: Callable[[str], object] = lambda text: print(text, file=sys.stderr),
+) -> Setup:
+    """Of a network by its import path: momentum SGD, a cosine schedule, fp32, and what the overrides say."""
+    recipe = folder / f"recipe-{os.getpid()}.yaml"
+    recipe.write_text(
+        f"data: {{train: synthetic, synthetic: {{size: [{size[0]}, {size[1]}]}}}}\n"
+        f"model: {{factory: '{factory}'}}\n"
+        f"optimizer: {{name: sgd, lr: 0.001, momentum: 0.9}}\nschedule: {{name: cosine}}\n"
+        f"batch: {batch}\nepochs: {BIG}\nprecision: fp32\ncheckpoint: {{every_steps: {BIG}}}\n"
+    )
+    return set_up(load(recipe, overrides, TrainRecipe), say=say, ranks=ranks)
+
+
+def trainer(found: Setup, folder: Path, display: Display, ranks: Ranks | None = None) -> Trainer:
+    """Of several ranks rank 0 makes the run's folder."""
+    run = Run.create(folder / "run") if ranks is None or ranks.speaks else Run(folder / "run")
+    return Trainer(found, run, display, ranks)
