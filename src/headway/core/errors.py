@@ -79,8 +79,6 @@ def nearest(word: str, known: Iterable[str], *, only_close: bool = False) -> str
         only_close: nothing where none is.
     """
     names = sorted(known)
-    if only_close and not names:
-        return ""
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if close:
         return f"Did you mean {close[0]!r}?"

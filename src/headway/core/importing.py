@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib
 import importlib.util
@@ -113,4 +112,4 @@ def _failed(source: str, what: str, error: BaseException) -> NoReturn:
 def _hint(word: str, known: Iterable[str]) -> str:
     # A short list is shown whole; of a long one (torch has 1,400 names) only the close ones are worth reading.
     names = list(known)
-    return nearest(word, names if len(names) <= 20 else difflib.get_close_matches(word, names))
+    return nearest(word, names, only_close=len(names) > 20)

@@ -271,7 +271,8 @@ def _explain(error: ValidationError, model: type[Part], path: Path, origins: Map
                 out.append("")
             place, found = kinds[dotted]
             found.append(kind)
-            close = nearest(entry["input"], _choices(entry), only_close=True)
+            choices = _choices(entry)
+            close = nearest(entry["input"], choices, only_close=True) if choices else ""
             what = f"{where}{dotted}: Input should be {' or '.join(found)}, not {entry['input']!r}."
             out[place] = f"{what} {close}".rstrip()
     return "\n".join(out)

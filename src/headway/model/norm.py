@@ -67,7 +67,7 @@ class GhostBatchNorm(_BatchNorm):
         out = torch.cat(
             [self._normalised(part, mean, var) for part, mean, var in zip(parts, means, variances, strict=True)]
         )
-        self._track(len(x), means, variances)
+        self._track(least, larger, means, variances)
         return out
 
     def _normalised(self, part: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
@@ -75,12 +75,13 @@ class GhostBatchNorm(_BatchNorm):
         return F.batch_norm(part, mean, var, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
 
     @torch.no_grad()
-    def _track(self, samples: int, means: Tensor, variances: Tensor) -> None:
+    def _track(self, least: int, larger: int, means: Tensor, variances: Tensor) -> None:
+        """Of groups of `least` samples, the first `larger` of which have one more."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        least, larger = divmod(samples, len(means))  # the first `larger` groups have one sample more
+        samples = least * len(means) + larger
         batches = self.num_batches_tracked.to(means.dtype)
         for running, found in ((self.running_mean, means), (self.running_var, variances)):
             now = (found.sum(0) * least + found[:larger].sum(0)) / samples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf
-from typing import Any, final
+from typing import Any, final, get_args
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from headway.optim.layerwise import LayerWise, expect_length, refuse
 from headway.optim.pace import POWERS, Warmup
 from headway.optim.work import Group, Rule, Work
 
-WARMUPS = ("linear", "power2", "sqrt", "lars")
+WARMUPS = get_args(Warmup)
 
 
 @final

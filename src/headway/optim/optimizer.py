@@ -12,7 +12,7 @@ from headway.core.recipe import Part
 from headway.optim import pace
 from headway.optim.groups import GroupRecipe
 from headway.optim.options import refuse_unused, without_unused
-from headway.optim.pace import Pace
+from headway.optim.pace import Pace, Warmup
 from headway.optim.rate import Scalable
 
 USERS = {
@@ -111,7 +111,7 @@ class OptimizerRecipe(Part):
     batch_scale: int = Field(default=1, ge=1)
     """Of `lbsgd`: so many steps make a macro-batch, after which weights move once, at up to batch_scale * lr. Steps at
     the end of the run that fill no macro-batch move nothing."""
-    warmup: Literal["linear", "power2", "sqrt", "lars"] = "linear"
+    warmup: Warmup = "linear"
     """Of `lbsgd`: how the rate rises from lr to batch_scale * lr; `lars`: a rate for each layer instead."""
     warmup_epochs: float = Field(default=5.0, ge=0, allow_inf_nan=False)
     """Of `lbsgd`: for how long. Epochs of steps of the first batch."""
