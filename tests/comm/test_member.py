@@ -268,21 +268,24 @@ def chaos(seed: int, events: int) -> None:
                     worker.tell("bye")
                 case "leave":
                     worker.tell("leave 1000")
-            if not made.began:  # one that is lost before the start is replaced, as a launcher does
-                for local in range(2):
-                    for host in range(2):
-                        present = [one for one in made.workers.values() if one.id.startswith(f"{host}.{local}.")]
-                        if all(one.process.poll() is not None for one in present):
-                            attempts += 1
-                            made.start(f"{host}.{local}.{attempts}")
+            replace_early_losses(made)
             threading.Event().wait(chance.choice((0, 0, 0.01, 0.1, 0.4)))
         for worker in stopped:
             worker.signal(signal.SIGCONT)
         settle(made)
 
 
+def replace_early_losses(made: Fleet) -> None:
+    """One that is lost before the start is replaced, as a launcher does."""
+    for place in ("0.0", "0.1", "1.0", "1.1") if not made.began else ():
+        present = [one for one in made.workers.values() if one.id.startswith(f"{place}.")]
+        if all(one.process.poll() is not None for one in present):
+            made.start(f"{place}.{100 + len(made.workers)}")
+
+
 def settle(made: Fleet) -> None:
     def agreed() -> bool:
+        replace_early_losses(made)  # on a busy machine they are still about to start
         if not made.began or over(made):
             return not alive(made)
         newest = made.formed[-1]
