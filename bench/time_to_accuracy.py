@@ -38,6 +38,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from bench._accuracy import airbench, cifar, ours
 from bench._accuracy.arm import ArmEndedError, run
@@ -86,7 +87,8 @@ def settings_of(arm: str, asked_of: dict[str, dict[str, Any]]) -> str:
     for what it imports of Headway."""
     if arm == "port":
         return digest([asked_of[arm], sources(ROOT, [PORT])])
-    return digest([asked_of[arm], ours.RECIPE.read_text(encoding="utf-8"), sources(ROOT, [PORT, OURS])])
+    values = yaml.safe_load(ours.RECIPE.read_text(encoding="utf-8"))  # its comments do not count
+    return digest([asked_of[arm], values, sources(ROOT, [PORT, OURS])])
 
 
 def code_of(files: list[str]) -> str | None:

@@ -225,7 +225,11 @@ def test_code_is_told_apart_by_its_contents_and_places(tmp_path: Path) -> None:
     assert len(set(found)) == 3
 
 
-def test_kept_runs_of_another_recipe_or_port_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_runs_of_another_recipe_or_port_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = time_to_accuracy.ours.RECIPE.read_text(encoding="utf-8")
+    longer, commented = tmp_path / "longer.yaml", tmp_path / "commented.yaml"
+    longer.write_text(recipe.replace("epochs: 8", "epochs: 9", 1))
+    commented.write_text(f"# the same\n{recipe}")
     asked: dict[str, dict[str, Any]] = {"port": {}, "headway": {}}
 
     def now() -> list[str]:
@@ -233,13 +237,14 @@ def test_kept_runs_of_another_recipe_or_port_do_not_count(monkeypatch: pytest.Mo
 
     before = now()
     other = time_to_accuracy.ROOT / "bench/_common.py"
-    for place, name, voided in (
-        (time_to_accuracy, "PORT", [True, True]),
-        (time_to_accuracy, "OURS", [False, True]),
-        (time_to_accuracy.ours, "RECIPE", [False, True]),
+    for place, name, file, voided in (
+        (time_to_accuracy, "PORT", other, [True, True]),
+        (time_to_accuracy, "OURS", other, [False, True]),
+        (time_to_accuracy.ours, "RECIPE", longer, [False, True]),
+        (time_to_accuracy.ours, "RECIPE", commented, [False, False]),
     ):
         with monkeypatch.context() as patched:
-            patched.setattr(place, name, other)
+            patched.setattr(place, name, file)
             assert [one != two for one, two in zip(now(), before, strict=True)] == voided
     asked["port"]["epochs"] = 1
     assert [one != two for one, two in zip(now(), before, strict=True)] == [True, False]
