@@ -241,7 +241,6 @@ def chaos(seed: int, events: int) -> None:
     with fleet(FOUR, timeout_s=1.0) as made:
         made.start(*IDS)
         stopped: list[Worker] = []
-        attempts = 0
         for _ in range(events):
             awake = [one for one in alive(made) if one not in stopped]
             if over(made) or not awake:
@@ -260,8 +259,7 @@ def chaos(seed: int, events: int) -> None:
                 case "wake" if stopped:
                     stopped.pop(chance.randrange(len(stopped))).signal(signal.SIGCONT)
                 case "join" if made.began:
-                    attempts += 1
-                    made.start(f"{chance.randrange(3)}.{chance.randrange(2)}.{attempts}", joining=True)
+                    made.start(f"{chance.randrange(3)}.{chance.randrange(2)}.{len(made.workers)}", joining=True)
                 case "slow":
                     worker.tell(f"slow {chance.uniform(0, 0.3):.3f}")
                 case "bye":
@@ -277,10 +275,10 @@ def chaos(seed: int, events: int) -> None:
 
 def replace_early_losses(made: Fleet) -> None:
     """One that is lost before the start is replaced, as a launcher does."""
-    for place in ("0.0", "0.1", "1.0", "1.1") if not made.began else ():
-        present = [one for one in made.workers.values() if one.id.startswith(f"{place}.")]
-        if all(one.process.poll() is not None for one in present):
-            made.start(f"{place}.{100 + len(made.workers)}")
+    for host, local in FOUR if not made.began else ():
+        present = [one for one in alive(made) if one.id.startswith(f"{host}.{local}.")]
+        if not present:
+            made.start(f"{host}.{local}.{len(made.workers)}")
 
 
 def settle(made: Fleet) -> None:
