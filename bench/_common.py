@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -12,7 +11,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
+from headway.core.statistics import median_interval as median
+
+__all__ = ["Claim", "arguments", "machine", "median", "parser", "report", "table", "take_turns"]
 
 
 @dataclass(frozen=True)
@@ -35,15 +36,6 @@ def parser(description: str) -> argparse.ArgumentParser:
     found.add_argument("--quick", action="store_true", help="fewer rounds: shows that it works, not a figure to quote")
     found.add_argument("--json", type=Path, metavar="FILE", help="write machine and claims here")
     return found
-
-
-def median(values: Sequence[float]) -> tuple[float, float, float]:
-    """(median, low, high): the 95 % interval of the median by order statistics (binomial, p = 1/2)."""
-    ordered = np.sort(values)
-    n = len(ordered)
-    reach = 1.96 * math.sqrt(n) / 2
-    low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach) - 1)
-    return float(np.median(ordered)), float(ordered[low]), float(ordered[high])
 
 
 def take_turns(

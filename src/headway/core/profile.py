@@ -1,9 +1,10 @@
-"""What a planner reads: the schema of the Workload, which is what a step is made of, without the code."""
+"""What a planner reads: the schemas of the Workload, which is what a step is made of, without the code, and of the
+Profile, which is what a machine takes for it."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -11,7 +12,7 @@ from headway.core.errors import UsageError
 from headway.core.files import write_whole
 
 VERSION = 1
-"""Of the Workload's schema; a file of another one is refused."""
+"""Of both schemas; a file of another one is refused."""
 
 
 class Record(BaseModel):
@@ -190,6 +191,190 @@ class Workload(Record):
     def read(path: Path) -> Workload:
         """Reads what `write` wrote. Raises UsageError: there is no such file, or it is no Workload of this version."""
         return _read(path, Workload, "headway train RECIPE --dry-run writes one.")
+
+
+Resource = Literal["disk", "network", "host", "copy", "device", "links", "stall"]
+"""What a stage keeps busy: disks, what lies behind a network, the loader's threads, the bus to the device, the training
+loop with its device, the links between ranks; or all of them stand still meanwhile."""
+
+Side = Literal["input", "loop", "stall"]
+"""What goes on at the same time: the loader makes batches while the loop uses others up; stalls hold both."""
+
+Kind = Literal[
+    "device limited",
+    "host/IO limited",
+    "communication limited",
+    "launch limited",
+    "sync limited",
+    "stall limited",
+]
+
+
+class Rate(Record):
+    """Images a second, the median over windows, with its 95 % interval."""
+
+    value: float = Field(gt=0)
+    low: float = Field(ge=0)
+    high: float = Field(ge=0)
+    windows: int = Field(ge=1)
+
+
+class Ceiling(Record):
+    """One stage, as it is when nothing else runs."""
+
+    stage: str
+    """Of the loader: storage, decode, augment, collate. Of the loop: copy, transform, launch, compute, optimizer, sync,
+    other; with other ranks also reduce, slow rank. Of stalls: evaluate, checkpoint, log."""
+    side: Side
+    resource: Resource
+    seconds: float = Field(ge=0)
+    """Wall seconds that a sample of this process takes in it; 0: it does not occur, or takes nothing that shows."""
+    how: str
+    """How it was measured; or why it was not."""
+
+    @property
+    def images_s(self) -> float | None:
+        """What it alone would give; None: it does not limit."""
+        return 1 / self.seconds if self.seconds > 0 else None
+
+
+class Together(Record):
+    """Loader and loop, each alone and while the other one runs without a pause; seconds of a sample."""
+
+    input_alone: float = Field(gt=0)
+    loop_alone: float = Field(gt=0)
+    input_beside: float = Field(gt=0)
+    loop_beside: float = Field(gt=0)
+    cores: int = Field(ge=1)
+    """That both may use."""
+
+
+class WholeRun(Record):
+    """A short run of the whole job."""
+
+    name: Literal["synthetic", "replay", "warm", "cold"]
+    steps: int = Field(ge=0)
+    images_s: Rate | None
+    """None: it was not run."""
+    predicted: float | None
+    """Images a second, from the stages alone; None: nothing was predicted for it."""
+    wait_share: float | None
+    """Of its time, in which the loop waited for batches."""
+    note: str
+    """What it tells; or why it was not run."""
+
+    @property
+    def error(self) -> float | None:
+        """(predicted - measured) / measured."""
+        if self.images_s is None or self.predicted is None:
+            return None
+        return self.predicted / self.images_s.value - 1
+
+
+class Finding(Record):
+    """Something of the environment."""
+
+    what: str
+    """A sentence."""
+    cure: str
+    """Empty: all is well, or it is only good to know."""
+
+
+class Threads(Record):
+    """What the loader gives by its number of threads."""
+
+    threads: tuple[int, ...]
+    images_s: tuple[float, ...]
+    serial_s: float = Field(ge=0)
+    """Of the fit seconds = serial + parallel / threads, up to the cores there are."""
+    parallel_s: float = Field(ge=0)
+
+
+class Knob(Record):
+    """Something that can be set otherwise, and what it would give."""
+
+    name: str
+    cures: str
+    """The stage."""
+    override: str
+    """As `headway train RECIPE OVERRIDE` takes it; a command where it is one; empty: nothing of a recipe sets it."""
+    images_s: float = Field(gt=0)
+    """Predicted, with it."""
+    gain: float = Field(gt=0)
+    """Over what is predicted without it."""
+    measured: bool
+    """Whether the stage was measured with it; else it was computed."""
+    exact: bool
+    """Whether the recipe's mathematics stay as they are, up to rounding."""
+    cost: str
+    """What it may cost; empty: nothing."""
+
+
+class Verdict(Record):
+    """What limits the run."""
+
+    kind: Kind
+    stage: str
+    sentence: str
+    next_stage: str
+    """The limit behind it."""
+    most: float = Field(ge=1)
+    """How many times the images/s, if the first limit were gone."""
+    confirmed: bool
+    """Whether prediction and measurement are within 10 %."""
+    unexplained: str
+    """What the stages do not explain, in a sentence; empty: nothing."""
+
+
+class Profile(Record):
+    """What one step of a recipe takes on a machine, stage by stage; `headway doctor RECIPE` writes it."""
+
+    version: Literal[1] = 1
+    name: str
+    """Of the recipe."""
+    quick: bool
+    machine: dict[str, Any]
+    """Processor, cores, memory, device, versions."""
+    environment: tuple[Finding, ...]
+    batch: int = Field(ge=1)
+    """Samples of one step of this process."""
+    ranks: int = Field(ge=1)
+    regime: Literal["first epoch", "later epochs"]
+    """Which the verdict is about: files that are read from the disk, or from memory."""
+    ceilings: tuple[Ceiling, ...]
+    together: Together | None
+    """None: the data are synthetic."""
+    threads: Threads | None
+    launch: dict[str, float]
+    """`batch` -> seconds of forward and backward, by the number of samples."""
+    multiply_adds: int | None
+    """Of one image, forward."""
+    facts: dict[str, float]
+    """Syncs of a step, encoded bytes of an image, bytes/s of the storage, and what else was counted on the way."""
+    predicted: float = Field(gt=0)
+    """Images/s of the whole job, stalls included."""
+    measured: float | None = Field(gt=0)
+    """The same, of the short run that is like it."""
+    runs: tuple[WholeRun, ...]
+    verdict: Verdict
+    knobs: tuple[Knob, ...]
+    """The best first."""
+    not_measured: tuple[str, ...]
+    """What could not be, and why."""
+    seconds: float = Field(ge=0)
+    """That all this took."""
+
+    def ceiling(self, stage: str) -> Ceiling | None:
+        return next((one for one in self.ceilings if one.stage == stage), None)
+
+    def write(self, path: Path) -> None:
+        """Writes it as JSON."""
+        write_whole(path, self.model_dump_json(indent=1) + "\n")
+
+    @staticmethod
+    def read(path: Path) -> Profile:
+        """Reads what `write` wrote. Raises UsageError: there is no such file, or it is no Profile of this version."""
+        return _read(path, Profile, "headway doctor RECIPE writes one.")
 
 
 def _read(path: Path, kind: type[R], fix: str) -> R:

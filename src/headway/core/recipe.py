@@ -99,6 +99,32 @@ def load(path: Path, overrides: Sequence[str], model: type[P]) -> Loaded[P]:
     return Loaded(recipe, _origins_of_leaves(recipe, origins), path.resolve().parent)
 
 
+def given(path: Path, overrides: Sequence[str], values: Mapping[str, Any], model: type[Part]) -> str:
+    """The YAML of what a recipe itself says, with overrides and other values by dotted key: no default is added. A
+    short form (`data: FOLDER`) is written out where one of its keys is set.
+
+    Raises:
+        RecipeError: no such file, no YAML. pydantic.ValidationError: this is no such recipe.
+    """
+    tree, _ = _parse(path.read_text(encoding="utf-8"), str(path))
+    for override in overrides:
+        key, _, value = override.partition("=")
+        _put(tree, key.split("."), _parse_value(value, key), key)
+    for key, value in values.items():
+        inner: Any = tree
+        part: Any = model.model_validate(tree)
+        for place, name in enumerate(above := key.split(".")[:-1]):
+            inner, part = inner.get(name), getattr(part, name)
+            if inner is None:
+                break
+            if not isinstance(inner, dict):
+                long = part.model_dump(mode="json", exclude_unset=True)
+                _put(tree, above[: place + 1], long, key)
+                break
+        _put(tree, key.split("."), value, key)
+    return yaml.dump(tree, Dumper=_YamlWriter, sort_keys=False, allow_unicode=True, width=120)
+
+
 class _Yaml(yaml.SafeLoader):
     """Safe YAML in which 1e-3 is a number (YAML 1.1 wants 1.0e-3 and calls the rest a text)."""
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections.abc import Sequence
+
 
 def student_t(freedom: int) -> float:
     """97.5 % point of Student's t: a table to 30, then Cornish-Fisher (error below 1e-4)."""
@@ -14,3 +18,12 @@ def student_t(freedom: int) -> float:
         return table[freedom - 1]
     z = 1.959964
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
+
+
+def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """(median, low, high): the 95 % interval of the median by order statistics (binomial, p = 1/2); of fewer than six
+    values the smallest and the largest."""
+    ordered, n = sorted(values), len(values)
+    reach = 1.96 * math.sqrt(n) / 2
+    low, high = max(0, math.floor(n / 2 - reach)), min(n - 1, math.ceil(n / 2 + reach) - 1)
+    return statistics.median(ordered), ordered[low], ordered[max(low, high)]
