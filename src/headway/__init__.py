@@ -49,7 +49,7 @@ _HOMES = {
     "verify": "data.verify",
 }
 
-_ROOMS = ("optim",)
+_ROOMS = ("observe", "optim")
 """Public as a whole: headway.optim.LARS."""
 
 __version__ = "0.1.0"
