@@ -31,6 +31,23 @@ def test_a_clock_goes_on_from_the_seconds_of_a_checkpoint() -> None:
     assert again.total() == pytest.approx(stages.total(), abs=1e-8)
 
 
+def test_spans_are_kept_from_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies in them is what the stages have got since; they leave no gap but where the mark was set anew."""
+    times = [5, 10, 17, 40, 45, 50, 61]
+    monkeypatch.setattr(clock, "perf_counter_ns", iter(times).__next__)
+    stages = Clock()  # 5
+    stages.lap("load")  # 10
+    stages.spans = kept = []
+    stages.lap("step")  # 17
+    stages.lap("load")  # 40
+    stages.start()  # 45
+    stages.lap("step")  # 50
+    stages.spans = None
+    stages.lap("log")  # 61
+    assert kept == [("step", 10, 17), ("load", 17, 40), ("step", 45, 50)]
+    assert stages.seconds == {"load": 28e-9, "step": 12e-9, "log": 11e-9}
+
+
 def test_a_clock_never_runs_backwards() -> None:
     stages = Clock()
     totals = []

@@ -28,7 +28,7 @@ from headway.train.setup import set_up
 from headway.train.trainer import Trainer
 
 ALL = "observe={layer_rates: true, activations: ['1', '3'], noise_scale: true, noise_every_steps: 2, noise_window: 8}"
-OFF = "observe.on_divergence=ignore"
+OFF = "observe={on_divergence: ignore, utilisation: false}"
 
 
 @pytest.fixture(scope="module")

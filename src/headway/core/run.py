@@ -1,8 +1,9 @@
 """Run: the folder of one training run, and the only file that knows its layout.
 
 recipe.yaml (resolved), provenance.json, metrics.jsonl, quarantine.jsonl, ids.bin (with `log_ids`), layers.rows and
-activations.rows (where a recipe observes them), panels/*.json, checkpoints/step-*/, weights.safetensors (the best),
-report.html, summary.json. Of several processes each has an ids-NAME.bin of its own.
+activations.rows (where a recipe observes them), host.rows, gpu.rows, ranks.rows, trace-RANK.json, panels/*.json,
+checkpoints/step-*/, weights.safetensors (the best), report.html, summary.json. Of several processes each has an
+ids-NAME.bin of its own.
 """
 
 from __future__ import annotations

@@ -10,8 +10,16 @@ from headway.core.recipe import Part, expect_patterns
 
 
 class ObserveRecipe(Part):
-    """What is watched while the run trains, for the report's section Large batches; nothing of it changes the run."""
+    """What is watched while the run trains, for the report's sections Large batches and Time; nothing of it changes the
+    run."""
 
+    utilisation: bool = True
+    """How busy the device and the processor are, twice a second, by a thread of its own. Of an NVIDIA GPU it takes the
+    package nvidia-ml-py."""
+    trace_steps: int = Field(default=0, ge=0)
+    """Steps, from the eleventh on, whose stages are written to trace-RANK.json, for ui.perfetto.dev."""
+    prometheus_port: int | None = Field(default=None, ge=1, le=65_535)
+    """Where `sinks: [prometheus]` answers, on every interface of the host; unset: 9400."""
     layer_rates: bool = False
     """Norms of each layer's weights, gradient and step, and its local learning rate, at logging steps."""
     activations: tuple[str, ...] = ()

@@ -33,6 +33,7 @@ from headway.core.errors import CommunicationError, Fenced, Lost, RecipeError, S
 from headway.core.keys import GOLDEN, mix_int
 from headway.core.launched import Launched, launched
 from headway.core.world import World
+from headway.observe.board import Board
 from headway.train.exchange import Alone, Exchange, StoreExchange
 
 FLAGS = ("bad", "stopping", "regroup")
@@ -132,6 +133,12 @@ class Ranks:
     def reducer(self) -> Reducer:
         assert self._joined is not None
         return self._joined.reducer
+
+    @property
+    def board(self) -> Board:
+        """On which the ranks of this generation write down how long they took."""
+        assert self._joined is not None
+        return self._joined.board
 
     @property
     def local_rank(self) -> int:
@@ -342,7 +349,7 @@ class Ranks:
             named=self._named,
             say=self.say,
         )
-        self._joined = _Joined(world, communicator, reducer, watch)
+        self._joined = _Joined(world, communicator, reducer, watch, Board(world.store, world.rank, world.size))
         if not known:
             for text in (*links.lines(world), chooser.text([one.nbytes for one in reducer.buckets])):
                 self.say(text)
@@ -415,6 +422,7 @@ class _Joined:
     communicator: Communicator
     reducer: Reducer
     watch: Watch | None
+    board: Board
 
 
 def running_statistics(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -16,6 +16,7 @@ from headway.core.clock import Clock
 from headway.core.errors import DataError
 from headway.core.run import Run, read_lines
 from headway.data.batch import Bad, Batch
+from headway.observe import stragglers
 from headway.train.elastic import Ranks
 from headway.train.log import RunLog
 from headway.train.observer import Observer
@@ -49,7 +50,7 @@ class Ledger:
         self._bad: list[Bad] = []
         self._bad_ahead = 0
         self._damaged: set[int] = set()
-        self._since = (0, 0.0, 0.0)
+        self._since: tuple[int, dict[str, float]] = (0, {})
         self._recent: list[dict[str, Any]] = []
         self.observer = Observer(setup)
 
@@ -127,10 +128,10 @@ class Ledger:
             DataError: too many samples are damaged.
         """
         setup, plan = self._setup, self._setup.plan
-        since_step, since_seconds, since_wait = self._since
+        since_step, before = self._since
         self.restart_rate(step, clock)
-        _, seconds, wait = self._since
-        elapsed = max(seconds - since_seconds, 1e-9)
+        spent = {stage: seconds - before.get(stage, 0.0) for stage, seconds in self._since[1].items()}
+        elapsed = max(sum(spent.values()), 1e-9)
         position, last = plan.position_of(step), plan.position_of(step - 1)
         with torch.no_grad():  # a newcomer has put nothing through the network yet
             metrics = setup.task.metrics(*outputs) if outputs is not None else {}
@@ -144,11 +145,12 @@ class Ledger:
             "lr": setup.lr_at(last),
             "batch": position - last,
             "images_s": (position - plan.position_of(since_step)) / elapsed,
-            "wait_share": (wait - since_wait) / elapsed,
-            "seconds": seconds,
+            "wait_share": spent.get("wait", 0.0) / elapsed,
+            "seconds": clock.total(),
         }
         if setup.precision.name == "fp16":
             record["loss_scale"] = setup.precision.state().get("scale")
+        record |= self._slowest(step, step - since_step, spent)
         self.write(record | self.observer.record(self.log, step, position))
         self._write_bad()
 
@@ -166,11 +168,11 @@ class Ledger:
         """Writes and shows a record."""
         self._recent.append(record)
         self.log.record(record)
-        self._show(record)
+        self._show({name: value for name, value in record.items() if not isinstance(value, dict)})
 
     def restart_rate(self, step: int, clock: Clock) -> None:
         """images/s and waiting share count from here: evaluation and checkpoints are no part of them."""
-        self._since = (step, clock.total(), clock.seconds.get("wait", 0.0))
+        self._since = (step, clock.seconds)
 
     def lead(self, position: int, step: int) -> None:
         """From now on this process writes for all, also what the one that was lost had not come to in this step."""
@@ -205,7 +207,8 @@ class Ledger:
         self._verdicts.clear()
         self._bad_ahead, self.damaged = state["bad_ahead"], state["damaged"]
         self._damaged = set(state["damaged_samples"])
-        self._since = tuple(state["since"])
+        step, seconds = state["since"]
+        self._since = (step, seconds)
         self.ending = state["ending"]
         if self.log.leads:
             self._tell_recent()
@@ -216,6 +219,21 @@ class Ledger:
         for record in self._recent:
             if (record["kind"], record["step"]) not in written:
                 self.log.record(record)
+
+    def _slowest(self, step: int, steps: int, spent: dict[str, float]) -> dict[str, Any]:
+        """Tells the other ranks what seconds this one has spent in the last `steps`, by stage. Who leads writes it of
+        all, as far as all have told, and the record says which was the slowest."""
+        ranks = self._ranks
+        if ranks is None or ranks.world.size == 1 or not steps:
+            return {}
+        ranks.board.write(step, [spent.get(stage, 0.0) / steps for stage in stragglers.COLUMNS])
+        if not self.log.leads or (found := ranks.board.read()) is None:
+            return {}
+        at, seconds = found
+        names, position = [str(rank) for rank in range(len(seconds))], self._setup.plan.position_of(at)
+        self.log.row(stragglers.KIND, names, stragglers.COLUMNS, position, at, seconds.astype(np.float32))
+        slowest = stragglers.slowest(seconds)
+        return {} if slowest is None else {"slowest": {**asdict(slowest), "step": at}}
 
     def _gather_bad(self, ranks: Ranks) -> None:
         """The damaged samples of all ranks, where any rank had some: each step has told how many."""

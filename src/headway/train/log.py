@@ -22,7 +22,7 @@ from headway.observe.sinks import Sink, open_sinks
 
 BESIDES_METRICS = frozenset(
     {"kind", "step", "position", "epoch", "seconds", "lr", "batch", "images_s", "wait_share", "loss_scale", "damaged"}
-    | {"noise_scale", "noise_scale_low", "noise_scale_high"}
+    | {"noise_scale", "noise_scale_low", "noise_scale_high", "slowest"}
 )
 """What a record of metrics.jsonl holds besides metrics."""
 

@@ -16,10 +16,11 @@ from headway.core.recipe import written
 from headway.core.run import Run
 from headway.data.dataset import Dataset
 from headway.data.reference import picture
+from headway.observe import stragglers
 from headway.page import panel
 from headway.page import report as page
 from headway.page.panel import Panel
-from headway.train import observed
+from headway.train import anatomy, observed, utilised
 from headway.train.evaluate import Evaluation
 from headway.train.inputs import PLACES, decoding
 from headway.train.log import BESIDES_METRICS
@@ -95,7 +96,8 @@ def report(run: Run, beside: Sequence[Run] = ()) -> Path:
     for path in run.panels.glob("compared-*.json"):  # with runs that may not be beside it now
         path.unlink()
     train = [record for record in records if record["kind"] == "train"]
-    write(run, [*_of_run(records, summary, about, recipe), *observed.panels(run, train, beside)])
+    write(run, _of_run(records, summary, about, recipe))
+    write(run, [*stragglers.panels(run), *utilised.panels(run, records, about), *observed.panels(run, train, beside)])
     made = [Panel.from_json(path.read_text(encoding="utf-8")) for path in sorted(run.panels.glob("*.json"))]
     state = "finished" if summary.get("finished") else "not finished"
     html = page.render(
@@ -118,6 +120,7 @@ def _of_run(records: list[dict[str, Any]], summary: dict[str, Any], about: dict[
         *_curves(train, evaluated),
         *_time(train, summary),
         *_input(summary),
+        *anatomy.panels(summary, about["device"]),
         *_recipe(about, recipe),
     ]
 
@@ -126,13 +129,11 @@ def _cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict
     cards = []
     for name in sorted(_metric_names(evaluated), key=lambda name: name == "loss"):
         last = evaluated[-1][name]
-        cards.append(
-            (name.replace("_", " "), _metric_text(name, last), f"epoch {evaluated[-1]['epoch']:.4g}, the last")
-        )
+        cards.append((name.replace("_", " "), metric_text(name, last), f"epoch {evaluated[-1]['epoch']:.4g}, the last"))
         best = summary.get("best") or {}
         if best.get(name, last) != last and name != "loss":
             note = f"epoch {best['epoch']:.4g}; these weights are kept"
-            cards.append((f"best {name.replace('_', ' ')}", _metric_text(name, best[name]), note))
+            cards.append((f"best {name.replace('_', ' ')}", metric_text(name, best[name]), note))
     if summary:
         seconds = summary["seconds"]
         cards.append(("time", duration(seconds), f"{summary['step']} of {summary['steps']} steps"))
@@ -151,14 +152,16 @@ def _cards(summary: dict[str, Any], evaluated: list[dict[str, Any]], about: dict
     return panel.cards("result", "Result", cards, section="Result", order=100, note=note)
 
 
-def _metric_text(name: str, value: float | None) -> str:
+def metric_text(name: str, value: float | None) -> str:
+    """A mean of a metric: accuracies in percent."""
     if value is None:
         return "no number"
     return f"{value:.2%}" if "accuracy" in name or name == "exact" else f"{value:.4g}"
 
 
 def _metric_names(records: list[dict[str, Any]]) -> list[str]:
-    return [name for name in records[-1] if name not in BESIDES_METRICS] if records else []
+    last = records[-1].items() if records else ()
+    return [name for name, value in last if name not in BESIDES_METRICS and not isinstance(value, dict)]
 
 
 def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> list[Panel]:
@@ -253,20 +256,9 @@ def _input(summary: dict[str, Any]) -> list[Panel]:
 
 
 def _recipe(about: dict[str, Any], recipe: str) -> list[Panel]:
-    values = _flat(recipe)
+    values = flat(recipe)
     rows = [(key, values.get(key, ""), origin) for key, origin in about["origins"].items()]
-    host, git = about["host"], about["git"]
-    machine = [
-        ("processor", f"{host['processor']}, {host['cores']} cores"),
-        ("device", about["device"]),
-        ("memory", f"{host['memory_bytes'] / 2**30:.1f} GiB"),
-        ("system", host["system"]),
-        ("torch threads", str(about["torch_threads"])),
-        *((name, version) for name, version in about["versions"].items()),
-        ("command", " ".join(about["command"])),
-        ("git", git or "not in a git repository"),
-        ("data fingerprint", about["fingerprint"][:16]),
-    ]
+    found = [*machine(about), ("command", " ".join(about["command"]))]
     section = "Recipe and machine"
     return [
         panel.table(
@@ -279,12 +271,28 @@ def _recipe(about: dict[str, Any], recipe: str) -> list[Panel]:
             width="full",
         ),
         panel.table(
-            "machine", "Machine and versions", ("what", "value"), machine, section=section, order=510, width="full"
+            "machine", "Machine and versions", ("what", "value"), found, section=section, order=510, width="full"
         ),
     ]
 
 
-def _flat(recipe: str) -> dict[str, str]:
+def machine(about: dict[str, Any]) -> list[tuple[str, str]]:
+    """(what, value) of where and with what a run was made, from its provenance."""
+    host = about["host"]
+    return [
+        ("processor", f"{host['processor']}, {host['cores']} cores"),
+        ("device", about["device"]),
+        ("memory", f"{host['memory_bytes'] / 2**30:.1f} GiB"),
+        ("system", host["system"]),
+        ("torch threads", str(about["torch_threads"])),
+        *about["versions"].items(),
+        ("git", about["git"] or "not in a git repository"),
+        ("data fingerprint", about["fingerprint"][:16]),
+    ]
+
+
+def flat(recipe: str) -> dict[str, str]:
+    """The leaves of a recipe's YAML by dotted key, as they are written."""
     import yaml
 
     out: dict[str, str] = {}

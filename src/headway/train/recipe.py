@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from headway.comm.options import CommRecipe
 from headway.core.recipe import Part, expect_patterns
@@ -127,8 +127,9 @@ class TrainRecipe(Part):
     """Stop once an evaluation reaches all of these, for example {accuracy: 0.98}; the summary has the time it took."""
     log_ids: bool = False
     """Write (position, asked, served) of every sample to ids.bin."""
-    sinks: tuple[Literal["tensorboard"], ...] = ()
-    """Where metrics go besides metrics.jsonl; tensorboard needs the package of that name."""
+    sinks: tuple[Literal["tensorboard", "mlflow", "wandb", "prometheus"], ...] = ()
+    """Where metrics go besides metrics.jsonl. The first three take the packages tensorboard, mlflow-skinny and wandb;
+    prometheus answers whoever asks at `observe.prometheus_port`."""
 
     @field_validator("name")
     @classmethod
@@ -136,6 +137,14 @@ class TrainRecipe(Part):
         if not name or "/" in name or name.startswith("."):
             raise ValueError(f"{name!r} cannot name a folder")
         return name
+
+    @field_validator("sinks")
+    @classmethod
+    def _serve_what_is_configured(cls, sinks: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
+        observe = info.data.get("observe")  # absent where it is wrong itself
+        if observe is not None and observe.prometheus_port is not None and "prometheus" not in sinks:
+            raise ValueError("observe.prometheus_port is of the sink prometheus: add that, or remove the port")
+        return sinks
 
     @field_validator("recompute")
     @classmethod

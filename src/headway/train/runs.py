@@ -30,11 +30,13 @@ from headway.train.checkpoint import Checkpoints
 from headway.train.elastic import Ranks
 from headway.train.evaluate import evaluate as evaluate_set
 from headway.train.inputs import Say, open_relative
-from headway.train.progress import Bar, OneOfMany, show
+from headway.train.live import beside
+from headway.train.progress import show
 from headway.train.recipe import TrainRecipe
 from headway.train.setup import Known, Setup, check_labels, set_up
 from headway.train.task import Target
-from headway.train.trainer import OF_THE_MACHINE, Display, Trainer
+from headway.train.traced import Traced
+from headway.train.trainer import OF_THE_MACHINE, Trainer
 
 CLOCK_EXCLUDES = (
     "start of the process, imports, opening the data and filling their caches, measuring mean and std, building the "
@@ -200,8 +202,8 @@ def _go_on(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks | None)
             say("This run has no checkpoint yet: it begins anew.")
             if leads:
                 run.cut_back(0)
-                _record_recipe(run, setup)
-        display = show(ranks=ranks)
+                _record_recipe(run, setup, ranks)
+        display = Traced(show(ranks=ranks), run, setup.recipe.observe.trace_steps)
         with closing(Trainer(setup, run, display, ranks)) as trainer:
             if checkpoint is not None:
                 trainer.resume(checkpoint)
@@ -245,13 +247,13 @@ def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, ranks:
         run = Run.create(folder) if leads else Run(folder)
         if leads:
             _checkpoints(run, setup.loaded).expect_none()
-            _record_recipe(run, setup)
-        display = show(ranks=ranks)
+            _record_recipe(run, setup, ranks)
+        display = Traced(show(ranks=ranks), run, setup.recipe.observe.trace_steps)
         with _held(run, ranks), _naming_the_disk(run), closing(Trainer(setup, run, display, ranks)) as trainer:
             if ranks is not None:
                 _meet(trainer)
                 if leads and setup.agreed is not setup.loaded:
-                    _record_recipe(run, setup)
+                    _record_recipe(run, setup, ranks)
             return _go(trainer, display)
 
 
@@ -270,8 +272,9 @@ def _held(run: Run, ranks: Ranks | None) -> Iterator[None]:
         yield
 
 
-def _record_recipe(run: Run, setup: Setup) -> None:
+def _record_recipe(run: Run, setup: Setup, ranks: Ranks | None) -> None:
     more = {
+        "ranks": 1 if ranks is None else ranks.launched_size,
         "device": torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else "cpu",
         "torch_threads": torch.get_num_threads(),
         "fingerprint": setup.train.fingerprint if setup.train is not None else "synthetic",
@@ -288,14 +291,13 @@ def _counts(setup: Setup) -> dict[str, Any]:
     return {} if setup.counts is None else asdict(setup.counts)
 
 
-def _go(trainer: Trainer, display: Display) -> Ended:
+def _go(trainer: Trainer, display: Traced) -> Ended:
     try:
-        with _until_signalled(trainer):
+        with _until_signalled(trainer), beside(trainer):
             trainer.run()
     finally:
         trainer.close()
-        if isinstance(display, Bar | OneOfMany):
-            display.stop()
+        display.stop()
     summary = _summary(trainer)
     if trainer.ranks is None:
         _tell(trainer, summary)
@@ -368,7 +370,8 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
         "damaged_samples": trainer.damaged,
     }
     if setup.inputs.loader is not None:
-        summary["input"] = {**setup.inputs.loader.stats().to_json(), "cores": usable_cores()}
+        stats = setup.inputs.loader.stats()
+        summary["input"] = {**stats.to_json(), "batches": stats.batches, "cores": usable_cores()}
     if trainer.metrics is not None:
         summary |= {**trainer.metrics, "best": trainer.best}
     if setup.recipe.stop_at is not None:

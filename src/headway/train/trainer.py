@@ -59,6 +59,7 @@ class Trainer:
         evaluation: the last one.
         precision: that of the setup.
         reached_s: seconds of the clock until `stop_at` was reached.
+        say: tells the user of a run that diverges, or a checkpoint that is late.
     """
 
     def __init__(self, setup: Setup, run: Run, display: Display, ranks: Ranks | None = None) -> None:
@@ -75,9 +76,9 @@ class Trainer:
         self._ledger = Ledger(setup, run, ranks, display.record)
         options = recipe.checkpoint
         self._checkpoints = Checkpoints.of_run(run.folder, options.keep, options.folder, setup.loaded.base)
-        self._say = print if ranks is None else ranks.say
+        self.say = print if ranks is None else ranks.say
         self._diverged = ""
-        self._saver = Saver(self._checkpoints, asynchronous=options.asynchronous, say=self._say, go_on=run.go_on)
+        self._saver = Saver(self._checkpoints, asynchronous=options.asynchronous, say=self.say, go_on=run.go_on)
         self._averages = Averages(setup)
         self._lock = ExitStack()
         self._stream: Iterator[Batch] | None = None
@@ -365,9 +366,10 @@ class Trainer:
         for number, (part, part_labels, part_weights, part_noisy) in enumerate(parts, 1):
             with setup.precision.autocast():
                 outputs = setup.forward(part)
+            clock.lap("forward")
             outputs = outputs.float()  # the loss is computed in fp32, whatever the precision
             losses = setup.task.loss(outputs, part_labels)
-            clock.lap("forward")
+            clock.lap("loss")
             if self.ranks is not None and number == len(parts):
                 self.ranks.arm(len(batch.images) / len(self._weights))
             setup.precision.backward(losses, part_noisy)
@@ -401,6 +403,7 @@ class Trainer:
         losses = self._ledger.losses()
         if not len(losses):
             return
+        self.clock.lap("log")  # what the host has waited for is of the steps that this record is of
         said = self._ledger.look(self.step, losses)
         if not np.isfinite(losses).all():
             first = self.step - len(losses) + 1 + int(np.flatnonzero(~np.isfinite(losses))[0])
@@ -409,7 +412,7 @@ class Trainer:
         if said:
             self._ledger.diverged(self.step, self.clock, said)
             if self.setup.recipe.observe.on_divergence != "stop":  # which says it as it ends the run
-                self._say(said)
+                self.say(said)
             self._diverged = said
 
     def _check_parameters(self) -> None:

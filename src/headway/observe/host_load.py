@@ -1,0 +1,181 @@
+"""What a process and its host do: cores, memory, reads; by what Linux counts of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import NamedTuple, final
+
+import psutil
+
+from headway.observe.sampling import Row, Source
+
+KIND = "host"
+COLUMNS = ("seconds", "busy", "own", "memory_bytes", "throttled", "read_bytes_s")
+"""busy: share of the usable cores; own: that of this process. memory_bytes: resident, of this process. throttled: share
+of the scheduler's periods in which the quota was used up. read_bytes_s: from the disk, by this process."""
+
+GROUPS = Path("/sys/fs/cgroup")
+PROC = Path("/proc")
+
+
+@final
+class HostLoad(Source):
+    """Reads them, on the host that this process runs on.
+
+    Where a quota of the control group allows fewer cores than there are CPUs, busy is what the group has used of its
+    quota: other containers on the same CPUs are no part of it. Elsewhere it is what all processes use of these CPUs.
+
+    Args:
+        cpus: numbers of the CPUs that this process may run on.
+    """
+
+    def __init__(self, cpus: Sequence[int], *, proc: Path = PROC, groups: Path = GROUPS) -> None:
+        self._cpus = frozenset(f"cpu{number}" for number in cpus)
+        self._proc, self._groups = proc, [*_groups(groups, proc / "self/cgroup")]
+        quotas = [(group.cores, group.folder) for group in self._groups if group.cores < len(cpus)]
+        self._quota = min(quotas, default=None)
+        self._cores = self._quota[0] if self._quota else float(len(cpus))
+        self._process = psutil.Process()
+        self._before = self._count()
+
+    @property
+    def kind(self) -> str:
+        return KIND
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return COLUMNS
+
+    def read(self, now_s: float) -> list[Row]:
+        then, now = self._before, self._count()
+        self._before, elapsed_s = now, max(now.at_s - then.at_s, 1e-9)
+        busy = _over(now.busy - then.busy, now.all - then.all)
+        own = (now.own_s - then.own_s) / (elapsed_s * self._cores)
+        stopped = [_over(a[1] - b[1], a[0] - b[0]) for a, b in zip(now.periods, then.periods, strict=True)]
+        throttled = max((share for share in stopped if not math.isnan(share)), default=math.nan)
+        reads = (now.read_bytes - then.read_bytes) / elapsed_s
+        return [(now_s, min(busy, 1.0), min(own, 1.0), self._memory_bytes(), throttled, reads)]
+
+    def close(self) -> None:
+        pass
+
+    def _count(self) -> _Counts:
+        at_s = time.perf_counter()
+        if self._quota is None:
+            busy, everything = _ticks(self._proc / "stat", self._cpus)
+        else:
+            cores, folder = self._quota
+            busy, everything = _used_s(folder), at_s * cores
+        periods = [_periods(group.folder) for group in self._groups]
+        return _Counts(at_s, busy, everything, time.process_time(), periods, self._read_bytes())
+
+    def _memory_bytes(self) -> float:
+        try:
+            return float(self._process.memory_info().rss)
+        except psutil.Error:
+            return math.nan
+
+    def _read_bytes(self) -> float:
+        try:
+            return float(self._process.io_counters().read_bytes)
+        except (psutil.Error, AttributeError, NotImplementedError, OSError, RuntimeError):  # a kernel without them
+            return math.nan
+
+
+@final
+class _Counts(NamedTuple):
+    """At one moment: counters that only grow."""
+
+    at_s: float
+    busy: float
+    all: float
+    own_s: float
+    periods: list[tuple[float, float]]
+    read_bytes: float
+
+
+@final
+class _Group(NamedTuple):
+    """A control group over this process that has a quota, in cores."""
+
+    folder: Path
+    cores: float
+
+
+def _ticks(path: Path, cpus: frozenset[str]) -> tuple[float, float]:
+    """(not idle, all) of these CPUs since the start of the machine, in ticks; NaN where it is not told."""
+    busy = everything = 0.0
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return math.nan, math.nan
+    for line in lines[1:]:
+        name, *fields = line.split()
+        if not name.startswith("cpu"):
+            break
+        if name in cpus:
+            # user, nice, system, idle, iowait, irq, softirq, steal; guests are counted among users already
+            ticks = [int(field) for field in fields[:8]]
+            everything += sum(ticks)
+            busy += sum(ticks) - sum(ticks[3:5])
+    return busy, everything
+
+
+def _groups(groups: Path, membership: Path) -> Iterator[_Group]:
+    """The control groups (version 1 or 2) over this process that have a quota, its own first."""
+    try:
+        lines = membership.read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        number, controllers, name = line.split(":", 2)
+        unified = number == "0" and not controllers
+        if unified or "cpu" in controllers.split(","):
+            root = groups if unified else groups / "cpu"
+            inner = PurePosixPath(name.lstrip("/"))
+            for group in (inner, *inner.parents):
+                if (cores := _quota(root / group)) is not None:
+                    yield _Group(root / group, cores)
+
+
+def _quota(folder: Path) -> float | None:
+    """In cores; None: it has none."""
+    try:
+        if (folder / "cpu.max").exists():
+            quota, period = (folder / "cpu.max").read_text().split()
+        else:
+            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
+    except (OSError, ValueError):  # the root is without such files
+        return None
+    return None if quota in ("max", "-1") else float(quota) / float(period)
+
+
+def _used_s(folder: Path) -> float:
+    """Seconds of processors that a group has used."""
+    used = _stat(folder).get("usage_usec")
+    if used is not None:
+        return used / 1e6
+    try:
+        return int((folder / "cpuacct.usage").read_text()) / 1e9  # version 1, where both controllers lie together
+    except (OSError, ValueError):
+        return math.nan
+
+
+def _periods(folder: Path) -> tuple[float, float]:
+    """(all, throttled) periods of a group's quota."""
+    stat = _stat(folder)
+    return stat.get("nr_periods", math.nan), stat.get("nr_throttled", math.nan)
+
+
+def _stat(folder: Path) -> dict[str, float]:
+    try:
+        return {name: float(value) for name, value in map(str.split, (folder / "cpu.stat").read_text().splitlines())}
+    except (OSError, ValueError):
+        return {}
+
+
+def _over(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else math.nan
