@@ -259,6 +259,7 @@ def timeline(rank: Rank, folder: Path) -> None:
         hvd.barrier()
         hvd.stop_timeline()
         hvd.stop_timeline()
+        hvd.barrier()  # rank 0 notes what other ranks announce, as long as it has not come here
         hvd.allreduce(torch.ones(4), name="unseen")
 
 
