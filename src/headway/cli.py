@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway import study
+from headway import examine, study
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.screen import Json, say, show
 
@@ -348,9 +348,27 @@ def report(
     beside: Annotated[
         list[Path] | None, typer.Option(help="Another run, to compare the layers' rates with; more than once for more.")
     ] = None,
+    against: Annotated[
+        Path | None, typer.Option(help="Another run: a page of both instead, with what changed and by how much.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Of --against: the page to write; default: against-NAME.html in the run folder.")
+    ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a run's report, one HTML file that needs nothing else."""
+    """Write a run's report, or a comparison with another run: one HTML file that needs nothing else."""
+    if against is not None:
+        if beside:
+            raise UsageError("--beside is of a run's report, and --against makes a page of its own", fix="Take one.")
+        from headway.train import against_page
+        from headway.train.against import compare
+
+        found = compare(run, against)
+        page = against_page.write(found, out)
+        show(found.to_json() | {"report": str(page)}, as_json, f"{found.sentence()}\nPage: {page}")
+        return
+    if out is not None:
+        raise UsageError("--out names the page of --against", fix="Add --against RUN, or leave it out.")
     from headway.train import runs
 
     path = runs.report(run, beside or ())
@@ -359,6 +377,8 @@ def report(
 
 app.command()(study.landscape)
 app.command()(study.assess)
+app.command()(examine.doctor)
+app.command()(examine.tune)
 
 
 @app.command()

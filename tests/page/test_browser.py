@@ -54,6 +54,15 @@ def panels() -> list[Panel]:
         panel.lines("log", "L", [("a", [1, 1e6], [1e-5, 3])], x_label="x", y_label="y", log_x=True, log_y=True),
         panel.lines("point", "P", [("a", [3], [0.5]), ("none", [], [])], x_label="x", y_label="y", y_range=(0, 1)),
         panel.bars("stacks", "S", nasty, [("one", [1.0] * 7), ("two", [1e6] * 7)], x_label="seconds"),
+        panel.bars(
+            "rules",
+            "R",
+            nasty,
+            [("p", [9.0] * 6 + [0.0]), ("q", [0.0] * 6 + [2e6])],
+            x_label="x",
+            log_x=True,
+            rules=[("near", 5.0), ("<b>far</b>", 9e5)],
+        ),
         panel.lines(
             "band", "B", [("a", steps, wave), ("b", steps, wave)], bands=[(0, wave, wave)], x_label="x", y_label="y"
         ),
@@ -97,10 +106,10 @@ def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags:
     document, console = opened(page, "--disable-3d-apis", *flags)
     assert console == []
     articles = dict(re.findall(r'<article id="([^"]+)"(.*?)</article>', document, re.DOTALL))
-    marks = {"gaps": 7, "log": 1, "point": 1, "band": 6, "stacks": 14}
+    marks = {"gaps": 7, "log": 1, "point": 1, "band": 6, "stacks": 14, "rules": 7}
     for name, count in marks.items():
         assert 'class="main-svg"' in articles[name], name
-        drawn = 'class="point"' if name == "stacks" else "trace scatter"
+        drawn = 'class="point"' if name in ("stacks", "rules") else "trace scatter"
         assert articles[name].count(drawn) >= count, name
     assert articles["band"].count('class="js-fill"') >= 2  # a gap divides it
     for name in ("small", "large", "grid", "long"):
@@ -111,6 +120,9 @@ def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags:
     assert re.findall(r">([^<>]*(?:here)[^<>]*)</text>", articles["gap"]) == ["&lt;b&gt;here&lt;/b&gt;", "there"]
     shown = re.findall(r'class="annotation-text"[^>]*>([^<]*)<', articles["gaps"])
     assert shown == ["&lt;a href='https://example.org'&gt;link&lt;/a&gt;"]
+    rules = re.findall(r'class="annotation-text"[^>]*>([^<]*)<', articles["rules"])
+    assert rules == ["near", "&lt;b&gt;far&lt;/b&gt;"]
+    assert re.search(r'class="shapelayer">(?:<g[^>]*>)?<path', articles["rules"])
     assert "2 classes to a cell" in articles["large"]
     assert 'class="small"' in articles["images"]
     assert "https://example.org" not in "".join(re.findall(r'(?:src|href)="([^"]*)"', document))

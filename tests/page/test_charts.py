@@ -14,6 +14,7 @@ from headway.page.charts import LARGEST, picture
 from headway.page.panel import Panel
 
 LINES = {"x_label": "x", "y_label": "y", "series": [{"name": "a", "x": [1], "y": [2]}]}
+BARS = {"x_label": "s", "names": ["a", "b"], "stacks": [{"name": "p", "values": [1, 2]}]}
 MATRIX = {"x_label": "x", "y_label": "y", "names": ["a", "b"], "values": [[1, 2], [3, 4]]}
 SURFACE = {"x_label": "x", "y_label": "y", "z_label": "z", "x": [0, 1], "y": [0, 1], "z": [[1, None], [2, 3]]}
 GRID = {"x_label": "x", "y_label": "y", "z_label": "z", "x": [1, 2], "names": ["a", "b"], "values": [[1, None], [3, 4]]}
@@ -31,6 +32,10 @@ BAD: list[tuple[str, Any, str]] = [
     ("lines", LINES | {"y_range": [0, 1], "log_y": True}, "above 0"),
     ("lines", LINES | {"y_range": [1, 0]}, "must ascend"),
     ("bars", {"x_label": "s", "names": ["a"], "stacks": [{"name": "p", "values": [1, 2]}]}, "2 values for 1 names"),
+    ("bars", BARS | {"stacks": [{"name": "p", "values": [1, -2]}], "log_x": True}, "no bars below 0"),
+    ("bars", BARS | {"rules": [{"name": "r", "at": 0}], "log_x": True}, "no rules at 0 or below"),
+    ("bars", BARS | {"stacks": [{"name": p, "values": [0, 2]} for p in "pq"], "log_x": True}, "bar 'b' has several"),
+    ("bars", BARS | {"rules": [{"name": "r"}]}, "rules.0.at: Field required"),
     ("matrix", MATRIX | {"values": [[1, 2]]}, "2 rows of 2 values"),
     ("matrix", MATRIX | {"values": [[1, 2], [3]]}, "2 rows of 2 values"),
     ("matrix", MATRIX | {"values": [[1, 2], [3, -4]]}, "greater than or equal to 0"),
@@ -68,6 +73,7 @@ def test_an_unknown_kind_names_the_nearest() -> None:
         panel.grid("p", "P", [1], [("a", [None])], x_label="x", y_label="y", z_label="z"),
         panel.lines("p", "P", [("a", [], []), ("b", [1, 2], [None, None])], x_label="x", y_label="y"),
         panel.bars("p", "P", [], [("a", [])], x_label="s"),
+        panel.bars("p", "P", ["a"], [("a", [0])], x_label="s", log_x=True, rules=[("r", 1)]),
         panel.matrix("p", "P", [], []),
         panel.surface("p", "P", [0], [0], [[None]], x_label="x", y_label="y", z_label="z"),
         panel.images("p", "P", []),
@@ -79,6 +85,15 @@ def test_an_unknown_kind_names_the_nearest() -> None:
 def test_a_panel_without_data_is_known_to_be_empty(blank: Panel) -> None:
     assert picture(blank).empty
     assert not picture(blank).json
+
+
+def test_bars_of_one_part_each_may_stand_on_a_logarithmic_axis() -> None:
+    parts = [("p", [1e-3, 0]), ("q", [0, 1e6])]
+    bars = panel.bars("p", "P", ["a", "b"], parts, x_label="s", log_x=True, rules=[("here", 3)])
+    assert Panel.from_json(picture(bars).json) == bars
+    assert not picture(bars).empty
+    assert not picture(Panel(name="old", title="T", kind="bars", data=BARS)).empty  # written before there were rules
+    assert not picture(panel.bars("p", "P", ["a"], [("p", [0])], x_label="s")).empty
 
 
 def test_gaps_and_single_points_are_drawn() -> None:

@@ -28,7 +28,7 @@ def test_a_panel_survives_its_json(title: str, note: str, points: list[tuple[flo
 def test_every_constructor_survives_its_json() -> None:
     made = [
         panel.cards("a", "A", [("label", "value", "note")]),
-        panel.bars("b", "B", ["one", "two"], [("part", [1, 2])], x_label="seconds", section="Time"),
+        panel.bars("b", "B", ["one", "two"], [("part", [1, 2])], x_label="seconds", rules=[("r", 1.5)], section="Time"),
         panel.matrix("c", "C", ["x", "y"], [(1, 2), (3, 4)], width="full"),
         panel.surface(
             "s", "S", [0, 1], [0], [(1, None)], x_label="x", y_label="y", z_label="z", marks=[("here", 0.5, 0.0)]

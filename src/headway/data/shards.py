@@ -28,9 +28,11 @@ Columns = Mapping[str, NDArray[Any]]
 
 _SHARD_LIMIT = 1 << 16
 """A shard's number is a 16-bit column."""
-_NETWORK = frozenset(
-    ["nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "beegfs", "gpfs", "9p", "fuse.sshfs", "fuse.gcsfuse"]
+NETWORK_FILE_SYSTEMS = frozenset(
+    ["nfs", "nfs4", "cifs", "smb3", "lustre", "ceph", "beegfs", "gpfs", "9p"]
+    + [f"fuse.{name}" for name in ("sshfs", "gcsfuse", "s3fs", "juicefs", "glusterfs", "rclone", "mountpoint-s3")]
 )
+"""Kinds in which a read may take milliseconds, and a mapped page may be of another machine's file."""
 
 
 @final
@@ -211,4 +213,4 @@ def on_network(path: Path) -> bool:
             _, point, name, *_ = line.split()
             if len(point) >= len(best) and inside.startswith(f"{point.rstrip('/')}/"):
                 best, kind = point, name
-    return kind in _NETWORK
+    return kind in NETWORK_FILE_SYSTEMS

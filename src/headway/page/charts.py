@@ -113,12 +113,22 @@ class Stack(_Data):
 
 
 @final
+class Rule(_Data):
+    """A named line across all bars."""
+
+    name: str
+    at: float
+
+
+@final
 class Bars(_Data):
-    """Horizontal bars, stacked of parts."""
+    """Horizontal bars, stacked of parts; on a logarithmic axis, which has no sums, each bar is one part alone."""
 
     x_label: str
     names: list[str]
     stacks: list[Stack]
+    log_x: bool = False
+    rules: list[Rule] = []
 
     @model_validator(mode="after")
     def _value_per_name(self) -> Bars:
@@ -127,7 +137,22 @@ class Bars(_Data):
                 raise ValueError(f"stack {stack.name!r} has {len(stack.values)} values for {len(self.names)} names")
         return self
 
+    @model_validator(mode="after")
+    def _logarithms_exist(self) -> Bars:
+        if not self.log_x:
+            return self
+        if any(value < 0 for stack in self.stacks for value in stack.values):
+            raise ValueError("a logarithmic axis has no bars below 0")
+        if any(rule.at <= 0 for rule in self.rules):
+            raise ValueError("a logarithmic axis has no rules at 0 or below")
+        for index, name in enumerate(self.names):
+            if sum(stack.values[index] > 0 for stack in self.stacks) > 1:
+                raise ValueError(f"bar {name!r} has several parts, and a logarithmic axis cannot stack them")
+        return self
+
     def empty(self) -> bool:
+        if self.log_x:
+            return not any(value > 0 for stack in self.stacks for value in stack.values)
         return not self.names or not self.stacks
 
 

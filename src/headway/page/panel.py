@@ -21,7 +21,9 @@ class Panel:
     - `lines`: {"x_label": str, "y_label": str, "y_range": [lo, hi] | None, "log_x": bool, "log_y": bool,
       "series": [{"name": str, "x": [number], "y": [number | None]}], "bands": [{"of": number of a series,
       "low": [number | None], "high": [number | None]}]} (bounds at the x of that series)
-    - `bars`: {"x_label": str, "names": [str], "stacks": [{"name": str, "values": [number]}]} (horizontal, stacked)
+    - `bars`: {"x_label": str, "names": [str], "stacks": [{"name": str, "values": [number]}], "log_x": bool,
+      "rules": [{"name": str, "at": number}]} (horizontal, stacked; `log_x`: of the parts of a bar all but one are 0;
+      `rules`: lines across the bars)
     - `matrix`: {"x_label": str, "y_label": str, "names": [str], "values": [[number]]} (rows are y; square, none
       negative; the diagonal is where both agree)
     - `surface`: {"x_label": str, "y_label": str, "z_label": str, "x": [number], "y": [number], "z": [[number | None]],
@@ -112,11 +114,19 @@ def bars(
     stacks: Sequence[tuple[str, Sequence[float]]],
     *,
     x_label: str,
+    log_x: bool = False,
+    rules: Sequence[tuple[str, float]] = (),
     **panel: Any,
 ) -> Panel:
-    """A `bars` panel: one horizontal bar per name, made of (stack name, one value per bar) pairs."""
-    parts = [{"name": label, "values": list(values)} for label, values in stacks]
-    data = {"x_label": x_label, "names": list(names), "stacks": parts}
+    """A `bars` panel: one horizontal bar per name, made of (stack name, one value per bar) pairs, and (name, where) of
+    the lines across them."""
+    data = {
+        "x_label": x_label,
+        "names": list(names),
+        "stacks": [{"name": label, "values": list(values)} for label, values in stacks],
+        "log_x": log_x,
+        "rules": [{"name": label, "at": at} for label, at in rules],
+    }
     return Panel(name=name, title=title, kind="bars", data=data, **panel)
 
 

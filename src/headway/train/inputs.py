@@ -74,6 +74,7 @@ class Inputs:
         cache: as the recipe asks; `auto` stays so here.
         most: images that are looked at before the first step.
         loader: of the newest training batches; its stats are those of the run.
+        feed: gives the training batches in the loader's place, where they are there already.
     """
 
     train: data.Dataset | None
@@ -87,17 +88,20 @@ class Inputs:
     synthetic: SyntheticRecipe | None = None
     most: int = FIRST_SAMPLES
     loader: Loader | None = None
+    feed: Callable[[], Iterable[Batch]] | None = None
     _tiers: dict[int, Tier] = field(default_factory=dict)
 
     def batches(
         self, recipe: TrainRecipe, plan: BatchPlan, position: int, rank: int = 0, world: int = 1
     ) -> Iterable[Batch]:
         """Training batches from a position on, without end: a rank's share of each."""
+        if self.feed is not None:
+            return self.feed()
         if self.train is None:
             options = self.synthetic or SyntheticRecipe()
             given: dict[str, Any] = {"batch": plan, "seed": recipe.seed, "start": position}
             return Synthetic(options, **given, device=self.device, rank=rank, world=world)
-        self.loader = self._training(self.train, recipe, batch=plan, start=position, rank=rank, world=world)
+        self.loader = self.training(self.train, recipe, batch=plan, start=position, rank=rank, world=world)
         return self.loader
 
     def state(self, recipe: TrainRecipe) -> dict[str, Any]:
@@ -120,7 +124,7 @@ class Inputs:
         some = min(recipe.batch, self.most)
         if self.train is None:
             return next(iter(self.batches(recipe, BatchPlan(some), 0)))
-        return next(iter(self._training(self.train, recipe, batch=some, stop=some, progressive=None)))
+        return next(iter(self.training(self.train, recipe, batch=some, stop=some, progressive=None)))
 
     def evaluation(self, recipe: TrainRecipe, dataset: data.Dataset, rank: int = 0, world: int = 1) -> Loader:
         """A data set once, in index order, each image by its centre: a rank's share of each batch."""
@@ -171,7 +175,7 @@ class Inputs:
             if dataset is not None:
                 dataset.close()
 
-    def _training(self, dataset: data.Dataset, recipe: TrainRecipe, **more: Any) -> Loader:
+    def training(self, dataset: data.Dataset, recipe: TrainRecipe, **more: Any) -> Loader:
         options, host = recipe.data, recipe.augment.on_host(self.device.type)
         given: dict[str, Any] = {
             "batch": recipe.batch,
@@ -200,6 +204,8 @@ class Inputs:
             "verify": options.verify,
             **more,
         }
+        if "tier" in given:
+            return Loader(dataset, **given)
         tier = self._tiers.get(id(dataset))
         if tier is None:  # the first loader of a set says what has to be made of its pixels
             as_they_are = Loader(dataset, **given).takes_pixels_as_they_are()
@@ -208,7 +214,7 @@ class Inputs:
 
     def tier(self, recipe: TrainRecipe, dataset: data.Dataset) -> Tier:
         """Where a data set's bytes are kept, filled; all its loaders share it."""
-        loader = self._training(dataset, recipe) if dataset is self.train else self.evaluation(recipe, dataset)
+        loader = self.training(dataset, recipe) if dataset is self.train else self.evaluation(recipe, dataset)
         return loader.tier
 
     def _chosen(self, dataset: data.Dataset, options: DataRecipe, as_they_are: bool) -> Tier:

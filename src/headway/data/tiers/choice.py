@@ -67,7 +67,7 @@ def choose(
     """
     if cache not in get_args(Cache):
         raise UsageError(f"{cache!r} is no place for a cache", where="data.cache", fix=nearest(cache, get_args(Cache)))
-    near = _Near(dataset, str(device), Path(folder or cache_folder()), budget_bytes)
+    near = Near(dataset, str(device), Path(folder or cache_folder()), budget_bytes)
     place = near.auto() if cache == "auto" else near.asked(cache)
     if place.name == "none" or place.name == "disk":
         return near.unfilled(place)
@@ -98,7 +98,7 @@ class _Place:
 
 
 @final
-class _Near:
+class Near:
     """What is known of a data set and of the room for it."""
 
     def __init__(self, dataset: Dataset, device: str, folder: Path, budget_bytes: int) -> None:

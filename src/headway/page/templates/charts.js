@@ -99,7 +99,7 @@
     const traces = data.series.map((series, index) => {
       const gap = (i) => i < 0 || i >= series.y.length || series.y[i] === null;
       const few = series.y.length <= FEW_POINTS;
-      const sizes = series.y.map((_, i) => (few ? 5 : !gap(i) && gap(i - 1) && gap(i + 1) ? 4 : 0));
+      const sizes = series.y.map((_, i) => (series.y.length === 1 ? 9 : few ? 5 : !gap(i) && gap(i - 1) && gap(i + 1) ? 4 : 0));
       const color = look.series[index % look.series.length];
       return {
         type: "scatter",
@@ -132,8 +132,42 @@
     ];
   };
 
-  const drawBars = (data, look, hidden) => {
+  const RULE_PX = 16; // what a rule's name takes above the bars: each has a row of its own, so that none hides another
+
+  // Lines across the bars; each name stands on that side of its line where there is more room.
+  const drawRules = (rules, look, log, middle) => ({
+    shapes: rules.map((rule, index) => ({
+      type: "line",
+      yref: "paper",
+      x0: rule.at,
+      x1: rule.at,
+      y0: 0,
+      y1: 1,
+      line: { color: look.ink, width: 1.5, dash: ["solid", "dash", "dot"][index % 3] },
+    })),
+    annotations: rules.map((rule, index) => ({
+      text: short(rule.name, 60),
+      x: log ? Math.log10(rule.at) : rule.at,
+      xanchor: rule.at > middle ? "right" : "left",
+      yref: "paper",
+      y: 1,
+      yanchor: "bottom",
+      yshift: RULE_PX * (rules.length - 1 - index),
+      showarrow: false,
+      font: { color: look.ink, size: 12 },
+    })),
+  });
+
+  // A logarithmic axis begins at a power of ten, far enough to the left that the shortest bar is seen.
+  const drawBars = (data, look, hidden, width) => {
     const names = categories(data.names);
+    const log = Boolean(data.log_x);
+    const rules = data.rules ?? [];
+    const several = data.stacks.length > 1;
+    const values = data.stacks.flatMap((stack) => stack.values);
+    const seen = [...values, ...rules.map((rule) => rule.at)].filter((value) => value > 0);
+    const most = Math.max(...seen);
+    const bounds = log ? [10 ** Math.floor(Math.log10(Math.min(...seen) / 2)), 2 * most] : null;
     const traces = data.stacks.map((stack, index) => ({
       type: "bar",
       orientation: "h",
@@ -141,13 +175,15 @@
       x: stack.values,
       y: names,
       marker: { color: look.series[index % look.series.length], line: { color: look.surface, width: 1 } },
-      text: stack.values.map(brief),
-      textposition: data.stacks.length === 1 ? "auto" : "inside",
+      text: stack.values.map((value) => (several && !value ? "" : brief(value))),
+      textposition: several && !log ? "inside" : "auto",
       insidetextanchor: "middle",
       textangle: 0,
-      hovertemplate: "%{y}<br>" + (data.stacks.length === 1 ? "" : short(stack.name, 40) + ": ") + "%{x:,.5~g}<extra></extra>",
+      hovertemplate: "%{y}<br>" + (!several ? "" : short(stack.name, 40) + ": ") + "%{x:,.5~g}<extra></extra>",
       visible: !hidden.has(index),
     }));
+    const numbers = scaled(look, log ? seen : values, log, bounds, { title: heading(data.x_label, look) });
+    if (log) numbers.nticks = Math.min(numbers.nticks, Math.max(3, Math.floor(width / 100))); // "100k" beside "200k"
     return [
       traces,
       layout(look, {
@@ -155,8 +191,9 @@
         bargap: 0.3,
         hovermode: "closest",
         uniformtext: { mode: "hide", minsize: 10 },
-        margin: { l: 8, r: 24, t: 8, b: 48 },
-        xaxis: scaled(look, data.stacks.flatMap((stack) => stack.values), false, null, { title: heading(data.x_label, look) }),
+        margin: { l: 8, r: 24, t: 8 + RULE_PX * rules.length, b: 48 },
+        ...drawRules(rules, look, log, log ? Math.sqrt(bounds[0] * bounds[1]) : most / 2),
+        xaxis: numbers,
         yaxis: axis(look, {
           type: "category",
           autorange: "reversed",

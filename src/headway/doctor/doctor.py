@@ -1,0 +1,341 @@
+"""The doctor: measures a recipe's stages one by one, predicts the whole job from them, runs it, and concludes."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any, final
+
+import numpy as np
+import torch
+
+from headway.core.errors import UsageError
+from headway.core.profile import Ceiling, Profile, Rate, Resource, Side, Threads, WholeRun
+from headway.core.run import provenance
+from headway.data.cores import usable_cores
+from headway.data.dataset import Dataset
+from headway.data.order import Order
+from headway.doctor import environment, storage
+from headway.doctor.beside import beside
+from headway.doctor.feed import Fed, augmentation, by_threads, fed
+from headway.doctor.job import Job
+from headway.doctor.knobs import Knobs
+from headway.doctor.loop import Looped, looped
+from headway.doctor.model import Model
+from headway.doctor.page_cache import as_it_was, evict
+from headway.doctor.roof import roof
+from headway.doctor.stalls import checkpoint, evaluation
+from headway.doctor.verdict import verdict
+from headway.doctor.whole import MOST_STEPS, Ran, run
+from headway.train.inputs import Say
+from headway.train.runs import load_recipe
+
+
+@final
+@dataclass(frozen=True)
+class Budget:
+    """Seconds that measurements may take, most of them at once.
+
+    Attributes:
+        each: of a stage. passes: of forward and backward over several batches. side: of one number of threads, or a
+            changed stage. whole: of a run of the whole job. tries: of all changed stages together.
+    """
+
+    each: float
+    passes: float
+    side: float
+    whole: float
+    tries: float
+
+
+FULL = Budget(each=4.0, passes=3.0, side=1.5, whole=6.0, tries=50.0)
+QUICK = Budget(each=1.2, passes=1.0, side=0.6, whole=2.0, tries=12.0)
+
+RESOURCES: dict[str, Resource] = {"storage": "disk", "decode": "host", "augment": "host", "collate": "host"}
+
+
+def examine(recipe: Path, overrides: Sequence[str], *, say: Say, quick: bool = False, cold: bool = False) -> Profile:
+    """Measures a recipe on this machine, in this process.
+
+    Args:
+        cold: conclude on the first epoch, whose files are read from the disk, and not on the later ones.
+
+    Raises:
+        HeadwayError: whatever is wrong with recipe, data, network or task. UsageError: `cold`, and nothing is read.
+    """
+    loaded = load_recipe(recipe, overrides)
+    begun = perf_counter()
+    with closing(Job.of(loaded, say)) as job:
+        found = examination(job, say, QUICK if quick else FULL, quick, cold=cold)
+    return found.model_copy(update={"seconds": perf_counter() - begun})
+
+
+def examination(
+    job: Job,
+    say: Say,
+    budget: Budget,
+    quick: bool,
+    *,
+    cold: bool = False,
+    barrier: Callable[[], object] = lambda: None,
+) -> Profile:
+    """The same of a job that is set up.
+
+    Args:
+        barrier: waits for others that measure the same at the same time; called before each part.
+    """
+    return _Examination(job, say, budget, quick, cold, barrier).profile()
+
+
+@final
+class _Examination:
+    def __init__(
+        self, job: Job, say: Say, budget: Budget, quick: bool, cold: bool, barrier: Callable[[], object]
+    ) -> None:
+        self._barrier = barrier
+        self._job, self._say, self._budget, self._quick, self._cold = job, say, budget, quick, cold
+        self._missing = list[str]()
+        self._facts: dict[str, float] = {}
+        self._runs = list[WholeRun]()
+
+    def profile(self) -> Profile:
+        job, budget, setup, begun = self._job, self._budget, self._job.setup, perf_counter()
+        self._barrier()
+        fed_warm, threads = self._input()
+        self._barrier()
+        self._say("Measuring the loop, with batches that are there already.")
+        loop = looped(job, limit_s=budget.each, passes_s=budget.passes)
+        self._facts["syncs a step"] = loop.syncs.count
+        height, width = job.kept()[0].images.shape[1:3]
+        self._facts |= {"height": float(height), "width": float(width), **roof(job)}
+        together = None
+        if fed_warm is not None:
+            self._barrier()
+            self._say("Measuring both beside each other.")
+            together = beside(job, 1 / fed_warm.rate.value, 1 / loop.rate.value, limit_s=budget.each)
+        ceilings = [*self._ceilings(fed_warm), *_of_loop(loop), *self._stalls()]
+        warm = Model.of(ceilings, together)
+        self._barrier()
+        self._say("Running the whole job shortly.")
+        ran = self._whole(warm, loop)
+        model, ceilings = self._first_epoch(warm, ceilings)
+        measured = self._run("cold" if self._cold else "warm")
+        device = setup.device.type
+        concluded = verdict(model, device, measured, _laps(ran) if ran is not None else ())
+        self._say("Trying what might help.")
+        knobs = Knobs(job, model, together, fed_warm, threads, loop, self._say, budget.side, budget.tries)
+        found = knobs.found(setup.device, quick=self._quick)
+        self._missing += knobs.missing
+        stalls = model.total("stall")
+        whole = None
+        if measured is not None and measured.images_s is not None:
+            whole = 1 / (1 / measured.images_s.value + stalls)
+        return Profile(
+            name=job.loaded.recipe.name,
+            quick=self._quick,
+            machine=machine(setup.device),
+            environment=environment.examine(job.loaded.recipe, setup.device, setup.train),
+            batch=job.batch,
+            ranks=1,
+            regime="first epoch" if self._cold else "later epochs",
+            ceilings=tuple(ceilings),
+            together=together,
+            threads=threads,
+            launch={str(count): seconds for count, seconds in loop.launch.items()},
+            multiply_adds=None if setup.counts is None else setup.counts.multiply_adds,
+            facts=self._facts,
+            predicted=model.images_s(),
+            measured=whole,
+            runs=tuple(self._runs),
+            verdict=concluded,
+            knobs=tuple(found),
+            not_measured=tuple(self._missing),
+            seconds=perf_counter() - begun,
+        )
+
+    def _input(self) -> tuple[Fed | None, Threads | None]:
+        job, budget = self._job, self._budget
+        if job.synthetic:
+            self._missing.append("The data are synthetic: there is no input to measure.")
+            return None, None
+        self._say("Measuring the loader, with nothing that holds it back.")
+        found = fed(job, limit_s=budget.each)
+        self._facts["encoded bytes"] = found.record_bytes
+        most = usable_cores()
+        self._say("Measuring the loader by its number of threads.")
+        return found, by_threads(job, found, most, limit_s=budget.side)
+
+    def _ceilings(self, found: Fed | None) -> list[Ceiling]:
+        """Of the loader."""
+        if found is None:
+            return []
+        job, seconds = self._job, dict(found.seconds)
+        taken = augmentation(job, found, limit_s=self._budget.side)
+        seconds["decode"] -= taken
+        seconds["augment"] = taken
+        tier = job.setup.inputs.loader.tier if job.setup.inputs.loader is not None else None
+        decoding = "gathering decoded images" if tier is not None and tier.name in ("memory", "device") else "decoding"
+        how = {
+            "storage": "finding or fetching the records, files in memory",
+            "decode": f"{decoding}, {found.threads} thread{'s'[: found.threads > 1]}",
+            "augment": "with the recipe's crop, flip and shift, less without",
+            "collate": "order, keys, labels, handing over",
+        }
+        return [
+            Ceiling(stage=stage, side="input", resource=RESOURCES[stage], seconds=max(0.0, seconds[stage]), how=text)
+            for stage, text in how.items()
+        ]
+
+    def _stalls(self) -> list[Ceiling]:
+        budget, found = self._budget, dict[str, Any]()
+        found["evaluate"] = evaluation(self._job, limit_s=budget.each)
+        found["checkpoint"] = checkpoint(self._job, limit_s=budget.side)
+        out = []
+        for stage, stall in found.items():
+            how = "there is no evaluation set"
+            if stall is not None:
+                self._facts[f"{stage} seconds"] = stall.once_s
+                how = f"{stall.once_s:.3g} s every {stall.every:,.0f} images: {stall.how}"
+            seconds = 0.0 if stall is None else stall.seconds
+            out.append(Ceiling(stage=stage, side="stall", resource="stall", seconds=seconds, how=how))
+        return out
+
+    def _whole(self, model: Model, loop: Looped) -> Ran | None:
+        """The synthetic, replayed and warm run."""
+        job, passes = self._job, loop.launch
+        at = min(passes, key=lambda count: abs(count - job.batch))
+        self._add("synthetic", 0, at / passes[at], None, None, "forward and backward alone")
+        note = "the loop, with batches that are there already"
+        self._add("replay", 0, loop.rate.value, None, 0.0, note)
+        if job.synthetic:
+            self._add("warm", 0, loop.rate.value, model.images_s(stalls=False), 0.0, "the data are synthetic")
+            return None
+        ran = run(job, limit_s=self._budget.whole)
+        predicted, note = model.images_s(stalls=False), "the whole job, files in memory, without stalls"
+        self._add("warm", ran.steps, ran.rate.value, predicted, ran.wait_share, note, ran)
+        return ran
+
+    def _add(
+        self,
+        name: Any,
+        steps: int,
+        images_s: float | None,
+        predicted: float | None,
+        wait: float | None,
+        note: str,
+        ran: Ran | None = None,
+    ) -> None:
+        rate = None
+        if images_s is not None:
+            rate = ran.rate if ran is not None else _exactly(images_s)
+        one = WholeRun(name=name, steps=steps, images_s=rate, predicted=predicted, wait_share=wait, note=note)
+        self._runs.append(one)
+
+    def _run(self, name: str) -> WholeRun | None:
+        return next((one for one in self._runs if one.name == name), None)
+
+    def _first_epoch(self, model: Model, ceilings: list[Ceiling]) -> tuple[Model, list[Ceiling]]:
+        """The cold run; and where that is asked for, the model of the first epoch."""
+        job, budget, dataset = self._job, self._budget, self._job.setup.train
+        reason = self._not_cold()
+        if reason or dataset is None:
+            if self._cold:
+                fix = "Leave --cold out: all epochs are alike."
+                raise UsageError(f"there is no first epoch to measure: {reason}", where="--cold", fix=fix)
+            self._add("cold", 0, None, None, None, reason or "the data are synthetic")
+            return model, ceilings
+        recipe = job.setup.recipe
+        order = Order(len(dataset), recipe.seed, recipe.data.window)
+        most = min(len(dataset), (MOST_STEPS + recipe.data.ahead + 2) * job.batch)
+        spans = storage.spans_of(dataset)(order(np.arange(most))[1])
+        self._storage(dataset, order)
+        with as_it_was(spans):
+            found = evict(spans)
+            if not found.held:
+                self._missing.append(f"The first epoch: {found.note}")
+            count = 2 + round(budget.side / max(model.total("input") * job.batch, 1e-6))
+            alone = fed(job, limit_s=budget.side, batches=min(count, MOST_STEPS))
+            evict(spans)
+            ran = run(job, limit_s=budget.whole / 2, once=True)
+        extra = max(0.0, 1 / alone.rate.value - model.total("input"))
+        first = model.with_seconds({"storage": model.seconds["input"]["storage"] + extra})
+        state = "files from the disk" if found.held else "files as they lay"
+        note = f"the whole job in its first epoch, {state}, without stalls"
+        self._add("cold", ran.steps, ran.rate.value, first.images_s(stalls=False), ran.wait_share, note, ran)
+        if not self._cold:
+            return model, ceilings
+        how = f"{state}: what the loader takes longer then"
+        changed = {"seconds": first.seconds["input"]["storage"], "how": how}
+        return first, [one.model_copy(update=changed) if one.stage == "storage" else one for one in ceilings]
+
+    def _storage(self, dataset: Dataset, order: Order) -> None:
+        """What the files give when they are only read."""
+        threads, seconds = self._job.setup.recipe.data.threads, self._budget.side
+        for cold in (True, False):
+            found = storage.measure(dataset, order, self._job.batch, cold=cold, seconds=seconds, threads=threads)
+            which = "cold" if cold else "warm"
+            if found.cold == cold:
+                self._facts[f"storage {which} images/s"] = found.images_s.value
+                self._facts[f"storage {which} bytes/s"] = found.bytes_s
+            else:
+                self._missing.append(f"Storage, {which}: {found.note}")
+
+    def _not_cold(self) -> str:
+        """Why the first epoch is like the others; empty: it is not."""
+        job = self._job
+        if job.synthetic:
+            return "the data are synthetic"
+        loader = job.setup.inputs.loader
+        assert loader is not None
+        name = loader.tier.name
+        if name in ("memory", "device"):
+            return (
+                f"the whole set was brought into {'memory' if name == 'memory' else 'the device'} before the first step"
+            )
+        if not storage.files_of(job.setup.inputs.train):  # type: ignore[arg-type]
+            return "the data lie at an address, and what was read of it is measured as it comes"
+        return ""
+
+
+def _exactly(value: float) -> Rate:
+    return Rate(value=value, low=value, high=value, windows=1)
+
+
+def _of_loop(found: Looped) -> list[Ceiling]:
+    how = {
+        "transform": "normalising and augmenting a batch, and the user's transform",
+        "launch": "forward and backward: what a line through two batches starts from",
+        "compute": "forward and backward: the rest",
+        "optimizer": "the optimizer's step",
+        "sync": f"{found.syncs.count:.3g} reads of values a step",
+        "log": "records and the display",
+        "other": "the rest of the loop",
+    }
+    side: Side = "loop"
+    return [
+        Ceiling(stage=stage, side=side, resource="device", seconds=found.seconds[stage], how=text)
+        for stage, text in how.items()
+    ]
+
+
+def _laps(ran: Ran) -> list[Ceiling]:
+    """The loop's stages as they were in a run."""
+    laps = ran.laps
+    both = sum(laps.get(name, 0.0) for name in ("forward", "loss", "backward"))
+    found = {"transform": laps.get("augment", 0.0), "compute": both, "optimizer": laps.get("optimizer", 0.0)}
+    return [
+        Ceiling(stage=stage, side="loop", resource="device", seconds=seconds, how="in the whole job")
+        for stage, seconds in found.items()
+    ]
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Processor, cores, memory, device and versions."""
+    found = provenance({}, Path.cwd())
+    named = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    more = {"usable_cores": usable_cores(), "torch_threads": torch.get_num_threads(), "device": named}
+    return {**found["host"], **found["versions"], "python": platform.python_version(), **more}

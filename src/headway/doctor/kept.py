@@ -1,0 +1,51 @@
+"""What the loader would give if the decoded set lay in memory, without decoding it: as many pixels, of noise."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headway.data.columns import FLAG_RAW
+from headway.data.order import Order
+from headway.data.tiers.memory import MemoryTier
+from headway.data.tiers.room import free_memory_bytes
+from headway.doctor.feed import Fed, fed
+from headway.doctor.job import Job
+
+SHARE = 0.5
+"""Of the free memory that a set may take to be offered a place there."""
+NOISE = 64
+"""Images of noise, which are repeated: what is copied and resized takes as long whatever it shows."""
+LOOKED_AT = 16_384
+"""Positions whose pixels are there; the others are never asked for."""
+
+
+def keeps(job: Job) -> bool:
+    """Whether the decoded set would find room in memory."""
+    train = job.setup.inputs.train
+    if train is None or train.description.common_size is None or job.setup.recipe.data.scaled:
+        return False
+    width, height = train.description.common_size
+    nbytes = len(train) * width * height * train.description.channels
+    return nbytes <= SHARE * free_memory_bytes()
+
+
+def memory_fed(job: Job, *, limit_s: float) -> Fed:
+    """The loader over a set of which only what is asked for holds pixels."""
+    train, recipe = job.setup.inputs.train, job.setup.recipe
+    assert train is not None
+    assert train.description.common_size is not None
+    width, height = train.description.common_size
+    pixels = np.empty((len(train), height, width, train.description.channels), np.uint8)  # taken page by page, by use
+    noise = np.random.default_rng(0).integers(0, 256, (NOISE, *pixels.shape[1:]), np.uint8)
+    batches = max(2, min(LOOKED_AT, 4 * len(train)) // job.batch)
+    ids = Order(len(train), recipe.seed, recipe.data.window)(np.arange((batches + recipe.data.ahead + 1) * job.batch))[
+        1
+    ]
+    for low in range(0, len(ids), NOISE):
+        some = ids[low : low + NOISE]
+        pixels[some] = noise[: len(some)]
+    tier = MemoryTier(train, "memory, as it would be", pixels, None)
+    tier.flags = np.full(len(train), FLAG_RAW, np.uint8)
+    tier.damaged = np.zeros(len(train), np.uint8)
+    runs = [fed(job, limit_s=limit_s / 3, batches=batches, tier=tier, verify="never") for _ in range(4)]
+    return sorted(runs[1:], key=lambda one: one.rate.value)[1]

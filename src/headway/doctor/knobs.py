@@ -1,0 +1,243 @@
+"""Knobs: what a recipe can have otherwise, and what each would give, from the stage measured with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from time import perf_counter
+from typing import Any, final
+
+import torch
+
+from headway.core.errors import HeadwayError
+from headway.core.profile import Knob, Threads, Together
+from headway.data.columns import FLAG_RAW
+from headway.doctor.beside import beside
+from headway.doctor.feed import Fed, fed
+from headway.doctor.job import Job, override, quiet
+from headway.doctor.kept import keeps, memory_fed
+from headway.doctor.loop import Looped, rate_of
+from headway.doctor.model import Model
+from headway.doctor.stalls import checkpoint
+from headway.train.inputs import Say
+from headway.train.precision import candidates
+
+WORTH = 1.01
+"""Gains below it are noise."""
+SIDE_WORTH = 1.02
+"""A side that could not give as much, taken away as a whole, has no knob that is worth a measurement."""
+LATER = 4
+"""Times as rare, for what happens between steps."""
+LARGER = 4
+"""Times the batch."""
+LONG_S = 20.0
+"""Left of the time, where a compiler is tried."""
+
+BATCH_COST = "other learning rates, and maybe less accuracy: see docs/large-batches.md"
+BF16_COST = "8 bits of precision in forward and backward; parameters stay fp32"
+EVALUATE_COST = "fewer evaluations to choose the best weights by"
+CHECKPOINT_COST = "more steps that are lost with a crash"
+
+
+@final
+class Knobs:
+    """Attributes: missing: what was not tried, and why."""
+
+    def __init__(
+        self,
+        job: Job,
+        model: Model,
+        together: Together | None,
+        found: Fed | None,
+        threads: Threads | None,
+        loop: Looped,
+        say: Say,
+        side_s: float,
+        tries_s: float,
+    ) -> None:
+        self._job, self._model, self._together, self._fed, self._threads = job, model, together, found, threads
+        self._loop, self._say, self._side_s = loop, say, side_s
+        self._until = perf_counter() + tries_s
+        self.missing = list[str]()
+
+    def found(self, device: torch.device, *, quick: bool) -> list[Knob]:
+        """The best first; those alone that give something."""
+        out = list[Knob]()
+        for make in (self._stalls, self._input, lambda: self._loop_knobs(device, quick)):
+            try:
+                out += list(make())
+            except HeadwayError as error:  # a network that does not take what was tried
+                self.missing.append(f"A knob: {error}")
+        worth = [one for one in out if one.gain >= WORTH]
+        return sorted(worth, key=lambda one: -one.images_s)
+
+    def _knob(
+        self, name: str, cures: str, changes: Mapping[str, Any], model: Model, *, measured: bool, cost: str = "",
+        exact: bool = True,
+    ) -> Knob:  # fmt: skip
+        predicted, now = model.images_s(), self._model.images_s()
+        return Knob(
+            name=name,
+            cures=cures,
+            override=override(changes),
+            images_s=predicted,
+            gain=predicted / now,
+            measured=measured,
+            exact=exact,
+            cost=cost,
+        )
+
+    def _worth(self, side: str) -> bool:
+        gone = dict.fromkeys(self._model.seconds[side], 0.0)
+        return self._model.with_seconds(gone).images_s() >= SIDE_WORTH * self._model.images_s()
+
+    def _time_is_up(self, what: str, needs_s: float = 0.0) -> bool:
+        if perf_counter() + needs_s < self._until:
+            return False
+        self.missing.append(f"{what}: not tried, for want of time.")
+        return True
+
+    # What happens between steps.
+
+    def _stalls(self) -> Iterator[Knob]:
+        recipe, model, stalls = self._job.loaded.recipe, self._model, self._model.seconds["stall"]
+        if stalls.get("evaluate", 0.0) > 0:
+            changed = model.with_seconds({"evaluate": stalls["evaluate"] / LATER})
+            changes = {"evaluate.every_epochs": LATER * recipe.evaluate.every_epochs}
+            yield self._knob("rarer evaluations", "evaluate", changes, changed, measured=False, cost=EVALUATE_COST)
+        taken = stalls.get("checkpoint", 0.0)
+        if taken <= 0 or not self._worth("stall"):
+            return
+        options = recipe.checkpoint
+        changed = model.with_seconds({"checkpoint": taken / LATER})
+        if options.every_steps is None:
+            changes = {"checkpoint.every_epochs": LATER * options.every_epochs}
+        else:
+            changes = {"checkpoint.every_steps": LATER * options.every_steps}
+        yield self._knob("rarer checkpoints", "checkpoint", changes, changed, measured=False, cost=CHECKPOINT_COST)
+        if not options.asynchronous:
+            part = options.model_copy(update={"asynchronous": True})
+            loaded = replace(self._job.loaded, recipe=recipe.model_copy(update={"checkpoint": part}))
+            other = Job(loaded, self._job.setup)
+            other.take(self._job.kept())
+            changed = model.with_seconds({"checkpoint": checkpoint(other, limit_s=self._side_s).seconds})
+            changes = {"checkpoint.asynchronous": True}
+            cost = "memory for a copy of the state"
+            yield self._knob("checkpoints beside training", "checkpoint", changes, changed, measured=True, cost=cost)
+
+    # The loader.
+
+    def _input(self) -> Iterator[Knob]:
+        job, found = self._job, self._fed
+        if found is None or not self._worth("input"):
+            return
+        yield from self._more_threads(found)
+        train, options = job.setup.inputs.train, job.setup.recipe.data
+        assert train is not None
+        if options.cache in ("none", "disk") and keeps(job) and not self._time_is_up("data.cache=memory"):
+            changed = self._fed_by(memory_fed(job, limit_s=self._side_s), found)
+            cost = "memory for the decoded set, which is filled before the first step"
+            changes = {"data.cache": "memory"}
+            yield self._knob("decoded images in memory", "decode", changes, changed, measured=True, cost=cost)
+        encoded = not bool((train.flags & FLAG_RAW).any())
+        if encoded and not options.scaled and options.cache in ("none", "disk") and options.size is not None:
+            other = fed(job, limit_s=self._side_s, scaled=True)
+            cost = "pixels that differ a little"
+            changed = self._fed_by(other, found)
+            scaled = {"data.scaled": True}
+            yield self._knob("smaller decodes", "decode", scaled, changed, measured=True, exact=False, cost=cost)
+        if options.decoder == "pillow":
+            other = fed(job, limit_s=self._side_s, backend="native")
+            changed = self._fed_by(other, found)
+            changes = {"data.decoder": "native"}
+            cost = "pixels that differ by 1 at most"
+            yield self._knob("the native core", "decode", changes, changed, measured=True, exact=False, cost=cost)
+
+    def _more_threads(self, found: Fed) -> Iterator[Knob]:
+        threads = self._threads
+        if threads is None:
+            return
+        for count, rate in zip(threads.threads, threads.images_s, strict=True):
+            if count == found.threads or rate <= found.rate.value:
+                continue
+            what = f"{count} decoding threads"
+            if self._time_is_up(what):
+                continue
+            measured = beside(self._job, 1 / rate, 1 / self._loop.rate.value, limit_s=self._side_s, threads=count)
+            changed = self._scaled_input(found.rate.value / rate)
+            slower = (measured.input_beside / measured.input_alone, measured.loop_beside / measured.loop_alone)
+            changed = replace(changed, input_slower=max(1.0, slower[0]), loop_slower=max(1.0, slower[1]))
+            yield self._knob(what, "decode", {"data.threads": count}, changed, measured=True)
+
+    def _scaled_input(self, ratio: float) -> Model:
+        return self._model.with_seconds(
+            {stage: seconds * ratio for stage, seconds in self._model.seconds["input"].items()}
+        )
+
+    def _fed_by(self, other: Fed, found: Fed) -> Model:
+        return self._scaled_input(found.rate.value / other.rate.value)
+
+    # The loop.
+
+    def _loop_knobs(self, device: torch.device, quick: bool) -> Iterator[Knob]:
+        if not self._worth("loop"):
+            return
+        recipe, job = self._job.setup.recipe, self._job
+        seconds = self._model.seconds["loop"]
+        heavy = seconds.get("compute", 0.0) + seconds.get("launch", 0.0)
+        if heavy >= 0.1 * self._model.total("loop"):
+            best = [name for name in candidates(device) if name != "fp32"]
+            if recipe.precision == "fp32" and best and not recipe.half_weights:
+                yield from self._tried(best[0], "compute", {"precision": best[0]}, exact=False, cost=BF16_COST)
+            elif recipe.precision == "bf16" and not best and not recipe.half_weights:
+                yield from self._tried("fp32", "compute", {"precision": "fp32"})
+            other = not recipe.channels_last
+            name = "channels last" if other else "channels first"
+            yield from self._tried(name, "compute", {"channels_last": other})
+            if recipe.recompute is not False:
+                cost = "memory for the activations"
+                yield from self._tried("no second forward pass", "compute", {"recompute": False}, cost=cost)
+        if not quick and recipe.compile is False and recipe.recompute is False:
+            yield from self._compiled()
+        fixed = sum(seconds.get(one, 0.0) for one in ("launch", "optimizer", "other"))
+        if fixed >= 0.1 * self._model.total("loop") and recipe.batch_growth is None:
+            changes = {"batch": LARGER * job.loaded.recipe.batch}
+            yield from self._tried("a larger batch", "launch", changes, exact=False, cost=BATCH_COST)
+        log, every = seconds.get("log", 0.0), job.loaded.recipe.log_every_steps
+        if every < 50 and log > 0:
+            changed = self._model.with_seconds({"log": log * every / 50})
+            yield self._knob("fewer records", "log", {"log_every_steps": 50}, changed, measured=False)
+
+    def _compiled(self) -> Iterator[Knob]:
+        what = "compile=true"
+        if self._time_is_up(what, LONG_S):
+            return
+        cost = "the first step takes longer, by the compilation"
+        yield from self._tried("a compiled network", "launch", {"compile": True}, cost=cost)
+
+    def _tried(
+        self, name: str, cures: str, changes: Mapping[str, Any], *, exact: bool = True, cost: str = ""
+    ) -> Iterator[Knob]:
+        """A loop that is measured with other values."""
+        text = override(changes)
+        if self._time_is_up(text):
+            return
+        self._say(f"Trying {text}.")
+        given = {key.replace(".", "__"): value for key, value in changes.items()}
+        try:
+            other = self._job.variant(quiet, **given)
+        except HeadwayError as error:
+            self.missing.append(f"{text}: {error}")
+            return
+        try:
+            found = rate_of(other, limit_s=self._side_s)
+        except HeadwayError as error:
+            self.missing.append(f"{text}: {error}")
+            return
+        finally:
+            other.close()
+        ratio = self._loop.rate.value / found.value
+        changed = self._model.with_seconds(
+            {stage: seconds * ratio for stage, seconds in self._model.seconds["loop"].items()}
+        )
+        yield self._knob(name, cures, changes, changed, measured=True, exact=exact, cost=cost)

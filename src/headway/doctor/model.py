@@ -1,0 +1,95 @@
+"""The model: what loader and loop give together, from what each gives alone and beside the other.
+
+Both work at the same time, joined by a ring of batches. While both run, each takes as long for a sample as it was
+measured beside the other; once one of them has to wait, the other one is alone. So for each sample
+
+    both = min(input_beside, loop_beside)
+    seconds = both + (1 - both / input_beside) input_alone + (1 - both / loop_beside) loop_alone
+
+Where they share nothing (beside = alone) this is the larger of the two. Where they share one core (beside = twice
+alone, for two that take as long) it is their sum. What stands between, such as threads of a network that wait for the
+one whose core decodes, was measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from headway.core.profile import Ceiling, Together
+
+FIXED = ("launch", "optimizer", "other")
+"""Stages of the loop that take as long for a step of any batch: a larger one pays for each of them."""
+LAUNCH = "launch"
+
+
+def seconds_together(input_alone: float, loop_alone: float, input_beside: float, loop_beside: float) -> float:
+    """Of a sample; all arguments likewise."""
+    both = min(input_beside, loop_beside)
+    return both + (1 - both / input_beside) * input_alone + (1 - both / loop_beside) * loop_alone
+
+
+@final
+@dataclass(frozen=True)
+class Model:
+    """Predicts images/s of the whole job.
+
+    Attributes:
+        seconds: of a sample, by side and stage.
+        input_slower, loop_slower: how many times as long each takes beside the other.
+    """
+
+    seconds: Mapping[str, Mapping[str, float]]
+    input_slower: float
+    loop_slower: float
+
+    @staticmethod
+    def of(ceilings: Sequence[Ceiling], together: Together | None) -> Model:
+        """Args: together: None where the input costs nothing."""
+        seconds: dict[str, dict[str, float]] = {"input": {}, "loop": {}, "stall": {}}
+        for one in ceilings:
+            seconds[one.side][one.stage] = one.seconds
+        if together is None:
+            return Model(seconds, 1.0, 1.0)
+        # Noise may make one faster beside the other.
+        slower = (together.input_beside / together.input_alone, together.loop_beside / together.loop_alone)
+        return Model(seconds, max(1.0, slower[0]), max(1.0, slower[1]))
+
+    def total(self, side: str) -> float:
+        return sum(self.seconds[side].values())
+
+    def images_s(self, *, stalls: bool = True) -> float:
+        """Args: stalls: what evaluations, checkpoints and records take is counted."""
+        into, loop = self.total("input"), self.total("loop")
+        if not into or not loop:
+            steady = into + loop
+        else:
+            steady = seconds_together(into, loop, into * self.input_slower, loop * self.loop_slower)
+        return 1 / max(steady + (self.total("stall") if stalls else 0.0), 1e-12)
+
+    def with_seconds(self, changed: Mapping[str, float]) -> Model:
+        """The same with other seconds for some stages."""
+        seconds = {
+            side: {stage: changed.get(stage, value) for stage, value in stages.items()}
+            for side, stages in self.seconds.items()
+        }
+        return Model(seconds, self.input_slower, self.loop_slower)
+
+    def without(self, stage: str) -> Model:
+        """The same if a stage took nothing; `launch` is all that a step takes whatever its batch."""
+        gone = FIXED if stage == LAUNCH else (stage,)
+        return self.with_seconds(dict.fromkeys(gone, 0.0))
+
+    def gains(self) -> list[tuple[str, float]]:
+        """(stage, how many times the images/s if it took nothing), the largest first; of two that would give as much,
+        the one that takes longer."""
+        now = self.images_s()
+        found = []
+        for stages in self.seconds.values():
+            for stage, seconds in stages.items():
+                if seconds > 0 and (stage == LAUNCH or stage not in FIXED):
+                    taken = sum(stages.get(one, 0.0) for one in FIXED) if stage == LAUNCH else seconds
+                    found.append((stage, self.without(stage).images_s() / now, taken))
+        found.sort(key=lambda one: (-round(one[1], 3), -one[2]))
+        return [(stage, gain) for stage, gain, _ in found]

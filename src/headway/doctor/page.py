@@ -1,0 +1,404 @@
+"""What the doctor shows: a Profile as one HTML file, with charts."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from headway.core.files import write_whole
+from headway.core.profile import Ceiling, Profile, Side, WholeRun
+from headway.doctor.text import SIDES, alone, caution, how_to, number, percent, prediction, signed, together
+from headway.page import panel, report
+from headway.page.panel import Panel
+
+SECTIONS = ("Verdict", "Stages", "Whole runs", "Knobs", "Machine")
+SIDES_PX = range(64, 513, 8)
+"""Sides of an image in the chart of the rates by image size; too many for a marker on each."""
+BY_PIXEL = frozenset({"storage", "decode", "augment", "collate", "copy", "transform", "compute"})
+"""Stages whose seconds grow with the pixels of an image."""
+FLOPS = 6.0
+"""Of one multiply-add of a forward pass in a training step: two there, and twice as many in the backward pass."""
+
+
+def write(profile: Profile, path: Path) -> None:
+    """Writes one self-contained HTML file; the same profile gives the same file. Raises OSError."""
+    how = "quick" if profile.quick else "full"
+    html = report.render(
+        panels(profile),
+        title=f"{profile.name}: {profile.verdict.kind}",
+        subtitle=f"What limits the recipe on this machine: {profile.regime}, batch {profile.batch:,}, "
+        f"{profile.ranks} rank{'s'[: profile.ranks > 1]}",
+        sections=SECTIONS,
+        footer=f"A {how} examination of {number(profile.seconds)} s.",
+    )
+    write_whole(path, html)
+
+
+def panels(profile: Profile) -> list[Panel]:
+    """Every picture that the profile has the numbers for."""
+    drawn: tuple[Callable[[Profile], Panel | None], ...] = (
+        *(_verdict, _pipeline),
+        *(_anatomy, _threads, _sizes, _launch, _flops, _ceilings),
+        *(_runs, _run_table),
+        _knobs,
+        *(_environment, _not_measured, _ranks, _machine, _facts),
+    )
+    return [found for one in drawn if (found := one(profile)) is not None]
+
+
+def _verdict(profile: Profile) -> Panel:
+    verdict = profile.verdict
+    values: list[tuple[str, str, str]] = [("limit", verdict.stage, verdict.kind)]
+    values.append(("predicted images/s", number(profile.predicted), "from the stages, each measured alone"))
+    if profile.measured is not None:
+        error = signed(profile.predicted / profile.measured - 1)
+        word = "confirmed" if verdict.confirmed else "not confirmed"
+        values.append(("measured images/s", number(profile.measured), f"the prediction is {error} off: {word}"))
+    without = f"the images/s, if {verdict.stage} took no time"
+    values.append(("at most", f"{verdict.most:.2f} times", without))
+    values.append(("next limit", verdict.next_stage or "none", "once the first is cured"))
+    if profile.knobs:
+        best = profile.knobs[0]
+        values.append(("best knob", f"{best.gain:.2f} times", f"{best.name}: {how_to(best)}"))
+    note = " ".join(filter(None, (verdict.sentence, verdict.unexplained)))
+    return panel.cards("verdict", "Verdict", values, section="Verdict", order=100, note=note)
+
+
+def _pipeline(profile: Profile) -> Panel:
+    """A bar for each stage and side, lines at what the job gives, and would give with the best knob."""
+    found = alone(profile)
+    marks = {profile.verdict.next_stage: "next", profile.verdict.stage: "the limit"}
+    names = [f"{one.name} ({marks[one.name]})" if one.name in marks else one.name for one in found]
+    groups: list[tuple[str, Side | None]] = [*((name, side) for side, name in SIDES.items()), ("together", None)]
+    stacks = []
+    for name, side in groups:
+        of = [one.images_s if (None if one.several else one.side) == side else 0.0 for one in found]
+        if any(of):
+            stacks.append((name, of))
+    now, what = (profile.predicted, "predicted") if profile.measured is None else (profile.measured, "measured")
+    rules = [(f"{what}: {number(now)}", now)]
+    if profile.knobs:
+        best = profile.knobs[0]
+        rules.append((f"with {best.name}: {number(best.images_s)}", best.images_s))
+    ranks = f", of all {profile.ranks} ranks" if profile.ranks > 1 else ""
+    return panel.bars(
+        "pipeline",
+        "Pipeline roofline: what each stage gives alone",
+        names,
+        stacks,
+        x_label=f"images/s{ranks}, logarithmic",
+        log_x=True,
+        rules=rules,
+        section="Verdict",
+        order=110,
+        width="full",
+        note="The shortest bar is the lowest ceiling. Loader and loop work at the same time; the stages of one of them "
+        "share it, so that what they give together is less than the least of them. " + prediction(profile),
+    )
+
+
+def _anatomy(profile: Profile) -> Panel:
+    """Milliseconds of a step, by stage."""
+    sides = [side for side in SIDES if any(one.side == side and one.seconds > 0 for one in profile.ceilings)]
+    parts = []
+    for one in profile.ceilings:
+        if one.seconds > 0:
+            step_ms = 1e3 * one.seconds * profile.batch
+            parts.append((one.stage, [step_ms if one.side == side else 0.0 for side in sides]))
+    return panel.bars(
+        "anatomy",
+        "Anatomy of a step",
+        [SIDES[side] for side in sides],
+        parts,
+        x_label=f"milliseconds of a step of {profile.batch:,} images",
+        section="Stages",
+        order=200,
+        width="full",
+        note="Each stage as it is when nothing else runs. Loader and loop run at the same time, so that the longer one "
+        "sets the pace; the stalls, spread over all steps, come on top.",
+    )
+
+
+def _threads(profile: Profile) -> Panel | None:
+    """What the loader gives by its threads, the fit through it, and what the loop takes."""
+    found = profile.threads
+    if found is None or not found.threads:
+        return None
+    cores = max(found.threads) if profile.together is None else profile.together.cores
+    counts = list(range(min(found.threads), min(max(found.threads), cores) + 1))
+    seconds = [found.serial_s + found.parallel_s / count for count in counts]
+    series: list[tuple[str, list[float], list[float | None]]] = [
+        ("fit", [*counts], [1 / taken if taken > 0 else None for taken in seconds]),
+    ]
+    if profile.together is not None:
+        ends: list[float] = [min(found.threads), max(found.threads)]
+        takes = 1 / profile.together.loop_alone
+        series.append(("what the loop alone takes", ends, [takes, takes]))
+    series.append(("measured", list(found.threads), list(found.images_s)))  # the last is drawn above the others
+    rates = [rate for _, _, values in series for rate in values if rate is not None]
+    most = f"{number(1 / found.serial_s)} images/s" if found.serial_s > 0 else "no bound that shows"
+    return panel.lines(
+        "threads",
+        "Loader by its threads",
+        series,
+        x_label="threads",
+        y_label="images/s",
+        y_range=(0.0, 1.1 * max(rates) or 1.0),
+        section="Stages",
+        order=210,
+        note=f"Fit: {1e6 * found.serial_s:,.4g} us + {1e6 * found.parallel_s:,.4g} us / threads an image. "
+        f"What threads do not share bounds it: {most}.",
+    )
+
+
+def _sizes(profile: Profile) -> Panel | None:
+    """Rates of loader and loop by the side of a square image, computed; nothing where the size is not known."""
+    height, width = profile.facts.get("height", 0.0), profile.facts.get("width", 0.0)
+    here = math.sqrt(height * width)
+    if here <= 0:
+        return None
+    sizes: list[float] = sorted({*SIDES_PX, here})
+    series: list[tuple[str, list[float], list[float | None]]] = []
+    for side in ("input", "loop"):
+        stages = [one for one in profile.ceilings if one.side == side and one.seconds > 0]
+        if stages:
+            rates: list[float | None] = [profile.ranks / _at(stages, (size / here) ** 2) for size in sizes]
+            series.append((f"{SIDES[side]}, computed", sizes, rates))
+    if profile.measured is not None:
+        series.append((f"measured, at {height:.0f} x {width:.0f}", [here], [profile.measured]))
+    return panel.lines(
+        "sizes",
+        "Rate by image size, computed",
+        series,
+        x_label="side of a square image, pixels",
+        y_label="images/s",
+        log_x=True,
+        log_y=True,
+        section="Stages",
+        order=220,
+        note="Computed from one size: seconds of storage, decode, augment, collate, copy, transform and compute grow "
+        "with the pixels, the others stay. The lower line limits; where they cross, the limit changes.",
+    )
+
+
+def _at(stages: list[Ceiling], pixels: float) -> float:
+    """Seconds of a sample with so many times the pixels."""
+    return sum(one.seconds * (pixels if one.stage in BY_PIXEL else 1.0) for one in stages)
+
+
+def _launch(profile: Profile) -> Panel | None:
+    """Seconds of forward and backward by the batch, with what a step takes whatever its batch."""
+    if not profile.launch:
+        return None
+    points = sorted((float(batch), seconds) for batch, seconds in profile.launch.items())
+    series = list[tuple[str, list[float], list[float]]]()
+    launch, compute, note = profile.ceiling("launch"), profile.ceiling("compute"), ""
+    if launch is not None and compute is not None:
+        fixed = launch.seconds * profile.batch
+        ends = [0.0, points[-1][0]]
+        series.append(("line", ends, [1e3 * (fixed + batch * compute.seconds) for batch in ends]))
+        share = fixed / (fixed + compute.seconds * profile.batch) if fixed else 0.0
+        note = (
+            f"The line starts from {1e3 * fixed:.3g} ms, which a step takes whatever its batch: "
+            f"{percent(share)} of forward and backward at a batch of {profile.batch:,}."
+        )
+    series.append(("measured", [batch for batch, _ in points], [1e3 * seconds for _, seconds in points]))
+    return panel.lines(
+        "launch",
+        "Forward and backward by batch",
+        series,
+        x_label="images of a batch",
+        y_label="milliseconds",
+        y_range=(0.0, 1.1 * max(value for _, _, values in series for value in values) or 1.0),
+        section="Stages",
+        order=230,
+        note=note,
+    )
+
+
+def _flops(profile: Profile) -> Panel | None:
+    """FLOP/s reached beside the measured peak, over FLOP by byte of memory; nothing where no peak was measured."""
+    peak, intensity = profile.facts.get("peak_flops", 0.0), profile.facts.get("intensity", 0.0)
+    compute = profile.ceiling("compute")
+    if not (peak > 0 and intensity > 0 and profile.multiply_adds and compute is not None and compute.seconds > 0):
+        return None
+    reached = FLOPS * profile.multiply_adds / compute.seconds
+    bandwidth = profile.facts.get("peak_bytes_s", 0.0)
+    places = [intensity / 10, intensity * 10]
+    note = f"Forward and backward reach {percent(reached / peak)} of the measured peak"
+    if bandwidth > 0:
+        knee = peak / bandwidth
+        places = sorted({min(intensity, knee) / 10, knee, max(intensity, knee) * 10})
+        bound = "the memory" if intensity < knee else "arithmetic"
+        roof = min(peak, bandwidth * intensity)
+        note += f", and {percent(reached / roof)} of the roof above, which {bound} sets"
+    roofs = [min(peak, bandwidth * place) if bandwidth > 0 else peak for place in places]
+    return panel.lines(
+        "flops",
+        "Roofline of forward and backward",
+        [("roof, measured", places, roofs), ("this network", [intensity], [reached])],
+        x_label="FLOP for each byte of memory traffic",
+        y_label="FLOP/s",
+        log_x=True,
+        log_y=True,
+        section="Stages",
+        order=240,
+        note=f"{note}. A backward pass counts as two forward passes.",
+    )
+
+
+def _ceilings(profile: Profile) -> Panel:
+    rows = []
+    for one in profile.ceilings:
+        rate = "-" if one.images_s is None else number(one.images_s)
+        taken = f"{1e6 * one.seconds:,.4g}" if one.seconds else "0"
+        rows.append((one.stage, SIDES[one.side], one.resource, one.how, taken, rate))
+    columns = ("stage", "of", "resource", "how it was measured, or why not", "us an image", "images/s alone")
+    note = "Of one process." if profile.ranks > 1 else ""
+    return panel.table(
+        "ceilings", "Stages in numbers", columns, rows, section="Stages", order=290, width="full", note=note
+    )
+
+
+def _runs(profile: Profile) -> Panel | None:
+    """A pair of bars for each run."""
+    names, predicted, measured = [], list[float](), list[float]()
+    for run in profile.runs:
+        if run.predicted is not None:
+            names.append(f"{run.name}, predicted")
+            predicted.append(run.predicted)
+            measured.append(0.0)
+        if run.images_s is not None:
+            names.append(f"{run.name}, measured")
+            predicted.append(0.0)
+            measured.append(run.images_s.value)
+    if not names:
+        return None
+    return panel.bars(
+        "runs",
+        "Predicted beside measured",
+        names,
+        [("predicted", predicted), ("measured", measured)],
+        x_label="images/s",
+        section="Whole runs",
+        order=300,
+        width="full",
+        note=together(profile),
+    )
+
+
+def _run_table(profile: Profile) -> Panel:
+    columns = ("run", "what it tells", "steps", "predicted", "measured", "from", "to", "error", "waiting")
+    rows = [(run.name, run.note, f"{run.steps:,}", *_of_run(run)) for run in profile.runs]
+    return panel.table(
+        "run-table",
+        "Short runs of the whole job",
+        columns,
+        rows,
+        section="Whole runs",
+        order=310,
+        width="full",
+        note="In images/s; from and to: the 95 % interval. Error: predicted over measured, less 1. "
+        + prediction(profile),
+    )
+
+
+def _of_run(run: WholeRun) -> Iterator[str]:
+    rate = run.images_s
+    yield "-" if run.predicted is None else number(run.predicted)
+    yield "-" if rate is None else number(rate.value)
+    yield "-" if rate is None else number(rate.low)
+    yield "-" if rate is None else number(rate.high)
+    yield "-" if run.error is None else signed(run.error)
+    yield "-" if run.wait_share is None else percent(run.wait_share)
+
+
+def _knobs(profile: Profile) -> Panel:
+    columns = ("what", "how", "what to know", "cures", "how sure", "images/s", "times")
+    rows = [
+        (
+            knob.name,
+            how_to(knob),
+            caution(knob),
+            knob.cures,
+            "measured" if knob.measured else "computed",
+            number(knob.images_s),
+            f"{knob.gain:.2f}",
+        )
+        for knob in profile.knobs
+    ]
+    return panel.table(
+        "knobs",
+        "What can be set otherwise",
+        columns,
+        rows,
+        section="Knobs",
+        order=400,
+        width="full",
+        note=f"Each alone, beside the {number(profile.predicted)} images/s that are predicted now, the best first. "
+        "What is no command goes behind: headway train RECIPE",
+    )
+
+
+def _environment(profile: Profile) -> Panel:
+    found = sorted(profile.environment, key=lambda one: not one.cure)
+    rows = [(one.what, one.cure or "-") for one in found]
+    faults = sum(bool(one.cure) for one in found)
+    note = f"{faults} to mend." if faults else "Nothing to mend."
+    wide: dict[str, Any] = {"section": "Machine", "order": 500, "width": "full", "note": note}
+    return panel.table("environment", "Environment", ("what was found", "cure"), rows, **wide)
+
+
+def _not_measured(profile: Profile) -> Panel | None:
+    if not profile.not_measured:
+        return None
+    rows = [(what,) for what in profile.not_measured]
+    wide: dict[str, Any] = {"section": "Machine", "order": 510, "width": "full"}
+    return panel.table("not-measured", "Not measured", ("what, and why",), rows, **wide)
+
+
+def _ranks(profile: Profile) -> Panel | None:
+    """A bar for each rank, from facts called `rank N seconds a step`."""
+    found = []
+    for name, seconds in profile.facts.items():
+        if match := re.fullmatch(r"rank (\d+) seconds( a step)?", name):
+            found.append((int(match[1]), 1e3 * seconds))
+    if not found:
+        return None
+    found.sort()
+    return panel.bars(
+        "ranks",
+        "Ranks",
+        [f"rank {rank}" for rank, _ in found],
+        [("own time", [taken_ms for _, taken_ms in found])],
+        x_label="milliseconds of a step, without waiting for others",
+        section="Machine",
+        order=520,
+        width="full",
+        note="All wait for the slowest one in each step.",
+    )
+
+
+def _machine(profile: Profile) -> Panel:
+    rows = list(_flat(profile.machine))
+    return panel.table("machine", "Machine and versions", ("what", "value"), rows, section="Machine", order=530)
+
+
+def _flat(tree: dict[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{path}{key}.")
+        elif key.endswith("_bytes") and isinstance(value, int | float):
+            yield f"{path}{key.removesuffix('_bytes')}", f"{value / 2**30:,.1f} GiB"
+        else:
+            yield f"{path}{key}", "-" if value is None else str(value)
+
+
+def _facts(profile: Profile) -> Panel:
+    rows = [(name, f"{value:,.6g}") for name, value in profile.facts.items()]
+    if profile.multiply_adds is not None:
+        rows.append(("multiply-adds of an image, forward", f"{profile.multiply_adds:,}"))
+    return panel.table("facts", "Counted on the way", ("what", "value"), rows, section="Machine", order=540)

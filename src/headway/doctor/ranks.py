@@ -1,0 +1,293 @@
+"""Several processes: what summing the gradients adds to a step, and which rank holds the others up.
+
+All ranks measure their own part at the same time, each with its share of the batch and as if it were alone: they share
+cores, memory and disks then as they do in the run. Then they train together. The slowest one alone is what a step takes
+without any exchange; what the step takes longer together is the exchange that nothing hides.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from headway.core.errors import CommunicationError, UsageError
+from headway.core.launched import launched
+from headway.core.profile import Ceiling, Knob, Profile, Rate, WholeRun
+from headway.core.recipe import Loaded
+from headway.core.run import Run
+from headway.core.statistics import median_interval
+from headway.data.cores import usable_cores
+from headway.data.options import SYNTHETIC
+from headway.doctor.doctor import FULL, QUICK, Budget, examination
+from headway.doctor.job import MEASURED, Job, quiet, with_values
+from headway.doctor.loop import looped, waiting
+from headway.doctor.model import Model
+from headway.doctor.verdict import verdict
+from headway.doctor.whole import run
+from headway.train.elastic import Ranks
+from headway.train.hosts import hosts_of
+from headway.train.inputs import Say
+from headway.train.launch import launch
+from headway.train.progress import Silent
+from headway.train.recipe import TrainRecipe
+from headway.train.runs import load_recipe
+from headway.train.setup import set_up
+from headway.train.trainer import Trainer
+
+WINDOWS = 9
+"""Of the steps that are done together."""
+WINDOW_S = 0.3
+SLOWER = 1.1
+"""A rank that takes so many times as long as the median is held to be slow; less is the noise of shared cores."""
+NARROW_COST = "gradients cross between hosts in 16 bits; sums stay in fp32"
+
+
+def examine(
+    recipe: Path, overrides: Sequence[str], *, procs: int | None, hosts: str | None, say: Say, quick: bool = False
+) -> Profile:
+    """Measures a recipe by several processes of this launcher.
+
+    Args:
+        procs, hosts: as `headway train` takes them.
+
+    Raises:
+        UsageError: of the recipe or the hosts, or a launcher has started this process. CommunicationError: a process
+            failed; it has said why.
+    """
+    on = hosts_of(procs, hosts)
+    if (above := launched()) is not None:
+        fix = "Leave --procs and --hosts out."
+        raise UsageError(f"this process was started by a launcher ({above.launcher}) and cannot be one", fix=fix)
+    loaded = load_recipe(recipe, overrides)
+    with tempfile.TemporaryDirectory(prefix="headway-doctor-", dir=Path.cwd() if hosts else None) as folder:
+        target = Path(folder) / "profile.json"
+        asked = {"recipe": str(recipe.resolve()), "overrides": list(overrides), "quick": quick, "folder": folder}
+        say("Measuring on all processes at once; this takes about as long as one alone, and a little more.")
+        status = launch(
+            ["-m", "headway.doctor.ranks", json.dumps(asked)],
+            on,
+            timeout_s=loaded.recipe.comm.timeout_s,
+            respawn=False,
+            on_loss="continue",
+        )
+        if status or not target.exists():
+            raise CommunicationError("a process failed while it was measured", fix="What it said stands above.")
+        return Profile.read(target)
+
+
+def main(asked: dict[str, Any]) -> None:
+    """One of the processes. Rank 0 writes the profile."""
+    begun = perf_counter()
+    recipe, quick = Path(asked["recipe"]), bool(asked["quick"])
+    loaded = load_recipe(recipe, asked["overrides"])
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    ranks = Ranks.from_environment(loaded.recipe.comm, quiet)
+    assert ranks is not None
+    with ranks:
+        ranks.share(loaded.recipe.batch)
+        share = loaded.recipe.batch // ranks.launched_size
+        setup = set_up(with_values(loaded, MEASURED, "as it is measured"), say=quiet, ranks=ranks)
+        with closing(setup.inputs):
+            where = Run(Path(asked["folder"]) / "run")
+            if ranks.speaks:
+                Run.create(where.folder)
+            with closing(Trainer(setup, where, Silent(), ranks)) as trainer:
+                trainer.meet()
+                control = ranks.world.control
+                norm = {"batch": share}
+                if isinstance(micro := loaded.recipe.micro_batch, int):
+                    norm["micro_batch"] = min(micro, share)
+                with closing(Job.of(loaded, quiet, **norm)) as job:
+                    control.barrier()
+                    budget = QUICK if quick else FULL
+                    mine = examination(job, say if ranks.speaks else quiet, budget, quick, barrier=control.barrier)
+                    control.barrier()
+                    single = _single(loaded, budget) if ranks.speaks else 0.0
+                    control.barrier()
+                    batches = job.kept()
+                    setup.inputs.feed = lambda: itertools.cycle(batches)
+                    together = _together(trainer, ranks)
+                setup.inputs.feed = None
+                trainer.meet()  # the loader begins anew
+                control = ranks.world.control
+                whole = _together(trainer, ranks)
+                said = {"profile": mine.model_dump(mode="json"), "host": ranks.world.host}
+                found = [json.loads(text) for text in control.gather_bytes(json.dumps(said).encode())]
+                if ranks.speaks:
+                    profiles = [Profile.model_validate(one["profile"]) for one in found]
+                    between = len({one["host"] for one in found}) > 1
+                    device = setup.device.type
+                    wire = loaded.recipe.comm.wire
+                    narrow = between and wire == "fp32"
+                    profile = joined(profiles, together, whole, device, between=narrow, single=single)
+                    taken = {"seconds": perf_counter() - begun}
+                    profile.model_copy(update=taken).write(Path(asked["folder"]) / "profile.json")
+                control.barrier()
+        ranks.done = True
+
+
+def _single(loaded: Loaded[TrainRecipe], budget: Budget) -> float:
+    """Images/s that one process with all of this host's cores gives, while the others wait."""
+    cores, before = usable_cores(), torch.get_num_threads()
+    changes = {} if loaded.recipe.data.train == SYNTHETIC else {"data__threads": max(1, cores - 1)}
+    torch.set_num_threads(cores)
+    try:
+        with closing(Job.of(loaded, quiet, **changes)) as job:
+            if job.synthetic:
+                return looped(job, limit_s=budget.side, passes_s=budget.side).rate.value
+            return run(job, limit_s=budget.whole).rate.value
+    finally:
+        torch.set_num_threads(before)
+
+
+def _together(trainer: Trainer, ranks: Ranks) -> Rate:
+    """Images/s of all ranks; rank 0 says how many steps a window has."""
+    wait: Callable[[], object] = waiting(trainer.setup.device)
+    control = ranks.world.control
+    trainer.run(3)
+    wait()
+    control.barrier()
+    begun = perf_counter()
+    trainer.run(2)
+    wait()
+    a_step = (perf_counter() - begun) / 2
+    steps = json.loads(control.broadcast_bytes(json.dumps(max(1, round(WINDOW_S / a_step))).encode()))
+    rates = []
+    for _ in range(WINDOWS):
+        control.barrier()
+        begun, position = perf_counter(), trainer.position
+        trainer.run(steps)
+        wait()
+        rates.append((trainer.position - position) / (perf_counter() - begun))
+    middle, low, high = median_interval(rates)
+    return Rate(value=middle, low=low, high=high, windows=WINDOWS)
+
+
+def joined(
+    profiles: Sequence[Profile], together: Rate, whole: Rate, device: str, *, between: bool, single: float = 0.0
+) -> Profile:
+    """One profile of all ranks: the stages of the median rank, and what the others add.
+
+    Args:
+        profiles: of each rank, measured with its share of the batch.
+        together: images/s of all, with batches that are there already. whole: the same with the loader's.
+        between: gradients cross between hosts in fp32.
+        single: images/s of one process with all cores of its host; 0: not measured.
+    """
+    count = len(profiles)
+    alone = [sum(one.seconds for one in profile.ceilings if one.side == "loop") for profile in profiles]
+    steps = [seconds * profile.batch for seconds, profile in zip(alone, profiles, strict=True)]
+    middle = statistics.median_low(steps)
+    base = profiles[steps.index(middle)]
+    slowest = max(range(count), key=lambda rank: steps[rank])
+    slow = max(0.0, steps[slowest] - middle) if steps[slowest] >= SLOWER * middle else 0.0
+    step = sum(profile.batch for profile in profiles) / together.value
+    exposed = max(0.0, step - (middle + slow if slow else max(steps)))
+    more = [
+        Ceiling(
+            stage="slow rank",
+            side="loop",
+            resource="links",
+            seconds=slow / base.batch,
+            how=f"rank {slowest} takes {steps[slowest] / middle:.2f} times as long for a step as the median rank",
+        ),
+        Ceiling(
+            stage="reduce",
+            side="loop",
+            resource="links",
+            seconds=exposed / base.batch,
+            how="what a step takes longer with the others than the slowest of them alone",
+        ),
+    ]
+    ceilings = (*base.ceilings, *more)
+    model = Model.of(ceilings, base.together)
+    predicted, steady = count * model.images_s(), count * model.images_s(stalls=False)
+    runs = [one for one in base.runs if one.name == "synthetic"]
+    note = "all ranks, with batches that are there already"
+    runs.append(WholeRun(name="replay", steps=0, images_s=together, predicted=None, wait_share=None, note=note))
+    note = "the whole job on all ranks, files in memory, without stalls"
+    warm = WholeRun(name="warm", steps=0, images_s=whole, predicted=steady, wait_share=None, note=note)
+    measured = 1 / (1 / whole.value + model.total("stall") / count)
+    facts = base.facts | {f"rank {rank} seconds a step": seconds for rank, seconds in enumerate(steps)}
+    facts["exchange seconds a step"] = exposed
+    knobs = [_of_all(one, model, count) for one in base.knobs]
+    knobs += _wire(model, count) if between and exposed else []
+    if single:
+        facts["one process images/s"] = single
+        alone_s = 1 / (1 / single + model.total("stall"))
+        if alone_s > predicted:
+            knobs.append(_fewer(alone_s, predicted))
+    return base.model_copy(
+        update={
+            "ranks": count,
+            "ceilings": ceilings,
+            "facts": facts,
+            "runs": (*runs, warm),
+            "predicted": predicted,
+            "measured": measured,
+            "verdict": verdict(model, device, warm),
+            "knobs": tuple(sorted(knobs, key=lambda one: -one.images_s)),
+        }
+    )
+
+
+def _of_all(knob: Knob, model: Model, count: int) -> Knob:
+    """A knob that was tried on one rank's part, for all of them: what it saves of a sample, and no more."""
+    now = 1 / model.images_s()
+    saved = (1 - 1 / knob.gain) * min(now, 1 / (knob.images_s / knob.gain))
+    predicted = 1 / (now - saved)
+    changed: dict[str, Any] = {"images_s": count * predicted, "gain": predicted * now}
+    if knob.override.startswith("batch="):
+        batch = int(knob.override.removeprefix("batch=")) * count
+        changed["override"] = f"batch={batch}"
+    return knob.model_copy(update=changed)
+
+
+def _fewer(images_s: float, predicted: float) -> Knob:
+    """More processes are not always faster: on shared cores, or where the exchange takes longer than it saves."""
+    return Knob(
+        name="one process: leave --procs and --hosts out",
+        cures="reduce",
+        override="",
+        images_s=images_s,
+        gain=images_s / predicted,
+        measured=True,
+        exact=True,
+        cost="batch norm sees the whole batch",
+    )
+
+
+def _wire(model: Model, count: int) -> list[Knob]:
+    """Half the bytes take half the time, where links and not latencies are what holds."""
+    seconds = model.seconds["loop"]["reduce"]
+    changed = model.with_seconds({"reduce": seconds / 2})
+    predicted = changed.images_s()
+    return [
+        Knob(
+            name="half the bytes between hosts",
+            cures="reduce",
+            override="comm.wire=fp16",
+            images_s=count * predicted,
+            gain=predicted / model.images_s(),
+            measured=False,
+            exact=False,
+            cost=NARROW_COST,
+        )
+    ]
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

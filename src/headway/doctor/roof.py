@@ -1,0 +1,76 @@
+"""Where the network stands under the roof of its device: arithmetic it could do, bytes it could move, and its own ratio
+of both (Williams, Waterman and Patterson 2009, Roofline)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+
+from headway.core.modules import leaving_no_trace
+from headway.doctor.job import Job
+from headway.doctor.loop import waiting
+from headway.train.prepare import prepared
+
+SIDE = 1024
+"""Of the matrices whose product is timed: 2 GFLOP."""
+COPIED_BYTES = 64 * 2**20
+"""More than the caches of most processors hold."""
+TIMES = 5
+MOVED = 4
+"""Times that an activation is moved: written and read on the way forward, and so is its gradient on the way back."""
+
+
+def roof(job: Job) -> dict[str, float]:
+    """`peak_flops` (FLOP/s of a matrix product in the run's precision), `peak_bytes_s` (of a copy), `intensity` (FLOP a
+    byte of a training step, activations and weights, if nothing stays in caches); empty where multiply-adds are not
+    known."""
+    setup = job.setup
+    if setup.counts is None or not setup.counts.multiply_adds:
+        return {}
+    device, wait = setup.device, waiting(setup.device)
+    left = torch.randn(SIDE, SIDE, device=device)
+    with setup.precision.autocast():
+        kind = torch.mm(left, left).dtype
+    left = left.to(kind)
+    flops = 2 * SIDE**3 / _best(lambda: torch.mm(left, left), wait)
+    source = torch.empty(COPIED_BYTES, dtype=torch.uint8, device=device).fill_(1)
+    target = torch.empty_like(source)
+    bytes_s = 2 * COPIED_BYTES / _best(lambda: target.copy_(source), wait)
+    # Forward, and twice as much backward: with respect to weights and to activations.
+    arithmetic = 3 * 2 * setup.counts.multiply_adds * job.batch
+    return {"peak_flops": flops, "peak_bytes_s": bytes_s, "intensity": arithmetic / _moved(job)}
+
+
+def _best(work: Callable[[], object], wait: Callable[[], object]) -> float:
+    found = []
+    for _ in range(TIMES):
+        wait()
+        begun = perf_counter()
+        work()
+        wait()
+        found.append(perf_counter() - begun)
+    return min(found)
+
+
+def _moved(job: Job) -> float:
+    """Bytes of a step."""
+    setup, batch = job.setup, job.kept()[0]
+    images, _ = prepared(setup, batch, 1)
+    some = images[: min(len(images), 8)]
+    seen = [0]
+
+    def see(module: torch.nn.Module, given: object, made: object) -> None:
+        if isinstance(made, torch.Tensor) and not list(module.children()):
+            seen[0] += made.numel() * made.element_size()
+
+    handles = [module.register_forward_hook(see) for module in setup.model.modules()]
+    try:
+        with leaving_no_trace(setup.model), torch.no_grad(), setup.precision.autocast():
+            setup.model(some)
+    finally:
+        for handle in handles:
+            handle.remove()
+    weights = sum(value.numel() * value.element_size() for value in setup.model.parameters())
+    return MOVED * seen[0] / len(some) * job.batch + MOVED * weights

@@ -1,0 +1,103 @@
+"""`headway doctor --script train.py`: watches a user's own training script as it runs, without a change to it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from headway.core.errors import HeadwayError, UsageError, UserCodeError
+from headway.core.signals import answered
+from headway.observe.watch_result import Observed
+
+STEPS, SECONDS = 200, 60.0
+"""That are watched unless the user says: whichever ends first."""
+GRACE_S = 20.0
+"""That a script has to end after it was watched: it clears up, saves what it saves in `finally`."""
+POLL_S = 0.1
+
+
+def run(
+    script: str | Path,
+    arguments: Sequence[str] = (),
+    *,
+    steps: int | None = None,
+    seconds: float | None = None,
+    to_stderr: bool = False,
+) -> Observed:
+    """Runs a Python file in a process of its own and watches its first training loop over a torch DataLoader.
+
+    The script is ended from inside of its loop once it was watched for long enough, as by an exception that it does
+    not catch; what it prints is passed on.
+
+    Args:
+        steps, seconds: to watch, the first few steps left out; whichever ends first. Neither: 200 steps or 60 s.
+        to_stderr: what the script prints goes to standard error, as where standard output is for a result.
+
+    Raises:
+        UsageError: there is no such Python file, or nothing to watch. UserCodeError: the script failed; its traceback
+        is on standard error. HeadwayError: it has no such loop.
+    """
+    path = Path(script).expanduser()
+    if path.is_dir() or not path.is_file() or path.suffix != ".py":
+        what = (
+            "this is a folder" if path.is_dir() else "this is no Python file" if path.is_file() else "there is no file"
+        )
+        raise UsageError(what, where=str(script), fix="headway doctor --script train.py -- ARGUMENTS.")
+    if steps is not None and steps < 1:
+        raise UsageError(f"{steps} steps are nothing to watch", where="--steps", fix="Give a number from 1 on.")
+    if seconds is not None and not 0 < seconds < float("inf"):
+        raise UsageError(f"{seconds:g} seconds are nothing to watch", where="--seconds", fix="Give a number above 0.")
+    if steps is None and seconds is None:
+        steps, seconds = STEPS, SECONDS
+    with tempfile.TemporaryDirectory(prefix="headway-doctor-") as folder:
+        result = Path(folder) / "observed.json"
+        limits = json.dumps({"steps": steps, "seconds": seconds})
+        # -P: a script's folder is found first, as ever, and the folder that this was called in is not.
+        module = "headway.doctor.script_child"
+        command = [sys.executable, "-P", "-m", module, str(result), limits, str(path), *arguments]
+        status = _waited(command, result, 2 if to_stderr else None)
+        said: dict[str, Any] = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
+    if "observed" in said:
+        return Observed.model_validate(said["observed"])
+    if "missing" in said:
+        fix = "Wrap what your loop is over: headway.observe.watch(loader, model, optimizer)."
+        raise HeadwayError(said["missing"], where=str(script), fix=fix)
+    if "failed" in said:
+        raise UserCodeError(said["failed"], where=str(script))
+    way = f"by signal {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
+    raise UserCodeError(f"it ended {way} before it was watched", where=str(script))
+
+
+def _waited(command: Sequence[str], result: Path, stdout: int | None) -> int:
+    """Exit status of the child, which is ended where it has told its result and goes on."""
+    with answered(_interrupt, signal.SIGTERM):
+        process = subprocess.Popen(command, stdout=stdout)
+        told: float | None = None
+        try:
+            while process.poll() is None:
+                if told is None and result.exists():
+                    told = time.monotonic()
+                if told is not None and time.monotonic() - told > GRACE_S:
+                    break
+                time.sleep(POLL_S)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                try:
+                    process.wait(GRACE_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+            process.wait()
+    return process.returncode
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

@@ -1,0 +1,91 @@
+"""What happens between steps: how long an evaluation and a checkpoint hold the run up, and how often they do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import median
+from time import perf_counter
+from typing import Any, final
+
+from headway.doctor.job import Job, close, with_values
+from headway.doctor.loop import waiting
+from headway.train.evaluate import batches_of
+from headway.train.trainer import Display, Trainer
+
+CHECKPOINTS = 3
+"""That are saved to see how long one takes, or what comes in time."""
+
+
+@final
+@dataclass(frozen=True)
+class Stall:
+    """Attributes: once_s: that one takes. every: samples between two. seconds: of a sample. how: it was measured."""
+
+    once_s: float
+    every: float
+    how: str
+
+    @property
+    def seconds(self) -> float:
+        return self.once_s / self.every
+
+
+def evaluation(job: Job, *, limit_s: float) -> Stall | None:
+    """One evaluation, from what comes within the limit; None: there is no evaluation set."""
+    setup, dataset = job.setup, job.setup.eval
+    if dataset is None:
+        return None
+    wait, begun, done, first, first_s = waiting(setup.device), perf_counter(), 0, 0, 0.0
+    stream = batches_of(setup, dataset)
+    try:
+        for outputs, labels, batch in stream:
+            setup.task.loss(outputs, labels)
+            setup.task.metrics(outputs, labels)
+            done += len(batch.images)
+            if not first:
+                wait()
+                first, first_s = done, perf_counter() - begun
+            elif perf_counter() - begun > limit_s:
+                break
+        wait()
+        spent = perf_counter() - begun
+    finally:
+        close(stream)
+    every = job.loaded.recipe.evaluate.every_epochs * setup.epoch
+    if done >= len(dataset):
+        return Stall(spent, every, f"all {done:,} images")
+    rate = (done - first) / max(spent - first_s, 1e-9) if done > first else first / first_s
+    return Stall(first_s + (len(dataset) - first) / rate, every, f"{done:,} of {len(dataset):,} images")
+
+
+def checkpoint(job: Job, *, limit_s: float) -> Stall:
+    """How long the loop waits for one: for the writing, or for the copy that a thread writes meanwhile."""
+    options, setup = job.loaded.recipe.checkpoint, job.setup
+    values = {"checkpoint.every_steps": 1, "checkpoint.asynchronous": options.asynchronous}
+    other = Job(job.loaded, replace(setup, loaded=with_values(setup.loaded, values, "as it is measured")))
+    other.take(job.kept())
+    found, begun = list[float](), perf_counter()
+    while len(found) < CHECKPOINTS and perf_counter() - begun < limit_s:
+        seen = _First()
+        with other.trainer(replayed=True, display=seen) as trainer:
+            trainer.run(1)
+        found.append(seen.seconds)
+    every = options.every_epochs * setup.epoch if options.every_steps is None else options.every_steps * job.batch
+    how = "the copy; a thread writes it meanwhile" if options.asynchronous else "until it is written"
+    where = "" if options.folder is None else f", to the local disk and not to {options.folder}"
+    return Stall(median(found), every, how + where)
+
+
+@final
+class _First(Display):
+    """Notes how long the loop was held by the first checkpoint. That the run waits for its writing at its end is no
+    part of it."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def step(self, trainer: Trainer) -> None:
+        self.seconds = self.seconds or trainer.clock.seconds.get("checkpoint", 0.0)
+
+    def record(self, record: dict[str, Any]) -> None:
+        """Nothing of it is shown."""

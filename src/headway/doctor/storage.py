@@ -1,0 +1,349 @@
+"""The storage: where a data set lies, and how fast its records come when nothing is decoded.
+
+They are read as a run reads them: in its own order, batch by batch, mapped shards by touching their pages on as many
+threads as decode, other files one record after the other, remote ones through the threads that fetch. So what is
+measured has what the job has: read-ahead, page faults, and how many requests are under way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import os
+from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import DataError
+from headway.core.keys import UInt64
+from headway.core.profile import Rate
+from headway.data.cores import default_threads
+from headway.data.dataset import Dataset
+from headway.data.formats.unpack import cache_folder
+from headway.data.order import Order
+from headway.data.records import Records
+from headway.data.shards import LooseFiles, MappedShards
+from headway.data.tiers.choice import BUDGET_BYTES
+from headway.data.tiers.disk import DiskTier
+from headway.data.tiers.fetch import THREADS
+from headway.data.tiers.layout import Layout
+from headway.data.tiers.opened import RemoteShards
+from headway.data.tiers.state import STATE_FILE
+from headway.data.tiers.store import PACKS
+from headway.doctor.measure import settled, timed
+from headway.doctor.page_cache import COLD, Mount, Span, as_it_was, evict, mount_of, resident
+
+Ids = NDArray[np.int64]
+
+WINDOW_S = 0.25
+"""About so long is a window of records that are read for the first time: a disk's hiccups are shorter."""
+WARM_BYTES = 256 << 20
+"""Of records that are read again and again: more than the processor's caches hold, as a set is."""
+ALONE = 16
+"""Records that are asked for one at a time, for the latency."""
+SAMPLE = 1024
+"""Records that are looked at for what of a set lies in memory."""
+
+_VECTORS = 1024  # IOV_MAX: places that one call of pwritev takes
+_CALL_BYTES = 16 << 20
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC.pwritev.restype = ctypes.c_ssize_t
+_LIBC.pwritev.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int64]
+
+
+@final
+@dataclass(frozen=True)
+class Storage:
+    """What the storage gives.
+
+    Attributes:
+        images_s: records a second.
+        bytes_s: of the records.
+        latency_s: of a record that is asked for alone, the median; None: it was not measured.
+        cold: whether records were not in memory (of a remote set: not in the cache folder), which was looked at.
+        note: sentences: what was measured, and what that leaves out.
+    """
+
+    images_s: Rate
+    bytes_s: float
+    latency_s: float | None
+    cold: bool
+    note: str
+
+
+@final
+@dataclass(frozen=True)
+class Place:
+    """Where a data set lies.
+
+    Attributes:
+        at: its folder, or its address.
+        mount: of its folder; None: it lies at an address, or the kernel does not say.
+        files: how many; 0 at an address.
+        bytes: of all records. record_bytes: of one, in the mean.
+        resident: share of it that lies in memory, by a sample; None: it cannot be told.
+    """
+
+    at: str
+    mount: Mount | None
+    files: int
+    bytes: int
+    record_bytes: float
+    resident: float | None
+
+
+def place_of(dataset: Dataset, mounts: Path = Path("/proc/self/mountinfo")) -> Place:
+    """What is to be known of a data set's storage without measuring it."""
+    near = not isinstance(dataset.source, RemoteShards)
+    n, size = len(dataset), int(dataset.length.sum(dtype=np.int64))
+    some = np.unique(np.linspace(0, n - 1, min(n, SAMPLE)).astype(np.int64))
+    return Place(
+        at=_at(dataset),
+        mount=mount_of(dataset.folder, mounts) if near else None,
+        files=_files(dataset),
+        bytes=size,
+        record_bytes=size / max(1, n),
+        resident=resident(spans_of(dataset)(some)) if near else None,
+    )
+
+
+def files_of(dataset: Dataset) -> list[Path]:
+    """The local files that hold a data set's records; none of a set that lies at an address."""
+    if isinstance(dataset.source, RemoteShards):
+        return []
+    if isinstance(dataset.source, LooseFiles):
+        return [dataset.folder / dataset.name(sample) for sample in range(len(dataset))]
+    return [dataset.folder / shard.name for shard in dataset.description.shards]
+
+
+def spans_of(dataset: Dataset) -> Callable[[Ids], list[Span]]:
+    """Gives where the records of some samples of a local data set lie, those together that lie side by side."""
+    if isinstance(dataset.source, LooseFiles):
+        return lambda ids: [Span(dataset.folder / dataset.name(sample)) for sample in np.unique(ids).tolist()]
+    columns = {name: getattr(dataset, name) for name in ("shard", "offset", "length", "flags")}
+    shards = dataset.description.shards
+    layout = Layout(columns, shards)
+
+    def spans(ids: Ids) -> list[Span]:
+        return [
+            Span(dataset.folder / shards[int(run.shard[0])].name, int(run.start[0]), int(run.end.max()))
+            for run in layout.runs(np.unique(ids))
+            if run.end.max() > 0  # what is damaged lies nowhere
+        ]
+
+    return spans
+
+
+def measure(
+    dataset: Dataset,
+    order: Order,
+    batch: int,
+    *,
+    cold: bool,
+    seconds: float,
+    threads: int | None = None,
+    folder: Path | None = None,
+) -> Storage:
+    """Reads the records of a run's first batches, as many as are needed until their rate is known to 3 %.
+
+    What lay in memory before lies there afterwards. Of a remote set, a cold measurement keeps nothing, and a warm one
+    leaves its records in the cache folder, as a run does.
+
+    Args:
+        batch: samples that are read at once.
+        cold: records that are not in memory, or of a remote set not in the cache folder; else such that are.
+        seconds: no window begins later.
+        threads: that touch mapped records; None: as many as would decode.
+        folder: the cache folder of remote records; None: the user's.
+
+    Raises:
+        DataError: records cannot be read.
+    """
+    threads = threads or default_threads()
+    source = dataset.source
+    if not isinstance(source, RemoteShards):
+        with _Reader(dataset, dataset.read, threads if isinstance(source, MappedShards) else 0) as reader:
+            return (_cold if cold else _warm)(dataset, order, batch, reader, seconds)
+    if cold:
+        return _fetched(dataset, source, order, batch, seconds)
+    root = folder or cache_folder()
+    with (
+        closing(DiskTier(dataset, source.remote, root, BUDGET_BYTES, why="")) as tier,
+        _Reader(dataset, tier.read, threads) as reader,
+    ):
+        found = _warm(dataset, order, batch, reader, seconds)
+    if (root / PACKS / dataset.fingerprint / STATE_FILE).exists():
+        return replace(found, note=f"Records in the cache folder {root}.")
+    return replace(found, note=f"The cache folder {root} cannot be used: records came from {_at(dataset)} each time.")
+
+
+@final
+class _Reader:
+    """Reads samples as a loader does, until all their bytes have been in this process's memory.
+
+    Attributes:
+        threads: that touch the records, which `read` only maps; 0: it brings them.
+
+    A thread writes the records to a file in memory, over what it wrote there before. One call of the kernel takes a
+    thousand of them, so Python's own time does not count; and where a shard was cut meanwhile, that call fails, while
+    a look at its page would end the process.
+    """
+
+    def __init__(self, dataset: Dataset, read: Callable[[Ids], Records], threads: int) -> None:
+        self._dataset, self._read, self.threads = dataset, read, threads
+        self._sinks = [os.memfd_create("records") for _ in range(threads)]
+        self._pool = ThreadPoolExecutor(max(1, threads), "headway-storage")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown()
+        for sink in self._sinks:
+            os.close(sink)
+
+    def __call__(self, ids: Ids) -> int:
+        """Reads some samples; returns how many."""
+        records = self._read(ids)
+        count = min(self.threads, len(ids))
+        if count == 1:
+            self._touch(self._sinks[0], records.address, records.length)
+        elif count:
+            parts = (np.array_split(column, count) for column in (records.address, records.length))
+            list(self._pool.map(self._touch, self._sinks, *parts))
+        return len(ids)
+
+    def _touch(self, sink: int, address: UInt64, length: UInt64) -> None:
+        vectors = np.stack([address, length], axis=1)  # struct iovec
+        most = min(_VECTORS, max(1, _CALL_BYTES // max(1, int(length.max()))))
+        for low in range(0, len(vectors), most):
+            some = vectors[low : low + most]
+            if _LIBC.pwritev(sink, some.ctypes.data, len(some), 0) != int(some[:, 1].sum()):
+                fix = "Run headway verify on it, and copy it again."
+                raise DataError("records cannot be read to their end", where=str(self._dataset.folder), fix=fix)
+
+
+def _cold(dataset: Dataset, order: Order, batch: int, reader: _Reader, seconds: float) -> Storage:
+    spans, n = spans_of(dataset), len(dataset)
+    at, reasons = 0, list[str]()
+    with ExitStack() as restored:
+
+        def chilled(count: int) -> Ids:
+            """The next samples, at most up to the epoch's end, so that none comes twice; they lie on the disk alone."""
+            nonlocal at
+            low, at = at, min(at + count, (at // n + 1) * n)
+            _, ids = order(np.arange(low, at))
+            some = spans(ids)
+            restored.enter_context(as_it_was(some))
+            if not (found := evict(some)).held:
+                reasons.append(found.note)
+            return ids
+
+        def read(ids: Ids, at_once: int) -> float:
+            begun = perf_counter()
+            for first in range(0, len(ids), at_once):
+                reader(ids[first : first + at_once])
+            return max(perf_counter() - begun, 1e-9)
+
+        latency_s = median(read(ids, 1) for ids in chilled(ALONE)[:, None])
+        if reasons:
+            warm = _warm(dataset, order, batch, reader, seconds)
+            return replace(warm, note=f"Cold reads cannot be had. {reasons[0]} {warm.note}")
+        rate = 1 / latency_s
+
+        def window() -> float:
+            nonlocal rate
+            ids = chilled(batch * max(1, round(WINDOW_S * rate / batch)))
+            rate = len(ids) / read(ids, batch)
+            return rate
+
+        settled_rate = settled(window, limit_s=seconds)
+    notes = [_how(dataset, reader, "Records that were not in memory")]
+    if reasons:
+        notes.append(reasons[0])
+    if isinstance(dataset.source, LooseFiles):
+        notes.append("The files' names stayed in memory: the first epoch of a machine that just started is slower.")
+    if (mount := mount_of(dataset.folder)) is not None and mount.network:
+        notes.append(f"They lie behind {mount.kind}, whose server may have had them in its own memory.")
+    return _storage(dataset, settled_rate, latency_s, not reasons, " ".join(notes))
+
+
+def _warm(dataset: Dataset, order: Order, batch: int, reader: _Reader, seconds: float) -> Storage:
+    most = max(batch, min(len(dataset), round(WARM_BYTES / max(1.0, _record_bytes(dataset)))))
+    _, ids = order(np.arange(most))
+    batches = [ids[low : low + batch] for low in range(0, most, batch)]
+    begun, count = perf_counter(), 0
+    while count < len(batches) and (not count or perf_counter() - begun < seconds / 2):
+        reader(batches[count])
+        count += 1
+    again = itertools.cycle(batches[:count])
+    rate = settled(timed(lambda: reader(next(again))), limit_s=seconds / 2)
+    note = _how(dataset, reader, "Records that were in memory")
+    if not isinstance(dataset.source, RemoteShards):
+        share = resident(spans_of(dataset)(np.concatenate(batches[:count])))
+        if share is not None and share < 1 - COLD:
+            note += f" Only {share:.0%} of what was read stayed there."
+    return _storage(dataset, rate, None, False, note)
+
+
+def _fetched(dataset: Dataset, source: RemoteShards, order: Order, batch: int, seconds: float) -> Storage:
+    def alone(sample: int) -> float:
+        begun = perf_counter()
+        source.read(np.array([sample], np.int64))
+        return perf_counter() - begun
+
+    def stream() -> Generator[int, None, None]:
+        """Epochs without end, each through connections of its own: nothing of the one before is kept."""
+        n = len(dataset)
+        spans = [(low, min(n, low + batch)) for low in range(0, n, batch)]
+        while True:
+            with closing(DiskTier(dataset, source.remote, None, 0, why="")) as tier:
+                tier.expect(iter(spans), order)
+                for low, high in spans:
+                    tier.read(order(np.arange(low, high))[1])
+                    yield high - low
+
+    _, first = order(np.arange(min(len(dataset), ALONE)))
+    latency_s = median(map(alone, first.tolist()))
+    with closing(stream()) as counts:
+        next(counts)  # until the threads are connected
+        rate = settled(timed(lambda: next(counts), least_s=WINDOW_S), limit_s=seconds)
+    note = (
+        f"Records from {_at(dataset)}, none of which was kept, on {THREADS} fetching threads. "
+        "Its server may have had them in its own memory."
+    )
+    return _storage(dataset, rate, latency_s, True, note)
+
+
+def _storage(dataset: Dataset, rate: Rate, latency_s: float | None, cold: bool, note: str) -> Storage:
+    return Storage(rate, rate.value * _record_bytes(dataset), latency_s, cold, note)
+
+
+def _record_bytes(dataset: Dataset) -> float:
+    return float(dataset.length.mean(dtype=np.float64))
+
+
+def _how(dataset: Dataset, reader: _Reader, which: str) -> str:
+    if reader.threads:
+        return f"{which}, touched by {reader.threads} thread{'s'[: reader.threads > 1]} as decoding does."
+    kind = "each file by its name" if isinstance(dataset.source, LooseFiles) else "from shards"
+    return f"{which}, read {kind}, one after the other."
+
+
+def _at(dataset: Dataset) -> str:
+    source = dataset.source
+    return source.remote.shown if isinstance(source, RemoteShards) else str(dataset.folder)
+
+
+def _files(dataset: Dataset) -> int:
+    if isinstance(dataset.source, RemoteShards):
+        return 0
+    return len(dataset) if isinstance(dataset.source, LooseFiles) else len(dataset.description.shards)

@@ -1,0 +1,263 @@
+"""What the doctor says on a terminal: at most 60 lines of 100 columns."""
+
+from __future__ import annotations
+
+import math
+import re
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import final
+
+from headway.core.profile import Knob, Profile, Side, WholeRun
+
+COLUMNS = 100
+BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
+"""An eighth of a column more each."""
+PLAIN = " #"
+"""The same for a terminal that has no blocks."""
+BAR = 42
+"""Columns of the longest bar."""
+NAME = 30
+"""Columns of the longest name in a table,"""
+SHORT = 12
+"""and of that of a run."""
+
+# Lines of each part, its heading counted. With the empty line after each of the six and the last line they are 60.
+HEAD, RUNS, STAGES, KNOBS, ENVIRONMENT, NOT_MEASURED = 8, 6, 17, 10, 7, 5
+
+SIDES: dict[Side, str] = {"input": "loader", "loop": "training loop", "stall": "stalls"}
+"""What is done at the same time. The stages of one share it: their seconds add up."""
+
+
+@final
+@dataclass(frozen=True)
+class Alone:
+    """What a stage would give if a sample took nothing else; or all stages of a side."""
+
+    name: str
+    side: Side
+    images_s: float
+    """Of the whole job: all ranks."""
+    several: bool
+    """Whether it stands for all stages of its side."""
+
+
+def alone(profile: Profile) -> list[Alone]:
+    """The stages that take time, in their order by side; where a side has several, what they give together follows."""
+    found = []
+    for side, name in SIDES.items():
+        stages = [one for one in profile.ceilings if one.side == side and one.seconds > 0]
+        found += [Alone(one.stage, side, profile.ranks / one.seconds, False) for one in stages]
+        if len(stages) > 1:
+            seconds = sum(one.seconds for one in stages)
+            found.append(Alone(f"{name} together", side, profile.ranks / seconds, True))
+    return found
+
+
+def number(value: float) -> str:
+    """`3,120`, `12.3` or `0.0451`: three digits at least, and every one before the point."""
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{float(f'{value:.3g}'):,.10g}"
+
+
+def signed(share: float) -> str:
+    """`+4.7 %`."""
+    return f"{100 * share:+.1f} %"
+
+
+def percent(share: float) -> str:
+    """`31 %`; of less than a hundredth, one digit more."""
+    return f"{100 * share:.{0 if share >= 0.01 or share == 0 else 1}f} %"
+
+
+def prediction(profile: Profile) -> str:
+    """`Predicted 3,120 images/s, measured 2,980 (+4.7 %).`, or that nothing was measured."""
+    found = f"Predicted {number(profile.predicted)} images/s"
+    if profile.measured is None:
+        return f"{found}; nothing was measured to confirm it."
+    error = signed(profile.predicted / profile.measured - 1)
+    doubt = "" if profile.verdict.confirmed else ": too far apart to confirm the verdict"
+    return f"{found}, measured {number(profile.measured)} ({error}){doubt}."
+
+
+def behind(profile: Profile) -> str:
+    """The limit, the next one, and the most that curing the first can give."""
+    verdict = profile.verdict
+    following = f", then {verdict.next_stage}" if verdict.next_stage not in ("", verdict.stage) else ""
+    return f"Limit: {verdict.stage}{following}. Without the first: at most {verdict.most:.2f} times the images/s."
+
+
+def together(profile: Profile) -> str:
+    """How loader and loop hinder each other; empty where that was not measured."""
+    found = profile.together
+    if found is None:
+        return ""
+    loader, loop = found.input_beside / found.input_alone, found.loop_beside / found.loop_alone
+    cores = "one core" if found.cores == 1 else f"{found.cores} cores"
+    return f"While both run on {cores}, the loader takes {loader:.2f} and the loop {loop:.2f} times as long as alone."
+
+
+def text(profile: Profile, *, blocks: bool = True) -> str:
+    """The verdict, the whole runs, the ceilings, the knobs, the environment, and what could not be measured.
+
+    Args:
+        blocks: whether the terminal can show Unicode's; see `BLOCKS`.
+    """
+    lines = []
+    for part in (
+        _head(profile),
+        _runs(profile),
+        _stages(profile, BLOCKS if blocks else PLAIN),
+        _knobs(profile),
+        _environment(profile),
+        _not_measured(profile),
+    ):
+        lines += [*part, ""] if part else []
+    quick = ", with --quick" if profile.quick else ""
+    return "\n".join([*lines, f"All this took {number(profile.seconds)} s{quick}."])
+
+
+def _head(profile: Profile) -> list[str]:
+    verdict = profile.verdict
+    ranks = f" on each of {profile.ranks} ranks" if profile.ranks > 1 else ""
+    about = f"{profile.regime}, batch {profile.batch:,}{ranks}: {verdict.kind}"
+    lines = [f"{_clipped(profile.name, COLUMNS - len(about) - 2)}, {about}"]
+    for sentence, most in ((verdict.sentence, 3), (behind(profile), 1), (prediction(profile), 1)):
+        lines += _wrapped(sentence, most=most)
+    return lines + _wrapped(verdict.unexplained, most=HEAD - len(lines))
+
+
+def _runs(profile: Profile) -> list[str]:
+    last = _wrapped(together(profile), most=1)
+    if not profile.runs:
+        return last
+    heading = _columns("Short runs", ("predicted", "measured", "error", "waiting"), SHORT)
+    rows = [[_of_run(run)] for run in profile.runs]
+    return [f"{heading}  in images/s", *_fitting(rows, RUNS - 1 - len(last)), *last]
+
+
+def _of_run(run: WholeRun) -> str:
+    if run.images_s is None:
+        return _clipped(f"  {run.name:<{SHORT - 2}} not run: {run.note}", COLUMNS)
+    cells = (
+        "-" if run.predicted is None else number(run.predicted),
+        number(run.images_s.value),
+        "-" if run.error is None else signed(run.error),
+        "-" if run.wait_share is None else percent(run.wait_share),
+    )
+    return _clipped(f"{_columns(f'  {run.name}', cells, SHORT)}  {run.note}".rstrip(), COLUMNS)
+
+
+def _stages(profile: Profile, shades: str) -> list[str]:
+    """The lowest ceilings, on a logarithmic scale: a stage that is ten times as fast as another has a longer bar, and
+    not one that leaves nothing of the other."""
+    found = alone(profile)
+    if not found:
+        return []
+    kept = sorted(found, key=lambda one: one.images_s)[: STAGES - 1]
+    rates = [one.images_s for one in kept]
+    low, high = 10 ** math.floor(math.log10(min(rates) / 2)), max(rates)
+    marks = {profile.verdict.next_stage: "next", profile.verdict.stage: "the limit"}
+    arrow = "\u25c4" if shades == BLOCKS else "<"
+    scale = f"logarithmic, from {number(low)}"
+    slowest = f"; the slowest {len(kept)} of {len(found)}" if len(kept) < len(found) else ""
+    lines = [f"Each stage alone, in images/s ({scale}{slowest})"]
+    for one in found:
+        if one in kept:
+            drawn = _bar(math.log(one.images_s / low) / math.log(high / low), shades)
+            mark = marks.get(one.name, "")
+            row = f"  {_clipped(one.name, 25):<25} {drawn:<{BAR}} {number(one.images_s):>11}"
+            lines.append(f"{row} {arrow} {mark}" if mark else row)
+    return lines
+
+
+def _bar(share: float, shades: str) -> str:
+    levels = len(shades) - 1
+    eighths = max(1, round(share * BAR * levels))
+    full, rest = divmod(eighths, levels)
+    return shades[-1] * full + (shades[rest] if rest else "")
+
+
+def _knobs(profile: Profile) -> list[str]:
+    if not profile.knobs:
+        return ["No setting of the recipe is known to give more."]
+    heading = _columns("What can be set otherwise", ("images/s", "times", "how sure"))
+    return [f"{heading}  how", *_fitting([_of_knob(knob) for knob in profile.knobs], KNOBS - 1)]
+
+
+def _of_knob(knob: Knob) -> list[str]:
+    """A row; the override, which is there to be copied, on lines of its own where it does not fit; what to know."""
+    sure = "measured" if knob.measured else "computed"
+    row = _columns(f"  {knob.name}", (number(knob.images_s), f"{knob.gain:.2f}", sure))
+    how = how_to(knob)
+    if len(row) + 2 + len(how) <= COLUMNS:
+        lines = [f"{row}  {how}"]
+    else:
+        lines = [row, *textwrap.wrap(how, COLUMNS - 4, break_long_words=False, break_on_hyphens=False)]
+        lines[1:] = [f"    {line}" for line in lines[1:]]
+    return lines + _wrapped(caution(knob), indent="    ", most=1)
+
+
+def how_to(knob: Knob) -> str:
+    """The exact override or command, or that there is none."""
+    return knob.override or "no key of the recipe"
+
+
+def caution(knob: Knob) -> str:
+    """What it costs, and whether the recipe's mathematics change; empty: nothing."""
+    changes = "" if knob.exact else "It changes the recipe's mathematics."
+    cost = f"It costs: {knob.cost.removesuffix('.')}." if knob.cost else ""
+    return f"{changes} {cost}".strip()
+
+
+def _environment(profile: Profile) -> list[str]:
+    if not profile.environment:
+        return []
+    faults = [finding for finding in profile.environment if finding.cure]
+    well = len(profile.environment) - len(faults)
+    if not faults:
+        return [f"Environment: nothing to mend; the profile says what was looked at ({well})."]
+    beside = f"; {well} more, with nothing to mend, in the profile" if well else ""
+    items = [_wrapped(f"{one.what} {one.cure}", indent="  - ", most=2) for one in faults]
+    return [f"Environment: {len(faults)} to mend{beside}", *_fitting(items, ENVIRONMENT - 1)]
+
+
+def _not_measured(profile: Profile) -> list[str]:
+    if not profile.not_measured:
+        return []
+    items = [_wrapped(what, indent="  - ", most=2) for what in profile.not_measured]
+    return ["Not measured", *_fitting(items, NOT_MEASURED - 1)]
+
+
+def _columns(name: str, cells: Iterable[str], width: int = NAME) -> str:
+    return " ".join([f"{_clipped(name, width):<{width}}", *(f"{cell:>9}" for cell in cells)])
+
+
+def _fitting(items: Sequence[list[str]], most: int) -> list[str]:
+    """As many items, each of some lines, as `most` lines hold; the last line counts those that are left out."""
+    lines = [line for item in items for line in item]
+    kept = len(items)
+    while len(lines) > most and kept:
+        kept -= 1
+        rest = f"  ... and {len(items) - kept} more, in the profile."
+        lines = [*(line for item in items[:kept] for line in item), rest]
+    return lines
+
+
+def _wrapped(sentence: str, *, most: int, indent: str = "") -> list[str]:
+    return textwrap.wrap(
+        sentence,
+        COLUMNS,
+        initial_indent=indent,
+        subsequent_indent=" " * len(indent),
+        max_lines=max(1, most),
+        placeholder=" ...",
+    )
+
+
+def _clipped(name: str, width: int) -> str:
+    """On one line of so many columns."""
+    line = re.sub(r"[^\S ]+", " ", name)
+    return line if len(line) <= width else f"{line[: width - 4].rstrip()} ..."

@@ -1,0 +1,255 @@
+"""Tune: applies the knobs one by one, the best predicted first, and keeps what a run of the whole job shows to help."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, final
+
+import yaml
+
+from headway.core.errors import HeadwayError, UsageError, nearest
+from headway.core.files import write_whole
+from headway.core.profile import Knob, Rate
+from headway.core.recipe import Loaded, given, load
+from headway.core.statistics import median_interval
+from headway.doctor.doctor import FULL, QUICK, examination, machine
+from headway.doctor.job import Job, quiet
+from headway.doctor.whole import run
+from headway.train.inputs import Say
+from headway.train.recipe import TrainRecipe
+from headway.train.runs import load_recipe
+
+ALLOWED = {"precision": ("precision",), "batch": ("batch",), "data.size": ("data.size", "data.scaled")}
+"""What may be asked for besides, and the recipe's keys that it stands for."""
+COSTS = {
+    "precision": "8 bits of precision in forward and backward: compare the accuracy",
+    "batch": "fewer steps an epoch: the learning rate and the accuracy want a look, see docs/large-batches.md",
+    "data.size": "other pixels: compare the accuracy",
+}
+TURNS = 4
+"""Of the run with a knob and the one without it."""
+ROUNDS = 6
+"""Knobs are looked for anew after each one that was kept: another limit has come to the front."""
+
+
+@final
+@dataclass(frozen=True)
+class Try:
+    """A knob that was applied. Attributes: before, after: images/s, in turns. kept: it helped beyond the noise."""
+
+    override: str
+    name: str
+    predicted: float
+    before: float
+    after: float
+    low: float
+    high: float
+    kept: bool
+    why: str
+
+    @property
+    def gain(self) -> float:
+        return self.after / self.before
+
+
+@final
+@dataclass
+class Tuned:
+    """What came of it. Attributes: before, after: images/s of the recipe as it was and as it is written."""
+
+    recipe: Path
+    written: Path
+    before: Rate | None = None
+    after: Rate | None = None
+    tries: list[Try] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def kept(self) -> list[Try]:
+        return [one for one in self.tries if one.kept]
+
+    def to_json(self) -> dict[str, Any]:
+        def of(rate: Rate | None) -> Any:
+            return None if rate is None else rate.model_dump()
+
+        return {
+            "recipe": str(self.recipe),
+            "written": str(self.written),
+            "before": of(self.before),
+            "after": of(self.after),
+            "steps": [asdict(one) | {"gain": one.gain} for one in self.tries],
+            "notes": self.notes,
+        }
+
+    def text(self) -> str:
+        lines = []
+        for one in self.tries:
+            what = "kept" if one.kept else "left"
+            lines.append(
+                f"{what}  {one.override:<32} {one.before:>9,.0f} -> {one.after:>9,.0f} images/s, {one.gain:.2f} times "
+                f"[{one.low:.2f}, {one.high:.2f}], predicted {one.predicted:.2f}{f'; {one.why}' if one.why else ''}"
+            )
+        if self.before is not None and self.after is not None:
+            gain = self.after.value / self.before.value
+            lines.append(
+                f"{self.before.value:,.0f} images/s before, {self.after.value:,.0f} after: {gain:.2f} times as many."
+            )
+        lines += self.notes
+        lines.append(f"Wrote {self.written}: headway train {self.written}")
+        return "\n".join(lines)
+
+
+def tune(
+    recipe: Path,
+    overrides: Sequence[str],
+    *,
+    allow: str = "",
+    out: Path | None = None,
+    say: Say,
+    quick: bool = False,
+    overwrite: bool = False,
+) -> Tuned:
+    """Writes RECIPE.tuned.yaml: the recipe's own text of values, with what helped, and the evidence as comments.
+
+    Args:
+        allow: names of ALLOWED, by commas.
+
+    Raises:
+        UsageError: no such name; the file is there already. HeadwayError: see `set_up`.
+    """
+    allowed = _allowed(allow)
+    target = out or recipe.with_suffix(".tuned.yaml")
+    if target.resolve().parent != recipe.resolve().parent:
+        what = "the tuned recipe has the recipe's relative paths, which start where it lies"
+        raise UsageError(what, where="--out", fix=f"Name a file in {recipe.resolve().parent}.")
+    if target.exists() and not overwrite:
+        raise UsageError("this file exists", where=str(target), fix="Replace it with --overwrite, or name --out.")
+    loaded = load_recipe(recipe, overrides)
+    found, budget = Tuned(recipe, target), QUICK if quick else FULL
+    values: dict[str, Any] = {}
+    refused: set[str] = set()
+    for _ in range(ROUNDS):
+        with closing(Job.of(with_all(loaded, values), say)) as job:
+            profile = examination(job, quiet, budget, quick)
+            usable = [one for one in profile.knobs if _fits(one, allowed) and one.override not in refused]
+            if not usable:
+                break
+            best = usable[0]
+            say(f"Trying {best.override}: {best.gain:.2f} times the images/s are predicted.")
+            refused.add(best.override)
+            one = _tried(job, loaded, values, best, budget.whole / TURNS, say)
+        if one is None:
+            found.notes.append(f"{best.override} could not be tried: the recipe does not take it.")
+            continue
+        found.tries.append(one)
+        if one.kept:
+            values |= changes_of(best.override)
+    found.before, found.after = _at_last(loaded, values, budget.whole / TURNS, say)
+    for name in sorted({key for one in found.kept for key in _costly(one.override)}):
+        found.notes.append(f"{name} was changed: {COSTS[name]}.")
+    write_whole(target, _yaml(recipe, overrides, values, found))
+    load(target, (), TrainRecipe)  # it is read as it was written
+    return found
+
+
+def _allowed(text: str) -> set[str]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    for name in names:
+        if name not in ALLOWED:
+            raise UsageError(f"{name!r} is nothing to allow", where="--allow", fix=nearest(name, list(ALLOWED)))
+    return {key for name in names for key in ALLOWED[name]}
+
+
+def _fits(knob: Knob, allowed: set[str]) -> bool:
+    keys = set(changes_of(knob.override))
+    return bool(keys) and (knob.exact or keys <= allowed) and knob.cures not in ("evaluate", "log")
+
+
+def _costly(text: str) -> list[str]:
+    return [name for name, keys in ALLOWED.items() if set(keys) & set(changes_of(text))]
+
+
+def changes_of(text: str) -> dict[str, Any]:
+    """`data.threads=2 precision=bf16` as values by key; empty for a command."""
+    parts = [part.partition("=") for part in text.split()]
+    return {key: yaml.safe_load(value) for key, equals, value in parts if equals and not key.startswith("-")}
+
+
+def with_all(loaded: Loaded[TrainRecipe], values: dict[str, Any]) -> Loaded[TrainRecipe]:
+    return loaded.resolve_all({key: (value, "tuned") for key, value in values.items()}) if values else loaded
+
+
+def _tried(
+    job: Job, loaded: Loaded[TrainRecipe], values: dict[str, Any], knob: Knob, each_s: float, say: Say
+) -> Try | None:
+    """The whole job with a knob and without it, in turns."""
+    try:
+        other = Job.of(with_all(loaded, values | changes_of(knob.override)), quiet)
+    except HeadwayError:
+        return None
+    with closing(other):
+        pairs = _in_turns([job, other], each_s)
+    ratio, low, high = median_interval([b / a for a, b in pairs])
+    kept = low > 1.0
+    why = "" if kept else "within the noise" if high > 1.0 else "slower"
+    say(f"{knob.override}: {ratio:.2f} times as fast [{low:.2f}, {high:.2f}]{'' if kept else ', left out'}.")
+    middle = median_interval([before for before, _ in pairs])[0]
+    return Try(
+        override=knob.override,
+        name=knob.name,
+        predicted=knob.gain,
+        before=middle,
+        after=middle * ratio,
+        low=low,
+        high=high,
+        kept=kept,
+        why=why,
+    )
+
+
+def _in_turns(jobs: Sequence[Job], each_s: float) -> list[tuple[float, ...]]:
+    """Images/s of each, round by round; each round begins with another one. One round before those warms up."""
+    out = []
+    for number in range(TURNS + 1):
+        order = list(range(len(jobs)))
+        order = order[number % len(jobs) :] + order[: number % len(jobs)]
+        rates = {place: run(jobs[place], limit_s=each_s).rate.value for place in order}
+        if number:
+            out.append(tuple(rates[place] for place in range(len(jobs))))
+    return out
+
+
+def _at_last(
+    loaded: Loaded[TrainRecipe], values: dict[str, Any], each_s: float, say: Say
+) -> tuple[Rate | None, Rate | None]:
+    """(before, after): the recipe as it was beside the one that is written."""
+    if not values:
+        return None, None
+    say("Measuring both once more.")
+    with closing(Job.of(loaded, quiet)) as first, closing(Job.of(with_all(loaded, values), quiet)) as second:
+        pairs = _in_turns([first, second], each_s)
+    sides = [median_interval(side) for side in zip(*pairs, strict=True)]
+    before, after = (Rate(value=mid, low=low, high=high, windows=TURNS) for mid, low, high in sides)
+    return before, after
+
+
+def _yaml(recipe: Path, overrides: Sequence[str], values: dict[str, Any], found: Tuned) -> str:
+    """The recipe as the user wrote it, with other values, and what was measured above it."""
+    import torch
+
+    here = machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    head = [f"{recipe.name}, tuned on {here['processor']}, {here['usable_cores']} cores, {here['device']}."]
+    if found.before is not None and found.after is not None:
+        gain = found.after.value / found.before.value
+        before, after = (f"{one.value:,.0f} [{one.low:,.0f}, {one.high:,.0f}]" for one in (found.before, found.after))
+        head.append(f"{before} images/s before, {after} after: {gain:.2f} times.")
+    else:
+        head.append("Nothing that was tried helped beyond the noise.")
+    for one in found.tries:
+        what = "kept" if one.kept else "left"
+        interval = f"[{one.low:.2f}, {one.high:.2f}]"
+        head.append(f"  {what}: {one.override}: {one.gain:.2f} times {interval}, predicted {one.predicted:.2f}")
+    return "".join(f"# {line}\n" for line in (*head, *found.notes)) + given(recipe, overrides, values, TrainRecipe)

@@ -1,0 +1,103 @@
+"""The verdict: which stage limits the run, what would limit it then, and how far the prediction can be trusted."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headway.core.profile import Ceiling, Kind, Verdict, WholeRun
+from headway.doctor.model import Model
+
+CONFIRMED = 0.10
+"""Prediction and measurement differ by no more."""
+
+KINDS: dict[str, Kind] = {
+    "storage": "host/IO limited",
+    "decode": "host/IO limited",
+    "augment": "host/IO limited",
+    "collate": "host/IO limited",
+    "copy": "host/IO limited",
+    "launch": "launch limited",
+    "compute": "device limited",
+    "sync": "sync limited",
+    "reduce": "communication limited",
+    "slow rank": "communication limited",
+    "evaluate": "stall limited",
+    "checkpoint": "stall limited",
+    "log": "stall limited",
+}
+"""By the stage; `transform` by where it is done."""
+
+WORDS = {
+    "storage": "reading the records",
+    "decode": "decoding the images",
+    "augment": "crop, flip and shift while decoding",
+    "collate": "making batches of samples",
+    "copy": "copying batches to the device",
+    "transform": "augmenting the batch in the loop",
+    "launch": "what a step takes whatever its batch (starting kernels, the optimizer, the loop)",
+    "compute": "forward and backward",
+    "sync": "waiting for values in the loop",
+    "reduce": "summing gradients over the ranks",
+    "slow rank": "waiting for the slowest rank",
+    "evaluate": "evaluations",
+    "checkpoint": "checkpoints",
+    "log": "records and the display",
+    "other": "the loop itself",
+    "optimizer": "the optimizer",
+}
+"""What a stage is, in a sentence."""
+
+
+def kind_of(stage: str, device: str) -> Kind:
+    if stage == "transform":
+        return "host/IO limited" if device == "cpu" else "device limited"
+    return KINDS[stage]
+
+
+def verdict(model: Model, device: str, run: WholeRun | None, laps: Sequence[Ceiling] = ()) -> Verdict:
+    """Args: device: cpu or cuda. run: the whole job, where it ran. laps: the loop's stages as they were in it."""
+    (stage, gain), *others = model.gains()
+    behind = model.without(stage).gains()
+    following = behind[0][0] if behind else (others[0][0] if others else stage)
+    kind = kind_of(stage, device)
+    unexplained, confirmed = "", False
+    if run is not None and run.error is not None and run.images_s is not None:
+        confirmed = abs(run.error) <= CONFIRMED
+        if not confirmed:
+            unexplained = _unexplained(model, run, laps)
+    share = 1 - 1 / gain if gain > 1 else 0.0
+    text = f"The run is {kind}: {WORDS[stage]} takes {share:.0%} of its time"
+    if share < 0.005:
+        text = f"The run is {kind}: {WORDS[stage]} takes longest, though something else takes as long beside it"
+    text += f". Without that it would give at most {max(gain, 1.0):.2f} times the images/s"
+    text += f", and {WORDS[following]} would limit it." if following != stage else "."
+    return Verdict(
+        kind=kind,
+        stage=stage,
+        sentence=text,
+        next_stage=following,
+        most=max(gain, 1.0),
+        confirmed=confirmed,
+        unexplained=unexplained,
+    )
+
+
+def _unexplained(model: Model, run: WholeRun, laps: Sequence[Ceiling]) -> str:
+    """What of a run the stages do not explain."""
+    assert run.images_s is not None
+    assert run.error is not None
+    off = abs(1 - 1 / (1 + run.error)) if run.error > 0 else abs(run.error)
+    if run.error < 0:
+        return f"The whole job is {off:.0%} faster than its stages say: something was slower while they were measured."
+    alone_of = {**model.seconds["loop"]}
+    alone_of["compute"] = alone_of.get("compute", 0.0) + alone_of.get("launch", 0.0)  # one lap
+    worst = max(laps, key=lambda one: one.seconds - alone_of.get(one.stage, 0.0), default=None)
+    text = (
+        f"{off:.0%} of the whole job's time is not explained by its stages, loader and loop beside each other included"
+    )
+    if worst is None:
+        return f"{text}."
+    alone = alone_of.get(worst.stage, 0.0)
+    if alone <= 0:
+        return f"{text}."
+    return f"{text}; {WORDS[worst.stage]} takes {worst.seconds / alone:.1f} times as long there as alone."

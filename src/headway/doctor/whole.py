@@ -1,0 +1,64 @@
+"""Short runs of the whole job, which confirm what the stages predict, or do not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from time import perf_counter
+from typing import final
+
+from headway.core.profile import Rate
+from headway.doctor.job import Job
+from headway.doctor.loop import LONG_STEP_S, waiting, warmed
+from headway.doctor.measure import settled, timed
+
+MOST_STEPS = 200
+
+
+@final
+@dataclass(frozen=True)
+class Ran:
+    """Attributes: wait_share: of the time, in which the loop waited for batches. laps: seconds of a sample by stage."""
+
+    rate: Rate
+    steps: int
+    wait_share: float
+    laps: Mapping[str, float]
+
+
+def run(job: Job, *, limit_s: float, once: bool = False) -> Ran:
+    """Trains on the loader's batches, from the beginning of the run, first batch left out.
+
+    Args:
+        once: from files that are read for the first time: steps are not repeated, and a few seconds are all there is.
+    """
+    wait = waiting(job.setup.device)
+    with job.trainer(replayed=False) as trainer:
+        a_step = warmed(trainer, wait) if not once else 0.0
+        if once:
+            trainer.run(1)
+        elif a_step <= LONG_STEP_S:
+            trainer.run(job.setup.recipe.data.ahead)  # with what lay in the ring
+        wait()
+        before, begun, first = dict(trainer.clock.seconds), trainer.position, trainer.step
+        since = perf_counter()
+
+        def turn() -> int:
+            """Several batches: the ring gives some at once, and then none."""
+            position = trainer.position
+            trainer.run(1 if once or a_step > LONG_STEP_S else job.setup.recipe.data.ahead)
+            wait()
+            return trainer.position - position
+
+        if once:
+            while perf_counter() - since < limit_s and trainer.step - first < MOST_STEPS:
+                turn()
+            value = (trainer.position - begun) / (perf_counter() - since)
+            rate = Rate(value=value, low=value, high=value, windows=1)
+        else:
+            rate = settled(timed(turn), limit_s=limit_s)
+        images, steps = trainer.position - begun, trainer.step - first
+        spent = perf_counter() - since
+        after = trainer.clock.seconds
+    laps = {name: (value - before.get(name, 0.0)) / images for name, value in after.items()}
+    return Ran(rate, steps, min(1.0, laps.get("wait", 0.0) * images / spent), laps)

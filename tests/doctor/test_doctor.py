@@ -1,0 +1,214 @@
+"""`headway doctor RECIPE`: small real jobs whose limit is known are named, and the profile is what was measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests._support import files, headway, packed_digits, refused, write_recipe
+
+from headway.core.errors import UsageError
+from headway.core.profile import Profile
+from headway.doctor.doctor import examine
+from headway.doctor.job import Job, override, resized
+from headway.doctor.loop import by_batch
+from headway.doctor.syncs import counted
+from headway.train.runs import load_recipe
+
+HOLDERS = """
+import time
+import torch
+from torch import nn
+from headway.train.task import Classification
+
+def waits(images, labels, keys):
+    time.sleep(0.02)
+    return images, labels
+
+def reads(images, labels, keys):
+    total = 0.0
+    for value in images.flatten()[:4000]:
+        total += value.item()
+    return images, labels
+
+class Deep(nn.Module):
+    "Many small kernels."
+    def __init__(self, num_classes):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(60))
+        self.last = nn.Linear(64, num_classes)
+
+    def forward(self, images):
+        x = images.flatten(1)
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return self.last(x)
+
+class Heavy(nn.Module):
+    "Much to compute."
+    def __init__(self, num_classes):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 2048), nn.Linear(2048, num_classes)
+        self.middle = nn.Linear(2048, 2048)
+
+    def forward(self, images):
+        return self.last(torch.relu(self.middle(torch.relu(self.first(images.flatten(1))))))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("doctor")
+    packed_digits(where, per_class=60)
+    (where / "holders.py").write_text(HOLDERS)
+    write_recipe(where / "plain.yaml")
+    return where
+
+
+def examined(folder: Path, *overrides: str, cold: bool = False) -> Profile:
+    said: list[str] = []
+    found = examine(folder / "plain.yaml", overrides, say=said.append, quick=True, cold=cold)
+    assert said
+    return found
+
+
+def test_a_wait_in_the_transform_is_named_with_what_it_costs(folder: Path) -> None:
+    found = examined(folder, "transform=holders.py:waits")
+    assert found.verdict.kind == "sync limited"
+    assert found.verdict.stage == "sync"
+    sync = found.ceiling("sync")
+    assert sync is not None
+    assert sync.seconds == pytest.approx(0.02 / 30, rel=0.3)
+    assert found.verdict.most > 2
+
+
+@pytest.mark.check
+def test_reading_values_one_by_one_is_named(folder: Path) -> None:
+    found = examined(folder, "transform=holders.py:reads")
+    assert found.verdict.stage == "sync"
+    assert found.facts["syncs a step"] == 30 * 64
+
+
+@pytest.mark.check
+def test_many_small_kernels_are_launch_limited(folder: Path) -> None:
+    assert examined(folder, "model.factory=holders.py:Deep", "batch=4").verdict.kind == "launch limited"
+
+
+@pytest.mark.check
+def test_a_large_network_is_device_limited(folder: Path) -> None:
+    found = examined(folder, "model.factory=holders.py:Heavy", "batch=256")
+    assert found.verdict.kind == "device limited"
+    assert found.verdict.stage == "compute"
+
+
+def test_evaluations_at_every_step_are_stalls(folder: Path) -> None:
+    found = examined(folder, "evaluate.every_epochs=0.05")
+    assert found.verdict.kind == "stall limited"
+    assert found.verdict.stage == "evaluate"
+    assert any(knob.override == "evaluate.every_epochs=0.2" for knob in found.knobs)
+    first = next(knob for knob in found.knobs if knob.cures == "evaluate")
+    assert 1 < first.gain <= found.verdict.most * (1 + 1e-6)
+
+
+def test_the_profile_adds_up_and_is_read_as_it_was_written(folder: Path, tmp_path: Path) -> None:
+    found = examined(folder)
+    path = tmp_path / "profile.json"
+    found.write(path)
+    assert Profile.read(path) == found
+    assert found.batch == 30
+    assert found.together is not None
+    into = sum(one.seconds for one in found.ceilings if one.side == "input")
+    loop = sum(one.seconds for one in found.ceilings if one.side == "loop")
+    assert into == pytest.approx(found.together.input_alone, rel=1e-3)
+    assert loop == pytest.approx(found.together.loop_alone, rel=1e-3)
+    names = [one.name for one in found.runs]
+    assert names == ["synthetic", "replay", "warm", "cold"]
+    assert all(one.gain >= 1 for one in found.knobs)
+    assert [one.images_s for one in found.knobs] == sorted((one.images_s for one in found.knobs), reverse=True)
+
+
+@pytest.mark.check
+def test_nothing_of_the_users_is_touched(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = files(folder)
+    said = headway("doctor", folder / "plain.yaml", "--quick", "--json")
+    after = files(folder)
+    assert {name: content for name, content in after.items() if "__pycache__" not in name} == {
+        name: content for name, content in before.items() if "__pycache__" not in name
+    }
+    assert [one.name for one in tmp_path.iterdir()] == ["run.profile.json"]
+    assert json.loads(said.out)["verdict"]["sentence"]
+
+
+def test_the_first_epoch_of_what_is_kept_in_memory_is_like_the_others(folder: Path) -> None:
+    with pytest.raises(UsageError, match="no first epoch"):
+        examined(folder, "data.cache=memory", cold=True)
+
+
+@pytest.mark.check
+def test_the_first_epoch_reads_from_the_disk(folder: Path) -> None:
+    found = examined(folder, "data.cache=none", cold=True)
+    assert found.regime == "first epoch"
+    cold = next(one for one in found.runs if one.name == "cold")
+    assert cold.images_s is not None
+
+
+def test_synthetic_data_have_no_input(folder: Path) -> None:
+    found = examine(
+        folder / "plain.yaml",
+        ["data={train: synthetic, synthetic: {size: [8, 8], channels: 1}}"],
+        say=lambda text: None,
+        quick=True,
+    )
+    assert found.together is None
+    assert not [one for one in found.ceilings if one.side == "input"]
+    assert any("synthetic" in one for one in found.not_measured)
+
+
+def test_syncs_are_counted_and_torch_is_left_as_it_was(folder: Path) -> None:
+    own = {name: vars(torch.Tensor).get(name) for name in ("item", "cpu", "tolist", "__bool__", "numpy")}
+    loaded = load_recipe(folder / "plain.yaml", ["transform=holders.py:reads", "log_every_steps=50"])
+    job = Job.of(loaded, lambda text: None)
+    try:
+        with job.trainer(replayed=True) as trainer:
+            found = counted(trainer)
+    finally:
+        job.close()
+    assert found.of == {"augment": 1920}  # 30 images of 8 x 8: fewer than it would read
+    assert {name: vars(torch.Tensor).get(name) for name in own} == own
+
+
+def test_a_clean_step_has_no_syncs(folder: Path) -> None:
+    job = Job.of(load_recipe(folder / "plain.yaml", ["log_every_steps=50"]), lambda text: None)
+    try:
+        with job.trainer(replayed=True) as trainer:
+            assert counted(trainer).count == 0
+        passes = by_batch(job, limit_s=0.1)
+        assert {2, 30} <= passes.keys()
+    finally:
+        job.close()
+
+
+def test_batches_of_another_size_repeat_their_samples(folder: Path) -> None:
+    job = Job.of(load_recipe(folder / "plain.yaml", []), lambda text: None)
+    try:
+        first = job.kept()[0]
+        other = resized(first, 70, torch.device("cpu"))
+    finally:
+        job.close()
+    assert len(other.images) == len(other.labels) == len(other.positions) == 70
+    assert torch.equal(other.images[:30], first.images)
+    assert torch.equal(other.images[30:60], first.images)
+
+
+def test_changes_are_said_as_the_command_line_takes_them() -> None:
+    assert override({"data__threads": 2, "channels_last": False}) == "data.threads=2 channels_last=false"
+
+
+def test_wrong_usage_is_refused(folder: Path, tmp_path: Path) -> None:
+    assert "wants a recipe" in refused("doctor", status=2)
+    assert "--script" in refused("doctor", folder / "plain.yaml", "--steps", "3", status=2)
+    assert "no key" in refused("doctor", folder / "plain.yaml", "nothing=3", status=2)
+    assert "--cold measures one process" in refused("doctor", folder / "plain.yaml", "--cold", "--procs", "2", status=2)

@@ -1,0 +1,105 @@
+"""The model of loader and loop: limits that are known, and what taking a stage away gives."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core.profile import Ceiling, Side, Together
+from headway.doctor.model import Model, seconds_together
+from headway.doctor.verdict import verdict
+
+SECONDS = st.floats(1e-6, 1e-1)
+
+
+def ceiling(stage: str, side: Side, seconds: float) -> Ceiling:
+    return Ceiling(stage=stage, side=side, resource="host", seconds=seconds, how="stated")
+
+
+def model(decode: float, compute: float, *, launch: float = 0.0, stall: float = 0.0, slower: float = 1.0) -> Model:
+    ceilings = [
+        ceiling("decode", "input", decode),
+        ceiling("compute", "loop", compute),
+        ceiling("launch", "loop", launch),
+        ceiling("evaluate", "stall", stall),
+    ]
+    loop = compute + launch
+    together = Together(
+        input_alone=decode, loop_alone=loop, input_beside=slower * decode, loop_beside=slower * loop, cores=2
+    )
+    return Model.of(ceilings, together)
+
+
+@given(SECONDS, SECONDS)
+def test_what_shares_nothing_takes_as_long_as_the_slower_one(into: float, loop: float) -> None:
+    assert seconds_together(into, loop, into, loop) == pytest.approx(max(into, loop))
+
+
+@given(SECONDS, SECONDS)
+def test_what_shares_one_core_adds(into: float, loop: float) -> None:
+    """Side by side each takes twice as long, as two threads on one core do."""
+    assert seconds_together(into, loop, 2 * into, 2 * loop) == pytest.approx(into + loop)
+
+
+@given(SECONDS, SECONDS, st.floats(1, 3), st.floats(1, 3))
+def test_hindrance_costs_and_never_helps(into: float, loop: float, a: float, b: float) -> None:
+    together = seconds_together(into, loop, a * into, b * loop)
+    assert together >= max(into, loop) * (1 - 1e-9)
+    assert together <= max(a, b) * (into + loop) * (1 + 1e-9)
+    swapped = seconds_together(loop, into, b * loop, a * into)
+    assert together == pytest.approx(swapped)
+
+
+@given(SECONDS, SECONDS, SECONDS, st.floats(1, 2))
+def test_a_stage_less_is_never_slower(decode: float, compute: float, stall: float, slower: float) -> None:
+    whole = model(decode, compute, stall=stall, slower=slower)
+    for stage in ("decode", "compute", "evaluate"):
+        assert whole.without(stage).images_s() >= whole.images_s() * (1 - 1e-9)
+    assert whole.images_s(stalls=False) >= whole.images_s()
+
+
+def test_stalls_add_to_whatever_goes_on() -> None:
+    assert 1 / model(1e-3, 2e-3, stall=5e-4).images_s() == pytest.approx(2.5e-3)
+
+
+def test_without_a_loader_the_loop_is_all() -> None:
+    alone = Model.of([ceiling("compute", "loop", 2e-3), ceiling("launch", "loop", 1e-3)], None)
+    assert 1 / alone.images_s() == pytest.approx(3e-3)
+
+
+def test_launch_takes_what_every_step_pays_with_it() -> None:
+    stages = [ceiling("launch", "loop", 1e-3), ceiling("optimizer", "loop", 2e-3), ceiling("compute", "loop", 1.5e-3)]
+    found = Model.of(stages, None)
+    assert found.gains()[0][0] == "launch"
+    assert 1 / found.without("launch").images_s() == pytest.approx(1.5e-3)
+    assert "optimizer" not in dict(found.gains())
+
+
+@pytest.mark.parametrize(
+    ("whole", "stage", "kind"),
+    [
+        (model(4e-3, 1e-3), "decode", "host/IO limited"),
+        (model(1e-3, 4e-3), "compute", "device limited"),
+        (model(1e-4, 1e-3, launch=4e-3), "launch", "launch limited"),
+        (model(1e-4, 1e-3, stall=4e-3), "evaluate", "stall limited"),
+    ],
+)
+def test_the_verdict_names_what_limits(whole: Model, stage: str, kind: str) -> None:
+    found = verdict(whole, "cpu", None)
+    assert (found.stage, found.kind) == (stage, kind)
+    assert kind in found.sentence
+    assert found.most == pytest.approx(whole.without(stage).images_s() / whole.images_s())
+    assert found.next_stage != stage
+
+
+def test_a_tie_names_the_longer_one_and_promises_nothing() -> None:
+    found = verdict(model(1.0001e-3, 1e-3), "cpu", None)
+    assert found.stage == "decode"
+    assert found.most == pytest.approx(1.0, abs=1e-3)
+
+
+def test_the_most_that_can_be_won_ends_at_the_next_limit() -> None:
+    found = verdict(model(4e-3, 1e-3), "cpu", None)
+    assert found.most == pytest.approx(4)
+    assert found.next_stage == "compute"
