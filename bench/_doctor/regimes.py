@@ -1,0 +1,162 @@
+"""Both regimes on one machine and one set of images: a network with the compute per byte of ResNet-50 is limited by the
+device, one with that of AlexNet by the host.
+
+On a machine whose device is a processor, both networks of full size would be limited by it. So both are scaled down by
+one factor, until the loader's rate lies in the middle between theirs: the same four convolutions, once as wide that an
+image takes some multiply-adds, once 5.8 times as many.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import final
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import headway
+from bench._common import Claim, median
+from bench._doctor.around import around
+from bench._doctor.data import Sets
+from bench._doctor.jobs import BASES, Job, network, own
+from bench._doctor.measure import examined, trained
+from bench._doctor.user import Blocks
+
+SIDE, BATCH = 224, 32
+RESNET50, ALEXNET = 4.089e9 / (224**2 * 3), 0.724e9 / (227**2 * 3)
+"""Multiply-adds of a forward pass for each byte of the decoded image: 27,165 and 4,683 (headway.model.counts)."""
+RATIO = RESNET50 / ALEXNET
+CHANNELS = range(2, 49)
+WAITS, DOES_NOT = 0.2, 0.1
+"""Share of the time that the loop waits for batches, from which on the host limits, and below which it does not."""
+
+
+@final
+@dataclass(frozen=True)
+class Regime:
+    """Attributes: like: the network that it is scaled down from. truth: a kind of verdict; None: neither shows."""
+
+    like: str
+    channels: int
+    images_s: float
+    wait_share: float
+    said: str
+    stage: str
+
+    @property
+    def truth(self) -> str | None:
+        if self.wait_share >= WAITS:
+            return "host/IO limited"
+        return "device limited" if self.wait_share <= DOES_NOT else None
+
+    @property
+    def right(self) -> bool:
+        return self.said == self.truth
+
+    def row(self) -> tuple[str, ...]:
+        adds = f"{multiply_adds(self.channels) / 1e6:.1f} million"
+        waits = f"{self.wait_share:.0%}"
+        truth = self.truth or "neither"
+        return (self.like, adds, f"{self.images_s:,.0f}", waits, truth, self.said, self.stage)
+
+
+HEADING = ("like", "multiply-adds", "images/s", "waits", "truth", "said", "stage")
+
+
+def multiply_adds(channels: int, side: int = SIDE, classes: int = 250) -> int:
+    """Of `user.Blocks` for an image."""
+    pixels = (side // 8) ** 2
+    return pixels * channels * (3 * 64 + 4 * 9 * channels) + channels * classes
+
+
+def pairs() -> list[tuple[int, int]]:
+    """(channels like AlexNet, like ResNet-50): the nearest to the ratio."""
+    widest = multiply_adds(CHANNELS[-1]) / RATIO
+    return [
+        (few, min(CHANNELS, key=lambda many: abs(multiply_adds(many) / multiply_adds(few) - RATIO)))
+        for few in CHANNELS
+        if multiply_adds(few) <= widest
+    ]
+
+
+def run(sets: Sets, folder: Path, options: argparse.Namespace) -> tuple[list[Claim], list[tuple[str, ...]]]:
+    """The claim and the table."""
+    few, many = chosen(loader_s(sets.train("photos x 1"), 1.0 if options.quick else 5.0))
+    seconds = 3.0 if options.quick else 10.0
+    found = [
+        regime(like, channels, sets, folder / like, seconds, quick=options.quick)
+        for like, channels in (("AlexNet", few), ("ResNet-50", many))
+    ]
+    rows = [HEADING, *(one.row() for one in found)]
+    if {one.truth for one in found} != {"host/IO limited", "device limited"}:
+        print("The two networks did not come into two regimes on this machine: nothing is claimed.")
+        return [], rows
+    share = sum(one.right for one in found) / len(found)
+    how = "of a network like AlexNet, host limited, and one like ResNet-50, device limited, both by their waiting share"
+    return [Claim("regimes_named", share, "", how)], rows
+
+
+def regime(like: str, channels: int, sets: Sets, folder: Path, seconds: float, *, quick: bool) -> Regime:
+    """Trains a network, and asks the doctor."""
+    job = job_of(channels)
+    with around(job, sets) as place:
+        images_s, waits = trained(job, place, folder / "train", seconds)
+        profile = examined(job, place, folder / "doctor", quick=quick)
+    return Regime(like, channels, images_s, waits, profile.verdict.kind, profile.verdict.stage)
+
+
+def job_of(channels: int) -> Job:
+    """Photographs decoded by one thread, a network that another one computes."""
+    values = {"data.crop": "random", "data.size": SIDE, "batch": BATCH}
+    return BASES["photos"].but({**values, **network(own("Blocks"), channels=channels)}, data="photos x 1")
+
+
+def chosen(loader: float) -> tuple[int, int]:
+    """The pair between whose seconds for an image the loader's lie in the middle."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return nearest([(pair, step_s(pair[0]), step_s(pair[1])) for pair in pairs()[::3]], loader)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def nearest(found: Sequence[tuple[tuple[int, int], float, float]], loader: float) -> tuple[int, int]:
+    """Args: found: (pair, seconds of one, of the other). The middle is that of the logarithms."""
+    return min(found, key=lambda one: abs((one[1] * one[2]) ** 0.5 / loader - 1))[0]
+
+
+def step_s(channels: int, steps: int = 5) -> float:
+    """Seconds of a step's normalisation, forward and backward pass for an image."""
+    model: nn.Module = Blocks(10, channels=channels)
+    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    images, labels = torch.zeros(BATCH, SIDE, SIDE, 3, dtype=torch.uint8), torch.zeros(BATCH, dtype=torch.int64)
+    taken = []
+    for _ in range(steps + 1):
+        begun = perf_counter()
+        inputs = ((images.float() - 128) / 64).permute(0, 3, 1, 2)
+        F.cross_entropy(model(inputs), labels).backward()
+        taken.append((perf_counter() - begun) / BATCH)
+    return median(taken[1:])[0]
+
+
+def loader_s(folder: Path, seconds: float) -> float:
+    """Seconds of an image in the loader alone, one thread."""
+    with closing(headway.open(folder)) as dataset:
+        order = headway.Order(len(dataset), seed=1)
+        loader = headway.Loader(dataset, batch=BATCH, order=order, size=(SIDE, SIDE), crop="random", threads=1)
+        stream, images = iter(loader), 0
+        try:
+            next(stream)
+            begun = perf_counter()
+            while (spent := perf_counter() - begun) < seconds:
+                images += len(next(stream).images)
+        finally:
+            stream.close()  # type: ignore[attr-defined]
+    return spent / images

@@ -1,0 +1,135 @@
+"""One case, measured: what the doctor says of it, how fast it is, with the first knob, and without each injector."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import Any, final
+
+from bench._doctor import peers
+from bench._doctor.around import around
+from bench._doctor.cases import Case
+from bench._doctor.data import Sets
+from bench._doctor.jobs import Job
+from bench._doctor.measure import JobError, calibrated, examined, overrides_of, trained
+from headway.core.profile import Profile
+
+MOVED = 0.03
+"""How much the fixed piece of work may take longer or shorter after a case than before it."""
+ATTEMPTS = 5
+CASE, KNOB = "case", "knob"
+
+
+@final
+@dataclass(frozen=True)
+class How:
+    """Attributes:
+    seconds: of a run. times: how often each is made.
+    quick: the doctor is asked for a short answer; nothing is left out of a job and no peer is asked.
+    ends: when the bench has to be over, by `time.monotonic`.
+    """
+
+    seconds: float
+    times: int
+    quick: bool = False
+    ends: float = float("inf")
+
+    def expected_s(self, arms: int) -> float:
+        """How long a case takes about: each run starts for some seconds, the doctor takes a minute, peers another."""
+        return arms * self.times * (self.seconds + 10) + (30 if self.quick else 120)
+
+
+def tried(case: Case, sets: Sets, folder: Path, how: How) -> dict[str, Any]:
+    """A record of a case. It is measured again, at most five times, where the machine was not as fast after it as
+    before.
+
+    Raises:
+        NotHereError: what surrounds it cannot be had here.
+        JobError: it could not be trained.
+    """
+    arms = {CASE: case.job()}
+    if not how.quick:
+        arms |= {f"without {name}": job for name, job in case.without().items()}
+    for job in arms.values():
+        with around(job, sets):  # whatever is lacking is known before anything is measured
+            pass
+    best: dict[str, Any] = {}
+    for attempt in range(1, ATTEMPTS + 1):
+        before = calibrated()
+        found = _measured(arms, sets, folder / f"attempt-{attempt}", how)
+        found["calibration"] = [before, calibrated()]
+        if not best or moved(found) < moved(best):
+            best = found
+        best["attempts"] = attempt
+        late = monotonic() + how.expected_s(len(arms) + 1) > how.ends
+        if moved(best) <= MOVED or how.quick or late:
+            break
+    if not how.quick:
+        with around(arms[CASE], sets) as place:
+            best["peers"] = peers.asked(arms[CASE], place, folder / "peers")
+    return {**case.to_json(), **best}
+
+
+def moved(record: dict[str, Any]) -> float:
+    """By how much the fixed piece of work took longer or shorter after a case than before it."""
+    before, after = record["calibration"]
+    return abs(float(after) / float(before) - 1)
+
+
+def _measured(arms: dict[str, Job], sets: Sets, folder: Path, how: How) -> dict[str, Any]:
+    said, knob = _said(arms[CASE], sets, folder / "doctor", quick=how.quick)
+    overrides: dict[str, Sequence[str]] = dict.fromkeys(arms, ())
+    jobs = dict(arms)
+    if knob is not None:
+        jobs[KNOB], overrides[KNOB] = arms[CASE], knob
+    names, images_s = list(jobs), {name: list[float]() for name in jobs}
+    for number in range(how.times):
+        first = number % len(names)
+        for name in names[first:] + names[:first]:
+            if name not in images_s:
+                continue
+            place_of = folder / f"{name}-{number}".replace(" ", "-")
+            try:
+                with around(jobs[name], sets) as place:
+                    rate, _ = trained(jobs[name], place, place_of, how.seconds, overrides[name])
+                images_s[name].append(rate)
+            except JobError as error:
+                if name != KNOB:
+                    raise
+                said["refused"] = str(error)  # of what the doctor itself proposes
+                del images_s[KNOB]
+            with suppress(OSError):
+                shutil.rmtree(place_of)  # checkpoints take room
+    return {"said": said, "images_s": images_s}
+
+
+def _said(job: Job, sets: Sets, folder: Path, *, quick: bool) -> tuple[dict[str, Any], list[str] | None]:
+    """(what the doctor says, the overrides of its first knob); a doctor that fails has said nothing right."""
+    try:
+        with around(job, sets) as place:
+            profile = examined(job, place, folder, quick=quick)
+    except JobError as error:
+        return {"failed": str(error)}, None
+    return told(profile), overrides_of(profile)
+
+
+def told(profile: Profile) -> dict[str, Any]:
+    """What is kept of a profile."""
+    first = profile.knobs[0] if profile.knobs else None
+    return {
+        "stage": profile.verdict.stage,
+        "kind": profile.verdict.kind,
+        "next": profile.verdict.next_stage,
+        "most": profile.verdict.most,
+        "predicted": profile.predicted,
+        "measured": profile.measured,
+        "confirmed": profile.verdict.confirmed,
+        "seconds": {one.stage: one.seconds for one in profile.ceilings},
+        "took_s": profile.seconds,
+        "override": first.override if first else "",
+        "gain": first.gain if first else None,
+    }

@@ -1,0 +1,154 @@
+"""Whether `headway doctor` is right: jobs in which a known stage was made slow are examined, trained, cured and trained
+again.
+
+A case is drawn by the seed: a job on CIFAR-10 or on photographs, with one injector of random strength or with two. An
+injector slows one stage down: a disk that is limited by a control group, files that are not in memory, a web server of
+so many Mbit/s, large photographs or Pillow for a decoder, crops, one thread, a quota of processor time, tiny batches,
+hundreds of tiny layers, a user's transform that takes long or asks for values, a loss in Python, a slow rank, a slow
+network between two ranks, checkpoints and evaluations in quick succession, a large network; or none.
+
+Each case is measured like this: `headway doctor` once; then in turns, three times each, `headway train` on it, on it
+with the doctor's first knob, and on it without each of its injectors; every run is a process of its own. The truth is
+the stage of the injector whose removal gives most. A case in which no removal gives 1.1 times the images/s does not
+count; where two give as much within 5 %, either is right. A fixed piece of work before and after a case tells whether
+the machine was as fast; if not, within 3 %, it is measured again, at most five times.
+
+stage_named             share of the cases in which the verdict names a stage of the truth; 0.95 is wanted
+predict_median_error    |predicted - measured| / measured, images/s of the whole job, stalls included: the median
+predict_p90_error       the same: the ninetieth percentile
+gain_median_error       |predicted - measured| / measured of what the first knob gives, where it is a key of the recipe
+
+Beside the table: what the summary of torch's profiler has at its top, and what TraceML says, of the same job as a plain
+loop.
+
+--regimes instead: a network with ResNet-50's compute for each byte of an image, and one with AlexNet's, both scaled
+down by one factor; regimes_named is the share of the two that the doctor calls device limited and host limited.
+
+Cases that are measured are kept in the results file, and a later call goes on from there, as long as the doctor's code
+is what it was. --minutes M begins no case that would not end in time. Slow disks, quotas and slow networks need root.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from random import Random
+from time import monotonic, strftime
+from typing import Any
+
+from bench._accuracy import cifar
+from bench._accuracy.results import FOLDER, Results, commit, sources, this_machine
+from bench._arms import ROOT
+from bench._common import parser, report
+from bench._doctor import regimes
+from bench._doctor.cases import Case, drawn, draws
+from bench._doctor.data import NotHereError, Sets
+from bench._doctor.injectors import INJECTORS
+from bench._doctor.measure import JobError
+from bench._doctor.table import Judged, Table
+from bench._doctor.trial import How, tried
+
+SECONDS, QUICK_SECONDS = 10.0, 2.0
+QUICK = ("transform", "kernels", "compute")
+DRAWS = 4
+"""Cases are drawn until so many times as many as are wanted: some cannot be had here, or do not count."""
+DOCTOR = ROOT / "src/headway/doctor"
+
+
+def main() -> None:
+    asked = parser(__doc__ or "")
+    asked.add_argument("--seed", type=int, default=1, metavar="S", help="of the cases")
+    asked.add_argument("--cases", type=int, default=24, metavar="N", help="so many that count")
+    asked.add_argument("--times", type=int, default=3, metavar="N", help="how often each run of a case is made")
+    asked.add_argument("--minutes", type=float, metavar="M", help="end within so long; 0 shows what is there")
+    asked.add_argument("--results", type=Path, default=FOLDER / "doctor.jsonl", metavar="FILE")
+    asked.add_argument("--regimes", action="store_true", help="ResNet-50's and AlexNet's compute for a byte")
+    options = asked.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that groups, networks and runs are ended then too
+    sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it takes hours
+    with tempfile.TemporaryDirectory(prefix="headway-bench-doctor-") as folder:
+        try:
+            run(options, Path(folder))
+        except (NotHereError, JobError) as error:
+            sys.exit(str(error))
+
+
+def run(options: argparse.Namespace, folder: Path) -> None:
+    if options.regimes:
+        claims, rows = regimes.run(Sets(), folder, options)
+        report(claims, options, rows)
+        return
+    if options.quick:
+        quick(options, folder)
+        return
+    results = Results(options.results)
+    end = float("inf") if options.minutes is None else monotonic() + 60 * options.minutes
+    found = gathered(options, results, folder, How(SECONDS, options.times, ends=end))
+    table = Table(found)
+    for line in table.notes():
+        print(line)
+    report(table.claims(), options, table.rows())
+
+
+def gathered(options: argparse.Namespace, results: Results, folder: Path, how: How) -> list[dict[str, Any]]:
+    """Records of the seed's first cases, kept or measured now, until so many of them count."""
+    sets, found, reasons = Sets(), list[dict[str, Any]](), set[str]()
+    here = key(how)
+    for case in itertools.islice(draws(options.seed), DRAWS * options.cases):
+        if sum(bool(Judged(one).truth) for one in found) >= options.cases:
+            break
+        wanted = {"seed": case.seed, "number": case.number, "settings": case.settings(), **here}
+        if kept := results.where(**wanted):
+            found.append(kept[-1])
+            continue
+        if monotonic() + how.expected_s(len(case.injected) + 2) > how.ends:
+            continue
+        try:
+            record = tried(case, sets, folder / str(case.number), how)
+        except (NotHereError, JobError) as error:
+            if str(error) not in reasons:
+                print(f"case {case.number}, {case.text}: not here ({error})", file=sys.stderr)
+            reasons.add(str(error))
+            continue
+        record |= {**here, "commit": commit(), "at": strftime("%Y-%m-%d %H:%M")}
+        results.add(record)
+        found.append(record)
+        tell(record)
+    return found
+
+
+def key(how: How) -> dict[str, Any]:
+    """What a kept record has to share to count, beside its case."""
+    code = sources(DOCTOR, sorted(DOCTOR.rglob("*.py")))
+    return {"machine": this_machine(), "code": code, "run_s": how.seconds, "times": how.times}
+
+
+def tell(record: dict[str, Any]) -> None:
+    """One case, as it is done."""
+    judged = Judged(record)
+    truth = " or ".join(sorted(judged.truth)) or "none shows"
+    error = "" if judged.error is None else f", {judged.error:.1%} off"
+    said = judged.said.get("stage", "the doctor failed")
+    print(f"{strftime('%H:%M')} {record['number']} {record['case']}: {truth}, said {said}{error}", file=sys.stderr)
+
+
+def quick(options: argparse.Namespace, folder: Path) -> None:
+    """Three cases on 1,200 images, each run once, of which the truth is taken for granted."""
+    sets, how = Sets(cifar.part(folder, 120, 20), folder / "sets"), How(QUICK_SECONDS, 1, quick=True)
+    records = []
+    for number, name in enumerate(QUICK):
+        (injector,) = [one for one in INJECTORS if one.name == name]
+        case: Case = drawn(options.seed, number, Random(f"{name} of {options.seed}"), [injector], "cifar")
+        record = tried(case, sets, folder / str(number), how) | {"commit": commit()}
+        tell(record)
+        records.append(record)
+    table = Table(records)
+    report(table.claims(), options, table.rows())
+
+
+if __name__ == "__main__":
+    main()
