@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from tests._support import files, headway, packed_digits, refused, write_recipe
 
 from headway.core.errors import UsageError
 from headway.core.profile import Profile
-from headway.doctor.doctor import examine
+from headway.doctor.doctor import Budget, examination
 from headway.doctor.job import Job, override, resized
 from headway.doctor.loop import by_batch
 from headway.doctor.syncs import counted
@@ -67,9 +68,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return where
 
 
+SHORT = Budget(each=0.4, passes=0.4, side=0.1, whole=0.4, tries=1.0)
+"""Seconds. What is made slow here is so by far, and shows at once."""
+
+
 def examined(folder: Path, *overrides: str, cold: bool = False) -> Profile:
     said: list[str] = []
-    found = examine(folder / "plain.yaml", overrides, say=said.append, quick=True, cold=cold)
+    with closing(Job.of(load_recipe(folder / "plain.yaml", overrides), said.append)) as job:
+        found = examination(job, said.append, SHORT, quick=True, cold=cold)
     assert said
     return found
 
@@ -156,12 +162,7 @@ def test_the_first_epoch_reads_from_the_disk(folder: Path) -> None:
 
 
 def test_synthetic_data_have_no_input(folder: Path) -> None:
-    found = examine(
-        folder / "plain.yaml",
-        ["data={train: synthetic, synthetic: {size: [8, 8], channels: 1}}"],
-        say=lambda text: None,
-        quick=True,
-    )
+    found = examined(folder, "data={train: synthetic, synthetic: {size: [8, 8], channels: 1}}")
     assert found.together is None
     assert not [one for one in found.ceilings if one.side == "input"]
     assert any("synthetic" in one for one in found.not_measured)

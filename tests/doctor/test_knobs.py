@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests._support import packed_digits, write_recipe
 
 from headway.core.profile import Profile
-from headway.doctor.doctor import examine
+from headway.doctor.doctor import Budget, examination
 from headway.doctor.feed import augmentation, by_threads, fed
 from headway.doctor.job import Job, quiet
 from headway.doctor.kept import keeps, memory_fed
@@ -27,7 +28,9 @@ def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def found(recipe: Path) -> Profile:
     slow = ["channels_last=false", "checkpoint.every_steps=2", "checkpoint.asynchronous=false", "data.crop=random"]
-    return examine(recipe, slow, say=lambda text: None, quick=True)
+    short = Budget(each=0.4, passes=0.2, side=0.1, whole=0.4, tries=3.0)
+    with closing(Job.of(load_recipe(recipe, slow), quiet)) as job:
+        return examination(job, quiet, short, quick=True)
 
 
 def test_every_knob_is_taken_by_the_recipe(recipe: Path, found: Profile) -> None:

@@ -140,9 +140,11 @@ def passing(job: Job, batch: Batch) -> Callable[[], int]:
 
 
 def intercept(seconds: Mapping[int, float]) -> float:
-    """Of a straight line through the smallest and the largest number of samples: what a pass takes whatever its batch.
-    A smaller batch uses the device worse, so that this is at most the smallest pass."""
-    (low, first), *_, (high, last) = sorted(seconds.items()) if len(seconds) > 1 else [(0, 0.0), (1, 0.0)]
+    """Of a straight line through the two largest numbers of samples: what a pass takes whatever its batch, as a larger
+    one than the run's would show it. Two samples alone may go through other, cheaper code."""
+    if len(seconds) < 2:
+        return 0.0
+    (low, first), (high, last) = sorted(seconds.items())[-2:]
     slope = max(0.0, (last - first) / (high - low))
     return max(0.0, first - slope * low)
 
