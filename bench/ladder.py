@@ -44,9 +44,9 @@ QUICK_PER_CLASS = 200
 
 def main() -> None:
     asked = parser(__doc__ or "")
-    asked.add_argument("--only", choices=PARTS, help="one part of it (default: all; --quick leaves out tune)")
+    asked.add_argument("--only", choices=PARTS, help="one part of it (default: all; --quick: the ladder)")
     options = asked.parse_args()
-    parts = (options.only,) if options.only else tuple(part for part in PARTS if not (options.quick and part == "tune"))
+    parts = (options.only,) if options.only else PARTS[:1] if options.quick else PARTS
     with tempfile.TemporaryDirectory(prefix="headway-bench-") as name:
         report(measure(Path(name), parts, options), options)
 
