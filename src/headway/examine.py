@@ -37,6 +37,9 @@ def doctor(
         if out or page or quick or cold or procs or hosts:
             fix = "headway doctor --script train.py [--steps N] [-- ARGS]"
             raise UsageError("a script is watched as it runs: only --steps and --json go with --script", fix=fix)
+        if recipe is not None and recipe.suffix in (".yaml", ".yml") and recipe.exists():
+            fix = "headway doctor RECIPE, or headway doctor --script train.py -- ARGS."
+            raise UsageError("the doctor looks at a recipe or at a script, not at both", where=str(recipe), fix=fix)
         from headway.doctor.script import run
 
         arguments = [*([] if recipe is None else [str(recipe)]), *(overrides or ())]

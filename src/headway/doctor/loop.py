@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter, process_time
 from typing import final
 
@@ -25,7 +26,8 @@ LARGER = 32
 LONG_STEP_S = 0.25
 """A step that takes longer needs few repetitions, and has no time for many."""
 WAITS = 0.5
-"""Share of a stage's time in which no thread of the process runs, from which on the stage waits for something."""
+"""Share of a stage's time in which no thread of the process runs or waits for a core, from which on it waits for
+something else."""
 
 
 @final
@@ -188,7 +190,7 @@ def _transform(job: Job, *, limit_s: float) -> tuple[float, float]:
     assert transform is not None
     with leaving_no_trace(setup.model):
         transform(images, labels, keys)
-        wall, cpu = perf_counter(), process_time()
+        wall, cpu, queued = perf_counter(), process_time(), _queued_s()
 
         def work() -> int:
             transform(images, labels, keys)
@@ -196,5 +198,13 @@ def _transform(job: Job, *, limit_s: float) -> tuple[float, float]:
             return len(images)
 
         rate = settled(timed(work), limit_s=limit_s)
-        wall, cpu = perf_counter() - wall, process_time() - cpu
-    return 1 / rate.value, max(0.0, 1 - cpu / wall)
+        wall, cpu, queued = perf_counter() - wall, process_time() - cpu, _queued_s() - queued
+    return 1 / rate.value, max(0.0, 1 - (cpu + queued) / wall)
+
+
+def _queued_s() -> float:
+    """Seconds that this thread was ready to run and other work had its core; 0 where the kernel does not say."""
+    try:
+        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0

@@ -29,6 +29,8 @@ COSTS = {
     "batch": "fewer steps an epoch: the learning rate and the accuracy want a look, see docs/large-batches.md",
     "data.size": "other pixels: compare the accuracy",
 }
+WORTH = 1.03
+"""Less is not worth runs of the whole job. How often a run evaluates and saves is the user's to say."""
 TURNS = 4
 """Of the run with a knob and the one without it."""
 ROUNDS = 6
@@ -165,7 +167,8 @@ def _allowed(text: str) -> set[str]:
 
 def _fits(knob: Knob, allowed: set[str]) -> bool:
     keys = set(changes_of(knob.override))
-    return bool(keys) and (knob.exact or keys <= allowed) and knob.cures not in ("evaluate", "log")
+    between = knob.cures in ("evaluate", "checkpoint", "log")
+    return bool(keys) and knob.gain >= WORTH and (knob.exact or keys <= allowed) and not between
 
 
 def _costly(text: str) -> list[str]:
