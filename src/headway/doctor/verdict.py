@@ -73,7 +73,7 @@ def verdict(model: Model, device: str, run: WholeRun | None, laps: Sequence[Ceil
     text += f", and {WORDS[following]} would limit it." if following != stage else "."
     if unexplained:
         text += (
-            " A short run of the whole job does not confirm that: other work on the machine may have been in between."
+            " A short run of the whole job does not confirm that; other work on the machine may be why."
         )
     return Verdict(
         kind=kind,
