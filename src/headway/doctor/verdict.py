@@ -72,9 +72,7 @@ def verdict(model: Model, device: str, run: WholeRun | None, laps: Sequence[Ceil
     text += f". Without that it would give at most {max(gain, 1.0):.2f} times the images/s"
     text += f", and {WORDS[following]} would limit it." if following != stage else "."
     if unexplained:
-        text += (
-            " A short run of the whole job does not confirm that; other work on the machine may be why."
-        )
+        text += " A short run of the whole job does not confirm that; other work on the machine may be why."
     return Verdict(
         kind=kind,
         stage=stage,
