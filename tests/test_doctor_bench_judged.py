@@ -234,11 +234,15 @@ def test_cases_on_an_unsteady_machine_are_told() -> None:
     refused = record(2)
     refused["said"] = {**refused["said"], "refused": "no such key"}
     del refused["images_s"]["knob"]
-    table = Table([steady, shaken, refused])
+    untried = record(3)
+    untried["said"] = {**untried["said"], "untried": "a cache"}
+    del untried["images_s"]["knob"]
+    table = Table([steady, shaken, refused, untried])
     assert "2 were measured again" in table.notes()[1]
     assert "in 1 it never stayed within 3%" in table.notes()[1]
     assert "Case 2: its first knob was refused: no such key" in table.notes()
-    assert "refused" in table.rows()[3]
+    assert "Case 3: its first knob was not tried: a cache" in table.notes()
+    assert ("refused" in table.rows()[3], "untried" in table.rows()[4]) == (True, True)
     assert len(table.claims()) == 4
 
 
@@ -266,7 +270,7 @@ def test_the_pair_is_taken_between_whose_times_the_loader_lies() -> None:
     assert regimes.nearest(found, 1e-3) == (5, 15)
     regime = regimes.Regime("AlexNet", 5, 900.0, 0.4, "host/IO limited", "decode")
     assert regime.right
-    assert regimes.Regime("AlexNet", 5, 900.0, 0.15, "host/IO limited", "decode").truth is None
+    assert regimes.Regime("AlexNet", 5, 900.0, 0.1, "host/IO limited", "decode").truth is None
     assert not regimes.Regime("AlexNet", 5, 900.0, 0.05, "host/IO limited", "decode").right
     assert len(regime.row()) == len(regimes.HEADING)
     recipe = regimes.job_of(5).recipe

@@ -79,14 +79,13 @@ def _disk(random: Random, family: str) -> Injected:
 
 
 def _remote(random: Random, family: str) -> Injected:
-    # The first epoch: what is fetched ahead of need, up to 256 MB, holds most of such a set from then on.
     mega, data = _log_uniform(random, 50, 200), random.choice(("photos raw, many", "photos x 1, many"))
 
     def photos(job: Job) -> Job:
         return job.but({"log_every_steps": 4}, data=data)
 
     def on(job: Job) -> Job:
-        return photos(job).but(limits={"remote_bits_s": mega * 1e6}, cold=True)
+        return photos(job).but(limits={"remote_bits_s": mega * 1e6})
 
     return Injected("remote", f"{mega:g} Mbit/s", ("storage",), on, photos)
 

@@ -44,8 +44,9 @@ def trained(job: Job, place: Place, folder: Path, seconds: float, overrides: Seq
     """(images/s, share of the time in which the loop waited) of `headway train`, in processes of its own.
 
     The run ends by SIGTERM, so many seconds after its first logging step; of cold files, at the latest once each was
-    read. Behind a network all of the first epoch counts: records of a small set are fetched many at a time, so that it
-    waits long for the first batch and not for the next ones.
+    read. Of data behind a network the first epoch counts, from its beginning: records of a small set are fetched many
+    at a time, so that the run waits long for its first batch and not for the next ones, and the 256 MB that are fetched
+    ahead of need hold most of the set later.
 
     Args:
         folder: that is not there yet.
@@ -61,7 +62,7 @@ def trained(job: Job, place: Place, folder: Path, seconds: float, overrides: Seq
         while process.poll() is None and monotonic() < deadline:
             if not begun and records_of(run):
                 deadline, begun = monotonic() + (EPOCH_S if remote else WARM_S + seconds), True
-            elif begun and job.cold and records_of(run)[-1]["epoch"] > 1:
+            elif begun and (job.cold or remote) and records_of(run)[-1]["epoch"] > 1:
                 break
             sleep(POLL_S)
         process.terminate()
@@ -69,7 +70,7 @@ def trained(job: Job, place: Place, folder: Path, seconds: float, overrides: Seq
             process.wait(ENDS_S)
     try:
         waited = json.loads((run / "summary.json").read_text(encoding="utf-8"))["wait_share"]
-        return rate_of(run, first_epoch=job.cold, whole=remote), waited
+        return rate_of(run, first_epoch=job.cold or remote, whole=remote), waited
     except (OSError, ValueError) as error:
         raise JobError(f"the run told nothing ({error}): {said()}") from error
 
@@ -138,9 +139,9 @@ def overrides_of(profile: Profile) -> list[str] | None:
     return words if words and all(OVERRIDE.fullmatch(word) for word in words) else None
 
 
-def calibrated(calls: int = 21) -> float:
+def calibrated(calls: int = 31) -> float:
     """Seconds of a fixed piece of work on all cores: the median of its calls. It takes about a second."""
-    one, other = torch.rand(2, 768, 768, generator=torch.Generator().manual_seed(1)).unbind()
+    one, other = torch.rand(2, 1536, 1536, generator=torch.Generator().manual_seed(1)).unbind()
     taken = []
     for _ in range(calls):
         begun = perf_counter()
@@ -160,8 +161,8 @@ def _ready(job: Job, place: Place, folder: Path, verb: str, options: Sequence[st
 
 
 def bring(job: Job, place: Place) -> None:
-    """Brings a job's files into memory, or out of it. Behind a web server the network alone is to be slow."""
-    (evict if job.cold and job.limits.remote_bits_s is None else load)(place.files)
+    """Brings a job's files into memory, or out of it."""
+    (evict if job.cold else load)(place.files)
 
 
 @contextmanager

@@ -9,6 +9,7 @@ image takes some multiply-adds, once 5.8 times as many.
 from __future__ import annotations
 
 import argparse
+import tempfile
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,8 +18,6 @@ from time import perf_counter
 from typing import final
 
 import torch
-from torch import nn
-from torch.nn import functional as F
 
 import headway
 from bench._common import Claim, median
@@ -26,14 +25,15 @@ from bench._doctor.around import around
 from bench._doctor.data import Sets
 from bench._doctor.jobs import BASES, Job, network, own
 from bench._doctor.measure import examined, trained
-from bench._doctor.user import Blocks
+from bench._synthetic import setup, trainer
+from headway.train.progress import Silent
 
 SIDE, BATCH = 224, 32
 RESNET50, ALEXNET = 4.089e9 / (224**2 * 3), 0.724e9 / (227**2 * 3)
 """Multiply-adds of a forward pass for each byte of the decoded image: 27,165 and 4,683 (headway.model.counts)."""
 RATIO = RESNET50 / ALEXNET
 CHANNELS = range(2, 49)
-WAITS, DOES_NOT = 0.2, 0.1
+WAITS, DOES_NOT = 0.15, 0.05
 """Share of the time that the loop waits for batches, from which on the host limits, and below which it does not."""
 
 
@@ -87,7 +87,7 @@ def pairs() -> list[tuple[int, int]]:
 
 def run(sets: Sets, folder: Path, options: argparse.Namespace) -> tuple[list[Claim], list[tuple[str, ...]]]:
     """The claim and the table."""
-    few, many = chosen(loader_s(sets.train("photos x 1"), 1.0 if options.quick else 5.0))
+    few, many = chosen(loader_s(sets.train("photos x 1"), 1.0 if options.quick else 5.0), folder)
     seconds = 3.0 if options.quick else 10.0
     found = [
         regime(like, channels, sets, folder / like, seconds, quick=options.quick)
@@ -117,12 +117,12 @@ def job_of(channels: int) -> Job:
     return BASES["photos"].but({**values, **network(own("Blocks"), channels=channels)}, data="photos x 1")
 
 
-def chosen(loader: float) -> tuple[int, int]:
+def chosen(loader: float, folder: Path) -> tuple[int, int]:
     """The pair between whose seconds for an image the loader's lie in the middle."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return nearest([(pair, step_s(pair[0]), step_s(pair[1])) for pair in pairs()[::3]], loader)
+        return nearest([(pair, loop_s(pair[0], folder), loop_s(pair[1], folder)) for pair in pairs()[::3]], loader)
     finally:
         torch.set_num_threads(threads)
 
@@ -132,18 +132,19 @@ def nearest(found: Sequence[tuple[tuple[int, int], float, float]], loader: float
     return min(found, key=lambda one: abs((one[1] * one[2]) ** 0.5 / loader - 1))[0]
 
 
-def step_s(channels: int, steps: int = 5) -> float:
-    """Seconds of a step's normalisation, forward and backward pass for an image."""
-    model: nn.Module = Blocks(10, channels=channels)
-    model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    images, labels = torch.zeros(BATCH, SIDE, SIDE, 3, dtype=torch.uint8), torch.zeros(BATCH, dtype=torch.int64)
-    taken = []
-    for _ in range(steps + 1):
-        begun = perf_counter()
-        inputs = ((images.float() - 128) / 64).permute(0, 3, 1, 2)
-        F.cross_entropy(model(inputs), labels).backward()
-        taken.append((perf_counter() - begun) / BATCH)
-    return median(taken[1:])[0]
+def loop_s(channels: int, folder: Path, rounds: int = 5) -> float:
+    """Seconds of an image in the training loop alone, on images that are there already."""
+    args = f"model.args={{channels: {channels}}}"
+    with tempfile.TemporaryDirectory(dir=folder) as name:
+        found = setup(own("Blocks"), (SIDE, SIDE), BATCH, Path(name), args, "device=cpu", say=lambda text: None)
+        with closing(found.inputs), closing(trainer(found, Path(name), Silent())) as loop:
+            loop.run(1)
+            taken = []
+            for _ in range(rounds):
+                begun = perf_counter()
+                loop.run(1)
+                taken.append((perf_counter() - begun) / BATCH)
+    return median(taken)[0]
 
 
 def loader_s(folder: Path, seconds: float) -> float:

@@ -88,7 +88,7 @@ class Judged:
             "" if error is None else f"{error:.1%}",
             self.said.get("override") or "",
             "" if not self.said.get("gain") else f"{self.said['gain']:.2f}",
-            "refused" if "refused" in self.said else "" if gain is None else f"{gain:.2f}",
+            next((word for word in ("refused", "untried") if word in self.said), "" if gain is None else f"{gain:.2f}"),
             peers.get("profiler", ""),
             peers.get("traceml", ""),
         )
@@ -134,6 +134,11 @@ class Table:
             f"{len(again)} were measured again, since a fixed piece of work took another time after them than before; "
             f"in {len(unsteady)} it never stayed within {MOVED:.0%}.",
             *(f"Case {one.record['number']}: its first knob was refused: {one.said['refused']}" for one in refused),
+            *(
+                f"Case {one.record['number']}: its first knob was not tried: {one.said['untried']}"
+                for one in self.all
+                if "untried" in one.said
+            ),
             *(f"Case {one.record['number']}: {one.said['failed']}" for one in self.all if "failed" in one.said),
             made_by(one.record.get("commit", "") for one in self.all),
         ]

@@ -82,6 +82,8 @@ def moved(record: dict[str, Any]) -> float:
 
 def _measured(arms: dict[str, Job], sets: Sets, folder: Path, how: How) -> dict[str, Any]:
     said, knob = _said(arms[CASE], sets, folder / "doctor", quick=how.quick)
+    if arms[CASE].cold and any(word.startswith("data.cache=") for word in knob or ()):
+        said["untried"], knob = "its cache would be filled before the clock of the first epoch starts", None
     overrides: dict[str, Sequence[str]] = dict.fromkeys(arms, ())
     jobs = dict(arms)
     if knob is not None:

@@ -72,6 +72,13 @@ def test_a_script_is_watched_for_so_many_steps_and_ended(tmp_path: Path, capfd: 
     assert said.err == ""
 
 
+def test_a_loader_that_is_made_anew_in_each_epoch_is_the_same_loop(tmp_path: Path) -> None:
+    anew = "        train = DataLoader(data, batch_size=8, shuffle=True)\n        for step,"
+    found = run(written(tmp_path, TRAIN.replace("        for step,", anew), EPOCHS=1000), steps=120)
+    assert found.epochs == 3, "of 50 steps each; those of evaluation, of the same data in another order, are not seen"
+    assert (found.batch, found.steps) == (8, 120 - 2)
+
+
 def test_a_short_script_ends_by_itself_and_tells_what_it_can(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     found = run(written(tmp_path, TRAIN.replace("randn(400", "randn(80").replace("(400,)", "(80,)"), EPOCHS=1))
     assert found.kind is None

@@ -212,7 +212,7 @@ def test_the_layer_wise_optimizers_are_there_and_are_not_warned_of(tmp_path: Pat
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (("optimizer.lr={base: 0.1, pr: 256}",), "there is no key 'optimizer.lr.pr'. Did you mean 'per'?"),
+        (("optimizer.lr={base: 0.1, pr: 256}",), "there is no key 'optimizer.lr.pr'. Did you mean 'optimizer.lr.per'?"),
         (("optimizer.lr={base: 0.1}",), "the key 'optimizer.lr.per' is missing."),
         (("optimizer.lr={base: 0, per: 256}",), "optimizer.lr.base: Input should be greater than 0, not 0."),
         (("optimizer.lr={base: 1, per: 0}",), "optimizer.lr.per: Input should be greater than or equal to 1"),

@@ -263,7 +263,7 @@ def test_a_ghost_group_may_be_a_whole_micro_batch(folder: Path) -> None:
 def test_a_ghost_group_that_does_not_fit_into_memory_is_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "_available_bytes", lambda: 1)
+    monkeypatch.setattr(memory, "free_memory_bytes", lambda: 1)
     overrides = ("model.batch_norm.ghost=10", "micro_batch=auto")
     said = refused("train", folder / "recipe.yaml", "--run", tmp_path / "run", *overrides, status=2)
     assert (

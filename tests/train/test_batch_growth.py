@@ -227,7 +227,7 @@ def test_a_large_batch_is_warned_of_once(folder: Path, tmp_path: Path) -> None:
 
 def test_a_batch_that_cannot_grow_is_refused(folder: Path, tmp_path: Path) -> None:
     sentence = refused("train", folder / "recipe.yaml", "--run", tmp_path / "no", "batch_growth.factr=2", status=2)
-    assert "there is no key 'batch_growth.factr'. Did you mean 'factor'?" in sentence
+    assert "there is no key 'batch_growth.factr'. Did you mean 'batch_growth.factor'?" in sentence
 
 
 @pytest.mark.check

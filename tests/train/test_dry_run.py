@@ -180,7 +180,7 @@ def test_micro_batch_auto_is_estimated_from_what_a_run_measures(folder: Path, mo
     """A run also counts the images that go in, which lie in the batch anyway."""
     options = ("micro_batch=auto", "batch=60")
     for free in (10**5, 10**6, 10**9):
-        monkeypatch.setattr(memory, "_available_bytes", lambda free=free: free)
+        monkeypatch.setattr(memory, "free_memory_bytes", lambda free=free: free)
         found = dried(folder / "recipe.yaml", *options)
         setup = set_up(load_recipe(folder / "recipe.yaml", options), say=lambda text: None)
         setup.inputs.close()

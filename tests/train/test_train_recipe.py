@@ -98,8 +98,8 @@ def test_the_measured_mean_and_std_are_those_of_the_images(folder: Path, tmp_pat
 
 REFUSED = {
     "a typo": ("optimiser={name: sgd, lr: 0.1}", "there is no key 'optimiser'. Did you mean 'optimizer'?"),
-    "a typo deep down": ("data.trian=x", "there is no key 'data.trian'. Did you mean 'train'?"),
-    "a typo in a group": ("optimizer.groups=[{match: '.*', lr_scal: 2}]", "Did you mean 'lr_scale'?"),
+    "a typo deep down": ("data.trian=x", "there is no key 'data.trian'. Did you mean 'data.train'?"),
+    "a typo in a group": ("optimizer.groups=[{match: '.*', lr_scal: 2}]", "Did you mean 'optimizer.groups.0.lr_scale'?"),
     "a wrong type": ("batch=many", "batch: Input should be a whole number, not 'many'"),
     "a wrong choice": ("precision=fp8", "precision: "),
     "no batch": ("batch=0", "batch: Input should be greater than or equal to 1"),
@@ -302,7 +302,7 @@ def test_micro_batch_auto_is_the_largest_that_fits(
     a_sample = 4 * (64 + 256 + 256)  # float32: the input, and the outputs of both sigmoids
     for fits, expected in ((30, 30), (29, 15), (14, 10), (7, 6), (1, 1), (0, 1)):
         monkeypatch.setattr(
-            memory, "_available_bytes", lambda fits=fits: int(fits * a_sample / memory.SHARE_OF_MEMORY) + 1
+            memory, "free_memory_bytes", lambda fits=fits: int(fits * a_sample / memory.SHARE_OF_MEMORY) + 1
         )
         run = tmp_path / f"fits-{fits}"
         overrides = ("micro_batch=auto", "model.factory=known.py:net", "epochs=0.1")

@@ -72,14 +72,14 @@ class UserCodeError(HeadwayError):
     """The user's own code failed; the cause carries their traceback, which is always shown."""
 
 
-def nearest(word: str, known: Iterable[str], *, only_close: bool = False) -> str:
+def nearest(word: str, known: Iterable[str], *, only_close: bool = False, prefix: str = "") -> str:
     """`did you mean 'x'?` for the closest known word, or the list of known words where none is close.
 
     Args:
-        only_close: nothing where none is.
+        only_close: nothing where none is. prefix: of the word that is meant.
     """
     names = sorted(known)
     close = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
     if close:
-        return f"Did you mean {close[0]!r}?"
+        return f"Did you mean {prefix + close[0]!r}?"
     return f"Known here: {', '.join(names)}." if names and not only_close else ""

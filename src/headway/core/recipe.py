@@ -275,7 +275,8 @@ WORDS = {
 def _explain(error: ValidationError, model: type[Part], path: Path, origins: Mapping[str, str]) -> str:
     out = []
     kinds: dict[str, tuple[int, list[str]]] = {}  # place in `out`, and what a value of several kinds should be
-    for entry in error.errors(include_url=False):
+    # A key that is missing is often there, misspelt: the one that nobody knows stands first.
+    for entry in sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing"):
         keys = [str(part) for part in entry["loc"] if not _KIND.fullmatch(str(part))]
         dotted = ".".join(keys)
         at = next((origins[".".join(keys[:n])] for n in range(len(keys), 0, -1) if ".".join(keys[:n]) in origins), "")
@@ -283,7 +284,7 @@ def _explain(error: ValidationError, model: type[Part], path: Path, origins: Map
         where = f"{at}: " if at else f"{path.name}: "
         if entry["type"] == "extra_forbidden":
             part = _part_at(model, keys[:-1])
-            hint = nearest(keys[-1], part.model_fields) if part else ""
+            hint = nearest(keys[-1], part.model_fields, prefix=".".join([*keys[:-1], ""])) if part else ""
             out.append(f"{where}there is no key {dotted!r}. {hint}".rstrip())
         elif entry["type"] == "missing":
             out.append(f"{where}the key {dotted!r} is missing.")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-_GROUPS = Path("/sys/fs/cgroup")
+from headway.core.control_groups import GROUPS, MEMBERSHIP, groups_over, quota_cores
 
 
 def usable_cpus() -> list[int]:
@@ -30,35 +29,9 @@ def default_threads() -> int:
     return max(1, usable_cores() // (local_ranks() or 1) - 1)
 
 
-def usable_cores(*, groups: Path = _GROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
+def usable_cores(*, groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int:
     """How many cores this process can keep busy: its CPUs, or fewer where the quota of its control group (version 1
     or 2, its own or that of a group above it) allows fewer; at least one. A container's limit is such a quota, which
     the number of CPUs does not show."""
-    quotas = [len(usable_cpus()), *(int(quota) for quota in _quotas(groups, membership))]
-    return max(1, min(quotas))
-
-
-def _quotas(groups: Path, membership: Path) -> Iterator[float]:
-    """Every quota over this process, in cores."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        number, controllers, name = line.split(":", 2)
-        unified = number == "0" and not controllers
-        if not unified and "cpu" not in controllers.split(","):
-            continue
-        inner = PurePosixPath(name.lstrip("/"))
-        for group in (inner, *inner.parents):
-            folder = groups / group if unified else groups / "cpu" / group
-            try:
-                if unified:
-                    quota, period = (folder / "cpu.max").read_text().split()
-                else:
-                    quota = (folder / "cpu.cfs_quota_us").read_text().strip()
-                    period = (folder / "cpu.cfs_period_us").read_text()
-            except (OSError, ValueError):  # the root has no quota; a container sees its own group as the root
-                continue
-            if quota not in ("max", "-1"):
-                yield float(quota) / float(period)
+    quotas = [quota_cores(folder) for folder in groups_over("cpu", groups, membership)]
+    return max(1, min([len(usable_cpus()), *(int(quota) for quota in quotas if quota is not None)]))

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, final
 
 import numpy as np
@@ -21,6 +21,7 @@ import torch
 from PIL import features
 
 from headway.core import native as core
+from headway.core.control_groups import groups_over, quota_cores
 from headway.core.profile import Finding
 from headway.data import native
 from headway.data.columns import FLAG_RAW
@@ -124,14 +125,7 @@ class _Host:
             return math.nan
 
     def groups(self, controller: str) -> Iterator[Path]:
-        """The control groups over this process that have a controller, in both versions, its own first."""
-        for line in self.text(self.membership).splitlines():
-            number, controllers, name = line.split(":", 2)
-            unified = number == "0" and not controllers
-            if unified or controller in controllers.split(","):
-                inner = PurePosixPath(name.lstrip("/"))
-                base = self.control_groups if unified else self.control_groups / controller
-                yield from (base / group for group in (inner, *inner.parents))
+        return groups_over(controller, self.control_groups, self.membership)
 
 
 def _well(what: str) -> Finding:
@@ -228,13 +222,8 @@ def _cores(host: _Host) -> Found:
 
 
 def _quota(host: _Host) -> Found:
-    found = []
-    for group in host.groups("cpu"):
-        words = host.text(group / "cpu.max").split()
-        if len(words) == 2 and words[0] != "max":
-            found.append((float(words[0]) / float(words[1]), group))
-        elif (quota := host.number(group / "cpu.cfs_quota_us")) > 0:
-            found.append((quota / host.number(group / "cpu.cfs_period_us"), group))
+    over = [(quota_cores(group), group) for group in host.groups("cpu")]
+    found = [(quota, group) for quota, group in over if quota is not None]
     if not found:
         return
     quota, group = min(found, key=lambda one: one[0])

@@ -35,6 +35,8 @@ LONG_S = 20.0
 
 BATCH_COST = "other learning rates, and maybe less accuracy: see docs/large-batches.md"
 BF16_COST = "8 bits of precision in forward and backward; parameters stay fp32"
+FP16_COST = "11 bits of precision in forward and backward, and a scaled loss; parameters stay fp32"
+FP32_COST = "memory: activations of 32 bits"
 EVALUATE_COST = "fewer evaluations to choose the best weights by"
 CHECKPOINT_COST = "more steps that are lost with a crash"
 
@@ -58,6 +60,9 @@ class Knobs:
         self._job, self._model, self._together, self._fed, self._threads = job, model, together, found, threads
         self._loop, self._say, self._side_s = loop, say, side_s
         self._until = perf_counter() + tries_s
+        read = 0.0 if found is None else found.seconds["storage"]
+        self._cold_s = max(0.0, model.seconds["input"].get("storage", 0.0) - read)
+        """Of a sample: what it takes longer to read in the first epoch, if that is asked about."""
         self.missing = list[str]()
 
     def found(self, device: torch.device, *, quick: bool) -> list[Knob]:
@@ -65,8 +70,9 @@ class Knobs:
         out = list[Knob]()
         for make in (self._stalls, self._input, lambda: self._loop_knobs(device, quick)):
             try:
-                out += list(make())
-            except HeadwayError as error:  # a network that does not take what was tried
+                for knob in make():
+                    out.append(knob)
+            except HeadwayError as error:  # data or a network that does not take what was tried
                 self.missing.append(f"A knob: {error}")
         worth = [one for one in out if one.gain >= WORTH]
         return sorted(worth, key=lambda one: -one.images_s)
@@ -134,7 +140,13 @@ class Knobs:
         yield from self._more_threads(found)
         train, options = job.setup.inputs.train, job.setup.recipe.data
         assert train is not None
-        if options.cache in ("none", "disk") and keeps(job) and not self._time_is_up("data.cache=memory"):
+        # A cache is filled before the first step, from the same storage: it gives the first epoch nothing.
+        if (
+            options.cache in ("none", "disk")
+            and not self._cold_s
+            and keeps(job)
+            and not self._time_is_up("data.cache=memory")
+        ):
             changed = self._fed_by(memory_fed(job, limit_s=self._side_s), found)
             cost = "memory for the decoded set, which is filled before the first step"
             changes = {"data.cache": "memory"}
@@ -150,8 +162,8 @@ class Knobs:
             other = fed(job, limit_s=self._side_s, backend="native")
             changed = self._fed_by(other, found)
             changes = {"data.decoder": "native"}
-            cost = "pixels that differ by 1 at most"
-            yield self._knob("the native core", "decode", changes, changed, measured=True, exact=False, cost=cost)
+            cost = "pixels that differ by 1 at most, by rounding"
+            yield self._knob("the native core", "decode", changes, changed, measured=True, cost=cost)
 
     def _more_threads(self, found: Fed) -> Iterator[Knob]:
         threads = self._threads
@@ -170,9 +182,11 @@ class Knobs:
             yield self._knob(what, "decode", {"data.threads": count}, changed, measured=True)
 
     def _scaled_input(self, ratio: float) -> Model:
-        return self._model.with_seconds(
-            {stage: seconds * ratio for stage, seconds in self._model.seconds["input"].items()}
-        )
+        """Whatever is changed, a storage gives no more in the first epoch."""
+        changed = {stage: seconds * ratio for stage, seconds in self._model.seconds["input"].items()}
+        if self._cold_s:
+            changed["storage"] += self._cold_s * (1 - ratio)
+        return self._model.with_seconds(changed)
 
     def _fed_by(self, other: Fed, found: Fed) -> Model:
         return self._scaled_input(found.rate.value / other.rate.value)
@@ -188,9 +202,10 @@ class Knobs:
         if heavy >= 0.1 * self._model.total("loop"):
             best = [name for name in candidates(device) if name != "fp32"]
             if recipe.precision == "fp32" and best and not recipe.half_weights:
-                yield from self._tried(best[0], "compute", {"precision": best[0]}, exact=False, cost=BF16_COST)
+                cost = FP16_COST if best[0] == "fp16" else BF16_COST
+                yield from self._tried(best[0], "compute", {"precision": best[0]}, exact=False, cost=cost)
             elif recipe.precision == "bf16" and not best and not recipe.half_weights:
-                yield from self._tried("fp32", "compute", {"precision": "fp32"})
+                yield from self._tried("fp32", "compute", {"precision": "fp32"}, exact=False, cost=FP32_COST)
             other = not recipe.channels_last
             name = "channels last" if other else "channels first"
             yield from self._tried(name, "compute", {"channels_last": other})
@@ -231,8 +246,10 @@ class Knobs:
             return
         try:
             found = rate_of(other, limit_s=self._side_s)
-        except HeadwayError as error:
-            self.missing.append(f"{text}: {error}")
+        except Exception as error:  # of a compiler that is not there, or for want of memory, too
+            first = (str(error).strip().splitlines() or [""])[0]
+            said = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {first}"
+            self.missing.append(f"{text}: {said}")
             return
         finally:
             other.close()

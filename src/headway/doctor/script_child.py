@@ -1,7 +1,8 @@
 """Inside of the process of a script that is watched: runs it as Python would, and finds its training loop.
 
-The loop is the one over the first torch DataLoader on whose batches an optimizer steps. Its networks are the outermost
-modules with weights of that optimizer. Once they are known, `headway.observe.watch` does the rest.
+The loop is the one over the first torch DataLoader on whose batches an optimizer steps, or over one that the script
+makes anew of the same data set in each epoch. Its networks are the outermost modules with weights of that optimizer.
+Once they are known, `headway.observe.watch` does the rest.
 """
 
 from __future__ import annotations
@@ -97,13 +98,13 @@ class Session:
 
     def iterated(self, loader: DataLoader[Any], make: Callable[[], Iterator[Any]]) -> Iterator[Any]:
         """In the place of iter(loader)."""
-        if self._watch is not None and loader is self._loader:
+        if self._watch is not None and self._is_the_one(loader):
             return Found(self, loader, self._watch.iterate(make), watched=True)
         return Found(self, loader, make(), watched=False)
 
     def asked(self, loader: DataLoader[Any]) -> None:
         """A loop asks for its next batch."""
-        if self._watch is None and self._optimizers and loader is self._loader:
+        if self._watch is None and self._optimizers and self._is_the_one(loader):
             own = {
                 id(one) for opt in self._optimizers.values() for group in opt.param_groups for one in group["params"]
             }
@@ -123,9 +124,19 @@ class Session:
 
     def watched(self, loader: DataLoader[Any], inner: Iterator[Any], served: int) -> WatchedIterator[Any] | None:
         """The same iterator, watched from here on; None: it is not the one."""
-        if self._watch is None or loader is not self._loader:
+        if self._watch is None or not self._is_the_one(loader):
             return None
         return self._watch.iterate(lambda: inner, index=served - 1)
+
+    def _is_the_one(self, loader: DataLoader[Any]) -> bool:
+        """Whether it is the loop's loader, or was made as that one was: of the same data set, drawn in the same way."""
+        one = self._loader
+        return loader is one or (
+            one is not None
+            and loader.dataset is one.dataset
+            and loader.batch_size == one.batch_size
+            and type(loader.sampler) is type(one.sampler)
+        )
 
     def _enough(self) -> NoReturn:
         if self._watch is not None:

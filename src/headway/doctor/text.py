@@ -83,10 +83,10 @@ def prediction(profile: Profile) -> str:
 
 
 def behind(profile: Profile) -> str:
-    """The limit, the next one, and the most that curing the first can give."""
+    """The limit and the next one, by their names in the table."""
     verdict = profile.verdict
     following = f", then {verdict.next_stage}" if verdict.next_stage not in ("", verdict.stage) else ""
-    return f"Limit: {verdict.stage}{following}. Without the first: at most {verdict.most:.2f} times the images/s."
+    return f"Limit: {verdict.stage}{following}."
 
 
 def together(profile: Profile) -> str:

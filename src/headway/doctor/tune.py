@@ -133,8 +133,8 @@ def tune(
     found, budget = Tuned(recipe, target), QUICK if quick else FULL
     values: dict[str, Any] = {}
     refused: set[str] = set()
-    for _ in range(ROUNDS):
-        with closing(Job.of(with_all(loaded, values), say)) as job:
+    for number in range(ROUNDS):
+        with closing(Job.of(with_all(loaded, values), quiet if number else say)) as job:
             profile = examination(job, quiet, budget, quick)
             usable = [one for one in profile.knobs if _fits(one, allowed) and one.override not in refused]
             if not usable:

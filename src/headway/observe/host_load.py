@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple, final
 
 import psutil
 
+from headway.core.control_groups import GROUPS, groups_over, quota_cores
 from headway.observe.sampling import Row, Source
 
 KIND = "host"
@@ -17,7 +18,6 @@ COLUMNS = ("seconds", "busy", "own", "memory_bytes", "throttled", "read_bytes_s"
 """busy: share of the usable cores; own: that of this process. memory_bytes: resident, of this process. throttled: share
 of the scheduler's periods in which the quota was used up. read_bytes_s: from the disk, by this process."""
 
-GROUPS = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
 
 
@@ -34,7 +34,8 @@ class HostLoad(Source):
 
     def __init__(self, cpus: Sequence[int], *, proc: Path = PROC, groups: Path = GROUPS) -> None:
         self._cpus = frozenset(f"cpu{number}" for number in cpus)
-        self._proc, self._groups = proc, [*_groups(groups, proc / "self/cgroup")]
+        over = ((folder, quota_cores(folder)) for folder in groups_over("cpu", groups, proc / "self/cgroup"))
+        self._proc, self._groups = proc, [_Group(folder, cores) for folder, cores in over if cores is not None]
         quotas = [(group.cores, group.folder) for group in self._groups if group.cores < len(cpus)]
         self._quota = min(quotas, default=None)
         self._cores = self._quota[0] if self._quota else float(len(cpus))
@@ -122,35 +123,6 @@ def _ticks(path: Path, cpus: frozenset[str]) -> tuple[float, float]:
             everything += sum(ticks)
             busy += sum(ticks) - sum(ticks[3:5])
     return busy, everything
-
-
-def _groups(groups: Path, membership: Path) -> Iterator[_Group]:
-    """The control groups (version 1 or 2) over this process that have a quota, its own first."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        number, controllers, name = line.split(":", 2)
-        unified = number == "0" and not controllers
-        if unified or "cpu" in controllers.split(","):
-            root = groups if unified else groups / "cpu"
-            inner = PurePosixPath(name.lstrip("/"))
-            for group in (inner, *inner.parents):
-                if (cores := _quota(root / group)) is not None:
-                    yield _Group(root / group, cores)
-
-
-def _quota(folder: Path) -> float | None:
-    """In cores; None: it has none."""
-    try:
-        if (folder / "cpu.max").exists():
-            quota, period = (folder / "cpu.max").read_text().split()
-        else:
-            quota, period = ((folder / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
-    except (OSError, ValueError):  # the root is without such files
-        return None
-    return None if quota in ("max", "-1") else float(quota) / float(period)
 
 
 def _used_s(folder: Path) -> float:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import psutil
 import torch
 
 from headway.core.errors import TrainingError
+from headway.data.tiers.room import free_memory_bytes
 
 SHARE_OF_MEMORY = 0.5
 """On a CPU, of the memory available, for what forward saves for backward; the rest is for gradients of activations,
@@ -32,7 +32,7 @@ def largest_micro_batch(batch: int, device: torch.device, attempt: Callable[[int
 
 def fitting(batch: int, saved: int, device: torch.device) -> tuple[int, str]:
     """What fits, and why, by the bytes that one sample keeps for backward."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else _available_bytes()
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory_bytes()
     available = int(free * SHARE_OF_MEMORY)
     fits = max(1, available // max(1, saved))
     parts = -(-batch // fits)
@@ -67,14 +67,3 @@ def _by_trial(batch: int, attempt: Callable[[int], None]) -> tuple[int, str]:
         else:
             torch.cuda.empty_cache()
             return size, f"the largest of batch / 1, 2, 4, ... that ran in {torch.cuda.get_device_name()}"
-
-
-def _available_bytes() -> int:
-    """Memory that this process may still take: the machine's, or the cgroup's limit where that is less."""
-    free = int(psutil.virtual_memory().available)
-    try:
-        with open("/sys/fs/cgroup/memory.max") as limit, open("/sys/fs/cgroup/memory.current") as used:
-            text = limit.read().strip()
-            return free if text == "max" else min(free, int(text) - int(used.read()))
-    except OSError:
-        return free

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import psutil
 
-_GROUPS = Path("/sys/fs/cgroup")
+from headway.core.control_groups import GROUPS, MEMBERSHIP, groups_over
 
 
-def free_memory_bytes(*, groups: Path = _GROUPS, membership: Path = Path("/proc/self/cgroup")) -> int:
+def free_memory_bytes(*, groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int:
     """Memory that this process may still take: the machine's, or what the limit of its control group (version 1 or 2,
     its own or that of a group above it) leaves, where that is less."""
     return max(0, min([int(psutil.virtual_memory().available), *_left(groups, membership)]))
@@ -18,26 +18,16 @@ def free_memory_bytes(*, groups: Path = _GROUPS, membership: Path = Path("/proc/
 
 def _left(groups: Path, membership: Path) -> Iterator[int]:
     """What every limit over this process leaves, in bytes."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        number, controllers, name = line.split(":", 2)
-        unified = number == "0" and not controllers
-        if not unified and "memory" not in controllers.split(","):
+    for folder in groups_over("memory", groups, membership):
+        unified = (folder / "memory.max").exists()
+        names = ("memory.max", "memory.current") if unified else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        try:
+            limit, used = ((folder / name).read_text().strip() for name in names)
+            cached = _reclaimable(folder)
+        except (OSError, ValueError):  # the root has no limit
             continue
-        inner = PurePosixPath(name.lstrip("/"))
-        for group in (inner, *inner.parents):
-            folder = groups / group if unified else groups / "memory" / group
-            names = ("memory.max", "memory.current") if unified else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            try:
-                limit, used = ((folder / name).read_text().strip() for name in names)
-                cached = _reclaimable(folder)
-            except (OSError, ValueError):  # the root has no limit; a container sees its own group as the root
-                continue
-            if limit != "max":
-                yield int(limit) - int(used) + cached
+        if limit != "max":
+            yield int(limit) - int(used) + cached
 
 
 def _reclaimable(folder: Path) -> int:
