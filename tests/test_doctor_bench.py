@@ -280,7 +280,7 @@ def test_the_sets_are_made_of_photographs_once(tmp_path: Path, monkeypatch: pyte
         assert sets.held_out(name) is None
     for name in ("photos x 1, many", "photos raw, many", "photos loose, many"):
         many = headway.open(sets.train(name))
-        assert len(many) == 3 * data.COPIES
+        assert len(many) == 3 * data.COPIES["many"]
         many.close()
     made = sets.train("photos x 1").stat().st_mtime_ns
     assert Sets(folder=tmp_path / "sets").train("photos x 1").stat().st_mtime_ns == made

@@ -16,8 +16,8 @@ from bench import _data
 from bench._accuracy import cifar
 from headway.data.pack import pack
 
-COPIES = 8
-"""Of each photograph where there are many: 220 MB as JPEG, so that a first epoch takes a while."""
+COPIES = {"many": 8, "a great many": 40}
+"""Of each photograph: 220 MB as JPEG, so that a first epoch takes a while; and 1 GB, more than is fetched ahead."""
 
 
 class NotHereError(Exception):
@@ -32,7 +32,7 @@ class Sets:
     - `photos x SCALE`: 250 ImageNet files, 1 time as large as they are or more, packed as JPEG; `photos loose`: as they
       are.
     - `photos raw`: their middle, 224 x 224 pixels; `pixels SIDE`: of another side.
-    - `..., many`: each photograph eight times.
+    - `..., many`, `..., a great many`: each photograph eight or forty times.
 
     Args:
         pixels: a smaller CIFAR-10 in its place.
@@ -63,7 +63,7 @@ class Sets:
         return self._pixels
 
     def _make(self, name: str, target: Path) -> None:
-        one_of_each, many, _ = name.partition(", many")
+        one_of_each, _, many = name.partition(", ")
         kind, _, value = one_of_each.rpartition(" ")
         with tempfile.TemporaryDirectory(dir=self._folder, prefix=".making-") as temporary:
             folder = Path(temporary)
@@ -77,7 +77,7 @@ class Sets:
                     "there are no photographs: set HEADWAY_TEST_DATA to the folder that has imagenet-250"
                 )
             if many:
-                _multiply(photos)
+                _multiply(photos, COPIES[many], shutil.copyfile if one_of_each == "photos loose" else os.link)
             if one_of_each == "photos loose":
                 _settle(photos, target)
                 return
@@ -107,10 +107,10 @@ def fitted(side: int) -> Callable[[Image.Image, Any, str], Image.Image]:
     return transform
 
 
-def _multiply(folder: Path) -> None:
+def _multiply(folder: Path, copies: int, copy: Callable[[Path, Path], object]) -> None:
     for path in sorted(folder.rglob("*.JPEG")):
-        for number in range(1, COPIES):
-            shutil.copyfile(path, path.with_name(f"{path.stem}-{number}.JPEG"))
+        for number in range(1, copies):
+            copy(path, path.with_name(f"{path.stem}-{number}.JPEG"))
 
 
 def _link(source: Path, target: Path) -> None:

@@ -79,10 +79,10 @@ def _disk(random: Random, family: str) -> Injected:
 
 
 def _remote(random: Random, family: str) -> Injected:
-    mega, data = _log_uniform(random, 50, 200), random.choice(("photos raw, many", "photos x 1, many"))
+    mega, data = _log_uniform(random, 50, 200), random.choice(("photos raw", "photos x 1"))
 
     def photos(job: Job) -> Job:
-        return job.but({"log_every_steps": 4}, data=data)
+        return job.but({"log_every_steps": 2}, data=f"{data}, a great many")
 
     def on(job: Job) -> Job:
         return photos(job).but(limits={"remote_bits_s": mega * 1e6})

@@ -30,8 +30,6 @@ STARTS_S, ENDS_S, DOCTOR_S = 180.0, 60.0, 900.0
 """How long a run may take until its first logging step, and from the signal to its end; and the doctor."""
 WARM_S = 1.0
 """After the first logging step, which do not count: caches and allocators warm up."""
-EPOCH_S = 150.0
-"""Most that a first epoch behind a network may take."""
 POLL_S = 0.1
 OVERRIDE = re.compile(r"[a-z_]\w*(\.\w+)*=.*", re.DOTALL)
 
@@ -44,9 +42,7 @@ def trained(job: Job, place: Place, folder: Path, seconds: float, overrides: Seq
     """(images/s, share of the time in which the loop waited) of `headway train`, in processes of its own.
 
     The run ends by SIGTERM, so many seconds after its first logging step; of cold files, at the latest once each was
-    read. Of data behind a network the first epoch counts, from its beginning: records of a small set are fetched many
-    at a time, so that the run waits long for its first batch and not for the next ones, and the 256 MB that are fetched
-    ahead of need hold most of the set later.
+    read.
 
     Args:
         folder: that is not there yet.
@@ -55,14 +51,14 @@ def trained(job: Job, place: Place, folder: Path, seconds: float, overrides: Seq
     Raises:
         JobError: it failed, or came to too few logging steps.
     """
-    run, remote = folder / "run", job.limits.remote_bits_s is not None
+    run = folder / "run"
     command = _ready(job, place, folder, "train", [*overrides, "--run", str(run)])
     with _running(command, job, folder) as (process, said):
         deadline, begun = monotonic() + STARTS_S, False
         while process.poll() is None and monotonic() < deadline:
             if not begun and records_of(run):
-                deadline, begun = monotonic() + (EPOCH_S if remote else WARM_S + seconds), True
-            elif begun and (job.cold or remote) and records_of(run)[-1]["epoch"] > 1:
+                deadline, begun = monotonic() + WARM_S + seconds, True
+            elif begun and job.cold and records_of(run)[-1]["epoch"] > 1:
                 break
             sleep(POLL_S)
         process.terminate()
@@ -70,7 +66,7 @@ def trained(job: Job, place: Place, folder: Path, seconds: float, overrides: Seq
             process.wait(ENDS_S)
     try:
         waited = json.loads((run / "summary.json").read_text(encoding="utf-8"))["wait_share"]
-        return rate_of(run, first_epoch=job.cold or remote, whole=remote), waited
+        return rate_of(run, first_epoch=job.cold), waited
     except (OSError, ValueError) as error:
         raise JobError(f"the run told nothing ({error}): {said()}") from error
 
@@ -84,13 +80,12 @@ def records_of(run: Path, kind: str = "train") -> list[dict[str, Any]]:
     return [one for one in map(json.loads, lines) if one["kind"] == kind]
 
 
-def rate_of(run: Path, *, first_epoch: bool = False, whole: bool = False) -> float:
+def rate_of(run: Path, *, first_epoch: bool = False) -> float:
     """Images/s of a run's wall time between two logging steps. Where it evaluates or saves again and again, both steps
     are such as that, so that whole periods lie between them; evaluations count before checkpoints.
 
     Args:
         first_epoch: what lies behind it does not count.
-        whole: from the beginning of the run on.
 
     Raises:
         ValueError: there are too few of them.
@@ -108,7 +103,7 @@ def rate_of(run: Path, *, first_epoch: bool = False, whole: bool = False) -> flo
         raise ValueError(f"it came to {len(records)} logging steps that count, and a rate needs two")
     warm = [one for one in records if one["seconds"] >= records[0]["seconds"] + WARM_S]
     records = warm if len(warm) >= 3 else records
-    first, last = {"position": 0, "seconds": 0.0} if whole else records[0], records[-1]
+    first, last = records[0], records[-1]
     return float((last["position"] - first["position"]) / (last["seconds"] - first["seconds"]))
 
 

@@ -82,8 +82,9 @@ def moved(record: dict[str, Any]) -> float:
 
 def _measured(arms: dict[str, Job], sets: Sets, folder: Path, how: How) -> dict[str, Any]:
     said, knob = _said(arms[CASE], sets, folder / "doctor", quick=how.quick)
-    if arms[CASE].cold and any(word.startswith("data.cache=") for word in knob or ()):
-        said["untried"], knob = "its cache would be filled before the clock of the first epoch starts", None
+    first_only = arms[CASE].cold or arms[CASE].limits.remote_bits_s is not None
+    if first_only and any(word.startswith("data.cache=") for word in knob or ()):
+        said["untried"], knob = "a cache has to be filled first, which takes longer than the run", None
     overrides: dict[str, Sequence[str]] = dict.fromkeys(arms, ())
     jobs = dict(arms)
     if knob is not None:

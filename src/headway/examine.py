@@ -16,9 +16,9 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="key=value", help
 
 
 def doctor(
-    recipe: Annotated[Path | None, typer.Argument(help="A YAML recipe.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="A YAML recipe.")] = None,
     overrides: Overrides = None,
-    out: Annotated[Path | None, typer.Option(help="The profile to write, JSON; default NAME.profile.json.")] = None,
+    out: Annotated[Path | None, typer.Option(help="The profile to write, JSON; default RECIPE.profile.json.")] = None,
     page: Annotated[Path | None, typer.Option(help="Draw it as an HTML file too.")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Measure for a third of the time, less exactly.")] = False,
     cold: Annotated[
@@ -37,12 +37,12 @@ def doctor(
         if out or page or quick or cold or procs or hosts:
             fix = "headway doctor --script train.py [--steps N] [-- ARGS]"
             raise UsageError("a script is watched as it runs: only --steps and --json go with --script", fix=fix)
-        if recipe is not None and recipe.suffix in (".yaml", ".yml") and recipe.exists():
+        if recipe is not None and recipe.endswith((".yaml", ".yml")) and "--" not in sys.argv:
             fix = "headway doctor RECIPE, or headway doctor --script train.py -- ARGS."
-            raise UsageError("the doctor looks at a recipe or at a script, not at both", where=str(recipe), fix=fix)
+            raise UsageError("the doctor looks at a recipe or at a script, not at both", where=recipe, fix=fix)
         from headway.doctor.script import run
 
-        arguments = [*([] if recipe is None else [str(recipe)]), *(overrides or ())]
+        arguments = [*([] if recipe is None else [recipe]), *(overrides or ())]
         seen = run(script, arguments, steps=steps, to_stderr=as_json)
         show(seen.to_json(), as_json, seen.text())
         return
@@ -50,6 +50,10 @@ def doctor(
         raise UsageError("doctor wants a recipe", fix="headway doctor RECIPE, or headway doctor --script train.py.")
     if steps is not None:
         raise UsageError("--steps is of --script", fix="Leave it out.")
+    out = out or Path(f"{Path(recipe).stem}.profile.json")
+    for path in (out, *([page] if page else [])):
+        if not path.resolve().parent.is_dir() or not os.access(path.resolve().parent, os.W_OK):
+            raise UsageError("nothing can be written there", where=str(path), fix="Name another place.")
     from headway.doctor.text import text
 
     if procs is not None or hosts is not None:
@@ -58,21 +62,20 @@ def doctor(
         if cold:
             fix = "Leave one of them out."
             raise UsageError("--cold measures one process, and --procs and --hosts several", where="--cold", fix=fix)
-        found = examine_ranks(recipe, overrides or (), procs=procs, hosts=hosts, say=say, quick=quick)
+        found = examine_ranks(Path(recipe), overrides or (), procs=procs, hosts=hosts, say=say, quick=quick)
     else:
         from headway.doctor.doctor import examine
 
-        found = examine(recipe, overrides or (), say=say, quick=quick, cold=cold)
-    out = out or Path(f"{found.name}.profile.json")
+        found = examine(Path(recipe), overrides or (), say=say, quick=quick, cold=cold)
     found.write(out)
-    written = [str(out)]
     if page is not None:
         from headway.doctor import page as pages
 
         pages.write(found, page)
-        written.append(str(page))
-    shown = f"{text(found, blocks=_shows_blocks())}\n\nWrote {' and '.join(written)}."
-    show(found.model_dump(mode="json") | {"written": written}, as_json, shown)
+    written = f"Wrote {out}{f' and {page}' if page else ''}."
+    if as_json:
+        say(written)
+    show(found.model_dump(mode="json"), as_json, f"{text(found, blocks=_shows_blocks())}\n\n{written}")
 
 
 def tune(

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 import torch
+from bench._doctor.around import served
 from tests._support import files, headway, packed_digits, refused, write_recipe
+from tests.data.tiers._server import make_pack
 
 from headway.core.errors import UsageError
 from headway.core.profile import Profile
+from headway.doctor.beside import beside
 from headway.doctor.doctor import Budget, examination
+from headway.doctor.feed import fed
 from headway.doctor.job import Job, override, resized
-from headway.doctor.loop import by_batch
+from headway.doctor.loop import by_batch, rate_of
 from headway.doctor.syncs import counted
 from headway.train.runs import load_recipe
 
 HOLDERS = """
 import time
+import torch
 
 def waits(images, labels, keys):
     time.sleep(0.02)
@@ -29,6 +33,12 @@ def reads(images, labels, keys):
     total = 0.0
     for value in images.flatten()[:4000]:
         total += value.item()
+    return images, labels
+
+def works(images, labels, keys):
+    flipped = torch.rand(64, 64).mean().item() > 2  # one value, as mixup draws one
+    for _ in range(40):
+        images = torch.nn.functional.avg_pool2d(images, 3, 1, 1)
     return images, labels
 """
 
@@ -41,6 +51,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_recipe(where / "plain.yaml")
     return where
 
+
+ANY_SIZE = ["model={factory: 'headway.model:small_net', args: {width: 4}}"]
 
 SHORT = Budget(each=0.4, passes=0.4, side=0.1, whole=0.4, tries=1.0)
 """Seconds. What is made slow here is so by far, and shows at once."""
@@ -71,6 +83,42 @@ def test_reading_values_one_by_one_is_named(folder: Path) -> None:
     assert found.facts["syncs a step"] == 30 * 64
 
 
+def test_one_value_that_is_read_does_not_make_a_wait_of_all_that_is_done(folder: Path) -> None:
+    found = examined(folder, "transform=holders.py:works")
+    assert found.facts["syncs a step"] == 1
+    sync, transform = found.ceiling("sync"), found.ceiling("transform")
+    assert sync is not None
+    assert transform is not None
+    assert sync.seconds < 0.1 * transform.seconds
+    assert found.verdict.stage == "transform"
+
+
+def test_a_slow_loader_is_measured_beside_the_loop(folder: Path) -> None:
+    """A batch of it takes many steps of the loop."""
+    with closing(Job.of(load_recipe(folder / "plain.yaml", [*ANY_SIZE, "data.size=128", "data.cache=none"]), str)) as job:
+        alone = fed(job, limit_s=0.3).rate.value
+        loop = rate_of(job, limit_s=0.3).value
+        found = beside(job, 1 / alone, 1 / loop, limit_s=0.3)
+    assert 0.3 < found.input_beside / found.input_alone < 10
+    assert found.loop_beside > 0
+
+
+def test_what_comes_from_an_address_is_measured_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However fast its records are decoded, a server at so many bytes a second gives no more."""
+    monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "columns"))
+    monkeypatch.setattr("headway.data.tiers.fetch.AHEAD_BYTES", 200_000)
+    pack = make_pack(tmp_path, 400, (96, 96), mode="raw")
+    bytes_s = 1_500_000
+    write_recipe(tmp_path / "far.yaml", batch=8, data={"eval": None})
+    with served(pack, bytes_s) as address:
+        there = [f"data.train={address}", "data.cache=none", "data.size=32", *ANY_SIZE]
+        with closing(Job.of(load_recipe(tmp_path / "far.yaml", there), str)) as job:
+            found = fed(job, limit_s=1.5)
+    most = bytes_s / (96 * 96 * 3)
+    assert found.rate.value < 1.3 * most
+    assert found.seconds["storage"] > 0.5 / found.rate.value
+
+
 def test_evaluations_at_every_step_are_stalls(folder: Path) -> None:
     found = examined(folder, "evaluate.every_epochs=0.05")
     assert found.verdict.kind == "stall limited"
@@ -93,6 +141,7 @@ def test_the_profile_adds_up_and_is_read_as_it_was_written(folder: Path, tmp_pat
     assert loop == pytest.approx(found.together.loop_alone, rel=1e-3)
     names = [one.name for one in found.runs]
     assert names == ["synthetic", "replay", "warm", "cold"]
+    assert all(one.steps > 0 and one.images_s is not None and one.predicted is not None for one in found.runs[:3])
     assert all(one.gain >= 1 for one in found.knobs)
     assert [one.images_s for one in found.knobs] == sorted((one.images_s for one in found.knobs), reverse=True)
 
@@ -106,8 +155,10 @@ def test_nothing_of_the_users_is_touched(folder: Path, monkeypatch: pytest.Monke
     assert {name: content for name, content in after.items() if "__pycache__" not in name} == {
         name: content for name, content in before.items() if "__pycache__" not in name
     }
-    assert [one.name for one in tmp_path.iterdir()] == ["run.profile.json"]
-    assert json.loads(said.out)["verdict"]["sentence"]
+    assert [one.name for one in tmp_path.iterdir()] == ["plain.profile.json"]
+    (tmp_path / "said.json").write_text(said.out)
+    assert Profile.read(tmp_path / "said.json") == Profile.read(tmp_path / "plain.profile.json")
+    assert "Wrote plain.profile.json." in said.err
 
 
 def test_the_first_epoch_of_what_is_kept_in_memory_is_like_the_others(folder: Path) -> None:
@@ -121,6 +172,7 @@ def test_the_first_epoch_reads_from_the_disk(folder: Path) -> None:
     assert found.regime == "first epoch"
     cold = next(one for one in found.runs if one.name == "cold")
     assert cold.images_s is not None
+    assert "files from the disk" in cold.note
 
 
 def test_synthetic_data_have_no_input(folder: Path) -> None:
@@ -128,6 +180,10 @@ def test_synthetic_data_have_no_input(folder: Path) -> None:
     assert found.together is None
     assert not [one for one in found.ceilings if one.side == "input"]
     assert any("synthetic" in one for one in found.not_measured)
+    warm = next(one for one in found.runs if one.name == "warm")
+    assert warm.steps > 0
+    assert warm.images_s is not None
+    assert warm.predicted != warm.images_s.value, "the loop was not measured once and shown twice"
 
 
 def test_syncs_are_counted_and_torch_is_left_as_it_was(folder: Path) -> None:
@@ -135,7 +191,7 @@ def test_syncs_are_counted_and_torch_is_left_as_it_was(folder: Path) -> None:
     loaded = load_recipe(folder / "plain.yaml", ["transform=holders.py:reads", "log_every_steps=50"])
     job = Job.of(loaded, lambda text: None)
     try:
-        with job.trainer(replayed=True) as trainer:
+        with job.trainer(batches=job.kept()) as trainer:
             found = counted(trainer)
     finally:
         job.close()
@@ -146,7 +202,7 @@ def test_syncs_are_counted_and_torch_is_left_as_it_was(folder: Path) -> None:
 def test_a_clean_step_has_no_syncs(folder: Path) -> None:
     job = Job.of(load_recipe(folder / "plain.yaml", ["log_every_steps=50"]), lambda text: None)
     try:
-        with job.trainer(replayed=True) as trainer:
+        with job.trainer(batches=job.kept()) as trainer:
             assert counted(trainer).count == 0
         passes = by_batch(job, limit_s=0.1)
         assert {2, 30} <= passes.keys()

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.statistics import median_interval
+from headway.doctor.beside import each
 from headway.doctor.feed import fitted
 from headway.doctor.loop import intercept
 from headway.doctor.measure import LEAST_WINDOWS, settled, timed
@@ -69,3 +70,17 @@ def test_what_a_pass_takes_whatever_its_batch_is_the_lines_beginning(fixed: floa
 def test_one_batch_tells_no_intercept() -> None:
     assert intercept({64: 1.0}) == 0
     assert intercept({2: 1.0, 64: 0.9}) <= 1.0
+
+
+@given(st.lists(st.integers(1, 64), min_size=3, max_size=9), st.floats(1e-4, 1), st.floats(0, 1e3))
+def test_a_loader_is_timed_from_batch_to_batch(images: list[int], seconds: float, begun: float) -> None:
+    """When the first of them was begun is not known: its images do not count."""
+    at, arrived = begun, []
+    for count in images:
+        at += count * seconds
+        arrived.append((at, count))
+    assert each(arrived) == pytest.approx(seconds, rel=1e-3)
+
+
+def test_two_batches_say_nothing_of_a_loader() -> None:
+    assert each([]) == each([(1.0, 8)]) == each([(1.0, 8), (2.0, 8)]) == 0.0

@@ -93,6 +93,13 @@ def test_the_verdict_names_what_limits(whole: Model, stage: str, kind: str) -> N
     assert found.next_stage != stage
 
 
+def test_an_optimizer_that_takes_long_is_named_where_nothing_is_launched() -> None:
+    """As in a compiled network, whose passes over other batches are not measured."""
+    stages = {"launch": 0.0, "compute": 1e-3, "optimizer": 4e-3}
+    found = verdict(Model.of([ceiling(name, "loop", value) for name, value in stages.items()], None), "cpu", None)
+    assert (found.stage, found.kind, found.most) == ("launch", "launch limited", pytest.approx(5))
+
+
 def test_a_tie_names_the_longer_one_and_promises_nothing() -> None:
     found = verdict(model(1.0001e-3, 1e-3), "cpu", None)
     assert found.stage == "decode"

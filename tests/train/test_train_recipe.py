@@ -99,7 +99,7 @@ def test_the_measured_mean_and_std_are_those_of_the_images(folder: Path, tmp_pat
 REFUSED = {
     "a typo": ("optimiser={name: sgd, lr: 0.1}", "there is no key 'optimiser'. Did you mean 'optimizer'?"),
     "a typo deep down": ("data.trian=x", "there is no key 'data.trian'. Did you mean 'data.train'?"),
-    "a typo in a group": ("optimizer.groups=[{match: '.*', lr_scal: 2}]", "Did you mean 'optimizer.groups.0.lr_scale'?"),
+    "a typo in a group": ("optimizer.groups=[{match: '.*', lr_scal: 2}]", "mean 'optimizer.groups.0.lr_scale'?"),
     "a wrong type": ("batch=many", "batch: Input should be a whole number, not 'many'"),
     "a wrong choice": ("precision=fp8", "precision: "),
     "no batch": ("batch=0", "batch: Input should be greater than or equal to 1"),

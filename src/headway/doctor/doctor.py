@@ -14,11 +14,12 @@ import numpy as np
 import torch
 
 from headway.core.errors import UsageError
-from headway.core.profile import Ceiling, Profile, Rate, Resource, Side, Threads, WholeRun
+from headway.core.profile import Ceiling, Profile, Resource, Side, Threads, WholeRun
 from headway.core.run import provenance
 from headway.data.cores import usable_cores
 from headway.data.dataset import Dataset
 from headway.data.order import Order
+from headway.data.tiers.opened import RemoteShards
 from headway.doctor import environment, storage
 from headway.doctor.beside import beside
 from headway.doctor.feed import Fed, augmentation, by_threads, fed
@@ -104,6 +105,10 @@ class _Examination:
 
     def profile(self) -> Profile:
         job, budget, setup, begun = self._job, self._budget, self._job.setup, perf_counter()
+        job.kept()
+        if self._cold and (reason := self._not_cold()):
+            fix = "Leave --cold out: all epochs are alike."
+            raise UsageError(f"there is no first epoch to measure: {reason}", where="--cold", fix=fix)
         self._barrier()
         fed_warm, threads = self._input()
         self._barrier()
@@ -121,11 +126,11 @@ class _Examination:
         warm = Model.of(ceilings, together)
         self._barrier()
         self._say("Running the whole job shortly.")
-        ran = self._whole(warm, loop)
+        self._ran = self._whole(warm)
         model, ceilings = self._first_epoch(warm, ceilings)
         measured = self._run("cold" if self._cold else "warm")
         device = setup.device.type
-        concluded = verdict(model, device, measured, _laps(ran) if ran is not None else ())
+        concluded = verdict(model, device, measured, _laps(self._ran))
         self._say("Trying what might help.")
         knobs = Knobs(job, model, together, fed_warm, threads, loop, self._say, budget.side, budget.tries)
         found = knobs.found(setup.device, quick=self._quick)
@@ -204,36 +209,23 @@ class _Examination:
             out.append(Ceiling(stage=stage, side="stall", resource="stall", seconds=seconds, how=how))
         return out
 
-    def _whole(self, model: Model, loop: Looped) -> Ran | None:
+    def _whole(self, model: Model) -> Ran:
         """The synthetic, replayed and warm run."""
-        job, passes = self._job, loop.launch
-        at = min(passes, key=lambda count: abs(count - job.batch))
-        self._add("synthetic", 0, at / passes[at], None, None, "forward and backward alone")
+        job, side, loop = self._job, self._budget.side, 1 / model.total("loop")
+        note = "the loop, with one batch of noise again and again"
+        self._add("synthetic", run(job, limit_s=side, batches=job.noise()), loop, note)
         note = "the loop, with batches that are there already"
-        self._add("replay", 0, loop.rate.value, None, 0.0, note)
-        if job.synthetic:
-            self._add("warm", 0, loop.rate.value, model.images_s(stalls=False), 0.0, "the data are synthetic")
-            return None
+        self._add("replay", run(job, limit_s=side, batches=job.kept()), loop, note)
         ran = run(job, limit_s=self._budget.whole)
-        predicted, note = model.images_s(stalls=False), "the whole job, files in memory, without stalls"
-        self._add("warm", ran.steps, ran.rate.value, predicted, ran.wait_share, note, ran)
+        note = f"the whole job, {'synthetic data' if job.synthetic else 'files in memory'}, without stalls"
+        self._add("warm", ran, model.images_s(stalls=False), note)
         return ran
 
-    def _add(
-        self,
-        name: Any,
-        steps: int,
-        images_s: float | None,
-        predicted: float | None,
-        wait: float | None,
-        note: str,
-        ran: Ran | None = None,
-    ) -> None:
-        rate = None
-        if images_s is not None:
-            rate = ran.rate if ran is not None else _exactly(images_s)
-        one = WholeRun(name=name, steps=steps, images_s=rate, predicted=predicted, wait_share=wait, note=note)
-        self._runs.append(one)
+    def _add(self, name: Any, ran: Ran | None, predicted: float | None, note: str) -> None:
+        steps, rate, wait = (0, None, None) if ran is None else (ran.steps, ran.rate, ran.wait_share)
+        self._runs.append(
+            WholeRun(name=name, steps=steps, images_s=rate, predicted=predicted, wait_share=wait, note=note)
+        )
 
     def _run(self, name: str) -> WholeRun | None:
         return next((one for one in self._runs if one.name == name), None)
@@ -243,10 +235,9 @@ class _Examination:
         job, budget, dataset = self._job, self._budget, self._job.setup.train
         reason = self._not_cold()
         if reason or dataset is None:
-            if self._cold:
-                fix = "Leave --cold out: all epochs are alike."
-                raise UsageError(f"there is no first epoch to measure: {reason}", where="--cold", fix=fix)
-            self._add("cold", 0, None, None, None, reason or "the data are synthetic")
+            if dataset is not None and isinstance(dataset.source, RemoteShards):
+                self._storage(dataset, Order(len(dataset), job.setup.recipe.seed, job.setup.recipe.data.window))
+            self._add("cold", None, None, reason or "the data are synthetic")
             return model, ceilings
         recipe = job.setup.recipe
         order = Order(len(dataset), recipe.seed, recipe.data.window)
@@ -259,15 +250,16 @@ class _Examination:
                 self._missing.append(f"The first epoch: {found.note}")
             count = 2 + round(budget.side / max(model.total("input") * job.batch, 1e-6))
             alone = fed(job, limit_s=budget.side, batches=min(count, MOST_STEPS))
-            evict(spans)
+            found = evict(spans)
             ran = run(job, limit_s=budget.whole / 2, once=True)
         extra = max(0.0, 1 / alone.rate.value - model.total("input"))
         first = model.with_seconds({"storage": model.seconds["input"]["storage"] + extra})
         state = "files from the disk" if found.held else "files as they lay"
         note = f"the whole job in its first epoch, {state}, without stalls"
-        self._add("cold", ran.steps, ran.rate.value, first.images_s(stalls=False), ran.wait_share, note, ran)
+        self._add("cold", ran, first.images_s(stalls=False), note)
         if not self._cold:
             return model, ceilings
+        self._ran = ran
         how = f"{state}: what the loader takes longer then"
         changed = {"seconds": first.seconds["input"]["storage"], "how": how}
         return first, [one.model_copy(update=changed) if one.stage == "storage" else one for one in ceilings]
@@ -275,7 +267,7 @@ class _Examination:
     def _storage(self, dataset: Dataset, order: Order) -> None:
         """What the files give when they are only read."""
         threads, seconds = self._job.setup.recipe.data.threads, self._budget.side
-        for cold in (True, False):
+        for cold in (True,) if isinstance(dataset.source, RemoteShards) else (True, False):
             found = storage.measure(dataset, order, self._job.batch, cold=cold, seconds=seconds, threads=threads)
             which = "cold" if cold else "warm"
             if found.cold == cold:
@@ -299,10 +291,6 @@ class _Examination:
         if not storage.files_of(job.setup.inputs.train):  # type: ignore[arg-type]
             return "the data lie at an address, and what was read of it is measured as it comes"
         return ""
-
-
-def _exactly(value: float) -> Rate:
-    return Rate(value=value, low=value, high=value, windows=1)
 
 
 def _of_loop(found: Looped) -> list[Ceiling]:

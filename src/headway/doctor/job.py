@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -104,20 +105,26 @@ class Job:
                 close(stream)
         return self._kept
 
+    def noise(self) -> list[Batch]:
+        """One batch that shows nothing: on the device, and always the same."""
+        first = self.kept()[0]
+        images = torch.randint(0, 256, first.images.shape, dtype=torch.uint8).to(first.images)
+        return [replace(first, images=images)]
+
     def take(self, batches: list[Batch]) -> None:
         """Replays these."""
         self._kept = batches
 
     @contextmanager
-    def trainer(self, *, replayed: bool, display: Display | None = None) -> Iterator[Trainer]:
+    def trainer(self, *, batches: Sequence[Batch] = (), display: Display | None = None) -> Iterator[Trainer]:
         """A Trainer of the measured recipe, in a folder that goes with it.
 
         Args:
-            replayed: of batches that are there already; else of the loader's.
+            batches: that it is given again and again; none: the loader's.
         """
-        self.setup.inputs.feed = self._replay if replayed else None
+        self.setup.inputs.feed = (lambda: itertools.cycle(batches)) if batches else None
         try:
-            with tempfile.TemporaryDirectory(prefix="headway-doctor-") as folder:
+            with tempfile.TemporaryDirectory(prefix=".headway-doctor-", dir=_of_runs()) as folder:
                 run = Run.create(Path(folder) / "run")
                 with closing(Trainer(self.setup, run, display or Silent())) as trainer:
                     trainer.say = quiet  # what is replayed may well diverge
@@ -125,8 +132,12 @@ class Job:
         finally:
             self.setup.inputs.feed = None
 
-    def _replay(self) -> Iterable[Batch]:
-        return itertools.cycle(self.kept())
+
+def _of_runs() -> Path | None:
+    """Where runs are kept, if that is another file system than that of temporary files: checkpoints go there."""
+    where = Path("runs") if Path("runs").is_dir() else Path.cwd()
+    other = where.stat().st_dev != Path(tempfile.gettempdir()).stat().st_dev
+    return where if other and os.access(where, os.W_OK) else None
 
 
 def with_values(loaded: Loaded[TrainRecipe], values: Mapping[str, Any], reason: str) -> Loaded[TrainRecipe]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,9 @@ LONG_STEP_S = 0.25
 WAITS = 0.5
 """Share of a stage's time in which no thread of the process runs or waits for a core, from which on it waits for
 something else."""
+MOSTLY = 0.5
+"""Share of a stage that reading values takes, from which on it does little else."""
+READS = 200
 
 
 @final
@@ -44,7 +48,7 @@ class Looped:
 
 def looped(job: Job, *, limit_s: float, passes_s: float) -> Looped:
     """Trains on batches that are there already. The loop is the Trainer's own."""
-    with job.trainer(replayed=True) as trainer:
+    with job.trainer(batches=job.kept()) as trainer:
         rate, laps = stepped(job, trainer, limit_s=limit_s)
         syncs = counted(trainer, 1 if job.batch / rate.value > LONG_STEP_S else 3)
     passes = by_batch(job, limit_s=passes_s)
@@ -100,7 +104,7 @@ def warmed(trainer: Trainer, wait: Callable[[], object]) -> float:
 
 def rate_of(job: Job, *, limit_s: float) -> Rate:
     """Of the loop alone, with batches that are there already."""
-    with job.trainer(replayed=True) as trainer:
+    with job.trainer(batches=job.kept()) as trainer:
         return stepped(job, trainer, limit_s=limit_s)[0]
 
 
@@ -164,15 +168,36 @@ def _waiting(job: Job, seconds: dict[str, float], laps: Mapping[str, float], syn
     found = 0.0
     if job.setup.transform is not None:
         alone, idle = _transform(job, limit_s=limit_s)
-        if syncs.of.get("augment", 0) or idle >= WAITS:
-            found += min(alone, seconds["transform"])
-            seconds["transform"] -= found
-    if syncs.of.get("loss", 0):  # a loss alone takes microseconds
-        found += (lost := min(laps.get("loss", 0.0), seconds["launch"] + seconds["compute"]))
-        _take(seconds, lost)
-    inside = syncs.seconds.get("forward", 0.0) / job.batch
-    _take(seconds, inside := min(inside, seconds["launch"] + seconds["compute"]))
-    return found + inside
+        if idle >= WAITS:
+            found = min(alone, seconds["transform"])
+        elif syncs.of.get("augment", 0):
+            found = min(seconds["transform"], _asking("augment", min(alone, seconds["transform"]), job, syncs))
+        seconds["transform"] -= found
+    for stage in ("loss", "forward"):
+        if syncs.of.get(stage, 0):
+            lost = _asking(stage, laps.get(stage, 0.0), job, syncs)
+            found += (lost := min(lost, seconds["launch"] + seconds["compute"]))
+            _take(seconds, lost)
+    return found
+
+
+def _asking(stage: str, whole: float, job: Job, syncs: Syncs) -> float:
+    """Seconds of a sample, of the `whole` of a stage, that go to asking for values. Where it does little else, all of
+    them: in Python, what picks a value out and what is done with it take as long as reading it."""
+    reads = syncs.of[stage] * read_s(str(job.setup.device)) / job.batch
+    return whole if reads >= MOSTLY * whole else min(whole, syncs.seconds.get(stage, 0.0) / job.batch)
+
+
+@functools.cache
+def read_s(device: str) -> float:
+    """Seconds that Python takes to pick one value out of a tensor of this device and read it."""
+    values, taken = torch.zeros(1, 1, 1, 1, device=device), []
+    for _ in range(5):
+        begun = perf_counter()
+        for _ in range(READS):
+            values[0, 0, 0, 0].item()
+        taken.append((perf_counter() - begun) / READS)
+    return sorted(taken)[2]
 
 
 def _take(seconds: dict[str, float], lost: float) -> None:

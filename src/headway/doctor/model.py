@@ -88,8 +88,10 @@ class Model:
         found = []
         for stages in self.seconds.values():
             for stage, seconds in stages.items():
-                if seconds > 0 and (stage == LAUNCH or stage not in FIXED):
-                    taken = sum(stages.get(one, 0.0) for one in FIXED) if stage == LAUNCH else seconds
+                if stage in FIXED and stage != LAUNCH:
+                    continue
+                taken = sum(stages.get(one, 0.0) for one in FIXED) if stage == LAUNCH else seconds
+                if taken > 0:
                     found.append((stage, self.without(stage).images_s() / now, taken))
         found.sort(key=lambda one: (-round(one[1], 3), -one[2]))
         return [(stage, gain) for stage, gain, _ in found]

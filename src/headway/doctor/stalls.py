@@ -67,7 +67,7 @@ def checkpoint(job: Job, *, limit_s: float) -> Stall:
     found, begun = list[float](), perf_counter()
     while len(found) < CHECKPOINTS and perf_counter() - begun < limit_s:
         seen = _First()
-        with other.trainer(replayed=True, display=seen) as trainer:
+        with other.trainer(batches=other.kept(), display=seen) as trainer:
             trainer.run(1)
         found.append(seen.seconds)
     every = options.every_epochs * setup.epoch if options.every_steps is None else options.every_steps * job.batch

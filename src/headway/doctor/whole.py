@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import final
 
 from headway.core.profile import Rate
+from headway.data.batch import Batch
 from headway.doctor.job import Job
 from headway.doctor.loop import LONG_STEP_S, waiting, warmed
 from headway.doctor.measure import settled, timed
@@ -26,14 +27,15 @@ class Ran:
     laps: Mapping[str, float]
 
 
-def run(job: Job, *, limit_s: float, once: bool = False) -> Ran:
+def run(job: Job, *, limit_s: float, once: bool = False, batches: Sequence[Batch] = ()) -> Ran:
     """Trains on the loader's batches, from the beginning of the run, first batch left out.
 
     Args:
+        batches: to train on these, again and again.
         once: from files that are read for the first time: steps are not repeated, and a few seconds are all there is.
     """
     wait = waiting(job.setup.device)
-    with job.trainer(replayed=False) as trainer:
+    with job.trainer(batches=batches) as trainer:
         a_step = warmed(trainer, wait) if not once else 0.0
         if once:
             trainer.run(1)
