@@ -223,8 +223,8 @@ class Ceiling(Record):
     """One stage, as it is when nothing else runs."""
 
     stage: str
-    """Of the loader: storage, decode, augment, collate. Of the loop: copy, transform, launch, compute, optimizer, sync,
-    other; with other ranks also reduce, slow rank. Of stalls: evaluate, checkpoint, log."""
+    """Of the loader: storage, decode, augment, collate, copy. Of the loop: transform, launch, compute, optimizer, sync,
+    log, other; with other ranks also reduce, slow rank. Of stalls: evaluate, checkpoint."""
     side: Side
     resource: Resource
     seconds: float = Field(ge=0)

@@ -120,7 +120,12 @@ def by_batch(job: Job, *, limit_s: float) -> dict[int, float]:
     found = {}
     for count in counts:
         run = passing(job, resized(job.kept()[0], count, setup.device))
-        run()
+        try:
+            run()
+        except (RuntimeError, MemoryError):
+            if count <= most:
+                raise
+            continue  # there is no memory for more than the run takes at once
         found[count] = count / settled(timed(run), limit_s=limit_s / len(counts)).value
     return found
 
