@@ -6,12 +6,14 @@ import shlex
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from tests._support import write_recipe
 from tests.data._jpegs import jpeg
+from tests.data.tiers._server import serving
 
 from headway.core.profile import Rate
 from headway.data import native
@@ -19,13 +21,15 @@ from headway.data.dataset import open as open_dataset
 from headway.data.modes import Mode
 from headway.data.order import Order
 from headway.data.pack import pack
+from headway.doctor import knobs
 from headway.doctor.feed import Fed, fed
 from headway.doctor.job import Job, quiet
 from headway.doctor.knobs import Knobs, nearest, smaller_side
 from headway.doctor.loop import Looped, rate_of
 from headway.doctor.model import Model
-from headway.doctor.packing import First, Packing, lossless, packing_of, smaller
+from headway.doctor.packing import First, Packing, kept_on_disk, lossless, packing_of, smaller
 from headway.doctor.syncs import Syncs
+from headway.train.inputs import Say
 from headway.train.runs import load_recipe
 
 needs_native = pytest.mark.skipif(not native.available(), reason="the native core is not built")
@@ -147,14 +151,14 @@ def test_the_commands_are_those_that_pack_and_train(job: Job, photos: Path) -> N
 @needs_native
 def test_packs_are_offered_with_what_they_cost(job: Job) -> None:
     now = fed(job, limit_s=0.5).rate.value
-    knobs = {knob.name: knob for knob in knobs_of(job, of_input=1 / now).found(torch.device("cpu"), quick=True)}
-    stored = knobs["images stored with a shorter side of 128"]
+    offered = {knob.name: knob for knob in knobs_of(job, of_input=1 / now).found(torch.device("cpu"), quick=True)}
+    stored = offered["images stored with a shorter side of 128"]
     assert stored.measured
     assert not stored.exact
     assert "accuracy" in stored.cost
     assert stored.cures == "decode"
     assert stored.gain > 1.3  # 300 x 400 pixels are 5.5 times as many
-    seekable = knobs["a seekable pack"]
+    seekable = offered["a seekable pack"]
     assert seekable.exact
     assert seekable.measured
     assert "--mode seekable" in seekable.override
@@ -167,26 +171,26 @@ def test_a_pack_gives_the_first_epoch_no_more_than_its_bytes(job: Job) -> None:
     now = fed(job, limit_s=0.5).rate.value
     cold = 20 / now
     found = knobs_of(job, of_input=1 / now, cold_s=cold).found(torch.device("cpu"), quick=True)
-    knobs = {knob.name: knob for knob in found}
-    assert "decoded images in memory" not in knobs
-    stored = knobs["images stored with a shorter side of 128"]
+    offered = {knob.name: knob for knob in found}
+    assert "decoded images in memory" not in offered
+    stored = offered["images stored with a shorter side of 128"]
     assert 1.5 < stored.gain < 21
-    assert knobs.keys() <= {
+    assert offered.keys() <= {
         stored.name,
         "images of 64 pixels",
         "smaller decodes",
         "a seekable pack",
         "a pack of the files",
     }
-    for name in knobs.keys() - {stored.name}:
-        assert knobs[name].gain < 1.05
+    for name in offered.keys() - {stored.name}:
+        assert offered[name].gain < 1.05
 
 
 def test_smaller_images_are_offered_where_the_network_takes_them(photos: Path) -> None:
     with closing(Job.of(load_recipe(photos, ["model.factory=net.py:heavy"]), quiet)) as job:
         each, input_s = (1 / one.value for one in (rate_of(job, limit_s=0.5), fed(job, limit_s=0.5).rate))
-        knobs = knobs_of(job, of_input=input_s, of_loop=each).found(torch.device("cpu"), quick=True)
-    found = next(knob for knob in knobs if knob.override == "data.size=64")
+        offered = knobs_of(job, of_input=input_s, of_loop=each).found(torch.device("cpu"), quick=True)
+    found = next(knob for knob in offered if knob.override == "data.size=64")
     assert found.measured
     assert not found.exact
     assert "accuracy" in found.cost
@@ -208,3 +212,61 @@ def test_batches_shrink_by_their_nearest_pixels(job: Job) -> None:
     assert torch.equal(other.images[:, 0, 0], batch.images[:, 0, 0])
     assert torch.equal(other.images[:, 32, 2], batch.images[:, 48, 3])
     assert torch.equal(other.labels, batch.labels)
+
+
+def test_remote_records_are_offered_a_place_on_the_disk(photos: Path, tmp_path: Path) -> None:
+    pack(photos.parent / "photos", tmp_path / "far", mode="keep", threads=1)
+    with serving(tmp_path / "far") as server:
+        near = [f"data.train={server.uri}", f"data.cache_folder={tmp_path / 'cache'}", "data.cache_gb=1"]
+        with closing(Job.of(load_recipe(photos, [*near, "data.cache=disk"]), quiet)) as job:
+            assert kept_on_disk(job)
+            assert "data.cache=disk" not in offered_for(job)  # it is there already
+        alone = [f"data.train={server.uri}", "data.cache=none"]
+        with closing(Job.of(load_recipe(photos, alone), quiet)) as job:
+            assert lossless(job) == []  # what is far away is fetched first
+            assert smaller(job) is None
+            found = knobs_of(job, of_input=0.5).found(torch.device("cpu"), quick=True)
+            (local,) = [knob for knob in found if knob.override == "data.cache=disk"]
+            assert not local.measured
+            assert local.exact
+            assert local.gain == pytest.approx(1 / 0.9, rel=0.05)  # a tenth of the time is reading
+            first_epoch = knobs_of(job, of_input=0.5, cold_s=0.5).found(torch.device("cpu"), quick=True)
+            assert not any(knob.override == "data.cache=disk" for knob in first_epoch)
+
+
+def offered_for(job: Job) -> list[str]:
+    return [knob.override for knob in knobs_of(job, of_input=0.5).found(torch.device("cpu"), quick=True)]
+
+
+def test_a_cache_has_to_find_room(photos: Path, tmp_path: Path) -> None:
+    pack(photos.parent / "photos", tmp_path / "far", mode="keep", threads=1)
+    with serving(tmp_path / "far") as server:
+        small = [f"data.train={server.uri}", "data.cache=disk", "data.cache_gb=0.0001"]
+        with closing(Job.of(load_recipe(photos, [*small, f"data.cache_folder={tmp_path / 'c'}"]), quiet)) as job:
+            assert not kept_on_disk(job)
+
+
+def test_what_a_compiler_leaves_to_python_is_named(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, line = (
+        Job.variant,
+        "torch.compile breaks the network's graph: net.py:6 'print(x)' in Talks (blocks.0): prints",
+    )
+
+    def variant(self: Job, say: Say, **given: Any) -> Job:
+        if "compile" in given:
+            say("Precision: fp32.")
+            say(line)
+        return real(self, quiet)
+
+    monkeypatch.setattr(Job, "variant", variant)
+    monkeypatch.setattr(knobs, "rate_of", lambda job, limit_s: rate(4.0))
+    with closing(Job.of(load_recipe(photos, []), quiet)) as job:
+        tried = knobs_of(job, of_input=1e-9, of_loop=0.5)
+        found = tried.found(torch.device("cpu"), quick=False)
+    (compiled,) = [knob for knob in found if knob.override == "compile=true"]
+    assert compiled.gain == pytest.approx(2)
+    assert "1 line of the network stays with Python" in compiled.cost
+    named = [one for one in tried.missing if one.startswith("compile=true")]
+    assert named == [
+        "compile=true leaves a part of the network to Python: net.py:6 'print(x)' in Talks (blocks.0): prints"
+    ]

@@ -336,9 +336,10 @@ class Knobs:
         broken = [one.removeprefix(BREAKS) for one in said if one.startswith(BREAKS)]
         self.missing += [f"{text} leaves a part of the network to Python: {one}" for one in broken]
         if ratio is not None:
-            cost, lines = COMPILE_COST, f"{len(broken)} line{'s'[: len(broken) > 1]}"
+            cost, many = COMPILE_COST, len(broken) > 1
             if broken:
-                cost += f"; {lines} of the network stay with Python, see what was not measured"
+                lines, stay = f"{len(broken)} line{'s'[:many]}", "stay" if many else "stays"
+                cost += f"; {lines} of the network {stay} with Python, see what was not measured"
             changed = self._model.with_seconds(self._times_loop(ratio))
             yield self._knob("a compiled network", "launch", changes, changed, measured=True, cost=cost)
 

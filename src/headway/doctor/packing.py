@@ -71,9 +71,10 @@ class Packing:
     @staticmethod
     def parse(text: str) -> Packing | None:
         """Of what `command` wrote; None: this is nothing of the kind."""
-        if not text.startswith("headway pack "):
+        words = shlex.split(text)
+        if words[:2] != ["headway", "pack"]:
             return None
-        _, _, source, folder, _, mode = shlex.split(text.partition(THEN)[0])
+        source, folder, _, mode = words[2:6]
         return Packing(source, Path(folder), Mode.parse(mode))
 
 
