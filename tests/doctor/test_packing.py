@@ -247,15 +247,12 @@ def test_a_cache_has_to_find_room(photos: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_compiler_leaves_to_python_is_named(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real, line = (
-        Job.variant,
-        "torch.compile breaks the network's graph: net.py:6 'print(x)' in Talks (blocks.0): prints",
-    )
+    real, line = Job.variant, "net.py:6 'print(x)' in Talks (blocks.0): it prints"
 
     def variant(self: Job, say: Say, **given: Any) -> Job:
         if "compile" in given:
             say("Precision: fp32.")
-            say(line)
+            say(f"torch.compile breaks the network's graph: {line}.")
         return real(self, quiet)
 
     monkeypatch.setattr(Job, "variant", variant)
@@ -267,6 +264,4 @@ def test_what_a_compiler_leaves_to_python_is_named(photos: Path, monkeypatch: py
     assert compiled.gain == pytest.approx(2)
     assert "1 line of the network stays with Python" in compiled.cost
     named = [one for one in tried.missing if one.startswith("compile=true")]
-    assert named == [
-        "compile=true leaves a part of the network to Python: net.py:6 'print(x)' in Talks (blocks.0): prints"
-    ]
+    assert named == [f"compile=true leaves a part of the network to Python: {line}."]

@@ -45,6 +45,8 @@ MARGIN = 8 / 7
 """Sides of stored images over those that a random crop is brought to: 256 for 224, as is usual."""
 LARGER = 1.25
 """Times the side that is needed, from which on smaller images are worth a look."""
+MOSTLY = 0.9
+"""Share of JPEGs, from which on a set is one of JPEGs."""
 LITTLE = 0.9
 """A crop of a smaller share of the image's area leaves part of a seekable file undecoded."""
 GROWTH = 1.05
@@ -108,7 +110,7 @@ def shown(path: Path) -> str:
 def lossless(job: Job) -> list[Mode]:
     """Modes that keep every pixel and that the training set is not in yet, of those that may help."""
     train, crop = job.setup.inputs.train, job.setup.recipe.data.crop
-    if train is None or isinstance(train.source, RemoteShards) or _flags(train) & FLAG_RAW:
+    if train is None or isinstance(train.source, RemoteShards) or (train.flags[:LOOKED_AT] & FLAG_RAW).any():
         return []
     found = []
     if train.description.format not in PACK_FORMATS:
@@ -118,7 +120,7 @@ def lossless(job: Job) -> list[Mode]:
     small = (sum(crop.scale) / 2 if crop.random else square * crop.share**2) < LITTLE
     plain = train.description.mode in ("keep", "foreign")
     able = native.available() and job.setup.recipe.data.decoder != "pillow"
-    if small and plain and able and not _flags(train) & FLAG_NOT_JPEG:
+    if small and plain and able and _of_jpegs(train):
         found.append(Mode(kind="seekable"))
     return found
 
@@ -126,7 +128,7 @@ def lossless(job: Job) -> list[Mode]:
 def smaller(job: Job) -> Mode | None:
     """Images that are only as large as the recipe needs them; None where they are not much larger."""
     train, crop = job.setup.inputs.train, job.setup.recipe.data.crop
-    if train is None or isinstance(train.source, RemoteShards) or _flags(train):
+    if train is None or isinstance(train.source, RemoteShards) or not _of_jpegs(train):
         return None
     needed = max(job.setup.inputs.size) * (MARGIN if crop.random else 1 / crop.share)
     side = ROUND * -(-int(np.ceil(needed - 1e-6)) // ROUND)
@@ -149,9 +151,9 @@ def free_disk_bytes(folder: Path) -> int:
     return shutil.disk_usage(there).free
 
 
-def _flags(dataset: Dataset) -> int:
-    """What any of the first samples is."""
-    return int(np.bitwise_or.reduce(dataset.flags[:LOOKED_AT], initial=0)) & (FLAG_RAW | FLAG_NOT_JPEG)
+def _of_jpegs(dataset: Dataset) -> bool:
+    """Whether nearly all of the first samples are."""
+    return bool(np.mean(dataset.flags[:LOOKED_AT] & (FLAG_RAW | FLAG_NOT_JPEG) == 0) >= MOSTLY)
 
 
 @final
