@@ -89,7 +89,11 @@ def tune(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Try what makes a recipe faster and leaves its mathematics alone, and write what helps, with the evidence."""
+    """Try what makes a recipe faster and leaves its mathematics alone, and write what helps, with the evidence.
+
+    A lossless pack of the training set may be made for it, in a folder beside the recipe (RECIPE.seekable or
+    RECIPE.keep), which stays where it helps.
+    """
     from headway.doctor.tune import tune as run
 
     found = run(recipe, overrides or (), allow=allow, out=out, say=say, quick=quick, overwrite=overwrite)

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 from tests._support import headway, packed_digits, refused, write_recipe
 
+from headway.core.profile import Knob
 from headway.core.recipe import given, load
+from headway.data.dataset import open as open_dataset
+from headway.data.modes import Mode
+from headway.doctor import tune, tune_packs
+from headway.doctor.job import Job, quiet
+from headway.doctor.packing import packing_of
 from headway.doctor.tune import changes_of
 from headway.train.recipe import TrainRecipe
+from headway.train.runs import load_recipe
 
 
 @pytest.fixture
@@ -52,7 +63,115 @@ def test_what_is_there_is_not_replaced(folder: Path) -> None:
 def test_overrides_are_read_as_changes() -> None:
     assert changes_of("data.threads=2 channels_last=true") == {"data.threads": 2, "channels_last": True}
     assert changes_of("headway pack SRC DST --mode=raw") == {}
+    assert changes_of("headway pack SRC DST --mode keep && headway train RECIPE data.train=DST") == {}
     assert changes_of("") == {}
+
+
+class Bench:
+    """In place of measurements: knobs by examination, and how many times as fast a run is with each value."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, knobs: list[list[Knob]], gains: dict[str, float]) -> None:
+        self.examined, self.tried = list[dict[str, Any]](), list[str]()
+        self._knobs, self._gains = knobs, gains
+        monkeypatch.setattr(tune, "examination", self._examination)
+        monkeypatch.setattr(tune, "_in_turns", self._in_turns)
+
+    def _examination(self, job: Job, *_: object) -> SimpleNamespace:
+        self.examined.append(dict(job.loaded.leaves()))
+        return SimpleNamespace(knobs=self._knobs[min(len(self.examined), len(self._knobs)) - 1])
+
+    def _in_turns(self, jobs: list[Job], each_s: float) -> list[tuple[float, ...]]:
+        rates = []
+        for job in jobs:
+            leaves = dict(job.loaded.leaves())
+            self.tried.append(str(leaves["data.train"]))
+            texts = {f"{key}={value}" for key, value in leaves.items()}
+            rates.append(100.0 * math.prod(gain for text, gain in self._gains.items() if text in texts))
+        return [tuple(rates)] * 4
+
+
+def knob(override: str, gain: float, **more: Any) -> Knob:
+    given = {"cures": "compute", "measured": True, "exact": True, "cost": ""}
+    return Knob(name=override, override=override, images_s=100 * gain, gain=gain, **given | more)
+
+
+def test_only_a_kept_knob_has_the_job_examined_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = write_recipe(folder / "some.yaml", channels_last=False)
+    first = [knob("data.ahead=5", 1.5), knob("channels_last=true", 1.4), knob("data.ahead=6", 1.3), knob("batch=40", 2)]
+    first[3] = first[3].model_copy(update={"exact": False})
+    bench = Bench(monkeypatch, [first, [knob("data.ahead=7", 1.2), first[0]]], {"channels_last=True": 1.4})
+    found = tune.tune(recipe, [], say=quiet)
+    assert [one.override for one in found.tries] == ["data.ahead=5", "channels_last=true", "data.ahead=7"]
+    assert [one.override for one in found.kept] == ["channels_last=true"]
+    assert len(bench.examined) == 2
+    assert bench.examined[1]["channels_last"] is True
+    assert load(found.written, (), TrainRecipe).recipe.channels_last is True
+
+
+def test_many_tries_need_no_more_than_one_examination(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    many = [knob(f"data.ahead={number}", 1.5) for number in range(4, 14)]
+    bench = Bench(monkeypatch, [many], {})
+    found = tune.tune(write_recipe(folder / "some.yaml"), [], say=quiet)
+    assert len(found.tries) == 10 > tune.ROUNDS
+    assert len(bench.examined) == 1
+
+
+@pytest.mark.parametrize("gain", [2.0, 0.5])
+def test_a_lossless_pack_stays_where_it_helps(folder: Path, monkeypatch: pytest.MonkeyPatch, gain: float) -> None:
+    recipe = write_recipe(folder / "some.yaml", data={"train": "digits", "eval": None})
+    with closing(Job.of(load_recipe(recipe, []), quiet)) as job:
+        lossless = packing_of(job, Mode(kind="keep")).command(job.loaded)
+        other = packing_of(job, Mode(kind="encode", side=4)).command(job.loaded)
+    knobs = [knob(other, 3.0, exact=False, cures="decode"), knob(lossless, 2.0, cures="storage")]
+    bench = Bench(monkeypatch, [knobs, []], {"data.train=some.keep": gain})
+    found = tune.tune(recipe, [], say=quiet)
+    assert [one.override for one in found.tries] == [lossless]
+    assert "some.keep" in bench.tried
+    assert (folder / "some.keep").exists() == (gain > 1)
+    assert not (folder / "some.4").exists()
+    train = load(found.written, (), TrainRecipe).recipe.data.train
+    assert train == ("some.keep" if gain > 1 else "digits")
+    assert lossless in found.written.read_text()
+    if gain > 1:
+        assert len(open_dataset(folder / "some.keep")) == len(open_dataset(folder / "digits"))
+
+
+def test_a_pack_that_has_no_room_is_a_note(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = write_recipe(folder / "some.yaml", data={"train": "digits", "eval": None})
+    with closing(Job.of(load_recipe(recipe, []), quiet)) as job:
+        lossless = packing_of(job, Mode(kind="keep")).command(job.loaded)
+    Bench(monkeypatch, [[knob(lossless, 2.0)]], {"data.train=some.keep": 2.0})
+    with monkeypatch.context() as full:
+        full.setattr(tune_packs, "free_disk_bytes", lambda folder: 10_000)
+        found = tune.tune(recipe, [], say=quiet)
+    assert not found.tries
+    assert not (folder / "some.keep").exists()
+    assert any("GB are free" in note and "was not tried" in note for note in found.notes)
+    (folder / "some.keep").mkdir()
+    (folder / "some.keep" / "mine").touch()
+    found = tune.tune(recipe, [], say=quiet, overwrite=True)
+    assert any("is there already" in note for note in found.notes)
+    assert (folder / "some.keep" / "mine").exists()
+
+
+def test_nothing_is_left_of_a_tuning_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = write_recipe(folder / "some.yaml", data={"train": "digits", "eval": None})
+    with closing(Job.of(load_recipe(recipe, []), quiet)) as job:
+        lossless = packing_of(job, Mode(kind="keep")).command(job.loaded)
+    bench = Bench(monkeypatch, [[knob(lossless, 2.0)]], {"data.train=some.keep": 2.0})
+    turns = bench._in_turns
+
+    def stop(jobs: list[Job], each_s: float) -> list[tuple[float, ...]]:
+        assert (folder / "some.keep").exists()
+        if len(bench.tried) >= 2:
+            raise KeyboardInterrupt
+        return turns(jobs, each_s)
+
+    monkeypatch.setattr(tune, "_in_turns", stop)
+    with pytest.raises(KeyboardInterrupt):
+        tune.tune(recipe, [], say=quiet)
+    assert not (folder / "some.keep").exists()
+    assert not (folder / "some.tuned.yaml").exists()
 
 
 def test_the_recipe_is_written_as_it_was_given(folder: Path) -> None:

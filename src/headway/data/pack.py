@@ -121,7 +121,7 @@ def pack(
     train, evaluation = open_split(src)
     pixels = train.images.raw_channels > 0
     chosen, how = _chosen(format, wanted, raw_source=pixels, transformed=function is not None)
-    treatment, missing = _treatment(how, function, orient, [train, evaluation] if evaluation else [train])
+    treatment, missing = treatment_of(how, function, orient, [train, evaluation] if evaluation else [train])
     plans = plans_of(named, train, evaluation, split, seed)
     job = Job(
         source=named,
@@ -176,7 +176,7 @@ def pack(
     )
 
 
-def _treatment(
+def treatment_of(
     mode: Mode, function: Transform | None, orient: bool, sources: Sequence[Source]
 ) -> tuple[Treatment, tuple[str, ...]]:
     """What becomes of each image; and a sentence where the native core, which the mode needs, is missing."""

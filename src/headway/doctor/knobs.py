@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 from typing import Any, final
@@ -11,13 +11,16 @@ import torch
 
 from headway.core.errors import HeadwayError
 from headway.core.profile import Knob, Threads, Together
-from headway.data.columns import FLAG_RAW
+from headway.data.batch import Batch
+from headway.data.columns import FLAG_RAW, PACK_FORMATS
+from headway.data.modes import Mode
 from headway.doctor.beside import beside
 from headway.doctor.feed import Fed, fed
 from headway.doctor.job import Job, override, quiet
-from headway.doctor.kept import keeps, memory_fed
+from headway.doctor.kept import keeps, keeps_on_device, memory_fed
 from headway.doctor.loop import Looped, rate_of
 from headway.doctor.model import Model
+from headway.doctor.packing import First, kept_on_disk, lossless, packing_of, smaller
 from headway.doctor.stalls import checkpoint
 from headway.train.inputs import Say
 from headway.train.precision import candidates
@@ -38,6 +41,13 @@ BF16_COST = "8 bits of precision in forward and backward; parameters stay fp32"
 FP16_COST = "11 bits of precision in forward and backward, and a scaled loss; parameters stay fp32"
 FP32_COST = "memory: activations of 32 bits"
 EVALUATE_COST = "fewer evaluations to choose the best weights by"
+PACK_COST = "room on the disk for a copy of the set, whose samples then come in another order"
+PIXELS_COST = "other pixels: compare the accuracy"
+COMPILE_COST = "the first step takes longer, by the compilation"
+BREAKS = "torch.compile breaks the network's graph: "
+"""How a compiled network says what is left to Python."""
+SMALLEST, SMALLER, STEP = 96, 0.87, 32
+"""Sides of images below which none is tried smaller; how much smaller about; what it is a multiple of."""
 CHECKPOINT_COST = "more steps that are lost with a crash"
 
 
@@ -68,7 +78,13 @@ class Knobs:
     def found(self, device: torch.device, *, quick: bool) -> list[Knob]:
         """The best first; those alone that give something."""
         out = list[Knob]()
-        for make in (self._stalls, self._input, lambda: self._loop_knobs(device, quick)):
+        sides: dict[str, list[Callable[[], Iterator[Knob]]]] = {
+            "input": [self._input, lambda: self._places(device), self._packs],
+            "loop": [lambda: self._augmented(device), lambda: self._loop_knobs(device, quick)],
+        }
+        first = sorted(sides, key=lambda side: -self._model.total(side))
+        makers = [self._stalls, *(make for side in first for make in sides[side]), self._smaller_images]
+        for make in makers:
             try:
                 for knob in make():
                     out.append(knob)
@@ -79,13 +95,13 @@ class Knobs:
 
     def _knob(
         self, name: str, cures: str, changes: Mapping[str, Any], model: Model, *, measured: bool, cost: str = "",
-        exact: bool = True,
+        exact: bool = True, command: str = "",
     ) -> Knob:  # fmt: skip
         predicted, now = model.images_s(), self._model.images_s()
         return Knob(
             name=name,
             cures=cures,
-            override=override(changes),
+            override=command or override(changes),
             images_s=predicted,
             gain=predicted / now,
             measured=measured,
@@ -95,6 +111,11 @@ class Knobs:
 
     def _worth(self, side: str) -> bool:
         gone = dict.fromkeys(self._model.seconds[side], 0.0)
+        return self._model.with_seconds(gone).images_s() >= SIDE_WORTH * self._model.images_s()
+
+    def _without(self, *stages: str) -> bool:
+        """The same of some stages."""
+        gone = dict.fromkeys(stages, 0.0)
         return self._model.with_seconds(gone).images_s() >= SIDE_WORTH * self._model.images_s()
 
     def _time_is_up(self, what: str, needs_s: float = 0.0) -> bool:
@@ -181,15 +202,97 @@ class Knobs:
             changed = replace(changed, input_slower=max(1.0, slower[0]), loop_slower=max(1.0, slower[1]))
             yield self._knob(what, "decode", {"data.threads": count}, changed, measured=True)
 
-    def _scaled_input(self, ratio: float) -> Model:
-        """Whatever is changed, a storage gives no more in the first epoch."""
+    def _scaled_input(self, ratio: float, read: float = 1.0) -> Model:
+        """Whatever is changed, a storage gives no more in the first epoch; but `read` times as much is asked of it."""
         changed = {stage: seconds * ratio for stage, seconds in self._model.seconds["input"].items()}
         if self._cold_s:
-            changed["storage"] += self._cold_s * (1 - ratio)
+            changed["storage"] += self._cold_s * (read - ratio)
         return self._model.with_seconds(changed)
 
     def _fed_by(self, other: Fed, found: Fed) -> Model:
         return self._scaled_input(found.rate.value / other.rate.value)
+
+    # Other records, and other places for them.
+
+    def _places(self, device: torch.device) -> Iterator[Knob]:
+        """Later epochs read what the first one brought there."""
+        job, found, options = self._job, self._fed, self._job.setup.recipe.data
+        if found is None or self._cold_s or options.cache not in ("none", "disk", "memory"):
+            return
+        fetched = options.cache == "none" and self._without("storage") and kept_on_disk(job)
+        if fetched and not self._time_is_up("data.cache=disk", 2 * self._side_s):
+            near = First(job).packed(Mode(kind="keep"), limit_s=self._side_s)
+            if near.count:
+                seconds = {"storage": near.fed(limit_s=self._side_s).seconds["storage"]}
+                changes, changed = {"data.cache": "disk"}, self._model.with_seconds(seconds)
+                cost = "room on the local disk, and a first epoch that is no faster"
+                yield self._knob("records on the local disk", "storage", changes, changed, measured=False, cost=cost)
+        if device.type == "cuda" and keeps_on_device(job):
+            gone = dict.fromkeys(("storage", "decode", "augment"), 0.0)
+            changes, cost = {"data.cache": "device"}, "memory of the device for the decoded set"
+            changed = self._model.with_seconds(gone)
+            yield self._knob("decoded images on the device", "decode", changes, changed, measured=False, cost=cost)
+
+    def _packs(self) -> Iterator[Knob]:
+        """What would be read and decoded of packed records, made of the first ones of the run."""
+        job, found, options = self._job, self._fed, self._job.setup.recipe.data
+        if found is None or options.cache not in ("none", "disk"):
+            return
+        modes = [mode for mode in (*lossless(job), smaller(job)) if mode is not None]
+        stages = {"keep": ("storage", "collate")}
+        modes = [mode for mode in modes if self._without(*stages.get(mode.kind, ("decode", "augment")))]
+        first, train, as_it_is = First(job), job.setup.inputs.train, None
+        assert train is not None
+        for mode in modes:
+            if self._time_is_up(f"headway pack --mode {mode}", 2 * self._side_s):
+                continue
+            self._say(f"Trying images as headway pack --mode {mode} would have them.")
+            packed = first.packed(mode, limit_s=self._side_s)
+            if not packed.count:
+                continue
+            other = packed.fed(limit_s=self._side_s)
+            if train.description.format in PACK_FORMATS:  # beside the same samples, in the same place
+                if as_it_is is None:
+                    kept = first.packed(Mode(kind="keep"), limit_s=self._side_s)
+                    as_it_is = kept.fed(limit_s=self._side_s)
+                changed = self._packed_by(as_it_is, other)
+            else:
+                changed = self._packed_by(found, other)
+            exact = mode.kind != "encode"
+            cost = PACK_COST if exact else f"{PIXELS_COST}; {PACK_COST}"
+            name = {"keep": "a pack of the files", "seekable": "a seekable pack"}.get(
+                mode.kind, f"images stored with a shorter side of {mode.side}"
+            )
+            command, cures = packing_of(job, mode).command(job.loaded), "storage" if mode.kind == "keep" else "decode"
+            yield self._knob(name, cures, {}, changed, measured=True, exact=exact, cost=cost, command=command)
+
+    def _packed_by(self, now: Fed, other: Fed) -> Model:
+        read = other.record_bytes / now.record_bytes if now.record_bytes else 1.0
+        return self._scaled_input(now.rate.value / other.rate.value, read)
+
+    def _smaller_images(self) -> Iterator[Knob]:
+        """Both sides have less to do."""
+        job, options = self._job, self._job.setup.recipe.data
+        height, width = job.setup.inputs.size
+        side = smaller_side(height)
+        if job.synthetic or height != width or side is None or options.progressive is not None:
+            return
+        if options.cache == "device":  # cannot be resized there
+            return
+        changes = {"data.size": side}
+        text = override(changes)
+        if self._time_is_up(text, 2 * self._side_s):
+            return
+        ratio = self._ratio(text, changes, batches=[nearest(batch, side) for batch in job.kept()])
+        if ratio is None:
+            return
+        changed = self._model
+        if self._fed is not None:
+            changed = self._fed_by(fed(job, limit_s=self._side_s, size=(side, side)), self._fed)
+        changed = changed.with_seconds(self._times_loop(ratio))
+        cures = "decode" if self._model.total("input") > self._model.total("loop") else "compute"
+        name = f"images of {side} pixels"
+        yield self._knob(name, cures, changes, changed, measured=True, exact=False, cost=PIXELS_COST)
 
     # The loop.
 
@@ -224,11 +327,36 @@ class Knobs:
             yield self._knob("fewer records", "log", {"log_every_steps": 50}, changed, measured=False)
 
     def _compiled(self) -> Iterator[Knob]:
-        what = "compile=true"
-        if self._time_is_up(what, LONG_S):
+        changes = {"compile": True}
+        text = override(changes)
+        if self._time_is_up(text, LONG_S):
             return
-        cost = "the first step takes longer, by the compilation"
-        yield from self._tried("a compiled network", "launch", {"compile": True}, cost=cost)
+        said = list[str]()
+        ratio = self._ratio(text, changes, say=said.append)
+        broken = [one.removeprefix(BREAKS) for one in said if one.startswith(BREAKS)]
+        self.missing += [f"{text} leaves a part of the network to Python: {one}" for one in broken]
+        if ratio is not None:
+            cost, many = COMPILE_COST, len(broken) > 1
+            if broken:
+                lines, stay = f"{len(broken)} line{'s'[:many]}", "stay" if many else "stays"
+                cost += f"; {lines} of the network {stay} with Python, see what was not measured"
+            changed = self._model.with_seconds(self._times_loop(ratio))
+            yield self._knob("a compiled network", "launch", changes, changed, measured=True, cost=cost)
+
+    def _augmented(self, device: torch.device) -> Iterator[Knob]:
+        """What the host does of flips and shifts, on a device that has time for it."""
+        recipe, found = self._job.setup.recipe, self._fed
+        if device.type != "cuda" or found is None or not recipe.augment.on_host(device.type):
+            return
+        changes = {"augment.where": "device"}
+        text = override(changes)
+        if self._time_is_up(text, 2 * self._side_s):
+            return
+        ratio = self._ratio(text, changes)
+        if ratio is not None:
+            other = fed(self._job, limit_s=self._side_s, flip=False, translate=0)
+            changed = self._fed_by(other, found).with_seconds(self._times_loop(ratio))
+            yield self._knob("augmentation on the device", "augment", changes, changed, measured=True)
 
     def _tried(
         self, name: str, cures: str, changes: Mapping[str, Any], *, exact: bool = True, cost: str = ""
@@ -237,24 +365,53 @@ class Knobs:
         text = override(changes)
         if self._time_is_up(text):
             return
+        ratio = self._ratio(text, changes)
+        if ratio is not None:
+            changed = self._model.with_seconds(self._times_loop(ratio))
+            yield self._knob(name, cures, changes, changed, measured=True, exact=exact, cost=cost)
+
+    def _ratio(
+        self, text: str, changes: Mapping[str, Any], *, batches: Sequence[Batch] | None = None, say: Say = quiet
+    ) -> float | None:
+        """Seconds of the loop with other values over those without; None: it does not work, and `missing` says why.
+
+        Args:
+            batches: to be replayed; None: the job's own.
+        """
         self._say(f"Trying {text}.")
         given = {key.replace(".", "__"): value for key, value in changes.items()}
         try:
-            other = self._job.variant(quiet, **given)
+            other = self._job.variant(say, **given)
         except HeadwayError as error:
             self.missing.append(f"{text}: {error}")
-            return
+            return None
         try:
+            if batches is not None:
+                other.take(list(batches))
             found = rate_of(other, limit_s=self._side_s)
         except Exception as error:  # of a compiler that is not there, or for want of memory, too
             first = (str(error).strip().splitlines() or [""])[0]
             said = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {first}"
             self.missing.append(f"{text}: {said}")
-            return
+            return None
         finally:
             other.close()
-        ratio = self._loop.rate.value / found.value
-        changed = self._model.with_seconds(
-            {stage: seconds * ratio for stage, seconds in self._model.seconds["loop"].items()}
-        )
-        yield self._knob(name, cures, changes, changed, measured=True, exact=exact, cost=cost)
+        return self._loop.rate.value / found.value
+
+    def _times_loop(self, ratio: float) -> dict[str, float]:
+        return {stage: seconds * ratio for stage, seconds in self._model.seconds["loop"].items()}
+
+
+def smaller_side(side: int) -> int | None:
+    """The multiple of STEP next to SMALLER of a side; None: there is none that is worth it."""
+    if side < SMALLEST:
+        return None
+    return min(STEP * round(SMALLER * side / STEP), STEP * ((side - 1) // STEP))
+
+
+def nearest(batch: Batch, side: int) -> Batch:
+    """A batch of smaller images, by their nearest pixels: what takes them takes as long whatever they show."""
+    height, width = batch.images.shape[1:3]
+    images = batch.images
+    rows, columns = (torch.arange(side, device=images.device) * length // side for length in (height, width))
+    return replace(batch, images=images[:, rows][:, :, columns].contiguous())

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any, final
 
 import yaml
+from pydantic import ValidationError
 
 from headway.core.errors import HeadwayError, UsageError, nearest
 from headway.core.files import write_whole
 from headway.core.profile import Knob, Rate
 from headway.core.recipe import Loaded, given, load
 from headway.core.statistics import median_interval
-from headway.doctor.doctor import FULL, QUICK, examination, machine
+from headway.doctor.doctor import FULL, QUICK, Budget, examination, machine
 from headway.doctor.job import Job, quiet
+from headway.doctor.packing import Packing
+from headway.doctor.tune_packs import Packs
 from headway.doctor.whole import run
 from headway.train.inputs import Say
 from headway.train.recipe import TrainRecipe
@@ -34,7 +37,7 @@ WORTH = 1.03
 TURNS = 4
 """Of the run with a knob and the one without it."""
 ROUNDS = 6
-"""Knobs are looked for anew after each one that was kept: another limit has come to the front."""
+"""Examinations: knobs are looked for anew after each one that was kept, as another limit has come to the front."""
 
 
 @final
@@ -131,30 +134,67 @@ def tune(
         raise UsageError("this file exists", where=str(target), fix="Replace it with --overwrite, or name --out.")
     loaded = load_recipe(recipe, overrides)
     found, budget = Tuned(recipe, target), QUICK if quick else FULL
+    with Packs(say) as packs:
+        values = _searched(loaded, found, packs, allowed, budget, say, quick)
+        found.notes += packs.notes
+        found.before, found.after = _at_last(loaded, values, budget.whole / TURNS, say)
+        for name in sorted({key for one in found.kept for key in _costly(one.override)}):
+            found.notes.append(f"{name} was changed: {COSTS[name]}.")
+        write_whole(target, _yaml(recipe, overrides, values, found))
+        load(target, (), TrainRecipe)  # it is read as it was written
+        packs.keep(values.get("data.train"))
+    return found
+
+
+def _searched(
+    loaded: Loaded[TrainRecipe], found: Tuned, packs: Packs, allowed: set[str], budget: Budget, say: Say, quick: bool
+) -> dict[str, Any]:
+    """The values that were kept. All that is tried goes into `found`. A knob that was left out makes nothing else of
+    what was examined; one that was kept does."""
     values: dict[str, Any] = {}
-    refused: set[str] = set()
+    refused = set[str]()
     for number in range(ROUNDS):
+        kept = None
         with closing(Job.of(with_all(loaded, values), quiet if number else say)) as job:
-            profile = examination(job, quiet, budget, quick)
-            usable = [one for one in profile.knobs if _fits(one, allowed) and one.override not in refused]
-            if not usable:
-                break
-            best = usable[0]
-            say(f"Trying {best.override}: {best.gain:.2f} times the images/s are predicted.")
-            refused.add(best.override)
-            one = _tried(job, loaded, values, best, budget.whole / TURNS, say)
-        if one is None:
-            found.notes.append(f"{best.override} could not be tried: the recipe does not take it.")
-            continue
+            for knob in examination(job, quiet, budget, quick).knobs:
+                if knob.override in refused or not _fits(knob, allowed):
+                    continue
+                refused.add(knob.override)
+                if (kept := _kept(job, loaded, values, knob, found, packs, budget.whole / TURNS, say)) is not None:
+                    break
+        if kept is None:
+            break
+        values |= kept
+    return values
+
+
+def _kept(
+    job: Job,
+    loaded: Loaded[TrainRecipe],
+    values: dict[str, Any],
+    knob: Knob,
+    found: Tuned,
+    packs: Packs,
+    each_s: float,
+    say: Say,
+) -> dict[str, Any] | None:
+    """What a knob changes, if it helps."""
+    say(f"Trying {knob.override}: {knob.gain:.2f} times the images/s are predicted.")
+    changes: dict[str, Any] | None = changes_of(knob.override)
+    if (packing := Packing.parse(knob.override)) is not None:
+        assert job.setup.inputs.train is not None
+        changes = packs.make(packing, job.setup.inputs.train)
+    if changes is None:
+        return None
+    one = _tried(job, loaded, values | changes, knob, each_s, say)
+    if one is not None:
         found.tries.append(one)
         if one.kept:
-            values |= changes_of(best.override)
-    found.before, found.after = _at_last(loaded, values, budget.whole / TURNS, say)
-    for name in sorted({key for one in found.kept for key in _costly(one.override)}):
-        found.notes.append(f"{name} was changed: {COSTS[name]}.")
-    write_whole(target, _yaml(recipe, overrides, values, found))
-    load(target, (), TrainRecipe)  # it is read as it was written
-    return found
+            return changes
+    else:
+        found.notes.append(f"{knob.override} could not be tried: the recipe does not take it.")
+    packs.remove(changes.get("data.train"))
+    return None
 
 
 def _allowed(text: str) -> set[str]:
@@ -168,7 +208,8 @@ def _allowed(text: str) -> set[str]:
 def _fits(knob: Knob, allowed: set[str]) -> bool:
     keys = set(changes_of(knob.override))
     between = knob.cures in ("evaluate", "checkpoint", "log")
-    return bool(keys) and knob.gain >= WORTH and (knob.exact or keys <= allowed) and not between
+    known = bool(keys) or Packing.parse(knob.override) is not None
+    return known and knob.gain >= WORTH and (knob.exact or (bool(keys) and keys <= allowed)) and not between
 
 
 def _costly(text: str) -> list[str]:
@@ -178,7 +219,9 @@ def _costly(text: str) -> list[str]:
 def changes_of(text: str) -> dict[str, Any]:
     """`data.threads=2 precision=bf16` as values by key; empty for a command."""
     parts = [part.partition("=") for part in text.split()]
-    return {key: yaml.safe_load(value) for key, equals, value in parts if equals and not key.startswith("-")}
+    if not all(equals and not key.startswith("-") for key, equals, _ in parts):
+        return {}
+    return {key: yaml.safe_load(value) for key, _, value in parts}
 
 
 def with_all(loaded: Loaded[TrainRecipe], values: dict[str, Any]) -> Loaded[TrainRecipe]:
@@ -188,10 +231,10 @@ def with_all(loaded: Loaded[TrainRecipe], values: dict[str, Any]) -> Loaded[Trai
 def _tried(
     job: Job, loaded: Loaded[TrainRecipe], values: dict[str, Any], knob: Knob, each_s: float, say: Say
 ) -> Try | None:
-    """The whole job with a knob and without it, in turns."""
+    """The whole job with a knob's values and without it, in turns."""
     try:
-        other = Job.of(with_all(loaded, values | changes_of(knob.override)), quiet)
-    except HeadwayError:
+        other = Job.of(with_all(loaded, values), quiet)
+    except (HeadwayError, ValidationError):  # the recipe, or two values that do not go together
         return None
     with closing(other):
         pairs = _in_turns([job, other], each_s)

@@ -1,0 +1,232 @@
+"""What the loader would give if the set were packed: the run's first records, made by what packing makes them of."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import final
+
+import numpy as np
+
+from headway.core.recipe import Loaded
+from headway.data import native
+from headway.data.columns import FLAG_NOT_JPEG, FLAG_RAW, PACK_FORMATS
+from headway.data.cores import usable_cores
+from headway.data.dataset import Dataset
+from headway.data.formats.samples import Samples
+from headway.data.formats.unpack import cache_folder
+from headway.data.modes import Mode, Stored, Treatment
+from headway.data.order import Order
+from headway.data.pack import treatment_of
+from headway.data.pack_set import strict_pillow
+from headway.data.records import Records
+from headway.data.tiers.opened import RemoteShards
+from headway.data.tiers.policy import Slots
+from headway.data.tiers.tier import Ids, Tier
+from headway.doctor.feed import Fed, fed
+from headway.doctor.job import Job
+from headway.train.recipe import TrainRecipe
+
+CHUNK = 16
+"""Images that are treated before a look at the clock."""
+MOST, MOST_BYTES = 2048, 128 * 2**20
+"""Records that stand for all others: at most so many, and so much."""
+LOOKED_AT = 4096
+"""Samples by which it is told what a set consists of."""
+ROUND = 32
+"""Pixels by which the side of resized images is rounded up."""
+MARGIN = 8 / 7
+"""Sides of stored images over those that a random crop is brought to: 256 for 224, as is usual."""
+LARGER = 1.25
+"""Times the side that is needed, from which on smaller images are worth a look."""
+MOSTLY = 0.9
+"""Share of JPEGs, from which on a set is one of JPEGs."""
+LITTLE = 0.9
+"""A crop of a smaller share of the image's area leaves part of a seekable file undecoded."""
+GROWTH = 1.05
+"""Bytes of a lossless pack over those of its source, at most: files that were made seekable grow by about 1 %."""
+THEN = " && "
+
+
+@final
+@dataclass(frozen=True)
+class Packing:
+    """A pack that a recipe could train on. Attributes: source: as the command takes it. folder: that it makes."""
+
+    source: str
+    folder: Path
+    mode: Mode
+
+    def command(self, loaded: Loaded[TrainRecipe]) -> str:
+        """Two commands, to be pasted."""
+        named = self.folder.name if self.folder.parent == loaded.base else str(self.folder)
+        pack = ["headway", "pack", self.source, shown(self.folder), "--mode", str(self.mode)]
+        train = ["headway", "train", shown(recipe_of(loaded)), f"data.train={named}"]
+        return THEN.join(map(shlex.join, (pack, train)))
+
+    @staticmethod
+    def parse(text: str) -> Packing | None:
+        """Of what `command` wrote; None: this is nothing of the kind."""
+        words = shlex.split(text)
+        if words[:2] != ["headway", "pack"]:
+            return None
+        source, folder, _, mode = words[2:6]
+        return Packing(source, Path(folder), Mode.parse(mode))
+
+
+def packing_of(job: Job, mode: Mode) -> Packing:
+    """Of the training set into a folder beside the recipe, named after it."""
+    loaded = job.loaded
+    train = loaded.recipe.data.train.removeprefix("file://")
+    source = shown(loaded.base / Path(train).expanduser())
+    stem = recipe_of(loaded).stem if recipe_of(loaded).suffix else loaded.recipe.name
+    return Packing(source, loaded.base / f"{stem}.{kind_of(mode)}", mode)
+
+
+def kind_of(mode: Mode) -> str:
+    """The end of a folder's name."""
+    return mode.kind if mode.side is None else f"{mode.side}"
+
+
+def recipe_of(loaded: Loaded[TrainRecipe]) -> Path:
+    """The file that a recipe was read from, as its values' origins say it; `RECIPE` where they do not."""
+    for origin in loaded.origins.values():
+        if found := re.fullmatch(r"(.+\.ya?ml):\d+", origin):
+            return loaded.base / found[1]
+    return Path("RECIPE")
+
+
+def shown(path: Path) -> str:
+    """As one would write it here."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+
+
+def lossless(job: Job) -> list[Mode]:
+    """Modes that keep every pixel and that the training set is not in yet, of those that may help."""
+    train, crop = job.setup.inputs.train, job.setup.recipe.data.crop
+    if train is None or isinstance(train.source, RemoteShards) or (train.flags[:LOOKED_AT] & FLAG_RAW).any():
+        return []
+    found = []
+    if train.description.format not in PACK_FORMATS:
+        found.append(Mode(kind="keep"))
+    shape = np.stack([train.width[:LOOKED_AT], train.height[:LOOKED_AT]])
+    square = float(np.mean(shape.min(axis=0) / np.maximum(shape.max(axis=0), 1))) if len(train) else 1.0
+    small = (sum(crop.scale) / 2 if crop.random else square * crop.share**2) < LITTLE
+    plain = train.description.mode in ("keep", "foreign")
+    able = native.available() and job.setup.recipe.data.decoder != "pillow"
+    if small and plain and able and _of_jpegs(train):
+        found.append(Mode(kind="seekable"))
+    return found
+
+
+def smaller(job: Job) -> Mode | None:
+    """Images that are only as large as the recipe needs them; None where they are not much larger."""
+    train, crop = job.setup.inputs.train, job.setup.recipe.data.crop
+    if train is None or isinstance(train.source, RemoteShards) or not _of_jpegs(train):
+        return None
+    needed = max(job.setup.inputs.size) * (MARGIN if crop.random else 1 / crop.share)
+    side = ROUND * -(-int(np.ceil(needed - 1e-6)) // ROUND)
+    shorter = float(np.median(np.minimum(train.width[:LOOKED_AT], train.height[:LOOKED_AT])))
+    return Mode(kind="encode", side=side) if shorter >= LARGER * side else None
+
+
+def kept_on_disk(job: Job) -> bool:
+    """Whether the training set lies far away, and the recipe's cache folder would hold all of it."""
+    train, options = job.setup.inputs.train, job.setup.recipe.data
+    if train is None or not isinstance(train.source, RemoteShards):
+        return False
+    nbytes = int(train.length.sum(dtype=np.int64))
+    return nbytes <= min(options.cache_gb * 1e9, free_disk_bytes(Path(options.cache_folder or cache_folder())))
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Of the disk on which a folder lies or would lie."""
+    there = next(one for one in (folder, *folder.absolute().parents) if one.exists())
+    return shutil.disk_usage(there).free
+
+
+def _of_jpegs(dataset: Dataset) -> bool:
+    """Whether nearly all of the first samples are."""
+    return bool(np.mean(dataset.flags[:LOOKED_AT] & (FLAG_RAW | FLAG_NOT_JPEG) == 0) >= MOSTLY)
+
+
+@final
+class First:
+    """The first records of a run, as they lie and as a pack would have them."""
+
+    def __init__(self, job: Job) -> None:
+        dataset = job.setup.inputs.train
+        assert dataset is not None
+        recipe = job.setup.recipe
+        self._job, self._dataset = job, dataset
+        order = Order(len(dataset), recipe.seed, recipe.data.window)
+        asked = order(np.arange(min(len(dataset), MOST)))[1]
+        self._ids = asked[np.sort(np.unique(asked, return_index=True)[1])]
+
+    def packed(self, mode: Mode, *, limit_s: float) -> AsPacked:
+        """Makes as many as there is time for."""
+        images = Samples(self._dataset, isinstance(self._dataset.source, RemoteShards))
+        treatment = treatment_of(mode, None, False, [])[0]
+        until, ids, stored, nbytes = perf_counter() + limit_s, list[int](), list[Stored](), 0
+        with strict_pillow(), ThreadPoolExecutor(usable_cores()) as pool:
+            for low in range(0, len(self._ids), CHUNK):
+                some = self._ids[low : low + CHUNK].tolist()
+                for sample, one in zip(some, _treated(pool, treatment, images, some), strict=True):
+                    if not one.reason:
+                        ids.append(sample)
+                        stored.append(one)
+                        nbytes += one.size_bytes
+                if perf_counter() >= until or nbytes >= MOST_BYTES:
+                    break
+        return AsPacked(self._job, self._dataset, ids, stored)
+
+
+def _treated(pool: ThreadPoolExecutor, treatment: Treatment, images: Samples, ids: Sequence[int]) -> Iterator[Stored]:
+    near = images.together(ids)
+    return pool.map(lambda sample: treatment(near.read(sample), None, ""), ids)
+
+
+@final
+class AsPacked:
+    """Some records, as a pack has them. Attributes: count: of them; 0: all are damaged."""
+
+    def __init__(self, job: Job, dataset: Dataset, ids: Sequence[int], stored: Sequence[Stored]) -> None:
+        self._job, self._dataset, self._ids, self._stored = job, dataset, np.array(ids, np.int64), stored
+        self.count = len(ids)
+
+    def fed(self, *, limit_s: float) -> Fed:
+        """The loader over a set in memory in which each sample is one of these; those that were made are their own."""
+        return fed(self._job, limit_s=limit_s, tier=self.tier(), verify="never")
+
+    def tier(self) -> Tier:
+        return _Standing(self._dataset, self._ids, self._stored)
+
+
+@final
+class _Standing(Tier):
+    """A few records that stand for all of a set."""
+
+    def __init__(self, dataset: Dataset, ids: Ids, stored: Sequence[Stored]) -> None:
+        super().__init__(dataset, "none", "as it would be")
+        self._place = np.arange(len(dataset)) % len(ids)
+        self._place[ids] = np.arange(len(ids))
+        self._records = Records.of([bytes(one.payload) for one in stored])
+        self.flags = np.array([one.flags for one in stored], np.uint8)[self._place]
+        self.width = np.array([one.width for one in stored], np.uint32)[self._place]
+        self.height = np.array([one.height for one in stored], np.uint32)[self._place]
+
+    def read(self, ids: Sequence[int] | Ids) -> Records:
+        place = self._place[np.asarray(ids, np.int64)]
+        return Records(self._records.address[place], self._records.length[place], self._records.keep)
+
+    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: Slots | None = None) -> None:
+        """Nothing is brought: everything is here."""
+
+    def close(self) -> None:
+        """The memory goes with the last Records."""

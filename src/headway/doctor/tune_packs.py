@@ -1,0 +1,68 @@
+"""Packs that tune makes to try them, beside the recipe that it writes; what is not kept is removed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import Any, final
+
+import numpy as np
+
+from headway.core.errors import HeadwayError
+from headway.data.dataset import Dataset
+from headway.data.pack import pack
+from headway.doctor.packing import GROWTH, Packing, free_disk_bytes, shown
+from headway.train.inputs import Say
+
+FREE = 0.9
+"""Most of what is free that a pack may take: a disk that is full stops others too."""
+
+
+@final
+class Packs:
+    """Use it in a with statement. Attributes: notes: what was not packed, and why, in sentences."""
+
+    def __init__(self, say: Say) -> None:
+        self._say, self._made = say, dict[str, Path]()
+        self._kept = ""
+        self.notes = list[str]()
+
+    def __enter__(self) -> Packs:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for name in list(self._made):
+            if name != self._kept or kind is not None:
+                self.remove(name)
+
+    def make(self, packing: Packing, dataset: Dataset) -> dict[str, Any] | None:
+        """Packs; the values with which the recipe trains on it. None: that was not possible, and a note says why."""
+        folder, what = packing.folder, f"headway pack --mode {packing.mode} was not tried"
+        if folder.exists():
+            self.notes.append(f"{what}: {shown(folder)} is there already. Remove it, or name it as data.train.")
+            return None
+        needed, free = GROWTH * int(dataset.length.sum(dtype=np.int64)), free_disk_bytes(folder.parent)
+        if needed > FREE * free:
+            sizes = f"the pack takes about {needed / 1e9:,.2f} GB, and {free / 1e9:,.2f} GB are free"
+            self.notes.append(f"{what}: {sizes} in {shown(folder.parent)}.")
+            return None
+        self._say(f"Packing {len(dataset):,} images into {shown(folder)}.")
+        try:
+            pack(packing.source, folder, mode=str(packing.mode))
+        except HeadwayError as error:
+            self.notes.append(f"{what}: {error}")
+            return None
+        self._made[folder.name] = folder
+        return {"data.train": folder.name}
+
+    def remove(self, name: object) -> None:
+        """What was made of this name, if anything."""
+        if (folder := self._made.pop(str(name), None)) is not None:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def keep(self, name: object) -> None:
+        """The one of this name stays after the end, if the end is a good one; no other one does."""
+        self._kept = str(name)

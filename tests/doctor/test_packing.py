@@ -1,0 +1,267 @@
+"""Other bytes for the same samples: what a pack would give, made by what packs, and the commands that make it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests._support import write_recipe
+from tests.data._jpegs import jpeg
+from tests.data.tiers._server import serving
+
+from headway.core.profile import Rate
+from headway.data import native
+from headway.data.dataset import open as open_dataset
+from headway.data.modes import Mode
+from headway.data.order import Order
+from headway.data.pack import pack
+from headway.doctor import knobs
+from headway.doctor.feed import Fed, fed
+from headway.doctor.job import Job, quiet
+from headway.doctor.knobs import Knobs, nearest, smaller_side
+from headway.doctor.loop import Looped, rate_of
+from headway.doctor.model import Model
+from headway.doctor.packing import First, Packing, kept_on_disk, lossless, packing_of, smaller
+from headway.doctor.syncs import Syncs
+from headway.train.inputs import Say
+from headway.train.runs import load_recipe
+
+needs_native = pytest.mark.skipif(not native.available(), reason="the native core is not built")
+NET = """
+from torch import nn
+
+def pooled(num_classes):
+    return nn.Sequential(
+        nn.AvgPool2d(8), nn.Conv2d(3, 4, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, num_classes)
+    )
+
+def heavy(num_classes):
+    return nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.Conv2d(16, 16, 3), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, num_classes)
+    )
+
+def rigid(num_classes):
+    return nn.Sequential(nn.AvgPool2d(8), nn.Flatten(), nn.Linear(3 * 12 * 12, num_classes))
+"""
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A recipe on loose JPEGs of 400 x 300, of which it takes random crops of 96 x 96."""
+    where = tmp_path_factory.mktemp("photos")
+    for label in ("one", "two"):
+        (where / "photos" / label).mkdir(parents=True)
+        for number in range(12):
+            (where / "photos" / label / f"{number}.jpg").write_bytes(jpeg(400, 300, seed=number, quality=92))
+    (where / "net.py").write_text(NET)
+    data = {"train": "photos", "eval": None, "size": 96, "crop": "random", "cache": "none"}
+    return write_recipe(where / "some.yaml", data=data, batch=8, model={"factory": "net.py:pooled"})
+
+
+@pytest.fixture
+def job(photos: Path) -> Iterator[Job]:
+    with closing(Job.of(load_recipe(photos, []), quiet)) as made:
+        yield made
+
+
+def knobs_of(job: Job, *, of_input: float = 1e-9, of_loop: float = 1e-9, cold_s: float = 0.0) -> Knobs:
+    """With seconds of a sample on either side. A side that takes next to nothing is not looked at."""
+    stages = {"storage": 0.1, "decode": 0.8, "augment": 0.0, "collate": 0.1}
+    seconds = {name: share * of_input for name, share in stages.items()}
+    fed_warm = Fed(rate(1 / of_input), seconds, 30_000, 1, 3)
+    sides = {"input": seconds | {"storage": seconds["storage"] + cold_s}, "loop": {"compute": of_loop}, "stall": {}}
+    loop = Looped(rate(1 / of_loop), {"compute": of_loop}, {8: 8 * of_loop}, Syncs())
+    return Knobs(job, Model(sides, 1.0, 1.0), None, fed_warm, None, loop, quiet, 0.3, 60)
+
+
+def rate(value: float) -> Rate:
+    return Rate(value=value, low=value, high=value, windows=1)
+
+
+@needs_native
+@pytest.mark.parametrize("mode", ["keep", "seekable", "resize=128,quality=90"])
+def test_records_are_those_that_pack_writes(job: Job, photos: Path, tmp_path: Path, mode: str) -> None:
+    pack(photos.parent / "photos", tmp_path / "packed", mode=mode, threads=1)
+    packed = open_dataset(tmp_path / "packed")
+    of_name = {packed.name(sample): sample for sample in range(len(packed))}
+    made = First(job).packed(Mode.parse(mode), limit_s=60)
+    assert made.count == len(packed) == 24
+    tier, loose = made.tier(), job.setup.inputs.train
+    assert loose is not None
+    for sample in range(24):
+        twin = of_name[loose.name(sample)]
+        assert bytes(tier.read([sample])[0]) == bytes(packed.read([twin])[0])
+        assert tier.width[sample] == packed.width[twin]
+        assert tier.height[sample] == packed.height[twin]
+        assert tier.flags[sample] == packed.flags[twin]
+
+
+def test_a_few_records_stand_for_all(job: Job) -> None:
+    made = First(job).packed(Mode(kind="keep"), limit_s=0)
+    assert made.count == 16
+    tier, ids = made.tier(), Order(24, job.setup.recipe.seed)(np.arange(24))[1]
+    train = job.setup.inputs.train
+    assert train is not None
+    own = [bytes(train.read([sample])[0]) for sample in range(24)]
+    first = {own[sample] for sample in ids[:16]}
+    for place, sample in enumerate(ids):
+        record = bytes(tier.read([sample])[0])
+        assert record in first
+        assert place >= 16 or record == own[sample]
+    assert made.fed(limit_s=0.3).rate.value > 0
+
+
+@needs_native
+def test_what_a_set_has_already_is_not_offered(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    where = tmp_path_factory.mktemp("packs")
+    source = photos.parent / "photos"
+    for mode in ("keep", "seekable"):
+        pack(source, where / mode, mode=mode, threads=1)
+
+    def offered(*overrides: str) -> list[str]:
+        with closing(Job.of(load_recipe(photos, overrides), quiet)) as made:
+            return [str(mode) for mode in (*lossless(made), smaller(made)) if mode is not None]
+
+    assert offered() == ["keep", "seekable", "resize=128,quality=90"]
+    assert offered(f"data.train={where / 'keep'}") == ["seekable", "resize=128,quality=90"]
+    assert offered(f"data.train={where / 'seekable'}") == ["resize=128,quality=90"]
+    assert offered("data.decoder=pillow") == ["keep", "resize=128,quality=90"]
+    assert offered("data.crop={name: random, scale: [0.9, 1]}") == ["keep", "resize=128,quality=90"]
+    assert offered("data.size=224") == ["keep", "seekable"]  # which takes 256 of 300
+    assert offered("data.size=96", "data.crop=center") == ["keep", "seekable", "resize=96,quality=90"]
+
+
+def test_the_commands_are_those_that_pack_and_train(job: Job, photos: Path) -> None:
+    """They are run in the tests of `tune`; here they are read."""
+    text = packing_of(job, Mode(kind="seekable")).command(job.loaded)
+    pack_words, train_words = (shlex.split(part) for part in text.split(" && "))
+    base = photos.parent
+    assert pack_words == ["headway", "pack", str(base / "photos"), str(base / "some.seekable"), "--mode", "seekable"]
+    assert train_words == ["headway", "train", str(photos), "data.train=some.seekable"]
+    assert Packing.parse(text) == packing_of(job, Mode(kind="seekable"))
+    assert Packing.parse("data.threads=2") is None
+
+
+@needs_native
+def test_packs_are_offered_with_what_they_cost(job: Job) -> None:
+    now = fed(job, limit_s=0.5).rate.value
+    offered = {knob.name: knob for knob in knobs_of(job, of_input=1 / now).found(torch.device("cpu"), quick=True)}
+    stored = offered["images stored with a shorter side of 128"]
+    assert stored.measured
+    assert not stored.exact
+    assert "accuracy" in stored.cost
+    assert stored.cures == "decode"
+    assert stored.gain > 1.3  # 300 x 400 pixels are 5.5 times as many
+    seekable = offered["a seekable pack"]
+    assert seekable.exact
+    assert seekable.measured
+    assert "--mode seekable" in seekable.override
+    assert seekable.gain > 1.05  # half of the pixels are decoded
+
+
+@needs_native
+def test_a_pack_gives_the_first_epoch_no_more_than_its_bytes(job: Job) -> None:
+    """Of which images of a third of the size have fewer."""
+    now = fed(job, limit_s=0.5).rate.value
+    cold = 20 / now
+    found = knobs_of(job, of_input=1 / now, cold_s=cold).found(torch.device("cpu"), quick=True)
+    offered = {knob.name: knob for knob in found}
+    assert "decoded images in memory" not in offered
+    stored = offered["images stored with a shorter side of 128"]
+    assert 1.5 < stored.gain < 21
+    assert offered.keys() <= {
+        stored.name,
+        "images of 64 pixels",
+        "smaller decodes",
+        "a seekable pack",
+        "a pack of the files",
+    }
+    for name in offered.keys() - {stored.name}:
+        assert offered[name].gain < 1.05
+
+
+def test_smaller_images_are_offered_where_the_network_takes_them(photos: Path) -> None:
+    with closing(Job.of(load_recipe(photos, ["model.factory=net.py:heavy"]), quiet)) as job:
+        each, input_s = (1 / one.value for one in (rate_of(job, limit_s=0.5), fed(job, limit_s=0.5).rate))
+        offered = knobs_of(job, of_input=input_s, of_loop=each).found(torch.device("cpu"), quick=True)
+    found = next(knob for knob in offered if knob.override == "data.size=64")
+    assert found.measured
+    assert not found.exact
+    assert "accuracy" in found.cost
+    assert 1.2 < found.gain < 4  # 96 x 96 pixels are 2.25 times as many
+    with closing(Job.of(load_recipe(photos, ["model.factory=net.py:rigid"]), quiet)) as job:
+        tried = knobs_of(job, of_input=input_s, of_loop=each)
+        assert not any(knob.override == "data.size=64" for knob in tried.found(torch.device("cpu"), quick=True))
+    assert any(one.startswith("data.size=64: ") for one in tried.missing)
+
+
+def test_sizes_are_the_next_smaller_multiple() -> None:
+    assert [smaller_side(side) for side in (224, 256, 160, 128, 96, 95, 32)] == [192, 224, 128, 96, 64, None, None]
+
+
+def test_batches_shrink_by_their_nearest_pixels(job: Job) -> None:
+    batch = job.kept()[0]
+    other = nearest(batch, 64)
+    assert other.images.shape == (8, 64, 64, 3)
+    assert torch.equal(other.images[:, 0, 0], batch.images[:, 0, 0])
+    assert torch.equal(other.images[:, 32, 2], batch.images[:, 48, 3])
+    assert torch.equal(other.labels, batch.labels)
+
+
+def test_remote_records_are_offered_a_place_on_the_disk(photos: Path, tmp_path: Path) -> None:
+    pack(photos.parent / "photos", tmp_path / "far", mode="keep", threads=1)
+    with serving(tmp_path / "far") as server:
+        near = [f"data.train={server.uri}", f"data.cache_folder={tmp_path / 'cache'}", "data.cache_gb=1"]
+        with closing(Job.of(load_recipe(photos, [*near, "data.cache=disk"]), quiet)) as job:
+            assert kept_on_disk(job)
+            assert "data.cache=disk" not in offered_for(job)  # it is there already
+        alone = [f"data.train={server.uri}", "data.cache=none"]
+        with closing(Job.of(load_recipe(photos, alone), quiet)) as job:
+            assert lossless(job) == []  # what is far away is fetched first
+            assert smaller(job) is None
+            found = knobs_of(job, of_input=0.5).found(torch.device("cpu"), quick=True)
+            (local,) = [knob for knob in found if knob.override == "data.cache=disk"]
+            assert not local.measured
+            assert local.exact
+            assert local.gain == pytest.approx(1 / 0.9, rel=0.05)  # a tenth of the time is reading
+            first_epoch = knobs_of(job, of_input=0.5, cold_s=0.5).found(torch.device("cpu"), quick=True)
+            assert not any(knob.override == "data.cache=disk" for knob in first_epoch)
+
+
+def offered_for(job: Job) -> list[str]:
+    return [knob.override for knob in knobs_of(job, of_input=0.5).found(torch.device("cpu"), quick=True)]
+
+
+def test_a_cache_has_to_find_room(photos: Path, tmp_path: Path) -> None:
+    pack(photos.parent / "photos", tmp_path / "far", mode="keep", threads=1)
+    with serving(tmp_path / "far") as server:
+        small = [f"data.train={server.uri}", "data.cache=disk", "data.cache_gb=0.0001"]
+        with closing(Job.of(load_recipe(photos, [*small, f"data.cache_folder={tmp_path / 'c'}"]), quiet)) as job:
+            assert not kept_on_disk(job)
+
+
+def test_what_a_compiler_leaves_to_python_is_named(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, line = Job.variant, "net.py:6 'print(x)' in Talks (blocks.0): it prints"
+
+    def variant(self: Job, say: Say, **given: Any) -> Job:
+        if "compile" in given:
+            say("Precision: fp32.")
+            say(f"torch.compile breaks the network's graph: {line}.")
+        return real(self, quiet)
+
+    monkeypatch.setattr(Job, "variant", variant)
+    monkeypatch.setattr(knobs, "rate_of", lambda job, limit_s: rate(4.0))
+    with closing(Job.of(load_recipe(photos, []), quiet)) as job:
+        tried = knobs_of(job, of_input=1e-9, of_loop=0.5)
+        found = tried.found(torch.device("cpu"), quick=False)
+    (compiled,) = [knob for knob in found if knob.override == "compile=true"]
+    assert compiled.gain == pytest.approx(2)
+    assert "1 line of the network stays with Python" in compiled.cost
+    named = [one for one in tried.missing if one.startswith("compile=true")]
+    assert named == [f"compile=true leaves a part of the network to Python: {line}."]
