@@ -469,7 +469,7 @@ NET_FILES = {
         ("lo", (), "Ranks meet over the loopback", ""),
         ("ib0", (), "Ranks meet over ib0, of 100000 Mbit/s.", ""),
         ("eth0", (), "Ranks meet over eth0, of 1000 Mbit/s; ib0 has 100000.", "Set comm.interface=ib0."),
-        ("eth0", ("sys/class/net/ib0/operstate",), "Ranks meet over eth0, of 1000 Mbit/s.", "comm.wire=bf16"),
+        ("eth0", ("sys/class/net/ib0/operstate",), "Ranks meet over eth0, of 1000 Mbit/s.", "comm.wire=fp16"),
         ("ib1", (), "The network interface ib1 is down.", "Bring it up"),
         ("eth9", (), "There is no network interface eth9.", "one that is there: eth0, ib0, ib1, lo, virt0."),
         ("virt0", (), "the speed of virt0", ""),

@@ -104,6 +104,7 @@ class Reducer:
     Attributes:
         order: as it is now, once it is known.
         wire, named: as they are now.
+        bucket_bytes: as given.
 
     Raises:
         TrainingError: nothing is trained.
@@ -130,7 +131,7 @@ class Reducer:
         self._parameters = {name: value for name, value in parameters if value.requires_grad}
         if not self._parameters:
             raise TrainingError("there is no parameter to train")
-        self._buffers, self._choose, self._bucket_bytes = list(buffers), choose, bucket_bytes
+        self._buffers, self._choose, self.bucket_bytes = list(buffers), choose, bucket_bytes
         self.wire: Wire = wire
         self._flags, self._average, self._say = flags, average, say
         self._host_waits = uneven or self._world.device.type != "cuda"
@@ -150,6 +151,11 @@ class Reducer:
     def buckets(self) -> list[Bucket]:
         """In the order in which they are summed."""
         return self._buckets
+
+    @property
+    def algorithms(self) -> list[Algorithm]:
+        """By which each bucket is summed."""
+        return [self._choose(bucket.nbytes) for bucket in self._buckets]
 
     def arm(self, share: float = 1.0) -> None:
         """Call it before the last backward pass of a step: its gradients are the ones to sum.
@@ -225,7 +231,7 @@ class Reducer:
     def _lay(self, order: Sequence[str]) -> None:
         named = [(name, self._parameters[name]) for name in order]
         sizes = [value.numel() * value.element_size() for _, value in named]
-        numbers = plan(sizes, [(value.dtype, value.device) for _, value in named], self._bucket_bytes)
+        numbers = plan(sizes, [(value.dtype, value.device) for _, value in named], self.bucket_bytes)
         ranks = self._world.local_size
         rides = _FIXED + self._flags + len(named) + sum(buffer.numel() for buffer in self._buffers)
         groups = [[named[number] for number in group] for group in numbers]

@@ -82,7 +82,7 @@ def examination(
     quick: bool,
     *,
     cold: bool = False,
-    barrier: Callable[[], object] = lambda: None,
+    barrier: Callable[[], object] | None = None,
 ) -> Profile:
     """The same of a job that is set up.
 
@@ -95,9 +95,9 @@ def examination(
 @final
 class _Examination:
     def __init__(
-        self, job: Job, say: Say, budget: Budget, quick: bool, cold: bool, barrier: Callable[[], object]
+        self, job: Job, say: Say, budget: Budget, quick: bool, cold: bool, barrier: Callable[[], object] | None
     ) -> None:
-        self._barrier = barrier
+        self._barrier, self._others = barrier or (lambda: None), barrier is not None
         self._job, self._say, self._budget, self._quick, self._cold = job, say, budget, quick, cold
         self._missing = list[str]()
         self._facts: dict[str, float] = {}
@@ -234,6 +234,9 @@ class _Examination:
         """The cold run; and where that is asked for, the model of the first epoch."""
         job, budget, dataset = self._job, self._budget, self._job.setup.train
         reason = self._not_cold()
+        if not reason and self._others:  # whose files are the same, and would be gone from memory for them too
+            reason = "it is measured by one process alone: headway doctor without --procs and --hosts"
+            self._missing.append(f"The first epoch: {reason}.")
         if reason or dataset is None:
             if dataset is not None and isinstance(dataset.source, RemoteShards):
                 self._storage(dataset, Order(len(dataset), job.setup.recipe.seed, job.setup.recipe.data.window))

@@ -456,7 +456,7 @@ def _network(host: _Host, interface: str | None) -> Found:
         if faster is not None:
             yield _fault(f"{what}; {faster[1]} has {faster[0]:g}.", f"Set comm.interface={faster[1]}.")
         elif speed < SLOW_MBIT_S:
-            yield _fault(f"{what}.", "Send fewer bytes: comm.wire=bf16; or join the hosts by a faster network.")
+            yield _fault(f"{what}.", "Send fewer bytes: comm.wire=fp16; or join the hosts by a faster network.")
         else:
             yield _well(f"{what}.")
 

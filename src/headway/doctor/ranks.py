@@ -12,25 +12,28 @@ import json
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, final
 
 import torch
 
 from headway.core.errors import CommunicationError, UsageError
 from headway.core.launched import launched
-from headway.core.profile import Ceiling, Knob, Profile, Rate, WholeRun
+from headway.core.profile import Ceiling, Finding, Knob, Profile, Rate, WholeRun
 from headway.core.recipe import Loaded
 from headway.core.run import Run
-from headway.core.statistics import median_interval
+from headway.core.world import World
 from headway.data.cores import usable_cores
 from headway.data.options import SYNTHETIC
+from headway.doctor import environment
 from headway.doctor.doctor import FULL, QUICK, Budget, examination
 from headway.doctor.job import MEASURED, Job, quiet, with_values
-from headway.doctor.loop import looped, waiting
+from headway.doctor.joint import GAIN, Exchange, Joint, Tried, exchange, together, tried
+from headway.doctor.loop import looped
 from headway.doctor.model import Model
 from headway.doctor.verdict import verdict
 from headway.doctor.whole import run
@@ -44,11 +47,12 @@ from headway.train.runs import load_recipe
 from headway.train.setup import set_up
 from headway.train.trainer import Trainer
 
-WINDOWS = 9
-"""Of the steps that are done together."""
-WINDOW_S = 0.3
 SLOWER = 1.1
 """A rank that takes so many times as long as the median is held to be slow; less is the noise of shared cores."""
+WORTH = 0.02
+"""Of a step, that is exposed: of less, other buckets and algorithms do not save what they have to."""
+TRIES_S = 10.0
+"""For those."""
 NARROW_COST = "gradients cross between hosts in 16 bits; sums stay in fp32"
 
 
@@ -96,6 +100,7 @@ def main(asked: dict[str, Any]) -> None:
 
     ranks = Ranks.from_environment(loaded.recipe.comm, quiet)
     assert ranks is not None
+    say_all = say if ranks.speaks else quiet
     with ranks:
         ranks.share(loaded.recipe.batch)
         share = loaded.recipe.batch // ranks.launched_size
@@ -113,30 +118,44 @@ def main(asked: dict[str, Any]) -> None:
                 with closing(Job.of(loaded, quiet, **norm)) as job:
                     control.barrier()
                     budget = QUICK if quick else FULL
-                    mine = examination(job, say if ranks.speaks else quiet, budget, quick, barrier=control.barrier)
-                    control.barrier()
+                    mine = examination(job, say_all, budget, quick, barrier=control.barrier)
+                    around = surroundings(mine.environment, job, ranks.world)
+                    mine = mine.model_copy(update={"environment": around})
+                    found = control.gather_bytes(mine.model_dump_json().encode())
+                    profiles = [Profile.model_validate_json(text) for text in found]
                     single = _single(loaded, budget) if ranks.speaks else 0.0
                     control.barrier()
                     batches = job.kept()
                     setup.inputs.feed = lambda: itertools.cycle(batches)
-                    together = _together(trainer, ranks)
+                    now = together(trainer, ranks)
+                    alone = exchange(trainer, ranks, limit_s=budget.side)
+                    steps = _Steps.of(profiles, now.rate)
+                    worth = json.loads(control.broadcast_bytes(json.dumps(steps.exposed > WORTH * steps.step).encode()))
+                    others, late = list[Tried](), list[str]()
+                    if worth and not quick:
+                        say_all("Trying other buckets and algorithms for the exchange.")
+                        others, late = tried(trainer, ranks, loaded.recipe.comm, now, limit_s=TRIES_S)
                 setup.inputs.feed = None
                 trainer.meet()  # the loader begins anew
-                control = ranks.world.control
-                whole = _together(trainer, ranks)
-                said = {"profile": mine.model_dump(mode="json"), "host": ranks.world.host}
-                found = [json.loads(text) for text in control.gather_bytes(json.dumps(said).encode())]
+                whole = together(trainer, ranks)
                 if ranks.speaks:
-                    profiles = [Profile.model_validate(one["profile"]) for one in found]
-                    between = len({one["host"] for one in found}) > 1
+                    narrow = len(ranks.world.hosts) > 1 and loaded.recipe.comm.wire == "fp32"
                     device = setup.device.type
-                    wire = loaded.recipe.comm.wire
-                    narrow = between and wire == "fp32"
-                    profile = joined(profiles, together, whole, device, between=narrow, single=single)
-                    taken = {"seconds": perf_counter() - begun}
-                    profile.model_copy(update=taken).write(Path(asked["folder"]) / "profile.json")
-                control.barrier()
+                    profile = joined(
+                        profiles, now, whole, device, between=narrow, single=single, alone=alone, others=others
+                    )
+                    missing = (f"{one}: not tried, for want of time." for one in late)
+                    more = {"seconds": perf_counter() - begun, "not_measured": (*profile.not_measured, *missing)}
+                    profile.model_copy(update=more).write(Path(asked["folder"]) / "profile.json")
+                ranks.world.control.barrier()
         ranks.done = True
+
+
+def surroundings(alone: Sequence[Finding], job: Job, world: World) -> tuple[Finding, ...]:
+    """The environment as one process has found it; with several hosts that with the network by which they have met."""
+    if len(world.hosts) == 1:
+        return tuple(alone)
+    return environment.examine(job.loaded.recipe, job.setup.device, job.setup.train, world.interface)
 
 
 def _single(loaded: Loaded[TrainRecipe], budget: Budget) -> float:
@@ -153,63 +172,66 @@ def _single(loaded: Loaded[TrainRecipe], budget: Budget) -> float:
         torch.set_num_threads(before)
 
 
-def _together(trainer: Trainer, ranks: Ranks) -> Rate:
-    """Images/s of all ranks; rank 0 says how many steps a window has."""
-    wait: Callable[[], object] = waiting(trainer.setup.device)
-    control = ranks.world.control
-    trainer.run(3)
-    wait()
-    control.barrier()
-    begun = perf_counter()
-    trainer.run(2)
-    wait()
-    a_step = (perf_counter() - begun) / 2
-    steps = json.loads(control.broadcast_bytes(json.dumps(max(1, round(WINDOW_S / a_step))).encode()))
-    rates = []
-    for _ in range(WINDOWS):
-        control.barrier()
-        begun, position = perf_counter(), trainer.position
-        trainer.run(steps)
-        wait()
-        rates.append((trainer.position - position) / (perf_counter() - begun))
-    middle, low, high = median_interval(rates)
-    return Rate(value=middle, low=low, high=high, windows=WINDOWS)
+@final
+@dataclass(frozen=True)
+class _Steps:
+    """Attributes: alone: seconds of a step of each rank, as if there were no others. middle: of the median rank.
+    slow: what the slowest takes longer. step: of all together. exposed: of that, what is not explained by the rest."""
+
+    alone: list[float]
+    middle: float
+    slow: float
+    step: float
+    exposed: float
+
+    @staticmethod
+    def of(profiles: Sequence[Profile], now: Rate) -> _Steps:
+        loops = [sum(one.seconds for one in profile.ceilings if one.side == "loop") for profile in profiles]
+        alone = [seconds * profile.batch for seconds, profile in zip(loops, profiles, strict=True)]
+        middle, most = statistics.median_low(alone), max(alone)
+        slow = most - middle if most >= SLOWER * middle else 0.0
+        step = sum(profile.batch for profile in profiles) / now.value
+        return _Steps(alone, middle, slow, step, max(0.0, step - most))
 
 
 def joined(
-    profiles: Sequence[Profile], together: Rate, whole: Rate, device: str, *, between: bool, single: float = 0.0
+    profiles: Sequence[Profile],
+    now: Joint,
+    whole: Joint,
+    device: str,
+    *,
+    between: bool,
+    single: float = 0.0,
+    alone: Exchange | None = None,
+    others: Sequence[Tried] = (),
 ) -> Profile:
     """One profile of all ranks: the stages of the median rank, and what the others add.
 
     Args:
         profiles: of each rank, measured with its share of the batch.
-        together: images/s of all, with batches that are there already. whole: the same with the loader's.
+        now: the steps of all, with batches that are there already. whole: the same with the loader's.
         between: gradients cross between hosts in fp32.
         single: images/s of one process with all cores of its host; 0: not measured.
+        alone: the exchange with nothing else. others: other buckets and algorithms that gave more.
     """
-    count = len(profiles)
-    alone = [sum(one.seconds for one in profile.ceilings if one.side == "loop") for profile in profiles]
-    steps = [seconds * profile.batch for seconds, profile in zip(alone, profiles, strict=True)]
-    middle = statistics.median_low(steps)
-    base = profiles[steps.index(middle)]
-    slowest = max(range(count), key=lambda rank: steps[rank])
-    slow = max(0.0, steps[slowest] - middle) if steps[slowest] >= SLOWER * middle else 0.0
-    step = sum(profile.batch for profile in profiles) / together.value
-    exposed = max(0.0, step - (middle + slow if slow else max(steps)))
+    count, steps = len(profiles), _Steps.of(profiles, now.rate)
+    base = profiles[steps.alone.index(steps.middle)]
+    slowest, exposed = steps.alone.index(max(steps.alone)), steps.exposed
     more = [
         Ceiling(
             stage="slow rank",
             side="loop",
             resource="links",
-            seconds=slow / base.batch,
-            how=f"rank {slowest} takes {steps[slowest] / middle:.2f} times as long for a step as the median rank",
+            seconds=steps.slow / base.batch,
+            how=f"rank {slowest} takes {max(steps.alone) / steps.middle:.2f} times as long for a step as the median "
+            "rank",
         ),
         Ceiling(
             stage="reduce",
             side="loop",
             resource="links",
             seconds=exposed / base.batch,
-            how="what a step takes longer with the others than the slowest of them alone",
+            how=_how(exposed, alone),
         ),
     ]
     ceilings = (*base.ceilings, *more)
@@ -217,14 +239,20 @@ def joined(
     predicted, steady = count * model.images_s(), count * model.images_s(stalls=False)
     runs = [one for one in base.runs if one.name == "synthetic"]
     note = "all ranks, with batches that are there already"
-    runs.append(WholeRun(name="replay", steps=0, images_s=together, predicted=None, wait_share=None, note=note))
+    runs.append(WholeRun(name="replay", steps=now.steps, images_s=now.rate, predicted=None, wait_share=None, note=note))
     note = "the whole job on all ranks, files in memory, without stalls"
-    warm = WholeRun(name="warm", steps=0, images_s=whole, predicted=steady, wait_share=None, note=note)
-    measured = 1 / (1 / whole.value + model.total("stall") / count)
-    facts = base.facts | {f"rank {rank} seconds a step": seconds for rank, seconds in enumerate(steps)}
+    warm = WholeRun(name="warm", steps=whole.steps, images_s=whole.rate, predicted=steady, wait_share=None, note=note)
+    measured = 1 / (1 / whole.rate.value + model.total("stall") / count)
+    facts = base.facts | {f"rank {rank} seconds a step": seconds for rank, seconds in enumerate(steps.alone)}
     facts["exchange seconds a step"] = exposed
+    if alone is not None:
+        facts["exchange alone seconds a step"] = alone.seconds
+        facts["exchange bytes a step"] = float(alone.bytes)
+        facts["exchange bytes/s"] = alone.bytes / alone.seconds
+        facts["exchange latency seconds"] = alone.latency_s
     knobs = [_of_all(one, model, count) for one in base.knobs]
     knobs += _wire(model, count) if between and exposed else []
+    knobs += [knob for one in others if (knob := _other(one, model, count, steps.step / base.batch)).gain >= GAIN]
     if single:
         facts["one process images/s"] = single
         alone_s = 1 / (1 / single + model.total("stall"))
@@ -242,6 +270,18 @@ def joined(
             "knobs": tuple(sorted(knobs, key=lambda one: -one.images_s)),
         }
     )
+
+
+def _how(exposed: float, alone: Exchange | None) -> str:
+    """How long the exchange is, and how much of it nothing hides."""
+    what = "what a step takes longer with the others than the slowest of them alone"
+    if alone is None:
+        return what
+    sums = f"{alone.bytes / 1e6:.3g} MB in {alone.buckets} bucket{'s'[: alone.buckets > 1]}"
+    raw, here = f"{alone.seconds * 1e3:.3g} ms", f"{exposed * 1e3:.3g} ms"
+    if exposed <= alone.seconds:
+        return f"{what}: {here} of {raw} stay exposed ({sums}, most by {alone.algorithm})"
+    return f"{what}: {here}; the exchange alone takes {raw} ({sums}, most by {alone.algorithm}), the rest is waiting"
 
 
 def _of_all(knob: Knob, model: Model, count: int) -> Knob:
@@ -267,6 +307,23 @@ def _fewer(images_s: float, predicted: float) -> Knob:
         measured=True,
         exact=True,
         cost="batch norm sees the whole batch",
+    )
+
+
+def _other(tried: Tried, model: Model, count: int, a_sample: float) -> Knob:
+    """What was tried takes from the exchange what it has saved of a step, and no more than there is."""
+    reduce = model.seconds["loop"]["reduce"]
+    changed = model.with_seconds({"reduce": max(0.0, reduce - a_sample * (1 - 1 / tried.gain))})
+    predicted = changed.images_s()
+    return Knob(
+        name=tried.name,
+        cures="reduce",
+        override=tried.override,
+        images_s=count * predicted,
+        gain=predicted / model.images_s(),
+        measured=True,
+        exact=True,
+        cost="",
     )
 
 

@@ -92,7 +92,8 @@ class Ranks:
     """This process among the others; a context that it leaves at its end.
 
     Attributes:
-        world, reducer: of the generation in use.
+        options: of the recipe; others count from the next time the ranks meet.
+        world, communicator, reducer: of the generation in use.
         name: of this process, in the names of its files; it stays when ranks change.
         speaks: whether this process says for all what is to be said: rank 0 does.
         lost: names of the processes that were lost since the generation before.
@@ -102,7 +103,7 @@ class Ranks:
     """
 
     def __init__(self, recipe: CommRecipe, launched: Launched, member: Member | None, say: Say) -> None:
-        self._recipe, self._launched, self._member, self._loud = recipe, launched, member, say
+        self.options, self._launched, self._member, self._loud = recipe, launched, member, say
         self.name = str(launched.rank) if member is None else member.worker
         self.speaks = launched.rank == 0 and (member is None or not member.joining)
         self.lost: tuple[str, ...] = ()
@@ -128,6 +129,11 @@ class Ranks:
     def world(self) -> World:
         assert self._joined is not None
         return self._joined.world
+
+    @property
+    def communicator(self) -> Communicator:
+        assert self._joined is not None
+        return self._joined.communicator
 
     @property
     def reducer(self) -> Reducer:
@@ -202,7 +208,7 @@ class Ranks:
             for rank in self._joined.watch.behind():
                 member.accuse(self.world.generation, rank)
         # A connection breaks a moment before the launcher has told why; silence it notices after its own time-out.
-        until = time.monotonic() + 1.5 * self._recipe.timeout_s + 1
+        until = time.monotonic() + 1.5 * self.options.timeout_s + 1
         while not member.changed and time.monotonic() < until:
             time.sleep(0.002)
         try:
@@ -303,7 +309,7 @@ class Ranks:
             self._member.close()
 
     def _meet(self, model: torch.nn.Module, device: torch.device) -> None:
-        options, member = self._recipe, self._member
+        options, member = self.options, self._member
         again = self._measured is not None
         if member is None:
             world = World.join(self._launched, device, timeout_s=options.stall_s, interface=options.interface)
@@ -374,7 +380,7 @@ class Ranks:
     def _chooser(
         self, communicator: Communicator, network: Network, trials: dict[Algorithm, Trial], total_bytes: int
     ) -> Chooser:
-        options, algorithm = self._recipe, self._recipe.algorithm
+        options, algorithm = self.options, self.options.algorithm
         if algorithm != "auto" and algorithm not in communicator.algorithms:
             self.say(f"{algorithm} wants as many ranks on each host: leader takes its place.")
             algorithm = "leader"

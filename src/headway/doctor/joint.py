@@ -1,0 +1,240 @@
+"""What ranks do together: train, sum their gradients with nothing else to do, and both with other buckets.
+
+Every rank calls these, and all do the same number of steps: rank 0 says how many, and when it is enough.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, TypeVar, final
+
+import torch
+
+from headway.comm.choice import TINY, candidates
+from headway.comm.communicator import Algorithm
+from headway.comm.options import CommRecipe
+from headway.core.profile import Rate
+from headway.core.statistics import median_interval
+from headway.core.world import Group
+from headway.doctor.job import override
+from headway.doctor.loop import waiting
+from headway.doctor.measure import LEAST_WINDOW_S, LEAST_WINDOWS, TOLERANCE
+from headway.train.elastic import Ranks
+from headway.train.trainer import Trainer
+
+T = TypeVar("T")
+
+WINDOWS, WINDOW_S = 9, 0.3
+"""Of the steps that are done together."""
+SHORT_WINDOWS, SHORT_WINDOW_S = 5, 0.2
+"""The same of what is tried."""
+SETTLES = 5
+"""Steps before the first window, of which the last two tell how long one takes."""
+TINY_SUMS = 50
+"""One alone may wait for a processor."""
+FEW = 4
+"""How many times as large or small buckets are tried."""
+LEAST_BUCKET_BYTES = 10_000
+"""Smaller ones cost their latency each, whatever the link."""
+MEET_S = 1.0
+"""For ranks to meet anew, roughly."""
+GAIN = 1.01
+"""Less is none."""
+
+
+@final
+@dataclass(frozen=True)
+class Joint:
+    """Attributes: rate: images/s of all ranks. steps: that were timed."""
+
+    rate: Rate
+    steps: int
+
+
+@final
+@dataclass(frozen=True)
+class Exchange:
+    """The sums of a step when nothing else runs.
+
+    Attributes:
+        seconds: of a step's sums. bytes: of its buckets. latency_s: of the sum of a few bytes.
+        buckets: how many. algorithm: of most of them.
+    """
+
+    seconds: float
+    bytes: int
+    latency_s: float
+    buckets: int
+    algorithm: str
+
+
+@final
+@dataclass(frozen=True)
+class Tried:
+    """Attributes: gain: over the steps as they are, with batches that are there already."""
+
+    name: str
+    override: str
+    gain: float
+
+
+def together(trainer: Trainer, ranks: Ranks, *, windows: int = WINDOWS, window_s: float = WINDOW_S) -> Joint:
+    """Images/s of all ranks."""
+    wait: Callable[[], object] = waiting(trainer.setup.device)
+    control = ranks.world.control
+    trainer.run(SETTLES - 2)
+    wait()
+    control.barrier()
+    begun = perf_counter()
+    trainer.run(2)
+    wait()
+    a_step = (perf_counter() - begun) / 2
+    steps = _said(control, max(1, round(window_s / a_step)))
+    rates, first = [], trainer.step
+    for _ in range(windows):
+        control.barrier()
+        begun, position = perf_counter(), trainer.position
+        trainer.run(steps)
+        wait()
+        rates.append((trainer.position - position) / (perf_counter() - begun))
+    middle, low, high = median_interval(rates)
+    return Joint(Rate(value=middle, low=low, high=high, windows=windows), trainer.step - first)
+
+
+def exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> Exchange:
+    """The run's own sums of its own buckets, until their time is known to 3 %; the weights stay as they are.
+
+    Call it after a step: what is without a gradient is known then, and in which order the others come.
+    """
+    wait: Callable[[], object] = waiting(trainer.setup.device)
+    control, world = ranks.world.control, ranks.world
+    nothing = torch.zeros((), device=world.device)
+
+    def sums(count: int) -> float:
+        wait()
+        control.barrier()
+        begun = perf_counter()
+        for _ in range(count):
+            ranks.arm(1 / world.size)
+            ranks.finish(nothing, bad=0, stopping=False)
+        wait()
+        return (perf_counter() - begun) / count
+
+    count = _said(control, max(1, round(LEAST_WINDOW_S / sums(2))))
+    found, since = list[float](), perf_counter()
+    while True:
+        found.append(sums(count))
+        middle, low, high = median_interval(found)
+        known = len(found) >= LEAST_WINDOWS and high - low <= 2 * TOLERANCE * middle
+        late = len(found) >= 3 and perf_counter() - since >= limit_s
+        if _said(control, known or late):
+            break
+    trainer.setup.model.zero_grad(set_to_none=True)
+    buckets = ranks.reducer.buckets
+    algorithm = Counter(ranks.reducer.algorithms).most_common(1)[0][0]
+    latency = _latency(ranks, algorithm, wait)
+    return Exchange(middle, sum(one.nbytes for one in buckets), latency, len(buckets), algorithm)
+
+
+def _latency(ranks: Ranks, algorithm: Algorithm, wait: Callable[[], object]) -> float:
+    """Seconds of the sum of a few bytes."""
+    few, taken = torch.zeros(TINY, device=ranks.world.device), []
+    for _ in range(TINY_SUMS):
+        begun = perf_counter()
+        ranks.communicator.all_reduce(few, algorithm=algorithm, tag="a few bytes").wait()
+        wait()
+        taken.append(perf_counter() - begun)
+    return statistics.median(taken)
+
+
+def tried(
+    trainer: Trainer, ranks: Ranks, options: CommRecipe, now: Joint, *, limit_s: float
+) -> tuple[list[Tried], list[str]]:
+    """Other buckets and other algorithms, each in steps of the run itself; what gives less than `GAIN` is left out.
+
+    Sums differ by rounding alone: the form in which gradients cross stays. A gain is over the faster of what was
+    measured before and afterwards, and is one only where the intervals lie apart from the medians.
+
+    Args:
+        options: of the recipe, which count again afterwards. now: how it is with them.
+        limit_s: none is begun that would end later.
+
+    Returns:
+        what gives more; and overrides that were not tried, for want of time.
+    """
+    begun = perf_counter()
+    a_step = trainer.setup.plan.batch_at(trainer.position) / now.rate.value
+    one_s = SETTLES * a_step + SHORT_WINDOWS * max(SHORT_WINDOW_S, a_step) + MEET_S
+    found, laid = list[tuple[dict[str, Any], Rate]](), {_laid(ranks)}
+    changes = _said(ranks.world.control, alternatives(ranks, options))
+    while changes:
+        since = perf_counter()
+        if not _said(ranks.world.control, since - begun + 2 * one_s <= limit_s):  # this one, and as it is again
+            break
+        change = changes.pop(0)
+        _meet(trainer, ranks, options.model_copy(update=change))
+        if "bucket_mb" in change and _laid(ranks) in laid:
+            continue  # the same buckets: a large parameter has one of its own
+        laid.add(_laid(ranks))
+        found.append((change, together(trainer, ranks, windows=SHORT_WINDOWS, window_s=SHORT_WINDOW_S).rate))
+        one_s = perf_counter() - since
+    late = [_override(change) for change in changes]
+    _meet(trainer, ranks, options)
+    if not found:
+        return [], late
+    again = together(trainer, ranks, windows=SHORT_WINDOWS, window_s=SHORT_WINDOW_S).rate
+    return better(found, max(now.rate, again, key=lambda one: one.value)), late
+
+
+def alternatives(ranks: Ranks, options: CommRecipe) -> list[dict[str, Any]]:
+    """Other values for the recipe's `comm`: two sizes of buckets, and each algorithm that differs on this world."""
+    buckets = [one.nbytes for one in ranks.reducer.buckets]
+    whole, size = sum(buckets), ranks.reducer.bucket_bytes
+    sizes: list[float] = [size * FEW] if size < whole else []
+    smaller = min(size, whole) / FEW
+    sizes += [smaller, smaller / FEW][: 2 - len(sizes)]
+    found: list[dict[str, Any]] = [
+        {"bucket_mb": float(f"{one / 1e6:.3g}")} for one in sizes if one >= LEAST_BUCKET_BYTES
+    ]
+    used = set(ranks.reducer.algorithms)
+    return found + [{"algorithm": one} for one in candidates(ranks.communicator) if {one} != used]
+
+
+def better(found: Sequence[tuple[dict[str, Any], Rate]], now: Rate) -> list[Tried]:
+    """Of what was tried, what gives more than there is now."""
+    return [
+        Tried(_name(change), _override(change), rate.value / now.value)
+        for change, rate in found
+        if rate.value >= GAIN * now.value and rate.low > now.value and rate.value > now.high
+    ]
+
+
+def _name(change: Mapping[str, Any]) -> str:
+    if "bucket_mb" in change:
+        return f"gradients in buckets of {change['bucket_mb']:g} MB"
+    return f"gradients are summed by {change['algorithm']}"
+
+
+def _override(change: Mapping[str, Any]) -> str:
+    return override({f"comm__{key}": value for key, value in change.items()})
+
+
+def _laid(ranks: Ranks) -> tuple[int, ...]:
+    return tuple(one.nbytes for one in ranks.reducer.buckets)
+
+
+def _meet(trainer: Trainer, ranks: Ranks, options: CommRecipe) -> None:
+    """The ranks come together anew, with these options."""
+    ranks.options = options
+    trainer.meet()
+
+
+def _said(control: Group, mine: T) -> T:
+    """What rank 0 says, on all ranks."""
+    said: T = json.loads(control.broadcast_bytes(json.dumps(mine).encode()))
+    return said

@@ -1,0 +1,73 @@
+"""A rank that is measured with others, and nothing else: _joint.py RECIPE OUT SECONDS. Rank 0 writes OUT."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from zlib import crc32
+
+from headway.core.run import Run
+from headway.doctor.job import MEASURED, Job, quiet, with_values
+from headway.doctor.joint import exchange, together, tried
+from headway.doctor.ranks import surroundings
+from headway.train.elastic import Ranks
+from headway.train.progress import Silent
+from headway.train.runs import load_recipe
+from headway.train.setup import set_up
+from headway.train.trainer import Trainer
+
+
+def main(recipe: str, out: str, seconds: str) -> None:
+    loaded = with_values(load_recipe(Path(recipe), ()), MEASURED, "as it is measured")
+    ranks = Ranks.from_environment(loaded.recipe.comm, quiet)
+    assert ranks is not None
+    with ranks, tempfile.TemporaryDirectory() as folder:
+        setup = set_up(loaded, say=quiet, ranks=ranks)
+        where = Run(Path(folder) / "run")
+        if ranks.speaks:
+            Run.create(where.folder)
+        with closing(setup.inputs), closing(Trainer(setup, where, Silent(), ranks)) as trainer:
+
+            def weights() -> int:
+                found = 0
+                for value in setup.model.state_dict().values():
+                    found = crc32(value.numpy().tobytes(), found)
+                return found
+
+            def seen() -> list[str]:
+                """Steps, weights, buckets and options of each rank."""
+                mine = [trainer.step, weights(), [one.nbytes for one in ranks.reducer.buckets], repr(ranks.options)]
+                return [text.decode() for text in ranks.world.control.gather_bytes(json.dumps(mine).encode())]
+
+            trainer.meet()
+            now = together(trainer, ranks)
+            before = seen()
+            alone = exchange(trainer, ranks, limit_s=1.0)
+            without = all(value.grad is None for value in setup.model.parameters())
+            after = seen()
+            others, late = tried(trainer, ranks, loaded.recipe.comm, now, limit_s=float(seconds))
+            last = seen()
+            with closing(Job.of(loaded, quiet)) as job:
+                around = surroundings((), job, ranks.world)
+            if ranks.speaks:
+                found = {
+                    "steps": now.steps,
+                    "before": before,
+                    "after": after,
+                    "last": last,
+                    "without gradients": without,
+                    "exchange": asdict(alone),
+                    "others": [asdict(one) for one in others],
+                    "late": late,
+                    "around": [one.what for one in around],
+                }
+                Path(out).write_text(json.dumps(found))
+        ranks.done = True
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
