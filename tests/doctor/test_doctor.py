@@ -95,7 +95,8 @@ def test_one_value_that_is_read_does_not_make_a_wait_of_all_that_is_done(folder:
 
 def test_a_slow_loader_is_measured_beside_the_loop(folder: Path) -> None:
     """A batch of it takes many steps of the loop."""
-    with closing(Job.of(load_recipe(folder / "plain.yaml", [*ANY_SIZE, "data.size=128", "data.cache=none"]), str)) as job:
+    loaded = load_recipe(folder / "plain.yaml", [*ANY_SIZE, "data.size=128", "data.cache=none"])
+    with closing(Job.of(loaded, str)) as job:
         alone = fed(job, limit_s=0.3).rate.value
         loop = rate_of(job, limit_s=0.3).value
         found = beside(job, 1 / alone, 1 / loop, limit_s=0.3)

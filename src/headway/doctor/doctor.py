@@ -22,6 +22,7 @@ from headway.data.order import Order
 from headway.data.tiers.opened import RemoteShards
 from headway.doctor import environment, storage
 from headway.doctor.beside import beside
+from headway.doctor.copying import copying
 from headway.doctor.feed import Fed, augmentation, by_threads, fed
 from headway.doctor.job import Job
 from headway.doctor.knobs import Knobs
@@ -56,7 +57,13 @@ class Budget:
 FULL = Budget(each=4.0, passes=3.0, side=1.5, whole=6.0, tries=50.0)
 QUICK = Budget(each=1.2, passes=1.0, side=0.6, whole=2.0, tries=12.0)
 
-RESOURCES: dict[str, Resource] = {"storage": "disk", "decode": "host", "augment": "host", "collate": "host"}
+RESOURCES: dict[str, Resource] = {
+    "storage": "disk",
+    "decode": "host",
+    "augment": "host",
+    "collate": "host",
+    "copy": "copy",
+}
 
 
 def examine(recipe: Path, overrides: Sequence[str], *, say: Say, quick: bool = False, cold: bool = False) -> Profile:
@@ -183,6 +190,14 @@ class _Examination:
         seconds["decode"] -= taken
         seconds["augment"] = taken
         tier = job.setup.inputs.loader.tier if job.setup.inputs.loader is not None else None
+        kept = job.kept()[0]
+        copied = (
+            None
+            if tier is not None and tier.name == "device"
+            else copying(kept, job.setup.device, limit_s=self._budget.side)
+        )
+        seconds["copy"] = min(copied or 0.0, seconds["collate"])
+        seconds["collate"] -= seconds["copy"]
         decoding = "gathering decoded images" if tier is not None and tier.name in ("memory", "device") else "decoding"
         how = {
             "storage": "finding or fetching the records, files in memory",
@@ -190,6 +205,8 @@ class _Examination:
             "augment": "with the recipe's crop, flip and shift, less without",
             "collate": "order, keys, labels, handing over",
         }
+        if copied is not None:
+            how["copy"] = "pinned memory to the device, on a stream of its own"
         return [
             Ceiling(stage=stage, side="input", resource=RESOURCES[stage], seconds=max(0.0, seconds[stage]), how=text)
             for stage, text in how.items()

@@ -52,7 +52,9 @@ def panels(profile: Profile) -> list[Panel]:
 def _verdict(profile: Profile) -> Panel:
     verdict = profile.verdict
     values: list[tuple[str, str, str]] = [("limit", verdict.stage, verdict.kind)]
-    values.append(("predicted images/s", number(profile.predicted), "from loader and loop, each measured alone and beside the other"))
+    values.append(
+        ("predicted images/s", number(profile.predicted), "from loader and loop, alone and beside each other")
+    )
     if profile.measured is not None:
         error = signed(profile.predicted / profile.measured - 1)
         word = "confirmed" if verdict.confirmed else "not confirmed"
