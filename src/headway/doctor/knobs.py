@@ -80,10 +80,12 @@ class Knobs:
         out = list[Knob]()
         sides: dict[str, list[Callable[[], Iterator[Knob]]]] = {
             "input": [self._input, lambda: self._places(device), self._packs],
-            "loop": [lambda: self._augmented(device), lambda: self._loop_knobs(device, quick)],
+            "loop": [lambda: self._augmented(device), lambda: self._loop_knobs(device)],
         }
-        first = sorted(sides, key=lambda side: -self._model.total(side))
+        first = sorted(sides, key=self._without_side)
         makers = [self._stalls, *(make for side in first for make in sides[side]), self._smaller_images]
+        if not quick:  # last: it takes longer than all the others
+            makers.append(self._compiled)
         for make in makers:
             try:
                 for knob in make():
@@ -110,8 +112,11 @@ class Knobs:
         )
 
     def _worth(self, side: str) -> bool:
-        gone = dict.fromkeys(self._model.seconds[side], 0.0)
-        return self._model.with_seconds(gone).images_s() >= SIDE_WORTH * self._model.images_s()
+        return 1 / self._without_side(side) >= SIDE_WORTH * self._model.images_s()
+
+    def _without_side(self, side: str) -> float:
+        """Seconds of a sample that are left if a side took nothing."""
+        return 1 / self._model.with_seconds(dict.fromkeys(self._model.seconds[side], 0.0)).images_s()
 
     def _without(self, *stages: str) -> bool:
         """The same of some stages."""
@@ -296,7 +301,7 @@ class Knobs:
 
     # The loop.
 
-    def _loop_knobs(self, device: torch.device, quick: bool) -> Iterator[Knob]:
+    def _loop_knobs(self, device: torch.device) -> Iterator[Knob]:
         if not self._worth("loop"):
             return
         recipe, job = self._job.setup.recipe, self._job
@@ -315,8 +320,6 @@ class Knobs:
             if recipe.recompute is not False:
                 cost = "memory for the activations"
                 yield from self._tried("no second forward pass", "compute", {"recompute": False}, cost=cost)
-        if not quick and recipe.compile is False and recipe.recompute is False:
-            yield from self._compiled()
         fixed = sum(seconds.get(one, 0.0) for one in ("launch", "optimizer", "other"))
         if fixed >= 0.1 * self._model.total("loop") and recipe.batch_growth is None:
             changes = {"batch": LARGER * job.loaded.recipe.batch}
@@ -327,8 +330,10 @@ class Knobs:
             yield self._knob("fewer records", "log", {"log_every_steps": 50}, changed, measured=False)
 
     def _compiled(self) -> Iterator[Knob]:
-        changes = {"compile": True}
+        recipe, changes = self._job.setup.recipe, {"compile": True}
         text = override(changes)
+        if recipe.compile is not False or recipe.recompute is not False or not self._worth("loop"):
+            return
         if self._time_is_up(text, LONG_S):
             return
         said = list[str]()
