@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 
+from headway.core.cores import usable_cores
 from headway.core.errors import CommunicationError, UsageError
 from headway.core.launched import launched
 from headway.core.profile import Ceiling, Knob, Profile, Rate, WholeRun
 from headway.core.recipe import Loaded
 from headway.core.run import Run
 from headway.core.statistics import median_interval
-from headway.data.cores import usable_cores
 from headway.data.options import SYNTHETIC
 from headway.doctor.doctor import FULL, QUICK, Budget, examination
 from headway.doctor.job import MEASURED, Job, quiet, with_values
