@@ -368,6 +368,7 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
         "images_s": images / training,
         "wait_share": seconds.get("wait", 0.0) / training,
         "damaged_samples": trainer.damaged,
+        "value_reads": trainer.reads.to_json(),
     }
     if setup.inputs.loader is not None:
         stats = setup.inputs.loader.stats()
