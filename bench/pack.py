@@ -15,8 +15,8 @@ from pathlib import Path
 import headway
 from bench._common import Claim, arguments, median, report
 from bench._data import images
+from headway.core.cores import usable_cores
 from headway.core.errors import HeadwayError
-from headway.data.cores import usable_cores
 from headway.data.pack import Packed
 
 ROWS: tuple[tuple[str, str | None], ...] = (

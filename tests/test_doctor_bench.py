@@ -210,7 +210,7 @@ def test_a_control_group_holds_what_runs_in_it_and_is_removed(tmp_path: Path) ->
     try:
         with around.group(0.5, 12e6, tmp_path) as folders:
             code = (
-                "from headway.data.cores import usable_cores; print(usable_cores(), open('/proc/self/cgroup').read())"
+                "from headway.core.cores import usable_cores; print(usable_cores(), open('/proc/self/cgroup').read())"
             )
             place = Place(tmp_path, "", prefix=["sh", "-c", around.ENTER, "sh", *map(str, folders), "--"])
             done = subprocess.run(place.command("-c", code), capture_output=True, text=True, check=True)

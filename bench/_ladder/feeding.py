@@ -14,7 +14,7 @@ from bench._ladder.contestants import BATCH, Command, rows, train, tutorial
 from bench._ladder.decks import Found, Ratio
 from bench._ladder.photographs import squares
 from bench._ladder.rungs import LARGE, LENET
-from headway.data.cores import usable_cores
+from headway.core.cores import usable_cores
 
 SIDES = (352, 480)
 Pace = tuple[int, float]

@@ -12,7 +12,7 @@ import yaml
 from bench._arms import Comparison
 from bench._common import Claim, median
 from bench._ladder.contestants import BATCH, train, tutorial
-from headway.data.cores import default_threads
+from headway.core.cores import default_threads
 
 LARGE = 1024
 PIXELS = [127.5, 127.5, 127.5]

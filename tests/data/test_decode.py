@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.conftest import absent
 
+from headway.core.cores import default_threads, local_ranks, usable_cores
 from headway.core.errors import UsageError
 from headway.data import native
-from headway.data.cores import default_threads, local_ranks, usable_cores
 from headway.data.crops import center_boxes
 from headway.data.decode import TIMED_EVERY, Backend, Decoder, chosen, decoder
 from headway.data.records import Records

@@ -99,6 +99,7 @@ def profile(**changes: Any) -> Profile:
             "encoded bytes": 2411.0,
             "height": 32.0,
             "width": 32.0,
+            "images of the batch's size": 1.0,
             "peak_flops": 2.1e12,
             "peak_bytes_s": 21e9,
             "intensity": 80.0,

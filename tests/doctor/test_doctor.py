@@ -135,6 +135,7 @@ def test_the_profile_adds_up_and_is_read_as_it_was_written(folder: Path, tmp_pat
     found.write(path)
     assert Profile.read(path) == found
     assert found.batch == 30
+    assert found.facts["images of the batch's size"] == 1
     assert found.together is not None
     into = sum(one.seconds for one in found.ceilings if one.side == "input")
     loop = sum(one.seconds for one in found.ceilings if one.side == "loop")

@@ -14,6 +14,7 @@ from tests.page.test_browser import opened
 
 from headway.core.profile import Profile, Threads, Together
 from headway.doctor.page import SECTIONS, panels, write
+from headway.doctor.roof import SAME_SIZE
 from headway.doctor.text import alone
 from headway.page import report
 from headway.page.panel import Panel
@@ -136,6 +137,20 @@ def test_rates_by_image_size() -> None:
     assert "measured" not in " ".join(series(found(profile(measured=None))["sizes"]))
 
 
+def test_images_of_another_size_than_the_batch_are_stored_and_decoded_as_they_are() -> None:
+    """Another crop of them is no other set."""
+    same, stored = profile(), ("storage", "decode")
+    assert "and so do those of storage and decode;" in found(same)["sizes"].note
+    unknown = {name: value for name, value in same.facts.items() if name != SAME_SIZE}
+    fixed = sum(one.seconds for one in ceilings() if one.stage in stored)
+    for facts in (same.facts | {SAME_SIZE: 0.0}, unknown):
+        chart = found(profile(facts=facts))["sizes"]
+        loader = series(chart)["loader, computed"]
+        assert loader[32.0] == pytest.approx(series(found(same)["sizes"])["loader, computed"][32.0])
+        assert 1 / loader[64] == pytest.approx(fixed + 4 * (1 / loader[32.0] - fixed))
+        assert "but not those of storage and decode" in chart.note
+
+
 def test_the_line_by_batch_starts_from_what_a_step_takes_whatever_its_batch() -> None:
     chart = found(profile())["launch"]
     drawn = series(chart)
@@ -151,14 +166,14 @@ def test_the_roofline_of_the_arithmetic() -> None:
     facts = profile().facts
     drawn = series(found(profile())["flops"])
     (reached,) = drawn["this network"].values()
-    assert reached == pytest.approx(6 * 41e6 / 190e-6)
+    assert reached == pytest.approx(6 * 41e6 / (190e-6 + 21e-6))
     roof = drawn["roof, measured"]
     knee = facts["peak_flops"] / facts["peak_bytes_s"]
     assert roof[knee] == facts["peak_flops"]
     assert roof[8.0] == pytest.approx(8 * facts["peak_bytes_s"])
     assert min(roof) <= 80 <= max(roof)
     assert (
-        "62 % of the measured peak, and 77 % of the roof above, which the memory sets" in found(profile())["flops"].note
+        "56 % of the measured peak, and 69 % of the roof above, which the memory sets" in found(profile())["flops"].note
     )
     flat = {name: value for name, value in facts.items() if name != "peak_bytes_s"}
     assert set(series(found(profile(facts=flat))["flops"])["roof, measured"].values()) == {2.1e12}

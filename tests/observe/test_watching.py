@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.observe._loops import MS, STAGES, Hands, Net, Stepping, by_hand, epoch, parts, stages
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import headway.observe
 from headway.core.errors import UsageError
@@ -42,6 +44,42 @@ def test_every_moment_is_in_its_stage(hands: Hands) -> None:
     assert found.kind == "host/IO limited"
     assert found.p99_s == pytest.approx(21.5e-3)
     assert Observed.model_validate(found.to_json()) == found
+
+
+class Slow(Dataset[Tensor]):
+    """40 batches of 8, of which each sample takes 10 ms."""
+
+    def __init__(self, hands: Hands) -> None:
+        self.hands = hands
+
+    def __len__(self) -> int:
+        return 320
+
+    def __getitem__(self, index: int) -> Tensor:
+        self.hands.take(10)
+        return torch.full((4,), float(index))
+
+
+@pytest.mark.parametrize(
+    ("quota", "ranks", "workers"), [("max", "", 7), ("300000", "", 2), ("max", "4", 1), ("400000", "2", 1)]
+)
+def test_no_more_workers_than_the_cores_of_a_rank(
+    quota: str, ranks: str, workers: int, hands: Hands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container's quota and the ranks of a host leave fewer cores than the machine's eight; the loop keeps one."""
+    (tmp_path / "cpu.max").write_text(f"{quota} 100000")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.setattr("headway.core.cores.groups_over", lambda *_: [tmp_path])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    model = Net(hands)
+    optimizer = Stepping(model.parameters(), lr=0.01)
+    optimizer.hands = hands
+    with headway.observe.watch(DataLoader(Slow(hands), batch_size=8), model, optimizer) as seen:
+        for images in seen.loader:
+            model(images).sum().backward()
+            optimizer.step()
+    changes = [one.change for one in seen.verdict().advice]
+    assert f"DataLoader(..., num_workers={workers}, persistent_workers=True)" in changes
 
 
 def test_without_with_and_with_an_iterator_in_the_users_hands(hands: Hands) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests._support import headway, packed_digits, write_recipe
+from tests._support import finished, headway, packed_digits, write_recipe
 
 from headway.page.panel import Panel
 from headway.train.anatomy import Part, panels, parts
@@ -129,6 +129,65 @@ def test_the_panels_show_each_measurement_once() -> None:
     assert bars.data["names"] == ["the loop"]
     assert {stack["name"]: stack["values"] for stack in bars.data["stacks"]}["sum over the ranks"] == [7]
     assert "On a GPU" in bars.note
+
+
+def test_reads_of_values_are_told() -> None:
+    def note(found: dict[str, Any] | None, device: str = "cpu") -> str:
+        return panels(SUMMARY | {"value_reads": found}, device)[0].note
+
+    reads: dict[str, Any] = {
+        "steps": 3,
+        "a_step": 2.0,
+        "waits_a_step": 1.0,
+        "places": [
+            {"method": "item", "place": "net.py:31", "waits": True, "a_step": 1.0},
+            {"method": "__bool__", "place": "net.py:33", "waits": False, "a_step": 1.0},
+        ],
+    }
+    told = "Values read in Python: 2 a step, item at net.py:31 (1), __bool__ at net.py:33 (1); "
+    assert note(reads).endswith(f"{told}on a GPU each of a value that lies there waits for the device.")
+    assert note(reads, "NVIDIA H200").endswith(f"{told}1 of them waited for the device.")
+    assert note({"steps": 3, "a_step": 0.0, "places": []}).endswith("Values read in Python: none, in 3 steps.")
+    assert "not counted" in note(None)
+    assert "Values read" not in panels(SUMMARY, "cpu")[0].note, "runs of before do not tell"
+
+
+READING = """
+def reads(images, labels, keys):
+    if images.sum().item() > 1e30:
+        labels = labels * 0
+    return (images if images.max() > 0 else -images), labels
+"""
+
+
+@pytest.mark.parametrize(
+    ("overrides", "says"),
+    [
+        ((), "none, in 3 steps"),
+        (("transform=user.py:reads",), "2 a step, item at user.py:3 (1), __bool__ at user.py:5 (1); on a GPU"),
+        (("--procs", "2", "transform=user.py:reads"), "4 a step, item at user.py:3 (1), __bool__ at user.py:5 (1),"),
+        (("epochs=4",), "none, in 3 steps"),
+        (("epochs=3",), "not counted"),
+        (("log_every_steps=1",), "not counted"),
+    ],
+)
+def test_reads_of_values_in_a_real_run(overrides: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    """180 images in batches of 30: of steps 21 to 24, the last evaluates.
+
+    The sum over ranks reads two values of its own on a CPU.
+    """
+    packed_digits(tmp_path)
+    (tmp_path / "user.py").write_text(READING)
+    recipe = write_recipe(tmp_path / "recipe.yaml", epochs=5, log_every_steps=10)
+    run = tmp_path / "run"
+    if "--procs" in overrides:
+        said = finished("train", recipe, "--run", run, *overrides)
+        assert said.status == 0, said.err
+    else:
+        headway("train", recipe, "--run", run, *overrides)
+    headway("report", run)
+    chart = Panel.from_json((run / "panels/anatomy.json").read_text())
+    assert f"Values read in Python: {says}" in chart.note
 
 
 def test_of_a_real_run(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ import yaml
 from tests._support import digits, finished, headway, packed_digits, refused, write_recipe
 from tests.data.tiers._server import Server, make_pack, serving
 
+from headway.core.cores import usable_cores
 from headway.core.recipe import load
-from headway.data.cores import usable_cores
 from headway.data.tiers.device import DeviceTier
 from headway.data.tiers.memory import MemoryTier
 from headway.train import counter

@@ -16,9 +16,9 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
+from headway.core.cores import default_threads, usable_cpus
 from headway.core.errors import UsageError
 from headway.data import native
-from headway.data.cores import default_threads, usable_cpus
 from headway.data.records import Records
 from headway.data.reference import Batch, Kind, Pixels, Stats, move
 from headway.data.reference import Status as Status

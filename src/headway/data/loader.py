@@ -13,10 +13,10 @@ from typing import Any, Literal, final
 import numpy as np
 import torch
 
+from headway.core.cores import local_ranks
 from headway.core.errors import UsageError, nearest
 from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
-from headway.data.cores import local_ranks
 from headway.data.dataset import Dataset
 from headway.data.decode import Backend, chosen, decoder
 from headway.data.fill import Filler, View

@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
+from headway.core.cores import usable_cores
 from headway.core.errors import DataError, UsageError, nearest
 from headway.core.files import write_synced
 from headway.core.importing import import_path
 from headway.data import native
 from headway.data.columns import COLUMNS_FILE
-from headway.data.cores import usable_cores
 from headway.data.formats.source import Source, is_address, local_path, open_split
 from headway.data.formats.writers import WRITERS
 from headway.data.modes import Mode, Transform, Treatment, glanced, sentences

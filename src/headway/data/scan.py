@@ -15,10 +15,10 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 from PIL import Image
 
+from headway.core.cores import usable_cores
 from headway.core.errors import DataError
 from headway.data import native
 from headway.data.columns import COLUMN_TYPES, FLAG_NOT_JPEG, NUMPY_TYPES, Description, Shard, fingerprint_of
-from headway.data.cores import usable_cores
 from headway.data.dataset import Dataset
 from headway.data.formats.found import Found, Labels
 from headway.data.reference import FORMATS, GRAY_MODES

@@ -16,9 +16,9 @@ from typing import final
 import numpy as np
 from crc32c import crc32c
 
+from headway.core.cores import usable_cores
 from headway.core.errors import DataError, UsageError
 from headway.data.columns import COLUMNS_FILE, FLAG_SPLIT, Shard, fingerprint_of, load_columns, name_of
-from headway.data.cores import usable_cores
 from headway.data.formats import recordio, trailer
 from headway.data.formats.source import local_path
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from time import perf_counter
 from typing import Any
 
+from headway.core.cores import usable_cores
 from headway.core.profile import Together
-from headway.data.cores import usable_cores
 from headway.doctor.feed import loader_of
 from headway.doctor.job import Job, close
 from headway.doctor.loop import waiting

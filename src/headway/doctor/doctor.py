@@ -13,10 +13,10 @@ from typing import Any, final
 import numpy as np
 import torch
 
+from headway.core.cores import usable_cores
 from headway.core.errors import UsageError
 from headway.core.profile import Ceiling, Profile, Resource, Side, Threads, WholeRun
 from headway.core.run import provenance
-from headway.data.cores import usable_cores
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.tiers.opened import RemoteShards

@@ -22,10 +22,10 @@ from PIL import features
 
 from headway.core import native as core
 from headway.core.control_groups import groups_over, quota_cores
+from headway.core.cores import default_threads, local_ranks, usable_cores, usable_cpus
 from headway.core.profile import Finding
 from headway.data import native
 from headway.data.columns import FLAG_RAW
-from headway.data.cores import default_threads, local_ranks, usable_cores, usable_cpus
 from headway.data.dataset import Dataset
 from headway.data.decode import chosen
 from headway.data.formats.unpack import cache_folder

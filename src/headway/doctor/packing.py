@@ -14,10 +14,10 @@ from typing import final
 
 import numpy as np
 
+from headway.core.cores import usable_cores
 from headway.core.recipe import Loaded
 from headway.data import native
 from headway.data.columns import FLAG_NOT_JPEG, FLAG_RAW, PACK_FORMATS
-from headway.data.cores import usable_cores
 from headway.data.dataset import Dataset
 from headway.data.formats.samples import Samples
 from headway.data.formats.unpack import cache_folder

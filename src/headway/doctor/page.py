@@ -10,6 +10,7 @@ from typing import Any
 
 from headway.core.files import write_whole
 from headway.core.profile import Ceiling, Profile, Side, WholeRun
+from headway.doctor.roof import SAME_SIZE
 from headway.doctor.text import SIDES, alone, caution, how_to, number, percent, prediction, signed, together
 from headway.page import panel, report
 from headway.page.panel import Panel
@@ -17,8 +18,11 @@ from headway.page.panel import Panel
 SECTIONS = ("Verdict", "Stages", "Whole runs", "Knobs", "Machine")
 SIDES_PX = range(64, 513, 8)
 """Sides of an image in the chart of the rates by image size; too many for a marker on each."""
-BY_PIXEL = frozenset({"storage", "decode", "augment", "collate", "copy", "transform", "compute"})
-"""Stages whose seconds grow with the pixels of an image."""
+BY_PIXEL = frozenset({"augment", "collate", "copy", "transform", "compute"})
+"""Stages whose seconds grow with the pixels of an image in the batch."""
+OF_THE_SET = frozenset({"storage", "decode"})
+"""Those that grow with the pixels of an image in the set."""
+FIXED = "but not those of storage and decode: the set's own images stay as they are, of whatever size a batch is made"
 FLOPS = 6.0
 """Of one multiply-add of a forward pass in a training step: two there, and twice as many in the backward pass."""
 
@@ -162,12 +166,13 @@ def _sizes(profile: Profile) -> Panel | None:
     here = math.sqrt(height * width)
     if here <= 0:
         return None
+    growing = BY_PIXEL | OF_THE_SET if profile.facts.get(SAME_SIZE) == 1.0 else BY_PIXEL
     sizes: list[float] = sorted({*SIDES_PX, here})
     series: list[tuple[str, list[float], list[float | None]]] = []
     for side in ("input", "loop"):
         stages = [one for one in profile.ceilings if one.side == side and one.seconds > 0]
         if stages:
-            rates: list[float | None] = [profile.ranks / _at(stages, (size / here) ** 2) for size in sizes]
+            rates: list[float | None] = [profile.ranks / _at(stages, growing, (size / here) ** 2) for size in sizes]
             series.append((f"{SIDES[side]}, computed", sizes, rates))
     if profile.measured is not None:
         series.append((f"measured, at {height:.0f} x {width:.0f}", [here], [profile.measured]))
@@ -181,14 +186,15 @@ def _sizes(profile: Profile) -> Panel | None:
         log_y=True,
         section="Stages",
         order=220,
-        note="Computed from one size: seconds of storage, decode, augment, collate, copy, transform and compute grow "
-        "with the pixels, the others stay. The lower line limits; where they cross, the limit changes.",
+        note="Computed from one size: seconds of augment, collate, copy, transform and compute grow with the pixels, "
+        + ("and so do those of storage and decode" if growing > BY_PIXEL else FIXED)
+        + "; the others stay. The lower line limits; where they cross, the limit changes.",
     )
 
 
-def _at(stages: list[Ceiling], pixels: float) -> float:
+def _at(stages: list[Ceiling], growing: frozenset[str], pixels: float) -> float:
     """Seconds of a sample with so many times the pixels."""
-    return sum(one.seconds * (pixels if one.stage in BY_PIXEL else 1.0) for one in stages)
+    return sum(one.seconds * (pixels if one.stage in growing else 1.0) for one in stages)
 
 
 def _launch(profile: Profile) -> Panel | None:
@@ -227,7 +233,8 @@ def _flops(profile: Profile) -> Panel | None:
     compute = profile.ceiling("compute")
     if not (peak > 0 and intensity > 0 and profile.multiply_adds and compute is not None and compute.seconds > 0):
         return None
-    reached = FLOPS * profile.multiply_adds / compute.seconds
+    launch = profile.ceiling("launch")
+    reached = FLOPS * profile.multiply_adds / (compute.seconds + (launch.seconds if launch is not None else 0.0))
     bandwidth = profile.facts.get("peak_bytes_s", 0.0)
     places = [intensity / 10, intensity * 10]
     note = f"Forward and backward reach {percent(reached / peak)} of the measured peak"

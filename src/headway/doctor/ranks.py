@@ -21,13 +21,13 @@ from typing import Any, final
 
 import torch
 
+from headway.core.cores import usable_cores
 from headway.core.errors import CommunicationError, UsageError
 from headway.core.launched import launched
 from headway.core.profile import Ceiling, Finding, Knob, Profile, Rate, WholeRun
 from headway.core.recipe import Loaded
 from headway.core.run import Run
 from headway.core.world import World
-from headway.data.cores import usable_cores
 from headway.data.options import SYNTHETIC
 from headway.doctor import environment
 from headway.doctor.doctor import FULL, QUICK, Budget, examination

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from time import perf_counter
 
+import numpy as np
 import torch
 
 from headway.core.modules import leaving_no_trace
@@ -18,6 +19,8 @@ SIDE = 1024
 COPIED_BYTES = 64 * 2**20
 """More than the caches of most processors hold."""
 TIMES = 5
+SAME_SIZE = "images of the batch's size"
+"""A fact: 1 where every image of the set is as large as those of a batch, 0 where one is not."""
 MOVED = 4
 """Times that an activation is moved: written and read on the way forward, and so is its gradient on the way back."""
 
@@ -25,10 +28,11 @@ MOVED = 4
 def roof(job: Job) -> dict[str, float]:
     """`peak_flops` (FLOP/s of a matrix product in the run's precision), `peak_bytes_s` (of a copy), `intensity` (FLOP a
     byte of a training step, activations and weights, if nothing stays in caches); empty where multiply-adds are not
-    known."""
+    known. Of data that are not synthetic, SAME_SIZE always."""
     setup = job.setup
+    sizes = _sizes(job)
     if setup.counts is None or not setup.counts.multiply_adds:
-        return {}
+        return sizes
     device, wait = setup.device, waiting(setup.device)
     left = torch.randn(SIDE, SIDE, device=device)
     with setup.precision.autocast():
@@ -40,7 +44,16 @@ def roof(job: Job) -> dict[str, float]:
     bytes_s = 2 * COPIED_BYTES / _best(lambda: target.copy_(source), wait)
     # Forward, and twice as much backward: with respect to weights and to activations.
     arithmetic = 3 * 2 * setup.counts.multiply_adds * job.batch
-    return {"peak_flops": flops, "peak_bytes_s": bytes_s, "intensity": arithmetic / _moved(job)}
+    return {**sizes, "peak_flops": flops, "peak_bytes_s": bytes_s, "intensity": arithmetic / _moved(job)}
+
+
+def _sizes(job: Job) -> dict[str, float]:
+    dataset = job.setup.train
+    if dataset is None:
+        return {}
+    height, width = job.kept()[0].images.shape[1:3]
+    same = np.all(dataset.height == height) and np.all(dataset.width == width)
+    return {SAME_SIZE: float(same)}
 
 
 def _best(work: Callable[[], object], wait: Callable[[], object]) -> float:

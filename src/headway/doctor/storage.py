@@ -22,10 +22,10 @@ from typing import Self, final
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.cores import default_threads
 from headway.core.errors import DataError
 from headway.core.keys import UInt64
 from headway.core.profile import Rate
-from headway.data.cores import default_threads
 from headway.data.dataset import Dataset
 from headway.data.formats.unpack import cache_folder
 from headway.data.order import Order

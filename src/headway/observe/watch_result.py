@@ -28,7 +28,8 @@ class Facts:
         torch_loader: the loader is a torch DataLoader; of another one the next four are not known.
         workers: processes; 0: the loop makes its batches itself.
         prefetch: batches ahead, of each worker.
-        cores, threads: that this process may use; with which torch computes.
+        cores: that this process may use: by its affinity and its control group's quota, a rank's share of them.
+        threads: with which torch computes.
         compiled: the network, or one of them.
         autocast: lower precision was on in a forward pass; None: none was seen.
         bf16: the device has units for it.

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
+from headway.observe import value_reads
 from headway.page import panel
 from headway.page.panel import Panel
 
@@ -143,6 +144,7 @@ def panels(summary: Mapping[str, Any], device: str) -> list[Panel]:
         note += " On a GPU the loop's numbers are the host's, and the device's time is in what waits for it."
     if rest := [f"{stage} {_ms(seconds[stage] / steps):g}" for stage in OUTSIDE if stage in seconds]:
         note += f" Not in it, in ms for each step: {', '.join(rest)}."
+    note += f" {reads}" if (reads := _reads(summary, device)) else ""
     more: dict[str, Any] = {"section": "Time", "width": "full"}
     return [
         panel.bars("anatomy", "Step anatomy", names, stacks, x_label="ms a step", order=333, note=note, **more),
@@ -155,6 +157,25 @@ def panels(summary: Mapping[str, Any], device: str) -> list[Panel]:
             **more,
         ),
     ]
+
+
+def _reads(summary: Mapping[str, Any], device: str) -> str:
+    """How often a step read values in Python, and where; nothing of runs before that was counted."""
+    if "value_reads" not in summary:
+        return ""
+    found = summary["value_reads"]
+    if found is None:
+        return (
+            "Values read in Python: not counted, this process made too few steps. It takes "
+            f"{value_reads.STEPS} after the first {value_reads.FIRST} that neither log nor evaluate nor save."
+        )
+    if not found["a_step"]:
+        return f"Values read in Python: none, in {found['steps']} steps."
+    places = ", ".join(f"{one['method']} at {one['place']} ({one['a_step']:g})" for one in found["places"])
+    told = f"Values read in Python: {found['a_step']:.3g} a step, {places}"
+    if device == "cpu":
+        return f"{told}; on a GPU each of a value that lies there waits for the device."
+    return f"{told}; {found['waits_a_step']:.3g} of them waited for the device."
 
 
 def _cell(part: Part) -> str:

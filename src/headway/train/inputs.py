@@ -10,13 +10,13 @@ from typing import Any, final
 
 import torch
 
+from headway.core.cores import default_threads, usable_cores
 from headway.core.errors import RecipeError
 from headway.core.recipe import Loaded
 from headway.data import dataset as data
 from headway.data.augment import measure
 from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
-from headway.data.cores import default_threads, usable_cores
 from headway.data.decode import chosen
 from headway.data.loader import Loader
 from headway.data.options import SYNTHETIC, Cache, CropRecipe, DataRecipe, SyntheticRecipe

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from headway.core import rows
-from headway.data.cores import usable_cpus
+from headway.core.cores import usable_cpus
 from headway.observe.host_load import HostLoad
 from headway.observe.nvml import open_gpu
 from headway.observe.prometheus import PORT, Endpoint

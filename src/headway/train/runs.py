@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
+from headway.core.cores import usable_cores
 from headway.core.errors import CommunicationError, Fenced, HeadwayError, Lost, UsageError
 from headway.core.files import write_whole
 from headway.core.recipe import Loaded, load
 from headway.core.run import Run, provenance
 from headway.core.signals import answered
 from headway.core.statistics import student_t
-from headway.data.cores import usable_cores
 from headway.data.decode import chosen
 from headway.model import weights
 from headway.train import panels
@@ -368,6 +368,7 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
         "images_s": images / training,
         "wait_share": seconds.get("wait", 0.0) / training,
         "damaged_samples": trainer.damaged,
+        "value_reads": trainer.reads.to_json(),
     }
     if setup.inputs.loader is not None:
         stats = setup.inputs.loader.stats()

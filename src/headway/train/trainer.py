@@ -18,6 +18,7 @@ from headway.core.errors import CommunicationError, Lost, TrainingError, UsageEr
 from headway.core.run import Run
 from headway.data.batch import Batch
 from headway.data.upload import to_device
+from headway.observe.value_reads import ValueReads
 from headway.optim import gradient_noise, set_lr
 from headway.train.averages import Averages
 from headway.train.checkpoint import Checkpoint, Checkpoints, restore, state_of
@@ -59,6 +60,7 @@ class Trainer:
         evaluation: the last one.
         precision: that of the setup.
         reached_s: seconds of the clock until `stop_at` was reached.
+        reads: of values in the steps, counted once.
         say: tells the user of a run that diverges, or a checkpoint that is late.
     """
 
@@ -72,7 +74,7 @@ class Trainer:
         self.metrics: dict[str, float] | None = None
         self.reached_s: float | None = None
         self.evaluation: Evaluation | None = None
-        self.clock = Clock()
+        self.clock, self.reads = Clock(), ValueReads()
         self._ledger = Ledger(setup, run, ranks, display.record)
         options = recipe.checkpoint
         self._checkpoints = Checkpoints.of_run(run.folder, options.keep, options.folder, setup.loaded.base)
@@ -133,7 +135,7 @@ class Trainer:
                     elif ending:
                         self._chores += [*self._logging(), "checkpoint"]
                     else:
-                        self._one_step()
+                        self.reads.of(self._one_step, self._chores)
                 while self._chores:
                     self._do(chore := self._chores[0])
                     if chore != "regroup":

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol, final
 
-from headway.data.cores import usable_cores
+from headway.core.cores import usable_cores
 
 POLL_S = 0.05
 """How often the processes are looked at; losses are noticed sooner, by their connections."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, final, get_args
 
 import numpy as np
 
+from headway.core.cores import local_ranks
 from headway.core.errors import UsageError, nearest
 from headway.data.columns import FLAG_RAW
-from headway.data.cores import local_ranks
 from headway.data.dataset import Dataset
 from headway.data.decode import Backend, decoder
 from headway.data.formats.unpack import cache_folder

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from headway.data.cores import default_threads, local_ranks, usable_cores, usable_cpus
+from headway.core.cores import default_threads, local_ranks, usable_cores, usable_cpus
 from headway.data.decode import decoder
 
 CPUS = len(os.sched_getaffinity(0))
@@ -68,7 +68,7 @@ def test_ranks_of_a_host_are_as_many_as_the_launcher_says(monkeypatch: pytest.Mo
 
 def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of each rank's share the training loop keeps one core."""
-    monkeypatch.setattr("headway.data.cores.usable_cores", lambda: 16)
+    monkeypatch.setattr("headway.core.cores.usable_cores", lambda: 16)
     for ranks, threads in (("", 15), ("1", 15), ("2", 7), ("4", 3), ("5", 2), ("8", 1), ("16", 1), ("64", 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         assert default_threads() == threads
