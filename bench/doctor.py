@@ -16,7 +16,8 @@ the machine was as fast; if not, within 3 %, it is measured again, at most five 
 stage_named             share of the cases in which the verdict names a stage of the truth; 0.95 is wanted
 predict_median_error    |predicted - measured| / measured, images/s of the whole job, stalls included: the median
 predict_p90_error       the same: the ninetieth percentile
-gain_median_error       |predicted - measured| / measured of what the first knob gives, where it is a key of the recipe
+gain_median_error       |predicted - measured| / measured of what the first knob gives: keys of the recipe, or a pack,
+                        which is made
 
 Beside the table: what the summary of torch's profiler has at its top, and what TraceML says, of the same job as a plain
 loop.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,6 +23,7 @@ from bench._doctor.trial import How, moved, tried
 from hypothesis import given
 from hypothesis import strategies as st
 from tests._support import packed_digits
+from tests.data.tiers._server import make_pack
 from tests.test_doctor_bench import colours
 
 import headway
@@ -120,12 +122,26 @@ def test_a_run_of_two_processes_is_ended_too(tmp_path: Path) -> None:
 
 
 def test_a_knob_is_taken_where_a_recipe_has_it() -> None:
-    assert measure.overrides_of(profile("data.threads=2 model.args={a: 1}")) is None, "no more than one word a key"
-    assert measure.overrides_of(profile("data.threads=2 batch=64")) == ["data.threads=2", "batch=64"]
-    assert measure.overrides_of(profile("'data.crop={name: random}'")) == ["data.crop={name: random}"]
-    assert measure.overrides_of(profile("headway pack images images.packed")) is None
-    assert measure.overrides_of(profile("")) is None
-    assert measure.overrides_of(profile()) is None
+    assert measure.Cure.of(profile("data.threads=2 model.args={a: 1}")) is None, "no more than one word a key"
+    assert measure.Cure.of(profile("data.threads=2 batch=64")) == measure.Cure(("data.threads=2", "batch=64"))
+    assert measure.Cure.of(profile("'data.crop={name: random}'")) == measure.Cure(("data.crop={name: random}",))
+    assert measure.Cure.of(profile("")) is None
+    assert measure.Cure.of(profile()) is None
+
+
+def test_a_pack_that_the_doctor_proposes_is_made(tmp_path: Path) -> None:
+    source = make_pack(tmp_path, 12)
+    two = f"headway pack {source} small --mode resize=16,quality=90 && headway train r.yaml data.train=small"
+    cure = measure.Cure.of(profile(two))
+    assert cure == measure.Cure(pack=(str(source), "resize=16,quality=90"))
+    assert cure is not None
+    small = cure.packed(tmp_path / "small")
+    assert small is not None
+    with closing(headway.open(small)) as made:
+        assert len(made) == 12
+    with pytest.raises(measure.JobError, match="the pack ended with status"):
+        cure.packed(tmp_path / "small")  # it is there already
+    assert measure.Cure(("batch=2",)).packed(tmp_path / "none") is None
 
 
 def profile(*overrides: str) -> Profile:

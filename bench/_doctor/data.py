@@ -16,8 +16,8 @@ from bench import _data
 from bench._accuracy import cifar
 from headway.data.pack import pack
 
-COPIES = {"many": 8, "a great many": 40}
-"""Of each photograph: 220 MB as JPEG, so that a first epoch takes a while; and 1 GB, more than is fetched ahead."""
+COPIES = {"many": 8, "a great many": 160}
+"""Of each photograph: 220 MB as JPEG, for a first epoch that takes a while; and 4.4 GB, of which little is fetched ahead."""
 
 
 class NotHereError(Exception):
@@ -32,7 +32,7 @@ class Sets:
     - `photos x SCALE`: 250 ImageNet files, 1 time as large as they are or more, packed as JPEG; `photos loose`: as they
       are.
     - `photos raw`: their middle, 224 x 224 pixels; `pixels SIDE`: of another side.
-    - `..., many`, `..., a great many`: each photograph eight or forty times.
+    - `..., many`, `..., a great many`: each photograph 8 or 160 times.
 
     Args:
         pixels: a smaller CIFAR-10 in its place.

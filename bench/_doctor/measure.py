@@ -8,12 +8,14 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter, sleep
-from typing import Any
+from typing import Any, final
 
 import psutil
 import torch
@@ -128,10 +130,33 @@ def examined(job: Job, place: Place, folder: Path, *, quick: bool) -> Profile:
         raise JobError(str(error)) from error
 
 
-def overrides_of(profile: Profile) -> list[str] | None:
-    """The first knob, as `headway train` takes it; None: there is none, or nothing of a recipe sets it."""
-    words = shlex.split(profile.knobs[0].override) if profile.knobs else []
-    return words if words and all(OVERRIDE.fullmatch(word) for word in words) else None
+@final
+@dataclass(frozen=True)
+class Cure:
+    """The doctor's first knob. Attributes: overrides: of the recipe. pack: SRC and --mode of a pack to train on."""
+
+    overrides: tuple[str, ...] = ()
+    pack: tuple[str, str] | None = None
+
+    @staticmethod
+    def of(profile: Profile) -> Cure | None:
+        """None: there is no knob, or it is none of these."""
+        words = shlex.split(profile.knobs[0].override) if profile.knobs else []
+        if words[:2] == ["headway", "pack"]:
+            source, _, option, mode = words[2:6]
+            return Cure(pack=(source, mode)) if option == "--mode" else None
+        return Cure(tuple(words)) if words and all(OVERRIDE.fullmatch(word) for word in words) else None
+
+    def packed(self, folder: Path) -> Path | None:
+        """Makes the pack, if it is one; nothing holds that back. Raises JobError: it could not be made."""
+        if self.pack is None:
+            return None
+        source, mode = self.pack
+        command = [sys.executable, "-m", "headway", "pack", source, str(folder), "--mode", mode]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise JobError(f"the pack ended with status {done.returncode}: {done.stderr[-500:]}")
+        return folder
 
 
 def calibrated(calls: int = 31) -> float:
@@ -156,8 +181,10 @@ def _ready(job: Job, place: Place, folder: Path, verb: str, options: Sequence[st
 
 
 def bring(job: Job, place: Place) -> None:
-    """Brings a job's files into memory, or out of it."""
-    (evict if job.cold else load)(place.files)
+    """Brings a job's files into memory, or out of it. Those of a web server lie where it finds them: a disk is faster than
+    the network is here."""
+    if job.limits.remote_bits_s is None:
+        (evict if job.cold else load)(place.files)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, final
@@ -15,7 +15,7 @@ from bench._doctor.around import around
 from bench._doctor.cases import Case
 from bench._doctor.data import Sets
 from bench._doctor.jobs import Job
-from bench._doctor.measure import JobError, calibrated, examined, overrides_of, trained
+from bench._doctor.measure import Cure, JobError, calibrated, examined, trained
 from headway.core.profile import Profile
 
 MOVED = 0.03
@@ -81,14 +81,18 @@ def moved(record: dict[str, Any]) -> float:
 
 
 def _measured(arms: dict[str, Job], sets: Sets, folder: Path, how: How) -> dict[str, Any]:
-    said, knob = _said(arms[CASE], sets, folder / "doctor", quick=how.quick)
+    said, cure = _said(arms[CASE], sets, folder / "doctor", quick=how.quick)
     first_only = arms[CASE].cold or arms[CASE].limits.remote_bits_s is not None
-    if first_only and any(word.startswith("data.cache=") for word in knob or ()):
-        said["untried"], knob = "a cache has to be filled first, which takes longer than the run", None
+    if first_only and cure is not None and any(word.startswith("data.cache=") for word in cure.overrides):
+        said["untried"], cure = "a cache has to be filled first, which takes longer than the run", None
     overrides: dict[str, Sequence[str]] = dict.fromkeys(arms, ())
-    jobs = dict(arms)
-    if knob is not None:
-        jobs[KNOB], overrides[KNOB] = arms[CASE], knob
+    jobs, packed = dict(arms), None
+    if cure is not None:
+        try:
+            packed = cure.packed(folder / "packed")
+            jobs[KNOB], overrides[KNOB] = arms[CASE], cure.overrides
+        except JobError as error:
+            said["refused"] = str(error)
     names, images_s = list(jobs), {name: list[float]() for name in jobs}
     for number in range(how.times):
         first = number % len(names)
@@ -98,6 +102,8 @@ def _measured(arms: dict[str, Job], sets: Sets, folder: Path, how: How) -> dict[
             place_of = folder / f"{name}-{number}".replace(" ", "-")
             try:
                 with around(jobs[name], sets) as place:
+                    if name == KNOB and packed is not None:
+                        place = replace(place, files=packed, train=str(packed))
                     rate, _ = trained(jobs[name], place, place_of, how.seconds, overrides[name])
                 images_s[name].append(rate)
             except JobError as error:
@@ -107,17 +113,19 @@ def _measured(arms: dict[str, Job], sets: Sets, folder: Path, how: How) -> dict[
                 del images_s[KNOB]
             with suppress(OSError):
                 shutil.rmtree(place_of)  # checkpoints take room
+    with suppress(OSError):
+        shutil.rmtree(folder / "packed")
     return {"said": said, "images_s": images_s}
 
 
-def _said(job: Job, sets: Sets, folder: Path, *, quick: bool) -> tuple[dict[str, Any], list[str] | None]:
-    """(what the doctor says, the overrides of its first knob); a doctor that fails has said nothing right."""
+def _said(job: Job, sets: Sets, folder: Path, *, quick: bool) -> tuple[dict[str, Any], Cure | None]:
+    """(what the doctor says, its first knob); a doctor that fails has said nothing right."""
     try:
         with around(job, sets) as place:
             profile = examined(job, place, folder, quick=quick)
     except JobError as error:
         return {"failed": str(error)}, None
-    return told(profile), overrides_of(profile)
+    return told(profile), Cure.of(profile)
 
 
 def told(profile: Profile) -> dict[str, Any]:

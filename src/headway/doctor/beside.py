@@ -12,7 +12,7 @@ from headway.core.profile import Together
 from headway.doctor.feed import loader_of
 from headway.doctor.job import Job, close
 from headway.doctor.loop import waiting
-from headway.doctor.measure import LEAST_WINDOW_S, settled
+from headway.doctor.measure import least_window_s, settled
 
 BATCHES = 8
 """That the loader gives meanwhile, if the time is enough for them."""
@@ -47,7 +47,7 @@ def beside(job: Job, input_alone: float, loop_alone: float, *, limit_s: float, *
         try:
             trainer.run(1)
             wait()
-            steps = max(1, round(LEAST_WINDOW_S / max(job.batch * loop_alone, 1e-6)))
+            steps = max(1, round(least_window_s() / max(job.batch * loop_alone, 1e-6)))
             begun, before = perf_counter(), len(arrived)
 
             def window() -> float:

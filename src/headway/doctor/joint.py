@@ -23,7 +23,7 @@ from headway.core.statistics import median_interval
 from headway.core.world import Group
 from headway.doctor.job import override
 from headway.doctor.loop import waiting
-from headway.doctor.measure import LEAST_WINDOW_S, LEAST_WINDOWS, TOLERANCE
+from headway.doctor.measure import LEAST_WINDOWS, TOLERANCE, least_window_s
 from headway.train.elastic import Ranks
 from headway.train.trainer import Trainer
 
@@ -125,7 +125,7 @@ def exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> Exchange:
         wait()
         return (perf_counter() - begun) / count
 
-    count = _said(control, max(1, round(LEAST_WINDOW_S / sums(2))))
+    count = _said(control, max(1, round(least_window_s() / sums(2))))
     found, since = list[float](), perf_counter()
     while True:
         found.append(sums(count))

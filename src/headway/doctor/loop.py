@@ -15,7 +15,7 @@ from headway.core.modules import leaving_no_trace
 from headway.core.profile import Rate
 from headway.data.batch import Batch
 from headway.doctor.job import Job, resized
-from headway.doctor.measure import LEAST_WINDOW_S, settled, timed
+from headway.doctor.measure import least_window_s, settled, timed
 from headway.doctor.syncs import Syncs, counted
 from headway.train.prepare import divided, prepared
 from headway.train.trainer import Trainer
@@ -76,7 +76,7 @@ def stepped(job: Job, trainer: Trainer, *, limit_s: float) -> tuple[Rate, dict[s
     wait = waiting(job.setup.device)
     a_step = warmed(trainer, wait)
     before, begun = dict(trainer.clock.seconds), trainer.position
-    steps = max(1, round(LEAST_WINDOW_S / a_step))
+    steps = max(1, round(least_window_s() / a_step))
 
     def work() -> int:
         position = trainer.position

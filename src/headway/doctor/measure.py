@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from time import perf_counter
 
+from headway.core.control_groups import groups_over, quota_cores
+from headway.core.cores import usable_cpus
 from headway.core.profile import Rate
 from headway.core.statistics import median_interval
 
@@ -14,6 +17,8 @@ LIMIT_S = 6.0
 """Of one measurement."""
 LEAST_WINDOWS, LEAST_WINDOW_S = 5, 0.1
 """Of fewer windows the interval says nothing; a shorter one measures the machine's hiccups."""
+LEAST_WITH_QUOTA_S = 0.5
+"""A quota stops all threads once in each 0.1 s: a window has to see it several times."""
 
 
 def settled(window: Callable[[], float], *, limit_s: float = LIMIT_S) -> Rate:
@@ -34,14 +39,24 @@ def settled(window: Callable[[], float], *, limit_s: float = LIMIT_S) -> Rate:
             return Rate(value=middle, low=low, high=high, windows=len(found))
 
 
-def timed(work: Callable[[], int], *, least_s: float = LEAST_WINDOW_S) -> Callable[[], float]:
-    """A window over calls of `work`, which gives the images it dealt with: so many as take `least_s`."""
+@functools.cache
+def least_window_s() -> float:
+    """Of a window on this machine."""
+    quotas = [quota_cores(folder) for folder in groups_over("cpu")]
+    limited = any(quota is not None and quota < len(usable_cpus()) for quota in quotas)
+    return LEAST_WITH_QUOTA_S if limited else LEAST_WINDOW_S
+
+
+def timed(work: Callable[[], int], *, least_s: float | None = None) -> Callable[[], float]:
+    """A window over calls of `work`, which gives the images it dealt with: so many as take `least_s`; None: as long as
+    one has to be here."""
+    least = least_window_s() if least_s is None else least_s
 
     def window() -> float:
         images, begun = 0, perf_counter()
         while True:
             images += work()
-            if (seconds := perf_counter() - begun) >= least_s:
+            if (seconds := perf_counter() - begun) >= least:
                 return images / seconds
 
     return window
