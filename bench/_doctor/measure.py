@@ -181,8 +181,8 @@ def _ready(job: Job, place: Place, folder: Path, verb: str, options: Sequence[st
 
 
 def bring(job: Job, place: Place) -> None:
-    """Brings a job's files into memory, or out of it. Those of a web server lie where it finds them: a disk is faster than
-    the network is here."""
+    """Brings a job's files into memory, or out of it. A web server takes them from where they lie, which is faster than
+    its network."""
     if job.limits.remote_bits_s is None:
         (evict if job.cold else load)(place.files)
 

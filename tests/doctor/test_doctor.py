@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from contextlib import closing
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from tests.data.tiers._server import make_pack
 
 from headway.core.errors import UsageError
 from headway.core.profile import Profile
-from headway.doctor.beside import beside
+from headway.doctor.beside import beside, handover
 from headway.doctor.doctor import Budget, examination
 from headway.doctor.feed import fed
 from headway.doctor.job import Job, override, resized
@@ -102,6 +103,24 @@ def test_a_slow_loader_is_measured_beside_the_loop(folder: Path) -> None:
         found = beside(job, 1 / alone, 1 / loop, limit_s=0.3)
     assert 0.3 < found.input_beside / found.input_alone < 10
     assert found.loop_beside > 0
+
+
+def test_handing_batches_over_costs_short_steps_alone(folder: Path) -> None:
+    with closing(Job.of(load_recipe(folder / "plain.yaml", ["batch=2", "log_every_steps=50"]), str)) as job:
+        loop = rate_of(job, limit_s=0.2).value
+        assert 0 <= handover(job, 1 / loop, limit_s=0.3) < 10 / loop
+        assert handover(job, 1.0, limit_s=0.3) == 0
+    assert not [one for one in threading.enumerate() if one.name == "headway-doctor"]
+
+
+def test_noise_is_never_learnt(folder: Path) -> None:
+    """The same images with other labels each time."""
+    with closing(Job.of(load_recipe(folder / "plain.yaml", []), str)) as job:
+        first, *others = job.noise()
+        assert others
+        assert all(torch.equal(first.images, one.images) for one in others)
+        assert not all(torch.equal(first.labels, one.labels) for one in others)
+        assert not torch.equal(first.images, job.kept()[0].images)
 
 
 def test_what_comes_from_an_address_is_measured_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

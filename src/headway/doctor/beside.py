@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
+import queue
 import threading
-from collections.abc import Sequence
-from time import perf_counter
-from typing import Any
+from collections.abc import Iterator, Sequence
+from statistics import median
+from time import perf_counter, sleep
+from typing import Any, final
 
 from headway.core.cores import usable_cores
 from headway.core.profile import Together
+from headway.data.batch import Batch
+from headway.data.loader import PAUSE_S
 from headway.doctor.feed import loader_of
 from headway.doctor.job import Job, close
 from headway.doctor.loop import waiting
@@ -16,6 +21,9 @@ from headway.doctor.measure import least_window_s, settled
 
 BATCHES = 8
 """That the loader gives meanwhile, if the time is enough for them."""
+
+SHORT_STEP_S = 0.01
+"""Longer ones do not show what handing a batch over takes: some 0.1 ms."""
 
 
 def beside(job: Job, input_alone: float, loop_alone: float, *, limit_s: float, **options: Any) -> Together:
@@ -79,3 +87,73 @@ def each(arrived: Sequence[tuple[float, int]]) -> float:
     if len(arrived) < 3:
         return 0.0
     return (arrived[-1][0] - arrived[0][0]) / sum(images for _, images in arrived[1:])
+
+
+def handover(job: Job, loop_alone: float, *, limit_s: float) -> float:
+    """Seconds of a sample that the loop loses by taking its batches from another thread, which has next to nothing to
+    do for them: both are woken up for each batch, and take turns at the interpreter. Steps that take long do not show
+    it: 0."""
+    if job.batch * loop_alone > SHORT_STEP_S:
+        return 0.0
+    given = _Given(job.kept(), job.setup.recipe.data.ahead)
+    wait = waiting(job.setup.device)
+    steps = max(1, round(least_window_s() / (job.batch * loop_alone)))
+    lost, begun = list[float](), perf_counter()
+    with job.trainer(feed=lambda: given) as trainer:
+        trainer.run(steps)
+        try:
+            while len(lost) < 3 or perf_counter() - begun < limit_s:
+                taken = []
+                for given.handed in (False, True):
+                    trainer.run(job.setup.recipe.data.ahead)  # with what is there at once
+                    wait()
+                    since, at = perf_counter(), trainer.position
+                    trainer.run(steps)
+                    wait()
+                    taken.append((perf_counter() - since) / (trainer.position - at))
+                lost.append(taken[1] - taken[0])
+        finally:
+            given.close()
+    return max(0.0, median(lost))
+
+
+def handed(found: Together, seconds: float) -> Together:
+    """With what a sample takes longer for the handing over."""
+    changed = {"loop_alone": found.loop_alone + seconds, "loop_beside": found.loop_beside + seconds}
+    return found.model_copy(update=changed)
+
+
+@final
+class _Given:
+    """Batches again and again; if `handed`, through a ring that a thread fills, as the loader's does."""
+
+    def __init__(self, batches: Sequence[Batch], ahead: int) -> None:
+        self.handed, self._batches = False, batches
+        self._free, self._ready = queue.SimpleQueue[bool](), queue.SimpleQueue[Batch]()
+        for _ in range(ahead):
+            self._free.put(True)
+        self._thread = threading.Thread(target=self._produce, name="headway-doctor", daemon=True)
+        self._thread.start()
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in itertools.cycle(self._batches):
+            if self.handed:
+                yield self._ready.get()
+                self._free.put(True)
+            else:
+                yield batch
+
+    def close(self) -> None:
+        self._free.put(False)
+        self._thread.join()
+
+    def _produce(self) -> None:
+        for batch in itertools.cycle(self._batches):
+            try:
+                more = self._free.get_nowait()
+            except queue.Empty:
+                more = self._free.get()
+                sleep(PAUSE_S)
+            if not more:
+                return
+            self._ready.put(batch)

@@ -21,7 +21,7 @@ from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.tiers.opened import RemoteShards
 from headway.doctor import environment, storage
-from headway.doctor.beside import beside
+from headway.doctor.beside import beside, handed, handover
 from headway.doctor.copying import copying
 from headway.doctor.feed import Fed, augmentation, by_threads, fed
 from headway.doctor.job import Job
@@ -109,6 +109,8 @@ class _Examination:
         self._missing = list[str]()
         self._facts: dict[str, float] = {}
         self._runs = list[WholeRun]()
+        self._handed_s = 0.0
+        """Of a sample: what taking a batch from the loader's thread costs the loop."""
 
     def profile(self) -> Profile:
         job, budget, setup, begun = self._job, self._budget, self._job.setup, perf_counter()
@@ -129,7 +131,9 @@ class _Examination:
             self._barrier()
             self._say("Measuring both beside each other.")
             together = beside(job, 1 / fed_warm.rate.value, 1 / loop.rate.value, limit_s=budget.each)
-        ceilings = [*self._ceilings(fed_warm), *_of_loop(loop), *self._stalls()]
+            self._handed_s = handover(job, 1 / loop.rate.value, limit_s=budget.side)
+            together = handed(together, self._handed_s)
+        ceilings = [*self._ceilings(fed_warm), *_of_loop(loop, self._handed_s), *self._stalls()]
         warm = Model.of(ceilings, together)
         self._barrier()
         self._say("Running the whole job shortly.")
@@ -228,7 +232,7 @@ class _Examination:
 
     def _whole(self, model: Model) -> Ran:
         """The synthetic, replayed and warm run."""
-        job, side, loop = self._job, self._budget.side, 1 / model.total("loop")
+        job, side, loop = self._job, self._budget.side, 1 / (model.total("loop") - self._handed_s)
         note = "the loop, with one batch of noise again and again"
         self._add("synthetic", run(job, limit_s=side, batches=job.noise()), loop, note)
         note = "the loop, with batches that are there already"
@@ -313,7 +317,7 @@ class _Examination:
         return ""
 
 
-def _of_loop(found: Looped) -> list[Ceiling]:
+def _of_loop(found: Looped, handed_s: float) -> list[Ceiling]:
     how = {
         "transform": "normalising and augmenting a batch, and the user's transform",
         "launch": "forward and backward: what a line through two batches starts from",
@@ -321,11 +325,12 @@ def _of_loop(found: Looped) -> list[Ceiling]:
         "optimizer": "the optimizer's step",
         "sync": f"{found.syncs.count:.3g} reads of values a step",
         "log": "records and the display",
-        "other": "the rest of the loop",
+        "other": "the rest of the loop, and taking batches from the loader's thread",
     }
+    seconds = {**found.seconds, "other": found.seconds["other"] + handed_s}
     side: Side = "loop"
     return [
-        Ceiling(stage=stage, side=side, resource="device", seconds=found.seconds[stage], how=text)
+        Ceiling(stage=stage, side=side, resource="device", seconds=seconds[stage], how=text)
         for stage, text in how.items()
     ]
 

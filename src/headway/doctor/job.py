@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -106,23 +106,30 @@ class Job:
         return self._kept
 
     def noise(self) -> list[Batch]:
-        """One batch that shows nothing: on the device, and always the same."""
+        """The same images of noise with other labels each time: what could be learnt would end in gradients of next to
+        nothing, with which a processor computes slowly."""
         first = self.kept()[0]
         images = torch.randint(0, 256, first.images.shape, dtype=torch.uint8).to(first.images)
-        return [replace(first, images=images)]
+        return [replace(one, images=images) for one in self.kept()]
 
     def take(self, batches: list[Batch]) -> None:
         """Replays these."""
         self._kept = batches
 
     @contextmanager
-    def trainer(self, *, batches: Sequence[Batch] = (), display: Display | None = None) -> Iterator[Trainer]:
+    def trainer(
+        self,
+        *,
+        batches: Sequence[Batch] = (),
+        feed: Callable[[], Iterable[Batch]] | None = None,
+        display: Display | None = None,
+    ) -> Iterator[Trainer]:
         """A Trainer of the measured recipe, in a folder that goes with it.
 
         Args:
-            batches: that it is given again and again; none: the loader's.
+            batches: that it is given again and again; none: the loader's. feed: gives others in their place.
         """
-        self.setup.inputs.feed = (lambda: itertools.cycle(batches)) if batches else None
+        self.setup.inputs.feed = (lambda: itertools.cycle(batches)) if batches else feed
         try:
             with tempfile.TemporaryDirectory(prefix=".headway-doctor-", dir=_of_runs()) as folder:
                 run = Run.create(Path(folder) / "run")

@@ -14,7 +14,7 @@ from headway.core.profile import Knob, Threads, Together
 from headway.data.batch import Batch
 from headway.data.columns import FLAG_RAW, PACK_FORMATS
 from headway.data.modes import Mode
-from headway.doctor.beside import beside
+from headway.doctor.beside import beside, handed, handover
 from headway.doctor.feed import Fed, fed
 from headway.doctor.job import Job, override, quiet
 from headway.doctor.kept import keeps, keeps_on_device, memory_fed
@@ -203,8 +203,7 @@ class Knobs:
                 continue
             measured = beside(self._job, 1 / rate, 1 / self._loop.rate.value, limit_s=self._side_s, threads=count)
             changed = self._scaled_input(found.rate.value / rate)
-            slower = (measured.input_beside / measured.input_alone, measured.loop_beside / measured.loop_alone)
-            changed = replace(changed, input_slower=max(1.0, slower[0]), loop_slower=max(1.0, slower[1]))
+            changed = changed.beside(measured)
             yield self._knob(what, "decode", {"data.threads": count}, changed, measured=True)
 
     def _scaled_input(self, ratio: float, read: float = 1.0) -> Model:
@@ -322,12 +321,37 @@ class Knobs:
                 yield from self._tried("no second forward pass", "compute", {"recompute": False}, cost=cost)
         fixed = sum(seconds.get(one, 0.0) for one in ("launch", "optimizer", "other"))
         if fixed >= 0.1 * self._model.total("loop") and recipe.batch_growth is None:
-            changes = {"batch": LARGER * job.loaded.recipe.batch}
-            yield from self._tried("a larger batch", "launch", changes, exact=False, cost=BATCH_COST)
+            yield from self._larger_batch({"batch": LARGER * job.loaded.recipe.batch})
         log, every = seconds.get("log", 0.0), job.loaded.recipe.log_every_steps
         if every < 50 and log > 0:
             changed = self._model.with_seconds({"log": log * every / 50})
             yield self._knob("fewer records", "log", {"log_every_steps": 50}, changed, measured=False)
+
+    def _larger_batch(self, changes: Mapping[str, Any]) -> Iterator[Knob]:
+        """What loader and loop do once a batch is done less often by both, and so is handing over."""
+        text = override(changes)
+        if self._time_is_up(text, 4 * self._side_s):
+            return
+
+        seen = list[tuple[Fed, Together]]()
+
+        def look(other: Job, rate: float) -> None:
+            loader = self._job.setup.inputs.loader
+            if self._fed is None or loader is None:
+                return
+            into = fed(other, limit_s=self._side_s, tier=loader.tier)
+            both = beside(other, 1 / into.rate.value, 1 / rate, limit_s=self._side_s, tier=loader.tier)
+            seen.append((into, handed(both, handover(other, 1 / rate, limit_s=self._side_s))))
+
+        ratio = self._ratio(text, changes, look=look)
+        if ratio is None:
+            return
+        changed = self._model.with_seconds(self._times_loop(ratio))
+        if seen and self._fed is not None:
+            (into, both), loop = seen[0], self._model.total("loop")
+            changed = self._fed_by(into, self._fed).with_seconds(self._times_loop(both.loop_alone / loop))
+            changed = changed.beside(both)
+        yield self._knob("a larger batch", "launch", changes, changed, measured=True, exact=False, cost=BATCH_COST)
 
     def _compiled(self) -> Iterator[Knob]:
         recipe, changes = self._job.setup.recipe, {"compile": True}
@@ -376,12 +400,18 @@ class Knobs:
             yield self._knob(name, cures, changes, changed, measured=True, exact=exact, cost=cost)
 
     def _ratio(
-        self, text: str, changes: Mapping[str, Any], *, batches: Sequence[Batch] | None = None, say: Say = quiet
+        self,
+        text: str,
+        changes: Mapping[str, Any],
+        *,
+        batches: Sequence[Batch] | None = None,
+        look: Callable[[Job, float], None] | None = None,
+        say: Say = quiet,
     ) -> float | None:
         """Seconds of the loop with other values over those without; None: it does not work, and `missing` says why.
 
         Args:
-            batches: to be replayed; None: the job's own.
+            batches: to be replayed; None: the job's own. look: at what has these values, and the images/s of its loop.
         """
         self._say(f"Trying {text}.")
         given = {key.replace(".", "__"): value for key, value in changes.items()}
@@ -394,6 +424,8 @@ class Knobs:
             if batches is not None:
                 other.take(list(batches))
             found = rate_of(other, limit_s=self._side_s)
+            if look is not None:
+                look(other, found.value)
         except Exception as error:  # of a compiler that is not there, or for want of memory, too
             first = (str(error).strip().splitlines() or [""])[0]
             said = str(error) if isinstance(error, HeadwayError) else f"{type(error).__name__}: {first}"

@@ -50,11 +50,14 @@ class Model:
         seconds: dict[str, dict[str, float]] = {"input": {}, "loop": {}, "stall": {}}
         for one in ceilings:
             seconds[one.side][one.stage] = one.seconds
-        if together is None:
-            return Model(seconds, 1.0, 1.0)
+        alone = Model(seconds, 1.0, 1.0)
+        return alone if together is None else alone.beside(together)
+
+    def beside(self, found: Together) -> Model:
+        """The same with what was measured of both beside each other."""
         # Noise may make one faster beside the other.
-        slower = (together.input_beside / together.input_alone, together.loop_beside / together.loop_alone)
-        return Model(seconds, max(1.0, slower[0]), max(1.0, slower[1]))
+        slower = (found.input_beside / found.input_alone, found.loop_beside / found.loop_alone)
+        return Model(self.seconds, max(1.0, slower[0]), max(1.0, slower[1]))
 
     def total(self, side: str) -> float:
         return sum(self.seconds[side].values())
