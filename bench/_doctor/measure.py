@@ -32,6 +32,8 @@ STARTS_S, ENDS_S, DOCTOR_S = 180.0, 60.0, 900.0
 """How long a run may take until its first logging step, and from the signal to its end; and the doctor."""
 WARM_S = 1.0
 """After the first logging step, which do not count: caches and allocators warm up."""
+PERIODS_S = 60.0
+"""Most that a run goes on until it has evaluated or saved twice."""
 POLL_S = 0.1
 OVERRIDE = re.compile(r"[a-z_]\w*(\.\w+)*=.*", re.DOTALL)
 
@@ -57,7 +59,7 @@ def trained(job: Job, place: Place, folder: Path, seconds: float, overrides: Seq
     command = _ready(job, place, folder, "train", [*overrides, "--run", str(run)])
     with _running(command, job, folder) as (process, said):
         deadline, begun = monotonic() + STARTS_S, False
-        while process.poll() is None and monotonic() < deadline:
+        while process.poll() is None and (monotonic() < deadline or _wants_more(run, deadline, begun)):
             if not begun and records_of(run):
                 deadline, begun = monotonic() + WARM_S + seconds, True
             elif begun and job.cold and records_of(run)[-1]["epoch"] > 1:
@@ -71,6 +73,17 @@ def trained(job: Job, place: Place, folder: Path, seconds: float, overrides: Seq
         return rate_of(run, first_epoch=job.cold), waited
     except (OSError, ValueError) as error:
         raise JobError(f"the run told nothing ({error}): {said()}") from error
+
+
+def _wants_more(run: Path, deadline: float, begun: bool) -> bool:
+    """Whether a run that has had its time has not come to two periods of its stalls yet; that is waited for."""
+    if not begun or monotonic() > deadline + PERIODS_S:
+        return False
+    try:
+        rate_of(run)
+    except ValueError:
+        return True
+    return False
 
 
 def records_of(run: Path, kind: str = "train") -> list[dict[str, Any]]:

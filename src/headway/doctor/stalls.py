@@ -14,6 +14,8 @@ from headway.train.trainer import Display, Trainer
 
 CHECKPOINTS = 3
 """That are saved to see how long one takes, or what comes in time."""
+SETTLED = 2
+"""Of a run, that are left out: nothing older is to be removed by them, and nothing of theirs is still being written."""
 
 
 @final
@@ -65,27 +67,39 @@ def checkpoint(job: Job, *, limit_s: float) -> Stall:
     other = Job(job.loaded, replace(setup, loaded=with_values(setup.loaded, values, "as it is measured")))
     other.take(job.kept())
     found, begun = list[float](), perf_counter()
-    while len(found) < CHECKPOINTS and perf_counter() - begun < limit_s:
-        seen = _First()
-        with other.trainer(batches=other.kept(), display=seen) as trainer:
-            trainer.run(1)
-        found.append(seen.seconds)
+    if options.asynchronous:  # a second one would wait for the first one's thread
+        while len(found) < CHECKPOINTS and perf_counter() - begun < limit_s:
+            found += _saved(other, 1, limit_s)
+    else:
+        found = _saved(other, SETTLED + CHECKPOINTS, limit_s)
+        found = found[SETTLED:] or found
     every = options.every_epochs * setup.epoch if options.every_steps is None else options.every_steps * job.batch
     how = "the copy; a thread writes it meanwhile" if options.asynchronous else "until it is written"
     where = "" if options.folder is None else f", to the local disk and not to {options.folder}"
     return Stall(median(found), every, how + where)
 
 
+def _saved(job: Job, most: int, limit_s: float) -> list[float]:
+    """Seconds that the loop was held by each of the checkpoints of one run, at most so many. That a run waits for the
+    last one's writing at its end is no part of it."""
+    seen, begun = _Held(), perf_counter()
+    with job.trainer(batches=job.kept(), display=seen) as trainer:
+        while len(seen.seconds) < most and (not seen.seconds or perf_counter() - begun < limit_s):
+            trainer.run(1)
+    return seen.seconds
+
+
 @final
-class _First(Display):
-    """Notes how long the loop was held by the first checkpoint. That the run waits for its writing at its end is no
-    part of it."""
+class _Held(Display):
+    """Notes by how much the Clock's time of checkpoints grows with each step."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0
+        self.seconds, self._before = list[float](), 0.0
 
     def step(self, trainer: Trainer) -> None:
-        self.seconds = self.seconds or trainer.clock.seconds.get("checkpoint", 0.0)
+        now = trainer.clock.seconds.get("checkpoint", 0.0)
+        self.seconds.append(now - self._before)
+        self._before = now
 
     def record(self, record: dict[str, Any]) -> None:
         """Nothing of it is shown."""
