@@ -17,7 +17,7 @@ from bench._accuracy import cifar
 from headway.data.pack import pack
 
 COPIES = {"many": 8, "a great many": 160}
-"""Of each photograph: 220 MB as JPEG, for a first epoch that takes a while; 4.4 GB, of which little is fetched ahead."""
+"""Of each photograph: 220 MB as JPEG, for an epoch that takes a while; 4.4 GB, of which little is fetched ahead."""
 
 
 class NotHereError(Exception):
