@@ -2,7 +2,8 @@
 
 The lowest rung is PyTorch alone (bench/_ladder/tutorial.py): loose JPEG files of CIFAR-10, opened by Pillow in one
 worker of a DataLoader, batches of 64, fp32, eager. From the next one on it is `headway train`; a rung keeps all changes
-below it. Where the device has no units for bf16, that rung says so and keeps fp32.
+below it. Where the device has no units for bf16, that rung says so and keeps fp32; where compilation makes the run
+slower, the last rung is without it.
 
 ladder_total         images/s of the last rung over the lowest one's, a network as small as LeNet (0.65 million
                      multiply-adds an image)

@@ -118,6 +118,7 @@ CHANGES = {
     "bf16": {"precision"},
     "compile": {"compile"},
     "batch": {"batch"},
+    "batch, compiled": {"batch"},
 }
 
 
@@ -129,11 +130,14 @@ def test_each_rung_is_a_recipe_with_one_change_more(
     ladder = rungs.rungs(device_type, precisions, tmp_path / "packed")
     recipe = rungs.write_recipe(tmp_path / "recipe.yaml", rungs.CIFAR_NET, tmp_path / "loose")
     assert [rung.name for rung in ladder] == ["tutorial", *CHANGES]
-    before = dict(load(recipe, (), TrainRecipe).leaves())
+    seen = {"tutorial": dict(load(recipe, (), TrainRecipe).leaves())}
+    before = seen["tutorial"]
     for name, overrides in rungs.recipes(ladder):
         now = dict(load(recipe, overrides, TrainRecipe).leaves())
-        assert {key for key in now if now[key] != before.get(key)} == CHANGES[name]
-        before = now
+        above = next(rung.above for rung in ladder if rung.name == name)
+        kept = seen.get(above, seen.get("channels-last", before)) if above else before
+        assert {key for key in now if now[key] != kept.get(key)} == CHANGES[name]
+        before = seen[name] = now
     changing = [name for name, _ in rungs.recipes(ladder)]
     assert changing == [name for name in CHANGES if name != "bf16" or "bf16" in precisions]
     assert before["batch"] == rungs.LARGE
@@ -161,10 +165,25 @@ def test_a_rung_without_an_arm_is_a_row_and_nothing_is_compared_with_it(tmp_path
     assert rows["tutorial"][4:6] == ("-", "-")
     assert rows["compile"][4:] == (rungs.times(compiled), rungs.times(ratios["compile"]), "50.0%")
     assert rows["workers"][4] == rows["workers"][5], "the tutorial is the one before"
-    last = ratios["batch"]
+    last = ratios["batch, compiled"]
     assert last is not None
     assert [(claim.name, claim.value) for claim in claims] == [("ladder_total", last[0])]
+    assert "(batch, compiled)" in claims[0].how
     assert rungs.claims(arms, ladder[:3], rungs.LENET, "how") == [], "its last rung was not there"
+
+
+def test_what_compilation_makes_slower_ends_uncompiled(tmp_path: Path) -> None:
+    ladder = rungs.rungs("cpu", ("fp32", "bf16"), tmp_path)
+    rates = {"tutorial": 100, "bf16": 900, "compile": 300, "batch": 1600, "batch, compiled": 700}
+    with Comparison(tmp_path) as arms:
+        for name, images in rates.items():
+            arms.add(name, counter(images))
+        arms.run(3, 0.01)
+        (claim,) = rungs.claims(arms, ladder, rungs.LENET, "how")
+        rows = {row[0]: row for row in rungs.rows(arms, ladder)[1:]}
+        assert claim.value == arms.ratio("batch", "tutorial")[0]  # type: ignore[index]
+        assert rows["batch"][4] == rungs.times(arms.ratio("batch", "bf16")), "over the rung that it stands on"
+        assert rows["batch, compiled"][4] == rungs.times(arms.ratio("batch, compiled", "compile"))
 
 
 def test_the_lowest_rungs_train_in_processes_of_their_own(loose: Path, tmp_path: Path) -> None:
