@@ -27,6 +27,7 @@ from bench._doctor.data import evict, load
 from bench._doctor.jobs import BIG, Job
 from headway.core.errors import UsageError
 from headway.core.profile import Profile
+from headway.doctor.packing import Packing
 
 STARTS_S, ENDS_S, DOCTOR_S = 180.0, 60.0, 900.0
 """How long a run may take until its first logging step, and from the signal to its end; and the doctor."""
@@ -154,10 +155,10 @@ class Cure:
     @staticmethod
     def of(profile: Profile) -> Cure | None:
         """None: there is no knob, or it is none of these."""
-        words = shlex.split(profile.knobs[0].override) if profile.knobs else []
-        if words[:2] == ["headway", "pack"]:
-            source, _, option, mode = words[2:6]
-            return Cure(pack=(source, mode)) if option == "--mode" else None
+        text = profile.knobs[0].override if profile.knobs else ""
+        if (packing := Packing.parse(text)) is not None:
+            return Cure(pack=(packing.source, str(packing.mode)))
+        words = shlex.split(text)
         return Cure(tuple(words)) if words and all(OVERRIDE.fullmatch(word) for word in words) else None
 
     def packed(self, folder: Path) -> Path | None:

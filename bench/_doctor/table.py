@@ -158,6 +158,6 @@ class Table:
             claims.append(Claim("predict_p90_error", float(np.percentile(errors, 90)), "", how))
         gains = [error for one in counted if (error := one.gain_error) is not None]
         if gains:
-            how = f"of {len(gains)} cases whose first knob is a key of the recipe; of what it gives, times the images/s"
+            how = f"of {len(gains)} cases whose first knob was tried; of what it gives, times the images/s"
             claims.append(Claim("gain_median_error", median(gains), "", how))
         return claims

@@ -23,10 +23,15 @@ def local_ranks() -> int | None:
     return int(text) if text.isdecimal() and int(text) else None
 
 
+def rank_cores() -> int:
+    """This rank's share of the usable cores; at least one."""
+    return max(1, usable_cores() // (local_ranks() or 1))
+
+
 def default_threads() -> int:
     """How many threads decode unless the user says: one fewer than this rank's share of the usable cores, so that the
     training loop keeps one, and at least one."""
-    return max(1, usable_cores() // (local_ranks() or 1) - 1)
+    return max(1, rank_cores() - 1)
 
 
 def usable_cores(*, groups: Path = GROUPS, membership: Path = MEMBERSHIP) -> int:

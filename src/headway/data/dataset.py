@@ -75,6 +75,12 @@ class Dataset:
         return len(self.label)
 
     @property
+    def pixel_bytes(self) -> int | None:
+        """Of the decoded set; None where its images have different sizes."""
+        size = self.description.common_size
+        return None if size is None else len(self) * size[0] * size[1] * self.description.channels
+
+    @property
     def classes(self) -> tuple[str, ...]:
         return self.description.classes
 

@@ -16,8 +16,8 @@ from headway.data.batch import Batch
 from headway.data.loader import PAUSE_S
 from headway.doctor.feed import loader_of
 from headway.doctor.job import Job, close
-from headway.doctor.loop import waiting
-from headway.doctor.measure import least_window_s, settled
+from headway.doctor.loop import advanced, waiting
+from headway.doctor.measure import least_window_s, settled, timed
 
 BATCHES = 8
 """That the loader gives meanwhile, if the time is enough for them."""
@@ -57,13 +57,7 @@ def beside(job: Job, input_alone: float, loop_alone: float, *, limit_s: float, *
             wait()
             steps = max(1, round(least_window_s() / max(job.batch * loop_alone, 1e-6)))
             begun, before = perf_counter(), len(arrived)
-
-            def window() -> float:
-                since, at = perf_counter(), trainer.position
-                trainer.run(steps)
-                wait()
-                return (trainer.position - at) / (perf_counter() - since)
-
+            window = timed(lambda: advanced(trainer, steps, wait), least_s=0.0)
             rate = settled(window, limit_s=limit_s)
             while len(arrived) - before <= BATCHES and perf_counter() - begun < limit_s and not failed:
                 window()
@@ -100,6 +94,7 @@ def handover(job: Job, loop_alone: float, *, limit_s: float) -> float:
     steps = max(1, round(least_window_s() / (job.batch * loop_alone)))
     lost, begun = list[float](), perf_counter()
     with job.trainer(feed=lambda: given) as trainer:
+        window = timed(lambda: advanced(trainer, steps, wait), least_s=0.0)
         trainer.run(steps)
         try:
             while len(lost) < 3 or perf_counter() - begun < limit_s:
@@ -107,10 +102,7 @@ def handover(job: Job, loop_alone: float, *, limit_s: float) -> float:
                 for given.handed in (False, True):
                     trainer.run(job.setup.recipe.data.ahead)  # with what is there at once
                     wait()
-                    since, at = perf_counter(), trainer.position
-                    trainer.run(steps)
-                    wait()
-                    taken.append((perf_counter() - since) / (trainer.position - at))
+                    taken.append(1 / window())
                 lost.append(taken[1] - taken[0])
         finally:
             given.close()

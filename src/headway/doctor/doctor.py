@@ -194,12 +194,9 @@ class _Examination:
         seconds["decode"] -= taken
         seconds["augment"] = taken
         tier = job.setup.inputs.loader.tier if job.setup.inputs.loader is not None else None
-        kept = job.kept()[0]
-        copied = (
-            None
-            if tier is not None and tier.name == "device"
-            else copying(kept, job.setup.device, limit_s=self._budget.side)
-        )
+        copied = None  # of what lies on the device already
+        if tier is None or tier.name != "device":
+            copied = copying(job.kept()[0], job.setup.device, limit_s=self._budget.side)
         seconds["copy"] = min(copied or 0.0, seconds["collate"])
         seconds["collate"] -= seconds["copy"]
         decoding = "gathering decoded images" if tier is not None and tier.name in ("memory", "device") else "decoding"

@@ -22,8 +22,8 @@ from headway.core.profile import Rate
 from headway.core.statistics import median_interval
 from headway.core.world import Group
 from headway.doctor.job import override
-from headway.doctor.loop import waiting
-from headway.doctor.measure import LEAST_WINDOWS, TOLERANCE, least_window_s
+from headway.doctor.loop import advanced, waiting
+from headway.doctor.measure import known, least_window_s, timed
 from headway.train.elastic import Ranks
 from headway.train.trainer import Trainer
 
@@ -95,13 +95,11 @@ def together(trainer: Trainer, ranks: Ranks, *, windows: int = WINDOWS, window_s
     wait()
     a_step = (perf_counter() - begun) / 2
     steps = _said(control, max(1, round(window_s / a_step)))
+    window = timed(lambda: advanced(trainer, steps, wait), least_s=0.0)
     rates, first = [], trainer.step
     for _ in range(windows):
         control.barrier()
-        begun, position = perf_counter(), trainer.position
-        trainer.run(steps)
-        wait()
-        rates.append((trainer.position - position) / (perf_counter() - begun))
+        rates.append(window())
     middle, low, high = median_interval(rates)
     return Joint(Rate(value=middle, low=low, high=high, windows=windows), trainer.step - first)
 
@@ -129,16 +127,14 @@ def exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> Exchange:
     found, since = list[float](), perf_counter()
     while True:
         found.append(sums(count))
-        middle, low, high = median_interval(found)
-        known = len(found) >= LEAST_WINDOWS and high - low <= 2 * TOLERANCE * middle
         late = len(found) >= 3 and perf_counter() - since >= limit_s
-        if _said(control, known or late):
+        if _said(control, known(found) or late):
             break
     trainer.setup.model.zero_grad(set_to_none=True)
     buckets = ranks.reducer.buckets
     algorithm = Counter(ranks.reducer.algorithms).most_common(1)[0][0]
     latency = _latency(ranks, algorithm, wait)
-    return Exchange(middle, sum(one.nbytes for one in buckets), latency, len(buckets), algorithm)
+    return Exchange(statistics.median(found), sum(one.nbytes for one in buckets), latency, len(buckets), algorithm)
 
 
 def _latency(ranks: Ranks, algorithm: Algorithm, wait: Callable[[], object]) -> float:

@@ -23,24 +23,20 @@ LOOKED_AT = 16_384
 def keeps(job: Job) -> bool:
     """Whether the decoded set would find room in memory."""
     train = job.setup.inputs.train
-    if train is None or train.description.common_size is None or job.setup.recipe.data.scaled:
+    if train is None or train.pixel_bytes is None or job.setup.recipe.data.scaled:
         return False
-    width, height = train.description.common_size
-    nbytes = len(train) * width * height * train.description.channels
-    return nbytes <= SHARE * free_memory_bytes()
+    return train.pixel_bytes <= SHARE * free_memory_bytes()
 
 
 def keeps_on_device(job: Job) -> bool:
     """The same of the device's memory, where batches are gathered of whole images."""
     inputs, recipe = job.setup.inputs, job.setup.recipe
     train = inputs.train
-    if train is None or train.description.common_size is None or recipe.data.scaled:
+    if train is None or train.pixel_bytes is None or recipe.data.scaled:
         return False
     if not inputs.training(train, recipe).takes_pixels_as_they_are():
         return False
-    width, height = train.description.common_size
-    nbytes = len(train) * width * height * train.description.channels
-    return nbytes <= SHARE * torch.cuda.mem_get_info(job.setup.device)[0]
+    return train.pixel_bytes <= SHARE * torch.cuda.mem_get_info(job.setup.device)[0]
 
 
 def memory_fed(job: Job, *, limit_s: float) -> Fed:

@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from time import perf_counter, process_time
 from typing import final
 
@@ -77,16 +78,17 @@ def stepped(job: Job, trainer: Trainer, *, limit_s: float) -> tuple[Rate, dict[s
     a_step = warmed(trainer, wait)
     before, begun = dict(trainer.clock.seconds), trainer.position
     steps = max(1, round(least_window_s() / a_step))
-
-    def work() -> int:
-        position = trainer.position
-        trainer.run(steps)
-        wait()
-        return trainer.position - position
-
-    rate = settled(timed(work), limit_s=limit_s)
+    rate = settled(timed(lambda: advanced(trainer, steps, wait)), limit_s=limit_s)
     images, after = trainer.position - begun, trainer.clock.seconds
     return rate, {name: (value - before.get(name, 0.0)) / images for name, value in after.items()}
+
+
+def advanced(trainer: Trainer, steps: int, wait: Callable[[], object]) -> int:
+    """Images of so many steps, which are done once this returns."""
+    position = trainer.position
+    trainer.run(steps)
+    wait()
+    return trainer.position - position
 
 
 def warmed(trainer: Trainer, wait: Callable[[], object]) -> float:
@@ -202,7 +204,7 @@ def read_s(device: str) -> float:
         for _ in range(READS):
             values[0, 0, 0, 0].item()
         taken.append((perf_counter() - begun) / READS)
-    return sorted(taken)[2]
+    return median(taken)
 
 
 def _take(seconds: dict[str, float], lost: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from headway.core.control_groups import groups_over, quota_cores
@@ -31,12 +31,17 @@ def settled(window: Callable[[], float], *, limit_s: float = LIMIT_S) -> Rate:
     found, begun = list[float](), perf_counter()
     while True:
         found.append(window())
-        middle, low, high = median_interval(found)
-        known = len(found) >= LEAST_WINDOWS and high - low <= 2 * TOLERANCE * middle
         spent = perf_counter() - begun
         least = 2 if spent >= len(found) * limit_s / 2 else 3
-        if known or (len(found) >= least and spent >= limit_s):
+        if known(found) or (len(found) >= least and spent >= limit_s):
+            middle, low, high = median_interval(found)
             return Rate(value=middle, low=low, high=high, windows=len(found))
+
+
+def known(found: Sequence[float]) -> bool:
+    """Whether the median of what windows gave is known to 3 %."""
+    middle, low, high = median_interval(found)
+    return len(found) >= LEAST_WINDOWS and high - low <= 2 * TOLERANCE * middle
 
 
 @functools.cache

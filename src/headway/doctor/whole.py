@@ -10,7 +10,7 @@ from typing import final
 from headway.core.profile import Rate
 from headway.data.batch import Batch
 from headway.doctor.job import Job
-from headway.doctor.loop import LONG_STEP_S, waiting, warmed
+from headway.doctor.loop import LONG_STEP_S, advanced, waiting, warmed
 from headway.doctor.measure import settled, timed
 
 MOST_STEPS = 200
@@ -47,10 +47,7 @@ def run(job: Job, *, limit_s: float, once: bool = False, batches: Sequence[Batch
 
         def turn() -> int:
             """Several batches: the ring gives some at once, and then none."""
-            position = trainer.position
-            trainer.run(1 if once or a_step > LONG_STEP_S else job.setup.recipe.data.ahead)
-            wait()
-            return trainer.position - position
+            return advanced(trainer, 1 if once or a_step > LONG_STEP_S else job.setup.recipe.data.ahead, wait)
 
         if once:
             while perf_counter() - since < limit_s and trainer.step - first < MOST_STEPS:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from headway.core.cores import local_ranks, usable_cores
+from headway.core.cores import rank_cores
 from headway.core.errors import UsageError
 from headway.observe.watch_findings import concluded
 from headway.observe.watch_hooks import Hooks
@@ -182,7 +182,7 @@ class Watch(Generic[B]):
             persistent=torchs is not None and torchs.persistent_workers,
             pinned=torchs is not None and torchs.pin_memory,
             prefetch=None if torchs is None else torchs.prefetch_factor,
-            cores=max(1, usable_cores() // (local_ranks() or 1)),
+            cores=rank_cores(),
             threads=torch.get_num_threads(),
             compiled=any(_compiled(model) for model in self._models),
             autocast=self._autocast if self._hooks is None else self._hooks.autocast,

@@ -105,7 +105,7 @@ class Near:
         self._dataset, self._device, self._folder, self._budget_bytes = dataset, device, folder, budget_bytes
         self._remote = dataset.source.remote if isinstance(dataset.source, RemoteShards) else None
         self._bytes = int(dataset.length.sum(dtype=np.int64))
-        self._pixels = self._pixel_bytes()
+        self._pixels = dataset.pixel_bytes
         self._raw = bool(len(dataset)) and bool((dataset.flags & FLAG_RAW).all())
 
     def auto(self) -> _Place:
@@ -173,11 +173,6 @@ class Near:
         import torch
 
         return int(torch.cuda.mem_get_info(torch.device(self._device))[0])
-
-    def _pixel_bytes(self) -> int | None:
-        """Bytes of the decoded set; None where its images have different sizes."""
-        size = self._dataset.description.common_size
-        return None if size is None else len(self._dataset) * size[0] * size[1] * self._dataset.description.channels
 
 
 def _refusal(what: str, fix: str) -> UsageError:
