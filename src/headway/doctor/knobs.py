@@ -82,7 +82,7 @@ class Knobs:
             "input": [self._input, lambda: self._places(device), self._packs],
             "loop": [lambda: self._augmented(device), lambda: self._loop_knobs(device)],
         }
-        first = sorted(sides, key=self._without_side)
+        first = sorted(sides, key=lambda side: -self._gain_without(*self._model.seconds[side]))
         makers = [self._stalls, *(make for side in first for make in sides[side]), self._smaller_images]
         if not quick:  # last: it takes longer than all the others
             makers.append(self._compiled)
@@ -112,16 +112,11 @@ class Knobs:
         )
 
     def _worth(self, side: str) -> bool:
-        return 1 / self._without_side(side) >= SIDE_WORTH * self._model.images_s()
+        return self._gain_without(*self._model.seconds[side]) >= SIDE_WORTH
 
-    def _without_side(self, side: str) -> float:
-        """Seconds of a sample that are left if a side took nothing."""
-        return 1 / self._model.with_seconds(dict.fromkeys(self._model.seconds[side], 0.0)).images_s()
-
-    def _without(self, *stages: str) -> bool:
-        """The same of some stages."""
-        gone = dict.fromkeys(stages, 0.0)
-        return self._model.with_seconds(gone).images_s() >= SIDE_WORTH * self._model.images_s()
+    def _gain_without(self, *stages: str) -> float:
+        """Times the images/s if these stages took nothing."""
+        return self._model.with_seconds(dict.fromkeys(stages, 0.0)).images_s() / self._model.images_s()
 
     def _time_is_up(self, what: str, needs_s: float = 0.0) -> bool:
         if perf_counter() + needs_s < self._until:
@@ -223,7 +218,7 @@ class Knobs:
         job, found, options = self._job, self._fed, self._job.setup.recipe.data
         if found is None or self._cold_s or options.cache not in ("none", "disk", "memory"):
             return
-        fetched = options.cache == "none" and self._without("storage") and kept_on_disk(job)
+        fetched = options.cache == "none" and self._gain_without("storage") >= SIDE_WORTH and kept_on_disk(job)
         if fetched and not self._time_is_up("data.cache=disk", 2 * self._side_s):
             near = First(job).packed(Mode(kind="keep"), limit_s=self._side_s)
             if near.count:
@@ -242,9 +237,12 @@ class Knobs:
         job, found, options = self._job, self._fed, self._job.setup.recipe.data
         if found is None or options.cache not in ("none", "disk"):
             return
-        modes = [mode for mode in (*lossless(job), smaller(job)) if mode is not None]
         stages = {"keep": ("storage", "collate")}
-        modes = [mode for mode in modes if self._without(*stages.get(mode.kind, ("decode", "augment")))]
+        modes = [
+            mode
+            for mode in (*lossless(job), smaller(job))
+            if mode and self._gain_without(*stages.get(mode.kind, ("decode", "augment"))) >= SIDE_WORTH
+        ]
         first, train, as_it_is = First(job), job.setup.inputs.train, None
         assert train is not None
         for mode in modes:
@@ -268,7 +266,8 @@ class Knobs:
                 mode.kind, f"images stored with a shorter side of {mode.side}"
             )
             command, cures = packing_of(job, mode).command(job.loaded), "storage" if mode.kind == "keep" else "decode"
-            yield self._knob(name, cures, {}, changed, measured=True, exact=exact, cost=cost, command=command)
+            tried = not self._cold_s  # what a first epoch waits for is computed, of bytes
+            yield self._knob(name, cures, {}, changed, measured=tried, exact=exact, cost=cost, command=command)
 
     def _packed_by(self, now: Fed, other: Fed) -> Model:
         read = other.record_bytes / now.record_bytes if now.record_bytes else 1.0
