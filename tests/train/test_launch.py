@@ -236,7 +236,7 @@ def test_a_worker_may_say_why_it_fails(on_loss: Any, tmp_path: Path, capfd: pyte
 def test_an_error_of_its_own_ends_the_run_and_is_said_once(
     who: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "GRACE_S", 1.0)
+    monkeypatch.setattr(launcher, "GRACE_S", 5.0 if "r0" in who else 1.0)  # on a busy machine it may be late
     plan = command(tmp_path, (9, 9), **dict.fromkeys(who, "own 4"))
     assert launch(plan, here(3), timeout_s=200.0, how="Go on with it.") == 4
     (line,) = (line for line in capfd.readouterr().err.splitlines() if "note" not in line)

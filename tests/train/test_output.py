@@ -63,3 +63,11 @@ def test_what_several_say_alike_is_said_once(
     begun.failed(statuses, 1)
     begun.ended("b")
     assert capsys.readouterr().err == expected
+
+
+def test_what_rank_0_said_before_it_was_killed_is_said_once(begun: Output, capsys: pytest.CaptureFixture[str]) -> None:
+    begun.show("a", ERR, f"a note\n{FULL}")
+    begun.show("b", ERR, FULL)
+    begun.show("c", ERR, "headway: something else.\n")
+    begun.failed({"a": -9, "b": 1, "c": 1}, 1)
+    assert capsys.readouterr().err == f"a note\n{FULL}[rank 2] headway: something else.\n"

@@ -39,6 +39,7 @@ class Output:
         self._ranks, self._begun = dict(ranks), False
         self._held: dict[str, str] = {}
         self._since_s: dict[str, float] = {}
+        self._said = ""
         self._lock = threading.Lock()
 
     def place(self, ranks: Mapping[str, int]) -> None:
@@ -51,6 +52,8 @@ class Output:
         with self._lock:
             if self._ranks.get(worker) == 0:
                 _write(lines, stream)
+                if stream != OUT and SENTENCE in lines:
+                    self._said = _sentence(lines)
             elif stream != OUT:
                 if self._begun and worker not in self._held:
                     last_words = LAST_WORDS.search(lines)
@@ -84,8 +87,8 @@ class Output:
         """Shows why a run has failed, what several workers say alike only once.
 
         Args:
-            statuses: of the workers that failed. status: of the run. Where rank 0 failed with it, it has said so
-                itself, and if the others agree there is nothing to add.
+            statuses: of the workers that failed. status: of the run. Where rank 0 failed with it, or was ended after it
+                had said the same, it has said so itself, and if the others agree there is nothing to add.
         """
         with self._lock:
             told = any(self._ranks.get(worker) == 0 and statuses[worker] == status for worker in statuses)
@@ -93,6 +96,7 @@ class Output:
             for worker in statuses:
                 if lines := self._held.get(worker):
                     first.setdefault(_sentence(lines), worker)
+            first.pop(self._said, None)
             if not (told and len(first) == 1):
                 self._tell_held(*first.values())
             self._held.clear()
