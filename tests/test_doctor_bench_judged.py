@@ -19,7 +19,7 @@ from bench._doctor.data import Sets
 from bench._doctor.injectors import INJECTORS, NONE
 from bench._doctor.jobs import BASES, BIG, Job, network, own
 from bench._doctor.table import Judged, Table
-from bench._doctor.trial import How, moved, tried
+from bench._doctor.trial import How, moved, tried, untried
 from hypothesis import given
 from hypothesis import strategies as st
 from tests._support import packed_digits
@@ -241,6 +241,15 @@ def test_claims_are_made_of_the_cases_that_count() -> None:
     notes = "\n".join(table.notes())
     assert "11 of 12 cases count" in notes
     assert "Case 11: the doctor ended with status 1: Oh." in notes
+
+
+def test_what_a_first_epoch_cannot_show_is_not_tried() -> None:
+    said = {"predicted": 100.0, "gain": 4.0}
+    assert untried(measure.Cure(("threads=2",)), said, samples=10) == ""
+    assert "filled first" in untried(measure.Cure(("data.cache=disk",)), said, samples=10**6)
+    pack = measure.Cure(pack=("images", "seekable"))
+    assert "over in 4.0 s" in untried(pack, said, samples=1600)
+    assert untried(pack, said, samples=2000) == ""
 
 
 def test_cases_on_an_unsteady_machine_are_told() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, final
 
+import headway
 from bench._doctor import peers
 from bench._doctor.around import around
 from bench._doctor.cases import Case
@@ -18,6 +19,8 @@ from bench._doctor.jobs import Job
 from bench._doctor.measure import Cure, JobError, calibrated, examined, trained
 from headway.core.profile import Profile
 
+SHORT_S = 5.0
+"""A first epoch that is over sooner says nothing of the disk: most of it is what was read ahead."""
 MOVED = 0.03
 """How much the fixed piece of work may take longer or shorter after a case than before it."""
 ATTEMPTS = 5
@@ -83,8 +86,8 @@ def moved(record: dict[str, Any]) -> float:
 def _measured(arms: dict[str, Job], sets: Sets, folder: Path, how: How) -> dict[str, Any]:
     said, cure = _said(arms[CASE], sets, folder / "doctor", quick=how.quick)
     first_only = arms[CASE].cold or arms[CASE].limits.remote_bits_s is not None
-    if first_only and cure is not None and any(word.startswith("data.cache=") for word in cure.overrides):
-        said["untried"], cure = "a cache has to be filled first, which takes longer than the run", None
+    if first_only and cure is not None and (why := untried(cure, said, samples_of(arms[CASE], sets))):
+        said["untried"], cure = why, None
     overrides: dict[str, Sequence[str]] = dict.fromkeys(arms, ())
     jobs, packed = dict(arms), None
     if cure is not None:
@@ -116,6 +119,22 @@ def _measured(arms: dict[str, Job], sets: Sets, folder: Path, how: How) -> dict[
     with suppress(OSError):
         shutil.rmtree(folder / "packed")
     return {"said": said, "images_s": images_s}
+
+
+def untried(cure: Cure, said: Mapping[str, Any], samples: int) -> str:
+    """Why a knob cannot be tried where only the first epoch counts; empty: it can."""
+    if any(word.startswith("data.cache=") for word in cure.overrides):
+        return "a cache has to be filled first, which takes longer than the run"
+    seconds = samples / (said["predicted"] * said["gain"])
+    if cure.pack is not None and seconds < SHORT_S:
+        return f"its first epoch would be over in {seconds:.1f} s, much of it read before the first logging step"
+    return ""
+
+
+def samples_of(job: Job, sets: Sets) -> int:
+    """Of its training set."""
+    with closing(headway.open(sets.train(job.data))) as dataset:
+        return len(dataset)
 
 
 def _said(job: Job, sets: Sets, folder: Path, *, quick: bool) -> tuple[dict[str, Any], Cure | None]:
