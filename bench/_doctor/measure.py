@@ -174,7 +174,9 @@ class Cure:
 
 
 def calibrated(calls: int = 31) -> float:
-    """Seconds of a fixed piece of work on all cores: the median of its calls. It takes about a second."""
+    """Seconds of a fixed piece of work on all cores: the median of its calls. It takes about a second, once the kernel
+    has written what checkpoints have left in memory."""
+    os.sync()
     one, other = torch.rand(2, 1536, 1536, generator=torch.Generator().manual_seed(1)).unbind()
     taken = []
     for _ in range(calls):
