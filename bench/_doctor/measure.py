@@ -173,9 +173,10 @@ class Cure:
         return folder
 
 
-def calibrated(calls: int = 31) -> float:
-    """Seconds of a fixed piece of work on all cores: the median of its calls. It takes about a second, once the kernel
-    has written what checkpoints have left in memory."""
+def calibrated(calls: int = 248) -> float:
+    """Seconds of a fixed piece of work on all cores: the median of its calls. It takes about five seconds (on an idle
+    virtual machine medians over 0.7 s differ by 2.5 % from each other, over 5 s by 1.5 %), once the kernel has written
+    what checkpoints have left in memory."""
     os.sync()
     one, other = torch.rand(2, 1536, 1536, generator=torch.Generator().manual_seed(1)).unbind()
     taken = []
