@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
@@ -19,6 +20,8 @@ from bench._doctor.jobs import Job
 from bench._doctor.measure import Cure, JobError, calibrated, examined, trained
 from headway.core.profile import Profile
 
+PLACES = re.compile(r"/\S*/(\S+)")
+"""Whole paths: of one machine, and no other's."""
 SHORT_S = 5.0
 """A first epoch that is over sooner says nothing of the disk: most of it is what was read ahead."""
 MOVED = 0.03
@@ -160,6 +163,6 @@ def told(profile: Profile) -> dict[str, Any]:
         "confirmed": profile.verdict.confirmed,
         "seconds": {one.stage: one.seconds for one in profile.ceilings},
         "took_s": profile.seconds,
-        "override": first.override if first else "",
+        "override": PLACES.sub(r"\1", first.override) if first else "",
         "gain": first.gain if first else None,
     }
