@@ -2,76 +2,178 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headway.core.errors import UsageError
 from headway.screen import Json, say, show
 
+if TYPE_CHECKING:
+    from headway.core.profile import Workload
+
 GRADIENT_MB = 102.2
 """Of a job whose network nothing is known of: ResNet-50's 25.6 million weights in fp32."""
+
+OF_PLAN, OF_FACILITY = "A job on a cluster", "A facility"
 
 
 def plan(
     workload: Annotated[
-        Path | None, typer.Argument(help="What headway train RECIPE --dry-run wrote: images, and gradients.")
+        Path | None,
+        typer.Argument(
+            metavar="RECIPE|WORKLOAD.json", help="A recipe, or what headway train RECIPE --dry-run wrote of one."
+        ),
     ] = None,
-    facility: Annotated[int | None, typer.Option(help="Plan a room for so many nodes.")] = None,
-    node: Annotated[str, typer.Option(help="Their kind, by its name in the catalog.")] = "dgx-1",
-    node_kw: Annotated[float | None, typer.Option(help="Power of one; default: the catalog's.")] = None,
-    rack_kw: Annotated[float, typer.Option(help="Power and cooling of a rack.")] = 19.2,
-    ports: Annotated[int | None, typer.Option(help="Of a node, in the fabric; default: all it has.")] = None,
-    oversubscription: Annotated[float, typer.Option(help="Between leaf switches, at most.")] = 2.0,
-    leaf: Annotated[int | None, typer.Option(help="Ports of a leaf switch: 36, 40, 64, 128, 216 or 324.")] = None,
-    core: Annotated[int | None, typer.Option(help="Ports of a core switch.")] = None,
-    images_s: Annotated[float | None, typer.Option(help="That one node trains on; default: ResNet-50's.")] = None,
-    image_kb: Annotated[float | None, typer.Option(help="Of an encoded image; default: the workload's.")] = None,
-    data_gb: Annotated[float | None, typer.Option(help="Of the whole set; default: the workload's.")] = None,
-    pue: Annotated[float, typer.Option(help="Power of the building over that of the machines.")] = 1.4,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(metavar="key=value", help="Values instead of the recipe's.")
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="By its name in the catalog, or a YAML file.", rich_help_panel=OF_PLAN)
+    ] = None,
+    nodes: Annotated[
+        str, typer.Option(help="So many: 1..64 (doubling), or 1,2,4.", rich_help_panel=OF_PLAN)
+    ] = "1..64",
+    profile: Annotated[
+        Path | None, typer.Option(help="headway doctor's, of one such device.", rich_help_panel=OF_PLAN)
+    ] = None,
+    runs: Annotated[
+        str | None,
+        typer.Option(help="Runs that were measured there: DEVICESxSAMPLES:IMAGES_S,...", rich_help_panel=OF_PLAN),
+    ] = None,
+    per_device: Annotated[
+        float | None, typer.Option(help="Samples of a device; default: the recipe's batch.", rich_help_panel=OF_PLAN)
+    ] = None,
+    batch: Annotated[
+        float | None, typer.Option(help="Of all devices, whatever their number.", rich_help_panel=OF_PLAN)
+    ] = None,
+    accumulate: Annotated[
+        int, typer.Option(min=1, help="Micro-batches before gradients are exchanged.", rich_help_panel=OF_PLAN)
+    ] = 1,
+    epochs_at: Annotated[
+        str | None,
+        typer.Option(help="Epochs that batches took to the target: BATCH:EPOCHS,...", rich_help_panel=OF_PLAN),
+    ] = None,
+    noise_scale: Annotated[
+        float | None, typer.Option(help="The gradient's, as a run's report has it.", rich_help_panel=OF_PLAN)
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Simulate the most nodes; write a trace for Perfetto.", rich_help_panel=OF_PLAN)
+    ] = None,
+    facility: Annotated[
+        int | None, typer.Option(help="Plan a room for so many nodes instead.", rich_help_panel=OF_FACILITY)
+    ] = None,
+    node: Annotated[
+        str, typer.Option(help="Their kind, by its name in the catalog.", rich_help_panel=OF_FACILITY)
+    ] = "dgx-1",
+    node_kw: Annotated[
+        float | None, typer.Option(help="Power of one; default: the catalog's.", rich_help_panel=OF_FACILITY)
+    ] = None,
+    rack_kw: Annotated[
+        float, typer.Option(help="Power and cooling of a rack.", rich_help_panel=OF_FACILITY)
+    ] = 19.2,
+    ports: Annotated[
+        int | None, typer.Option(help="Of a node, in the fabric; default: all.", rich_help_panel=OF_FACILITY)
+    ] = None,
+    oversubscription: Annotated[
+        float, typer.Option(help="Between leaf switches, at most.", rich_help_panel=OF_FACILITY)
+    ] = 2.0,
+    leaf: Annotated[
+        int | None, typer.Option(help="Ports of a leaf switch: 36, 40, 64, 128, 216, 324.", rich_help_panel=OF_FACILITY)
+    ] = None,
+    core: Annotated[int | None, typer.Option(help="Ports of a core switch.", rich_help_panel=OF_FACILITY)] = None,
+    images_s: Annotated[
+        float | None, typer.Option(help="That one node trains on; default: ResNet-50's.", rich_help_panel=OF_FACILITY)
+    ] = None,
+    image_kb: Annotated[
+        float | None, typer.Option(help="Of an encoded image; default: the workload's.", rich_help_panel=OF_FACILITY)
+    ] = None,
+    data_gb: Annotated[
+        float | None, typer.Option(help="Of the whole set; default: the workload's.", rich_help_panel=OF_FACILITY)
+    ] = None,
+    pue: Annotated[
+        float, typer.Option(help="Power of the building over the machines'.", rich_help_panel=OF_FACILITY)
+    ] = 1.4,
     jobs: Annotated[
-        str | None, typer.Option(help="Place jobs of so many nodes, by commas; NODES:MB says their gradients.")
+        str | None,
+        typer.Option(help="Place jobs of so many nodes: NODES[:MB of gradients],...", rich_help_panel=OF_FACILITY),
     ] = None,
     page: Annotated[Path | None, typer.Option(help="Draw it as an HTML file too.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Plan a room for so many nodes: racks, power, switches, cables, storage, and where jobs go."""
-    if facility is None:
-        raise UsageError("plan wants to know how many nodes", fix="headway plan --facility 36")
-    from headway.core.profile import Workload
-    from headway.plan import facility as plans
+    """Plan machines before they are rented: what they would give a job, or what a room for them takes."""
+    if facility is not None:
+        if cluster is not None:
+            fix = "headway plan --facility 36, or headway plan WORKLOAD.json --cluster dgx-1."
+            raise UsageError("a facility is planned of nodes, a job on a cluster: not both", fix=fix)
+        from headway.plan import facility as plans
+
+        known = None if workload is None else _workload(workload, overrides or ())
+        encoded = None if known is None else known.input.encoded_bytes
+        samples = None if known is None else known.run.samples
+        wanted = plans.Wanted(
+            nodes=facility,
+            node=node,
+            node_watts=None if node_kw is None else node_kw * 1e3,
+            rack_watts=rack_kw * 1e3,
+            ports=ports,
+            oversubscription=oversubscription,
+            leaf=leaf,
+            core=core,
+            images_s=images_s,
+            image_bytes=image_kb * 1e3 if image_kb is not None else encoded or plans.IMAGE_BYTES,
+            data_bytes=data_gb * 1e9 if data_gb is not None else samples * encoded if samples and encoded else None,
+            samples=samples,
+            pue=pue,
+        )
+        gradients = GRADIENT_MB * 1e6 if known is None else float(known.step.exchange.gradient_bytes)
+        _facility(wanted, jobs, gradients, page, as_json)
+        return
+    if workload is None or cluster is None:
+        fix = "headway plan WORKLOAD.json --cluster dgx-1 --nodes 1..64, or headway plan --facility 36."
+        raise UsageError("plan wants a job and a cluster, or a facility's nodes", fix=fix)
+    if profile is not None and runs is not None:
+        raise UsageError("a step is known by a profile or by runs, not by both", where="--runs")
+    from headway.core.profile import Profile
+    from headway.plan import ask
+    from headway.plan.cluster import cluster_of
+    from headway.plan.report import plan as planned
+    from headway.plan.report import text
+
+    where, job_of = cluster_of(cluster), _workload(workload, overrides or ())
+    if profile is not None:
+        how = ask.of_profile(Profile.read(profile))
+    elif runs is not None:
+        how = ask.of_runs(ask.read_runs(runs), ask.buckets_of(job_of), where)
+    else:
+        how = ask.of_device(job_of, where.of)
+    points = ask.read_points(epochs_at) if epochs_at is not None else []
+    epochs, epochs_from = ask.epochs_of(job_of, points=points, noise_scale=noise_scale)
+    job = ask.job_of(job_of, how, epochs, per_device=per_device, batch=batch, accumulate=accumulate)
+    found = planned(job_of, job, where, how, epochs_from, ask.read_nodes(nodes))
+    if page is not None:
+        from headway.plan import page as pages
+
+        pages.write(found, page)
+        say(f"Wrote {page}.")
+    if trace is not None:
+        from headway.plan.simulate import of_answer
+
+        of_answer(job, where, found.answers[-1]).write(trace)
+        say(f"Wrote {trace}: {found.answers[-1].devices:,} devices, the slowest of them step by step.")
+    show(found.to_json(), as_json, text(found))
+
+
+def _facility(wanted: object, jobs: str | None, gradient_bytes: float, page: Path | None, as_json: bool) -> None:
+    from headway.plan.facility import Wanted, facility
     from headway.plan.facility_text import text
+    from headway.plan.placement import place, read_jobs
 
-    known = None if workload is None else Workload.read(workload)
-    encoded = None if known is None else known.input.encoded_bytes
-    samples = None if known is None else known.run.samples
-    image_bytes = plans.IMAGE_BYTES if image_kb is None and not encoded else encoded or 0.0
-    if image_kb is not None:
-        image_bytes = image_kb * 1e3
-    data_bytes = data_gb * 1e9 if data_gb is not None else samples * encoded if samples and encoded else None
-    wanted = plans.Wanted(
-        nodes=facility,
-        node=node,
-        node_watts=None if node_kw is None else node_kw * 1e3,
-        rack_watts=rack_kw * 1e3,
-        ports=ports,
-        oversubscription=oversubscription,
-        leaf=leaf,
-        core=core,
-        images_s=images_s,
-        image_bytes=image_bytes,
-        data_bytes=data_bytes,
-        samples=samples,
-        pue=pue,
-    )
-    found = plans.facility(wanted)
-    gradients = GRADIENT_MB * 1e6 if known is None else float(known.step.exchange.gradient_bytes)
-    placed = None
-    if jobs is not None:
-        from headway.plan.placement import place, read_jobs
-
-        placed = place(read_jobs(jobs, gradients), found.pods)
+    assert isinstance(wanted, Wanted)
+    found = facility(wanted)
+    placed = None if jobs is None else place(read_jobs(jobs, gradient_bytes), found.pods)
     if page is not None:
         from headway.plan import facility_page
 
@@ -79,3 +181,16 @@ def plan(
         say(f"Wrote {page}.")
     result = found.to_json() | ({} if placed is None else {"placement": placed.to_json()})
     show(result, as_json, text(found, placed))
+
+
+def _workload(path: Path, overrides: Sequence[str]) -> Workload:
+    """Read, or made of a recipe by a dry run, which builds the network."""
+    from headway.core.profile import Workload
+
+    if path.suffix not in (".yaml", ".yml"):
+        if overrides:
+            raise UsageError("a workload has no values to override; a recipe has", where=str(path))
+        return Workload.read(path)
+    from headway.train.dry_run import dry_run
+
+    return dry_run(path, overrides, compiles=False, say=say).workload

@@ -21,6 +21,8 @@ from headway.core import collectives
 from headway.core.collectives import Algorithm, Network
 from headway.core.errors import UsageError
 from headway.core.files import write_whole
+from headway.plan.answer import Answer, Job
+from headway.plan.cluster import Cluster
 from headway.plan.step import BACKWARD, GPU_ALGORITHMS, Bucket, Compute
 
 Seconds = npt.NDArray[np.float64]
@@ -197,3 +199,21 @@ def _events(
             add(f"step {number}: waits for others", rank, "compute", float(over[rank]), float(end[rank]))
             free = float(end[rank])
     return found
+
+
+def of_answer(job: Job, cluster: Cluster, answer: Answer, *, steps: int = 50, seed: int = 0) -> Simulated:
+    """The steps of a plan."""
+    each = job.per_device_of(answer.devices)
+    input_s = answer.devices * each / answer.input_images_s if answer.input_images_s < float("inf") else 0.0
+    return simulate(
+        Scenario(
+            network=cluster.network(answer.nodes),
+            compute=job.compute,
+            samples=each,
+            buckets=job.buckets,
+            steps=steps,
+            jitter=cluster.jitter,
+            input_s=input_s,
+            seed=seed,
+        )
+    )
