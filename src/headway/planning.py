@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -58,6 +59,14 @@ def plan(
     ] = None,
     noise_scale: Annotated[
         float | None, typer.Option(help="The gradient's, as a run's report has it.", rich_help_panel=OF_PLAN)
+    ] = None,
+    errors_at: Annotated[
+        str | None,
+        typer.Option(help="Errors of sets so large: SAMPLES:ERROR,...; what more give.", rich_help_panel=OF_PLAN),
+    ] = None,
+    sizes_at: Annotated[
+        str | None,
+        typer.Option(help="Parameters of the best networks for them: SAMPLES:NUMBER,...", rich_help_panel=OF_PLAN),
     ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Simulate the most nodes; write a trace for Perfetto.", rich_help_panel=OF_PLAN)
@@ -139,8 +148,8 @@ def plan(
     from headway.core.profile import Profile
     from headway.plan import ask
     from headway.plan.cluster import cluster_of
+    from headway.plan.report import grown, text
     from headway.plan.report import plan as planned
-    from headway.plan.report import text
 
     where, job_of = cluster_of(cluster), _workload(workload, overrides or ())
     if profile is not None:
@@ -153,6 +162,14 @@ def plan(
     epochs, epochs_from = ask.epochs_of(job_of, points=points, noise_scale=noise_scale)
     job = ask.job_of(job_of, how, epochs, per_device=per_device, batch=batch, accumulate=accumulate)
     found = planned(job_of, job, where, how, epochs_from, ask.read_nodes(nodes))
+    if errors_at is not None:
+        fix = "Samples, and the error with so many: 1e5:0.32,1e6:0.24."
+        errors = ask.read_pairs(errors_at, "--errors-at", "a set's samples with an error", fix)
+        fix = "Samples, and the parameters of the network that suits them: 1e5:2e6,1e6:8e6."
+        sizes = ask.read_pairs(sizes_at, "--sizes-at", "a set's samples with parameters", fix) if sizes_at else []
+        found = replace(found, grown=grown(job_of, errors, sizes))
+    elif sizes_at is not None:
+        raise UsageError("sizes of networks go with --errors-at", where="--sizes-at")
     if page is not None:
         from headway.plan import page as pages
 

@@ -160,11 +160,19 @@ def read_runs(text: str) -> list[Run]:
 
 def read_points(text: str) -> list[Point]:
     """Of `BATCH:EPOCHS,...`. Raises UsageError."""
+    fix = "Batches and the epochs that each took to the target: 1632:35,32768:56."
+    return [Point(*pair) for pair in read_pairs(text, "--epochs-at", "a batch with its epochs", fix)]
+
+
+def read_pairs(text: str, where: str, what: str, fix: str) -> list[tuple[float, float]]:
+    """Of `X:Y,...`, all above 0. Raises UsageError."""
     found = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(\d+(?:\.\d+)?):(\d+(?:\.\d+)?)\s*", part)
-        if match is None or not all(float(number) > 0 for number in match.groups()):
-            fix = "Batches and the epochs that each took to the target: 1632:35,32768:56."
-            raise UsageError(f"{part.strip()!r} is no batch with its epochs", where="--epochs-at", fix=fix)
-        found.append(Point(float(match[1]), float(match[2])))
+        try:
+            x, y = map(float, part.split(":"))
+            if not (0 < x < float("inf") and 0 < y < float("inf")):
+                raise ValueError
+        except ValueError:
+            raise UsageError(f"{part.strip()!r} is not {what}", where=where, fix=fix) from None
+        found.append((x, y))
     return found

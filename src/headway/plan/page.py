@@ -14,7 +14,7 @@ from headway.plan import report as said
 from headway.plan.convergence import Epochs
 from headway.plan.report import Plan
 
-SECTIONS = ("Plan", "Step", "Learning", "Sure of it?")
+SECTIONS = ("Plan", "Step", "Learning", "Sure of it?", "More data")
 POINTS = 60
 
 
@@ -42,6 +42,7 @@ def panels(found: Plan) -> list[Panel]:
         _anatomy(found),
         *_learning(found),
         *_sure(found),
+        *_growing(found),
     ]
     cells = said.rows(found)
     drawn.append(
@@ -144,3 +145,24 @@ def _sure(found: Plan) -> list[Panel]:
     columns = ("way", "images/s", "times", "what it takes")
     drawn.append(panel.table("choices", title, columns, rows, order=2, section="Sure of it?"))
     return drawn
+
+
+def _growing(found: Plan) -> list[Panel]:
+    law = found.grown
+    if law is None:
+        return []
+    high = max(one.samples for one in law.sizes)
+    low = law.error.low
+    samples = [low * (high / low) ** (at / (POINTS - 1)) for at in range(POINTS)]
+    bands = [law.error.band(one) for one in samples]
+    known = all(top < float("inf") for _, top in bands)
+    note = f"Measured up to {law.error.high:,.3g}; beyond it the law may end."
+    cells = said.growing(law)
+    return [
+        panel.lines(
+            "growth", "Error by samples", [("law", samples, [law.error(one) for one in samples])],
+            x_label="samples", y_label="error", log_x=True, log_y=True, order=1, section="More data", note=note,
+            bands=[(0, [bottom for bottom, _ in bands], [top for _, top in bands])] if known else (),
+        ),
+        panel.table("grown", "What they would take", cells[0], cells[1:], order=2, section="More data"),
+    ]  # fmt: skip

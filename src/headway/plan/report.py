@@ -12,9 +12,48 @@ from headway.plan.ask import Known
 from headway.plan.choices import Choice, Memory, choices, memory, useful_nodes
 from headway.plan.cluster import Cluster
 from headway.plan.convergence import Epochs, Suggestion, official, suggest
+from headway.plan.growth import Growth, PowerLaw, growth, power_law
 
 MOST_MOVED = 4
 """Inputs that are named."""
+
+
+@final
+@dataclass(frozen=True)
+class Grown:
+    """Attributes: error, size: by samples. sizes: of sets that are asked for."""
+
+    error: PowerLaw
+    size: PowerLaw | None
+    sizes: tuple[Growth, ...]
+
+
+def grown(
+    workload: Workload,
+    errors: Sequence[tuple[float, float]],
+    sizes: Sequence[tuple[float, float]] = (),
+    samples: float | None = None,
+) -> Grown:
+    """What more data would give.
+
+    Args:
+        errors: (samples, error). sizes: (samples, parameters of the best network).
+        samples: of a set that is asked for; default: 2, 5, 10 and 100 times the largest of `errors`.
+
+    Raises:
+        UsageError: see `power_law` and `growth`.
+    """
+    error, size = power_law(errors), power_law(sizes) if sizes else None
+    flops = 2.0 * (workload.forward_multiply_adds + workload.backward_multiply_adds)
+    asked = [error.high * times for times in (2, 5, 10, 100)] if samples is None else [samples]
+    found = [
+        growth(
+            one, error, size=size, flops_per_sample=flops, now_parameters=workload.parameters,
+            epochs=workload.run.epochs,
+        )
+        for one in asked
+    ]  # fmt: skip
+    return Grown(error, size, tuple(found))
 
 
 @final
@@ -36,6 +75,7 @@ class Plan:
     memory: Memory
     lr: Suggestion | None
     useful: int | None
+    grown: Grown | None = None
 
     @property
     def best(self) -> Answer:
@@ -61,6 +101,7 @@ class Plan:
             "memory": {**asdict(self.memory), "fits": self.memory.fits},
             "lars": None if self.lr is None else asdict(self.lr),
             "useful_nodes": self.useful,
+            "growth": None if self.grown is None else asdict(self.grown),
         }
 
 
@@ -115,6 +156,9 @@ def text(found: Plan) -> str:
         lr = found.lr
         lines.append(f"LARS at that batch: learning rate {lr.lr:.3g}, warm-up {lr.warmup:.2g} epochs (official runs).")
     lines += [moving(found), *others(found)]
+    if found.grown is not None:
+        lines += ["", f"The error falls as samples to the power of {found.grown.error.exponent:.3f}."]
+        lines += table(growing(found.grown))
     lines += sorted({f"Note: {one.warning}" for one in found.answers if one.warning})
     return "\n".join(lines)
 
@@ -170,6 +214,27 @@ def table(cells: Sequence[Sequence[str]]) -> list[str]:
         ).rstrip()
         for row in cells
     ]
+
+
+def growing(found: Grown) -> list[tuple[str, ...]]:
+    """The heading, and one for each set."""
+    result: list[tuple[str, ...]] = [
+        ("samples", "error", "95 %", "parameters", "PF/s-days", "years of a server without a GPU", "measured up to")
+    ]
+    for one in found.sizes:
+        band = f"{one.low:.3g} to {one.high:.3g}" if one.high < float("inf") else "of two points unknown"
+        result.append(
+            (
+                f"{one.samples:,.3g}",
+                f"{one.error:.3g}",
+                band,
+                "-" if one.parameters is None else f"{one.parameters:,.3g}",
+                "-" if one.pf_s_days is None else f"{one.pf_s_days:,.3g}",
+                "-" if one.cpu_years is None else f"{one.cpu_years:,.3g}",
+                f"1/{one.extrapolated:.3g} of it" if one.extrapolated > 1 else "more",
+            )
+        )
+    return result
 
 
 def verdict(found: Plan) -> str:
