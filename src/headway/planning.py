@@ -53,6 +53,10 @@ def plan(
     accumulate: Annotated[
         int, typer.Option(min=1, help="Micro-batches before gradients are exchanged.", rich_help_panel=OF_PLAN)
     ] = 1,
+    spread: Annotated[
+        bool,
+        typer.Option("--spread", help="Its nodes lie among those of others, in all groups.", rich_help_panel=OF_PLAN),
+    ] = False,
     epochs_at: Annotated[
         str | None,
         typer.Option(help="Epochs that batches took to the target: BATCH:EPOCHS,...", rich_help_panel=OF_PLAN),
@@ -160,7 +164,7 @@ def plan(
         how = ask.of_device(job_of, where.of)
     points = ask.read_points(epochs_at) if epochs_at is not None else []
     epochs, epochs_from = ask.epochs_of(job_of, points=points, noise_scale=noise_scale)
-    job = ask.job_of(job_of, how, epochs, per_device=per_device, batch=batch, accumulate=accumulate)
+    job = ask.job_of(job_of, how, epochs, per_device=per_device, batch=batch, accumulate=accumulate, spread=spread)
     found = planned(job_of, job, where, how, epochs_from, ask.read_nodes(nodes))
     if errors_at is not None:
         fix = "Samples, and the error with so many: 1e5:0.32,1e6:0.24."

@@ -126,6 +126,14 @@ def test_gradients_exchanged_less_often_make_larger_batches() -> None:
     assert found.images_s > one(job(), cluster(), 8).images_s
 
 
+def test_oversubscription_costs_who_is_spread() -> None:
+    far = cluster().between.model_copy(update={"oversubscription": 4.0, "group": 2})
+    where = cluster(between=far)
+    whole, apart = one(job(), where, 16), one(job(spread=True), where, 16)
+    assert whole.images_s == one(job(), cluster(), 16).images_s > apart.images_s
+    assert one(job(spread=True), where, 2).images_s == one(job(), where, 2).images_s
+
+
 @pytest.mark.parametrize(
     ("nodes", "changes", "said"),
     [

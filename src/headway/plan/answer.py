@@ -31,6 +31,7 @@ class Job:
     epochs: by batch; or a number, whatever the batch.
     evaluations: of a run; evaluation_s: of one, on one device. start_s: until the first step.
     compute_error: share by which `compute` may be wrong, one standard deviation.
+    spread: its nodes lie among those of others, in all groups, so that what they send goes over the narrow links.
     """
 
     samples: int
@@ -47,6 +48,7 @@ class Job:
     evaluation_s: float = 0.0
     start_s: float = 0.0
     compute_error: float = 0.03
+    spread: bool = False
 
     def per_device_of(self, devices: int) -> float:
         """Samples of a device at once."""
@@ -126,8 +128,8 @@ def _one(job: Job, cluster: Cluster, nodes: int) -> Answer:
         raise UsageError(what, where="--batch", fix="Plan fewer nodes, a larger batch, or --per-device.")
     batch = each * devices * job.accumulate
     told = step(
-        job.compute, each, job.buckets, cluster.network(nodes), jitter=cluster.jitter, wire_ratio=job.wire_ratio,
-        accumulate=job.accumulate, backward=job.backward,
+        job.compute, each, job.buckets, cluster.network(nodes, spread=job.spread), jitter=cluster.jitter,
+        among=cluster.algorithms, wire_ratio=job.wire_ratio, accumulate=job.accumulate, backward=job.backward,
     )  # fmt: skip
     alone = batch / told.seconds
     loading, storage = loader_images_s(cluster, nodes), storage_images_s(job, cluster, nodes)

@@ -64,7 +64,7 @@ def of_runs(runs: Sequence[Run], buckets: Sequence[Bucket], cluster: Cluster) ->
         network = cluster.network(nodes)
         if run.ranks < cluster.devices:
             network = cluster.model_copy(update={"devices": run.ranks}).network(1)
-        return step(compute, run.samples, buckets, network, jitter=cluster.jitter)
+        return step(compute, run.samples, buckets, network, jitter=cluster.jitter, among=cluster.algorithms)
 
     scales = ", ".join(f"{one.ranks:,}" for one in runs)
     return Known(calibrate(runs, step_of), "runs", f"runs on {scales} device{'s' if len(runs) > 1 else ''}")
@@ -102,6 +102,7 @@ def job_of(
     per_device: float | None = None,
     batch: float | None = None,
     accumulate: int = 1,
+    spread: bool = False,
 ) -> Job:
     """Of a workload; one of `per_device` and `batch`, else a device gets what the recipe's one device has."""
     if per_device is None and batch is None:
@@ -124,6 +125,7 @@ def job_of(
         evaluations=run.evaluations,
         evaluation_s=evaluated * known.compute.sample_s * scale,
         compute_error=ERROR[known.basis],
+        spread=spread,
     )
 
 

@@ -13,7 +13,7 @@ from headway.core.collectives import Network
 from headway.core.profile import Layer, Workload
 from headway.plan.answer import Job, answers
 from headway.plan.cluster import Cluster
-from headway.plan.step import BUCKET_BYTES, Compute, buckets_of, step
+from headway.plan.step import BUCKET_BYTES, buckets_of, step
 
 ROOM = 0.9
 """Of a device's memory, that a step may take; the rest is the allocator's and the libraries'."""
@@ -60,7 +60,7 @@ def choices(workload: Workload, job: Job, cluster: Cluster, nodes: int) -> list[
     """The best first; plain data parallelism among them."""
     plain = answers(job, cluster, [nodes])[0]
     devices, each = plain.devices, job.per_device_of(plain.devices)
-    network = cluster.network(nodes)
+    network = cluster.network(nodes, spread=job.spread)
     found = [Choice("data parallel", plain.batch / plain.step.seconds, 1.0, "")]
 
     def add(name: str, seconds: float, note: str, batch: float = plain.batch) -> None:
@@ -79,8 +79,8 @@ def choices(workload: Workload, job: Job, cluster: Cluster, nodes: int) -> list[
         for times in (2, 4):
             more = replace(job, accumulate=job.accumulate * times)
             told = step(
-                more.compute, each, more.buckets, network, jitter=cluster.jitter, wire_ratio=more.wire_ratio,
-                accumulate=more.accumulate, backward=more.backward,
+                more.compute, each, more.buckets, network, jitter=cluster.jitter, among=cluster.algorithms,
+                wire_ratio=more.wire_ratio, accumulate=more.accumulate, backward=more.backward,
             )  # fmt: skip
             add(f"gradients of {times} steps exchanged at once", told.seconds, f"{times} times the batch", times * plain.batch)
     return sorted(found, key=lambda one: -one.images_s)
@@ -106,7 +106,7 @@ def dense_in_parts(
     rest = workload.model_copy(update={"layers": tuple(one for one in workload.layers if one.name not in names)})
     told = step(
         job.compute, each, buckets_of(rest, nbytes=BUCKET_BYTES), network, jitter=cluster.jitter,
-        wire_ratio=job.wire_ratio, accumulate=job.accumulate, backward=job.backward,
+        among=cluster.algorithms, wire_ratio=job.wire_ratio, accumulate=job.accumulate, backward=job.backward,
     )  # fmt: skip
     width = 4 if workload.step.precision == "fp32" else 2
     moved = seconds = 0.0
@@ -134,10 +134,9 @@ def in_strips(
         if layer.forward_multiply_adds and shape is not None and len(shape) == 3 and shape[1] > 1:
             row = shape[0] * shape[2] * width * each * strips
             edges += 2 * 2 * link.seconds(row)
-    compute = Compute(job.compute.fixed_s, job.compute.sample_s)
     told = step(
-        compute, each, job.buckets, network, jitter=cluster.jitter, wire_ratio=job.wire_ratio,
-        accumulate=job.accumulate, backward=job.backward,
+        job.compute, each, job.buckets, network, jitter=cluster.jitter, among=cluster.algorithms,
+        wire_ratio=job.wire_ratio, accumulate=job.accumulate, backward=job.backward,
     )  # fmt: skip
     return told.seconds + edges * job.accumulate
 

@@ -10,7 +10,7 @@ from typing import Any, final
 import yaml
 from pydantic import Field, ValidationError
 
-from headway.core.collectives import Link, Network
+from headway.core.collectives import Algorithm, Link, Network
 from headway.core.errors import UsageError, nearest
 from headway.core.profile import Record
 
@@ -105,6 +105,8 @@ class Cluster(Record):
     storage: Storage = Storage()
     jitter: float = Field(0.005, ge=0, lt=1)
     """By how much a device's step varies: standard deviation over mean."""
+    algorithms: tuple[Algorithm, ...] = Field(("ring", "double_tree", "two_dimensional"), min_length=1)
+    """That its library of collectives has; the cheapest is taken for each bucket."""
 
     @property
     def of(self) -> Device:

@@ -150,8 +150,10 @@ def text(found: Plan) -> str:
         verdict(found),
     ]
     if found.useful is not None:
-        most = f"{job.epochs.high:,.0f}" if isinstance(job.epochs, Epochs) else ""
-        lines.append(f"Up to {count(found.useful, 'node')} the batch stays within {most}, the largest that was measured.")
+        assert isinstance(job.epochs, Epochs)
+        regime = job.epochs.regime(found.best.batch)
+        lines.append(f"At a batch of {found.best.batch:,.0f} of a critical {job.epochs.critical:,.0f}: {regime}.")
+        lines.append(f"Up to {count(found.useful, 'node')} the batch stays within {job.epochs.high:,.0f}, the largest that was measured.")
     if found.lr is not None:
         lr = found.lr
         lines.append(f"LARS at that batch: learning rate {lr.lr:.3g}, warm-up {lr.warmup:.2g} epochs (official runs).")

@@ -207,13 +207,14 @@ def of_answer(job: Job, cluster: Cluster, answer: Answer, *, steps: int = 50, se
     input_s = answer.devices * each / answer.input_images_s if answer.input_images_s < float("inf") else 0.0
     return simulate(
         Scenario(
-            network=cluster.network(answer.nodes),
+            network=cluster.network(answer.nodes, spread=job.spread),
             compute=job.compute,
             samples=each,
             buckets=job.buckets,
             steps=steps,
             jitter=cluster.jitter,
             input_s=input_s,
+            among=cluster.algorithms,
             seed=seed,
         )
     )
