@@ -93,8 +93,8 @@ class Cluster(Record):
     """Nodes that are alike."""
 
     title: str
-    device: str
-    """Name in catalog/devices.yaml."""
+    device: str | Device
+    """Name in catalog/devices.yaml; or its data, for one that is not there."""
     devices: int = Field(ge=1)
     """Of a node."""
     nodes: int | None = Field(None, ge=1)
@@ -111,6 +111,8 @@ class Cluster(Record):
     @property
     def of(self) -> Device:
         """Raises UsageError: there is none of this name."""
+        if isinstance(self.device, Device):
+            return self.device
         found = devices()
         if self.device not in found:
             what = f"there is no device {self.device!r} in the catalog"

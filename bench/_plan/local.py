@@ -1,0 +1,139 @@
+"""From the doctor to a plan, on this machine: profiles of one process and of two, a plan for four on two hosts at 200
+Mbit/s, and the run itself.
+
+The network is a wide perceptron with 12.6 MB of gradients, so that on such links most of a step is their exchange. The
+plan knows the links' rate and the share of it that TCP leaves to messages; what a step takes, and what processes of one
+host can tell each other, is the doctor's.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic, sleep
+from typing import Any, final
+
+import yaml
+
+from bench._arms import ROOT
+from bench._common import median
+from bench._doctor.measure import records_of
+from bench._hosts import Hosts
+from bench._plan.links import environment
+from headway.core.profile import Profile, Workload
+from headway.plan.answer import Answer, answers
+from headway.plan.ask import job_of, of_profile
+from headway.plan.cluster import Between, Cluster, Device, Inside
+
+RATE_BITS_S = 200e6
+TCP = 1448 / (1448 + 66)
+"""Of a link's bytes that are a message's: frames of 1,448 bytes under Ethernet, IPv4, TCP and its time stamps."""
+LATENCY_US = 100.0
+"""Of a message between namespaces, through two virtual links and a bridge: some 60 to 150 us by `headway bench-links`.
+At 12.6 MB a step it is a ten-thousandth."""
+HOSTS, PER_HOST, BATCH = 2, 2, 64
+RUNS, SECONDS, STARTS_S = 3, 15.0, 180.0
+RECIPE: dict[str, Any] = {
+    "seed": 1, "device": "cpu", "batch": BATCH, "epochs": 10**9, "precision": "fp32", "log_every_steps": 2,
+    "data": {"train": "synthetic", "threads": 1, "synthetic": {"samples": 4096, "classes": 10, "width": 32, "height": 32}},
+    "model": {"factory": "bench._doctor.user:Perceptron", "args": {"hidden": 1024}},
+    "optimizer": {"name": "sgd", "lr": 0.001}, "checkpoint": {"every_epochs": 0}, "evaluate": {"every_epochs": 0},
+}  # fmt: skip
+
+
+@final
+@dataclass(frozen=True)
+class Found:
+    """Attributes: planned: for four processes. measured: images/s of the runs."""
+
+    planned: Answer
+    measured: list[float]
+
+    @property
+    def error(self) -> float:
+        return self.planned.images_s / median(self.measured)[0] - 1
+
+
+def found(folder: Path) -> Found:
+    """Profiles, plans and runs."""
+    recipe = folder / "local.yaml"
+    recipe.write_text(yaml.safe_dump(RECIPE), encoding="utf-8")
+    headway("train", str(recipe), "--dry-run", "--out", str(folder / "local.workload.json"), cwd=folder)
+    each = f"batch={BATCH // (HOSTS * PER_HOST)}"
+    headway("doctor", str(recipe), each, "--out", str(folder / "one.json"), cwd=folder)
+    headway("doctor", str(recipe), f"batch={BATCH // 2}", "--procs", "2", "--out", str(folder / "two.json"), cwd=folder)
+    one, two = Profile.read(folder / "one.json"), Profile.read(folder / "two.json")
+    workload = Workload.read(folder / "local.workload.json")
+    planned = plan_of(workload, one, two)
+    return Found(planned, [run(recipe, folder / f"run-{number}") for number in range(RUNS)])
+
+
+def plan_of(workload: Workload, one: Profile, two: Profile) -> Answer:
+    """For two hosts."""
+    inside = two.facts["exchange bytes/s"] * 2 * (two.ranks - 1) / two.ranks  # a ring's bytes over a link
+    cluster = Cluster(
+        title="this machine, twice",
+        device=Device(title="one process", tflops={"fp32": 1.0}, memory_gb=8, memory_gb_s=10, watts=100),
+        devices=PER_HOST,
+        inside=Inside(gb_s=inside / 1e9, latency_us=two.facts["exchange latency seconds"] * 1e6 / 2),
+        between=Between(ports=1, gbit_s=RATE_BITS_S / 1e9, latency_us=LATENCY_US, efficiency=TCP),
+        algorithms=("ring", "tree", "leader", "two_dimensional"),
+    )
+    job = job_of(workload, of_profile(one), 1.0, batch=float(BATCH))
+    return answers(job, cluster, [HOSTS])[0]
+
+
+def headway(*arguments: str, cwd: Path) -> None:
+    """Raises RuntimeError: it failed."""
+    environ = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "headway", *arguments], cwd=cwd, env={**_environ(), **environ}, capture_output=True,
+        text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise RuntimeError(f"headway {' '.join(arguments)}: {done.stderr[-500:]}")
+
+
+def run(recipe: Path, folder: Path) -> float:
+    """Images/s of four processes on two hosts."""
+    with Hosts(HOSTS, RATE_BITS_S) as net:
+        processes = [
+            net.run(host, command(recipe, folder), env=environment(net, host, local, HOSTS, PER_HOST),
+                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            for host in range(HOSTS)
+            for local in range(PER_HOST)
+        ]  # fmt: skip
+        until, begun = monotonic() + STARTS_S, False
+        while monotonic() < until and all(one.poll() is None for one in processes):
+            if not begun and len(records_of(folder)) >= 2:
+                until, begun = monotonic() + SECONDS, True
+            sleep(0.2)
+        for one in processes:
+            one.terminate()
+        for one in processes:
+            with suppress(subprocess.TimeoutExpired):
+                one.communicate(timeout=30.0)
+    records = records_of(folder)
+    if len(records) < 4:
+        raise RuntimeError(f"the run came to {len(records)} logging steps: {_said(processes)}")
+    first, last = records[1], records[-1]
+    return float((last["position"] - first["position"]) / (last["seconds"] - first["seconds"]))
+
+
+def command(recipe: Path, folder: Path) -> list[str]:
+    return [sys.executable, "-m", "headway", "train", str(recipe), "--run", str(folder)]
+
+
+def _said(processes: Sequence[subprocess.Popen[Any]]) -> str:
+    return json.dumps([one.returncode for one in processes])
+
+
+def _environ() -> dict[str, str]:
+    import os
+
+    return dict(os.environ)
