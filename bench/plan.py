@@ -75,7 +75,17 @@ def main() -> None:
     report(claims, options)
 
 
-SCALING = ("series", "devices", "batch each", "published", "predicted", "off", "linear off", "counts", "a step's source")
+SCALING = (
+    "series",
+    "devices",
+    "batch each",
+    "published",
+    "predicted",
+    "off",
+    "linear off",
+    "counts",
+    "a step's source",
+)
 
 
 def of_scaling(one: Predicted) -> tuple[str, ...]:

@@ -66,7 +66,9 @@ def measured(hosts: int, per_host: int, *, rate_bits_s: float = 200e6, seconds: 
     ranks = hosts * per_host
     names = {name: f"{hosts} hosts x {per_host} here, {name}" for name in found}
     return Local(
-        hosts, per_host, tuple(Sweep("Gloo", names[name], ranks, tuple(sorted(points))) for name, points in found.items())
+        hosts,
+        per_host,
+        tuple(Sweep("Gloo", names[name], ranks, tuple(sorted(points))) for name, points in found.items()),
     )
 
 

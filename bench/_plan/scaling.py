@@ -116,7 +116,12 @@ def cluster_of(row: Row) -> Cluster:
     linked = device in INSIDE and row.per_node >= 8
     inside = clusters()[INSIDE[device]].inside if linked else PCIE
     return Cluster(
-        title=row.device, device=device, devices=row.per_node, inside=inside, between=between_of(row.link), node=NodeOf()
+        title=row.device,
+        device=device,
+        devices=row.per_node,
+        inside=inside,
+        between=between_of(row.link),
+        node=NodeOf(),
     )
 
 

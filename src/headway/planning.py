@@ -34,9 +34,7 @@ def plan(
     cluster: Annotated[
         str | None, typer.Option(help="By its name in the catalog, or a YAML file.", rich_help_panel=OF_PLAN)
     ] = None,
-    nodes: Annotated[
-        str, typer.Option(help="So many: 1..64 (doubling), or 1,2,4.", rich_help_panel=OF_PLAN)
-    ] = "1..64",
+    nodes: Annotated[str, typer.Option(help="So many: 1..64 (doubling), or 1,2,4.", rich_help_panel=OF_PLAN)] = "1..64",
     profile: Annotated[
         Path | None, typer.Option(help="headway doctor's, of one such device.", rich_help_panel=OF_PLAN)
     ] = None,
@@ -84,9 +82,7 @@ def plan(
     node_kw: Annotated[
         float | None, typer.Option(help="Power of one; default: the catalog's.", rich_help_panel=OF_FACILITY)
     ] = None,
-    rack_kw: Annotated[
-        float, typer.Option(help="Power and cooling of a rack.", rich_help_panel=OF_FACILITY)
-    ] = 19.2,
+    rack_kw: Annotated[float, typer.Option(help="Power and cooling of a rack.", rich_help_panel=OF_FACILITY)] = 19.2,
     ports: Annotated[
         int | None, typer.Option(help="Of a node, in the fabric; default: all.", rich_help_panel=OF_FACILITY)
     ] = None,

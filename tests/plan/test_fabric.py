@@ -34,9 +34,7 @@ def test_groups_of_6_and_pods_of_36() -> None:
     assert fabric(144).nodes_per_leaf == 36
 
 
-@pytest.mark.parametrize(
-    ("nodes", "leaves", "cores", "between"), [(12, 3, 2, 54), (36, 8, 6, 144), (144, 32, 18, 576)]
-)
+@pytest.mark.parametrize(("nodes", "leaves", "cores", "between"), [(12, 3, 2, 54), (36, 8, 6, 144), (144, 32, 18, 576)])
 def test_without_oversubscription(nodes: int, leaves: int, cores: int, between: int) -> None:
     """Of switches with 36 ports: as many cores as each leaf's links divide among."""
     found = fabric(nodes, leaf=36, oversubscription=1)

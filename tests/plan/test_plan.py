@@ -64,7 +64,7 @@ def test_a_recipe_is_planned_by_a_dry_run(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_facility_is_planned_from_the_same_verb(path: Path, tmp_path: Path) -> None:
     said = headway("plan", path, "--facility", "40", "--jobs", "30,8:200", "--page", tmp_path / "room.html")
     assert "2 x 216 ports" in said.out
-    assert "30 on pod 1" in said.out
+    assert "8 nodes: 8 on pod 1" in said.out  # the other has fewer gradients, and is split
     found = headway("plan", "--facility", "12", "--jobs", "8,3,1", "--json").json()
     assert found["fabric"]["switches"] == {"36": 2}
     assert found["placement"]["exact"] is True

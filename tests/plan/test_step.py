@@ -56,7 +56,9 @@ def test_no_more_is_exposed_than_there_is_and_never_less_than_the_last_bucket(
 @given(st.integers(1, 200), st.integers(1, 200))
 def test_more_nodes_never_make_a_step_shorter(one: int, other: int) -> None:
     small, large = sorted((one, other))
-    seconds = [step(Compute(0.01, 1e-3), 32, even_buckets(1e8), network(n), jitter=0.02).seconds for n in (small, large)]
+    seconds = [
+        step(Compute(0.01, 1e-3), 32, even_buckets(1e8), network(n), jitter=0.02).seconds for n in (small, large)
+    ]
     assert seconds[1] >= seconds[0] * 0.999  # algorithms change, and their counts of rounds
 
 

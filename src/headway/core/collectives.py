@@ -327,8 +327,11 @@ def _ring(network: Network, wire_ratio: float, order: Order) -> Line:
     if order == "round_robin" and m > 1:
         inside, between = 0.0, between * network.ranks_per_host
         latency = 2 * (n - 1) * network.between.latency_s
-    else:  # a chunk that goes around crosses each host's link once
-        latency = 2 * (n - m) * network.inside.latency_s + 2 * (m - 1) * network.between.latency_s
+    else:  # a chunk goes around twice, less two hops that follow each other: one chunk's are the fastest two there are
+        inner, outer = network.inside.latency_s, network.between.latency_s
+        fewer = max(int(outer < inner), 3 - network.ranks_per_host, 0)
+        across = 2 * m - fewer if m > 1 else 0
+        latency = (2 * (n - 1) - across) * inner + across * outer
     return Line(latency, 2 * around * wire_ratio * max(inside, between) + around * _gamma(network))
 
 

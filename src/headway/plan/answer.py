@@ -241,7 +241,10 @@ def inputs(job: Job, cluster: Cluster) -> dict[str, Callable[[float], tuple[Job,
         "jitter of devices": jitter,
     }
     if not isinstance(epochs, int | float):
-        found["critical batch"] = lambda by: (replace(job, epochs=replace(epochs, critical=epochs.critical * by)), cluster)
+        found["critical batch"] = lambda by: (
+            replace(job, epochs=replace(epochs, critical=epochs.critical * by)),
+            cluster,
+        )
     if cluster.node.images_s is not None:
         found["loading of a node"] = lambda by: (job, _node(cluster, images_s=(cluster.node.images_s or 0.0) * by))
     if cluster.storage.shared_gb_s is not None:

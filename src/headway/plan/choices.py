@@ -82,7 +82,12 @@ def choices(workload: Workload, job: Job, cluster: Cluster, nodes: int) -> list[
                 more.compute, each, more.buckets, network, jitter=cluster.jitter, among=cluster.algorithms,
                 wire_ratio=more.wire_ratio, accumulate=more.accumulate, backward=more.backward,
             )  # fmt: skip
-            add(f"gradients of {times} steps exchanged at once", told.seconds, f"{times} times the batch", times * plain.batch)
+            add(
+                f"gradients of {times} steps exchanged at once",
+                told.seconds,
+                f"{times} times the batch",
+                times * plain.batch,
+            )
     return sorted(found, key=lambda one: -one.images_s)
 
 
@@ -118,9 +123,7 @@ def dense_in_parts(
     return told.seconds + seconds * job.accumulate, moved
 
 
-def in_strips(
-    workload: Workload, job: Job, cluster: Cluster, network: Network, strips: int, each: float
-) -> float:
+def in_strips(workload: Workload, job: Job, cluster: Cluster, network: Network, strips: int, each: float) -> float:
     """Seconds of a step where so many devices of a node share each image, and each has as many images as they had
     together.
 

@@ -188,9 +188,7 @@ def facility(wanted: Wanted) -> Facility:
         raise UsageError(f"{machine.title} has {machine.ports} ports of the fabric, not {ports}", where="--ports")
     watts = machine.watts if wanted.node_watts is None else wanted.node_watts
     _check(wanted, watts)
-    net = fabric(
-        wanted.nodes, ports, oversubscription=wanted.oversubscription, leaf=wanted.leaf, core=wanted.core
-    )
+    net = fabric(wanted.nodes, ports, oversubscription=wanted.oversubscription, leaf=wanted.leaf, core=wanted.core)
     per_rack = min(math.floor(wanted.rack_watts / watts + 1e-9), RACK_UNITS // machine.units)
     if per_rack < 1:
         what = f"a rack of {wanted.rack_watts / 1000:g} kW holds no node of {watts / 1000:g} kW"

@@ -134,7 +134,9 @@ def _pod(
         shapes.append(f"<rect x='{left}' y='{rack_y}' width='{NODE_W}' height='{tall}' rx='3' fill='#eef1f5'/>")
         for row in range(many):
             y = rack_y + 6 + row * (NODE_H + 4)
-            shapes.append(f"<rect x='{left + 5}' y='{y}' width='{NODE_W - 10}' height='{NODE_H}' rx='2' fill='{GREEN}'/>")
+            shapes.append(
+                f"<rect x='{left + 5}' y='{y}' width='{NODE_W - 10}' height='{NODE_H}' rx='2' fill='{GREEN}'/>"
+            )
         shapes.append(_text(left + NODE_W / 2, rack_y - 5, f"{many * net.ports_per_node}", BLUE))
     if len(racks) > RACKS:
         shapes.append(_text(x + GAP + RACKS * (NODE_W + GAP) + 14, rack_y + 30, f"+ {len(racks) - RACKS}", GREY))

@@ -48,7 +48,9 @@ class Plan:
         self.messages.append(Message(number, sender, receiver, nbytes, adds, list(after)))
         return number
 
-    def ring(self, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]], *, sums: bool) -> dict[int, list[int]]:
+    def ring(
+        self, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]], *, sums: bool
+    ) -> dict[int, list[int]]:
         """One turn around a ring of ranks: reduce-scatter if `sums`, else all-gather; each has a part of the bytes.
 
         Args:

@@ -32,7 +32,11 @@ def panels(found: Plan) -> list[Panel]:
     cards = [
         ("nodes that pay", f"{best.nodes:,}", f"of {found.answers[-1].nodes:,} that were planned"),
         ("images/s", f"{best.images_s:,.0f}", f"{best.scaling:.0%} of linear"),
-        ("time to target", said.span(best.hours), f"{said.span(best.low_hours)} to {said.span(best.high_hours)} (90 %)"),
+        (
+            "time to target",
+            said.span(best.hours),
+            f"{said.span(best.low_hours)} to {said.span(best.high_hours)} (90 %)",
+        ),
         ("energy", "-" if best.kwh is None else f"{best.kwh:,.3g} kWh", "of the nodes"),
         ("limit", best.limit, f"communication / computation {best.step.communication_ratio:.2f}"),
     ]
@@ -46,7 +50,9 @@ def panels(found: Plan) -> list[Panel]:
     ]
     cells = said.rows(found)
     drawn.append(
-        panel.table("answers", "All of them", cells[0], cells[1:], order=9, section="Plan", width="full", note=_how(found))
+        panel.table(
+            "answers", "All of them", cells[0], cells[1:], order=9, section="Plan", width="full", note=_how(found)
+        )
     )
     return drawn
 
@@ -86,7 +92,14 @@ def _curves(found: Plan) -> list[Panel]:
         energy = [("planned", nodes, [one.kwh for one in found.answers])]
         drawn.append(
             panel.lines(
-                "energy", "Energy", energy, x_label="nodes", y_label="kWh", log_x=True, order=5, section="Plan",
+                "energy",
+                "Energy",
+                energy,
+                x_label="nodes",
+                y_label="kWh",
+                log_x=True,
+                order=5,
+                section="Plan",
                 y_range=panel.from_zero([one.kwh for one in found.answers]),
             )  # fmt: skip
         )

@@ -109,9 +109,7 @@ def _finite(value: float) -> float | None:
     return value if value < float("inf") else None
 
 
-def plan(
-    workload: Workload, job: Job, cluster: Cluster, known: Known, epochs_from: str, nodes: Sequence[int]
-) -> Plan:
+def plan(workload: Workload, job: Job, cluster: Cluster, known: Known, epochs_from: str, nodes: Sequence[int]) -> Plan:
     """Raises UsageError: see `answers`."""
     found = answers(job, cluster, nodes)
     pays = pays_until(found)
@@ -153,7 +151,9 @@ def text(found: Plan) -> str:
         assert isinstance(job.epochs, Epochs)
         regime = job.epochs.regime(found.best.batch)
         lines.append(f"At a batch of {found.best.batch:,.0f} of a critical {job.epochs.critical:,.0f}: {regime}.")
-        lines.append(f"Up to {count(found.useful, 'node')} the batch stays within {job.epochs.high:,.0f}, the largest that was measured.")
+        lines.append(
+            f"Up to {count(found.useful, 'node')} the batch stays within {job.epochs.high:,.0f}, the largest that was measured."
+        )
     if found.lr is not None:
         lr = found.lr
         lines.append(f"LARS at that batch: learning rate {lr.lr:.3g}, warm-up {lr.warmup:.2g} epochs (official runs).")

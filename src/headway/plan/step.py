@@ -178,6 +178,8 @@ def expected_maximum(count: int) -> float:
     """
     if count < 1:
         raise UsageError(f"a maximum is of 1 or more, not {count}")
+    if count == 1:
+        return 0.0
     x = np.linspace(-9.0, 9.0, 18_001)
     density = np.exp(-(x**2) / 2)
     below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
