@@ -9,7 +9,7 @@ plan_p90_error       the same: the ninetieth percentile
 plan_vs_linear       plan_median_error over that of linear scaling, on the same rows
 epochs_worst_error   epochs to the target by batch: of each point between others, predicted by a fit without it
 ttt_median_error     minutes to the target: predicted images/s, and epochs by the fit
-allreduce_median_error  seconds of published all-reduces: latency and bandwidth from every second size, the rest predicted
+allreduce_median_error  seconds of published all-reduces: latency and bandwidth from every second size, others predicted
 
 Every row is in the tables, misses included.
 """

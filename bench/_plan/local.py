@@ -40,7 +40,8 @@ HOSTS, PER_HOST, BATCH = 2, 2, 64
 RUNS, SECONDS, STARTS_S = 3, 15.0, 180.0
 RECIPE: dict[str, Any] = {
     "seed": 1, "device": "cpu", "batch": BATCH, "epochs": 10**9, "precision": "fp32", "log_every_steps": 2,
-    "data": {"train": "synthetic", "threads": 1, "synthetic": {"samples": 4096, "classes": 10, "width": 32, "height": 32}},
+    "data": {"train": "synthetic", "threads": 1,
+             "synthetic": {"samples": 4096, "classes": 10, "width": 32, "height": 32}},
     "model": {"factory": "bench._doctor.user:Perceptron", "args": {"hidden": 1024}},
     "optimizer": {"name": "sgd", "lr": 0.001}, "checkpoint": {"every_epochs": 0}, "evaluate": {"every_epochs": 0},
 }  # fmt: skip

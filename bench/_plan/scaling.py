@@ -22,7 +22,7 @@ from headway.core import collectives
 from headway.core.collectives import Algorithm, Network
 from headway.plan.calibrate import Run, calibrate
 from headway.plan.cluster import Between, Cluster, Inside, NodeOf, clusters
-from headway.plan.step import Bucket, Compute, Exchanged, Step, even_buckets, expected_maximum, step
+from headway.plan.step import Compute, Exchanged, Step, even_buckets, expected_maximum, step
 
 FILE = Path(__file__).with_name("scaling.csv")
 SMALL_EFFICIENCY = 0.95

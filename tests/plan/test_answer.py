@@ -37,7 +37,8 @@ def one(asked: Job, where: Cluster, nodes: int) -> Answer:
 def test_time_energy_and_efficiency_are_what_they_are_made_of() -> None:
     found = answers(job(), cluster(), [1, 16])
     first, many = found
-    assert many.devices == 128 and many.batch == 128 * 52
+    assert many.devices == 128
+    assert many.batch == 128 * 52
     assert many.images_s == pytest.approx(many.batch / many.step.seconds)
     assert many.hours == pytest.approx(1_281_167 * LAW.epochs(many.batch) / many.images_s / 3600)
     assert many.kwh == pytest.approx(16 * 3.5 * many.hours)
@@ -52,7 +53,7 @@ def test_a_batch_for_all_shrinks_on_each_device() -> None:
     assert [one.batch for one in found] == [4096] * 3
     assert [one.statistical for one in found] == [1, 1, 1]
     assert found[2].scaling < found[1].scaling < 1
-    with pytest.raises(UsageError, match="a batch of 4,096 leaves 0.50 samples for each of 8,192"):
+    with pytest.raises(UsageError, match=r"a batch of 4,096 leaves 0.50 samples for each of 8,192"):
         one(asked, cluster(), 1024)
 
 
@@ -90,7 +91,8 @@ def test_more_nodes_never_train_less(fixed: float, sample: float, each: float, n
     found = answers(job(compute=Compute(fixed, sample), per_device=each), cluster(), [nodes, 2 * nodes])
     assert found[1].images_s > found[0].images_s
     assert found[0].scaling == found[0].statistical == 1
-    assert 0 < found[1].scaling <= 1.001 and found[1].statistical <= 1
+    assert 0 < found[1].scaling <= 1.001
+    assert found[1].statistical <= 1
 
 
 @given(st.integers(1, 200))
@@ -100,7 +102,8 @@ def test_better_parts_never_make_it_worse(nodes: int) -> None:
     for moved in sensitivity(job(), cluster(), nodes):
         good_when_more = moved.name not in ("fixed time of a step", "latency between nodes", "jitter of devices")
         better, worse = (moved.more, moved.less) if good_when_more else (moved.less, moved.more)
-        assert better <= 1 + 1e-9 and worse >= 1 - 1e-9, moved
+        assert better <= 1 + 1e-9, moved
+        assert worse >= 1 - 1e-9, moved
 
 
 def test_what_moves_the_answer_is_first() -> None:

@@ -60,23 +60,29 @@ def test_a_data_sheet_gives_a_share_of_its_peak() -> None:
     known = of_device(workload(), clusters()["dgx-1-p100"].of)
     flops = 6 * workload().forward_multiply_adds
     assert known.compute.sample_s == pytest.approx(flops / (9.3e12 * 0.5))
-    assert known.basis == "data sheet" and "9.3 TFLOPS" in known.how
+    assert known.basis == "data sheet"
+    assert "9.3 TFLOPS" in known.how
 
 
 def test_epochs_come_from_the_best_there_is() -> None:
     recipe, _ = epochs_of(workload())
     assert recipe == 10.0
     guessed, said = epochs_of(workload(), noise_scale=320)
-    assert isinstance(guessed, Epochs) and guessed.epochs(32) == pytest.approx(10) and "noise scale of 320" in said
+    assert isinstance(guessed, Epochs)
+    assert guessed.epochs(32) == pytest.approx(10)
+    assert "noise scale of 320" in said
     fitted, said = epochs_of(workload(), points=[Point(32, 10), Point(320, 20)], noise_scale=5)
-    assert isinstance(fitted, Epochs) and fitted.epochs(320) == pytest.approx(20) and "2 batches" in said
+    assert isinstance(fitted, Epochs)
+    assert fitted.epochs(320) == pytest.approx(20)
+    assert "2 batches" in said
     one, _ = epochs_of(workload(), points=[Point(64, 12)])
     assert one == 12
 
 
 def test_a_job_is_the_workload() -> None:
     job = job_of(workload(), of_device(workload(), clusters()["dgx-1"].of), 10.0)
-    assert job.per_device == 32 and job.batch is None
+    assert job.per_device == 32
+    assert job.batch is None
     assert job.backward == pytest.approx(2 / 3)
     assert list(job.buckets) == buckets_of(workload())
     assert job_of(workload(), of_device(workload(), clusters()["dgx-1"].of), 10.0, batch=512).per_device is None
@@ -88,18 +94,18 @@ def test_nodes_are_read() -> None:
     assert read_nodes("8") == [8]
     assert read_nodes("1, 2,130") == [1, 2, 130]
     for text in ("", "0", "a", "4..2", "0..4", "1,-2", "1..", "2.5"):
-        with pytest.raises(UsageError, match="--nodes: .* is no count of nodes"):
+        with pytest.raises(UsageError, match=r"--nodes: .* is no count of nodes"):
             read_nodes(text)
 
 
 def test_runs_and_points_are_read() -> None:
     assert read_runs("8x208:11105, 512x65:604217") == [Run(8, 208, 11105), Run(512, 65, 604217)]
     for text in ("", "8x208", "8:208:3", "0x3:4", "ax3:4"):
-        with pytest.raises(UsageError, match="--runs: .* is no run"):
+        with pytest.raises(UsageError, match=r"--runs: .* is no run"):
             read_runs(text)
     assert read_points("1632:35,32768:56") == [Point(1632, 35), Point(32768, 56)]
     for text in ("", "3", "0:1", "1:0", "a:1", "1:2:3", "1:inf", "nan:1"):
-        with pytest.raises(UsageError, match="--epochs-at: .* is not a batch with its epochs"):
+        with pytest.raises(UsageError, match=r"--epochs-at: .* is not a batch with its epochs"):
             read_points(text)
 
 

@@ -11,6 +11,8 @@ from headway.core.errors import UsageError
 from headway.plan.cluster import cluster_of, clusters, devices
 from headway.plan.facility import catalog
 
+LINKS = "inside: {gb_s: 1, latency_us: 1}\nbetween: {ports: 1, gbit_s: 1, latency_us: 1, efficiency: 1}"
+
 
 def test_the_catalog_is_whole() -> None:
     for name, cluster in clusters().items():
@@ -43,8 +45,8 @@ def test_a_file_of_the_same_form_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        ("title: x\ndevice: v100\ndevices: 0\ninside: {gb_s: 1, latency_us: 1}\nbetween: {ports: 1, gbit_s: 1, latency_us: 1, efficiency: 1}", "devices: "),
-        ("title: x\ndevice: v1000\ndevices: 1\ninside: {gb_s: 1, latency_us: 1}\nbetween: {ports: 1, gbit_s: 1, latency_us: 1, efficiency: 1}", "no device 'v1000'.* Did you mean 'v100'"),
+        (f"title: x\ndevice: v100\ndevices: 0\n{LINKS}", "devices: "),
+        (f"title: x\ndevice: v1000\ndevices: 1\n{LINKS}", r"no device 'v1000'.* Did you mean 'v100'"),
         ("title: x", "device: Field required"),
         ("- 1", "keys and values"),
         ("a: [", "cannot be read"),
@@ -58,7 +60,7 @@ def test_what_is_wrong_with_a_file_is_said(content: str, said: str, tmp_path: Pa
 
 
 def test_a_name_that_is_none_is_said(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="dgx-11: there is no such cluster .* Did you mean 'dgx-1'"):
+    with pytest.raises(UsageError, match=r"dgx-11: there is no such cluster .* Did you mean 'dgx-1'"):
         cluster_of("dgx-11")
-    with pytest.raises(UsageError, match="cannot be read .No such file"):
+    with pytest.raises(UsageError, match=r"cannot be read .No such file"):
         cluster_of(str(tmp_path / "none.yaml"))

@@ -22,7 +22,8 @@ def test_a_law_is_found_again(least: float, critical: float, batches: list[float
 def test_official_points_predict_each_other() -> None:
     found = fit(official())
     assert (found.low, found.high) == (1632, 67840)
-    assert found.error is not None and found.error < 0.04
+    assert found.error is not None
+    assert found.error < 0.04
     assert max(abs(off) for _, off in left_one_out(official())) <= 0.08
     assert len(left_one_out(official())) == len(official()) - 2
 
@@ -55,13 +56,17 @@ def test_learning_rates_lie_between_those_of_official_runs() -> None:
     points = official()
     for point in points:
         found = suggest(point.batch, points)
-        assert found is not None and found.inside
+        assert found is not None
+        assert found.inside
         assert (found.lr, found.warmup) == (pytest.approx(point.lr), pytest.approx(point.warmup))
     between = suggest(20_000, points)
     assert between is not None
-    assert 12.8 < between.lr < 21.2 and 9 < between.warmup < 16 and between.between == (13056, 32768)
+    assert 12.8 < between.lr < 21.2
+    assert 9 < between.warmup < 16
+    assert between.between == (13056, 32768)
     far = suggest(10**6, points)
-    assert far is not None and not far.inside
+    assert far is not None
+    assert not far.inside
     assert suggest(64, [Point(64, 10)]) is None
 
 

@@ -63,7 +63,7 @@ def test_what_is_no_law_is_said() -> None:
     rising, flat = power_law([(1, 1), (2, 2)]), power_law([(1, 2), (4, 1)])
     with pytest.raises(UsageError, match="does not fall with more data"):
         growth(10, rising)
-    with pytest.raises(UsageError, match="between 0 and 1, not 1.000"):
+    with pytest.raises(UsageError, match=r"between 0 and 1, not 1.000"):
         growth(10, flat, size=rising)
     with pytest.raises(UsageError, match="a set has samples"):
         growth(0, flat)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import get_args
 
 import pytest
@@ -70,7 +71,7 @@ def test_messages_over_one_way_wait_for_each_other() -> None:
     out = [one for one in found if one.message.sender < 2 <= one.message.receiver]
     spans = sorted((one.begins, one.begins + one.message.nbytes / 1e9) for one in out)
     assert len(across) == 8
-    assert all(later[0] >= earlier[1] - 1e-12 for earlier, later in zip(spans, spans[1:], strict=False))
+    assert all(later[0] >= earlier[1] - 1e-12 for earlier, later in itertools.pairwise(spans))
 
 
 def test_who_comes_late_delays_all() -> None:

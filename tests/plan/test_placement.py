@@ -77,5 +77,5 @@ def test_what_cannot_be_placed_is_said(jobs: list[Job], pods: list[int], said: s
 def test_jobs_are_read() -> None:
     assert read_jobs("30, 12:400,8", 1e6) == [Job(30, 1e6), Job(12, 4e8), Job(8, 1e6)]
     for text in ("", "a", "3,", "3:b", "3:4:5"):
-        with pytest.raises(UsageError, match="--jobs: '.*' is no job"):
+        with pytest.raises(UsageError, match=r"--jobs: '.*' is no job"):
             read_jobs(text, 1.0)

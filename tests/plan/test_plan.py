@@ -13,10 +13,10 @@ from tests._support import headway, packed_digits, refused, write_recipe
 from tests.plan._workload import workload
 
 from headway.core.errors import UsageError
+from headway.plan.ask import job_of, of_device
 from headway.plan.choices import choices, dense_layers, memory, useful_nodes
 from headway.plan.cluster import clusters
 from headway.plan.report import span
-from headway.plan.ask import job_of, of_device
 
 
 @pytest.fixture
@@ -111,7 +111,8 @@ def test_fully_connected_layers_are_better_in_parts_where_they_hold_the_weights(
     """AlexNet's way: 100 million weights behind few convolutions, over a slow network."""
     heavy, light = workload(dense=100_000_000, convolutions=2), workload()
     slow = clusters()["p100-50gbe"]
-    assert [one.name for one in dense_layers(heavy)] == ["head"] and dense_layers(light) == []
+    assert [one.name for one in dense_layers(heavy)] == ["head"]
+    assert dense_layers(light) == []
     job = job_of(heavy, of_device(heavy, slow.of), 10.0)
     found = choices(heavy, job, slow, 4)
     assert found[0].name == "1 fully connected layers in 32 parts" or "in 32 parts" in found[0].name
@@ -125,7 +126,8 @@ def test_memory_is_what_a_device_holds() -> None:
     weights = 4 * workload().parameters
     assert held.weights == 3 * weights  # with gradients, and one state of as much
     assert held.activations == 32 * 11 * 10**6
-    assert held.fits and held.most_samples == int((0.9 * 16e9 - held.weights) // (11 * 10**6))
+    assert held.fits
+    assert held.most_samples == int((0.9 * 16e9 - held.weights) // (11 * 10**6))
     assert not memory(workload(), 32, 0.5e9).fits
     assert memory(workload(), 1, 1e6).most_samples == 0
 

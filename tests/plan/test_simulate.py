@@ -84,7 +84,8 @@ def test_the_trace_shows_the_slowest_ranks_in_order(tmp_path: Path) -> None:
     found.write(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     ranks = [one["pid"] for one in events if one["ph"] == "M"]
-    assert ranks[:2] == [3, 17] and len(ranks) == TRACED
+    assert ranks[:2] == [3, 17]
+    assert len(ranks) == TRACED
     for rank in ranks:
         computing = [one for one in events if one["ph"] == "X" and (one["pid"], one["tid"]) == (rank, "compute")]
         ends = 0.0
@@ -97,7 +98,8 @@ def test_the_trace_shows_the_slowest_ranks_in_order(tmp_path: Path) -> None:
 
 def test_the_same_seed_gives_the_same_steps() -> None:
     first, again, other = (simulate(scenario(jitter=0.05, seed=seed)).seconds for seed in (1, 1, 2))
-    assert (first == again).all() and (first != other).any()
+    assert (first == again).all()
+    assert (first != other).any()
 
 
 def test_a_plan_is_simulated_as_it_is_planned() -> None:

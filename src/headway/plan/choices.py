@@ -1,5 +1,5 @@
-"""Other ways to spread a job over devices, by the same costs: fully connected layers in parts, images in strips, gradients
-exchanged less often; and what of it finds room in a device's memory."""
+"""Other ways to spread a job over devices, by the same costs: fully connected layers in parts, images in strips,
+gradients exchanged less often; and what of it finds room in a device's memory."""
 
 from __future__ import annotations
 

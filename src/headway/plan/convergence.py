@@ -1,8 +1,8 @@
 """How many epochs a batch costs: E(B) = E_min (1 + B / B_crit), which is the same as S(B) = S_min (1 + B_crit / B).
 
-McCandlish et al. 2018 (arXiv 1812.06162, equation 2.11): steps and samples to a target trade off along a hyperbola whose
-corner is the critical batch. Below it a larger batch costs few more epochs, above it hardly saves steps; Shallue et al.
-2018 (arXiv 1811.03600) name the three regimes.
+McCandlish et al. 2018 (arXiv 1812.06162, equation 2.11): steps and samples to a target trade off along a hyperbola
+whose corner is the critical batch. Below it a larger batch costs few more epochs, above it hardly saves steps; Shallue
+et al. 2018 (arXiv 1811.03600) name the three regimes.
 """
 
 from __future__ import annotations
@@ -162,14 +162,17 @@ def suggest(batch: float, points: Sequence[Point]) -> Suggestion | None:
         return None
     if batch <= known[0].batch or batch >= known[-1].batch or len(known) == 1:
         nearest = known[0] if batch <= known[0].batch else known[-1]
-        assert nearest.lr and nearest.warmup and nearest.momentum
+        assert nearest.lr
+        assert nearest.warmup
+        assert nearest.momentum
         inside = batch == nearest.batch
         return Suggestion(nearest.lr, nearest.warmup, nearest.momentum, (nearest.batch, nearest.batch), inside)
     below, above = next((a, b) for a, b in pairwise(known) if a.batch <= batch <= b.batch)
     share = math.log(batch / below.batch) / math.log(above.batch / below.batch)
 
     def mean(a: float | None, b: float | None) -> float:
-        assert a and b
+        assert a
+        assert b
         return math.exp((1 - share) * math.log(a) + share * math.log(b))
 
     return Suggestion(

@@ -101,7 +101,7 @@ def _curves(found: Plan) -> list[Panel]:
                 order=5,
                 section="Plan",
                 y_range=panel.from_zero([one.kwh for one in found.answers]),
-            )  # fmt: skip
+            )
         )
     return drawn
 

@@ -138,7 +138,7 @@ def text(found: Plan) -> str:
     compute = known.compute
     lines = [
         f"{found.name} on {found.cluster.title}",
-        f"  step      {compute.fixed_s * 1e3:,.3g} ms and {compute.sample_s * 1e3:,.3g} ms for each sample, by {known.how}",
+        f"  step      {compute.fixed_s * 1e3:,.3g} ms and {compute.sample_s * 1e3:,.3g} ms a sample, by {known.how}",
         f"  exchange  {sum(one.nbytes for one in job.buckets) / 1e6:,.1f} MB in {count(len(job.buckets), 'bucket')}",
         f"  epochs    by {found.epochs_from}",
         f"  memory    {remembered(found)}",
@@ -151,9 +151,8 @@ def text(found: Plan) -> str:
         assert isinstance(job.epochs, Epochs)
         regime = job.epochs.regime(found.best.batch)
         lines.append(f"At a batch of {found.best.batch:,.0f} of a critical {job.epochs.critical:,.0f}: {regime}.")
-        lines.append(
-            f"Up to {count(found.useful, 'node')} the batch stays within {job.epochs.high:,.0f}, the largest that was measured."
-        )
+        most = f"{job.epochs.high:,.0f}, the largest that was measured"
+        lines.append(f"Up to {count(found.useful, 'node')} the batch stays within {most}.")
     if found.lr is not None:
         lr = found.lr
         lines.append(f"LARS at that batch: learning rate {lr.lr:.3g}, warm-up {lr.warmup:.2g} epochs (official runs).")
@@ -244,11 +243,9 @@ def verdict(found: Plan) -> str:
     best, most = found.best, found.answers[-1]
     if best.nodes == most.nodes:
         return f"All {most.nodes:,} pay: each doubling leaves {PAYS:.0%} or more of its nodes as time saved."
-    faster = best.hours / most.hours
-    return (
-        f"More than {count(best.nodes, 'node')} do not pay: {most.nodes:,} are {most.nodes / best.nodes:.3g} times as many"
-        f" and {faster:.2f} times as fast."
-    )
+    more, faster = most.nodes / best.nodes, best.hours / most.hours
+    over = f"More than {count(best.nodes, 'node')} do not pay"
+    return f"{over}: {most.nodes:,} are {more:.3g} times as many and {faster:.2f} times as fast."
 
 
 def remembered(found: Plan) -> str:
@@ -271,7 +268,5 @@ def others(found: Plan) -> list[str]:
     better = [one for one in found.choices if one.gain > 1.01]
     if not better:
         return [f"At {count(found.pays, 'node')} no other way to spread it is faster than data parallelism."]
-    return [
-        f"At {count(found.pays, 'node')} {one.name}: {one.gain:.2f} times the images/s{f' ({one.note})' if one.note else ''}."
-        for one in better
-    ]
+    at = count(found.pays, "node")
+    return [f"At {at} {one.name}: {one.gain:.2f} times the images/s ({one.note})." for one in better]

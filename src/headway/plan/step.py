@@ -1,7 +1,7 @@
 """What one step takes on N nodes: computing, what of the exchange is not hidden, and waiting for the slowest.
 
-T = t0 + c b (1 + xi_N cv) + exposed: t0 is what a step takes whatever its batch (launches, the optimizer), b the samples
-of a device, xi_N the expected maximum of N standard normals, cv by how much a device's computing varies.
+T = t0 + c b (1 + xi_N cv) + exposed: t0 is what a step takes whatever its batch (launches, the optimizer), b the
+samples of a device, xi_N the expected maximum of N standard normals, cv by how much a device's computing varies.
 """
 
 from __future__ import annotations
