@@ -150,12 +150,13 @@ def plan(
     from headway.plan.cluster import cluster_of
     from headway.plan.report import grown, text
     from headway.plan.report import plan as planned
+    from headway.plan.step import buckets_of
 
     where, job_of = cluster_of(cluster), _workload(workload, overrides or ())
     if profile is not None:
         how = ask.of_profile(Profile.read(profile))
     elif runs is not None:
-        how = ask.of_runs(ask.read_runs(runs), ask.buckets_of(job_of), where)
+        how = ask.of_runs(ask.read_runs(runs), buckets_of(job_of), where)
     else:
         how = ask.of_device(job_of, where.of)
     points = ask.read_points(epochs_at) if epochs_at is not None else []

@@ -47,9 +47,9 @@ class Between(Record):
     latency_us: float = Field(ge=0)
     efficiency: float = Field(gt=0, le=1)
     """Bytes of messages over the line's rate."""
-    oversubscription: float = Field(1.0, ge=1)
+    oversubscription: float = Field(default=1.0, ge=1)
     """Between groups of nodes that share a leaf switch."""
-    group: int | None = Field(None, ge=1)
+    group: int | None = Field(default=None, ge=1)
     """Nodes of such a group; None: all nodes are one."""
 
     @property
@@ -62,13 +62,13 @@ class Between(Record):
 class Storage(Record):
     """Where the data lie. What is left out does not limit."""
 
-    node_gb_s: float | None = Field(None, gt=0)
+    node_gb_s: float | None = Field(default=None, gt=0)
     """From it to one node."""
-    shared_gb_s: float | None = Field(None, gt=0)
+    shared_gb_s: float | None = Field(default=None, gt=0)
     """To all nodes together."""
-    opens_s: float | None = Field(None, gt=0)
+    opens_s: float | None = Field(default=None, gt=0)
     """Files that it opens a second for all nodes together."""
-    cache_gb: float = Field(0.0, ge=0)
+    cache_gb: float = Field(default=0.0, ge=0)
     """Of each node's memory and disks, that keep what was read once."""
     shards: bool = True
     """Many samples lie in one file; else each is one."""
@@ -78,12 +78,12 @@ class Storage(Record):
 class NodeOf(Record):
     """One machine."""
 
-    cores: int | None = Field(None, ge=1)
-    images_s: float | None = Field(None, gt=0)
+    cores: int | None = Field(default=None, ge=1)
+    images_s: float | None = Field(default=None, gt=0)
     """That its processors can load, decode and augment; None: not known, so that they do not limit."""
-    watts: float | None = Field(None, gt=0)
+    watts: float | None = Field(default=None, gt=0)
     """While it trains."""
-    cost_per_hour: float | None = Field(None, ge=0)
+    cost_per_hour: float | None = Field(default=None, ge=0)
     facility: str | None = None
     """Name in the catalog of `headway plan --facility`."""
 
@@ -97,15 +97,15 @@ class Cluster(Record):
     """Name in catalog/devices.yaml; or its data, for one that is not there."""
     devices: int = Field(ge=1)
     """Of a node."""
-    nodes: int | None = Field(None, ge=1)
+    nodes: int | None = Field(default=None, ge=1)
     """That there are; None: as many as are asked for."""
     inside: Inside
     between: Between
     node: NodeOf = NodeOf()
     storage: Storage = Storage()
-    jitter: float = Field(0.005, ge=0, lt=1)
+    jitter: float = Field(default=0.005, ge=0, lt=1)
     """By how much a device's step varies: standard deviation over mean."""
-    algorithms: tuple[Algorithm, ...] = Field(("ring", "double_tree", "two_dimensional"), min_length=1)
+    algorithms: tuple[Algorithm, ...] = Field(default=("ring", "double_tree", "two_dimensional"), min_length=1)
     """That its library of collectives has; the cheapest is taken for each bucket."""
 
     @property

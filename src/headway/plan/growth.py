@@ -43,7 +43,7 @@ class PowerLaw:
     squares: float
 
     def __call__(self, x: float) -> float:
-        return self.scale * x**self.exponent
+        return self.scale * float(x**self.exponent)
 
     def band(self, x: float) -> tuple[float, float]:
         """In which a new point lies with 95 %, if the law goes on; it widens away from the points. Of two points the

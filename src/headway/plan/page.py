@@ -76,12 +76,14 @@ def _curves(found: Plan) -> list[Panel]:
         ("learning", nodes, [one.statistical for one in found.answers]),
         ("both", nodes, [one.efficiency for one in found.answers]),
     ]
-    log = {"log_x": True, "log_y": True}
     drawn = [
-        panel.lines("images", "Images/s", rates, x_label="nodes", y_label="images/s", order=2, section="Plan", **log),
+        panel.lines(
+            "images", "Images/s", rates, x_label="nodes", y_label="images/s", order=2, section="Plan", log_x=True,
+            log_y=True,
+        ),
         panel.lines(
             "hours", "Time to the target", hours, x_label="nodes", y_label="hours", bands=band, order=3, section="Plan",
-            note="The band holds 90 % of what is known of the inputs.", **log,
+            note="The band holds 90 % of what is known of the inputs.", log_x=True, log_y=True,
         ),
         panel.lines(
             "efficiency", "Efficiency", shares, x_label="nodes", y_label="share", y_range=(0.0, 1.1), log_x=True,
@@ -129,18 +131,17 @@ def _learning(found: Plan) -> list[Panel]:
     perfect = [steps[0] * batches[0] / batch for batch in batches]
     planned = [one.batch for one in found.answers]
     note = f"Critical batch {epochs.critical:,.0f}; epochs were measured from {epochs.low:,.0f} to {epochs.high:,.0f}."
-    log = {"log_x": True, "log_y": True}
     return [
         panel.lines(
             "epochs", "Epochs to the target",
             [("fit", batches, [epochs.epochs(batch) for batch in batches]),
              ("planned", planned, [one.epochs for one in found.answers])],
-            x_label="batch", y_label="epochs", order=1, section="Learning", note=note, **log,
+            x_label="batch", y_label="epochs", order=1, section="Learning", note=note, log_x=True, log_y=True,
         ),
         panel.lines(
             "steps", "Steps to the target", [("fit", batches, steps), ("perfect scaling", batches, perfect)],
             x_label="batch", y_label="steps", order=2, section="Learning",
-            note="Perfect scaling, then diminishing returns, then none.", **log,
+            note="Perfect scaling, then diminishing returns, then none.", log_x=True, log_y=True,
         ),
     ]  # fmt: skip
 
@@ -153,10 +154,13 @@ def _sure(found: Plan) -> list[Panel]:
         title = f"What moves the time at {said.count(found.pays, 'node')}"
         columns = ("input", "with 20 % less of it", "with 20 % more")
         drawn.append(panel.table("moved", title, columns, rows, order=1, section="Sure of it?"))
-    rows = [(one.name, f"{one.images_s:,.0f}", f"{one.gain:.2f}", one.note) for one in found.choices]
+    ways = [(one.name, f"{one.images_s:,.0f}", f"{one.gain:.2f}", one.note) for one in found.choices]
     title = f"Other ways to spread it over {said.count(found.pays, 'node')}"
-    columns = ("way", "images/s", "times", "what it takes")
-    drawn.append(panel.table("choices", title, columns, rows, order=2, section="Sure of it?"))
+    drawn.append(
+        panel.table(
+            "choices", title, ("way", "images/s", "times", "what it takes"), ways, order=2, section="Sure of it?"
+        )
+    )
     return drawn
 
 
