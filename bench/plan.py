@@ -10,15 +10,28 @@ plan_vs_linear       plan_median_error over that of linear scaling, on the same 
 epochs_worst_error   epochs to the target by batch: of each point between others, predicted by a fit without it
 ttt_median_error     minutes to the target: predicted images/s, and epochs by the fit
 allreduce_median_error  seconds of published all-reduces: latency and bandwidth from every second size, others predicted
+allreduce_local_error   the same of this machine: four hosts (network namespaces, 200 Mbit/s), a process each
+local_error          images/s of four processes on two hosts at 200 Mbit/s, planned from the doctor's profiles of one
+                     and of two processes on one host
+plan_seconds         `headway plan WORKLOAD.json --cluster dgx-1` in a new process that has no torch: wall time
 
-Every row is in the tables, misses included.
+Every row is in the tables, misses included. What needs hosts needs root and iproute2.
 """
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from time import perf_counter
+
 import numpy as np
 
-from bench._common import Claim, arguments, report, table
+from bench._common import Claim, arguments, median, report, table
+from bench._hosts import why_not
+from bench._plan import local
+from bench._plan.links import measured
 from bench._plan.scaling import Predicted, predicted, rows
 from bench._plan.sweeps import sweeps
 from bench._plan.times import times
@@ -72,7 +85,57 @@ def main() -> None:
     every = np.abs([error for one in swept for error in one.errors])
     how = f"of {len(every)} sizes in {len(swept)} published sweeps"
     claims.append(Claim("allreduce_median_error", float(np.median(every)), "", how))
+    claims.append(Claim("plan_seconds", *answers_in(3 if options.quick else 9)))
+    if (reason := why_not()) is not None:
+        print(f"No hosts here: {reason}.")
+    elif not options.quick:
+        claims += here()
     report(claims, options)
+
+
+def here() -> list[Claim]:
+    """What this machine measures."""
+    claims = []
+    for hosts, per_host in ((4, 1), (2, 4)):
+        found = measured(hosts, per_host)
+        heading = ("all-reduce", "latency", "bandwidth", "sizes", "median off", "worst")
+        cells = []
+        for one in found.sweeps:
+            line, errors = one.line, np.abs(one.errors)
+            cells.append(
+                (one.hardware, f"{line.latency_s * 1e6:,.0f} us", f"{1e-6 / max(line.s_per_byte, 1e-15):,.1f} MB/s",
+                 f"{len(errors)}", f"{np.median(errors):.1%}", f"{errors.max():.1%}")
+            )  # fmt: skip
+        table([heading, *cells])
+        if per_host == 1:
+            off = float(np.median(np.abs(found.errors)))
+            how = f"of {len(found.errors)} sizes by {len(found.sweeps)} algorithms"
+            claims.append(Claim("allreduce_local_error", off, "", how))
+    with tempfile.TemporaryDirectory(prefix="headway-bench-plan-") as name:
+        run = local.found(Path(name))
+    step = run.planned.step
+    rates = ", ".join(f"{one:,.1f}" for one in run.measured)
+    share = f"{step.exposed_s / step.seconds:.0%} of a step is exposed exchange"
+    how = f"{run.planned.images_s:,.1f} planned, {rates} measured; {share}"
+    return [*claims, Claim("local_error", abs(run.error), "", how)]
+
+
+def answers_in(times: int) -> tuple[float, str, str]:
+    """(median seconds, unit, how) of a plan."""
+    with tempfile.TemporaryDirectory(prefix="headway-bench-plan-") as name:
+        path = Path(name) / "resnet50.json"
+        local.resnet50().write(path)
+        program = (
+            "import sys; sys.modules['torch'] = None; sys.argv = ['headway', 'plan', "
+            f"{str(path)!r}, '--cluster', 'dgx-1']; from headway.cli import main; main()"
+        )
+        taken = []
+        for _ in range(times):
+            begun = perf_counter()
+            subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+            taken.append(perf_counter() - begun)
+    middle, low, high = median(taken)
+    return middle, "s", f"of {times} [{low:.2f}, {high:.2f}]"
 
 
 SCALING = (

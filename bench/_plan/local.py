@@ -9,6 +9,7 @@ host can tell each other, is the doctor's.
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -89,11 +90,16 @@ def plan_of(workload: Workload, one: Profile, two: Profile) -> Answer:
     return answers(job, cluster, [HOSTS])[0]
 
 
+def resnet50() -> Workload:
+    """Of ResNet-50 on ImageNet, as `headway train recipes/imagenet/... --dry-run --samples 1281167` writes it."""
+    return Workload.read(Path(__file__).with_name("resnet50.workload.json"))
+
+
 def headway(*arguments: str, cwd: Path) -> None:
     """Raises RuntimeError: it failed."""
     environ = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "headway", *arguments], cwd=cwd, env={**_environ(), **environ}, capture_output=True,
+        [sys.executable, "-m", "headway", *arguments], cwd=cwd, env={**os.environ, **environ}, capture_output=True,
         text=True, check=False,
     )  # fmt: skip
     if done.returncode:
@@ -132,9 +138,3 @@ def command(recipe: Path, folder: Path) -> list[str]:
 
 def _said(processes: Sequence[subprocess.Popen[Any]]) -> str:
     return json.dumps([one.returncode for one in processes])
-
-
-def _environ() -> dict[str, str]:
-    import os
-
-    return dict(os.environ)

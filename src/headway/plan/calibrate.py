@@ -61,7 +61,9 @@ def calibrate(runs: Sequence[Run], step_of: Callable[[Compute, Run], Step], *, f
             told = step_of(found, one)
             beside = told.slowest_s + told.exposed_s
             left.append(max(one.seconds - beside, 0.05 * one.seconds))
-        found = _fitted([one.samples for one in runs], left, fixed_s)
+        before, found = found, _fitted([one.samples for one in runs], left, fixed_s)
+        if math.isclose(before.sample_s, found.sample_s, rel_tol=1e-9):
+            break
     return found
 
 
@@ -87,9 +89,14 @@ def _fitted(samples: Sequence[float], seconds: Sequence[float], fixed_s: float |
 
     if fixed_s is not None:
         return Compute(min(fixed_s, 0.95 * float(t.min())), best(fixed_s)[1])
-    grid = FIXED_S * np.exp(np.linspace(-6, 6, 2401) * math.log(FACTOR))
-    grid = grid[grid <= 0.95 * t.min()]
-    if not len(grid):
+    most = math.log(0.95 * float(t.min()) / FIXED_S)
+    low, high = -6 * math.log(FACTOR), 6 * math.log(FACTOR)
+    if most <= low:
         return Compute(0.0, float(np.median(t / b)))
-    fixed = min(grid.tolist(), key=lambda one: best(one)[0])
+    high = min(high, most)
+    for _ in range(5):  # each grid is ten times as fine
+        grid = np.linspace(low, high, 41)
+        at = int(np.argmin([best(FIXED_S * math.exp(one))[0] for one in grid]))
+        low, high = float(grid[max(0, at - 2)]), float(grid[min(len(grid) - 1, at + 2)])
+    fixed = FIXED_S * math.exp(float(grid[at]))
     return Compute(fixed, best(fixed)[1])
