@@ -23,6 +23,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -33,58 +34,14 @@ from bench._hosts import why_not
 from bench._plan import local
 from bench._plan.links import measured
 from bench._plan.scaling import Predicted, predicted, rows
-from bench._plan.sweeps import sweeps
+from bench._plan.sweeps import Sweep, sweeps
 from bench._plan.times import times
 from headway.plan.convergence import left_one_out, official
 
 
 def main() -> None:
     options = arguments(__doc__ or "")
-    found = [predicted(row) for row in rows() if row.role == "predict"]
-    table([SCALING, *map(of_scaling, found)])
-    scored = [one for one in found if one.scored]
-    errors = np.abs([one.error for one in scored])
-    linear = np.abs([one.linear_error for one in scored])
-    how = f"of {len(scored)} published rows"
-    claims = [
-        Claim("plan_median_error", float(np.median(errors)), "", how),
-        Claim("plan_p90_error", float(np.percentile(errors, 90)), "", how),
-        Claim(
-            "plan_vs_linear",
-            float(np.median(errors) / np.median(linear)),
-            "",
-            f"{how}; linear scaling is {np.median(linear):.3f} off",
-        ),
-    ]
-
-    left = left_one_out(official())
-    heading = ("batch", "epochs", "predicted without it", "off")
-    table([heading, *((f"{one.batch:,.0f}", f"{one.epochs:g}", f"{one.epochs * (1 + off):.1f}", f"{off:+.1%}")
-                      for one, off in left)])  # fmt: skip
-    worst = max(abs(off) for _, off in left)
-    claims.append(Claim("epochs_worst_error", worst, "", f"of {len(left)} official points, each left out"))
-
-    minutes = times()
-    heading = ("series", "devices", "batch", "epochs", "minutes", "predicted", "off")
-    table([heading, *((one.series, f"{one.gpus:,}", f"{one.batch:,}", f"{one.epochs:.1f}", f"{one.minutes:g}",
-                       f"{one.planned:.3f}", f"{one.error:+.1%}") for one in minutes)])  # fmt: skip
-    off = float(np.median(np.abs([one.error for one in minutes])))
-    claims.append(Claim("ttt_median_error", off, "", f"of {len(minutes)} published runs"))
-
-    swept = sweeps()
-    heading = ("all-reduce", "devices", "latency", "bandwidth", "sizes", "median off", "worst")
-    cells = []
-    for one in swept:
-        line, errors_of = one.line, np.abs(one.errors)
-        bandwidth = f"{1e-9 / line.s_per_byte:,.1f} GB/s" if line.s_per_byte else "-"
-        cells.append(
-            (f"{one.system}: {one.hardware}", f"{one.gpus}", f"{line.latency_s * 1e6:,.0f} us", bandwidth,
-             f"{len(errors_of)}", f"{np.median(errors_of):.1%}", f"{errors_of.max():.1%}")
-        )  # fmt: skip
-    table([heading, *cells])
-    every = np.abs([error for one in swept for error in one.errors])
-    how = f"of {len(every)} sizes in {len(swept)} published sweeps"
-    claims.append(Claim("allreduce_median_error", float(np.median(every)), "", how))
+    claims = [*scaled(), left_out(), timed(), swept()]
     claims.append(Claim("plan_seconds", *answers_in(3 if options.quick else 9)))
     if (reason := why_not()) is not None:
         print(f"No hosts here: {reason}.")
@@ -93,20 +50,75 @@ def main() -> None:
     report(claims, options)
 
 
+def scaled() -> list[Claim]:
+    """Published runs on many devices."""
+    found = [predicted(row) for row in rows() if row.role == "predict"]
+    table([SCALING, *map(of_scaling, found)])
+    scored = [one for one in found if one.scored]
+    errors = np.abs([one.error for one in scored])
+    linear = float(np.median(np.abs([one.linear_error for one in scored])))
+    how = f"of {len(scored)} published rows"
+    return [
+        Claim("plan_median_error", float(np.median(errors)), "", how),
+        Claim("plan_p90_error", float(np.percentile(errors, 90)), "", how),
+        Claim("plan_vs_linear", float(np.median(errors)) / linear, "", f"{how}; linear scaling is {linear:.3f} off"),
+    ]
+
+
+def left_out() -> Claim:
+    """Epochs by batch."""
+    left = left_one_out(official())
+    heading = ("batch", "epochs", "predicted without it", "off")
+    cells = [
+        (f"{one.batch:,.0f}", f"{one.epochs:g}", f"{one.epochs * (1 + off):.1f}", f"{off:+.1%}") for one, off in left
+    ]
+    table([heading, *cells])
+    worst = max(abs(off) for _, off in left)
+    return Claim("epochs_worst_error", worst, "", f"of {len(left)} official points, each left out")
+
+
+def timed() -> Claim:
+    """Minutes to the target."""
+    found = times()
+    heading = ("series", "devices", "batch", "epochs", "minutes", "predicted", "off")
+    cells = [
+        (one.series, f"{one.gpus:,}", f"{one.batch:,}", f"{one.epochs:.1f}", f"{one.minutes:g}", f"{one.planned:.3f}",
+         f"{one.error:+.1%}")
+        for one in found
+    ]  # fmt: skip
+    table([heading, *cells])
+    off = float(np.median(np.abs([one.error for one in found])))
+    return Claim("ttt_median_error", off, "", f"of {len(found)} published runs")
+
+
+def swept() -> Claim:
+    """All-reduces by size."""
+    found = sweeps()
+    of_sweeps(found)
+    every = np.abs([error for one in found for error in one.errors])
+    how = f"of {len(every)} sizes in {len(found)} published sweeps"
+    return Claim("allreduce_median_error", float(np.median(every)), "", how)
+
+
+def of_sweeps(found: Sequence[Sweep]) -> None:
+    """Prints them."""
+    cells = [("all-reduce", "devices", "latency", "bandwidth", "sizes", "median off", "worst")]
+    for one in found:
+        line, errors = one.line, np.abs(one.errors)
+        bandwidth = f"{1e-6 / line.s_per_byte:,.0f} MB/s" if line.s_per_byte else "-"
+        cells.append(
+            (f"{one.system}: {one.hardware}", f"{one.gpus}", f"{line.latency_s * 1e6:,.0f} us", bandwidth,
+             f"{len(errors)}", f"{np.median(errors):.1%}", f"{errors.max():.1%}")
+        )  # fmt: skip
+    table(cells)
+
+
 def here() -> list[Claim]:
     """What this machine measures."""
     claims = []
     for hosts, per_host in ((4, 1), (2, 4)):
         found = measured(hosts, per_host)
-        heading = ("all-reduce", "latency", "bandwidth", "sizes", "median off", "worst")
-        cells = []
-        for one in found.sweeps:
-            line, errors = one.line, np.abs(one.errors)
-            cells.append(
-                (one.hardware, f"{line.latency_s * 1e6:,.0f} us", f"{1e-6 / max(line.s_per_byte, 1e-15):,.1f} MB/s",
-                 f"{len(errors)}", f"{np.median(errors):.1%}", f"{errors.max():.1%}")
-            )  # fmt: skip
-        table([heading, *cells])
+        of_sweeps(found.sweeps)
         if per_host == 1:
             off = float(np.median(np.abs(found.errors)))
             how = f"of {len(found.errors)} sizes by {len(found.sweeps)} algorithms"
