@@ -38,13 +38,13 @@ LATENCY_US = 100.0
 """Of a message between namespaces, through two virtual links and a bridge: some 60 to 150 us by `headway bench-links`.
 At 12.6 MB a step it is a ten-thousandth."""
 HOSTS, PER_HOST, BATCH = 2, 2, 64
+HIDDEN = 1024
 RUNS, SECONDS, STARTS_S = 3, 15.0, 180.0
 RECIPE: dict[str, Any] = {
     "seed": 1, "device": "cpu", "batch": BATCH, "epochs": 10**9, "precision": "fp32", "log_every_steps": 2,
-    "data": {"train": "synthetic", "threads": 1,
-             "synthetic": {"samples": 4096, "classes": 10, "width": 32, "height": 32}},
-    "model": {"factory": "bench._doctor.user:Perceptron", "args": {"hidden": 1024}},
-    "optimizer": {"name": "sgd", "lr": 0.001}, "checkpoint": {"every_epochs": 0}, "evaluate": {"every_epochs": 0},
+    "data": {"train": "synthetic", "synthetic": {"samples": 4096, "classes": 10, "size": [32, 32]}},
+    "model": {"factory": "bench._doctor.user:Perceptron", "args": {"hidden": HIDDEN}},
+    "optimizer": {"name": "sgd", "lr": 0.001}, "checkpoint": {"every_epochs": 1e9},
 }  # fmt: skip
 
 
