@@ -77,6 +77,11 @@ def test_more_nodes_never_take_less(nodes: int, node: str, kw: float) -> None:
     assert one.nodes_per_rack * (one.watts / nodes) <= wanted.rack_watts * (1 + 1e-9)
 
 
+def test_racks_of_half_the_power_are_twice_as_many() -> None:
+    found = facility(Wanted(nodes=36))
+    assert (found.racks, found.racks_of(9_600), found.racks_of(3_000)) == (6, 12, None)
+
+
 def test_racks_are_limited_by_height_too() -> None:
     assert facility(Wanted(nodes=40, rack_watts=200_000)).nodes_per_rack == 14  # of 3 units, in 42
 

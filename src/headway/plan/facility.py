@@ -158,6 +158,11 @@ class Facility:
         ends = [min(self.wanted.nodes, math.ceil(each * (leaf + 1))) for leaf in range(self.fabric.leaves)]
         return tuple(end - begin for begin, end in zip([0, *ends], ends, strict=False))
 
+    def racks_of(self, watts: float) -> int | None:
+        """How many of another power would take the nodes; None: one does not hold a single node."""
+        fit = min(math.floor(watts / (self.watts / self.wanted.nodes) + 1e-9), RACK_UNITS // self.machine.units)
+        return math.ceil(self.wanted.nodes / fit) if fit else None
+
     def to_json(self) -> dict[str, Any]:
         """For programs."""
         found = asdict(self)

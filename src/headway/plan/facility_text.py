@@ -40,9 +40,11 @@ def racks(found: Facility) -> str:
 
 
 def floor(found: Facility) -> str:
-    """What it takes, beside racks of half the power."""
+    """What it takes, and what racks of half the power would."""
     spread = f"{found.floor_m2:,.1f} m2 with its share of the aisles"
-    return f"{spread}; {found.gflops_per_watt:,.0f} GFLOPS per watt"
+    half = found.racks_of(found.wanted.rack_watts / 2)
+    other = "" if half is None else f"; racks of half the power would be {half:,}"
+    return f"{spread}{other}; {found.gflops_per_watt:,.0f} GFLOPS per watt"
 
 
 def power(found: Facility) -> str:
