@@ -67,7 +67,7 @@ def of_runs(runs: Sequence[Run], buckets: Sequence[Bucket], cluster: Cluster) ->
         return step(compute, run.samples, buckets, network, jitter=cluster.jitter, among=cluster.algorithms)
 
     scales = ", ".join(f"{one.ranks:,}" for one in runs)
-    return Known(calibrate(runs, step_of), "runs", f"runs on {scales} device{'s' if len(runs) > 1 else ''}")
+    return Known(calibrate(runs, step_of), "runs", f"runs on {scales} devices")
 
 
 def of_device(workload: Workload, device: Device) -> Known:

@@ -160,8 +160,22 @@ def text(found: Plan) -> str:
     if found.grown is not None:
         lines += ["", f"The error falls as samples to the power of {found.grown.error.exponent:.3f}."]
         lines += table(growing(found.grown))
-    lines += sorted({f"Note: {one.warning}" for one in found.answers if one.warning})
+    lines += notes(found)
     return "\n".join(lines)
+
+
+def notes(found: Plan) -> list[str]:
+    """Where epochs are not known: of the first plan on either side of what was measured."""
+    epochs = found.job.epochs
+    if not isinstance(epochs, Epochs):
+        return []
+    above = next((one for one in found.answers if one.batch > epochs.high), None)
+    below = next((one for one in reversed(found.answers) if one.batch < epochs.low), None)
+    result = []
+    for one, side in ((below, "Up to"), (above, "From")):
+        if one is not None:
+            result.append(f"{side} {count(one.nodes, 'node')}: {one.warning}{'.' * (not one.warning.endswith('.'))}")
+    return result
 
 
 def count(number: int, name: str) -> str:
@@ -252,8 +266,8 @@ def remembered(found: Plan) -> str:
     """What a device has to hold."""
     held = found.memory
     used, there = (held.weights + held.activations) / 1e9, held.capacity / 1e9
-    room = f"up to {held.most_samples:,} samples a device find room" if held.fits else "it does not fit"
-    return f"{used:.1f} of {there:g} GB; {room}"
+    room = f"up to {held.most_samples:,} samples a device find room"
+    return f"{used:.1f} of {there:g} GB: {room if held.fits else f'it does not fit, {room}'}"
 
 
 def moving(found: Plan) -> str:
