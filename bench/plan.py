@@ -80,15 +80,18 @@ def left_out() -> Claim:
 def timed() -> Claim:
     """Minutes to the target."""
     found = times()
-    heading = ("series", "devices", "batch", "epochs", "minutes", "predicted", "off")
+    heading = ("series", "devices", "batch", "epochs", "minutes", "predicted", "band", "off")
     cells = [
         (one.series, f"{one.gpus:,}", f"{one.batch:,}", f"{one.epochs:.1f}", f"{one.minutes:g}", f"{one.planned:.3f}",
-         f"{one.error:+.1%}")
+         f"{one.low:.3f} to {one.high:.3f}", f"{one.error:+.1%}")
         for one in found
     ]  # fmt: skip
     table([heading, *cells])
     off = float(np.median(np.abs([one.error for one in found])))
-    return Claim("ttt_median_error", off, "", f"of {len(found)} published runs")
+    inside = sum(one.low <= one.minutes <= one.high for one in found)
+    return Claim(
+        "ttt_median_error", off, "", f"of {len(found)} published runs; {inside} of them lie in the band of 90 %"
+    )
 
 
 def swept() -> Claim:
@@ -125,10 +128,11 @@ def here() -> list[Claim]:
             claims.append(Claim("allreduce_local_error", off, "", how))
     with tempfile.TemporaryDirectory(prefix="headway-bench-plan-") as name:
         run = local.found(Path(name))
-    step = run.planned.step
     rates = ", ".join(f"{one:,.1f}" for one in run.measured)
-    share = f"{step.exposed_s / step.seconds:.0%} of a step is exposed exchange"
-    how = f"{run.planned.images_s:,.1f} planned, {rates} measured; {share}"
+    how = f"{run.planned:,.1f} planned, {rates} measured; {run.share:.0%} of a step is exposed exchange"
+    if run.share < local.LEAST_SHARE:
+        print(f"Less than {local.LEAST_SHARE:.0%} of a step is exchange: the local plan does not count.")
+        return claims
     return [*claims, Claim("local_error", abs(run.error), "", how)]
 
 

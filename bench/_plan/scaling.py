@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -18,30 +18,24 @@ from typing import Any, final
 
 import yaml
 
-from headway.core import collectives
-from headway.core.collectives import Algorithm, Network
 from headway.plan.calibrate import Run, calibrate
-from headway.plan.cluster import Between, Cluster, Inside, NodeOf, clusters
-from headway.plan.step import Compute, Exchanged, Step, even_buckets, expected_maximum, step
+from headway.plan.cluster import Between, Cluster, Inside, clusters, links
+from headway.plan.step import GPU_ALGORITHMS, Compute, Step, even_buckets, step
 
 FILE = Path(__file__).with_name("scaling.csv")
 SMALL_EFFICIENCY = 0.95
 """On one node, rows below it are scored too."""
 UNKNOWN_BATCH = 64
 """Of a device, where a publication does not say it."""
-LINES = [  # (what the link is called, its latency in us, share of the line's rate), the first that fits
-    (r"(NDR|HDR|EDR|FDR)", 14.0, 0.92),
-    (r"RoCE", 14.0, 0.92),
-    (r"GbE|Ethernet", 25.0, 0.8),
-]
+LINES = [(r"NDR|HDR|EDR|FDR", "infiniband"), (r"RoCE", "roce"), (r"GbE|Ethernet", "tcp")]
+"""(what a link is called, its kind in the catalog), the first that fits."""
 DEVICES = {
     "H100": "h100", "A100-SXM 80GB": "a100-80gb", "A100": "a100", "V100-SXM3": "v100-32gb", "V100": "v100",
     "P100": "p100", "P40": "p40", "K80": "k80",
 }  # fmt: skip
 INSIDE = {"h100": "dgx-h100", "a100-80gb": "dgx-a100", "a100": "dgx-a100", "v100-32gb": "dgx-2h", "v100": "dgx-1",
           "p100": "dgx-1-p100"}  # fmt: skip
-"""Clusters of the catalog whose NVLink a device with it has; others have PCIe."""
-PCIE = Inside(gb_s=12, latency_us=5.7)
+"""Clusters of the catalog whose NVLink a device with it has, in nodes of 8 or more; others have PCIe."""
 
 
 @final
@@ -114,21 +108,24 @@ def cluster_of(row: Row) -> Cluster:
     """As the row describes it."""
     device = device_of(row)
     linked = device in INSIDE and row.per_node >= 8
-    inside = clusters()[INSIDE[device]].inside if linked else PCIE
+    inside = clusters()[INSIDE[device]].inside if linked else Inside(**links()["pcie"])
+    served = "parameter servers" in row.link  # which hide nothing: weights are fetched before a step begins
     return Cluster(
         title=row.device,
         device=device,
         devices=row.per_node,
         inside=inside,
         between=between_of(row.link),
-        node=NodeOf(),
+        algorithms=("shared_server",) if served else GPU_ALGORITHMS,
+        overlap=not served,
     )
 
 
 def between_of(link: str) -> Between:
     """Of the words in which a publication has it; nothing is said of a single node, and InfiniBand is taken."""
     text = link or "EDR100"
-    _, latency, efficiency = next(line for line in LINES if re.search(line[0], text))
+    kind = links()[next(kind for pattern, kind in LINES if re.search(pattern, text))]
+    latency, efficiency = kind["latency_us"], kind["efficiency"]
     if found := re.search(r"([\d.]+) GB/s", text):  # measured, not the line's rate
         return Between(ports=1, gbit_s=8 * float(found[1]), latency_us=latency, efficiency=1.0)
     ports = int(found[1]) if (found := re.match(r"(\d+)x ", text)) else 1
@@ -143,27 +140,14 @@ def gradient_bytes(row: Row) -> float:
 
 def step_of(compute: Compute, row: Row, ranks: int, samples: float) -> Step:
     """On so many devices of the row's kind."""
-    cluster, nbytes = cluster_of(row), gradient_bytes(row)
-    nodes = max(1, -(-ranks // row.per_node))
-    network = cluster.network(nodes)
-    if nodes == 1:
-        network = Network(1, ranks, network.inside, network.between, network.reduce_bytes_s)
-    if "parameter servers" in row.link:
-        told = served(nbytes, network)
-        waits = cluster.jitter * compute.sample_s * samples * expected_maximum(network.ranks)
-        return Step(compute.fixed_s, compute.sample_s * samples, waits, told.exposed_s, told.seconds)
-    return step(compute, samples, even_buckets(nbytes), network, jitter=cluster.jitter)
-
-
-def served(nbytes: float, network: Network) -> Exchanged:
-    """Parameter servers on the workers' own hosts, each with an equal part: a host sums up what its devices have, sends
-    what other hosts keep, and fetches the rest before the next step begins; nothing is hidden."""
-    one = Network(1, network.ranks_per_host, network.inside, network.between, network.reduce_bytes_s)
-    near = collectives.seconds("parameter_server", nbytes, one) if one.ranks > 1 else 0.0
-    apart = (network.hosts - 1) / network.hosts
-    far = 2 * (network.between.latency_s * (network.hosts > 1) + apart * nbytes / network.between.bandwidth_bytes_s)
-    algorithms: tuple[Algorithm, ...] = ("parameter_server",)
-    return Exchanged(near + far, near + far, algorithms)
+    cluster = cluster_of(row)
+    network = cluster.network(max(1, -(-ranks // row.per_node)))
+    if ranks < row.per_node:
+        network = replace(network, ranks_per_host=ranks)
+    return step(
+        compute, samples, even_buckets(gradient_bytes(row)), network, jitter=cluster.jitter, among=cluster.algorithms,
+        overlap=cluster.overlap,
+    )  # fmt: skip
 
 
 @final

@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from bench._plan.scaling import predicted, rows
+from bench._plan.scaling import cluster_of, compute_of, gradient_bytes, rows
+from headway.plan.answer import Job, answers
+from headway.plan.ask import FORWARD
 from headway.plan.convergence import Epochs, fit, official
+from headway.plan.step import even_buckets
 
 FILE = Path(__file__).with_name("times.csv")
 SAMPLES, EVALUATED, EVERY = 1_281_167, 50_000, 4
 """Of ImageNet; images of an evaluation, and epochs from one to the next (MLPerf's rules)."""
-FORWARD = 1 / 3
-"""Of a training step, that an evaluated image takes."""
 
 
 @final
 @dataclass(frozen=True)
 class Time:
-    """Attributes: minutes: published; planned: predicted."""
+    """Attributes: minutes: published; planned: predicted, with its band from low to high."""
 
     series: str
     gpus: int
@@ -29,6 +30,8 @@ class Time:
     epochs: float
     minutes: float
     planned: float
+    low: float
+    high: float
 
     @property
     def error(self) -> float:
@@ -43,8 +46,21 @@ def times() -> list[Time]:
         for one in csv.DictReader(file):
             gpus = int(one["gpus"])
             row = next(row for row in rows() if row.series == one["series"] and row.gpus == gpus)
-            images_s, batch = predicted(row).value, row.batch * gpus
-            epochs = epochs_of.epochs(batch)
-            seconds = (SAMPLES * epochs + EVALUATED * FORWARD * epochs / EVERY) / images_s
-            found.append(Time(row.series, gpus, batch, epochs, float(one["minutes"]), seconds / 60))
+            compute, epochs = compute_of(row)[0], epochs_of.epochs(row.batch * gpus)
+            job = Job(
+                samples=SAMPLES,
+                encoded_bytes=None,
+                compute=compute,
+                gradients=tuple(even_buckets(gradient_bytes(row))),
+                bucket_bytes=1,  # as they are
+                epochs=epochs_of,
+                per_device=float(row.batch),
+                evaluations=round(epochs / EVERY),
+                evaluation_s=EVALUATED * compute.sample_s * FORWARD,
+            )
+            planned = answers(job, cluster_of(row), [row.nodes])[0]
+            found.append(
+                Time(row.series, gpus, row.batch * gpus, epochs, float(one["minutes"]), planned.hours * 60,
+                     planned.low_hours * 60, planned.high_hours * 60)
+            )  # fmt: skip
     return found

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,6 +13,9 @@ from headway.screen import Json, say, show
 
 if TYPE_CHECKING:
     from headway.core.profile import Workload
+    from headway.plan.cluster import Cluster
+    from headway.plan.facility import Wanted
+    from headway.plan.report import Plan
 
 GRADIENT_MB = 102.2
 """Of a job whose network nothing is known of: ResNet-50's 25.6 million weights in fp32."""
@@ -22,6 +24,7 @@ OF_PLAN, OF_FACILITY = "A job on a cluster", "A facility"
 
 
 def plan(
+    context: typer.Context,
     workload: Annotated[
         Path | None,
         typer.Argument(
@@ -34,9 +37,17 @@ def plan(
     cluster: Annotated[
         str | None, typer.Option(help="By its name in the catalog, or a YAML file.", rich_help_panel=OF_PLAN)
     ] = None,
-    nodes: Annotated[str, typer.Option(help="So many: 1..64 (doubling), or 1,2,4.", rich_help_panel=OF_PLAN)] = "1..64",
+    nodes: Annotated[
+        str | None,
+        typer.Option(help="So many: 1..64 (doubling), or 1,2,4; default: up to 64.", rich_help_panel=OF_PLAN),
+    ] = None,
     profile: Annotated[
-        Path | None, typer.Option(help="headway doctor's, of one such device.", rich_help_panel=OF_PLAN)
+        list[Path] | None,
+        typer.Option(
+            help="headway doctor's, of one such device; a second one, made with --procs, says what ranks of a host"
+            " can tell each other.",
+            rich_help_panel=OF_PLAN,
+        ),
     ] = None,
     runs: Annotated[
         str | None,
@@ -49,8 +60,9 @@ def plan(
         float | None, typer.Option(help="Of all devices, whatever their number.", rich_help_panel=OF_PLAN)
     ] = None,
     accumulate: Annotated[
-        int, typer.Option(min=1, help="Micro-batches before gradients are exchanged.", rich_help_panel=OF_PLAN)
-    ] = 1,
+        int | None,
+        typer.Option(min=1, help="Micro-batches before gradients are exchanged.", rich_help_panel=OF_PLAN),
+    ] = None,
     spread: Annotated[
         bool,
         typer.Option("--spread", help="Its nodes lie among those of others, in all groups.", rich_help_panel=OF_PLAN),
@@ -62,6 +74,10 @@ def plan(
     noise_scale: Annotated[
         float | None, typer.Option(help="The gradient's, as a run's report has it.", rich_help_panel=OF_PLAN)
     ] = None,
+    deadline: Annotated[
+        float | None, typer.Option(help="Hours: how many nodes keep it.", rich_help_panel=OF_PLAN)
+    ] = None,
+    price: Annotated[float | None, typer.Option(help="Of a node for an hour.", rich_help_panel=OF_PLAN)] = None,
     errors_at: Annotated[
         str | None,
         typer.Option(help="Errors of sets so large: SAMPLES:ERROR,...; what more give.", rich_help_panel=OF_PLAN),
@@ -94,7 +110,10 @@ def plan(
     ] = None,
     core: Annotated[int | None, typer.Option(help="Ports of a core switch.", rich_help_panel=OF_FACILITY)] = None,
     images_s: Annotated[
-        float | None, typer.Option(help="That one node trains on; default: ResNet-50's.", rich_help_panel=OF_FACILITY)
+        float | None,
+        typer.Option(
+            help="That one node trains on; default: the workload's, else ResNet-50's.", rich_help_panel=OF_FACILITY
+        ),
     ] = None,
     image_kb: Annotated[
         float | None, typer.Option(help="Of an encoded image; default: the workload's.", rich_help_panel=OF_FACILITY)
@@ -113,16 +132,15 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Plan machines before they are rented: what they would give a job, or what a room for them takes."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     if facility is not None:
-        if cluster is not None:
-            fix = "headway plan --facility 36, or headway plan WORKLOAD.json --cluster dgx-1."
-            raise UsageError("a facility is planned of nodes, a job on a cluster: not both", fix=fix)
-        from headway.plan import facility as plans
+        _refuse(given & PLAN_ONLY, "is of a job on a cluster, and --facility plans a room")
+        from headway.plan import facility as rooms
 
         known = None if workload is None else _workload(workload, overrides or ())
-        encoded = None if known is None else known.input.encoded_bytes
-        samples = None if known is None else known.run.samples
-        wanted = plans.Wanted(
+        wanted = rooms.wanted_for(
+            known,
             nodes=facility,
             node=node,
             node_watts=None if node_kw is None else node_kw * 1e3,
@@ -132,45 +150,61 @@ def plan(
             leaf=leaf,
             core=core,
             images_s=images_s,
-            image_bytes=image_kb * 1e3 if image_kb is not None else encoded or plans.IMAGE_BYTES,
-            data_bytes=data_gb * 1e9 if data_gb is not None else samples * encoded if samples and encoded else None,
-            samples=samples,
+            image_bytes=None if image_kb is None else image_kb * 1e3,
+            data_bytes=None if data_gb is None else data_gb * 1e9,
             pue=pue,
         )
         gradients = GRADIENT_MB * 1e6 if known is None else float(known.step.exchange.gradient_bytes)
         _facility(wanted, jobs, gradients, page, as_json)
         return
+    _refuse(given & FACILITY_ONLY, "is of a room: it goes with --facility")
     if workload is None or cluster is None:
         fix = "headway plan WORKLOAD.json --cluster dgx-1 --nodes 1..64, or headway plan --facility 36."
         raise UsageError("plan wants a job and a cluster, or a facility's nodes", fix=fix)
-    if profile is not None and runs is not None:
-        raise UsageError("a step is known by a profile or by runs, not by both", where="--runs")
-    from headway.core.profile import Profile
-    from headway.plan import ask
-    from headway.plan.cluster import cluster_of
-    from headway.plan.report import grown, text
-    from headway.plan.report import plan as planned
-    from headway.plan.step import buckets_of
+    from headway.plan.options import Asked, planned
 
-    where, job_of = cluster_of(cluster), _workload(workload, overrides or ())
-    if profile is not None:
-        how = ask.of_profile(Profile.read(profile))
-    elif runs is not None:
-        how = ask.of_runs(ask.read_runs(runs), buckets_of(job_of), where)
-    else:
-        how = ask.of_device(job_of, where.of)
-    points = ask.read_points(epochs_at) if epochs_at is not None else []
-    epochs, epochs_from = ask.epochs_of(job_of, points=points, noise_scale=noise_scale)
-    job = ask.job_of(job_of, how, epochs, per_device=per_device, batch=batch, accumulate=accumulate, spread=spread)
-    found = planned(job_of, job, where, how, epochs_from, ask.read_nodes(nodes))
-    if errors_at is not None:
-        fix = "Samples, and the error with so many: 1e5:0.32,1e6:0.24."
-        errors = ask.read_pairs(errors_at, "--errors-at", "a set's samples with an error", fix)
-        fix = "Samples, and the parameters of the network that suits them: 1e5:2e6,1e6:8e6."
-        sizes = ask.read_pairs(sizes_at, "--sizes-at", "a set's samples with parameters", fix) if sizes_at else []
-        found = replace(found, grown=grown(job_of, errors, sizes))
-    elif sizes_at is not None:
-        raise UsageError("sizes of networks go with --errors-at", where="--sizes-at")
+    found, where = planned(
+        _workload(workload, overrides or ()),
+        cluster,
+        Asked(
+            nodes=nodes,
+            profiles=tuple(profile or ()),
+            runs=runs,
+            per_device=per_device,
+            batch=batch,
+            accumulate=accumulate,
+            spread=spread,
+            epochs_at=epochs_at,
+            noise_scale=noise_scale,
+            deadline_h=deadline,
+            price=price,
+            errors_at=errors_at,
+            sizes_at=sizes_at,
+        ),
+    )
+    _written(found, where, page, trace, as_json)
+
+
+PLAN_ONLY = {
+    "cluster", "nodes", "profile", "runs", "per_device", "batch", "accumulate", "spread", "epochs_at", "noise_scale",
+    "deadline", "price", "errors_at", "sizes_at", "trace",
+}  # fmt: skip
+FACILITY_ONLY = {
+    "node", "node_kw", "rack_kw", "ports", "oversubscription", "leaf", "core", "images_s", "image_kb", "data_gb", "pue",
+    "jobs",
+}  # fmt: skip
+
+
+def _refuse(given: set[str], why: str) -> None:
+    if given:
+        name = "--" + min(given).replace("_", "-")
+        fix = "headway plan --facility 36, or headway plan WORKLOAD.json --cluster dgx-1."
+        raise UsageError(f"{name} {why}", fix=fix)
+
+
+def _written(found: Plan, cluster: Cluster, page: Path | None, trace: Path | None, as_json: bool) -> None:
+    from headway.plan.report import text
+
     if page is not None:
         from headway.plan import page as pages
 
@@ -179,17 +213,17 @@ def plan(
     if trace is not None:
         from headway.plan.simulate import of_answer
 
-        of_answer(job, where, found.answers[-1]).write(trace)
-        say(f"Wrote {trace}: {found.answers[-1].devices:,} devices, the slowest of them step by step.")
+        last = found.answers[-1]
+        of_answer(found.job, cluster, last).write(trace)
+        say(f"Wrote {trace}: {last.devices:,} devices, the slowest of them step by step.")
     show(found.to_json(), as_json, text(found))
 
 
-def _facility(wanted: object, jobs: str | None, gradient_bytes: float, page: Path | None, as_json: bool) -> None:
-    from headway.plan.facility import Wanted, facility
+def _facility(wanted: Wanted, jobs: str | None, gradient_bytes: float, page: Path | None, as_json: bool) -> None:
+    from headway.plan.facility import facility
     from headway.plan.facility_text import text
     from headway.plan.placement import place, read_jobs
 
-    assert isinstance(wanted, Wanted)
     found = facility(wanted)
     placed = None if jobs is None else place(read_jobs(jobs, gradient_bytes), found.pods)
     if page is not None:
@@ -197,7 +231,7 @@ def _facility(wanted: object, jobs: str | None, gradient_bytes: float, page: Pat
 
         facility_page.write(found, page, placed)
         say(f"Wrote {page}.")
-    result = found.to_json() | ({} if placed is None else {"placement": placed.to_json()})
+    result: dict[str, Any] = found.to_json() | ({} if placed is None else {"placement": placed.to_json()})
     show(result, as_json, text(found, placed))
 
 

@@ -226,6 +226,19 @@ def test_halving_fills_the_links_between_hosts_and_no_more(hosts: int, per_host:
     assert seconds("halving_doubling", MIB, network, order=order) == pytest.approx(out / 25e6)
 
 
+@patient
+@given(st.integers(1, 6), st.integers(1, 6), sizes, links, links)
+def test_servers_on_the_ranks_own_hosts_tell_each_other_their_parts(
+    hosts: int, per_host: int, n: float, inside: Link, between: Link
+) -> None:
+    """Gradients of the other hosts' parts, and as much of the result; ranks send all of theirs inside."""
+    network = Network(hosts, per_host, inside, between, math.inf)
+    far = 2 * (between.latency_s * (hosts > 1) + (hosts - 1) / hosts * n / between.bandwidth_bytes_s)
+    near = 2 * (inside.latency_s + per_host * n / inside.bandwidth_bytes_s) if per_host > 1 else 0.0
+    assert seconds("shared_server", n, network) == pytest.approx(far + near)
+    assert bytes_out_of_host("shared_server", n, network) == pytest.approx(2 * (hosts - 1) / hosts * n)
+
+
 def test_of_an_all_to_all_only_what_is_for_other_hosts_leaves() -> None:
     assert bytes_out_of_host("all_to_all", 800, Network(2, 4, NOTHING, SLOW, math.inf)) == 4 * 4 / 8 * 800
 

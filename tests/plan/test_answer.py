@@ -21,7 +21,8 @@ LAW = Epochs(35.0, 47_000.0, 1_600, 68_000, 0.04)
 def job(**changes: Any) -> Job:
     values: dict[str, Any] = {
         "samples": 1_281_167, "encoded_bytes": 114_660.0, "compute": Compute(0.015, 6.4e-4),
-        "buckets": tuple(even_buckets(51e6)), "epochs": LAW, "per_device": 52.0,
+        "gradients": tuple(even_buckets(51e6)),
+        "bucket_bytes": 1, "epochs": LAW, "per_device": 52.0,
     }  # fmt: skip
     return Job(**{**values, **changes})
 
@@ -41,7 +42,7 @@ def test_time_energy_and_efficiency_are_what_they_are_made_of() -> None:
     assert many.batch == 128 * 52
     assert many.images_s == pytest.approx(many.batch / many.step.seconds)
     assert many.hours == pytest.approx(1_281_167 * LAW.epochs(many.batch) / many.images_s / 3600)
-    assert many.kwh == pytest.approx(16 * 3.5 * many.hours)
+    assert many.kwh == pytest.approx(16 * 2.8 * 1.4 * many.hours)
     assert many.efficiency == pytest.approx(first.hours / many.hours / 16)
     assert many.cost is None
     assert many.low_hours < many.hours < many.high_hours
@@ -53,8 +54,18 @@ def test_a_batch_for_all_shrinks_on_each_device() -> None:
     assert [one.batch for one in found] == [4096] * 3
     assert [one.statistical for one in found] == [1, 1, 1]
     assert found[2].scaling < found[1].scaling < 1
-    with pytest.raises(UsageError, match=r"a batch of 4,096 leaves 0.50 samples for each of 8,192"):
-        one(asked, cluster(), 1024)
+    with pytest.raises(UsageError, match=r"a batch of 4,096 leaves 0.062 samples for each of 65,536"):
+        one(asked, cluster(), 8192)
+
+
+def test_more_devices_than_samples_share_images() -> None:
+    """Two have a strip each of an image, and tell each other its edge."""
+    asked = job(per_device=None, batch=4096.0, edges=(1e6, 1e6))
+    found = one(asked, cluster(), 1024)
+    assert found.strips == 2
+    free = one(job(per_device=None, batch=4096.0), cluster(), 1024)
+    assert found.step.seconds == pytest.approx(free.step.seconds + 8 * (3.4e-6 + 1e6 / 120e9))
+    assert one(asked, cluster(), 512).strips == 1
 
 
 def test_loading_limits_where_it_is_slower() -> None:
@@ -72,6 +83,7 @@ def test_storage_limits_the_first_epoch_and_what_is_not_kept() -> None:
     assert later == pytest.approx(2 * first)
     found = one(job(), cluster(storage=far), 8)
     assert found.limit == "storage"
+    assert found.first_images_s == pytest.approx(first)
     kept = one(job(), cluster(storage=far.model_copy(update={"cache_gb": total / 1e9 + 1})), 8)
     alone = one(job(), cluster(), 8)
     extra = 1_281_167 / first - 1_281_167 / alone.images_s
@@ -123,6 +135,24 @@ def test_nodes_pay_until_the_batch_no_longer_learns() -> None:
     assert pays_until(answers(job(epochs=tighter), cluster(), [1, 2, 4, 8, 16, 32, 64, 128])) < few
 
 
+def test_the_band_is_wider_where_less_is_known() -> None:
+    def width(**changes: Any) -> float:
+        (found,) = answers(job(**changes), cluster(), [16])
+        return found.high_hours / found.low_hours
+
+    two = replace(LAW, error=None)
+    narrow = replace(LAW, high=1_700.0)  # the batch lies beyond it
+    assert width() < width(epochs=two) < width(compute_error=0.35)
+    assert width() < width(epochs=narrow)
+    assert width(epochs=90.0) < width()
+
+
+def test_a_first_epoch_from_the_storage_limits_where_it_is_most_of_the_time() -> None:
+    far = Storage(shared_gb_s=0.05, cache_gb=1000.0)
+    assert one(job(epochs=2.0), cluster(storage=far), 8).limit == "storage"
+    assert one(job(epochs=2000.0), cluster(storage=far), 8).limit == "computing"
+
+
 def test_gradients_exchanged_less_often_make_larger_batches() -> None:
     found = one(job(accumulate=4), cluster(), 8)
     assert found.batch == 4 * 64 * 52
@@ -144,6 +174,11 @@ def test_oversubscription_costs_who_is_spread() -> None:
         ([0, 4], {}, "counted from 1"),
         ([4], {"batch": 100.0}, "for a device, or for all"),
         ([4], {"per_device": None}, "for a device, or for all"),
+        ([4], {"per_device": 0.5}, "--per-device: a batch has 1 sample or more, not 0.5"),
+        ([4], {"per_device": float("nan")}, "not nan"),
+        ([4], {"per_device": float("inf")}, "not inf"),
+        ([4], {"per_device": None, "batch": 0.0}, "--batch: a batch has 1 sample or more, not 0"),
+        ([200_000], {}, "up to 1,000,000 devices"),
     ],
 )
 def test_what_cannot_be_planned_is_said(nodes: list[int], changes: dict[str, Any], said: str) -> None:
@@ -152,5 +187,5 @@ def test_what_cannot_be_planned_is_said(nodes: list[int], changes: dict[str, Any
 
 
 def test_no_more_nodes_than_there_are() -> None:
-    with pytest.raises(UsageError, match="has 4 nodes, not 8"):
+    with pytest.raises(UsageError, match=r"has 4 nodes, not 8. --nodes 1..4"):
         answers(job(), cluster(nodes=4), [8])

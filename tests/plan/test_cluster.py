@@ -9,7 +9,6 @@ import yaml
 
 from headway.core.errors import UsageError
 from headway.plan.cluster import cluster_of, clusters, devices
-from headway.plan.facility import catalog
 
 LINKS = "inside: {gb_s: 1, latency_us: 1}\nbetween: {ports: 1, gbit_s: 1, latency_us: 1, efficiency: 1}"
 
@@ -17,7 +16,6 @@ LINKS = "inside: {gb_s: 1, latency_us: 1}\nbetween: {ports: 1, gbit_s: 1, latenc
 def test_the_catalog_is_whole() -> None:
     for name, cluster in clusters().items():
         assert cluster.of == devices()[cluster.device], name
-        assert cluster.node.facility is None or cluster.node.facility in catalog(), name
         network = cluster.network(4)
         assert (network.hosts, network.ranks_per_host) == (4, cluster.devices)
         assert network.between.bandwidth_bytes_s < cluster.between.ports * cluster.between.gbit_s * 1e9 / 8
@@ -28,7 +26,7 @@ def test_four_edr_ports_are_46_gigabytes_a_second() -> None:
 
 
 def test_spread_over_groups_the_narrow_links_are_shared() -> None:
-    cluster = clusters()["dgx-1"]
+    cluster = clusters()["dgx-a100"]
     far = cluster.between.model_copy(update={"oversubscription": 2.0, "group": 6})
     cluster = cluster.model_copy(update={"between": far})
     whole = cluster.network(12).between.bandwidth_bytes_s
@@ -49,6 +47,10 @@ def test_a_file_of_the_same_form_is_read(tmp_path: Path) -> None:
         (f"title: x\ndevice: v1000\ndevices: 1\n{LINKS}", r"no device 'v1000'.* Did you mean 'v100'"),
         ("title: x", "device: Field required"),
         ("- 1", "keys and values"),
+        ("{1: 2}", "keys and values"),
+        (f"title: x\ndevice: v100\ndevices: 1\nalgorithms: [all_to_all]\n{LINKS}", "algorithms"),
+        (f"title: x\ndevices: 1\n{LINKS}\ndevice: {{title: a, memory_gb: 1, memory_gb_s: 1, tflops: {{mixed: 1}}}}", "fp32"),
+        (f"title: x\ndevices: 1\n{LINKS}\ndevice: {{title: a, memory_gb: 1, memory_gb_s: 1, tflops: {{fp32: 0}}}}", "fp32"),
         ("a: [", "cannot be read"),
         ("speed: 3", "mine.yaml: "),
     ],

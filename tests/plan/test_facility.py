@@ -18,7 +18,7 @@ from headway.core.errors import UsageError
 from headway.plan import facility_page
 from headway.plan.facility import Wanted, catalog, ethernet_switches, facility
 from headway.plan.facility_text import text
-from headway.plan.placement import Job, place
+from headway.plan.placement import Tenant, place
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_what_is_out_of_range_is_said(changes: dict[str, Any], said: str) -> Non
 @pytest.mark.parametrize("nodes", [1, 12, 36, 100, 144, 1000])
 def test_the_page_shows_what_the_text_says(nodes: int, tmp_path: Path) -> None:
     found = facility(Wanted(nodes=nodes, data_bytes=1e12, samples=10**6))
-    placed = place([Job(1, 1e8)], found.pods)
+    placed = place([Tenant(1, 1e8)], found.pods)
     facility_page.write(found, tmp_path / "page.html", placed)
     html = (tmp_path / "page.html").read_text(encoding="utf-8")
     for line in text(found).splitlines()[1:]:
@@ -125,9 +125,15 @@ def test_the_page_shows_what_the_text_says(nodes: int, tmp_path: Path) -> None:
     assert f"{found.fabric.leaf_ports} ports" in said
 
 
-def test_the_drawing_has_a_bar_for_each_node() -> None:
-    drawn = facility_page.drawing(facility(Wanted(nodes=13)))
-    assert drawn.count(facility_page.GREEN) == 13
+@pytest.mark.parametrize(("nodes", "kw"), [(13, 19.2), (144, 16.0), (130, 13.0)])
+def test_the_drawing_has_a_bar_for_each_node_and_the_racks_of_the_text(nodes: int, kw: float) -> None:
+    """Also where a rack holds nodes of two pods."""
+    found = facility(Wanted(nodes=nodes, rack_watts=kw * 1000))
+    drawn = facility_page.drawing(found)
+    more = sum(int(one) for one in re.findall(r">\+ (\d+)<", drawn))
+    assert drawn.count("#eef1f5") + more == found.racks
+    if not more:
+        assert drawn.count(facility_page.GREEN) == nodes
 
 
 def test_json_of_it_is_whole() -> None:

@@ -18,8 +18,6 @@ def test_a_law_is_found_again(scale: float, exponent: float) -> None:
     law = power_law([(x, scale * x**exponent) for x in (10.0, 100.0, 5000.0)])
     assert law.exponent == pytest.approx(exponent, abs=1e-9)
     assert law(1234.0) == pytest.approx(scale * 1234.0**exponent)
-    if abs(exponent) > 0.01:
-        assert law.inverse(law(77.0)) == pytest.approx(77.0)
 
 
 def test_the_band_holds_95_of_100_new_points() -> None:

@@ -104,9 +104,36 @@ def test_the_same_seed_gives_the_same_steps() -> None:
 
 def test_a_plan_is_simulated_as_it_is_planned() -> None:
     cluster = clusters()["dgx-1"]
-    job = Job(samples=10**6, encoded_bytes=None, compute=COMPUTE, buckets=BUCKETS, epochs=90.0, per_device=52)
-    answer = answers(job, cluster, [130])[0]
-    assert of_answer(job, cluster, answer).step_s == pytest.approx(answer.step.seconds, rel=0.01)
+    for changes in (
+        {},
+        {"accumulate": 4},
+        {"wire_ratio": 0.5, "backward": 0.4},
+        {"per_device": None, "batch": 8192.0},
+    ):
+        values: dict[str, Any] = {"per_device": 52.0, **changes}
+        job = Job(
+            samples=10**6,
+            encoded_bytes=None,
+            compute=COMPUTE,
+            gradients=tuple(even_buckets(4e9)),
+            epochs=90.0,
+            **values,
+        )
+        answer = answers(job, cluster, [60])[0]
+        assert of_answer(job, cluster, answer).step_s == pytest.approx(answer.step.seconds, rel=0.01), changes
+
+
+def test_a_trace_is_of_so_many_ranks_at_most() -> None:
+    job = Job(samples=10**6, encoded_bytes=None, compute=COMPUTE, gradients=BUCKETS, epochs=90.0, per_device=52)
+    answer = answers(job, clusters()["dgx-1"], [20_000])[0]
+    with pytest.raises(UsageError, match="up to 131,072, not 160,000"):
+        of_answer(job, clusters()["dgx-1"], answer)
+
+
+def test_thousands_of_ranks_are_simulated_by_bucket() -> None:
+    found = simulate(scenario(512, buckets=even_buckets(400e6, each=4e6), jitter=0.01, steps=20))
+    assert len(found.seconds) == 20
+    assert len({one["pid"] for one in found.events}) == TRACED
 
 
 @pytest.mark.parametrize(

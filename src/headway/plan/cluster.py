@@ -5,17 +5,40 @@ from __future__ import annotations
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, final
+from typing import Any, Literal, final
 
 import yaml
 from pydantic import Field, ValidationError
 
-from headway.core.collectives import Algorithm, Link, Network
+from headway.core.collectives import Link, Network
 from headway.core.errors import UsageError, nearest
 from headway.core.profile import Record
+from headway.plan.step import GPU_ALGORITHMS
+
+Sums = Literal[
+    "ring",
+    "tree",
+    "halving_doubling",
+    "double_tree",
+    "leader",
+    "two_dimensional",
+    "torus",
+    "parameter_server",
+    "shared_server",
+]
+"""Algorithms of `headway.core.collectives` that give a sum."""
 
 SUM_SHARE = 1 / 3
 """Of a device's memory bandwidth, with which it sums up arrays: two are read, one is written."""
+
+
+@final
+class Peaks(Record):
+    """Tera-operations a second of dense matrix products."""
+
+    fp32: float = Field(gt=0)
+    mixed: float | None = Field(default=None, gt=0)
+    """16 bit in, fp32 sums; None: no faster than fp32."""
 
 
 @final
@@ -23,10 +46,9 @@ class Device(Record):
     """Attributes as in catalog/devices.yaml."""
 
     title: str
-    tflops: dict[str, float]
+    tflops: Peaks
     memory_gb: float = Field(gt=0)
     memory_gb_s: float = Field(gt=0)
-    watts: float = Field(gt=0)
 
 
 @final
@@ -75,17 +97,16 @@ class Storage(Record):
 
 
 @final
-class NodeOf(Record):
+class Host(Record):
     """One machine."""
 
     cores: int | None = Field(default=None, ge=1)
+    """By which what one core loads, of a profile, becomes what the machine does."""
     images_s: float | None = Field(default=None, gt=0)
-    """That its processors can load, decode and augment; None: not known, so that they do not limit."""
+    """That its processors can load, decode and augment; None: as a profile says, else they do not limit."""
     watts: float | None = Field(default=None, gt=0)
     """While it trains."""
     cost_per_hour: float | None = Field(default=None, ge=0)
-    facility: str | None = None
-    """Name in the catalog of `headway plan --facility`."""
 
 
 @final
@@ -101,12 +122,16 @@ class Cluster(Record):
     """That there are; None: as many as are asked for."""
     inside: Inside
     between: Between
-    node: NodeOf = NodeOf()
+    node: Host = Host()
     storage: Storage = Storage()
     jitter: float = Field(default=0.005, ge=0, lt=1)
     """By how much a device's step varies: standard deviation over mean."""
-    algorithms: tuple[Algorithm, ...] = Field(default=("ring", "double_tree", "two_dimensional"), min_length=1)
+    pue: float = Field(default=1.4, ge=1, le=3)
+    """Power of the building over that of the machines."""
+    algorithms: tuple[Sums, ...] = Field(default=GPU_ALGORITHMS, min_length=1)
     """That its library of collectives has; the cheapest is taken for each bucket."""
+    overlap: bool = True
+    """Whether gradients are exchanged while the backward pass makes others."""
 
     @property
     def of(self) -> Device:
@@ -127,9 +152,7 @@ class Cluster(Record):
                 to itself only in part; else a ring goes through group after group and crosses each border once.
         """
         far = self.between
-        share = 1.0
-        if spread and far.group is not None and nodes > far.group:
-            share = far.oversubscription
+        share = far.oversubscription if spread and far.group is not None and nodes > far.group else 1.0
         between = Link(far.latency_us * 1e-6, far.bytes_s / share)
         inside = Link(self.inside.latency_us * 1e-6, self.inside.gb_s * 1e9)
         return Network(nodes, self.devices, inside, between, self.of.memory_gb_s * 1e9 * SUM_SHARE)
@@ -145,6 +168,12 @@ def devices() -> dict[str, Device]:
 def clusters() -> dict[str, Cluster]:
     """name -> cluster of the catalog."""
     return {name: Cluster(**values) for name, values in _read_catalog("clusters.yaml").items()}
+
+
+@cache
+def links() -> dict[str, dict[str, Any]]:
+    """kind -> latency, and efficiency or bandwidth."""
+    return _read_catalog("links.yaml")
 
 
 def cluster_of(name: str) -> Cluster:
@@ -163,7 +192,7 @@ def cluster_of(name: str) -> Cluster:
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         what = f"it cannot be read ({getattr(error, 'strerror', None) or error})"
         raise UsageError(what, where=name) from None
-    if not isinstance(values, dict):
+    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UsageError("a cluster is written as keys and values", where=name)
     try:
         found = Cluster(**values)

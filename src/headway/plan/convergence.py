@@ -46,7 +46,7 @@ class Epochs:
     least: epochs of a small batch.
     critical: batch that takes twice as many.
     low, high: batches between which it was fitted; equal: it was not, and is a guess from the noise scale.
-    error: root mean square of predicted over measured, less 1.
+    error: root mean square of predicted over measured, less 1; None: of two batches or one it is not known.
     """
 
     least: float
@@ -63,18 +63,10 @@ class Epochs:
         """To the target, on a set of so many samples."""
         return self.epochs(batch) * samples / batch
 
-    def least_steps(self, samples: int) -> float:
-        """Of a batch without end."""
-        return self.least * samples / self.critical
-
     def regime(self, batch: float) -> Regime:
         """What a larger batch gives here."""
         ratio = batch / self.critical
         return "perfect scaling" if ratio <= PERFECT else "diminishing returns" if ratio < NONE else "no gain"
-
-    def efficiency(self, batch: float, than: float) -> float:
-        """Epochs of a batch `than` over those of this one."""
-        return self.epochs(than) / self.epochs(batch)
 
     def warning(self, batch: float) -> str:
         """Where it is not known by what was measured; empty: it is."""
@@ -83,8 +75,7 @@ class Epochs:
         if self.low == self.high:
             return "epochs are guessed: no batch beside one was measured"
         side, edge = ("below", self.low) if batch < self.low else ("above", self.high)
-        much = " Fits that end at a fifth of a batch were 12 to 18 % off there." if batch > self.high else ""
-        return f"a batch of {batch:,.0f} lies {side} the {edge:,.0f} that were measured: epochs are extrapolated.{much}"
+        return f"a batch of {batch:,.0f} lies {side} the {edge:,.0f} that were measured: epochs are extrapolated"
 
 
 def fit(points: Sequence[Point]) -> Epochs:
@@ -116,7 +107,7 @@ def fit(points: Sequence[Point]) -> Epochs:
         first, second = low + (high - low) / 3, high - (high - low) / 3
         low, high = (low, second) if left(first)[0] < left(second)[0] else (first, high)
     squares, log_least = left((low + high) / 2)
-    error = math.sqrt(squares / len(points))
+    error = math.sqrt(squares / len(points)) if len(set(batch.tolist())) > 2 else None
     critical = math.exp((low + high) / 2)
     return Epochs(math.exp(log_least), critical, float(batch.min()), float(batch.max()), error)
 

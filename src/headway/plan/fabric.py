@@ -1,8 +1,9 @@
 """Switches and cables: a fat tree of one or two levels, counted and listed port by port.
 
 Nodes' ports go to leaf switches; a leaf keeps so many ports for other switches that what may leave it is at most
-`oversubscription` times less than what its nodes can send. One leaf needs nothing above it, two are joined to each
-other, more of them hang on core switches, each leaf with as many links to one core as to any other.
+`oversubscription` times less than what its nodes can send. Where that is more than 1, all ports of a node go to one
+leaf. One leaf needs nothing above it, two are joined to each other, more of them hang on core switches, each leaf with
+as many links to one core as to any other.
 """
 
 from __future__ import annotations
@@ -136,13 +137,13 @@ def fabric(
             what = f"there is no switch of {ports} ports here"
             raise UsageError(what, where=name, fix=f"Take one of {', '.join(map(str, RADIXES))}.")
     if leaf is None:
-        small = _least(nodes * ports_per_node, SMALL, SMALL, oversubscription)
+        small = _least(nodes, ports_per_node, SMALL, SMALL, oversubscription)
         leaf = SMALL if small is not None and small[1] <= 2 else DIRECTOR
     if core is None:
         core = CORE if leaf == DIRECTOR else leaf
-    found = _least(nodes * ports_per_node, leaf, core, oversubscription)
+    found = _least(nodes, ports_per_node, leaf, core, oversubscription)
     if found is None:
-        most = _most_ports(leaf, core, oversubscription) // ports_per_node
+        most = _most_nodes(ports_per_node, leaf, core, oversubscription)
         what = (
             f"{nodes:,} nodes with {ports_per_node} ports each do not fit under two levels of switches with {leaf} and"
             f" {core} ports at {oversubscription:g}:1"
@@ -153,10 +154,13 @@ def fabric(
     return Fabric(nodes, ports_per_node, leaf, core if cores else None, down, up, leaves, cores)
 
 
-def _least(ports: int, leaf: int, core: int, oversubscription: float) -> tuple[int, int, int, int] | None:
+def _least(nodes: int, each: int, leaf: int, core: int, oversubscription: float) -> tuple[int, int, int, int] | None:
     """(cores, leaves, up, down) with the fewest switches; of these with the fewest links upwards."""
+    ports = nodes * each
+    if ports <= leaf:
+        return 0, 1, 0, leaf
     best = None
-    for up, down in _splits(leaf, oversubscription):
+    for up, down in _splits(leaf, each, oversubscription):
         leaves = math.ceil(ports / down)
         cores = 0 if leaves <= 2 else _cores(leaves, up, core)
         if cores is not None and (best is None or leaves + cores < best[0] + best[1]):
@@ -164,10 +168,14 @@ def _least(ports: int, leaf: int, core: int, oversubscription: float) -> tuple[i
     return best
 
 
-def _splits(leaf: int, oversubscription: float) -> Iterator[tuple[int, int]]:
+def _splits(leaf: int, each: int, oversubscription: float) -> Iterator[tuple[int, int]]:
     """(up, down) of a leaf, from the fewest links upwards to as many as there are downwards."""
     for up in range(math.ceil(leaf / (1 + oversubscription) - 1e-9), leaf // 2 + 1):
-        yield up, min(leaf - up, math.floor(up * oversubscription + 1e-9))
+        down = min(leaf - up, math.floor(up * oversubscription + 1e-9))
+        if oversubscription > 1:
+            down -= down % each
+        if down:
+            yield up, down
 
 
 def _cores(leaves: int, up: int, core: int) -> int | None:
@@ -177,6 +185,7 @@ def _cores(leaves: int, up: int, core: int) -> int | None:
     return next((count for count in range(least, up + 1) if up % count == 0 and leaves * (up // count) <= core), None)
 
 
-def _most_ports(leaf: int, core: int, oversubscription: float) -> int:
-    """Of nodes, with one link from each leaf to each core."""
-    return max(core * down for _, down in _splits(leaf, oversubscription))
+def _most_nodes(each: int, leaf: int, core: int, oversubscription: float) -> int:
+    """With one link from each leaf to each core."""
+    most = (core * down for _, down in _splits(leaf, each, oversubscription))
+    return max(leaf, *most) // each

@@ -16,6 +16,8 @@ from typing import Any, Literal, final
 import yaml
 
 from headway.core.errors import UsageError, nearest
+from headway.core.profile import Workload
+from headway.plan.ask import SHARE
 from headway.plan.fabric import Fabric, fabric
 
 RACK_WATTS, RACK_UNITS = 19_200, 42
@@ -27,14 +29,18 @@ READS_PER_WRITE = 90
 IMAGE_BYTES = 114_660
 """Of an encoded image of ImageNet in the mean (MLPerf Storage, its ResNet-50 workload)."""
 BTU_PER_WH = 3.412
+USED = 0.8
+"""Of what a data sheet says at most, that a node takes in training: SaturnV's 124 DGX-1 drew 2.8 of 3.5 kW each on
+Linpack."""
 RACK_M2 = 0.6 * 2.4
-"""Floor of a rack: 600 mm wide, 1.2 m deep, and as much for its share of the aisles before and behind it."""
+"""Floor of a rack, assumed: 600 mm wide, 1.2 m deep, and as much for its share of the aisles before and behind it."""
+HOURS_A_YEAR = 8766
 LINE_SHARE = 0.9
 """Of a link's rate that files can have."""
 ETHERNET_PORTS, ETHERNET_UPLINKS = 24, 2
 
-Storage = Literal["nfs", "parallel", "tiered"]
-STORAGE: dict[Storage, str] = {
+StorageKind = Literal["nfs", "parallel", "tiered"]
+STORAGE: dict[StorageKind, str] = {
     "nfs": "NFS appliances on 10 GbE",
     "parallel": "a parallel file system",
     "tiered": "a parallel file system in tiers, with a read cache of NVMe in each node",
@@ -82,7 +88,7 @@ class Wanted:
     Attributes:
         node_watts, ports: default: as in the catalog.
         leaf, core: ports of the switches; default: as `headway.plan.fabric` takes them.
-        images_s: that one node trains on; default: ResNet-50's on it.
+        images_s: that one node trains on; default: ResNet-50's on it. images_from: words that say what of.
         image_bytes: that are read for one of them.
         data_bytes: of the whole set; None: unknown.
         samples: files or records of it; None: unknown.
@@ -98,6 +104,7 @@ class Wanted:
     leaf: int | None = None
     core: int | None = None
     images_s: float | None = None
+    images_from: str = ""
     image_bytes: float = IMAGE_BYTES
     data_bytes: float | None = None
     samples: int | None = None
@@ -115,7 +122,7 @@ class Feed:
     opens_s: opens a second, were each sample a file.
     """
 
-    storage: Storage
+    storage: StorageKind
     node_bytes_s: float
     bytes_s: float
     write_bytes_s: float
@@ -131,7 +138,7 @@ class Facility:
     nodes_per_rack, racks: by power, and by height.
     headroom_watts: of a full rack, that its nodes leave.
     watts, heat_btu_h: of all nodes at their most; switches are not in it.
-    building_watts: times the PUE.
+    building_watts: times the PUE. kwh_a_year: of the building, if it trains all year.
     cables: kind -> how many; `EDR` by the speed of the node's links.
     ethernet: speed in Gb/s -> switches of 24 ports.
     """
@@ -145,6 +152,7 @@ class Facility:
     watts: float
     building_watts: float
     heat_btu_h: float
+    kwh_a_year: float
     floor_m2: float
     gflops_per_watt: float
     cables: dict[str, int]
@@ -153,10 +161,8 @@ class Facility:
 
     @property
     def pods(self) -> tuple[int, ...]:
-        """Nodes under each leaf switch, or under the one it shares a node with."""
-        each = self.fabric.nodes_per_leaf
-        ends = [min(self.wanted.nodes, math.ceil(each * (leaf + 1))) for leaf in range(self.fabric.leaves)]
-        return tuple(end - begin for begin, end in zip([0, *ends], ends, strict=False))
+        """Nodes under each leaf switch."""
+        return pods_of(self.fabric)
 
     def racks_of(self, watts: float) -> int | None:
         """How many of another power would take the nodes; None: one does not hold a single node."""
@@ -177,7 +183,29 @@ class Facility:
         return {**found, "fabric": {**found["fabric"], **of_fabric}, "pods": list(self.pods)}
 
 
+def wanted_for(workload: Workload | None, **values: Any) -> Wanted:
+    """What is asked, with a workload's images and samples where nothing is said of them; the rate at which a node
+    trains on them is then that of its data sheet, as `headway.plan.ask` has it."""
+    given = {name: value for name, value in values.items() if value is not None}
+    if workload is not None:
+        samples, encoded = workload.run.samples, workload.input.encoded_bytes
+        given["samples"] = samples
+        if encoded:
+            given.setdefault("image_bytes", encoded)
+            given.setdefault("data_bytes", samples * encoded)
+        operations = 2 * (workload.forward_multiply_adds + workload.backward_multiply_adds)
+        if "images_s" not in given and operations:
+            mixed = workload.step.precision != "fp32"
+            tflops = node_of(given["node"]).tflops * (SHARE["mixed"] if mixed else SHARE["fp32"] * FP32)
+            given |= {"images_s": tflops * 1e12 / operations, "images_from": f" of {workload.name}, by the data sheet"}
+    return Wanted(**given)
+
+
+FP32 = 1 / 8
+"""Of a node's peak in 16 bits, that it has in fp32: V100's 15.7 of 125 TFLOPS; A100's and H100's are 1/16 and 1/15."""
 LINKS = {100: "EDR", 200: "HDR", 400: "NDR"}
+LEAVES = {200: 40, 400: 64}
+"""Ports of the boxes for faster links than EDR, of which directors are not planned."""
 
 
 def link_name(node: Node) -> str:
@@ -193,7 +221,8 @@ def facility(wanted: Wanted) -> Facility:
         raise UsageError(f"{machine.title} has {machine.ports} ports of the fabric, not {ports}", where="--ports")
     watts = machine.watts if wanted.node_watts is None else wanted.node_watts
     _check(wanted, watts)
-    net = fabric(wanted.nodes, ports, oversubscription=wanted.oversubscription, leaf=wanted.leaf, core=wanted.core)
+    leaf = wanted.leaf or LEAVES.get(round(machine.link_gbit_s))
+    net = fabric(wanted.nodes, ports, oversubscription=wanted.oversubscription, leaf=leaf, core=wanted.core)
     per_rack = min(math.floor(wanted.rack_watts / watts + 1e-9), RACK_UNITS // machine.units)
     if per_rack < 1:
         what = f"a rack of {wanted.rack_watts / 1000:g} kW holds no node of {watts / 1000:g} kW"
@@ -215,12 +244,19 @@ def facility(wanted: Wanted) -> Facility:
         watts=power,
         building_watts=power * wanted.pue,
         heat_btu_h=power * BTU_PER_WH,
+        kwh_a_year=power * USED * wanted.pue / 1000 * HOURS_A_YEAR,
         floor_m2=racks * RACK_M2,
         gflops_per_watt=machine.tflops * 1e3 / watts,
         cables=cables,
         ethernet={10: ethernet_switches(cables["10 GbE"]), 1: ethernet_switches(cables["1 GbE"])},
         feed=_feed(wanted, machine),
     )
+
+
+def pods_of(net: Fabric) -> tuple[int, ...]:
+    """Nodes under each leaf switch; of a node whose ports go to two of them, under the first."""
+    ends = [min(net.nodes, math.ceil(net.nodes_per_leaf * (leaf + 1))) for leaf in range(net.leaves)]
+    return tuple(end - begin for begin, end in zip([0, *ends], ends, strict=False))
 
 
 def ethernet_switches(ports: int) -> int:
@@ -239,17 +275,17 @@ def _check(wanted: Wanted, watts: float) -> None:
         ("--pue", wanted.pue, 1, 3, ""),
         ("--images-s", wanted.images_s, 1, 1e8, "images/s"),
         ("--image-kb", wanted.image_bytes / 1000, 0.01, 1e6, "kB"),
-        ("--data-gb", None if wanted.data_bytes is None else wanted.data_bytes / 1e9, 1e-3, 1e9, "GB"),
+        ("--data-gb", None if wanted.data_bytes is None else wanted.data_bytes / 1e9, 1e-9, 1e9, "GB"),
     ]
     for name, value, low, high, unit in limits:
         if value is not None and not low <= value <= high:
-            what = f"{value:g} is out of range: between {low:g} and {high:g}{' ' + unit if unit else ''}"
+            what = f"{value:g} is out of range: between {low:g} and {high:,g}{' ' + unit if unit else ''}"
             raise UsageError(what, where=name)
 
 
 def _feed(wanted: Wanted, machine: Node) -> Feed:
     nodes = wanted.nodes
-    kind: Storage = "nfs" if nodes < PARALLEL_FROM else "parallel" if nodes <= POD else "tiered"
+    kind: StorageKind = "nfs" if nodes < PARALLEL_FROM else "parallel" if nodes <= POD else "tiered"
     images_s = machine.images_s if wanted.images_s is None else wanted.images_s
     each = images_s * wanted.image_bytes
     return Feed(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
@@ -35,7 +37,7 @@ def panels(found: Facility, placed: Placement | None = None) -> list[Panel]:
     cards = [
         ("racks", f"{found.racks:,}", f"{said.count(found.nodes_per_rack, 'node')} in each"),
         ("power", f"{found.watts / 1000:,.1f} kW", f"{found.building_watts / 1000:,.1f} kW with the building"),
-        ("switches", switches, f"{net.oversubscription:g}:1 between leaves" if net.leaves > 1 else "full bisection"),
+        ("switches", switches, f"{net.oversubscription:.3g}:1 between leaves" if net.leaves > 1 else "full bisection"),
         (f"{link_name(found.machine)} cables", f"{net.node_cables + net.switch_cables:,}", ""),
         ("reads", f"{feed.bytes_s / 1e9:,.1f} GB/s", STORAGE[feed.storage]),
     ]
@@ -81,24 +83,37 @@ def _jobs(placed: Placement) -> Panel:
     return panel.table("jobs", "Where the jobs go", columns, rows, order=4, section="Plan", width="full", note=note)
 
 
+@dataclass(frozen=True)
+class _Rack:
+    """Attributes: own: its nodes of the pod that it stands in. rest: of the next one."""
+
+    own: int
+    rest: int
+
+
 def drawing(found: Facility) -> str:
     """An SVG: cores above leaves, leaves above the racks whose nodes hang on them."""
     net, pods = found.fabric, found.pods
-    shown = list(pods[:PODS])
-    of_pod = [_racks_of(nodes, found.nodes_per_rack) for nodes in shown]
-    widths = [len(racks[:RACKS]) * (NODE_W + GAP) + GAP + (34 if len(racks) > RACKS else 0) for racks in of_pod]
-    tallest = max(max(racks) for racks in of_pod)
-    total = max(sum(widths) + 30 * (len(shown) - 1) + (90 if len(pods) > PODS else 0) + 40, 420)
+    of_pod = _racks(pods, found.nodes_per_rack)[:PODS]
+    widths = [max(len(racks[:RACKS]), 1) * (NODE_W + GAP) + GAP + (34 if len(racks) > RACKS else 0) for racks in of_pod]
+    tallest = min(found.nodes_per_rack, found.wanted.nodes)
+    inner = sum(widths) + 30 * (len(of_pod) - 1)
+    total = max(inner + (90 if len(pods) > PODS else 0) + 40, 420)
     core_y, leaf_y = 20, 130 if net.cores else 30
     rack_y = leaf_y + 90
     height = rack_y + tallest * (NODE_H + 4) + 60
-    shapes = list[str]()
-    x, middles = (total - sum(widths) - 30 * (len(shown) - 1)) / 2 if len(pods) <= PODS else 20.0, list[float]()
-    for number, (nodes, racks, width) in enumerate(zip(shown, of_pod, widths, strict=True)):
-        middle = x + width / 2
-        middles.append(middle)
-        shapes += _pod(number, nodes, racks, x, middle, leaf_y, rack_y, found)
+    x = (total - inner) / 2 if len(pods) <= PODS else 20.0
+    lefts, middles = list[float](), list[float]()
+    for width in widths:
+        lefts.append(x)
+        middles.append(x + width / 2)
         x += width + 30
+    shapes = list[str]()
+    for number, racks in enumerate(of_pod):
+        following = middles[number + 1] if number + 1 < len(middles) else None
+        shapes += _cables_of(racks, lefts[number], middles[number], following, leaf_y, rack_y, net.ports_per_node)
+    for number, racks in enumerate(of_pod):
+        shapes += _pod(pods[number], racks, lefts[number], middles[number], leaf_y, rack_y, tallest, net.leaf_ports)
     if len(pods) > PODS:
         shapes.append(_text(x + 30, rack_y + 20, f"and {len(pods) - PODS:,} more", GREY))
     if net.leaves == 2:
@@ -118,29 +133,47 @@ def drawing(found: Facility) -> str:
     return f"<svg xmlns='http://www.w3.org/2000/svg' {view} {style}>{ground}{''.join(shapes)}</svg>"
 
 
-def _racks_of(nodes: int, per_rack: int) -> list[int]:
-    """Nodes in each rack of a pod."""
-    return [min(per_rack, nodes - begin) for begin in range(0, nodes, per_rack)]
+def _racks(pods: Sequence[int], per_rack: int) -> list[list[_Rack]]:
+    """The racks of each pod, filled one after the other; one that holds nodes of two pods stands in the first."""
+    found, left = list[list[_Rack]](), 0
+    for at, nodes in enumerate(pods):
+        nodes -= left
+        following = pods[at + 1] if at + 1 < len(pods) else 0
+        whole, last = divmod(nodes, per_rack)
+        racks = [_Rack(per_rack, 0)] * whole
+        left = min(per_rack - last, following) if last else 0
+        found.append([*racks, *([_Rack(last, left)] if last else [])])
+    return found
+
+
+def _cables_of(
+    racks: Sequence[_Rack], x: float, middle: float, following: float | None, leaf_y: float, rack_y: float, ports: int
+) -> list[str]:
+    shapes = list[str]()
+    for at, rack in enumerate(racks[:RACKS]):
+        centre = x + GAP + at * (NODE_W + GAP) + NODE_W / 2
+        shapes.append(_line(centre, rack_y, middle, leaf_y + 30, BLUE, 1.5))
+        shapes.append(_text(centre, rack_y - 5, f"{rack.own * ports}", BLUE))
+        if rack.rest and following is not None:
+            shapes.append(_line(centre + 20, rack_y, following, leaf_y + 30, BLUE, 1.5))
+            shapes.append(_text(centre + 34, rack_y - 5, f"{rack.rest * ports}", BLUE))
+    return shapes
 
 
 def _pod(
-    number: int, nodes: int, racks: list[int], x: float, middle: float, leaf_y: float, rack_y: float, found: Facility
+    nodes: int, racks: Sequence[_Rack], x: float, middle: float, leaf_y: float, rack_y: float, tallest: int, ports: int
 ) -> list[str]:
-    net, tall = found.fabric, max(racks) * (NODE_H + 4) + 8
-    shapes = list[str]()
-    for at, many in enumerate(racks[:RACKS]):
+    tall, shapes = tallest * (NODE_H + 4) + 8, list[str]()
+    for at, rack in enumerate(racks[:RACKS]):
         left = x + GAP + at * (NODE_W + GAP)
-        shapes.append(_line(left + NODE_W / 2, rack_y, middle, leaf_y + 30, BLUE, 1.5))
         shapes.append(f"<rect x='{left}' y='{rack_y}' width='{NODE_W}' height='{tall}' rx='3' fill='#eef1f5'/>")
-        for row in range(many):
+        for row in range(rack.own + rack.rest):
             y = rack_y + 6 + row * (NODE_H + 4)
-            shapes.append(
-                f"<rect x='{left + 5}' y='{y}' width='{NODE_W - 10}' height='{NODE_H}' rx='2' fill='{GREEN}'/>"
-            )
-        shapes.append(_text(left + NODE_W / 2, rack_y - 5, f"{many * net.ports_per_node}", BLUE))
+            size = f"width='{NODE_W - 10}' height='{NODE_H}' rx='2'"
+            shapes.append(f"<rect x='{left + 5}' y='{y}' {size} fill='{GREEN}'/>")
     if len(racks) > RACKS:
         shapes.append(_text(x + GAP + RACKS * (NODE_W + GAP) + 14, rack_y + 30, f"+ {len(racks) - RACKS}", GREY))
-    shapes.append(_box(middle - 55, leaf_y, 110, 30, BLUE, f"{net.leaf_ports} ports"))
+    shapes.append(_box(middle - 55, leaf_y, 110, 30, BLUE, f"{ports} ports"))
     shapes.append(_text(middle, rack_y + tall + 18, f"{nodes} nodes, {len(racks)} racks", DARK))
     return shapes
 

@@ -50,13 +50,14 @@ def floor(found: Facility) -> str:
 def power(found: Facility) -> str:
     """Of the nodes, and of the building."""
     building = f"{found.building_watts / 1000:,.1f} kW for the building (PUE {found.wanted.pue:g})"
-    return f"{found.watts / 1000:,.1f} kW for the nodes at their most, switches apart; {building}"
+    return f"{found.watts / 1000:,.1f} kW for the nodes, switches apart; {building}"
 
 
 def heat(found: Facility) -> str:
     """In both units; and what racks as full as this want."""
     warning = "; training keeps it there for days: cool for all of it, not for a mean"
-    return f"{found.heat_btu_h:,.0f} BTU/h of heat{warning if found.wanted.rack_watts >= RACK_WATTS else ''}"
+    energy = f"{found.kwh_a_year / 1000:,.0f} MWh a year of training"
+    return f"{found.heat_btu_h:,.0f} BTU/h of heat, {energy}{warning if found.wanted.rack_watts >= RACK_WATTS else ''}"
 
 
 def fabric(found: Facility) -> list[str]:
@@ -71,7 +72,7 @@ def fabric(found: Facility) -> list[str]:
         return lines
     top = "to each other" if net.leaves == 2 else f"to {count(net.cores, 'core switch')}"
     lines.append(
-        f"full bisection inside {net.nodes_per_leaf:g} nodes, {net.oversubscription:g}:1 between them:"
+        f"full bisection inside {net.nodes_per_leaf:.3g} nodes, {net.oversubscription:.3g}:1 between them:"
         f" {net.up} links of each {top}"
     )
     if net.leaves > 2:
@@ -123,7 +124,7 @@ def storage(found: Facility) -> list[str]:
 def images(found: Facility) -> str:
     """What a node trains on."""
     rate = found.machine.images_s if found.wanted.images_s is None else found.wanted.images_s
-    whose = " of ResNet-50" if found.wanted.images_s is None else ""
+    whose = found.wanted.images_from if found.wanted.images_s is not None else " of ResNet-50"
     return f"{rate:,.0f} images/s{whose}, {found.wanted.image_bytes / 1e3:,.0f} kB each"
 
 

@@ -55,12 +55,6 @@ class PowerLaw:
         width = T95.get(free, 2.2) * self.spread * math.sqrt(1 + 1 / self.count + far)
         return self(x) * math.exp(-width), self(x) * math.exp(width)
 
-    def inverse(self, y: float) -> float:
-        """x at which the law is y. Raises UsageError: it is constant."""
-        if not self.exponent or y <= 0:
-            raise UsageError(f"a law with exponent {self.exponent:g} does not come to {y:g}")
-        return float((y / self.scale) ** (1 / self.exponent))
-
 
 def power_law(points: Sequence[tuple[float, float]]) -> PowerLaw:
     """A line through the logarithms, by least squares.

@@ -1,5 +1,5 @@
-"""A collective, message by message: what each rank sends, and what it waits for. Written apart from the closed forms of
-`headway.core.collectives`, to check them and to see what they leave out.
+"""A collective, or the exchange of a whole step, message by message: what each rank sends, and what it waits for.
+Written apart from the closed forms of `headway.core.collectives`, to check them and to see what they leave out.
 
 A message occupies its way for n / bandwidth and arrives a latency later; messages that share a way wait for each other.
 Inside a host each rank has a way out of its own; what leaves a host shares the host's way out, and what comes its way
@@ -36,7 +36,7 @@ class Message:
 
 
 @final
-class Plan:
+class Messages:
     """Messages in the order in which they are named; each waits for some before it."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class Plan:
         return have
 
 
-def plan(algorithm: Algorithm, nbytes: float, network: Network) -> Plan:
+def plan(algorithm: Algorithm, nbytes: float, network: Network) -> Messages:
     """Messages of an all-reduce, ranks host by host.
 
     Raises:
@@ -93,7 +93,7 @@ def plan(algorithm: Algorithm, nbytes: float, network: Network) -> Plan:
     """
     if network.ranks > MOST_RANKS:
         raise UsageError(f"messages are simulated one by one for up to {MOST_RANKS} ranks, not {network.ranks}")
-    made, per_host = Plan(), network.ranks_per_host
+    made, per_host = Messages(), network.ranks_per_host
     ranks = list(range(network.ranks))
     hosts = [ranks[begin : begin + per_host] for begin in range(0, len(ranks), per_host)]
     if network.ranks == 1:
@@ -115,7 +115,7 @@ def plan(algorithm: Algorithm, nbytes: float, network: Network) -> Plan:
     return made
 
 
-def _around(made: Plan, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]]) -> dict[int, list[int]]:
+def _around(made: Messages, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]]) -> dict[int, list[int]]:
     """An all-reduce by a ring."""
     if len(ranks) == 1:
         return {rank: after.get(rank, []) for rank in ranks}
@@ -133,7 +133,7 @@ class Sent:
     done: float
 
 
-def simulate(made: Plan, network: Network, *, begins: Mapping[int, float] | None = None) -> list[Sent]:
+def simulate(made: Messages, network: Network, *, begins: Mapping[int, float] | None = None) -> list[Sent]:
     """When each message is sent, in their order.
 
     Args:
@@ -177,3 +177,40 @@ def simulate(made: Plan, network: Network, *, begins: Mapping[int, float] | None
 def seconds(algorithm: Algorithm, nbytes: float, network: Network) -> float:
     """Of one all-reduce with nothing beside it."""
     return max((one.done for one in simulate(plan(algorithm, nbytes, network), network)), default=0.0)
+
+
+@final
+@dataclass(frozen=True)
+class Exchange:
+    """Seconds since a step's beginning. Attributes: done: of each bucket, when the last rank has its sum. ends: of each
+    rank, when it has all sums."""
+
+    done: list[float]
+    ends: list[float]
+
+
+def exchange(
+    algorithm: Algorithm, nbytes: Sequence[float], ready: Sequence[Sequence[float]], network: Network
+) -> Exchange:
+    """Buckets one after the other: a rank begins with one as soon as it is full there and the one before is done there.
+
+    Args:
+        nbytes: of each bucket, in the order in which they are exchanged.
+        ready: for each bucket, of each rank: seconds after which it is full.
+    """
+    free = [0.0] * network.ranks
+    done = []
+    for size, full in zip(nbytes, ready, strict=True):
+        made = plan(algorithm, size, network)
+        begins = {rank: max(free[rank], full[rank]) for rank in range(network.ranks)}
+        free = [begins[rank] for rank in range(network.ranks)]
+        for one in simulate(made, network, begins=begins):
+            free[one.message.receiver] = max(free[one.message.receiver], one.done)
+            free[one.message.sender] = max(free[one.message.sender], one.ends - _latency(one.message, network))
+        done.append(max(free))
+    return Exchange(done, free)
+
+
+def _latency(message: Message, network: Network) -> float:
+    inside = message.sender // network.ranks_per_host == message.receiver // network.ranks_per_host
+    return (network.inside if inside else network.between).latency_s

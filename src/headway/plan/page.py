@@ -11,17 +11,20 @@ from headway.page import panel
 from headway.page import report as pages
 from headway.page.panel import Panel
 from headway.plan import report as said
-from headway.plan.convergence import Epochs
+from headway.plan.convergence import NONE, PERFECT, Epochs
 from headway.plan.report import Plan
 
-SECTIONS = ("Plan", "Step", "Learning", "Sure of it?", "More data")
+SECTIONS = ("Plan", "Step", "Learning", "How sure it is", "More data")
 POINTS = 60
 
 
 def write(found: Plan, path: Path) -> None:
     """As one HTML file."""
     html = pages.render(
-        panels(found), title=f"{found.name}: {found.cluster.title}", subtitle=said.verdict(found), sections=SECTIONS
+        panels(found),
+        title=f"{found.name}: {found.cluster.title}",
+        subtitle=" ".join(said.verdicts(found)[:1]),
+        sections=SECTIONS,
     )
     write_whole(path, html)
 
@@ -131,6 +134,8 @@ def _learning(found: Plan) -> list[Panel]:
     perfect = [steps[0] * batches[0] / batch for batch in batches]
     planned = [one.batch for one in found.answers]
     note = f"Critical batch {epochs.critical:,.0f}; epochs were measured from {epochs.low:,.0f} to {epochs.high:,.0f}."
+    edges = (PERFECT * epochs.critical, NONE * epochs.critical)
+    bounds = [f"perfect scaling up to {edges[0]:,.0f}", f"no gain from {edges[1]:,.0f} on"]
     return [
         panel.lines(
             "epochs", "Epochs to the target",
@@ -141,7 +146,7 @@ def _learning(found: Plan) -> list[Panel]:
         panel.lines(
             "steps", "Steps to the target", [("fit", batches, steps), ("perfect scaling", batches, perfect)],
             x_label="batch", y_label="steps", order=2, section="Learning",
-            note="Perfect scaling, then diminishing returns, then none.", log_x=True, log_y=True,
+            note=f"Regimes: {bounds[0]}, then diminishing returns, {bounds[1]}.", log_x=True, log_y=True,
         ),
     ]  # fmt: skip
 
@@ -153,12 +158,19 @@ def _sure(found: Plan) -> list[Panel]:
         rows = [(one.name, f"{one.less - 1:+.1%}", f"{one.more - 1:+.1%}") for one in moved]
         title = f"What moves the time at {said.count(found.pays, 'node')}"
         columns = ("input", "with 20 % less of it", "with 20 % more")
-        drawn.append(panel.table("moved", title, columns, rows, order=1, section="Sure of it?"))
-    ways = [(one.name, f"{one.images_s:,.0f}", f"{one.gain:.2f}", one.note) for one in found.choices]
+        drawn.append(panel.table("moved", title, columns, rows, order=1, section="How sure it is"))
+    ways = [
+        (one.name, f"{one.images_s:,.0f}", said.span(one.hours), f"{one.gain:.2f}", one.note) for one in found.choices
+    ]
     title = f"Other ways to spread it over {said.count(found.pays, 'node')}"
     drawn.append(
         panel.table(
-            "choices", title, ("way", "images/s", "times", "what it takes"), ways, order=2, section="Sure of it?"
+            "choices",
+            title,
+            ("way", "images/s", "time", "times as fast", "what it takes"),
+            ways,
+            order=2,
+            section="How sure it is",
         )
     )
     return drawn

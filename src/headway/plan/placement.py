@@ -22,8 +22,8 @@ TRIES = 300_000
 
 @final
 @dataclass(frozen=True)
-class Job:
-    """Attributes: nodes: that it wants. gradient_bytes: that its ranks sum up in a step."""
+class Tenant:
+    """A job among others. Attributes: nodes: that it wants. gradient_bytes: that its ranks sum up in a step."""
 
     nodes: int
     gradient_bytes: float
@@ -34,7 +34,7 @@ class Job:
 class Placement:
     """Attributes: parts: nodes of each job on each pod. exact: nothing crosses less; else it is a good one."""
 
-    jobs: tuple[Job, ...]
+    jobs: tuple[Tenant, ...]
     pods: tuple[int, ...]
     parts: tuple[tuple[int, ...], ...]
     exact: bool
@@ -53,24 +53,27 @@ class Placement:
         return {**asdict(self), "bytes_between": [self.bytes_between(job) for job in range(len(self.jobs))]}
 
 
-def read_jobs(text: str, gradient_bytes: float) -> list[Job]:
+def read_jobs(text: str, gradient_bytes: float) -> list[Tenant]:
     """Of `NODES,NODES:MB,...`. Args: gradient_bytes: of a job that does not say it. Raises UsageError."""
     found = []
     for part in text.split(","):
         nodes, _, megabytes = part.strip().partition(":")
         try:
-            found.append(Job(int(nodes), float(megabytes) * 1e6 if megabytes else gradient_bytes))
+            found.append(Tenant(int(nodes), float(megabytes) * 1e6 if megabytes else gradient_bytes))
         except ValueError:
             fix = "Write nodes, and megabytes of gradients if you know them: 30,12:400,8."
             raise UsageError(f"{part.strip()!r} is no job", where="--jobs", fix=fix) from None
     return found
 
 
-def place(jobs: Sequence[Job], pods: Sequence[int]) -> Placement:
+def place(jobs: Sequence[Tenant], pods: Sequence[int]) -> Placement:
     """Args: pods: free nodes of each. Raises UsageError: a job wants no node, or there are not enough of them."""
     for job in jobs:
-        if job.nodes < 1 or job.gradient_bytes < 0:
-            raise UsageError(f"a job wants 1 node or more and has no negative gradients, not {job}", where="--jobs")
+        if job.nodes < 1 or not 0 <= job.gradient_bytes < float("inf"):
+            what = (
+                f"a job wants 1 node or more and has some gradients, not {job.nodes} and {job.gradient_bytes:g} bytes"
+            )
+            raise UsageError(what, where="--jobs", fix="Write nodes, and megabytes of gradients: 30,12:400,8.")
     wanted, there = sum(job.nodes for job in jobs), sum(pods)
     if wanted > there:
         raise UsageError(f"the jobs want {wanted:,} nodes, and {there:,} are there", where="--jobs")
@@ -85,7 +88,7 @@ class _TooManyError(Exception):
     """Ways to weigh."""
 
 
-def _exactly(jobs: Sequence[Job], pods: Sequence[int]) -> Parts | None:
+def _exactly(jobs: Sequence[Tenant], pods: Sequence[int]) -> Parts | None:
     """Pod after pod is closed, with some jobs that end in it, and at most one that goes on elsewhere and fills it.
 
     That is enough. Jobs and pods, joined where a job is on a pod, need no circle: nodes can be moved around one until a
@@ -152,7 +155,7 @@ def _fillings(left: tuple[int, ...], size: int) -> Iterator[tuple[tuple[int, ...
                     yield tuple(room if one == job else part for one, part in enumerate(here)), job
 
 
-def _greedily(jobs: Sequence[Job], pods: Sequence[int]) -> Parts:
+def _greedily(jobs: Sequence[Tenant], pods: Sequence[int]) -> Parts:
     """The largest first, each where it fits most tightly; else over the emptiest pods."""
     free, parts = list(pods), [[0] * len(pods) for _ in jobs]
     for number in sorted(range(len(jobs)), key=lambda job: -jobs[job].nodes):

@@ -23,11 +23,15 @@ from headway.core.errors import UsageError
 from headway.core.files import write_whole
 from headway.plan.answer import Answer, Job
 from headway.plan.cluster import Cluster
-from headway.plan.step import BACKWARD, GPU_ALGORITHMS, Bucket, Compute
+from headway.plan.step import BACKWARD, GPU_ALGORITHMS, Bucket, Compute, buckets
 
 Seconds = npt.NDArray[np.float64]
+_Span = tuple[Seconds, Seconds, Seconds, list[tuple[float, float]]]
+"""Of a step: when each rank has its batch, has computed, and is done; and (begin, end) of each bucket."""
 TRACED = 8
 """Ranks of a trace: the slowest."""
+MOST_RANKS = 2**17
+"""Of a plan's: 50 steps of so many keep some 160 MB."""
 
 
 @final
@@ -41,6 +45,7 @@ class Scenario:
     input_s: seconds in which a rank's loader makes a batch; 0: there always is one.
     input_jitter: standard deviation of it over its mean.
     ahead: batches that a loader makes before they are wanted.
+    accumulate: micro-batches of a step. backward, overlap, wire_ratio: as of `headway.plan.step.step`.
     """
 
     network: Network
@@ -55,6 +60,10 @@ class Scenario:
     input_jitter: float = 0.0
     ahead: int = 2
     among: Sequence[Algorithm] = GPU_ALGORITHMS
+    accumulate: int = 1
+    backward: float = BACKWARD
+    overlap: bool = True
+    wire_ratio: float = 1.0
     seed: int = 0
 
 
@@ -93,16 +102,18 @@ def simulate(scenario: Scenario) -> Simulated:
     _check(scenario)
     ranks, random = scenario.network.ranks, np.random.default_rng(scenario.seed)
     costs = [_cost(bucket.nbytes, scenario) for bucket in scenario.buckets] if ranks > 1 else []
-    fixed, sampled = scenario.compute.fixed_s, scenario.compute.sample_s * scenario.samples
+    fixed = scenario.accumulate * scenario.compute.fixed_s
+    sampled = scenario.accumulate * scenario.compute.sample_s * scenario.samples
+    spread = scenario.jitter / scenario.accumulate**0.5  # of several micro-batches together
     slow = np.ones(ranks)
     for rank, more in scenario.slow.items():
         slow[rank] += more
     end = np.zeros(ranks)
-    made = np.zeros((scenario.ahead, ranks))  # when each place of a rank's ring was filled
+    made = np.zeros((scenario.ahead, ranks))  # when the batch in each place of a rank's ring was taken
     begun = np.zeros(ranks)
     parts: dict[str, list[float]] = {name: [] for name in ("seconds", "waits", "computing", "slowest", "exposed")}
     last = dict[int, int]()
-    spans = list[tuple[Seconds, Seconds, Seconds, list[tuple[float, float]]]]()
+    spans = list[_Span]()
     behind = np.zeros(ranks)
     for number in range(scenario.steps):
         before = float(end.max())
@@ -113,7 +124,7 @@ def simulate(scenario: Scenario) -> Simulated:
             begun = np.maximum(begun, made[place]) + taken  # a place is filled anew once its batch was taken
             there = np.maximum(end, begun)
             made[place] = there
-        factor = slow * np.maximum(0.1, 1 + scenario.jitter * random.standard_normal(ranks))
+        factor = slow * np.maximum(0.1, 1 + spread * random.standard_normal(ranks))
         computing = fixed + sampled * factor
         if scenario.hiccup[0]:
             computing = computing + scenario.hiccup[1] * (random.random(ranks) < scenario.hiccup[0])
@@ -134,7 +145,7 @@ def simulate(scenario: Scenario) -> Simulated:
     found = {name: np.array(values) for name, values in parts.items()}
     return Simulated(
         found["seconds"], found["waits"], found["computing"], found["slowest"], found["exposed"], last,
-        _events(traced, spans),
+        _events(traced, spans, 1 - scenario.backward / scenario.accumulate),
     )  # fmt: skip
 
 
@@ -144,6 +155,7 @@ def _check(scenario: Scenario) -> None:
         "samples": scenario.samples <= 0,
         "steps": scenario.steps < 1,
         "ahead": scenario.ahead < 1,
+        "accumulate": scenario.accumulate < 1,
         "jitter": not 0 <= scenario.jitter < 1,
         "hiccup": not (0 <= chance <= 1 and stands >= 0),
         "input_s": scenario.input_s < 0 or not 0 <= scenario.input_jitter < 1,
@@ -156,8 +168,9 @@ def _check(scenario: Scenario) -> None:
 
 def _cost(nbytes: float, scenario: Scenario) -> tuple[float, float, float]:
     """Seconds inside the host, between hosts and inside again, of the cheapest algorithm."""
-    algorithm = collectives.choose(nbytes, scenario.network, scenario.among).algorithm
-    return collectives.phases(algorithm, nbytes, scenario.network)
+    ratio = scenario.wire_ratio
+    algorithm = collectives.choose(nbytes, scenario.network, scenario.among, wire_ratio=ratio).algorithm
+    return collectives.phases(algorithm, nbytes, scenario.network, wire_ratio=ratio)
 
 
 def _exchanged(
@@ -166,7 +179,8 @@ def _exchanged(
     """((begin, end) of each bucket, when the last is through)."""
     if not costs:
         return [], 0.0
-    backward, hosts = BACKWARD * computing, scenario.network.hosts
+    meanwhile = scenario.backward / scenario.accumulate if scenario.overlap else 0.0
+    backward, hosts = meanwhile * computing, scenario.network.hosts
     starts, done, found = there + computing - backward, 0.0, list[tuple[float, float]]()
     for bucket, (down, across, up) in zip(scenario.buckets, costs, strict=True):
         full = (starts + bucket.ready * backward).reshape(hosts, -1).max(axis=1)  # a host goes on by itself inside
@@ -176,9 +190,7 @@ def _exchanged(
     return found, done
 
 
-def _events(
-    ranks: Sequence[int], spans: Sequence[tuple[Seconds, Seconds, Seconds, list[tuple[float, float]]]]
-) -> list[dict[str, Any]]:
+def _events(ranks: Sequence[int], spans: Sequence[_Span], forward: float) -> list[dict[str, Any]]:
     found = list[dict[str, Any]]()
 
     def add(name: str, rank: int, row: str, begins: float, ends: float) -> None:
@@ -191,7 +203,7 @@ def _events(
         free = 0.0
         for number, (there, over, end, exchanges) in enumerate(spans):
             add("wait for a batch", rank, "input", free, float(there[rank]))
-            forward_ends = float(there[rank] + (1 - BACKWARD) * (over[rank] - there[rank]))
+            forward_ends = float(there[rank] + forward * (over[rank] - there[rank]))
             add("forward", rank, "compute", float(there[rank]), forward_ends)
             add("backward", rank, "compute", forward_ends, float(over[rank]))
             for at, (begins, ends) in enumerate(exchanges):
@@ -202,19 +214,30 @@ def _events(
 
 
 def of_answer(job: Job, cluster: Cluster, answer: Answer, *, steps: int = 50, seed: int = 0) -> Simulated:
-    """The steps of a plan."""
+    """The steps of a plan. Raises UsageError: of too many devices."""
+    if answer.devices > MOST_RANKS:
+        raise UsageError(
+            f"ranks are simulated one by one up to {MOST_RANKS:,}, not {answer.devices:,}", where="--trace"
+        )
+    network = cluster.network(answer.nodes, spread=job.spread)
     each = job.per_device_of(answer.devices)
-    input_s = answer.devices * each / answer.input_images_s if answer.input_images_s < float("inf") else 0.0
+    known = answer.input_images_s < float("inf")
     return simulate(
         Scenario(
-            network=cluster.network(answer.nodes, spread=job.spread),
+            network=network,
             compute=job.compute,
             samples=each,
-            buckets=job.buckets,
+            buckets=buckets(
+                job.gradients, network, nbytes=job.bucket_bytes, among=cluster.algorithms, wire_ratio=job.wire_ratio
+            ),
             steps=steps,
             jitter=cluster.jitter,
-            input_s=input_s,
+            input_s=answer.batch / answer.input_images_s if known else 0.0,
             among=cluster.algorithms,
+            accumulate=job.accumulate,
+            backward=job.backward,
+            overlap=cluster.overlap,
+            wire_ratio=job.wire_ratio,
             seed=seed,
         )
     )

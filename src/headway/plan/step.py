@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import final
+from typing import Literal, final
 
 import numpy as np
 
@@ -22,7 +22,11 @@ BACKWARD = 2 / 3
 """Of forward and backward together: two matrix products to one. Of a Workload it is counted."""
 FIRST_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """Of buckets, if nothing is known: a small first one, so that the exchange begins early (as PyTorch's DDP has it)."""
-GPU_ALGORITHMS: tuple[Algorithm, ...] = ("ring", "double_tree", "two_dimensional")
+GPU_ALGORITHMS: tuple[Literal["ring", "double_tree", "two_dimensional"], ...] = (
+    "ring",
+    "double_tree",
+    "two_dimensional",
+)
 """What NCCL has, or what can be made of it in three calls."""
 
 
@@ -52,7 +56,7 @@ class Bucket:
 class Exchanged:
     """Attributes:
     seconds: of all buckets, one after the other. exposed_s: of these, after the end of the backward pass.
-    algorithms: of the buckets.
+    algorithms: of the buckets, in their order.
     """
 
     seconds: float
@@ -65,7 +69,7 @@ class Exchanged:
 class Step:
     """Seconds of one step, by what takes them. Attributes:
     fixed_s, sample_s: of computing. slowest_s: waiting for the slowest of all devices. exposed_s: of the exchange.
-    exchange_s: of it all, hidden or not.
+    exchange_s: of it all, hidden or not. algorithms: that it takes.
     """
 
     fixed_s: float
@@ -73,6 +77,7 @@ class Step:
     slowest_s: float
     exposed_s: float
     exchange_s: float
+    algorithms: tuple[Algorithm, ...] = ()
 
     @property
     def seconds(self) -> float:
@@ -95,6 +100,7 @@ def step(
     wire_ratio: float = 1.0,
     accumulate: int = 1,
     backward: float = BACKWARD,
+    overlap: bool = True,
 ) -> Step:
     """Of a device.
 
@@ -102,23 +108,30 @@ def step(
         samples: that a device computes at once.
         accumulate: so often before gradients are exchanged; they are during the last time.
         backward: share of computing in which gradients are made.
+        overlap: whether they are exchanged meanwhile; else after it.
     """
     if samples <= 0 or accumulate < 1:
         raise UsageError(f"a device has samples to compute, not {samples:g}, {accumulate} times")
     alone = compute.seconds(samples)
     waits = accumulate**0.5 * jitter * compute.sample_s * samples * expected_maximum(network.ranks)
 
-    def cost(nbytes: float) -> tuple[float, Algorithm]:
-        found = collectives.choose(nbytes, network, among, wire_ratio=wire_ratio)
-        return found.seconds, found.algorithm
+    costs = dict[float, tuple[float, Algorithm]]()
 
-    told = exchanged(buckets, backward * alone, cost) if network.ranks > 1 else Exchanged(0.0, 0.0, ())
+    def cost(nbytes: float) -> tuple[float, Algorithm]:
+        if nbytes not in costs:
+            found = collectives.choose(nbytes, network, among, wire_ratio=wire_ratio)
+            costs[nbytes] = found.seconds, found.algorithm
+        return costs[nbytes]
+
+    meanwhile = backward * alone if overlap else 0.0
+    told = exchanged(buckets, meanwhile, cost) if network.ranks > 1 else Exchanged(0.0, 0.0, ())
     return Step(
         accumulate * compute.fixed_s,
         accumulate * compute.sample_s * samples,
         waits,
         told.exposed_s,
         told.seconds,
+        tuple(sorted(set(told.algorithms))),
     )
 
 
@@ -141,23 +154,42 @@ def exchanged(
     return Exchanged(total, max(0.0, done - backward_s), tuple(algorithms))
 
 
-def buckets_of(workload: Workload, *, nbytes: int | None = None) -> list[Bucket]:
-    """Gradients in the order in which the backward pass makes them; it goes on by each layer's multiply-adds.
-
-    Args:
-        nbytes: of a bucket; default: the workload's, else as PyTorch has them.
-    """
-    limit = nbytes or workload.step.exchange.bucket_bytes
-    total = workload.backward_multiply_adds
-    found, held, spent = list[Bucket](), 0.0, 0
+def gradients_of(workload: Workload) -> list[Bucket]:
+    """Each layer's gradients, in the order in which the backward pass makes them; it goes on by multiply-adds."""
+    total, found, spent = workload.backward_multiply_adds, list[Bucket](), 0
     for layer in workload.ready():
-        held += layer.gradient_bytes
         spent += layer.backward_multiply_adds
-        full = limit or (BUCKET_BYTES if found else FIRST_BYTES)
-        if held >= full:
-            found.append(Bucket(held, spent / total if total else 1.0))
+        if layer.gradient_bytes:
+            found.append(Bucket(layer.gradient_bytes, spent / total if total else 1.0))
+    return found
+
+
+def packed(gradients: Sequence[Bucket], nbytes: float) -> list[Bucket]:
+    """In buckets of at least so many bytes."""
+    found, held = list[Bucket](), 0.0
+    for one in gradients:
+        held += one.nbytes
+        if held >= nbytes:
+            found.append(Bucket(held, one.ready))
             held = 0.0
     return [*found, Bucket(held, 1.0)] if held else found
+
+
+def buckets(
+    gradients: Sequence[Bucket],
+    network: Network,
+    *,
+    nbytes: int | None = None,
+    among: Sequence[Algorithm] = GPU_ALGORITHMS,
+    wire_ratio: float = 1.0,
+) -> list[Bucket]:
+    """As they are exchanged. Args: nbytes: of a bucket; default: with which the exchange ends soonest, which is what
+    Headway takes."""
+    total = sum(one.nbytes for one in gradients)
+    if nbytes is None:
+        best = collectives.choose(total, network, among, wire_ratio=wire_ratio).algorithm
+        nbytes = collectives.bucket_bytes(total, network, best, wire_ratio=wire_ratio)
+    return packed(gradients, nbytes)
 
 
 def even_buckets(nbytes: float, *, each: float = BUCKET_BYTES, first: float = FIRST_BYTES) -> list[Bucket]:
@@ -185,16 +217,3 @@ def expected_maximum(count: int) -> float:
     below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     power = (below / below[-1]) ** count
     return float((0.5 * (x[1:] + x[:-1]) * np.diff(power)).sum() / (power[-1] - power[0]))
-
-
-def expected_slowest(samples: Sequence[float], count: int) -> float:
-    """Of so many devices that each take one of these measured times: sum of x_i ((i/m)^n - ((i-1)/m)^n), x ascending.
-
-    It never exceeds the largest one that was measured: of more than a third as many devices as there are samples it is
-    an underestimate.
-    """
-    ordered = np.sort(np.asarray(samples, np.float64))
-    if not len(ordered) or count < 1:
-        raise UsageError("the slowest is of measured times")
-    ranks = np.arange(len(ordered) + 1) / len(ordered)
-    return float((ordered * np.diff(ranks**count)).sum())
