@@ -12,6 +12,11 @@ from headway.plan.cluster import cluster_of, clusters, devices
 
 LINKS = "inside: {gb_s: 1, latency_us: 1}\nbetween: {ports: 1, gbit_s: 1, latency_us: 1, efficiency: 1}"
 
+OWN = (
+    f"title: x\ndevices: 1\n{LINKS}\n".replace("{", "{{").replace("}", "}}")
+    + "device: {{title: a, memory_gb: 1, memory_gb_s: 1, tflops: {{{tflops}}}}}"
+)
+
 
 def test_the_catalog_is_whole() -> None:
     for name, cluster in clusters().items():
@@ -49,8 +54,8 @@ def test_a_file_of_the_same_form_is_read(tmp_path: Path) -> None:
         ("- 1", "keys and values"),
         ("{1: 2}", "keys and values"),
         (f"title: x\ndevice: v100\ndevices: 1\nalgorithms: [all_to_all]\n{LINKS}", "algorithms"),
-        (f"title: x\ndevices: 1\n{LINKS}\ndevice: {{title: a, memory_gb: 1, memory_gb_s: 1, tflops: {{mixed: 1}}}}", "fp32"),
-        (f"title: x\ndevices: 1\n{LINKS}\ndevice: {{title: a, memory_gb: 1, memory_gb_s: 1, tflops: {{fp32: 0}}}}", "fp32"),
+        (OWN.format(tflops="mixed: 1"), "fp32"),
+        (OWN.format(tflops="fp32: 0"), "fp32"),
         ("a: [", "cannot be read"),
         ("speed: 3", "mine.yaml: "),
     ],

@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 def test_a_plan_is_said_drawn_and_traced(path: Path, tmp_path: Path) -> None:
     page, trace = tmp_path / "plan.html", tmp_path / "trace.json"
     said = headway(
-        "plan", path, "--cluster", "dgx-1", "--nodes", "1..16", "--epochs-at", "256:10,16384:30", "--page", page,
+        "plan", path, "--cluster", "dgx-1", "--nodes", "1..16", "--epochs-at", "256:10,4096:40", "--page", page,
         "--trace", trace, "--errors-at", "1e4:0.4,1e5:0.25,1e6:0.16", "--sizes-at", "1e4:1e6,1e6:1e7",
     )  # fmt: skip
     lines = said.out.splitlines()
@@ -64,7 +64,8 @@ def test_what_two_points_cannot_tell_is_null(path: Path) -> None:
 
 def test_all_that_is_asked_of_a_plan_is_said(path: Path) -> None:
     said = headway(
-        "plan", path, "--cluster", "dgx-1", "--nodes", "1..64", "--noise-scale", "2000", "--price", "20", "--deadline", "0.5",
+        "plan", path, "--cluster", "dgx-1", "--nodes", "1..64", "--noise-scale", "2000", "--price", "20",
+        "--deadline", "0.5",
     ).out  # fmt: skip
     assert re.search(r"(\d+ nodes?|None of them) are done in 30.0 min", said)
     assert re.search(r"A batch of [\d,]+ of a critical 2,000: ", said)
@@ -112,9 +113,9 @@ def test_a_recipe_is_planned_by_a_dry_run(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_facility_is_planned_from_the_same_verb(path: Path, tmp_path: Path) -> None:
-    said = headway("plan", path, "--facility", "40", "--jobs", "30,8:200", "--page", tmp_path / "room.html")
+    said = headway("plan", path, "--facility", "60", "--jobs", "30,28:200", "--page", tmp_path / "room.html")
     assert "2 x 216 ports" in said.out
-    assert "8 nodes: 8 on pod 1" in said.out  # the other has fewer gradients, and is split
+    assert "28 nodes: 28 on pod 1" in said.out  # the other has fewer gradients, and is split
     found = headway("plan", "--facility", "12", "--jobs", "8,3,1", "--json").json()
     assert found["fabric"]["switches"] == {"36": 2}
     assert found["placement"]["exact"] is True
@@ -176,7 +177,7 @@ def test_fully_connected_layers_are_better_in_parts_where_they_hold_the_weights(
     job = job_of(heavy, of_device(heavy, slow.of), 10.0)
     found = choices(heavy, job, slow, 4)
     assert found[0].name == "a fully connected layer in 32 parts"
-    assert found[0].gain > 1.2
+    assert found[0].gain > 1.1
     assert found[0].hours < found[1].hours
     assert {one.name for one in found} > {"data parallel", "each image in 2 strips"}
     assert next(one for one in found if one.name == "data parallel").gain == 1

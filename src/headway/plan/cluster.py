@@ -197,7 +197,7 @@ def cluster_of(name: str) -> Cluster:
     try:
         found = Cluster(**values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        first = max(error.errors(include_url=False), key=lambda one: len(one["loc"]))  # of a choice, the one meant
         key = ".".join(map(str, first["loc"]))
         raise UsageError(f"{key}: {first['msg']}", where=name, fix="docs/plan.md lists the keys.") from None
     _ = found.of
