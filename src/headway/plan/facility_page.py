@@ -17,7 +17,7 @@ from headway.plan.placement import Placement
 
 PODS, RACKS = 6, 8
 """That are drawn one by one; of more, the first of them, and how many there are."""
-NODE_W, NODE_H, GAP = 64, 16, 10
+NODE_W, NODE_H, GAP = 38, 14, 8
 DARK, GREEN, BLUE, ORANGE, GREY = "#33404f", "#4f9d4f", "#3d7ab8", "#d0802a", "#7d8895"
 
 
@@ -56,6 +56,7 @@ def panels(found: Facility, placed: Placement | None = None) -> list[Panel]:
             "racks",
             "Racks, switches and cables",
             [(picture, "", "")],
+            whole=True,
             order=2,
             section="Plan",
             width="full",

@@ -38,9 +38,9 @@ def panels(found: Plan) -> list[Panel]:
         (
             "time to target",
             said.span(best.hours),
-            f"{said.span(best.low_hours)} to {said.span(best.high_hours)} (90 %)",
+            f"{said.between(best.low_hours, best.high_hours)} (90 %)",
         ),
-        ("energy", "-" if best.kwh is None else f"{best.kwh:,.3g} kWh", "of the nodes"),
+        ("energy", "-" if best.kwh is None else f"{best.kwh:,.3g} kWh", "of the building"),
         ("limit", best.limit, f"communication / computation {best.step.communication_ratio:.2f}"),
     ]
     drawn = [
@@ -61,7 +61,10 @@ def panels(found: Plan) -> list[Panel]:
 
 
 def _how(found: Plan) -> str:
-    return f"A step by {found.known.how}; epochs by {found.epochs_from}; memory {said.remembered(found)}."
+    return (
+        f"A step by {found.known.how}. Epochs: {found.epochs_from}. Memory: {said.remembered(found)}. Input:"
+        f" {said.fed(found)}. comm: seconds of the exchange over those of computing; by: its algorithms."
+    )
 
 
 def _curves(found: Plan) -> list[Panel]:
@@ -86,7 +89,7 @@ def _curves(found: Plan) -> list[Panel]:
         ),
         panel.lines(
             "hours", "Time to the target", hours, x_label="nodes", y_label="hours", bands=band, order=3, section="Plan",
-            note="The band holds 90 % of what is known of the inputs.", log_x=True, log_y=True,
+            note="The band is what errors of the inputs make of it, for 90 %.", log_x=True, log_y=True,
         ),
         panel.lines(
             "efficiency", "Efficiency", shares, x_label="nodes", y_label="share", y_range=(0.0, 1.1), log_x=True,

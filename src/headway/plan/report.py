@@ -168,7 +168,7 @@ def plan(
 
 
 COLUMNS = (
-    *("nodes", "devices", "batch", "images/s", "step", "comm/comp", "by", "scaling", "learning", "epochs"),
+    *("nodes", "devices", "batch", "images/s", "step", "comm", "by", "scaling", "learning", "epochs"),
     *("lr", "warm-up", "time", "90 %", "kWh", "cost", "limit"),
 )
 SHORT = {
@@ -250,6 +250,16 @@ def span(hours: float) -> str:
     return f"{hours * 60:.1f} min" if hours >= 1 / 60 else f"{hours * 3600:.1f} s"
 
 
+def between(low: float, high: float) -> str:
+    """`9.9-12 min`, in the unit of the higher one."""
+    unit, hours = next(
+        (unit, hours)
+        for unit, hours, least in (("d", 24, 48), ("h", 1, 1), ("min", 1 / 60, 1 / 60), ("s", 1 / 3600, 0))
+        if high >= least
+    )
+    return f"{low / hours:.3g}-{high / hours:.3g} {unit}"
+
+
 def rows(found: Plan) -> list[tuple[str, ...]]:
     """The heading, and one for each count of nodes; columns of which nothing is known are left out."""
     result = [COLUMNS]
@@ -269,7 +279,7 @@ def rows(found: Plan) -> list[tuple[str, ...]]:
                 "-" if lr is None else f"{lr.lr:.3g}",
                 "-" if lr is None else f"{lr.warmup:.2g}",
                 span(one.hours),
-                f"{span(one.low_hours)} to {span(one.high_hours)}",
+                between(one.low_hours, one.high_hours),
                 "-" if one.kwh is None else f"{one.kwh:,.3g}",
                 "-" if one.cost is None else f"{one.cost:,.3g}",
                 one.limit,
