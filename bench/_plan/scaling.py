@@ -12,14 +12,14 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, final
 
 import yaml
 
 from headway.plan.calibrate import Run, calibrate
-from headway.plan.cluster import Between, Cluster, Inside, clusters, links
+from headway.plan.catalogs import read_catalog
+from headway.plan.cluster import Between, Cluster, Inside, clusters
 from headway.plan.step import GPU_ALGORITHMS, Compute, Step, even_buckets, step
 
 FILE = Path(__file__).with_name("scaling.csv")
@@ -95,7 +95,7 @@ def _number(text: str, kind: Any) -> Any:
 
 @cache
 def models() -> dict[str, dict[str, float]]:
-    text = files("headway.plan").joinpath("catalog", "models.yaml").read_text(encoding="utf-8")
+    text = FILE.with_name("models.yaml").read_text(encoding="utf-8")
     return {name: {key: float(value) for key, value in one.items()} for name, one in yaml.safe_load(text).items()}
 
 
@@ -108,7 +108,7 @@ def cluster_of(row: Row) -> Cluster:
     """As the row describes it."""
     device = device_of(row)
     linked = device in INSIDE and row.per_node >= 8
-    inside = clusters()[INSIDE[device]].inside if linked else Inside(**links()["pcie"])
+    inside = clusters()[INSIDE[device]].inside if linked else Inside(**read_catalog("links")["pcie"])
     served = "parameter servers" in row.link  # which hide nothing: weights are fetched before a step begins
     return Cluster(
         title=row.device,
@@ -124,7 +124,7 @@ def cluster_of(row: Row) -> Cluster:
 def between_of(link: str) -> Between:
     """Of the words in which a publication has it; nothing is said of a single node, and InfiniBand is taken."""
     text = link or "EDR100"
-    kind = links()[next(kind for pattern, kind in LINES if re.search(pattern, text))]
+    kind = read_catalog("links")[next(kind for pattern, kind in LINES if re.search(pattern, text))]
     latency, efficiency = kind["latency_us"], kind["efficiency"]
     if found := re.search(r"([\d.]+) GB/s", text):  # measured, not the line's rate
         return Between(ports=1, gbit_s=8 * float(found[1]), latency_us=latency, efficiency=1.0)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from headway.core.collectives import Line, fitted
+from headway.core.collectives import Line
+from headway.core.line_fit import fitted
 
 FILE = Path(__file__).with_name("sweeps.csv")
 LEAST = 4

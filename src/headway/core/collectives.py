@@ -109,28 +109,6 @@ class Line:
         return self.latency_s + nbytes * self.s_per_byte
 
 
-def fitted(points: Sequence[tuple[float, float]]) -> Line:
-    """The line through measured (bytes, seconds) with the least sum of squares of predicted over measured, less 1;
-    neither latency nor seconds a byte are negative.
-
-    Raises:
-        UsageError: no point, or a number that is not positive.
-    """
-    if not points or any(not (nbytes > 0 and taken > 0) for nbytes, taken in points):
-        raise UsageError("a line is fitted to bytes and seconds above 0")
-    nbytes, taken = (np.array(side, np.float64) for side in zip(*points, strict=True))
-    columns = np.stack([1 / taken, nbytes / taken], axis=1)
-    best = None
-    for of in ([0, 1], [1], [0]):
-        found = np.zeros(2)
-        found[of] = np.linalg.lstsq(columns[:, of], np.ones(len(points)), rcond=None)[0]
-        left = float(((columns @ found - 1) ** 2).sum())
-        if (found >= 0).all() and (best is None or left < best[0]):
-            best = left, found
-    assert best is not None  # one column alone is never negative
-    return Line(*map(float, best[1]))
-
-
 def seconds(
     algorithm: Algorithm, nbytes: float, network: Network, *, wire_ratio: float = 1.0, order: Order = "block"
 ) -> float:

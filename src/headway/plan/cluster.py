@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import yaml
 from pydantic import Field, ValidationError
@@ -13,6 +12,7 @@ from pydantic import Field, ValidationError
 from headway.core.collectives import Link, Network
 from headway.core.errors import UsageError, nearest
 from headway.core.profile import Record
+from headway.plan.catalogs import read_catalog
 from headway.plan.step import GPU_ALGORITHMS
 
 Sums = Literal[
@@ -161,19 +161,13 @@ class Cluster(Record):
 @cache
 def devices() -> dict[str, Device]:
     """name -> device of the catalog."""
-    return {name: Device(**values) for name, values in _read_catalog("devices.yaml").items()}
+    return {name: Device(**values) for name, values in read_catalog("devices").items()}
 
 
 @cache
 def clusters() -> dict[str, Cluster]:
     """name -> cluster of the catalog."""
-    return {name: Cluster(**values) for name, values in _read_catalog("clusters.yaml").items()}
-
-
-@cache
-def links() -> dict[str, dict[str, Any]]:
-    """kind -> latency, and efficiency or bandwidth."""
-    return _read_catalog("links.yaml")
+    return {name: Cluster(**values) for name, values in read_catalog("clusters").items()}
 
 
 def cluster_of(name: str) -> Cluster:
@@ -201,10 +195,4 @@ def cluster_of(name: str) -> Cluster:
         key = ".".join(map(str, first["loc"]))
         raise UsageError(f"{key}: {first['msg']}", where=name, fix="docs/plan.md lists the keys.") from None
     _ = found.of
-    return found
-
-
-def _read_catalog(name: str) -> dict[str, dict[str, Any]]:
-    text = files("headway.plan").joinpath("catalog", name).read_text(encoding="utf-8")
-    found: dict[str, dict[str, Any]] = yaml.safe_load(text)
     return found

@@ -11,14 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from itertools import pairwise
-from typing import Any, Literal, final
+from typing import Literal, final
 
 import numpy as np
-import yaml
 
 from headway.core.errors import UsageError
+from headway.plan.catalogs import read_catalog
 
 Regime = Literal["perfect scaling", "diminishing returns", "no gain"]
 
@@ -178,6 +177,4 @@ def suggest(batch: float, points: Sequence[Point]) -> Suggestion | None:
 @cache
 def official() -> tuple[Point, ...]:
     """Of ResNet-50 on ImageNet by LARS."""
-    text = files("headway.plan").joinpath("catalog", "epochs.yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)
-    return tuple(Point(**one) for one in found["points"])
+    return tuple(Point(**one) for one in read_catalog("epochs")["points"])

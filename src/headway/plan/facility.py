@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import asdict, dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any, Literal, final
-
-import yaml
 
 from headway.core.errors import UsageError, nearest
 from headway.core.profile import Workload
 from headway.plan.ask import SHARE
+from headway.plan.catalogs import read_catalog
 from headway.plan.fabric import Fabric, fabric
 
 RACK_WATTS, RACK_UNITS = 19_200, 42
@@ -68,8 +66,7 @@ class Node:
 @cache
 def catalog() -> dict[str, Node]:
     """name -> machine."""
-    text = files("headway.plan").joinpath("catalog", "nodes.yaml").read_text(encoding="utf-8")
-    return {name: Node(**values) for name, values in yaml.safe_load(text).items()}
+    return {name: Node(**values) for name, values in read_catalog("nodes").items()}
 
 
 def node_of(name: str) -> Node:

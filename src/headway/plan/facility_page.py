@@ -14,6 +14,7 @@ from headway.page.panel import Panel
 from headway.plan import facility_text as said
 from headway.plan.facility import STORAGE, Facility, link_name
 from headway.plan.placement import Placement
+from headway.plan.words import count
 
 PODS, RACKS = 6, 8
 """That are drawn one by one; of more, the first of them, and how many there are."""
@@ -35,7 +36,7 @@ def panels(found: Facility, placed: Placement | None = None) -> list[Panel]:
     net, feed = found.fabric, found.feed
     switches = " + ".join(f"{many} x {ports}" for ports, many in net.switches.items())
     cards = [
-        ("racks", f"{found.racks:,}", f"{said.count(found.nodes_per_rack, 'node')} in each"),
+        ("racks", f"{found.racks:,}", f"{count(found.nodes_per_rack, 'node')} in each"),
         ("power", f"{found.watts / 1000:,.1f} kW", f"{found.building_watts / 1000:,.1f} kW with the building"),
         ("switches", switches, f"{net.oversubscription:.3g}:1 between leaves" if net.leaves > 1 else "full bisection"),
         (f"{link_name(found.machine)} cables", f"{net.node_cables + net.switch_cables:,}", ""),

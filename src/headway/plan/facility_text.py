@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headway.plan.facility import RACK_WATTS, STORAGE, Facility, link_name
 from headway.plan.placement import Placement
+from headway.plan.words import count
 
 NAME = 11
 
@@ -24,11 +25,6 @@ def text(found: Facility, placed: Placement | None = None) -> str:
         for first, part in enumerate(parts):
             lines.append(f"  {'' if first else name:<{NAME}}{part}")
     return "\n".join(lines)
-
-
-def count(number: int, name: str) -> str:
-    """`1 rack`, `2 racks`, `3 switches`."""
-    return f"{number:,} {name}{'' if number == 1 else 'es' if name.endswith('ch') else 's'}"
 
 
 def racks(found: Facility) -> str:

@@ -13,6 +13,7 @@ from headway.page.panel import Panel
 from headway.plan import report as said
 from headway.plan.convergence import NONE, PERFECT, Epochs
 from headway.plan.report import Plan
+from headway.plan.words import count
 
 SECTIONS = ("Plan", "Step", "Learning", "How sure it is", "More data")
 POINTS = 60
@@ -115,7 +116,7 @@ def _curves(found: Plan) -> list[Panel]:
 
 
 def _anatomy(found: Plan) -> Panel:
-    names = [said.count(one.nodes, "node") for one in found.answers]
+    names = [count(one.nodes, "node") for one in found.answers]
     parts: list[tuple[str, Sequence[float]]] = [
         ("samples", [one.step.sample_s * 1e3 for one in found.answers]),
         ("fixed", [one.step.fixed_s * 1e3 for one in found.answers]),
@@ -159,13 +160,13 @@ def _sure(found: Plan) -> list[Panel]:
     drawn = []
     if moved:
         rows = [(one.name, f"{one.less - 1:+.1%}", f"{one.more - 1:+.1%}") for one in moved]
-        title = f"What moves the time at {said.count(found.pays, 'node')}"
+        title = f"What moves the time at {count(found.pays, 'node')}"
         columns = ("input", "with 20 % less of it", "with 20 % more")
         drawn.append(panel.table("moved", title, columns, rows, order=1, section="How sure it is"))
     ways = [
         (one.name, f"{one.images_s:,.0f}", said.span(one.hours), f"{one.gain:.2f}", one.note) for one in found.choices
     ]
-    title = f"Other ways to spread it over {said.count(found.pays, 'node')}"
+    title = f"Other ways to spread it over {count(found.pays, 'node')}"
     drawn.append(
         panel.table(
             "choices",

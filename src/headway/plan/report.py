@@ -14,6 +14,7 @@ from headway.plan.choices import Choice, Memory, choices, memory, useful_nodes
 from headway.plan.cluster import Cluster
 from headway.plan.convergence import Epochs, Suggestion, official, suggest
 from headway.plan.growth import Growth, PowerLaw, growth, power_law
+from headway.plan.words import count
 
 MOST_MOVED = 4
 """Inputs that are named."""
@@ -234,11 +235,6 @@ def fed(found: Plan) -> str:
         return f"{best.first_images_s:,.0f} images/s in the first epoch, later ones do not wait"
     rate, where = best.input_images_s, count(best.nodes, "node")
     return f"{rate:,.0f} images/s at {where}, {best.first_images_s:,.0f} trained in the first epoch"
-
-
-def count(number: int, name: str) -> str:
-    """`1 node`, `2 nodes`."""
-    return f"{number:,} {name}{'' if number == 1 else 's'}"
 
 
 def span(hours: float) -> str:
