@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway import examine, study
+from headway import examine, planning, study
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.screen import Json, say, show
 
@@ -379,6 +379,7 @@ app.command()(study.landscape)
 app.command()(study.assess)
 app.command()(examine.doctor)
 app.command()(examine.tune)
+app.command()(planning.plan)
 
 
 @app.command()

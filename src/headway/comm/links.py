@@ -17,12 +17,11 @@ from statistics import median
 from time import perf_counter
 from typing import Any, Literal, final
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from headway.comm.hardware import gpu_links, nccl_chose, nccl_log, nics
 from headway.core.collectives import Link, Network
+from headway.core.line_fit import FASTER, SHORTEST_S, fitted
 from headway.core.world import Group, World
 
 BUDGET_S = 0.9
@@ -42,17 +41,6 @@ RAIL_GAIN = 1.1
 
 RAIL_HOSTS = 4
 """Rails are tried on so many hosts at most."""
-
-EXPECTED_ERROR, REWEIGHTED = 0.05, 20
-"""Relative errors above the first count less; so often the weights are set anew."""
-
-FASTER = 8
-"""A line through noise may rise hardly or not at all."""
-
-SHORTEST_S = 1e-9
-"""No step takes less."""
-
-Floats = NDArray[np.float64]
 
 NOISE = 0.5
 """Relative error above which the line says nothing of the link."""
@@ -92,30 +80,11 @@ class Fit:
 
 
 def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Fit:
-    """Fits time = latency + bytes / bandwidth by least squares of relative errors, which count the less the larger
-    they are (Huber 1964): on a busy machine some sizes are late, and the line goes through the others.
-
-    The latency lies between 0 and the shortest time, and the bandwidth is at most FASTER times what the largest size
-    had with its latency.
-    """
-    n, t = np.array(sizes, float), np.maximum(np.array(seconds, float), SHORTEST_S)
-    weights = np.ones_like(t)
-    for _ in range(REWEIGHTED):
-        latency, slope = _weighted(n, t, weights)
-        errors = (latency + n * slope) / t - 1
-        weights = np.minimum(1, EXPECTED_ERROR / np.maximum(np.abs(errors), 1e-12))
-    residual = math.sqrt(float(np.mean(errors**2)))
-    return Fit(Link(latency, 1 / slope), residual, tuple(sizes), tuple(seconds))
-
-
-def _weighted(n: Floats, t: Floats, weights: Floats) -> tuple[float, float]:
-    """Latency and seconds a byte with the least sum of weights * ((latency + n * slope) / t - 1)^2."""
-    root = np.sqrt(weights)
-    latency, slope = map(float, np.linalg.lstsq(np.stack([root / t, root * n / t], 1), root, rcond=None)[0])
-    if not (0 <= latency <= t.min() and slope > 0):
-        latency = min(max(latency, 0.0), float(t.min()))
-        slope = float((weights * n / t * (1 - latency / t)).sum() / (weights * (n / t) ** 2).sum())
-    return latency, max(slope, float(t[n.argmax()] / n.max()) / FASTER)
+    """As `headway.core.line_fit.fitted` has it."""
+    line = fitted(list(zip(map(float, sizes), seconds, strict=True)))
+    off = [line.seconds(size) / max(took, SHORTEST_S) - 1 for size, took in zip(sizes, seconds, strict=True)]
+    residual = math.sqrt(sum(error**2 for error in off) / len(off))
+    return Fit(Link(line.latency_s, 1 / line.s_per_byte), residual, tuple(sizes), tuple(seconds))
 
 
 @final

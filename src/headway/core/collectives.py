@@ -14,6 +14,7 @@ section 4). There are M hosts with L ranks each, N = M L, that share their host'
 | `two_dimensional`  | reduce-scatter inside, all-reduce of each slice across hosts, all-gather inside                |
 | `torus`            | the same, with the hosts in a grid as square as can be (Mikami et al. 2018, arXiv 1811.05233)  |
 | `parameter_server` | all ranks send to as many server hosts as there are hosts, and fetch                           |
+| `shared_server`    | servers on the ranks' own hosts: ranks to their host, hosts to each other's parts, and back    |
 | `all_to_all`       | every rank has a piece for every other (no sum)                                                |
 """
 
@@ -38,6 +39,7 @@ Algorithm = Literal[
     "two_dimensional",
     "torus",
     "parameter_server",
+    "shared_server",
     "all_to_all",
 ]
 Order = Literal["block", "round_robin"]
@@ -150,6 +152,8 @@ def line(algorithm: Algorithm, network: Network, *, wire_ratio: float = 1.0, ord
         return Line(_double_tree(0, network, wire_ratio, 1.0), 2 * wire_ratio * _slowest(network) + _gamma(network))
     if algorithm == "parameter_server":
         return _parameter_server(network, wire_ratio)
+    if algorithm == "shared_server":
+        return _shared_server(network, wire_ratio)
     return _all_to_all(network, wire_ratio)
 
 
@@ -197,6 +201,7 @@ def steps(algorithm: Algorithm, network: Network) -> int:
         "two_dimensional": 2 * (per_host - 1) + 2 * (m - 1),
         "torus": 2 * (grid[0] - 1) + 2 * (grid[1] - 1) + (2 * (per_host - 1) if m > 1 else 0),
         "parameter_server": 2,
+        "shared_server": 2 * (per_host > 1) + 2 * (m > 1),
         "all_to_all": n_ranks - 1,
     }[algorithm]
 
@@ -305,8 +310,11 @@ def _ring(network: Network, wire_ratio: float, order: Order) -> Line:
     if order == "round_robin" and m > 1:
         inside, between = 0.0, between * network.ranks_per_host
         latency = 2 * (n - 1) * network.between.latency_s
-    else:  # a chunk that goes around crosses each host's link once
-        latency = 2 * (n - m) * network.inside.latency_s + 2 * (m - 1) * network.between.latency_s
+    else:  # a chunk goes around twice, less two hops that follow each other: one chunk's are the fastest two there are
+        inner, outer = network.inside.latency_s, network.between.latency_s
+        fewer = max(int(outer < inner), 3 - network.ranks_per_host, 0)
+        across = 2 * m - fewer if m > 1 else 0
+        latency = (2 * (n - 1) - across) * inner + across * outer
     return Line(latency, 2 * around * wire_ratio * max(inside, between) + around * _gamma(network))
 
 
@@ -395,6 +403,15 @@ def _parameter_server(network: Network, wire_ratio: float) -> Line:
     link, beta = (network.between, between) if network.hosts > 1 else (network.inside, inside)
     sums = network.ranks / network.hosts * _gamma(network)
     return Line(2 * link.latency_s, 2 * network.ranks_per_host * wire_ratio * beta + sums)
+
+
+def _shared_server(network: Network, wire_ratio: float) -> Line:
+    """Every host serves an equal part: its own ranks' sums for the other hosts' parts go out, and so does its part."""
+    m, per_host = network.hosts, network.ranks_per_host
+    inside, between = _betas(network)
+    latency = 2 * (network.inside.latency_s * (per_host > 1) + network.between.latency_s * (m > 1))
+    near = (2 * per_host * inside + per_host * _gamma(network)) * (per_host > 1)
+    return Line(latency, near + (m - 1) / m * 2 * wire_ratio * between + _gamma(network) * (m > 1))
 
 
 def _all_to_all(network: Network, wire_ratio: float) -> Line:

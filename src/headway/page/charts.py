@@ -259,9 +259,10 @@ class Image(_Data):
 
 @final
 class Images(_Data):
-    """Images side by side."""
+    """Images side by side; or `whole`: one below the other, each as wide as it is or as there is room."""
 
     images: list[Image]
+    whole: bool = False
 
     def empty(self) -> bool:
         return not self.images

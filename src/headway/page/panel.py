@@ -31,7 +31,8 @@ class Panel:
       are joined by a line)
     - `grid`: {"x_label": str, "y_label": str, "z_label": str, "x": [number], "names": [str], "log": bool,
       "values": [[number | None]]} (a row for each name, a value for each x; `log`: shades by powers of ten)
-    - `images`: {"images": [{"src": data URI (base64), "caption": str, "note": str}]}
+    - `images`: {"images": [{"src": data URI (base64), "caption": str, "note": str}], "whole": bool} (side by side and
+      small; `whole`: as wide as they are or as there is room)
     - `table`: {"columns": [str], "rows": [[str]]}
     - `text`: {"text": str} (monospaced, as it is)
     """
@@ -201,9 +202,12 @@ def cards(name: str, title: str, values: Sequence[tuple[str, str, str]], **panel
     return Panel(name=name, title=title, kind="cards", data=data, **{"width": "full", **panel})
 
 
-def images(name: str, title: str, pictures: Sequence[tuple[str, str, str]], **panel: Any) -> Panel:
+def images(
+    name: str, title: str, pictures: Sequence[tuple[str, str, str]], *, whole: bool = False, **panel: Any
+) -> Panel:
     """An `images` panel from (data URI, caption, note) triples."""
-    data = {"images": [{"src": src, "caption": caption, "note": note} for src, caption, note in pictures]}
+    found = [{"src": src, "caption": caption, "note": note} for src, caption, note in pictures]
+    data = {"images": found, "whole": whole}
     return Panel(name=name, title=title, kind="images", data=data, **panel)
 
 

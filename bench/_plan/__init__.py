@@ -1,0 +1,1 @@
+"""Parts of `bench.plan`: published measurements, and what the planner predicts of them."""

@@ -1,0 +1,243 @@
+"""Published runs on one to thousands of devices: those of role `calibrate` tell what a device takes, and of those of
+role `predict` it is predicted what was measured.
+
+A row says what its publication says: device, devices of a node, link between nodes, precision. All else is the
+catalog's: one rule for each kind of link, and none for a row or a series.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any, final
+
+import yaml
+
+from headway.plan.calibrate import Run, calibrate
+from headway.plan.catalogs import read_catalog
+from headway.plan.cluster import Between, Cluster, Inside, clusters
+from headway.plan.step import GPU_ALGORITHMS, Compute, Step, even_buckets, step
+
+FILE = Path(__file__).with_name("scaling.csv")
+SMALL_EFFICIENCY = 0.95
+"""On one node, rows below it are scored too."""
+UNKNOWN_BATCH = 64
+"""Of a device, where a publication does not say it."""
+LINES = [(r"NDR|HDR|EDR|FDR", "infiniband"), (r"RoCE", "roce"), (r"GbE|Ethernet", "tcp")]
+"""(what a link is called, its kind in the catalog), the first that fits."""
+DEVICES = {
+    "H100": "h100", "A100-SXM 80GB": "a100-80gb", "A100": "a100", "V100-SXM3": "v100-32gb", "V100": "v100",
+    "P100": "p100", "P40": "p40", "K80": "k80",
+}  # fmt: skip
+INSIDE = {"h100": "dgx-h100", "a100-80gb": "dgx-a100", "a100": "dgx-a100", "v100-32gb": "dgx-2h", "v100": "dgx-1",
+          "p100": "dgx-1-p100"}  # fmt: skip
+"""Clusters of the catalog whose NVLink a device with it has, in nodes of 8 or more; others have PCIe."""
+
+
+@final
+@dataclass(frozen=True)
+class Row:
+    """One published run; as in the file. Attributes: images_s, efficiency: one of them is there."""
+
+    series: str
+    model: str
+    device: str
+    per_node: int
+    link: str
+    precision: str
+    gpus: int
+    samples: int | None
+    images_s: float | None
+    efficiency: float | None
+    role: str
+    source: str
+    note: str
+
+    @property
+    def batch(self) -> int:
+        """Of a device."""
+        return self.samples or UNKNOWN_BATCH
+
+    @property
+    def nodes(self) -> int:
+        return max(1, -(-self.gpus // self.per_node))
+
+    @property
+    def run(self) -> Run:
+        assert self.images_s is not None
+        return Run(self.gpus, self.batch, self.images_s)
+
+
+@cache
+def rows() -> tuple[Row, ...]:
+    """All of the file."""
+    found = []
+    with FILE.open(encoding="utf-8", newline="") as file:
+        for one in csv.DictReader(file):
+            found.append(
+                Row(
+                    one["series"], one["model"], one["device"], int(one["gpus_per_node"]), one["link_between_nodes"],
+                    one["precision"], int(one["gpus"]), _number(one["batch_per_gpu"], int),
+                    _number(one["images_per_s"], float), _number(one["efficiency_pct"], float), one["role"],
+                    one["source"], one["note"],
+                )
+            )  # fmt: skip
+    return tuple(found)
+
+
+def _number(text: str, kind: Any) -> Any:
+    return kind(text) if text else None
+
+
+@cache
+def models() -> dict[str, dict[str, float]]:
+    text = FILE.with_name("models.yaml").read_text(encoding="utf-8")
+    return {name: {key: float(value) for key, value in one.items()} for name, one in yaml.safe_load(text).items()}
+
+
+def device_of(row: Row) -> str:
+    """Its name in the catalog."""
+    return next(name for said, name in DEVICES.items() if said in row.device)
+
+
+def cluster_of(row: Row) -> Cluster:
+    """As the row describes it."""
+    device = device_of(row)
+    linked = device in INSIDE and row.per_node >= 8
+    inside = clusters()[INSIDE[device]].inside if linked else Inside(**read_catalog("links")["pcie"])
+    served = "parameter servers" in row.link  # which hide nothing: weights are fetched before a step begins
+    return Cluster(
+        title=row.device,
+        device=device,
+        devices=row.per_node,
+        inside=inside,
+        between=between_of(row.link),
+        algorithms=("shared_server",) if served else GPU_ALGORITHMS,
+        overlap=not served,
+    )
+
+
+def between_of(link: str) -> Between:
+    """Of the words in which a publication has it; nothing is said of a single node, and InfiniBand is taken."""
+    text = link or "EDR100"
+    kind = read_catalog("links")[next(kind for pattern, kind in LINES if re.search(pattern, text))]
+    latency, efficiency = kind["latency_us"], kind["efficiency"]
+    if found := re.search(r"([\d.]+) GB/s", text):  # measured, not the line's rate
+        return Between(ports=1, gbit_s=8 * float(found[1]), latency_us=latency, efficiency=1.0)
+    ports = int(found[1]) if (found := re.match(r"(\d+)x ", text)) else 1
+    rate = re.search(r"(?:NDR|HDR|EDR|FDR)(\d+)|(\d+) GbE", text)
+    assert rate is not None
+    return Between(ports=ports, gbit_s=float(rate[1] or rate[2]), latency_us=latency, efficiency=efficiency)
+
+
+def gradient_bytes(row: Row) -> float:
+    return models()[row.model]["parameters"] * (4 if row.precision == "FP32" else 2)
+
+
+def step_of(compute: Compute, row: Row, ranks: int, samples: float) -> Step:
+    """On so many devices of the row's kind."""
+    cluster = cluster_of(row)
+    network = cluster.network(max(1, -(-ranks // row.per_node)))
+    if ranks < row.per_node:
+        network = replace(network, ranks_per_host=ranks)
+    return step(
+        compute, samples, even_buckets(gradient_bytes(row)), network, jitter=cluster.jitter, among=cluster.algorithms,
+        overlap=cluster.overlap,
+    )  # fmt: skip
+
+
+@final
+@dataclass(frozen=True)
+class Predicted:
+    """Attributes: value, linear: of the row's quantity, images/s or efficiency; scored: whether it counts.
+    basis: what the device's step comes from."""
+
+    row: Row
+    value: float
+    linear: float
+    scored: bool
+    basis: str
+    step: Step
+
+    @property
+    def published(self) -> float:
+        found = self.row.images_s if self.row.images_s is not None else self.row.efficiency
+        assert found is not None
+        return found
+
+    @property
+    def error(self) -> float:
+        return self.value / self.published - 1
+
+    @property
+    def linear_error(self) -> float:
+        return self.linear / self.published - 1
+
+
+def predicted(row: Row) -> Predicted:
+    """Of a row with the role `predict`."""
+    compute, basis, like = compute_of(row)
+    found = step_of(compute, row, row.gpus, row.batch)
+    images_s = row.gpus * row.batch / found.seconds
+    smallest = min(like, key=lambda one: one.gpus)
+    assert smallest.images_s is not None
+    each = smallest.images_s / smallest.gpus * _ratio(smallest, row)
+    if row.images_s is not None:
+        linear = each * row.gpus
+        scored = row.nodes > 1 or row.images_s < SMALL_EFFICIENCY * linear
+        return Predicted(row, images_s, linear, scored, basis, found)
+    than = _reference(row)
+    alone = step_of(compute, row, than, row.batch)
+    efficiency = 100 * (images_s / row.gpus) / (than * row.batch / alone.seconds / than)
+    return Predicted(row, efficiency, 100.0, True, basis, found)
+
+
+def _reference(row: Row) -> int:
+    """Devices of which the published efficiency is relative to; one, if nothing is said."""
+    found = re.search(r"relative to (\d+) devices", row.note)
+    return int(found[1]) if found else 1
+
+
+def _ratio(known: Row, row: Row) -> float:
+    """Images/s of a device on the row's network, over those on another's."""
+    return models()[known.model]["multiply_adds"] / models()[row.model]["multiply_adds"]
+
+
+def compute_of(row: Row) -> tuple[Compute, str, Sequence[Row]]:
+    """(computing, what it comes from, the runs it was calibrated by)"""
+    own = [one for one in rows() if one.series == row.series and one.role == "calibrate"]
+    basis = f"{len(own)} of its series"
+    if not own:
+        own = _like(row)
+        basis = f"the device, by {own[0].series}"
+    fixed = None
+    if found := re.search(r"(?:t0 from|second point of) (\S+)", own[0].note):
+        fixed = _calibrated([one for one in rows() if one.series == found[1] and one.role == "calibrate"], None).fixed_s
+    compute = _calibrated(own, fixed)
+    ratio = _ratio(own[0], row)
+    return Compute(compute.fixed_s, compute.sample_s / ratio), basis, own
+
+
+def _like(row: Row) -> list[Row]:
+    """Runs of the smallest scale on the same device and in its precision, with the nearest batch."""
+    precise = row.precision == "FP32"
+    known = [
+        one
+        for one in rows()
+        if one.role == "calibrate" and device_of(one) == device_of(row) and (one.precision == "FP32") == precise
+    ]
+    nearest = min(known, key=lambda one: (abs(one.batch - row.batch), one.gpus))
+    return [one for one in known if one.series == nearest.series]
+
+
+def _calibrated(known: Sequence[Row], fixed_s: float | None) -> Compute:
+    by_run = {one.run: one for one in known}
+    return calibrate(
+        list(by_run),
+        lambda compute, run: step_of(compute, by_run[run], run.ranks, run.samples),
+        fixed_s=fixed_s,
+    )

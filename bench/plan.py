@@ -1,0 +1,187 @@
+"""What the planner predicts, beside what others have published and what this machine measures.
+
+Nothing here is fitted to what is predicted: devices, links and latencies are the catalog's (src/headway/plan/catalog,
+each with its source), one rule for a kind of link; a device's step comes from the smallest runs of the same series.
+
+plan_median_error    |predicted - published| / published images/s or efficiency, of rows on several nodes, or with less
+                     than 95 % of linear scaling: the median
+plan_p90_error       the same: the ninetieth percentile
+plan_vs_linear       plan_median_error over that of linear scaling, on the same rows
+epochs_worst_error   epochs to the target by batch: of each point between others, predicted by a fit without it
+ttt_median_error     minutes to the target: predicted images/s, and epochs by the fit
+allreduce_median_error  seconds of published all-reduces: latency and bandwidth from every second size, others predicted
+allreduce_local_error   the same of this machine: four hosts (network namespaces, 200 Mbit/s), a process each
+local_error          images/s of four processes on two hosts at 200 Mbit/s, planned from the doctor's profiles of one
+                     and of two processes on one host
+plan_seconds         `headway plan WORKLOAD.json --cluster dgx-1` in a new process that has no torch: wall time
+
+Every row is in the tables, misses included. What needs hosts needs root and iproute2.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+
+import numpy as np
+
+from bench._common import Claim, arguments, median, report, table
+from bench._hosts import why_not
+from bench._plan import local
+from bench._plan.links import measured
+from bench._plan.scaling import Predicted, predicted, rows
+from bench._plan.sweeps import Sweep, sweeps
+from bench._plan.times import times
+from headway.plan.convergence import left_one_out, official
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    claims = [*scaled(), left_out(), timed(), swept()]
+    claims.append(Claim("plan_seconds", *answers_in(3 if options.quick else 9)))
+    if (reason := why_not()) is not None:
+        print(f"No hosts here: {reason}.")
+    elif not options.quick:
+        claims += here()
+    report(claims, options)
+
+
+def scaled() -> list[Claim]:
+    """Published runs on many devices."""
+    found = [predicted(row) for row in rows() if row.role == "predict"]
+    table([SCALING, *map(of_scaling, found)])
+    scored = [one for one in found if one.scored]
+    errors = np.abs([one.error for one in scored])
+    linear = float(np.median(np.abs([one.linear_error for one in scored])))
+    how = f"of {len(scored)} published rows"
+    return [
+        Claim("plan_median_error", float(np.median(errors)), "", how),
+        Claim("plan_p90_error", float(np.percentile(errors, 90)), "", how),
+        Claim("plan_vs_linear", float(np.median(errors)) / linear, "", f"{how}; linear scaling is {linear:.3f} off"),
+    ]
+
+
+def left_out() -> Claim:
+    """Epochs by batch."""
+    left = left_one_out(official())
+    heading = ("batch", "epochs", "predicted without it", "off")
+    cells = [
+        (f"{one.batch:,.0f}", f"{one.epochs:g}", f"{one.epochs * (1 + off):.1f}", f"{off:+.1%}") for one, off in left
+    ]
+    table([heading, *cells])
+    worst = max(abs(off) for _, off in left)
+    return Claim("epochs_worst_error", worst, "", f"of {len(left)} official points, each left out")
+
+
+def timed() -> Claim:
+    """Minutes to the target."""
+    found = times()
+    heading = ("series", "devices", "batch", "epochs", "minutes", "predicted", "band", "off")
+    cells = [
+        (one.series, f"{one.gpus:,}", f"{one.batch:,}", f"{one.epochs:.1f}", f"{one.minutes:g}", f"{one.planned:.3f}",
+         f"{one.low:.3f} to {one.high:.3f}", f"{one.error:+.1%}")
+        for one in found
+    ]  # fmt: skip
+    table([heading, *cells])
+    off = float(np.median(np.abs([one.error for one in found])))
+    inside = sum(one.low <= one.minutes <= one.high for one in found)
+    return Claim(
+        "ttt_median_error", off, "", f"of {len(found)} published runs; {inside} of them lie in the band of 90 %"
+    )
+
+
+def swept() -> Claim:
+    """All-reduces by size."""
+    found = sweeps()
+    of_sweeps(found)
+    every = np.abs([error for one in found for error in one.errors])
+    how = f"of {len(every)} sizes in {len(found)} published sweeps"
+    return Claim("allreduce_median_error", float(np.median(every)), "", how)
+
+
+def of_sweeps(found: Sequence[Sweep]) -> None:
+    """Prints them."""
+    cells = [("all-reduce", "devices", "latency", "bandwidth", "sizes", "median off", "worst")]
+    for one in found:
+        line, errors = one.line, np.abs(one.errors)
+        bandwidth = f"{1e-6 / line.s_per_byte:,.0f} MB/s" if line.s_per_byte else "-"
+        cells.append(
+            (f"{one.system}: {one.hardware}", f"{one.gpus}", f"{line.latency_s * 1e6:,.0f} us", bandwidth,
+             f"{len(errors)}", f"{np.median(errors):.1%}", f"{errors.max():.1%}")
+        )  # fmt: skip
+    table(cells)
+
+
+def here() -> list[Claim]:
+    """What this machine measures."""
+    claims = []
+    for hosts, per_host in ((4, 1), (2, 4)):
+        found = measured(hosts, per_host)
+        of_sweeps(found.sweeps)
+        if per_host == 1:
+            off = float(np.median(np.abs(found.errors)))
+            how = f"of {len(found.errors)} sizes by {len(found.sweeps)} algorithms"
+            claims.append(Claim("allreduce_local_error", off, "", how))
+    with tempfile.TemporaryDirectory(prefix="headway-bench-plan-") as name:
+        run = local.found(Path(name))
+    rates = ", ".join(f"{one:,.1f}" for one in run.measured)
+    how = f"{run.planned:,.1f} planned, {rates} measured; {run.share:.0%} of a step is exposed exchange"
+    if run.share < local.LEAST_SHARE:
+        print(f"Less than {local.LEAST_SHARE:.0%} of a step is exchange: the local plan does not count.")
+        return claims
+    return [*claims, Claim("local_error", abs(run.error), "", how)]
+
+
+def answers_in(times: int) -> tuple[float, str, str]:
+    """(median seconds, unit, how) of a plan."""
+    with tempfile.TemporaryDirectory(prefix="headway-bench-plan-") as name:
+        path = Path(name) / "resnet50.json"
+        local.resnet50().write(path)
+        program = (
+            "import sys; sys.modules['torch'] = None; sys.argv = ['headway', 'plan', "
+            f"{str(path)!r}, '--cluster', 'dgx-1']; from headway.cli import main; main()"
+        )
+        taken = []
+        for _ in range(times):
+            begun = perf_counter()
+            subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+            taken.append(perf_counter() - begun)
+    middle, low, high = median(taken)
+    return middle, "s", f"of {times} [{low:.2f}, {high:.2f}]"
+
+
+SCALING = (
+    "series",
+    "devices",
+    "batch each",
+    "published",
+    "predicted",
+    "off",
+    "linear off",
+    "counts",
+    "a step's source",
+)
+
+
+def of_scaling(one: Predicted) -> tuple[str, ...]:
+    row = one.row
+    unit = "" if row.images_s is not None else " %"
+    return (
+        row.series,
+        f"{row.gpus:,}",
+        str(row.samples or "-"),
+        f"{one.published:,.0f}{unit}",
+        f"{one.value:,.0f}{unit}",
+        f"{one.error:+.1%}",
+        f"{one.linear_error:+.1%}",
+        "yes" if one.scored else "",
+        one.basis,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+"""Other ways to spread a job over devices, by the same costs: fully connected layers in parts, images in strips,
+gradients exchanged less often; and what of it finds room in a device's memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+from headway.core import collectives
+from headway.core.collectives import Network
+from headway.core.profile import Layer, Workload
+from headway.plan.answer import Answer, Job, edges_s, one_answer
+from headway.plan.cluster import Cluster
+from headway.plan.step import gradients_of
+
+ROOM = 0.9
+"""Of a device's memory, that a step may take; the rest is the allocator's and the libraries'."""
+MANY = 0.1
+"""Of the gradients, that fully connected layers have where it is worth a look to have them in parts."""
+
+
+@final
+@dataclass(frozen=True)
+class Memory:
+    """Bytes of a device. Attributes: weights: with their gradients and the optimizer's state. activations: of a
+    forward pass, which backward wants. most_samples: that find room."""
+
+    weights: int
+    activations: int
+    capacity: float
+    most_samples: int
+
+    @property
+    def fits(self) -> bool:
+        return self.weights + self.activations <= ROOM * self.capacity
+
+
+def memory(workload: Workload, samples: float, capacity: float) -> Memory:
+    """Args: samples: of a device at once; less than one: a strip of one. capacity: bytes."""
+    weights = sum(layer.weight_bytes + layer.gradient_bytes for layer in workload.layers)
+    weights += workload.step.update.state_bytes
+    one, none = workload.saved_bytes(1), workload.saved_bytes(0)
+    most = max(0, math.floor((ROOM * capacity - weights - none) / max(1, one - none)))
+    whole = samples if samples < 1 else math.ceil(samples)
+    return Memory(weights, round(none + whole * (one - none)), capacity, most)
+
+
+@final
+@dataclass(frozen=True)
+class Choice:
+    """A way to spread it. Attributes: images_s, hours: with it. gain: times as soon at the target as by data
+    parallelism. note: what it takes."""
+
+    name: str
+    images_s: float
+    hours: float
+    gain: float
+    note: str
+
+
+def choices(workload: Workload, job: Job, cluster: Cluster, nodes: int) -> list[Choice]:
+    """The best first; plain data parallelism among them."""
+    plain = one_answer(job, cluster, nodes)
+    network = cluster.network(nodes, spread=job.spread)
+    each = job.per_device_of(plain.devices)
+    found = [Choice("data parallel", plain.images_s, plain.hours, 1.0, "")]
+
+    def add(name: str, other: Answer, note: str) -> None:
+        found.append(Choice(name, other.images_s, other.hours, plain.hours / other.hours, note))
+
+    if plain.devices == 1:
+        return found
+    if dense := dense_layers(workload):
+        names = {layer.name for layer in dense}
+        rest = workload.model_copy(update={"layers": tuple(one for one in workload.layers if one.name not in names)})
+        more_s, moved = dense_in_parts(workload, network, dense, each)
+        kept = replace(job, gradients=tuple(gradients_of(rest)))
+        layers = "a fully connected layer" if len(dense) == 1 else f"{len(dense)} fully connected layers"
+        note = f"{moved / 1e6:,.1f} MB of activations a step and device, in place of their gradients"
+        add(f"{layers} in {plain.devices:,} parts", _longer(kept, cluster, nodes, more_s), note)
+    if plain.strips == 1:
+        for strips in (2, 4):
+            if strips <= cluster.devices:
+                longer = _longer(job, cluster, nodes, edges_s(job, cluster, each * strips))
+                add(f"each image in {strips} strips", longer, f"1/{strips} of an image's activations on a device")
+    for times in (2, 4):
+        name = f"gradients of {times} steps exchanged at once"
+        add(
+            name,
+            one_answer(replace(job, accumulate=times * job.accumulate), cluster, nodes),
+            f"{times} times the batch",
+        )
+    return sorted(found, key=lambda one: one.hours)
+
+
+def _longer(job: Job, cluster: Cluster, nodes: int, seconds: float) -> Answer:
+    """With so much more in each micro-batch that nothing hides."""
+    compute = replace(job.compute, fixed_s=job.compute.fixed_s + seconds)
+    return one_answer(replace(job, compute=compute), cluster, nodes)
+
+
+def dense_layers(workload: Workload) -> list[Layer]:
+    """Fully connected ones, of networks in which they hold a tenth of the gradients or more."""
+    found = [one for one in workload.layers if one.kind == "Linear" and one.gradient_bytes and one.input_shape]
+    total = workload.step.exchange.gradient_bytes
+    return found if sum(one.gradient_bytes for one in found) >= MANY * total else []
+
+
+def dense_in_parts(workload: Workload, network: Network, dense: Sequence[Layer], each: float) -> tuple[float, float]:
+    """(seconds, bytes that a device receives) in a micro-batch, where each device has a part of these layers' outputs.
+
+    Krizhevsky 2014 (arXiv 1404.5997), scheme (a): all inputs of such a layer are brought to all devices, and their
+    gradients back; the layer's own gradients stay where they are. The batch of the whole is in each device then, which
+    has its part of the layer's products to do: the same work as before.
+    """
+    width = 4 if workload.step.precision == "fp32" else 2
+    ring, moved, taken = collectives.line("ring", network), 0.0, 0.0
+    for layer in dense:
+        nbytes = math.prod(layer.input_shape or ()) * width * each * network.ranks
+        taken += ring.seconds(nbytes)  # an all-gather forward and a reduce-scatter backward: an all-reduce together
+        moved += 2 * nbytes
+    return taken, moved
+
+
+def useful_nodes(most_batch: float, per_device: float, devices: int) -> int:
+    """Nodes up to which each device has its batch and the whole one is not larger than learns well."""
+    return max(0, math.floor(most_batch / (per_device * devices)))

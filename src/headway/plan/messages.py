@@ -1,0 +1,216 @@
+"""A collective, or the exchange of a whole step, message by message: what each rank sends, and what it waits for.
+Written apart from the closed forms of `headway.core.collectives`, to check them and to see what they leave out.
+
+A message occupies its way for n / bandwidth and arrives a latency later; messages that share a way wait for each other.
+Inside a host each rank has a way out of its own; what leaves a host shares the host's way out, and what comes its way
+in. A rank adds one array at a time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import final
+
+from headway.core.collectives import Algorithm, Network
+from headway.core.errors import UsageError
+
+MOST_RANKS = 64
+"""Messages grow with their square."""
+
+
+@final
+@dataclass
+class Message:
+    """Attributes: after: numbers of the messages that have to be there before it is sent. adds: whether its receiver
+    adds it to what it has, before it counts as there."""
+
+    number: int
+    sender: int
+    receiver: int
+    nbytes: float
+    adds: bool
+    after: list[int] = field(default_factory=list)
+
+
+@final
+class Messages:
+    """Messages in the order in which they are named; each waits for some before it."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+
+    def send(self, sender: int, receiver: int, nbytes: float, after: Sequence[int], *, adds: bool) -> int:
+        """Its number."""
+        number = len(self.messages)
+        self.messages.append(Message(number, sender, receiver, nbytes, adds, list(after)))
+        return number
+
+    def ring(
+        self, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]], *, sums: bool
+    ) -> dict[int, list[int]]:
+        """One turn around a ring of ranks: reduce-scatter if `sums`, else all-gather; each has a part of the bytes.
+
+        Args:
+            after: rank -> messages that it has to have before it begins.
+
+        Returns:
+            rank -> messages after which it is done.
+        """
+        count = len(ranks)
+        last = {rank: list(after.get(rank, [])) for rank in ranks}
+        for _ in range(count - 1):
+            sent = {}
+            for place, rank in enumerate(ranks):
+                to = ranks[(place + 1) % count]
+                sent[to] = self.send(rank, to, nbytes / count, last[rank], adds=sums)
+            last = {rank: [sent[rank]] for rank in ranks}
+        return last
+
+    def tree(self, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]]) -> dict[int, list[int]]:
+        """A binomial tree in the ranks' order: sums go up to the first, and the result comes down."""
+        have = {rank: list(after.get(rank, [])) for rank in ranks}
+        levels, distance = [], 1
+        while distance < len(ranks):
+            pairs = [(ranks[at], ranks[at + distance]) for at in range(0, len(ranks) - distance, 2 * distance)]
+            for parent, child in pairs:
+                have[parent] = [*have[parent], self.send(child, parent, nbytes, have[child], adds=True)]
+            levels.append(pairs)
+            distance *= 2
+        for pairs in reversed(levels):
+            for parent, child in pairs:
+                have[child] = [self.send(parent, child, nbytes, have[parent], adds=False)]
+        return have
+
+
+def plan(algorithm: Algorithm, nbytes: float, network: Network) -> Messages:
+    """Messages of an all-reduce, ranks host by host.
+
+    Raises:
+        UsageError: it is none of `ring`, `tree` and `two_dimensional`, or there are too many ranks.
+    """
+    if network.ranks > MOST_RANKS:
+        raise UsageError(f"messages are simulated one by one for up to {MOST_RANKS} ranks, not {network.ranks}")
+    made, per_host = Messages(), network.ranks_per_host
+    ranks = list(range(network.ranks))
+    hosts = [ranks[begin : begin + per_host] for begin in range(0, len(ranks), per_host)]
+    if network.ranks == 1:
+        return made
+    if algorithm == "ring":
+        _around(made, ranks, nbytes, {})
+    elif algorithm == "tree":
+        made.tree(ranks, nbytes, {})
+    elif algorithm == "two_dimensional":
+        have = dict[int, list[int]]()
+        for host in hosts:
+            have |= made.ring(host, nbytes, {}, sums=True)
+        for column in zip(*hosts, strict=True):
+            have |= _around(made, column, nbytes / per_host, have)
+        for host in hosts:
+            made.ring(host, nbytes, have, sums=False)
+    else:
+        raise UsageError(f"{algorithm} is not simulated message by message")
+    return made
+
+
+def _around(made: Messages, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]]) -> dict[int, list[int]]:
+    """An all-reduce by a ring."""
+    if len(ranks) == 1:
+        return {rank: after.get(rank, []) for rank in ranks}
+    return made.ring(ranks, nbytes, made.ring(ranks, nbytes, after, sums=True), sums=False)
+
+
+@final
+@dataclass(frozen=True)
+class Sent:
+    """Seconds since the beginning. Attributes: begins, ends: of a message on its way. done: it is there, and added."""
+
+    message: Message
+    begins: float
+    ends: float
+    done: float
+
+
+def simulate(made: Messages, network: Network, *, begins: Mapping[int, float] | None = None) -> list[Sent]:
+    """When each message is sent, in their order.
+
+    Args:
+        begins: rank -> seconds after which it has what it sums up; default: 0 of all.
+    """
+    begins, host = begins or {}, network.ranks_per_host
+    free, adder = defaultdict[tuple[str, int], float](float), defaultdict[int, float](float)
+    waits = [len(message.after) for message in made.messages]
+    wanted = defaultdict[int, list[int]](list)
+    for message in made.messages:
+        for before in message.after:
+            wanted[before].append(message.number)
+    ready = [begins.get(message.sender, 0.0) for message in made.messages]
+    queue = [(ready[number], number) for number, left in enumerate(waits) if not left]
+    heapq.heapify(queue)
+    found: dict[int, Sent] = {}
+    while queue:
+        at, number = heapq.heappop(queue)
+        message = made.messages[number]
+        source, target = message.sender // host, message.receiver // host
+        link = network.inside if source == target else network.between
+        ways = [("out", message.sender)] if source == target else [("host out", source), ("host in", target)]
+        start = max(at, *(free[way] for way in ways))
+        taken = message.nbytes / link.bandwidth_bytes_s
+        for way in ways:
+            free[way] = start + taken
+        ends = done = start + taken + link.latency_s
+        if message.adds:
+            own = begins.get(message.receiver, 0.0)
+            done = max(ends, adder[message.receiver], own) + message.nbytes / network.reduce_bytes_s
+            adder[message.receiver] = done
+        found[number] = Sent(message, start, ends, done)
+        for after in wanted[number]:
+            ready[after] = max(ready[after], done)
+            waits[after] -= 1
+            if not waits[after]:
+                heapq.heappush(queue, (ready[after], after))
+    return [found[number] for number in range(len(made.messages))]
+
+
+def seconds(algorithm: Algorithm, nbytes: float, network: Network) -> float:
+    """Of one all-reduce with nothing beside it."""
+    return max((one.done for one in simulate(plan(algorithm, nbytes, network), network)), default=0.0)
+
+
+@final
+@dataclass(frozen=True)
+class Exchange:
+    """Seconds since a step's beginning. Attributes: done: of each bucket, when the last rank has its sum. ends: of each
+    rank, when it has all sums."""
+
+    done: list[float]
+    ends: list[float]
+
+
+def exchange(
+    algorithm: Algorithm, nbytes: Sequence[float], ready: Sequence[Sequence[float]], network: Network
+) -> Exchange:
+    """Buckets one after the other: a rank begins with one as soon as it is full there and the one before is done there.
+
+    Args:
+        nbytes: of each bucket, in the order in which they are exchanged.
+        ready: for each bucket, of each rank: seconds after which it is full.
+    """
+    free = [0.0] * network.ranks
+    done = []
+    for size, full in zip(nbytes, ready, strict=True):
+        made = plan(algorithm, size, network)
+        begins = {rank: max(free[rank], full[rank]) for rank in range(network.ranks)}
+        free = [begins[rank] for rank in range(network.ranks)]
+        for one in simulate(made, network, begins=begins):
+            free[one.message.receiver] = max(free[one.message.receiver], one.done)
+            free[one.message.sender] = max(free[one.message.sender], one.ends - _latency(one.message, network))
+        done.append(max(free))
+    return Exchange(done, free)
+
+
+def _latency(message: Message, network: Network) -> float:
+    inside = message.sender // network.ranks_per_host == message.receiver // network.ranks_per_host
+    return (network.inside if inside else network.between).latency_s

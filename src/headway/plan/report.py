@@ -1,0 +1,366 @@
+"""A plan as a whole: answers, what moves them, other ways; and what of it is said on a terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+from headway.core.profile import Workload
+from headway.plan.answer import PAYS, Answer, Job, Moved, answers, pays_until, sensitivity
+from headway.plan.ask import Known, is_official
+from headway.plan.choices import Choice, Memory, choices, memory, useful_nodes
+from headway.plan.cluster import Cluster
+from headway.plan.convergence import Epochs, Suggestion, official, suggest
+from headway.plan.growth import Growth, PowerLaw, growth, power_law
+from headway.plan.words import count
+
+MOST_MOVED = 4
+"""Inputs that are named."""
+
+
+@final
+@dataclass(frozen=True)
+class Grown:
+    """Attributes: error, size: by samples. sizes: of sets that are asked for."""
+
+    error: PowerLaw
+    size: PowerLaw | None
+    sizes: tuple[Growth, ...]
+
+
+def grown(
+    workload: Workload,
+    errors: Sequence[tuple[float, float]],
+    sizes: Sequence[tuple[float, float]] = (),
+    samples: float | None = None,
+) -> Grown:
+    """What more data would give.
+
+    Args:
+        errors: (samples, error). sizes: (samples, parameters of the best network).
+        samples: of a set that is asked for; default: 2, 5, 10 and 100 times the largest of `errors`.
+
+    Raises:
+        UsageError: see `power_law` and `growth`.
+    """
+    error, size = power_law(errors), power_law(sizes) if sizes else None
+    flops = 2.0 * (workload.forward_multiply_adds + workload.backward_multiply_adds)
+    asked = [error.high * times for times in (2, 5, 10, 100)] if samples is None else [samples]
+    found = [
+        growth(
+            one, error, size=size, flops_per_sample=flops, now_parameters=workload.parameters,
+            epochs=workload.run.epochs,
+        )
+        for one in asked
+    ]  # fmt: skip
+    return Grown(error, size, tuple(found))
+
+
+@final
+@dataclass(frozen=True)
+class Plan:
+    """Attributes: pays: the most nodes that do; of one count that one. moved, choices, memory: at that many.
+    epochs_from: where epochs come from. lars: learning rate and warm-up for each answer's batch, of ResNet-50 on
+    ImageNet by LARS; None: the batch is not among those, or it is another job. useful: nodes within the batches that
+    were measured; None: they were not. deadline_h: hours; in_time: the fewest nodes that keep it; None: none do."""
+
+    name: str
+    job: Job
+    cluster: Cluster
+    known: Known
+    epochs_from: str
+    answers: tuple[Answer, ...]
+    pays: int
+    moved: tuple[Moved, ...]
+    choices: tuple[Choice, ...]
+    memory: Memory
+    lars: tuple[Suggestion | None, ...]
+    useful: int | None
+    deadline_h: float | None = None
+    grown: Grown | None = None
+
+    @property
+    def best(self) -> Answer:
+        """Of the most nodes that pay."""
+        return next(one for one in self.answers if one.nodes == self.pays)
+
+    @property
+    def in_time(self) -> int | None:
+        return next((one.nodes for one in self.answers if one.hours <= (self.deadline_h or 0.0)), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """For programs; what is infinite or unknown is null."""
+        rows = [
+            {
+                **asdict(one),
+                "step_s": one.step.seconds,
+                "communication_ratio": one.step.communication_ratio,
+                "efficiency": one.efficiency,
+                "lars": None if lr is None else asdict(lr),
+            }
+            for one, lr in zip(self.answers, self.lars, strict=True)
+        ]
+        found = {
+            "name": self.name,
+            "cluster": self.cluster.model_dump(mode="json"),
+            "compute": asdict(self.known),
+            "epochs_from": self.epochs_from,
+            "answers": rows,
+            "pays_until": self.pays,
+            "moved": [asdict(one) for one in self.moved],
+            "choices": [asdict(one) for one in self.choices],
+            "memory": {**asdict(self.memory), "fits": self.memory.fits},
+            "useful_nodes": self.useful,
+            "deadline_hours": self.deadline_h,
+            "nodes_in_time": self.in_time,
+            "growth": None if self.grown is None else asdict(self.grown),
+        }
+        plain: dict[str, Any] = _finite(found)
+        return plain
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def plan(
+    workload: Workload,
+    job: Job,
+    cluster: Cluster,
+    known: Known,
+    epochs_from: str,
+    nodes: Sequence[int],
+    *,
+    deadline_h: float | None = None,
+) -> Plan:
+    """Raises UsageError: see `answers`."""
+    found = answers(job, cluster, nodes)
+    pays = pays_until(found)
+    best = next(one for one in found if one.nodes == pays)
+    each, law, useful = job.per_device_of(best.devices), job.epochs, None
+    if isinstance(law, Epochs) and law.low < law.high and job.per_device is not None:
+        useful = useful_nodes(law.high, each * job.accumulate, cluster.devices)
+    lars: list[Suggestion | None] = [None] * len(found)
+    if is_official(workload):
+        lars = [
+            one if one is not None and one.inside else None for one in (suggest(a.batch, official()) for a in found)
+        ]
+    return Plan(
+        workload.name,
+        job,
+        cluster,
+        known,
+        epochs_from,
+        tuple(found),
+        pays,
+        tuple(sensitivity(job, cluster, pays)),
+        tuple(choices(workload, job, cluster, pays)),
+        memory(workload, each, cluster.of.memory_gb * 1e9),
+        tuple(lars),
+        useful,
+        deadline_h,
+    )
+
+
+COLUMNS = (
+    *("nodes", "devices", "batch", "images/s", "step", "comm", "by", "scaling", "learning", "epochs"),
+    *("lr", "warm-up", "time", "90 %", "kWh", "cost", "limit"),
+)
+SHORT = {
+    "two_dimensional": "2d",
+    "double_tree": "2 trees",
+    "halving_doubling": "halving",
+    "parameter_server": "servers",
+    "shared_server": "servers",
+}
+
+
+def text(found: Plan) -> str:
+    """Lines for a terminal."""
+    job, known, compute = found.job, found.known, found.known.compute
+    lines = [
+        f"{found.name} on {found.cluster.title}",
+        f"  step      {compute.fixed_s * 1e3:,.3g} ms and {compute.sample_s * 1e3:,.3g} ms a sample, by {known.how}",
+        f"  exchange  {sum(one.nbytes for one in job.gradients) / 1e6:,.1f} MB of gradients",
+        f"  epochs    {found.epochs_from}",
+        f"  memory    {remembered(found)}",
+        f"  input     {fed(found)}",
+        "",
+        *table(rows(found)),
+        "",
+        *verdicts(found),
+        moving(found),
+        *others(found),
+    ]
+    if found.grown is not None:
+        lines += ["", f"The error falls as samples to the power of {found.grown.error.exponent:.3f}."]
+        lines += table(growing(found.grown))
+    return "\n".join([*lines, *notes(found)])
+
+
+def verdicts(found: Plan) -> list[str]:
+    """How many nodes pay, keep the deadline, and still learn."""
+    lines = [verdict(found)] if len(found.answers) > 1 else []
+    if found.deadline_h is not None:
+        few = found.in_time
+        by = span(found.deadline_h)
+        lines.append(f"None of them are done in {by}." if few is None else f"{count(few, 'node')} are done in {by}.")
+    law, best = found.job.epochs, found.best
+    if isinstance(law, Epochs):
+        regime = law.regime(best.batch)
+        lines.append(f"A batch of {best.batch:,.0f} of a critical {law.critical:,.0f}: {regime}.")
+    if found.useful is not None and isinstance(law, Epochs):
+        most = f"{law.high:,.0f}, the largest that was measured"
+        lines.append(f"Up to {count(found.useful, 'node')} the batch stays within {most}.")
+    if not found.memory.fits:
+        lines.append("A device's memory does not hold this: plan fewer samples a device, and --accumulate.")
+    if found.best.strips > 1:
+        lines.append(f"There are more devices than samples: {found.best.strips} share an image, in strips.")
+    return lines
+
+
+def fed(found: Plan) -> str:
+    """What is known of the way from the disks to the devices."""
+    best = found.best
+    free = best.input_images_s == math.inf
+    if free and best.first_images_s >= best.images_s:
+        return "loading and storage are not known, and taken not to limit"
+    if free:
+        return f"{best.first_images_s:,.0f} images/s in the first epoch, later ones do not wait"
+    rate, where = best.input_images_s, count(best.nodes, "node")
+    return f"{rate:,.0f} images/s at {where}, {best.first_images_s:,.0f} trained in the first epoch"
+
+
+def span(hours: float) -> str:
+    """`3.2 h`, `8.7 min` or `4.2 s`; of more than two days, days."""
+    if hours >= 48:
+        return f"{hours / 24:,.1f} d"
+    if hours >= 1:
+        return f"{hours:.1f} h"
+    return f"{hours * 60:.1f} min" if hours >= 1 / 60 else f"{hours * 3600:.1f} s"
+
+
+def between(low: float, high: float) -> str:
+    """`9.9-12 min`, in the unit of the higher one."""
+    unit, hours = next(
+        (unit, hours)
+        for unit, hours, least in (("d", 24, 48), ("h", 1, 1), ("min", 1 / 60, 1 / 60), ("s", 1 / 3600, 0))
+        if high >= least
+    )
+    return f"{low / hours:.3g}-{high / hours:.3g} {unit}"
+
+
+def rows(found: Plan) -> list[tuple[str, ...]]:
+    """The heading, and one for each count of nodes; columns of which nothing is known are left out."""
+    result = [COLUMNS]
+    for one, lr in zip(found.answers, found.lars, strict=True):
+        result.append(
+            (
+                f"{one.nodes:,}",
+                f"{one.devices:,}",
+                f"{one.batch:,.0f}",
+                f"{one.images_s:,.0f}",
+                f"{one.step.seconds * 1e3:,.1f} ms",
+                f"{one.step.communication_ratio:.2f}",
+                "+".join(SHORT.get(name, name) for name in one.step.algorithms) or "-",
+                f"{one.scaling:.0%}",
+                f"{one.statistical:.0%}",
+                f"{one.epochs:.3g}",
+                "-" if lr is None else f"{lr.lr:.3g}",
+                "-" if lr is None else f"{lr.warmup:.2g}",
+                span(one.hours),
+                between(one.low_hours, one.high_hours),
+                "-" if one.kwh is None else f"{one.kwh:,.3g}",
+                "-" if one.cost is None else f"{one.cost:,.3g}",
+                one.limit,
+            )
+        )
+    keep = [at for at in range(len(COLUMNS)) if any(row[at] != "-" for row in result[1:])]
+    return [tuple(row[at] for at in keep) for row in result]
+
+
+def table(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Numbers to the right, the last column to the left."""
+    widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
+    last = len(widths) - 1
+    return [
+        "  ".join(
+            cell.ljust(width) if at == last else cell.rjust(width)
+            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in cells
+    ]
+
+
+def notes(found: Plan) -> list[str]:
+    """Where epochs are not known: of the first plan on either side of what was measured."""
+    epochs = found.job.epochs
+    if not isinstance(epochs, Epochs):
+        return []
+    above = next((one for one in found.answers if one.batch > epochs.high), None)
+    below = next((one for one in reversed(found.answers) if one.batch < epochs.low), None)
+    sides = ((below, "Up to"), (above, "From"))
+    return [f"{side} {count(one.nodes, 'node')}: {one.warning}." for one, side in sides if one is not None]
+
+
+def growing(found: Grown) -> list[tuple[str, ...]]:
+    """The heading, and one for each set."""
+    result: list[tuple[str, ...]] = [
+        ("samples", "error", "95 %", "parameters", "PF/s-days", "years of a server without a GPU", "measured up to")
+    ]
+    for one in found.sizes:
+        band = f"{one.low:.3g} to {one.high:.3g}" if one.high < float("inf") else "of two points unknown"
+        result.append(
+            (
+                f"{one.samples:,.3g}",
+                f"{one.error:.3g}",
+                band,
+                "-" if one.parameters is None else f"{one.parameters:,.3g}",
+                "-" if one.pf_s_days is None else f"{one.pf_s_days:,.3g}",
+                "-" if one.cpu_years is None else f"{one.cpu_years:,.3g}",
+                f"1/{one.extrapolated:.3g} of it" if one.extrapolated > 1 else "more",
+            )
+        )
+    return result
+
+
+def verdict(found: Plan) -> str:
+    """How many nodes pay."""
+    best, most = found.best, found.answers[-1]
+    least = 2**PAYS
+    learns = "" if isinstance(found.job.epochs, Epochs) else ", if larger batches need no more epochs"
+    if best.nodes == most.nodes:
+        return f"All {most.nodes:,} pay{learns}: twice the nodes are at least {least:.2f} times as fast."
+    more, faster = most.nodes / best.nodes, best.hours / most.hours
+    over = f"More than {count(best.nodes, 'node')} do not pay"
+    return f"{over}: {most.nodes:,} are {more:.3g} times as many and {faster:.2f} times as fast{learns}."
+
+
+def remembered(found: Plan) -> str:
+    """What a device has to hold."""
+    held = found.memory
+    used, there = (held.weights + held.activations) / 1e9, held.capacity / 1e9
+    room = f"up to {held.most_samples:,} samples a device find room"
+    return f"{used:.1f} of {there:g} GB{'' if held.fits else ', which does not fit'}; {room}"
+
+
+def moving(found: Plan) -> str:
+    """The inputs that matter."""
+    named = [one for one in found.moved if one.size >= 0.005][:MOST_MOVED]
+    parts = [f"{one.name} ({one.less - 1:+.0%} with 20 % less, {one.more - 1:+.0%} with more)" for one in named]
+    return f"The time at {count(found.pays, 'node')} is moved most by: {'; '.join(parts) or 'nothing'}."
+
+
+def others(found: Plan) -> list[str]:
+    """Ways to spread it that are not worse."""
+    better = [one for one in found.choices if one.gain > 1.01]
+    at = count(found.pays, "node")
+    if not better:
+        return [f"At {at} no other way to spread it is sooner at the target than data parallelism."]
+    return [f"At {at} {one.name}: {one.gain:.2f} times as fast to the target ({one.note})." for one in better]

@@ -1,0 +1,73 @@
+"""Clusters: the catalog is whole, and a user's file is read or refused by its key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from headway.core.errors import UsageError
+from headway.plan.cluster import cluster_of, clusters, devices
+
+LINKS = "inside: {gb_s: 1, latency_us: 1}\nbetween: {ports: 1, gbit_s: 1, latency_us: 1, efficiency: 1}"
+
+OWN = (
+    f"title: x\ndevices: 1\n{LINKS}\n".replace("{", "{{").replace("}", "}}")
+    + "device: {{title: a, memory_gb: 1, memory_gb_s: 1, tflops: {{{tflops}}}}}"
+)
+
+
+def test_the_catalog_is_whole() -> None:
+    for name, cluster in clusters().items():
+        assert cluster.of == devices()[cluster.device], name
+        network = cluster.network(4)
+        assert (network.hosts, network.ranks_per_host) == (4, cluster.devices)
+        assert network.between.bandwidth_bytes_s < cluster.between.ports * cluster.between.gbit_s * 1e9 / 8
+
+
+def test_four_edr_ports_are_46_gigabytes_a_second() -> None:
+    assert clusters()["dgx-1"].between.bytes_s == pytest.approx(46e9)
+
+
+def test_spread_over_groups_the_narrow_links_are_shared() -> None:
+    cluster = clusters()["dgx-a100"]
+    far = cluster.between.model_copy(update={"oversubscription": 2.0, "group": 6})
+    cluster = cluster.model_copy(update={"between": far})
+    whole = cluster.network(12).between.bandwidth_bytes_s
+    assert cluster.network(12, spread=True).between.bandwidth_bytes_s == whole / 2
+    assert cluster.network(6, spread=True).between.bandwidth_bytes_s == whole
+
+
+def test_a_file_of_the_same_form_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(clusters()["dgx-a100"].model_dump(mode="json")))
+    assert cluster_of(str(path)) == clusters()["dgx-a100"]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (f"title: x\ndevice: v100\ndevices: 0\n{LINKS}", "devices: "),
+        (f"title: x\ndevice: v1000\ndevices: 1\n{LINKS}", r"no device 'v1000'.* Did you mean 'v100'"),
+        ("title: x", "device: Field required"),
+        ("- 1", "keys and values"),
+        ("{1: 2}", "keys and values"),
+        (f"title: x\ndevice: v100\ndevices: 1\nalgorithms: [all_to_all]\n{LINKS}", "algorithms"),
+        (OWN.format(tflops="mixed: 1"), "fp32"),
+        (OWN.format(tflops="fp32: 0"), "fp32"),
+        ("a: [", "cannot be read"),
+        ("speed: 3", "mine.yaml: "),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_file_is_said(content: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text(content)
+    with pytest.raises(UsageError, match=said):
+        cluster_of(str(tmp_path / "mine.yaml"))
+
+
+def test_a_name_that_is_none_is_said(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"dgx-11: there is no such cluster .* Did you mean 'dgx-1'"):
+        cluster_of("dgx-11")
+    with pytest.raises(UsageError, match=r"cannot be read .No such file"):
+        cluster_of(str(tmp_path / "none.yaml"))

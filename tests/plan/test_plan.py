@@ -1,0 +1,209 @@
+"""`headway plan`: what is asked, what is said, and the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from tests._support import headway, packed_digits, refused, write_recipe
+from tests.doctor._profile import profile
+from tests.plan._workload import workload
+
+from headway.core.errors import UsageError
+from headway.plan.ask import job_of, of_device
+from headway.plan.choices import choices, dense_layers, memory, useful_nodes
+from headway.plan.cluster import clusters
+from headway.plan.report import span
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    workload().write(tmp_path / "photos.json")
+    return tmp_path / "photos.json"
+
+
+def test_a_plan_is_said_drawn_and_traced(path: Path, tmp_path: Path) -> None:
+    page, trace = tmp_path / "plan.html", tmp_path / "trace.json"
+    said = headway(
+        "plan", path, "--cluster", "dgx-1", "--nodes", "1..16", "--epochs-at", "256:10,4096:40", "--page", page,
+        "--trace", trace, "--errors-at", "1e4:0.4,1e5:0.25,1e6:0.16", "--sizes-at", "1e4:1e6,1e6:1e7",
+    )  # fmt: skip
+    lines = said.out.splitlines()
+    assert lines[0] == "photos on DGX-1, 8 V100, 4 x EDR"
+    assert any(line.split()[:2] == ["16", "128"] for line in lines)
+    assert "More than 4 nodes do not pay: 16 are 4 times as many" in said.out
+    assert "moved most by: speed of a device" in said.out
+    assert "The error falls as samples to the power of -0.1" in said.out
+    html = page.read_text()
+    for name in ("images", "hours", "efficiency", "step", "epochs", "steps", "moved", "choices", "growth", "answers"):
+        assert f'id="{name}"' in html, name
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {one["pid"] for one in events} <= set(range(128))
+
+
+def test_json_of_a_plan_is_whole(path: Path) -> None:
+    found = headway("plan", path, "--cluster", "dgx-1", "--nodes", "1,8", "--batch", "2048", "--json").json()
+    assert [one["nodes"] for one in found["answers"]] == [1, 8]
+    assert [one["batch"] for one in found["answers"]] == [2048, 2048]
+    assert found["pays_until"] == 8
+    assert found["compute"]["basis"] == "data sheet"
+    assert found["answers"][0]["input_images_s"] is None
+
+
+def test_what_two_points_cannot_tell_is_null(path: Path) -> None:
+    found = headway("plan", path, "--cluster", "dgx-1", "--errors-at", "1e5:0.3,1e6:0.2", "--json")
+    assert "Infinity" not in found.out
+    assert [one["high"] for one in found.json()["growth"]["sizes"]] == [None] * 4
+
+
+def test_all_that_is_asked_of_a_plan_is_said(path: Path) -> None:
+    said = headway(
+        "plan", path, "--cluster", "dgx-1", "--nodes", "1..64", "--noise-scale", "2000", "--price", "20",
+        "--deadline", "0.5",
+    ).out  # fmt: skip
+    assert re.search(r"(\d+ nodes?|None of them) are done in 30.0 min", said)
+    assert re.search(r"A batch of [\d,]+ of a critical 2,000: ", said)
+    assert " cost " in said
+    assert "Up to 0 nodes" not in said
+    one = headway("plan", path, "--cluster", "dgx-1", "--nodes", "8").out
+    assert "pay" not in one
+    assert "loading and storage are not known" in one
+
+
+def test_a_job_that_a_device_cannot_hold_is_said(path: Path) -> None:
+    said = headway("plan", path, "--cluster", "dgx-1", "--nodes", "1,2", "--per-device", "100000").out
+    assert "does not fit" in said
+    assert "A device's memory does not hold this" in said
+
+
+def test_a_clusters_own_nodes_are_the_default(path: Path, tmp_path: Path) -> None:
+    values = clusters()["dgx-1"].model_dump(mode="json") | {"nodes": 12}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
+    found = headway("plan", path, "--cluster", tmp_path / "mine.yaml", "--json").json()
+    assert [one["nodes"] for one in found["answers"]] == [1, 2, 4, 8, 12]
+
+
+def test_a_profile_brings_computing_and_loading(path: Path, tmp_path: Path) -> None:
+    wanted = {"multiply_adds": workload().forward_multiply_adds}
+    profile().model_copy(update=wanted).write(tmp_path / "one.json")
+    asked = ("plan", path, "--cluster", "dgx-1", "--nodes", "1,8", "--profile", tmp_path / "one.json")
+    found = headway(*asked, "--json").json()
+    assert found["compute"]["basis"] == "profile"
+    assert found["cluster"]["node"]["images_s"] > 0
+    assert found["answers"][1]["limit"] == "loading"
+    facts = {"exchange bytes/s": 1e9, "exchange latency seconds": 1e-3}
+    profile().model_copy(update=wanted | {"ranks": 2, "facts": facts}).write(tmp_path / "two.json")
+    both = headway(*asked, "--profile", tmp_path / "two.json", "--json").json()
+    assert both["cluster"]["inside"]["gb_s"] == 1
+    assert "one profile of a single process" in refused(*asked, "--profile", tmp_path / "one.json", status=2)
+
+
+def test_a_recipe_is_planned_by_a_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    packed_digits(tmp_path)
+    write_recipe(tmp_path / "recipe.yaml")
+    said = headway("plan", "recipe.yaml", "batch=64", "--cluster", "dgx-1", "--nodes", "1,2", "--json").json()
+    assert [one["batch"] for one in said["answers"]] == [8 * 64, 16 * 64]
+
+
+def test_a_facility_is_planned_from_the_same_verb(path: Path, tmp_path: Path) -> None:
+    said = headway("plan", path, "--facility", "60", "--jobs", "30,28:200", "--page", tmp_path / "room.html")
+    assert "2 x 216 ports" in said.out
+    assert "28 nodes: 28 on pod 1" in said.out  # the other has fewer gradients, and is split
+    found = headway("plan", "--facility", "12", "--jobs", "8,3,1", "--json").json()
+    assert found["fabric"]["switches"] == {"36": 2}
+    assert found["placement"]["exact"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("plan",), "a job and a cluster, or a facility's nodes"),
+        (("plan", "none.json", "--cluster", "dgx-1"), "cannot be read"),
+        (("plan", "W", "--cluster", "dgx"), "no such cluster"),
+        (("plan", "W", "--cluster", "dgx-1", "--nodes", "x"), "no count of nodes"),
+        (("plan", "W", "--cluster", "dgx-1", "--batch", "4"), "leaves 0.062 samples"),
+        (("plan", "W", "--cluster", "dgx-1", "--per-device", "0"), "1 sample or more, not 0"),
+        (("plan", "W", "--cluster", "dgx-1", "--per-device", "nan"), "1 sample or more, not nan"),
+        (("plan", "W", "--cluster", "dgx-1", "--price", "-1"), "a price is 0 or more"),
+        (("plan", "W", "--cluster", "dgx-1", "--deadline", "0"), "a deadline is some hours away"),
+        (("plan", "W", "--cluster", "dgx-a100", "--spread"), "has no groups"),
+        (("plan", "W", "--cluster", "dgx-1", "--profile", "none.json"), "cannot be read"),
+        (("plan", "W", "--cluster", "dgx-1", "--rack-kw", "20"), "--rack-kw is of a room"),
+        (("plan", "W", "--cluster", "dgx-1", "--jobs", "3"), "--jobs is of a room"),
+        (("plan", "--facility", "36", "--nodes", "3"), "--nodes is of a job on a cluster"),
+        (("plan", "--facility", "36", "--jobs", "30:nan"), "has some gradients, not 30 and nan bytes"),
+        (("plan", "W", "--cluster", "dgx-1", "--batch", "4", "--per-device", "4"), "for a device, or for all"),
+        (("plan", "W", "--cluster", "dgx-1", "--runs", "8"), "is no run"),
+        (("plan", "W", "--cluster", "dgx-1", "--noise-scale", "0"), "above 0"),
+        (("plan", "W", "--cluster", "dgx-1", "--sizes-at", "1:2"), "go with --errors-at"),
+        (("plan", "W", "--cluster", "dgx-1", "--errors-at", "1:2"), "2 points or more"),
+        (("plan", "W", "batch=3", "--cluster", "dgx-1"), "no values to override"),
+        (("plan", "--facility", "36", "--cluster", "dgx-1"), "--cluster is of a job on a cluster"),
+        (("plan", "--facility", "0"), "1 node or more"),
+        (("plan", "--facility", "36", "--ports", "1"), "at least 2 ports"),
+        (("plan", "--facility", "36", "--jobs", "37"), "want 37 nodes, and 36 are there"),
+        (("plan", "--facility", "36", "--leaf", "35"), "no switch of 35 ports"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(arguments: tuple[str, ...], said: str, path: Path) -> None:
+    sentence = refused(*(path if one == "W" else one for one in arguments), status=2)
+    assert said in " ".join(sentence.split())
+
+
+def test_planning_loads_no_torch(path: Path) -> None:
+    """It answers where torch is not installed."""
+    program = (
+        "import sys; sys.modules['torch'] = None; from headway.cli import main; sys.argv = ['headway', 'plan', "
+        f"{str(path)!r}, '--cluster', 'dgx-1', '--json']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["name"] == "photos"
+
+
+def test_fully_connected_layers_are_better_in_parts_where_they_hold_the_weights() -> None:
+    """AlexNet's way: 100 million weights behind few convolutions, over a slow network."""
+    heavy, light = workload(dense=100_000_000, convolutions=2), workload()
+    slow = clusters()["p100-50gbe"]
+    assert [one.name for one in dense_layers(heavy)] == ["head"]
+    assert dense_layers(light) == []
+    job = job_of(heavy, of_device(heavy, slow.of), 10.0)
+    found = choices(heavy, job, slow, 4)
+    assert found[0].name == "a fully connected layer in 32 parts"
+    assert found[0].gain > 1.1
+    assert found[0].hours < found[1].hours
+    assert {one.name for one in found} > {"data parallel", "each image in 2 strips"}
+    assert next(one for one in found if one.name == "data parallel").gain == 1
+
+
+def test_memory_is_what_a_device_holds() -> None:
+    held = memory(workload(), 32, 16e9)
+    weights = 4 * workload().parameters
+    assert held.weights == 3 * weights  # with gradients, and one state of as much
+    assert held.activations == 32 * 11 * 10**6
+    assert held.fits
+    assert held.most_samples == int((0.9 * 16e9 - held.weights) // (11 * 10**6))
+    assert not memory(workload(), 32, 0.5e9).fits
+    assert memory(workload(), 1, 1e6).most_samples == 0
+
+
+def test_nodes_are_useful_while_each_device_has_its_batch() -> None:
+    """The slides' 64 to 128 nodes: 128 images a device, batches of 65,536 to 131,072."""
+    assert useful_nodes(65_536, 128, 8) == 64
+    assert useful_nodes(131_072, 128, 8) == 128
+
+
+def test_times_are_said_in_the_unit_that_suits_them() -> None:
+    assert [span(hours) for hours in (100, 5, 0.5, 0.001)] == ["4.2 d", "5.0 h", "30.0 min", "3.6 s"]
+
+
+def test_an_unknown_device_is_said() -> None:
+    with pytest.raises(UsageError, match="no device"):
+        clusters()["dgx-1"].model_copy(update={"device": "tpu"}).of  # noqa: B018

@@ -1,0 +1,97 @@
+"""`bench.plan`: what it reads of published rows, and what it counts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from bench._plan.scaling import (
+    Row,
+    between_of,
+    cluster_of,
+    compute_of,
+    gradient_bytes,
+    predicted,
+    rows,
+    step_of,
+)
+from bench._plan.sweeps import Sweep, sweeps
+from bench._plan.times import times
+
+
+def row(series: str, gpus: int) -> Row:
+    return next(one for one in rows() if (one.series, one.gpus) == (series, gpus))
+
+
+def test_each_row_is_to_be_predicted_or_to_calibrate() -> None:
+    assert {one.role for one in rows()} == {"predict", "calibrate"}
+    assert all((one.images_s is None) != (one.efficiency is None) for one in rows())
+    for one in rows():
+        assert cluster_of(one).of.memory_gb > 0
+        assert gradient_bytes(one) > 4e7
+
+
+@pytest.mark.parametrize(
+    ("link", "gigabytes_s"),
+    [
+        ("8x NDR400", 8 * 400 / 8 * 0.92),
+        ("4x EDR100", 4 * 100 / 8 * 0.92),
+        ("FDR56", 56 / 8 * 0.92),
+        ("100 GbE", 100 / 8 * 0.8),
+        ("25 GbE RoCE", 25 / 8 * 0.92),
+        ("about 1.2 GB/s Ethernet, parameter servers", 1.2),
+    ],
+)
+def test_links_are_read_by_one_rule_for_each_kind(link: str, gigabytes_s: float) -> None:
+    assert between_of(link).bytes_s == pytest.approx(gigabytes_s * 1e9)
+
+
+def test_what_a_series_was_calibrated_by_is_explained() -> None:
+    """A single run exactly; two, within their errors."""
+    for one in rows():
+        if one.role != "calibrate":
+            continue
+        compute, _, own = compute_of(one)
+        off = step_of(compute, one, one.gpus, one.batch).seconds / one.run.seconds - 1
+        assert abs(off) < (0.001 if len(own) == 1 else 0.08), one
+
+
+def test_a_series_borrows_what_its_note_says() -> None:
+    from_other = compute_of(row("v100-dgx2h-v0.6", 16))[0].fixed_s
+    assert compute_of(row("v100-dgx1-v0.6", 8))[0].fixed_s == from_other
+
+
+def test_rows_without_smaller_ones_are_told_to_come_from_the_device() -> None:
+    found = predicted(row("goyal-p100", 256))
+    assert found.basis.startswith("the device, by ")
+    assert 0 < found.value <= 100
+    assert predicted(row("tencent-b64", 1024)).basis == "1 of its series"
+
+
+def test_what_counts_is_several_nodes_or_poor_scaling() -> None:
+    assert predicted(row("tencent-b64", 1024)).scored
+    assert not predicted(row("deck-v100-fp32", 8)).scored  # 98 % of linear on one node
+    assert predicted(row("deck-v100-fp16", 8)).scored  # 85 %
+
+
+def test_parameter_servers_hide_nothing() -> None:
+    cluster = cluster_of(row("tf2017-k80-ec2-b64", 64))
+    assert (cluster.algorithms, cluster.overlap) == (("shared_server",), False)
+    assert cluster_of(row("goyal-p100", 256)).overlap
+
+
+def test_sweeps_predict_what_they_were_not_fitted_to() -> None:
+    sizes = [2.0**power for power in range(10, 20)]
+    exact = Sweep("a", "b", 4, tuple((size, 1e-5 + size * 1e-9) for size in sizes))
+    assert np.abs(exact.errors).max() < 1e-9
+    assert len(exact.errors) == 5
+    bent = Sweep("a", "b", 4, tuple((size, (1e-5 + size * 1e-9) * (1 + at % 2)) for at, size in enumerate(sizes)))
+    assert bent.errors == pytest.approx([-0.5] * 5)
+    assert all(len(one.points) >= 4 for one in sweeps())
+
+
+def test_minutes_are_those_of_rows_that_are_predicted() -> None:
+    for one in times():
+        assert row(one.series, one.gpus).role == "predict"
+        assert one.minutes > 0
+        assert one.planned > 0
+        assert one.low < one.planned < one.high
