@@ -37,7 +37,7 @@ HOSTS, PER_HOST, BATCH = 2, 2, 64
 HIDDEN = 1024
 RUNS, SECONDS, STARTS_S = 3, 15.0, 180.0
 RECIPE: dict[str, Any] = {
-    "seed": 1, "device": "cpu", "batch": BATCH, "epochs": 10**9, "precision": "fp32", "log_every_steps": 2,
+    "seed": 1, "device": "cpu", "batch": BATCH, "epochs": 10**4, "precision": "fp32", "log_every_steps": 2,
     "data": {"train": "synthetic", "synthetic": {"samples": 4096, "classes": 10, "size": [32, 32]}},
     "model": {"factory": "bench._doctor.user:Perceptron", "args": {"hidden": HIDDEN}},
     "optimizer": {"name": "sgd", "lr": 0.001}, "checkpoint": {"every_epochs": 1e9},

@@ -320,6 +320,12 @@ def test_large_batches_cost_nothing(folder: Path) -> None:
     assert (found.share, found.accumulated, found.workload.run.steps) == (8192, 32, 8)
 
 
+def test_of_very_many_epochs_some_rates_are_kept(folder: Path) -> None:
+    found = dried(folder / "recipe.yaml", "epochs=300000")
+    assert len(found.rates) <= 20_001
+    assert found.rates[0][0] == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -35,6 +35,9 @@ from headway.train.setup import Setup, set_up
 
 Where = Literal["device", "host"]
 
+MOST_RATES = 10_000
+"""Epochs whose learning rates are kept."""
+
 WITHOUT_DATA = (
     "A dry run needs no data where it is told what they would be: --samples 1281167 --classes 1000 are ImageNet's."
 )
@@ -395,9 +398,10 @@ def _size(tensor: torch.Tensor) -> int:
 
 
 def _rates(setup: Setup) -> list[tuple[float, float]]:
+    """At the beginning of each epoch, of very many of some; and in the end."""
     plan, steps = setup.plan, setup.steps
-    out = []
-    for epoch in range(math.ceil(plan.position_of(steps) / setup.epoch)):
+    out, epochs = [], math.ceil(plan.position_of(steps) / setup.epoch)
+    for epoch in range(0, epochs, max(1, epochs // MOST_RATES)):
         step = plan.steps_between(0, epoch * setup.epoch)
         if step < steps:
             out.append((float(epoch), setup.lr_at(plan.position_of(step))))
