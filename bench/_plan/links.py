@@ -7,11 +7,13 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import final
 
 from bench._hosts import Hosts
+from bench._network.layout import Layout
 from bench._plan.sweeps import Sweep
 
 PORT = "29655"
@@ -38,19 +40,9 @@ def measured(hosts: int, per_host: int, *, rate_bits_s: float = 200e6, seconds: 
     Raises:
         RuntimeError: it failed. HostsError: there can be no hosts here.
     """
+    argv = [sys.executable, "-m", "headway", "bench-links", "--json", "--seconds", f"{seconds:g}"]
     with Hosts(hosts, rate_bits_s) as net:
-        processes = [
-            net.run(
-                host,
-                [sys.executable, "-m", "headway", "bench-links", "--json", "--seconds", f"{seconds:g}"],
-                env=environment(net, host, local, hosts, per_host),
-                stdout=subprocess.PIPE if host + local == 0 else subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                text=True,
-            )
-            for host in range(hosts)
-            for local in range(per_host)
-        ]
+        processes = started(net, Layout(hosts, per_host), argv)
         try:
             out = processes[0].communicate(timeout=seconds + LIMIT_S)[0]
         finally:
@@ -72,15 +64,30 @@ def measured(hosts: int, per_host: int, *, rate_bits_s: float = 200e6, seconds: 
     )
 
 
-def environment(net: Hosts, host: int, local: int, hosts: int, per_host: int) -> dict[str, str]:
+def started(net: Hosts, layout: Layout, argv: Sequence[str]) -> list[subprocess.Popen[str]]:
+    """A process for each rank, with what a launcher tells it; rank 0 is heard."""
+    return [
+        net.run(
+            layout.host(rank),
+            argv,
+            env=environment(net, layout, rank),
+            stdout=subprocess.DEVNULL if rank else subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for rank in range(layout.size)
+    ]
+
+
+def environment(net: Hosts, layout: Layout, rank: int) -> dict[str, str]:
     """As a launcher sets it."""
     return {
         "MASTER_ADDR": net.addresses[0],
         "MASTER_PORT": PORT,
-        "RANK": str(host * per_host + local),
-        "WORLD_SIZE": str(hosts * per_host),
-        "LOCAL_RANK": str(local),
-        "LOCAL_WORLD_SIZE": str(per_host),
+        "RANK": str(rank),
+        "WORLD_SIZE": str(layout.size),
+        "LOCAL_RANK": str(layout.local_rank(rank)),
+        "LOCAL_WORLD_SIZE": str(layout.per_host),
         "GLOO_SOCKET_IFNAME": "eth0",
         "OMP_NUM_THREADS": "1",
     }

@@ -12,7 +12,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,9 +22,10 @@ import yaml
 
 from bench._arms import ROOT
 from bench._common import median
-from bench._doctor.measure import records_of
+from bench._doctor.measure import rate_of, records_of
 from bench._hosts import Hosts
-from bench._plan.links import environment
+from bench._network.layout import Layout
+from bench._plan.links import started
 from headway.core.profile import Workload
 
 RATE_BITS_S = 200e6
@@ -85,7 +85,7 @@ def found(folder: Path) -> Found:
 
 
 def resnet50() -> Workload:
-    """Of ResNet-50 on ImageNet, as `headway train recipes/imagenet/... --dry-run --samples 1281167` writes it."""
+    """Of ResNet-50 on ImageNet, as a dry run of recipes/imagenet-resnet50-1632.yaml with batch=208 writes it."""
     return Workload.read(Path(__file__).with_name("resnet50.workload.json"))
 
 
@@ -104,12 +104,8 @@ def headway(*arguments: str, cwd: Path) -> str:
 def run(recipe: Path, folder: Path) -> float:
     """Images/s of four processes on two hosts."""
     with Hosts(HOSTS, RATE_BITS_S) as net:
-        processes = [
-            net.run(host, command(recipe, folder), env=environment(net, host, local, HOSTS, PER_HOST),
-                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-            for host in range(HOSTS)
-            for local in range(PER_HOST)
-        ]  # fmt: skip
+        argv = [sys.executable, "-m", "headway", "train", str(recipe), "--run", str(folder)]
+        processes = started(net, Layout(HOSTS, PER_HOST), argv)
         until, begun = monotonic() + STARTS_S, False
         while monotonic() < until and all(one.poll() is None for one in processes):
             if not begun and len(records_of(folder)) >= 2:
@@ -120,16 +116,7 @@ def run(recipe: Path, folder: Path) -> float:
         for one in processes:
             with suppress(subprocess.TimeoutExpired):
                 one.communicate(timeout=30.0)
-    records = records_of(folder)
-    if len(records) < 4:
-        raise RuntimeError(f"the run came to {len(records)} logging steps: {_said(processes)}")
-    first, last = records[1], records[-1]
-    return float((last["position"] - first["position"]) / (last["seconds"] - first["seconds"]))
-
-
-def command(recipe: Path, folder: Path) -> list[str]:
-    return [sys.executable, "-m", "headway", "train", str(recipe), "--run", str(folder)]
-
-
-def _said(processes: Sequence[subprocess.Popen[Any]]) -> str:
-    return json.dumps([one.returncode for one in processes])
+    if (count := len(records_of(folder))) < 4:
+        ended = [one.returncode for one in processes]
+        raise RuntimeError(f"the run came to {count} logging steps; its processes ended with {ended}")
+    return rate_of(folder)

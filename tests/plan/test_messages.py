@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import math
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -40,9 +42,14 @@ def test_a_tree_of_a_power_of_two_too(power: int, nbytes: float, inside: bool) -
 
 @given(st.integers(2, 8), st.integers(2, 8), st.floats(1e5, 1e9), st.sampled_from(("ring", "two_dimensional")))
 def test_on_two_levels_they_are_close(hosts: int, per_host: int, nbytes: float, algorithm: Algorithm) -> None:
-    """Messages hide sums behind other messages, which the closed form adds; and pipelines fill."""
+    """Messages hide sums behind other messages, and a ring's fast hops behind its slow ones, which the closed form
+    adds up (in 1,500 such networks it is up to 1.46 times as long); never less is left than the hops' latencies alone,
+    or the bytes over the slowest way."""
     net = network(hosts, per_host)
-    assert 0.7 < seconds(algorithm, nbytes, net) / collectives.seconds(algorithm, nbytes, net) < 1.3
+    line = collectives.line(algorithm, replace(net, reduce_bytes_s=math.inf))
+    found = seconds(algorithm, nbytes, net)
+    assert max(line.latency_s, nbytes * line.s_per_byte) <= found * (1 + 1e-9)
+    assert found < 1.1 * collectives.seconds(algorithm, nbytes, net)
 
 
 def sums(algorithm: Algorithm, net: Network) -> list[float]:

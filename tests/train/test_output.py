@@ -65,9 +65,13 @@ def test_what_several_say_alike_is_said_once(
     assert capsys.readouterr().err == expected
 
 
-def test_what_rank_0_said_before_it_was_killed_is_said_once(begun: Output, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("status", [-9, 1])
+def test_what_rank_0_said_itself_is_said_once_and_what_others_say_beside_it_too(
+    begun: Output, status: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where rank 0 was killed after it had said it."""
     begun.show("a", ERR, f"a note\n{FULL}")
     begun.show("b", ERR, FULL)
     begun.show("c", ERR, "headway: something else.\n")
-    begun.failed({"a": -9, "b": 1, "c": 1}, 1)
+    begun.failed({"a": status, "b": 1, "c": 1}, 1)
     assert capsys.readouterr().err == f"a note\n{FULL}[rank 2] headway: something else.\n"

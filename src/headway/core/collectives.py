@@ -30,7 +30,7 @@ import numpy as np
 
 from headway.core.errors import UsageError
 
-Algorithm = Literal[
+Sum = Literal[
     "ring",
     "tree",
     "halving_doubling",
@@ -40,8 +40,8 @@ Algorithm = Literal[
     "torus",
     "parameter_server",
     "shared_server",
-    "all_to_all",
 ]
+Algorithm = Literal[Sum, "all_to_all"]
 Order = Literal["block", "round_robin"]
 
 SMALLEST_BUCKET, LARGEST_BUCKET = 256 << 10, 32 << 20

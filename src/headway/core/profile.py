@@ -119,6 +119,11 @@ class Step(Record):
     update: Update
     exchange: Exchange
 
+    @property
+    def value_bytes(self) -> int:
+        """Of one activation."""
+        return 4 if self.precision == "fp32" else 2
+
 
 class Phase(Record):
     """Steps that are alike."""
@@ -173,6 +178,11 @@ class Workload(Record):
     def backward_multiply_adds(self) -> int:
         """Of one sample."""
         return sum(layer.backward_multiply_adds for layer in self.layers)
+
+    @property
+    def operations(self) -> int:
+        """Of one sample, forward and backward; a multiply-add is two."""
+        return 2 * (self.forward_multiply_adds + self.backward_multiply_adds)
 
     def saved_bytes(self, samples: int) -> int:
         """What a forward pass over so many samples at once keeps for the backward pass, weights left out."""

@@ -124,12 +124,11 @@ def answers(job: Job, cluster: Cluster, nodes: Sequence[int]) -> list[Answer]:
     for name, value in (("--per-device", job.per_device), ("--batch", job.batch)):
         if value is not None and not 1 <= value < math.inf:
             raise UsageError(f"a batch has 1 sample or more, not {value:g}", where=name)
-    first = one_answer(job, cluster, counts[0])
-    found = []
-    for count in counts:
-        one = one_answer(job, cluster, count)
-        low, high = _band(job, cluster, count)
-        scaling = one.images_s / count / (first.images_s / counts[0])
+    planned = [one_answer(job, cluster, count) for count in counts]
+    first, found = planned[0], []
+    for one in planned:
+        low, high = _band(job, cluster, one)
+        scaling = one.images_s / one.nodes / (first.images_s / first.nodes)
         found.append(
             replace(one, scaling=scaling, statistical=first.epochs / one.epochs, low_hours=low, high_hours=high)
         )
@@ -183,13 +182,10 @@ def one_answer(job: Job, cluster: Cluster, nodes: int) -> Answer:
 
 def step_of(job: Job, cluster: Cluster, network: Network, each: float) -> Step:
     """Of devices with so many samples at once."""
-    filled = buckets(
-        job.gradients, network, nbytes=job.bucket_bytes, among=cluster.algorithms, wire_ratio=job.wire_ratio
-    )
     return step(
         job.compute,
         each,
-        filled,
+        buckets_of(job, cluster, network),
         network,
         jitter=cluster.jitter,
         among=cluster.algorithms,
@@ -198,6 +194,11 @@ def step_of(job: Job, cluster: Cluster, network: Network, each: float) -> Step:
         backward=job.backward,
         overlap=cluster.overlap,
     )
+
+
+def buckets_of(job: Job, cluster: Cluster, network: Network) -> list[Bucket]:
+    """As they are exchanged there."""
+    return buckets(job.gradients, network, nbytes=job.bucket_bytes, among=cluster.algorithms, wire_ratio=job.wire_ratio)
 
 
 def edges_s(job: Job, cluster: Cluster, images: float) -> float:
@@ -329,7 +330,6 @@ ERRORS = {
     "storage to a node": 0.1,
     "shared storage": 0.1,
     "opens a second": 0.3,
-    "cache of a node": 0.0,
 }
 """Standard deviations of what is planned with, in logarithms, assumed: what a data sheet and a day's load leave open.
 `bench.plan` counts how many published runs lie in the band."""
@@ -339,14 +339,13 @@ off at 33,000 to 68,000."""
 NINETY = 1.645
 
 
-def _band(job: Job, cluster: Cluster, nodes: int) -> tuple[float, float]:
+def _band(job: Job, cluster: Cluster, planned: Answer) -> tuple[float, float]:
     """(low, high) hours: each input is moved by its error, and what that moves is added in squares."""
-    planned = one_answer(job, cluster, nodes)
     squares = 0.0
     for name, moved in inputs(job, cluster).items():
         error = job.compute_error if name == "speed of a device" else ERRORS.get(name, 0.0)
         if error:
-            squares += math.log(one_answer(*moved(math.exp(-error)), nodes).hours / planned.hours) ** 2
+            squares += math.log(one_answer(*moved(math.exp(-error)), planned.nodes).hours / planned.hours) ** 2
     law = job.epochs
     if not isinstance(law, int | float):
         squares += (MOVE if law.error is None else law.error) ** 2

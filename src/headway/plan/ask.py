@@ -139,10 +139,9 @@ def of_device(workload: Workload, device: Device) -> Known:
     sheet = device.tflops
     mixed = workload.step.precision != "fp32" and sheet.mixed is not None
     peak, share = (sheet.mixed or 0.0, SHARE["mixed"]) if mixed else (sheet.fp32, SHARE["fp32"])
-    operations = 2 * (workload.forward_multiply_adds + workload.backward_multiply_adds)
     fixed = LAUNCH_S * LAUNCHES * len(workload.layers)
     how = f"the data sheet alone: {share:.0%} of {peak:g} TFLOPS ({'mixed' if mixed else 'fp32'})"
-    return Known(Compute(fixed, operations / (peak * 1e12 * share)), "data sheet", how)
+    return Known(Compute(fixed, workload.operations / (peak * 1e12 * share)), "data sheet", how)
 
 
 def epochs_of(
@@ -203,16 +202,14 @@ def job_of(
         per_device = float(asked.micro_batch or asked.batch)
         if asked.micro_batch and accumulate is None:
             accumulate = math.ceil(asked.batch / asked.micro_batch)
-    total = workload.forward_multiply_adds + workload.backward_multiply_adds
-    share = workload.backward_multiply_adds / total if total else BACKWARD
+    share = 2 * workload.backward_multiply_adds / workload.operations if workload.operations else BACKWARD
     run = workload.run
     seen = sum(phase.steps * phase.batch for phase in run.phases)
     mean = sum(phase.steps * phase.batch * phase.forward_multiply_adds for phase in run.phases) / max(1, seen)
     grown = mean / workload.forward_multiply_adds if workload.forward_multiply_adds and mean else 1.0
     compute = replace(known.compute, sample_s=known.compute.sample_s * grown)
-    width = 4 if asked.precision == "fp32" else 2
     shapes = [layer.input_shape for layer in workload.layers if layer.forward_multiply_adds]
-    rows = [shape[0] * shape[2] * width for shape in shapes if shape and len(shape) == 3 and shape[1] > 1]
+    rows = [shape[0] * shape[2] * asked.value_bytes for shape in shapes if shape and len(shape) == 3 and shape[1] > 1]
     return Job(
         samples=run.samples,
         encoded_bytes=workload.input.encoded_bytes,

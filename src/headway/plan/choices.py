@@ -115,10 +115,9 @@ def dense_in_parts(workload: Workload, network: Network, dense: Sequence[Layer],
     gradients back; the layer's own gradients stay where they are. The batch of the whole is in each device then, which
     has its part of the layer's products to do: the same work as before.
     """
-    width = 4 if workload.step.precision == "fp32" else 2
     ring, moved, taken = collectives.line("ring", network), 0.0, 0.0
     for layer in dense:
-        nbytes = math.prod(layer.input_shape or ()) * width * each * network.ranks
+        nbytes = math.prod(layer.input_shape or ()) * workload.step.value_bytes * each * network.ranks
         taken += ring.seconds(nbytes)  # an all-gather forward and a reduce-scatter backward: an all-reduce together
         moved += 2 * nbytes
     return taken, moved

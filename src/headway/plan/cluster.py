@@ -4,29 +4,16 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Literal, final
+from typing import final
 
 import yaml
 from pydantic import Field, ValidationError
 
-from headway.core.collectives import Link, Network
+from headway.core.collectives import Link, Network, Sum
 from headway.core.errors import UsageError, nearest
 from headway.core.profile import Record
 from headway.plan.catalogs import read_catalog
 from headway.plan.step import GPU_ALGORITHMS
-
-Sums = Literal[
-    "ring",
-    "tree",
-    "halving_doubling",
-    "double_tree",
-    "leader",
-    "two_dimensional",
-    "torus",
-    "parameter_server",
-    "shared_server",
-]
-"""Algorithms of `headway.core.collectives` that give a sum."""
 
 SUM_SHARE = 1 / 3
 """Of a device's memory bandwidth, with which it sums up arrays: two are read, one is written."""
@@ -128,7 +115,7 @@ class Cluster(Record):
     """By how much a device's step varies: standard deviation over mean."""
     pue: float = Field(default=1.4, ge=1, le=3)
     """Power of the building over that of the machines."""
-    algorithms: tuple[Sums, ...] = Field(default=GPU_ALGORITHMS, min_length=1)
+    algorithms: tuple[Sum, ...] = Field(default=GPU_ALGORITHMS, min_length=1)
     """That its library of collectives has; the cheapest is taken for each bucket."""
     overlap: bool = True
     """Whether gradients are exchanged while the backward pass makes others."""

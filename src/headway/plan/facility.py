@@ -163,7 +163,7 @@ class Facility:
 
     def racks_of(self, watts: float) -> int | None:
         """How many of another power would take the nodes; None: one does not hold a single node."""
-        fit = min(math.floor(watts / (self.watts / self.wanted.nodes) + 1e-9), RACK_UNITS // self.machine.units)
+        fit = fitting(watts, self.watts / self.wanted.nodes, self.machine)
         return math.ceil(self.wanted.nodes / fit) if fit else None
 
     def to_json(self) -> dict[str, Any]:
@@ -190,11 +190,11 @@ def wanted_for(workload: Workload | None, **values: Any) -> Wanted:
         if encoded:
             given.setdefault("image_bytes", encoded)
             given.setdefault("data_bytes", samples * encoded)
-        operations = 2 * (workload.forward_multiply_adds + workload.backward_multiply_adds)
-        if "images_s" not in given and operations:
+        if "images_s" not in given and workload.operations:
             mixed = workload.step.precision != "fp32"
             tflops = node_of(given["node"]).tflops * (SHARE["mixed"] if mixed else SHARE["fp32"] * FP32)
-            given |= {"images_s": tflops * 1e12 / operations, "images_from": f" of {workload.name}, by the data sheet"}
+            images_s = tflops * 1e12 / workload.operations
+            given |= {"images_s": images_s, "images_from": f" of {workload.name}, by the data sheet"}
     return Wanted(**given)
 
 
@@ -220,7 +220,7 @@ def facility(wanted: Wanted) -> Facility:
     _check(wanted, watts)
     leaf = wanted.leaf or LEAVES.get(round(machine.link_gbit_s))
     net = fabric(wanted.nodes, ports, oversubscription=wanted.oversubscription, leaf=leaf, core=wanted.core)
-    per_rack = min(math.floor(wanted.rack_watts / watts + 1e-9), RACK_UNITS // machine.units)
+    per_rack = fitting(wanted.rack_watts, watts, machine)
     if per_rack < 1:
         what = f"a rack of {wanted.rack_watts / 1000:g} kW holds no node of {watts / 1000:g} kW"
         raise UsageError(what, where="--rack-kw", fix="Take racks with more power and cooling.")
@@ -248,6 +248,11 @@ def facility(wanted: Wanted) -> Facility:
         ethernet={10: ethernet_switches(cables["10 GbE"]), 1: ethernet_switches(cables["1 GbE"])},
         feed=_feed(wanted, machine),
     )
+
+
+def fitting(rack_watts: float, watts: float, machine: Node) -> int:
+    """Nodes that a rack takes, by power and by height."""
+    return min(math.floor(rack_watts / watts + 1e-9), RACK_UNITS // machine.units)
 
 
 def pods_of(net: Fabric) -> tuple[int, ...]:

@@ -58,7 +58,7 @@ def planned(workload: Workload, cluster: str, asked: Asked) -> tuple[Plan, Clust
     if asked.price is not None:
         if not 0 <= asked.price < math.inf:
             raise UsageError(f"a price is 0 or more, not {asked.price:g}", where="--price")
-        where = where.model_copy(update={"node": where.node.model_copy(update={"cost_per_hour": asked.price})})
+        where = _with_node(where, cost_per_hour=asked.price)
     if asked.deadline_h is not None and not 0 < asked.deadline_h < math.inf:
         raise UsageError(f"a deadline is some hours away, not {asked.deadline_h:g}", where="--deadline")
     if asked.spread and where.between.group is None:
@@ -95,6 +95,10 @@ MOST_NODES = 64
 """If nothing is said."""
 
 
+def _with_node(where: Cluster, **changes: float) -> Cluster:
+    return where.model_copy(update={"node": where.node.model_copy(update=changes)})
+
+
 def _known(workload: Workload, where: Cluster, asked: Asked, epochs: Epochs | float) -> tuple[Known, Cluster]:
     """What a step takes, and the cluster with what profiles say of it."""
     if asked.profiles and asked.runs is not None:
@@ -114,5 +118,5 @@ def _known(workload: Workload, where: Cluster, asked: Asked, epochs: Epochs | fl
     for one in together:
         where = links_of(one, where)
     if where.node.images_s is None and (loads := loading_of(alone[0], where.node)) is not None:
-        where = where.model_copy(update={"node": where.node.model_copy(update={"images_s": loads})})
+        where = _with_node(where, images_s=loads)
     return of_profile(alone[0], workload), where

@@ -46,11 +46,10 @@ def grown(
         UsageError: see `power_law` and `growth`.
     """
     error, size = power_law(errors), power_law(sizes) if sizes else None
-    flops = 2.0 * (workload.forward_multiply_adds + workload.backward_multiply_adds)
     asked = [error.high * times for times in (2, 5, 10, 100)] if samples is None else [samples]
     found = [
         growth(
-            one, error, size=size, flops_per_sample=flops, now_parameters=workload.parameters,
+            one, error, size=size, flops_per_sample=workload.operations, now_parameters=workload.parameters,
             epochs=workload.run.epochs,
         )
         for one in asked
@@ -237,23 +236,25 @@ def fed(found: Plan) -> str:
     return f"{rate:,.0f} images/s at {where}, {best.first_images_s:,.0f} trained in the first epoch"
 
 
+UNITS = (("d", 24.0, 48.0), ("h", 1.0, 1.0), ("min", 1 / 60, 1 / 60), ("s", 1 / 3600, 0.0))
+"""(unit, its hours, hours from which on it is used)."""
+
+
+def unit_of(hours: float) -> tuple[str, float]:
+    """(unit, its hours) in which so many are said."""
+    return next((unit, each) for unit, each, least in UNITS if hours >= least)
+
+
 def span(hours: float) -> str:
-    """`3.2 h`, `8.7 min` or `4.2 s`; of more than two days, days."""
-    if hours >= 48:
-        return f"{hours / 24:,.1f} d"
-    if hours >= 1:
-        return f"{hours:.1f} h"
-    return f"{hours * 60:.1f} min" if hours >= 1 / 60 else f"{hours * 3600:.1f} s"
+    """`3.2 h`, `8.7 min` or `4.2 s`; of two days and more, days."""
+    unit, each = unit_of(hours)
+    return f"{hours / each:,.1f} {unit}"
 
 
 def between(low: float, high: float) -> str:
     """`9.9-12 min`, in the unit of the higher one."""
-    unit, hours = next(
-        (unit, hours)
-        for unit, hours, least in (("d", 24, 48), ("h", 1, 1), ("min", 1 / 60, 1 / 60), ("s", 1 / 3600, 0))
-        if high >= least
-    )
-    return f"{low / hours:.3g}-{high / hours:.3g} {unit}"
+    unit, each = unit_of(high)
+    return f"{low / each:.3g}-{high / each:.3g} {unit}"
 
 
 def rows(found: Plan) -> list[tuple[str, ...]]:

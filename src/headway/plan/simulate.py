@@ -21,9 +21,9 @@ from headway.core import collectives
 from headway.core.collectives import Algorithm, Network
 from headway.core.errors import UsageError
 from headway.core.files import write_whole
-from headway.plan.answer import Answer, Job
+from headway.plan.answer import Answer, Job, buckets_of
 from headway.plan.cluster import Cluster
-from headway.plan.step import BACKWARD, GPU_ALGORITHMS, Bucket, Compute, buckets
+from headway.plan.step import BACKWARD, GPU_ALGORITHMS, Bucket, Compute
 
 Seconds = npt.NDArray[np.float64]
 _Span = tuple[Seconds, Seconds, Seconds, list[tuple[float, float]]]
@@ -227,9 +227,7 @@ def of_answer(job: Job, cluster: Cluster, answer: Answer, *, steps: int = 50, se
             network=network,
             compute=job.compute,
             samples=each,
-            buckets=buckets(
-                job.gradients, network, nbytes=job.bucket_bytes, among=cluster.algorithms, wire_ratio=job.wire_ratio
-            ),
+            buckets=buckets_of(job, cluster, network),
             steps=steps,
             jitter=cluster.jitter,
             input_s=answer.batch / answer.input_images_s if known else 0.0,

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, final
+from typing import final
 
 import numpy as np
 
 from headway.core import collectives
-from headway.core.collectives import Algorithm, Network
+from headway.core.collectives import Algorithm, Network, Sum
 from headway.core.errors import UsageError
 from headway.core.profile import Workload
 
@@ -22,11 +22,7 @@ BACKWARD = 2 / 3
 """Of forward and backward together: two matrix products to one. Of a Workload it is counted."""
 FIRST_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """Of buckets, if nothing is known: a small first one, so that the exchange begins early (as PyTorch's DDP has it)."""
-GPU_ALGORITHMS: tuple[Literal["ring", "double_tree", "two_dimensional"], ...] = (
-    "ring",
-    "double_tree",
-    "two_dimensional",
-)
+GPU_ALGORITHMS: tuple[Sum, ...] = ("ring", "double_tree", "two_dimensional")
 """What NCCL has, or what can be made of it in three calls."""
 
 

@@ -96,8 +96,9 @@ class Output:
             for worker in statuses:
                 if lines := self._held.get(worker):
                     first.setdefault(_sentence(lines), worker)
+            agreed = told and len(first) == 1
             first.pop(self._said, None)
-            if not (told and len(first) == 1):
+            if not agreed:
                 self._tell_held(*first.values())
             self._held.clear()
             self._since_s.clear()
