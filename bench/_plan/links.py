@@ -35,12 +35,12 @@ class Local:
 
 
 def measured(hosts: int, per_host: int, *, rate_bits_s: float = 200e6, seconds: float = 40.0) -> Local:
-    """Runs `headway bench-links` on such hosts.
+    """Runs bench/_plan/sums.py on such hosts.
 
     Raises:
         RuntimeError: it failed. HostsError: there can be no hosts here.
     """
-    argv = [sys.executable, "-m", "headway", "bench-links", "--json", "--seconds", f"{seconds:g}"]
+    argv = [sys.executable, "-m", "bench._plan.sums", f"{seconds:g}"]
     with Hosts(hosts, rate_bits_s) as net:
         processes = started(net, Layout(hosts, per_host), argv)
         try:
@@ -51,10 +51,10 @@ def measured(hosts: int, per_host: int, *, rate_bits_s: float = 200e6, seconds: 
                     one.wait(20.0)
                 one.kill()
     if not out.strip():
-        raise RuntimeError("headway bench-links said nothing")
+        raise RuntimeError("the ranks have not come to their end")
     found = defaultdict[str, list[tuple[float, float]]](list)
-    for row in json.loads(out)["rows"]:
-        found[row["algorithm"]].append((float(row["bytes"]), float(row["seconds"])))
+    for algorithm, nbytes, taken in json.loads(out):
+        found[algorithm].append((nbytes, taken))
     ranks = hosts * per_host
     names = {name: f"{hosts} hosts x {per_host} here, {name}" for name in found}
     return Local(

@@ -356,10 +356,14 @@ def _times(setup: Setup, every_epochs: float, every_steps: int | None = None) ->
     interval = every_epochs * setup.epoch
     if interval <= setup.recipe.batch:
         return steps
-    done = {steps}
-    for number in range(1, math.floor(plan.position_of(steps) / interval) + 1):
-        done.add(plan.steps_between(0, math.ceil(number * interval)))
-    return len(done)
+    whole = math.floor(plan.position_of(steps) / interval)
+
+    def after(number: int) -> int:
+        return plan.steps_between(0, math.ceil(number * interval))
+
+    if interval >= plan.largest:  # each after another step
+        return whole + (after(whole) < steps)
+    return len({steps, *map(after, range(1, whole + 1))})
 
 
 def _checkpoint_bytes(setup: Setup, state_bytes: int) -> int:
