@@ -22,8 +22,8 @@ from bench._arms import ROOT
 HEADER_BYTES = 14 + 20 + 20 + 12
 """Of a frame: Ethernet, IPv4, TCP, and TCP's timestamps."""
 
-# tbf lets at least a frame pass at once, and offloading makes frames of 64 KB.
-BURST = "128kb"
+BURST_BYTES = 128 << 10
+"""What passes at once after a pause: tbf wants a frame at least, and offloading makes frames of 64 KB."""
 NAMES = re.compile(r"hw([0-9a-f]+)-\d+[bnv]\d*")
 NAMESPACES, LINKS, PROCESSES = Path("/run/netns"), Path("/sys/class/net"), Path("/proc")
 GONE_S = 5.0
@@ -57,14 +57,22 @@ class Hosts:
     Args:
         rate_bits_s: of every host's link, each way; None: as fast as the kernel is.
         congestion: the congestion control of TCP between them.
+        burst_bytes: what passes a link at once after a pause. A real one lets nothing pass, and sums of small arrays
+            show it; little is dear, since frames are no larger.
 
     Raises:
         HostsError: not root, or the kernel lacks namespaces, bridges, tbf or that congestion control.
     """
 
-    def __init__(self, count: int, rate_bits_s: float | None = 200e6, congestion: str = "cubic") -> None:
+    def __init__(
+        self,
+        count: int,
+        rate_bits_s: float | None = 200e6,
+        congestion: str = "cubic",
+        burst_bytes: int = BURST_BYTES,
+    ) -> None:
         self.addresses = tuple(f"10.77.0.{host + 1}" for host in range(count))
-        self.rate_bits_s, self.congestion = rate_bits_s, congestion
+        self.rate_bits_s, self.congestion, self.burst_bytes = rate_bits_s, congestion, burst_bytes
         self._prefix = f"hw{os.getpid():x}-{next(_serial)}"
         self._processes: list[subprocess.Popen[Any]] = []
         self._stack = ExitStack()
@@ -129,8 +137,10 @@ class Hosts:
             _ip("-n", name, "link", "set", link, "up")
         if self.rate_bits_s is not None:
             for where, device in ((["-n", name], "eth0"), ([], port)):
-                shape = ("root", "tbf", "rate", f"{self.rate_bits_s:.0f}bit", "burst", BURST, "latency", "100ms")
-                _run("tc", *where, "qdisc", "add", "dev", device, *shape)
+                shape = ("rate", f"{self.rate_bits_s:.0f}bit", "burst", f"{self.burst_bytes}b", "latency", "100ms")
+                _run("tc", *where, "qdisc", "add", "dev", device, "root", "tbf", *shape)
+                if self.burst_bytes < BURST_BYTES:
+                    _ip(*where, "link", "set", device, "gso_max_size", str(self.burst_bytes * 3 // 4))
         # Of the route: a namespace's own default may be any of tcp_allowed_congestion_control, which often lacks cubic.
         net = ("10.77.0.0/24", "dev", "eth0", "proto", "kernel", "scope", "link", "src", self.addresses[host])
         _ip("-n", name, "route", "replace", *net, "congctl", self.congestion)

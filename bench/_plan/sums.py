@@ -1,0 +1,47 @@
+"""One rank: sums of fp32 over all ranks, of every size by every algorithm in turn; rank 0 prints their medians."""
+
+from __future__ import annotations
+
+import json
+import sys
+from itertools import product
+from statistics import median
+from time import perf_counter
+
+import torch
+
+from headway.comm.communicator import Communicator
+from headway.comm.links import slowest
+from headway.core.launched import launched
+from headway.core.world import World
+
+SIZES = tuple(1 << power for power in range(12, 24))
+"""Bytes: from 4 KiB, every power of two to 8 MiB."""
+
+
+def main() -> None:
+    told = launched()
+    if told is None:
+        raise SystemExit("no launcher started this process")
+    world = World.join(told, torch.device("cpu"))
+    communicator = Communicator(world)
+    asked = list(product(SIZES, communicator.algorithms))
+    buffers = {size: torch.zeros(size // 4) for size in SIZES}
+    rounds = []
+    for _ in range(1 + int(sys.argv[1])):
+        taken = []
+        for size, algorithm in asked:
+            slowest(world, [0.0])  # all begin together
+            began = perf_counter()
+            communicator.all_reduce(buffers[size], algorithm=algorithm, tag="bench").wait()
+            taken.append(perf_counter() - began)
+        rounds.append(slowest(world, taken))
+    if world.is_lead:  # in the first round connections open and memory is touched
+        medians = [median(times) for times in zip(*rounds[1:], strict=True)]
+        print(json.dumps([(name, size, took) for (size, name), took in zip(asked, medians, strict=True)]), flush=True)
+    communicator.close()
+    world.close()
+
+
+if __name__ == "__main__":
+    main()
