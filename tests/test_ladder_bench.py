@@ -216,6 +216,8 @@ def test_a_verdict_is_of_the_whole_interval(ratio: Ratio, claimed: list[float]) 
         assert found == "refuted here"
     assert verdict(said, Found(None, "why")) == "not measured"
     assert verdict(said, Found(ratio, "how", LEAST_ROUNDS - 1)) == "too few rounds"
+    with pytest.raises(ValueError, match="1 round or more"):
+        Found(ratio, "its rounds were forgotten")
 
 
 @given(RATIOS, RATIOS)

@@ -65,11 +65,15 @@ SAID = (
 @final
 @dataclass(frozen=True)
 class Found:
-    """What was measured, and how; or None, and why not."""
+    """What was measured, how, and in how many rounds; or None, and why not."""
 
     ratio: Ratio | None
     how: str
     rounds: int = 0
+
+    def __post_init__(self) -> None:
+        if self.ratio is not None and self.rounds < 1:
+            raise ValueError("a ratio is measured in 1 round or more")
 
 
 def verdict(said: Said, found: Found) -> Verdict:

@@ -89,9 +89,8 @@ def pixels(folder: Path, pace: Pace) -> dict[str, Found]:
         return {}
     expected = (large / small) ** 2
     scaled: Ratio = (ratio[0] / expected, ratio[1] / expected, ratio[2] / expected)
-    return {
-        "pixels_gain": Found(scaled, f"{ratio[0]:.3g} where 1/pixels is {expected:.3g}; {count} photographs; {how}")
-    }
+    text = f"{ratio[0]:.3g} where 1/pixels is {expected:.3g}; {count} photographs; {how}"
+    return {"pixels_gain": Found(scaled, text, pace[0])}
 
 
 def _loader(data: Path, how: Mapping[str, Any] | None = None) -> Command:
