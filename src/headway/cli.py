@@ -17,7 +17,7 @@ import typer
 
 from headway import examine, planning, study
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
-from headway.screen import Json, say, show
+from headway.screen import Json, say, show, writable
 
 if TYPE_CHECKING:
     from headway.train.runs import Ended
@@ -399,6 +399,7 @@ def schedule(
     from headway.train import drawing
     from headway.train.preview import preview
 
+    writable(page)
     found = preview(recipe, overrides or (), samples)
     for warning in found.warnings:
         say(warning)

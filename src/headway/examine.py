@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from headway.core.errors import UsageError
-from headway.screen import Json, say, show
+from headway.screen import Json, say, show, writable
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="key=value", help="Values instead of the recipe's.")]
 
@@ -51,9 +51,7 @@ def doctor(
     if steps is not None:
         raise UsageError("--steps is of --script", fix="Leave it out.")
     out = out or Path(f"{Path(recipe).stem}.profile.json")
-    for path in (out, *([page] if page else [])):
-        if not path.resolve().parent.is_dir() or not os.access(path.resolve().parent, os.W_OK):
-            raise UsageError("nothing can be written there", where=str(path), fix="Name another place.")
+    writable(out, page)
     from headway.doctor.text import text
 
     if procs is not None or hosts is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.core.errors import UsageError
-from headway.screen import Json, say, show
+from headway.screen import Json, say, show, writable
 
 if TYPE_CHECKING:
     from headway.core.profile import Workload
@@ -132,6 +132,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Plan machines before they are rented: what they would give a job, or what a room for them takes."""
+    writable(page, trace)
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     if facility is not None:

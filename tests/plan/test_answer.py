@@ -13,7 +13,7 @@ from headway.core.errors import UsageError
 from headway.plan.answer import Answer, Job, answers, pays_until, sensitivity, storage_images_s
 from headway.plan.cluster import Cluster, Storage, clusters
 from headway.plan.convergence import Epochs
-from headway.plan.step import Compute, even_buckets
+from headway.plan.step import Bucket, Compute, even_buckets
 
 LAW = Epochs(35.0, 47_000.0, 1_600, 68_000, 0.04)
 
@@ -107,11 +107,21 @@ def test_more_nodes_never_train_less(fixed: float, sample: float, each: float, n
     assert found[1].statistical <= 1
 
 
-@given(st.integers(1, 200))
-@settings(deadline=None, max_examples=20)
-def test_better_parts_never_make_it_worse(nodes: int) -> None:
+LAYERS = tuple(
+    Bucket(nbytes, (at + 1) / 60) for at, nbytes in enumerate([8_196_000, *[4_000, 2_359_296, 590_000] * 20])
+)
+"""Of a network's gradients, for which the size of buckets is sought."""
+
+
+@given(
+    st.integers(1, 1024),
+    st.sampled_from(["dgx-1", "p40-100gbe", "p100-50gbe"]),
+    st.sampled_from([{}, {"bucket_bytes": None, "gradients": LAYERS, "per_device": 16.0}]),
+)
+@settings(deadline=None, max_examples=60)
+def test_better_parts_never_make_it_worse(nodes: int, name: str, changes: dict[str, Any]) -> None:
     """And worse ones never better: 20 % less bandwidth or speed, more latency, jitter or fixed time."""
-    for moved in sensitivity(job(), cluster(), nodes):
+    for moved in sensitivity(job(**changes), clusters()[name], nodes):
         good_when_more = moved.name not in ("fixed time of a step", "latency between nodes", "jitter of devices")
         better, worse = (moved.more, moved.less) if good_when_more else (moved.less, moved.more)
         assert better <= 1 + 1e-9, moved
@@ -174,10 +184,12 @@ def test_oversubscription_costs_who_is_spread() -> None:
         ([0, 4], {}, "counted from 1"),
         ([4], {"batch": 100.0}, "for a device, or for all"),
         ([4], {"per_device": None}, "for a device, or for all"),
-        ([4], {"per_device": 0.5}, "--per-device: a batch has 1 sample or more, not 0.5"),
+        ([4], {"per_device": 0.5}, "--per-device: a batch has 1 to 1,000,000,000 samples, not 0.5"),
         ([4], {"per_device": float("nan")}, "not nan"),
         ([4], {"per_device": float("inf")}, "not inf"),
-        ([4], {"per_device": None, "batch": 0.0}, "--batch: a batch has 1 sample or more, not 0"),
+        ([4], {"per_device": None, "batch": 0.0}, "--batch: a batch has 1 to 1,000,000,000 samples, not 0"),
+        ([4], {"per_device": 1e300}, "not 1e\\+300"),
+        ([4], {"compute": Compute(0.0, 0.0)}, "takes no time"),
         ([200_000], {}, "up to 1,000,000 devices"),
     ],
 )

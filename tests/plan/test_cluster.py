@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -71,3 +73,29 @@ def test_a_name_that_is_none_is_said(tmp_path: Path) -> None:
         cluster_of("dgx-11")
     with pytest.raises(UsageError, match=r"cannot be read .No such file"):
         cluster_of(str(tmp_path / "none.yaml"))
+
+
+def example() -> dict[str, Any]:
+    """The cluster of docs/plan.md."""
+    text = (Path(__file__).parents[2] / "docs/plan.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```yaml\n(title: .*?)```", text, re.S)
+    found: dict[str, Any] = yaml.safe_load(block)
+    return found
+
+
+def test_the_cluster_of_the_docs_is_one(tmp_path: Path) -> None:
+    values = example()
+    text = (Path(__file__).parents[2] / "docs/plan.md").read_text(encoding="utf-8")
+    (inline,) = re.findall(r"or (\{title: .*?memory_gb_s: \d+\})", text)
+    for device in (values["device"], yaml.safe_load(inline.replace("title: ...", "title: mine"))):
+        path = tmp_path / "ours.yaml"
+        path.write_text(yaml.safe_dump({**values, "device": device}), encoding="utf-8")
+        assert cluster_of(str(path)).devices == 8
+
+
+@pytest.mark.parametrize("inside", ["{gb_s: .inf, latency_us: 1}", "{gb_s: 1, latency_us: .inf}", "{gb_s: .nan}"])
+def test_what_is_not_finite_is_refused(tmp_path: Path, inside: str) -> None:
+    path = tmp_path / "ours.yaml"
+    path.write_text(yaml.safe_dump({**example(), "inside": yaml.safe_load(inside)}), encoding="utf-8")
+    with pytest.raises(UsageError, match=r"inside\.(gb_s|latency_us): Input should be"):
+        cluster_of(str(path))

@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,8 +17,9 @@ from tests.doctor._profile import profile
 from tests.plan._workload import workload
 
 from headway.core.errors import UsageError
+from headway.plan.answer import answers
 from headway.plan.ask import job_of, of_device
-from headway.plan.choices import choices, dense_layers, memory, useful_nodes
+from headway.plan.choices import Choice, choices, dense_layers, memory, useful_nodes
 from headway.plan.cluster import clusters
 from headway.plan.report import span
 
@@ -129,8 +131,8 @@ def test_a_facility_is_planned_from_the_same_verb(path: Path, tmp_path: Path) ->
         (("plan", "W", "--cluster", "dgx"), "no such cluster"),
         (("plan", "W", "--cluster", "dgx-1", "--nodes", "x"), "no count of nodes"),
         (("plan", "W", "--cluster", "dgx-1", "--batch", "4"), "leaves 0.062 samples"),
-        (("plan", "W", "--cluster", "dgx-1", "--per-device", "0"), "1 sample or more, not 0"),
-        (("plan", "W", "--cluster", "dgx-1", "--per-device", "nan"), "1 sample or more, not nan"),
+        (("plan", "W", "--cluster", "dgx-1", "--per-device", "0"), "1,000,000,000 samples, not 0"),
+        (("plan", "W", "--cluster", "dgx-1", "--per-device", "nan"), "1,000,000,000 samples, not nan"),
         (("plan", "W", "--cluster", "dgx-1", "--price", "-1"), "a price is 0 or more"),
         (("plan", "W", "--cluster", "dgx-1", "--deadline", "0"), "a deadline is some hours away"),
         (("plan", "W", "--cluster", "dgx-a100", "--spread"), "has no groups"),
@@ -146,6 +148,10 @@ def test_a_facility_is_planned_from_the_same_verb(path: Path, tmp_path: Path) ->
         (("plan", "W", "--cluster", "dgx-1", "--errors-at", "1:2"), "2 points or more"),
         (("plan", "W", "batch=3", "--cluster", "dgx-1"), "no values to override"),
         (("plan", "--facility", "36", "--cluster", "dgx-1"), "--cluster is of a job on a cluster"),
+        (("plan", "W", "--cluster", "dgx-1", "--epochs-at", "1e-300:1,1e300:1"), "is not a batch with its epochs"),
+        (("plan", "W", "--cluster", "dgx-1", "--page", "nowhere/plan.html"), "nothing can be written there"),
+        (("plan", "W", "--cluster", "dgx-1", "--trace", "nowhere/t.json"), "nothing can be written there"),
+        (("plan", "--facility", "12", "--page", "nowhere/room.html"), "nothing can be written there"),
         (("plan", "--facility", "0"), "1 node or more"),
         (("plan", "--facility", "36", "--ports", "1"), "at least 2 ports"),
         (("plan", "--facility", "36", "--jobs", "37"), "want 37 nodes, and 36 are there"),
@@ -179,8 +185,49 @@ def test_fully_connected_layers_are_better_in_parts_where_they_hold_the_weights(
     assert found[0].name == "a fully connected layer in 32 parts"
     assert found[0].gain > 1.1
     assert found[0].hours < found[1].hours
-    assert {one.name for one in found} > {"data parallel", "each image in 2 strips"}
+    assert {one.name for one in found} > {"data parallel", "gradients of 2 steps exchanged at once"}
     assert next(one for one in found if one.name == "data parallel").gain == 1
+    assert found[0].memory.weights < memory(heavy, 1, 1e9).weights / 2
+
+
+@pytest.mark.parametrize("asked", [{"per_device": 2.0}, {"batch": 64.0}])
+def test_rarer_exchange_is_of_a_larger_batch_of_as_many_samples_each(asked: dict[str, float]) -> None:
+    where = clusters()["p40-100gbe"]
+    job = job_of(workload(), of_device(workload(), where.of), 10.0, **asked)
+    named = {one.name: one for one in choices(workload(), job, where, 4)}
+    twice = named["gradients of 2 steps exchanged at once"]
+    plain = answers(replace(job, per_device=2.0, batch=None, accumulate=2), where, [4])[0]
+    assert (twice.images_s, twice.note) == (pytest.approx(plain.images_s), "2 times the batch")
+    assert twice.gain > 1
+
+
+def test_a_batch_of_strips_has_choices_too() -> None:
+    where = clusters()["dgx-1"]
+    job = job_of(workload(), of_device(workload(), where.of), 10.0, batch=8.0)
+    assert answers(job, where, [4])[0].strips == 4
+    assert {one.name for one in choices(workload(), job, where, 4)} > {"gradients of 4 steps exchanged at once"}
+
+
+def test_where_a_step_finds_no_room_what_takes_less_is_named() -> None:
+    """11 MB for each of 200 samples; and an image that finds none."""
+    where = clusters()["dgx-1"]
+
+    def found(gigabytes: float, samples: float) -> dict[str, Choice]:
+        small = where.model_copy(update={"device": where.of.model_copy(update={"memory_gb": gigabytes})})
+        job = job_of(workload(), of_device(workload(), small.of), 10.0, per_device=samples)
+        return {one.name: one for one in choices(workload(), job, small, 2)}
+
+    tight = found(1.5, 200.0)
+    assert not tight["data parallel"].memory.fits
+    (name,) = (name for name in tight if "micro-batches" in name)
+    assert tight[name].memory.fits
+    assert tight[name].gain < 1.01
+    assert tight[name].note == "the same batch"
+    weights = memory(workload(), 1, 1.0).weights
+    tiny = found((weights + 6e6) / 0.9e9, 1.0)
+    assert tiny["each image in 4 strips"].memory.fits
+    assert not any("micro" in name for name in tiny)
+    assert not any("micro" in name or "strips" in name for name in found(16.0, 200.0))
 
 
 def test_memory_is_what_a_device_holds() -> None:

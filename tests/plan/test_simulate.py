@@ -109,6 +109,7 @@ def test_a_plan_is_simulated_as_it_is_planned() -> None:
         {"accumulate": 4},
         {"wire_ratio": 0.5, "backward": 0.4},
         {"per_device": None, "batch": 8192.0},
+        {"per_device": None, "batch": 120.0, "edges": (1e8, 1e8)},  # four devices share an image
     ):
         values: dict[str, Any] = {"per_device": 52.0, **changes}
         job = Job(

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.plan._workload import workload
 
 from headway.core.collectives import Link, Network
 from headway.core.errors import UsageError
 from headway.plan.step import (
+    GPU_ALGORITHMS,
+    SIZES,
     Bucket,
     Compute,
     buckets,
+    cheapest,
     even_buckets,
     exchanged,
     expected_maximum,
@@ -90,9 +93,19 @@ def test_buckets_are_as_large_as_suits_the_links() -> None:
     """Slow to begin with: few large ones."""
     far = Network(16, 1, Link(0.0, 1e12), Link(5e-3, 1e9), 1e12)
     near = Network(16, 1, Link(0.0, 1e12), Link(1e-6, 1e9), 1e12)
-    counts = [len(buckets(gradients_of(workload()), one, among=("ring",))) for one in (far, near)]
+    counts = [len(buckets(gradients_of(workload()), one, backward_s=0.02, among=("ring",))) for one in (far, near)]
     assert counts[0] < counts[1]
     assert len(buckets(gradients_of(workload()), near, nbytes=10**9)) == 1
+
+
+@given(st.floats(1e-6, 1e-2), st.floats(1e8, 1e11), st.floats(0, 0.1))
+@settings(deadline=None, max_examples=30)
+def test_no_size_of_buckets_leaves_less(latency: float, bandwidth: float, backward_s: float) -> None:
+    net = Network(16, 8, Link(1e-6, 1e11), Link(latency, bandwidth), 1e12)
+    cost = cheapest(net, GPU_ALGORITHMS, 1.0)
+    layers = gradients_of(workload())
+    best = exchanged(buckets(layers, net, backward_s=backward_s), backward_s, cost).exposed_s
+    assert best <= min(exchanged(packed(layers, size), backward_s, cost).exposed_s for size in SIZES)
 
 
 def test_without_overlap_all_of_the_exchange_is_seen() -> None:

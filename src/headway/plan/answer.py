@@ -19,7 +19,7 @@ PAYS = 0.5
 """Of the logarithm by which nodes grow, that of the speed has to: twice the nodes, at least 1.41 times as fast."""
 MOVE = 0.2
 """By how much an input is moved, to see what it moves."""
-MOST_DEVICES = 10**6
+MOST_DEVICES, MOST_SAMPLES = 10**6, 10**9
 
 
 @final
@@ -122,8 +122,10 @@ def answers(job: Job, cluster: Cluster, nodes: Sequence[int]) -> list[Answer]:
     if (job.per_device is None) == (job.batch is None):
         raise UsageError("a batch is given for a device, or for all together", where="--per-device")
     for name, value in (("--per-device", job.per_device), ("--batch", job.batch)):
-        if value is not None and not 1 <= value < math.inf:
-            raise UsageError(f"a batch has 1 sample or more, not {value:g}", where=name)
+        if value is not None and not 1 <= value <= MOST_SAMPLES:
+            raise UsageError(f"a batch has 1 to {MOST_SAMPLES:,} samples, not {value:g}", where=name)
+    if not job.compute.seconds(1.0) > 0:
+        raise UsageError("a step of this workload takes no time: it has no layers that compute anything")
     planned = [one_answer(job, cluster, count) for count in counts]
     first, found = planned[0], []
     for one in planned:
@@ -185,7 +187,7 @@ def step_of(job: Job, cluster: Cluster, network: Network, each: float) -> Step:
     return step(
         job.compute,
         each,
-        buckets_of(job, cluster, network),
+        buckets_of(job, cluster, network, each),
         network,
         jitter=cluster.jitter,
         among=cluster.algorithms,
@@ -196,9 +198,16 @@ def step_of(job: Job, cluster: Cluster, network: Network, each: float) -> Step:
     )
 
 
-def buckets_of(job: Job, cluster: Cluster, network: Network) -> list[Bucket]:
-    """As they are exchanged there."""
-    return buckets(job.gradients, network, nbytes=job.bucket_bytes, among=cluster.algorithms, wire_ratio=job.wire_ratio)
+def buckets_of(job: Job, cluster: Cluster, network: Network, each: float) -> list[Bucket]:
+    """As they are exchanged there, by devices with so many samples at once."""
+    return buckets(
+        job.gradients,
+        network,
+        nbytes=job.bucket_bytes,
+        backward_s=job.backward * job.compute.seconds(each) * cluster.overlap,
+        among=cluster.algorithms,
+        wire_ratio=job.wire_ratio,
+    )
 
 
 def edges_s(job: Job, cluster: Cluster, images: float) -> float:

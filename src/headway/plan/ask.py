@@ -268,12 +268,12 @@ def read_points(text: str) -> list[Point]:
 
 
 def read_pairs(text: str, where: str, what: str, fix: str) -> list[tuple[float, float]]:
-    """Of `X:Y,...`, all above 0. Raises UsageError."""
+    """Of `X:Y,...`, all above 0 (1e-18, and below 1e18). Raises UsageError."""
     found = []
     for part in text.split(","):
         try:
             x, y = map(float, part.split(":"))
-            if not (0 < x < float("inf") and 0 < y < float("inf")):
+            if not (1e-18 < x < 1e18 and 1e-18 < y < 1e18):
                 raise ValueError
         except ValueError:
             raise UsageError(f"{part.strip()!r} is not {what}", where=where, fix=fix) from None

@@ -11,7 +11,7 @@ from typing import final
 from headway.core import collectives
 from headway.core.collectives import Network
 from headway.core.profile import Layer, Workload
-from headway.plan.answer import Answer, Job, edges_s, one_answer
+from headway.plan.answer import Answer, Job, one_answer
 from headway.plan.cluster import Cluster
 from headway.plan.step import gradients_of
 
@@ -51,47 +51,54 @@ def memory(workload: Workload, samples: float, capacity: float) -> Memory:
 @dataclass(frozen=True)
 class Choice:
     """A way to spread it. Attributes: images_s, hours: with it. gain: times as soon at the target as by data
-    parallelism. note: what it takes."""
+    parallelism. memory: of a device. note: what it takes."""
 
     name: str
     images_s: float
     hours: float
     gain: float
+    memory: Memory
     note: str
 
 
 def choices(workload: Workload, job: Job, cluster: Cluster, nodes: int) -> list[Choice]:
-    """The best first; plain data parallelism among them."""
+    """The best first; plain data parallelism among them. Where its step finds no room, also what takes less of it."""
     plain = one_answer(job, cluster, nodes)
     network = cluster.network(nodes, spread=job.spread)
-    each = job.per_device_of(plain.devices)
-    found = [Choice("data parallel", plain.images_s, plain.hours, 1.0, "")]
+    each, capacity = job.per_device_of(plain.devices), cluster.of.memory_gb * 1e9
+    room = memory(workload, each, capacity)
+    found = [Choice("data parallel", plain.images_s, plain.hours, 1.0, room, "")]
 
-    def add(name: str, other: Answer, note: str) -> None:
-        found.append(Choice(name, other.images_s, other.hours, plain.hours / other.hours, note))
+    def add(name: str, other: Answer, held: Memory, note: str) -> None:
+        found.append(Choice(name, other.images_s, other.hours, plain.hours / other.hours, held, note))
 
+    if not room.fits and room.most_samples and each > 1:
+        times = math.ceil(each / room.most_samples)
+        less = each / times
+        parts = replace(job, per_device=less, batch=None, accumulate=times * job.accumulate)
+        held = memory(workload, less, capacity)
+        add(f"{times} micro-batches of {less:,.3g} samples", one_answer(parts, cluster, nodes), held, "the same batch")
+    elif not room.fits and not room.most_samples:
+        for strips in (2, 4, 8, 16):
+            if plain.strips < strips <= cluster.devices:
+                shared = one_answer(replace(job, per_device=1 / strips, batch=None), cluster, nodes)
+                note = f"a batch of {shared.batch:,.0f}"
+                add(f"each image in {strips} strips", shared, memory(workload, 1 / strips, capacity), note)
     if plain.devices == 1:
-        return found
+        return sorted(found, key=lambda one: one.hours)
     if dense := dense_layers(workload):
         names = {layer.name for layer in dense}
         rest = workload.model_copy(update={"layers": tuple(one for one in workload.layers if one.name not in names)})
         more_s, moved = dense_in_parts(workload, network, dense, each)
         kept = replace(job, gradients=tuple(gradients_of(rest)))
+        held = memory(_with_parts(workload, names, plain.devices), each, capacity)
         layers = "a fully connected layer" if len(dense) == 1 else f"{len(dense)} fully connected layers"
         note = f"{moved / 1e6:,.1f} MB of activations a step and device, in place of their gradients"
-        add(f"{layers} in {plain.devices:,} parts", _longer(kept, cluster, nodes, more_s), note)
-    if plain.strips == 1:
-        for strips in (2, 4):
-            if strips <= cluster.devices:
-                longer = _longer(job, cluster, nodes, edges_s(job, cluster, each * strips))
-                add(f"each image in {strips} strips", longer, f"1/{strips} of an image's activations on a device")
+        add(f"{layers} in {plain.devices:,} parts", _longer(kept, cluster, nodes, more_s), held, note)
     for times in (2, 4):
-        name = f"gradients of {times} steps exchanged at once"
-        add(
-            name,
-            one_answer(replace(job, accumulate=times * job.accumulate), cluster, nodes),
-            f"{times} times the batch",
-        )
+        batch = None if job.batch is None else times * job.batch
+        rarer = one_answer(replace(job, batch=batch, accumulate=times * job.accumulate), cluster, nodes)
+        add(f"gradients of {times} steps exchanged at once", rarer, room, f"{times} times the batch")
     return sorted(found, key=lambda one: one.hours)
 
 
@@ -99,6 +106,22 @@ def _longer(job: Job, cluster: Cluster, nodes: int, seconds: float) -> Answer:
     """With so much more in each micro-batch that nothing hides."""
     compute = replace(job.compute, fixed_s=job.compute.fixed_s + seconds)
     return one_answer(replace(job, compute=compute), cluster, nodes)
+
+
+def _with_parts(workload: Workload, names: set[str], parts: int) -> Workload:
+    """Whose layers of these names are in parts; and so is the optimizer's state of them."""
+
+    def part(layer: Layer) -> Layer:
+        if layer.name not in names:
+            return layer
+        less = {"weight_bytes": layer.weight_bytes // parts, "gradient_bytes": layer.gradient_bytes // parts}
+        return layer.model_copy(update=less)
+
+    layers, update = tuple(map(part, workload.layers)), workload.step.update
+    share = sum(one.gradient_bytes for one in layers) / sum(one.gradient_bytes for one in workload.layers)
+    state = update.model_copy(update={"state_bytes": round(share * update.state_bytes)})
+    changes = {"layers": layers, "step": workload.step.model_copy(update={"update": state})}
+    return workload.model_copy(update=changes)
 
 
 def dense_layers(workload: Workload) -> list[Layer]:

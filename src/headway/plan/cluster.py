@@ -19,8 +19,12 @@ SUM_SHARE = 1 / 3
 """Of a device's memory bandwidth, with which it sums up arrays: two are read, one is written."""
 
 
+class Finite(Record, allow_inf_nan=False):
+    """Base of what a user may write in YAML."""
+
+
 @final
-class Peaks(Record):
+class Peaks(Finite):
     """Tera-operations a second of dense matrix products."""
 
     fp32: float = Field(gt=0)
@@ -29,7 +33,7 @@ class Peaks(Record):
 
 
 @final
-class Device(Record):
+class Device(Finite):
     """Attributes as in catalog/devices.yaml."""
 
     title: str
@@ -39,7 +43,7 @@ class Device(Record):
 
 
 @final
-class Inside(Record):
+class Inside(Finite):
     """From one device of a node to another, while all of them send."""
 
     gb_s: float = Field(gt=0)
@@ -47,7 +51,7 @@ class Inside(Record):
 
 
 @final
-class Between(Record):
+class Between(Finite):
     """From a node to others."""
 
     ports: int = Field(ge=1)
@@ -68,7 +72,7 @@ class Between(Record):
 
 
 @final
-class Storage(Record):
+class Storage(Finite):
     """Where the data lie. What is left out does not limit."""
 
     node_gb_s: float | None = Field(default=None, gt=0)
@@ -84,7 +88,7 @@ class Storage(Record):
 
 
 @final
-class Host(Record):
+class Host(Finite):
     """One machine."""
 
     cores: int | None = Field(default=None, ge=1)
@@ -97,7 +101,7 @@ class Host(Record):
 
 
 @final
-class Cluster(Record):
+class Cluster(Finite):
     """Nodes that are alike."""
 
     title: str

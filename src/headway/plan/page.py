@@ -164,14 +164,22 @@ def _sure(found: Plan) -> list[Panel]:
         columns = ("input", "with 20 % less of it", "with 20 % more")
         drawn.append(panel.table("moved", title, columns, rows, order=1, section="How sure it is"))
     ways = [
-        (one.name, f"{one.images_s:,.0f}", said.span(one.hours), f"{one.gain:.2f}", one.note) for one in found.choices
+        (
+            one.name,
+            f"{one.images_s:,.0f}",
+            said.span(one.hours),
+            f"{one.gain:.2f}",
+            f"{(one.memory.weights + one.memory.activations) / 1e9:.1f} GB{'' if one.memory.fits else ', too much'}",
+            one.note,
+        )
+        for one in found.choices
     ]
     title = f"Other ways to spread it over {count(found.pays, 'node')}"
     drawn.append(
         panel.table(
             "choices",
             title,
-            ("way", "images/s", "time", "times as fast", "what it takes"),
+            ("way", "images/s", "time", "times as fast", "of a device", "what it takes"),
             ways,
             order=2,
             section="How sure it is",

@@ -359,9 +359,12 @@ def moving(found: Plan) -> str:
 
 
 def others(found: Plan) -> list[str]:
-    """Ways to spread it that are not worse."""
-    better = [one for one in found.choices if one.gain > 1.01]
-    at = count(found.pays, "node")
-    if not better:
+    """Ways to spread it that are sooner; or where plain data parallelism finds no room, those that do."""
+    at, fits = count(found.pays, "node"), found.memory.fits
+    named = [one for one in found.choices if one.memory.fits and (one.gain > 1.01 or not fits)]
+    if fits and not named:
         return [f"At {at} no other way to spread it is sooner at the target than data parallelism."]
-    return [f"At {at} {one.name}: {one.gain:.2f} times as fast to the target ({one.note})." for one in better]
+    if not named:
+        return [f"At {at} no other way to spread it finds room in a device's memory."]
+    room = "" if fits else "there is room with "
+    return [f"At {at} {room}{one.name}: {one.gain:.2f} times as fast to the target ({one.note})." for one in named]

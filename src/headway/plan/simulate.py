@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
@@ -21,7 +21,7 @@ from headway.core import collectives
 from headway.core.collectives import Algorithm, Network
 from headway.core.errors import UsageError
 from headway.core.files import write_whole
-from headway.plan.answer import Answer, Job, buckets_of
+from headway.plan.answer import Answer, Job, buckets_of, edges_s
 from headway.plan.cluster import Cluster
 from headway.plan.step import BACKWARD, GPU_ALGORITHMS, Bucket, Compute
 
@@ -221,19 +221,23 @@ def of_answer(job: Job, cluster: Cluster, answer: Answer, *, steps: int = 50, se
         )
     network = cluster.network(answer.nodes, spread=job.spread)
     each = job.per_device_of(answer.devices)
-    known = answer.input_images_s < float("inf")
+    known, compute, backward = answer.input_images_s < float("inf"), job.compute, job.backward
+    if answer.strips > 1:  # what strips tell each other takes time, and hides nothing
+        longer = replace(compute, fixed_s=compute.fixed_s + edges_s(job, cluster, each * answer.strips))
+        backward *= compute.seconds(each) / longer.seconds(each)
+        compute = longer
     return simulate(
         Scenario(
             network=network,
-            compute=job.compute,
+            compute=compute,
             samples=each,
-            buckets=buckets_of(job, cluster, network),
+            buckets=buckets_of(job, cluster, network, each),
             steps=steps,
             jitter=cluster.jitter,
             input_s=answer.batch / answer.input_images_s if known else 0.0,
             among=cluster.algorithms,
             accumulate=job.accumulate,
-            backward=job.backward,
+            backward=backward,
             overlap=cluster.overlap,
             wire_ratio=job.wire_ratio,
             seed=seed,

@@ -22,6 +22,11 @@ BACKWARD = 2 / 3
 """Of forward and backward together: two matrix products to one. Of a Workload it is counted."""
 FIRST_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """Of buckets, if nothing is known: a small first one, so that the exchange begins early (as PyTorch's DDP has it)."""
+SIZES = tuple(1 << power for power in range(18, 26))
+"""Bytes of buckets that are weighed: as small and as large as Headway's own may be. None hangs on the network, so that
+with faster links no step takes longer."""
+Cost = Callable[[float], tuple[float, Algorithm]]
+"""Bytes -> (seconds, algorithm) of an all-reduce."""
 GPU_ALGORITHMS: tuple[Sum, ...] = ("ring", "double_tree", "two_dimensional")
 """What NCCL has, or what can be made of it in three calls."""
 
@@ -110,16 +115,8 @@ def step(
         raise UsageError(f"a device has samples to compute, not {samples:g}, {accumulate} times")
     alone = compute.seconds(samples)
     waits = accumulate**0.5 * jitter * compute.sample_s * samples * expected_maximum(network.ranks)
-
-    costs = dict[float, tuple[float, Algorithm]]()
-
-    def cost(nbytes: float) -> tuple[float, Algorithm]:
-        if nbytes not in costs:
-            found = collectives.choose(nbytes, network, among, wire_ratio=wire_ratio)
-            costs[nbytes] = found.seconds, found.algorithm
-        return costs[nbytes]
-
     meanwhile = backward * alone if overlap else 0.0
+    cost = cheapest(network, tuple(among), wire_ratio)
     told = exchanged(buckets, meanwhile, cost) if network.ranks > 1 else Exchanged(0.0, 0.0, ())
     return Step(
         accumulate * compute.fixed_s,
@@ -131,14 +128,25 @@ def step(
     )
 
 
-def exchanged(
-    buckets: Sequence[Bucket], backward_s: float, cost: Callable[[float], tuple[float, Algorithm]]
-) -> Exchanged:
+@lru_cache(maxsize=64)
+def cheapest(network: Network, among: tuple[Algorithm, ...], wire_ratio: float) -> Cost:
+    """Of each of these the algorithm with the fewest seconds."""
+    known = dict[float, tuple[float, Algorithm]]()
+
+    def cost(nbytes: float) -> tuple[float, Algorithm]:
+        if nbytes not in known:
+            found = collectives.choose(nbytes, network, among, wire_ratio=wire_ratio)
+            known[nbytes] = found.seconds, found.algorithm
+        return known[nbytes]
+
+    return cost
+
+
+def exchanged(buckets: Sequence[Bucket], backward_s: float, cost: Cost) -> Exchanged:
     """One bucket after the other, each as soon as it is full and the one before it is done.
 
     Args:
         buckets: in the order in which they are ready.
-        cost: (seconds, algorithm) of so many bytes.
     """
     done = total = 0.0
     algorithms = []
@@ -176,16 +184,25 @@ def buckets(
     network: Network,
     *,
     nbytes: int | None = None,
+    backward_s: float = 0.0,
     among: Sequence[Algorithm] = GPU_ALGORITHMS,
     wire_ratio: float = 1.0,
 ) -> list[Bucket]:
-    """As they are exchanged. Args: nbytes: of a bucket; default: with which the exchange ends soonest, which is what
-    Headway takes."""
-    total = sum(one.nbytes for one in gradients)
-    if nbytes is None:
-        best = collectives.choose(total, network, among, wire_ratio=wire_ratio).algorithm
-        nbytes = collectives.bucket_bytes(total, network, best, wire_ratio=wire_ratio)
-    return packed(gradients, nbytes)
+    """As they are exchanged.
+
+    Args:
+        nbytes: of a bucket; default: the one of SIZES that leaves least of the exchange after the backward pass.
+        backward_s: of that.
+    """
+    if nbytes is not None:
+        return packed(gradients, nbytes)
+    cost = cheapest(network, tuple(among), wire_ratio)
+
+    def left(found: Sequence[Bucket]) -> tuple[float, float]:
+        told = exchanged(found, backward_s, cost)
+        return told.exposed_s, told.seconds
+
+    return min((packed(gradients, size) for size in SIZES), key=left)
 
 
 def even_buckets(nbytes: float, *, each: float = BUCKET_BYTES, first: float = FIRST_BYTES) -> list[Bucket]:
