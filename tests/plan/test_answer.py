@@ -107,9 +107,8 @@ def test_more_nodes_never_train_less(fixed: float, sample: float, each: float, n
     assert found[1].statistical <= 1
 
 
-LAYERS = tuple(
-    Bucket(nbytes, (at + 1) / 60) for at, nbytes in enumerate([8_196_000, *[4_000, 2_359_296, 590_000] * 20])
-)
+BYTES = (8_196_000, *(4_000, 2_359_296, 590_000) * 20)
+LAYERS = tuple(Bucket(nbytes, (at + 1) / len(BYTES)) for at, nbytes in enumerate(BYTES))
 """Of a network's gradients, for which the size of buckets is sought."""
 
 

@@ -69,7 +69,7 @@ def test_all_that_is_asked_of_a_plan_is_said(path: Path) -> None:
         "plan", path, "--cluster", "dgx-1", "--nodes", "1..64", "--noise-scale", "2000", "--price", "20",
         "--deadline", "0.5",
     ).out  # fmt: skip
-    assert re.search(r"(\d+ nodes?|None of them) are done in 30.0 min", said)
+    assert re.search(r"(1 node is|\d+ nodes are|None of them is) done in 30.0 min", said)
     assert re.search(r"A batch of [\d,]+ of a critical 2,000: ", said)
     assert " cost " in said
     assert "Up to 0 nodes" not in said
@@ -81,7 +81,23 @@ def test_all_that_is_asked_of_a_plan_is_said(path: Path) -> None:
 def test_a_job_that_a_device_cannot_hold_is_said(path: Path) -> None:
     said = headway("plan", path, "--cluster", "dgx-1", "--nodes", "1,2", "--per-device", "100000").out
     assert "does not fit" in said
-    assert "A device's memory does not hold this" in said
+    before, _, after = said.partition("nodes  devices")
+    assert "A device's memory does not hold its samples with 1 to 2 nodes" in before
+    assert "there is room with 78 micro-batches of 1,282 samples" in after
+
+
+def test_rows_that_find_no_room_and_steps_larger_than_the_set_are_named(path: Path, tmp_path: Path) -> None:
+    asked = ("plan", path, "--cluster", "dgx-1", "--nodes", "1..64", "--batch", "65536")
+    found = headway(*asked, "--page", tmp_path / "plan.html", "--json").json()
+    assert found["nodes_without_room"] == [1, 2, 4]
+    (tight,) = found["warnings"]
+    assert "with 1 to 4 nodes: plan more nodes" in tight
+    assert "plan more nodes" in (tmp_path / "plan.html").read_text(encoding="utf-8")
+    tiny = workload().model_copy(update={"run": workload().run.model_copy(update={"samples": 1000})})
+    tiny.write(tmp_path / "tiny.json")
+    found = headway("plan", tmp_path / "tiny.json", "--cluster", "dgx-1", "--per-device", "32", "--json").json()
+    assert found["warnings"][0].startswith("From 4 nodes on a step is of 1,024 samples, and the set has 1,000")
+    assert headway("plan", path, "--cluster", "dgx-1", "--nodes", "8", "--json").json()["warnings"] == []
 
 
 def test_a_clusters_own_nodes_are_the_default(path: Path, tmp_path: Path) -> None:
@@ -93,10 +109,15 @@ def test_a_clusters_own_nodes_are_the_default(path: Path, tmp_path: Path) -> Non
 
 def test_a_profile_brings_computing_and_loading(path: Path, tmp_path: Path) -> None:
     wanted = {"multiply_adds": workload().forward_multiply_adds}
-    profile().model_copy(update=wanted).write(tmp_path / "one.json")
+    on_gpu = wanted | {"machine": profile().machine | {"device": "Tesla V100-SXM2-16GB"}}
+    profile().model_copy(update=on_gpu).write(tmp_path / "one.json")
     asked = ("plan", path, "--cluster", "dgx-1", "--nodes", "1,8", "--profile", tmp_path / "one.json")
     found = headway(*asked, "--json").json()
     assert found["compute"]["basis"] == "profile"
+    assert found["warnings"] == []
+    profile().model_copy(update=wanted).write(tmp_path / "cpu.json")
+    said = headway("plan", path, "--cluster", "dgx-1", "--nodes", "1,8", "--profile", tmp_path / "cpu.json").out
+    assert "The profile is of a CPU, and DGX-1" in said.partition("nodes  devices")[0]
     assert found["cluster"]["node"]["images_s"] > 0
     assert found["answers"][1]["limit"] == "loading"
     facts = {"exchange bytes/s": 1e9, "exchange latency seconds": 1e-3}

@@ -206,13 +206,13 @@ def test_data_that_are_not_there_can_be_stated(folder: Path, tmp_path: Path) -> 
     recipe = write_recipe(tmp_path / "far.yaml", data={"train": "nowhere/train", "eval": "nowhere/eval"})
     sentence = refused("train", recipe, "--dry-run", status=2)
     assert "nowhere/train: there is no such file or folder" in sentence
-    assert sentence.endswith("--samples 1281167 --classes 1000 are ImageNet's.")
+    assert sentence.endswith("--dry-run --samples 1281167 --classes 1000 would be ImageNet's.")
     (tmp_path / "recipes").mkdir()
     above = write_recipe(tmp_path / "recipes/far.yaml", data={"train": "../nowhere/train", "eval": "../nowhere/eval"})
-    assert refused("train", above, "--dry-run", status=2).endswith("--samples 1281167 --classes 1000 are ImageNet's.")
+    assert refused("train", above, "--dry-run", status=2).endswith("--dry-run --samples 1281167 --classes 1000 would be ImageNet's.")
     half = refused("train", recipe, f"data.train={folder / 'digits.packed/train'}", "--dry-run", status=2)
     assert "nowhere/eval: there is no such" in half
-    assert half.endswith("are ImageNet's.")
+    assert half.endswith("would be ImageNet's.")
     assert "Set it, for example to 224" in refused("train", recipe, "--dry-run", "--samples", "500", status=2)
     found = dried(recipe, "data.size=8", "data.channels=1", samples=500, classes=7, evaluation_samples=50)
     run = found.workload.run

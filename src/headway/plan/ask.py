@@ -35,11 +35,13 @@ FORWARD = 1 / 3
 @final
 @dataclass(frozen=True)
 class Known:
-    """Attributes: compute: of one device. basis: what it comes from; how: in words."""
+    """Attributes: compute: of one device. basis: what it comes from; how: in words. warning: why it may not hold
+    there; or empty."""
 
     compute: Compute
     basis: Basis
     how: str
+    warning: str = ""
 
 
 def of_profile(profile: Profile, workload: Workload) -> Known:

@@ -77,7 +77,8 @@ def choices(workload: Workload, job: Job, cluster: Cluster, nodes: int) -> list[
         less = each / times
         parts = replace(job, per_device=less, batch=None, accumulate=times * job.accumulate)
         held = memory(workload, less, capacity)
-        add(f"{times} micro-batches of {less:,.3g} samples", one_answer(parts, cluster, nodes), held, "the same batch")
+        many = f"{less:,.0f}" if less >= 10 else f"{less:.3g}"
+        add(f"{times} micro-batches of {many} samples", one_answer(parts, cluster, nodes), held, "the same batch")
     elif not room.fits and not room.most_samples:
         for strips in (2, 4, 8, 16):
             if plain.strips < strips <= cluster.devices:

@@ -182,8 +182,12 @@ def cluster_of(name: str) -> Cluster:
     try:
         found = Cluster(**values)
     except ValidationError as error:
-        first = max(error.errors(include_url=False), key=lambda one: len(one["loc"]))  # of a choice, the one meant
+        # A misspelt key says more than the one that is missing for it; of a choice, the longest is the one meant.
+        first = max(
+            error.errors(include_url=False), key=lambda one: (one["type"] == "extra_forbidden", len(one["loc"]))
+        )
         key = ".".join(map(str, first["loc"]))
-        raise UsageError(f"{key}: {first['msg']}", where=name, fix="docs/plan.md lists the keys.") from None
+        what = f"{key}: there is no such key" if first["type"] == "extra_forbidden" else f"{key}: {first['msg']}"
+        raise UsageError(what, where=name, fix="docs/plan.md lists the keys.") from None
     _ = found.of
     return found

@@ -36,6 +36,7 @@ HOURS_A_YEAR = 8766
 LINE_SHARE = 0.9
 """Of a link's rate that files can have."""
 ETHERNET_PORTS, ETHERNET_UPLINKS = 24, 2
+"""In NVIDIA's design 12 nodes of two 10 GbE ports each fill one switch of 24: none is left for the storage itself."""
 
 StorageKind = Literal["nfs", "parallel", "tiered"]
 STORAGE: dict[StorageKind, str] = {

@@ -32,7 +32,7 @@ def racks(found: Facility) -> str:
     headroom = found.headroom_watts
     left = f"{headroom / 1000:.1f} kW of it left" if headroom >= 1 else "none of it left"
     kw = found.wanted.rack_watts / 1000
-    return f"{count(found.racks, 'rack')} of {count(found.nodes_per_rack, 'node')}, {kw:g} kW each, {left}"
+    return f"{count(found.racks, 'rack')} of up to {count(found.nodes_per_rack, 'node')}, {kw:g} kW each, {left}"
 
 
 def floor(found: Facility) -> str:

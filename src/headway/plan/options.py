@@ -23,7 +23,7 @@ from headway.plan.ask import (
     read_points,
     read_runs,
 )
-from headway.plan.cluster import Cluster, cluster_of
+from headway.plan.cluster import Cluster, Device, cluster_of
 from headway.plan.convergence import Epochs
 from headway.plan.report import Plan, grown, plan
 
@@ -119,4 +119,8 @@ def _known(workload: Workload, where: Cluster, asked: Asked, epochs: Epochs | fl
         where = links_of(one, where)
     if where.node.images_s is None and (loads := loading_of(alone[0], where.node)) is not None:
         where = _with_node(where, images_s=loads)
-    return of_profile(alone[0], workload), where
+    known, device = of_profile(alone[0], workload), alone[0].machine.get("device")
+    if device == "cpu" and not isinstance(where.device, Device):  # the catalog has none
+        warning = f"The profile is of a CPU, and {where.title} has {where.of.title}: this is what CPUs in their place"
+        known = replace(known, warning=f"{warning} would do. Make the profile on such a device, or leave it out.")
+    return known, where

@@ -46,6 +46,7 @@ def panels(found: Plan) -> list[Panel]:
     ]
     drawn = [
         panel.cards("cards", "The answer", cards, order=1, section="Plan"),
+        *_warned(found),
         *_curves(found),
         _anatomy(found),
         *_learning(found),
@@ -59,6 +60,11 @@ def panels(found: Plan) -> list[Panel]:
         )
     )
     return drawn
+
+
+def _warned(found: Plan) -> list[Panel]:
+    lines = said.warnings(found)
+    return [panel.text("warnings", "Beware", "\n".join(lines), order=0, section="Plan", width="full")] if lines else []
 
 
 def _how(found: Plan) -> str:

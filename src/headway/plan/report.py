@@ -60,7 +60,8 @@ def grown(
 @final
 @dataclass(frozen=True)
 class Plan:
-    """Attributes: pays: the most nodes that do; of one count that one. moved, choices, memory: at that many.
+    """Attributes: pays: the most nodes that do; of one count that one. moved, choices, memory: at that many. tight:
+    counts of nodes with which a device's memory does not hold its samples.
     epochs_from: where epochs come from. lars: learning rate and warm-up for each answer's batch, of ResNet-50 on
     ImageNet by LARS; None: the batch is not among those, or it is another job. useful: nodes within the batches that
     were measured; None: they were not. deadline_h: hours; in_time: the fewest nodes that keep it; None: none do."""
@@ -75,6 +76,7 @@ class Plan:
     moved: tuple[Moved, ...]
     choices: tuple[Choice, ...]
     memory: Memory
+    tight: tuple[int, ...]
     lars: tuple[Suggestion | None, ...]
     useful: int | None
     deadline_h: float | None = None
@@ -111,6 +113,8 @@ class Plan:
             "moved": [asdict(one) for one in self.moved],
             "choices": [asdict(one) for one in self.choices],
             "memory": {**asdict(self.memory), "fits": self.memory.fits},
+            "nodes_without_room": list(self.tight),
+            "warnings": warnings(self),
             "useful_nodes": self.useful,
             "deadline_hours": self.deadline_h,
             "nodes_in_time": self.in_time,
@@ -142,7 +146,7 @@ def plan(
     found = answers(job, cluster, nodes)
     pays = pays_until(found)
     best = next(one for one in found if one.nodes == pays)
-    each, law, useful = job.per_device_of(best.devices), job.epochs, None
+    each, law, useful, room = job.per_device_of(best.devices), job.epochs, None, cluster.of.memory_gb * 1e9
     if isinstance(law, Epochs) and law.low < law.high and job.per_device is not None:
         useful = useful_nodes(law.high, each * job.accumulate, cluster.devices)
     lars: list[Suggestion | None] = [None] * len(found)
@@ -160,7 +164,8 @@ def plan(
         pays,
         tuple(sensitivity(job, cluster, pays)),
         tuple(choices(workload, job, cluster, pays)),
-        memory(workload, each, cluster.of.memory_gb * 1e9),
+        memory(workload, each, room),
+        tuple(one.nodes for one in found if not memory(workload, job.per_device_of(one.devices), room).fits),
         tuple(lars),
         useful,
         deadline_h,
@@ -191,6 +196,8 @@ def text(found: Plan) -> str:
         f"  memory    {remembered(found)}",
         f"  input     {fed(found)}",
         "",
+        *(warned := warnings(found)),
+        *([""] if warned else []),
         *table(rows(found)),
         "",
         *verdicts(found),
@@ -203,22 +210,44 @@ def text(found: Plan) -> str:
     return "\n".join([*lines, *notes(found)])
 
 
+def warnings(found: Plan) -> list[str]:
+    """Why what is planned would not be done so."""
+    lines = [found.known.warning] if found.known.warning else []
+    if found.tight:
+        at = (
+            f"{found.tight[0]:,} to {count(found.tight[-1], 'node')}"
+            if found.tight[1:]
+            else count(found.tight[0], "node")
+        )
+        fix = "more nodes, or micro-batches (--accumulate)"
+        if found.job.per_device is not None:
+            fix = "fewer samples of each (--per-device), a batch for all together (--batch), or micro-batches of fewer"
+        lines.append(f"A device's memory does not hold its samples with {at}: plan {fix}.")
+    large = [one for one in found.answers if one.batch > found.job.samples]
+    if large:
+        what = f"a step is of {large[0].batch:,.0f} samples, and the set has {found.job.samples:,}"
+        lines.append(f"From {count(large[0].nodes, 'node')} on {what}: plan a smaller batch (--per-device, --batch).")
+    return lines
+
+
 def verdicts(found: Plan) -> list[str]:
     """How many nodes pay, keep the deadline, and still learn."""
     lines = [verdict(found)] if len(found.answers) > 1 else []
     if found.deadline_h is not None:
         few = found.in_time
         by = span(found.deadline_h)
-        lines.append(f"None of them are done in {by}." if few is None else f"{count(few, 'node')} are done in {by}.")
+        done = "None of them is done" if few is None else f"{count(few, 'node')} {'is' if few == 1 else 'are'} done"
+        lines.append(f"{done} in {by}.")
     law, best = found.job.epochs, found.best
     if isinstance(law, Epochs):
         regime = law.regime(best.batch)
         lines.append(f"A batch of {best.batch:,.0f} of a critical {law.critical:,.0f}: {regime}.")
     if found.useful is not None and isinstance(law, Epochs):
         most = f"{law.high:,.0f}, the largest that was measured"
-        lines.append(f"Up to {count(found.useful, 'node')} the batch stays within {most}.")
-    if not found.memory.fits:
-        lines.append("A device's memory does not hold this: plan fewer samples a device, and --accumulate.")
+        stays = (
+            f"Up to {count(found.useful, 'node')} the batch stays" if found.useful else "With no node the batch stays"
+        )
+        lines.append(f"{stays} within {most}.")
     if found.best.strips > 1:
         lines.append(f"There are more devices than samples: {found.best.strips} share an image, in strips.")
     return lines
@@ -339,7 +368,7 @@ def verdict(found: Plan) -> str:
     if best.nodes == most.nodes:
         return f"All {most.nodes:,} pay{learns}: twice the nodes are at least {least:.2f} times as fast."
     more, faster = most.nodes / best.nodes, best.hours / most.hours
-    over = f"More than {count(best.nodes, 'node')} do not pay"
+    over = f"More than {count(best.nodes, 'node')} {'does' if best.nodes == 1 else 'do'} not pay"
     return f"{over}: {most.nodes:,} are {more:.3g} times as many and {faster:.2f} times as fast{learns}."
 
 

@@ -39,7 +39,8 @@ MOST_RATES = 10_000
 """Epochs whose learning rates are kept."""
 
 WITHOUT_DATA = (
-    "A dry run needs no data where it is told what they would be: --samples 1281167 --classes 1000 are ImageNet's."
+    "A dry run needs no data where it is told what they would be: headway train RECIPE --dry-run --samples 1281167"
+    " --classes 1000 would be ImageNet's."
 )
 
 
