@@ -13,6 +13,7 @@ allreduce_median_error  seconds of published all-reduces: latency and bandwidth 
 allreduce_local_error   the same of this machine: four hosts (network namespaces, 200 Mbit/s), a process each
 local_error          images/s of four processes on two hosts at 200 Mbit/s, planned from the doctor's profiles of one
                      and of two processes on one host
+simulate_seconds     50 steps of 4,096 ranks, rank by rank and bucket by bucket, of ResNet-50 on DGX-1: processor time
 plan_seconds         `headway plan WORKLOAD.json --cluster dgx-1` in a new process that has no torch: wall time
 
 Every row is in the tables, misses included. What needs hosts needs root and iproute2.
@@ -25,7 +26,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import numpy as np
 
@@ -36,12 +37,20 @@ from bench._plan.links import measured
 from bench._plan.scaling import Predicted, predicted, rows
 from bench._plan.sweeps import Sweep, sweeps
 from bench._plan.times import times
+from headway.plan.answer import answers
+from headway.plan.ask import job_of, of_device
+from headway.plan.cluster import clusters
 from headway.plan.convergence import left_one_out, official
+from headway.plan.simulate import of_answer
+
+SIMULATED = 4096
+"""Ranks."""
 
 
 def main() -> None:
     options = arguments(__doc__ or "")
     claims = [*scaled(), left_out(), timed(), swept()]
+    claims.append(simulated(3 if options.quick else 5))
     claims.append(Claim("plan_seconds", *answers_in(3 if options.quick else 9)))
     if (reason := why_not()) is not None:
         print(f"No hosts here: {reason}.")
@@ -134,6 +143,22 @@ def here() -> list[Claim]:
         print(f"Less than {local.LEAST_SHARE:.0%} of a step is exchange: the local plan does not count.")
         return claims
     return [*claims, Claim("local_error", abs(run.error), "", how)]
+
+
+def simulated(times: int) -> Claim:
+    """The largest simulation that is promised."""
+    workload, where = local.resnet50(), clusters()["dgx-1"]
+    job = job_of(workload, of_device(workload, where.of), 37.0, per_device=208.0)
+    (answer,) = answers(job, where, [SIMULATED // where.devices])
+    taken = []
+    for seed in range(times):
+        begun = process_time()
+        found = of_answer(job, where, answer, seed=seed)
+        taken.append(process_time() - begun)
+    middle, low, high = median(taken)
+    off = found.step_s / answer.step.seconds - 1
+    how = f"of {times} [{low:.2f}, {high:.2f}]; {len(found.seconds)} steps, {off:+.2%} from the plan's in the mean"
+    return Claim("simulate_seconds", middle, "s", how)
 
 
 def answers_in(times: int) -> tuple[float, str, str]:

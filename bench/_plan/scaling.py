@@ -54,6 +54,7 @@ class Row:
     images_s: float | None
     efficiency: float | None
     role: str
+    clock: str
     source: str
     note: str
 
@@ -83,7 +84,7 @@ def rows() -> tuple[Row, ...]:
                     one["series"], one["model"], one["device"], int(one["gpus_per_node"]), one["link_between_nodes"],
                     one["precision"], int(one["gpus"]), _number(one["batch_per_gpu"], int),
                     _number(one["images_per_s"], float), _number(one["efficiency_pct"], float), one["role"],
-                    one["source"], one["note"],
+                    one["clock"], one["source"], one["note"],
                 )
             )  # fmt: skip
     return tuple(found)

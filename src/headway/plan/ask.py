@@ -247,7 +247,8 @@ def read_nodes(text: str) -> list[int]:
         if min(found) < 1:
             raise ValueError
     except ValueError:
-        raise UsageError(f"{text!r} is no count of nodes", where="--nodes", fix="1..64, or 1,2,4.") from None
+        fix = "1..64 (the fewest first, 1 or more), or 1,2,4."
+        raise UsageError(f"{text!r} is no count of nodes", where="--nodes", fix=fix) from None
     return found
 
 
