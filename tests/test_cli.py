@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     packed_digits(folder)
     write_recipe(folder / "recipe.yaml")
     return folder
+
+
+def test_the_version_is_the_packages() -> None:
+    assert headway("--version").out == f"headway {version('headway')}\n"
 
 
 def test_help_lists_every_verb() -> None:

@@ -36,9 +36,20 @@ CTRL_C = 130
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from headway import __version__
+
+        print(f"headway {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def options(
     ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of any error.")] = False,
 ) -> None:
     """Makes the training of deep networks take less time."""
