@@ -17,7 +17,8 @@ import typer
 
 from headway import examine, planning, study
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
-from headway.screen import Json, say, show, writable
+from headway.core.files import writable
+from headway.screen import Json, say, show
 
 if TYPE_CHECKING:
     from headway.train.runs import Ended

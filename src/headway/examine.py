@@ -10,7 +10,8 @@ from typing import Annotated
 import typer
 
 from headway.core.errors import UsageError
-from headway.screen import Json, say, show, writable
+from headway.core.files import writable
+from headway.screen import Json, say, show
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="key=value", help="Values instead of the recipe's.")]
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.core.errors import UsageError
-from headway.screen import Json, say, show, writable
+from headway.core.files import writable
+from headway.screen import Json, say, show
 
 if TYPE_CHECKING:
     from headway.core.profile import Workload

@@ -6,6 +6,18 @@ import os
 import secrets
 from pathlib import Path
 
+from headway.core.errors import UsageError
+
+
+def writable(*files: Path | None) -> None:
+    """Raises UsageError: a file that is asked for cannot be written there. It is called before the work, not after."""
+    for path in files:
+        if path is None:
+            continue
+        folder = path.resolve().parent
+        if path.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
+            raise UsageError("nothing can be written there", where=str(path), fix="Name another place.")
+
 
 def write_whole(path: Path, data: bytes | str) -> None:
     """Writes a file aside (text as UTF-8), brings it to the disk, and renames it into place.
