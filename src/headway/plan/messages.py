@@ -1,7 +1,8 @@
 """A collective, or the exchange of a whole step, message by message: what each rank sends, and what it waits for.
 Written apart from the closed forms of `headway.core.collectives`, to check them and to see what they leave out.
 
-A message occupies its way for n / bandwidth and arrives a latency later; messages that share a way wait for each other.
+A message occupies its way for n / bandwidth and arrives a latency later; of messages that wait for a way the one that
+was named first goes next, and one that waits for another way holds up no other.
 Inside a host each rank has a way out of its own; what leaves a host shares the host's way out, and what comes its way
 in. A rank adds one array at a time.
 """
@@ -9,16 +10,21 @@ in. A rank adds one array at a time.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
-from headway.core.collectives import Algorithm, Network
+from headway.core.collectives import Algorithm, Link, Network
 from headway.core.errors import UsageError
 
 MOST_RANKS = 64
 """Messages grow with their square."""
+MOST_CHUNKS = 256
+"""Of a double tree."""
+READY, FREED = 0, 1
+"""Events: a message could be sent; its ways are free again."""
 
 
 @final
@@ -84,12 +90,30 @@ class Messages:
                 have[child] = [self.send(parent, child, nbytes, have[parent], adds=False)]
         return have
 
+    def up_and_down(self, parents: Mapping[int, int], root: int, nbytes: float) -> None:
+        """Sums go up a tree to its root, and the result comes down.
+
+        Args:
+            parents: of each rank but the root.
+        """
+        children = defaultdict[int, list[int]](list)
+        for child, parent in parents.items():
+            children[parent].append(child)
+        order = [root]
+        for rank in order:
+            order += children[rank]
+        have = defaultdict[int, list[int]](list)
+        for rank in reversed(order[1:]):
+            have[parents[rank]].append(self.send(rank, parents[rank], nbytes, have[rank], adds=True))
+        for rank in order[1:]:
+            have[rank] = [self.send(parents[rank], rank, nbytes, have[parents[rank]], adds=False)]
+
 
 def plan(algorithm: Algorithm, nbytes: float, network: Network) -> Messages:
     """Messages of an all-reduce, ranks host by host.
 
     Raises:
-        UsageError: it is none of `ring`, `tree` and `two_dimensional`, or there are too many ranks.
+        UsageError: it is none of `ring`, `tree`, `double_tree` and `two_dimensional`, or there are too many ranks.
     """
     if network.ranks > MOST_RANKS:
         raise UsageError(f"messages are simulated one by one for up to {MOST_RANKS} ranks, not {network.ranks}")
@@ -102,6 +126,11 @@ def plan(algorithm: Algorithm, nbytes: float, network: Network) -> Messages:
         _around(made, ranks, nbytes, {})
     elif algorithm == "tree":
         made.tree(ranks, nbytes, {})
+    elif algorithm == "double_tree":
+        chunks, trees = _chunks(nbytes, network), [_binary(hosts, shift) for shift in (0, 1)]
+        for _ in range(chunks):
+            for parents, root in trees:
+                made.up_and_down(parents, root, nbytes / 2 / chunks)
     elif algorithm == "two_dimensional":
         have = dict[int, list[int]]()
         for host in hosts:
@@ -113,6 +142,40 @@ def plan(algorithm: Algorithm, nbytes: float, network: Network) -> Messages:
     else:
         raise UsageError(f"{algorithm} is not simulated message by message")
     return made
+
+
+def _binary(hosts: Sequence[Sequence[int]], shift: int) -> tuple[dict[int, int], int]:
+    """(rank -> its parent, the root) of a binary tree over hosts in order, whose leaves are every second one; and
+    inside each a binary tree under its first rank.
+
+    Sanders, Speck and Traeff 2009: with an even number of hosts the one that is shifted by one has its leaves where the
+    first has inner nodes, so that each host sends about as much as any other.
+    """
+    heads = [hosts[(place + shift) % len(hosts)][0] for place in range(len(hosts))]
+    parents = dict[int, int]()
+
+    def under(first: int, last: int) -> int:
+        """The root of what stands from the first to the last place, counted from 1: the largest power of two there."""
+        count = last - first + 1
+        middle = first - 1 + (1 << (count.bit_length() - 1))
+        for begin, end in ((first, middle - 1), (middle + 1, last)):
+            if begin <= end:
+                parents[heads[under(begin, end) - 1]] = heads[middle - 1]
+        return middle
+
+    root = heads[under(1, len(heads)) - 1]
+    for host in hosts:
+        parents |= {host[place]: host[(place - 1) // 2] for place in range(1, len(host))}
+    return parents, root
+
+
+def _chunks(nbytes: float, network: Network) -> int:
+    """As many as weigh a chunk's latency against what the first one delays: sqrt(D n b / a)."""
+    link, count = (network.between, network.hosts) if network.hosts > 1 else (network.inside, network.ranks)
+    if not link.latency_s:
+        return MOST_CHUNKS
+    best = math.sqrt((count - 1).bit_length() * nbytes / link.bandwidth_bytes_s / link.latency_s)
+    return min(max(1, round(best)), MOST_CHUNKS)
 
 
 def _around(made: Messages, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]]) -> dict[int, list[int]]:
@@ -141,36 +204,57 @@ def simulate(made: Messages, network: Network, *, begins: Mapping[int, float] | 
     """
     begins, host = begins or {}, network.ranks_per_host
     free, adder = defaultdict[tuple[str, int], float](float), defaultdict[int, float](float)
-    waits = [len(message.after) for message in made.messages]
+    left = [len(message.after) for message in made.messages]
     wanted = defaultdict[int, list[int]](list)
     for message in made.messages:
         for before in message.after:
             wanted[before].append(message.number)
     ready = [begins.get(message.sender, 0.0) for message in made.messages]
-    queue = [(ready[number], number) for number, left in enumerate(waits) if not left]
-    heapq.heapify(queue)
+    events: list[tuple[float, int, int]] = [
+        (ready[number], number, READY) for number, count in enumerate(left) if not count
+    ]
+    heapq.heapify(events)
+    waiting = defaultdict[tuple[str, int], list[int]](list)
     found: dict[int, Sent] = {}
-    while queue:
-        at, number = heapq.heappop(queue)
-        message = made.messages[number]
+
+    def ways_of(message: Message) -> tuple[Link, list[tuple[str, int]]]:
         source, target = message.sender // host, message.receiver // host
-        link = network.inside if source == target else network.between
-        ways = [("out", message.sender)] if source == target else [("host out", source), ("host in", target)]
-        start = max(at, *(free[way] for way in ways))
+        if source == target:
+            return network.inside, [("out", message.sender)]
+        return network.between, [("host out", source), ("host in", target)]
+
+    def begin(number: int, at: float) -> None:
+        """Sends it, if its ways are free; else it waits for the one that is busy longest, and others may pass it."""
+        message = made.messages[number]
+        link, ways = ways_of(message)
+        busy = max(ways, key=lambda way: free[way])
+        if free[busy] > at:
+            heapq.heappush(waiting[busy], number)
+            return
         taken = message.nbytes / link.bandwidth_bytes_s
         for way in ways:
-            free[way] = start + taken
-        ends = done = start + taken + link.latency_s
+            free[way] = at + taken
+        heapq.heappush(events, (at + taken, number, FREED))
+        ends = done = at + taken + link.latency_s
         if message.adds:
             own = begins.get(message.receiver, 0.0)
             done = max(ends, adder[message.receiver], own) + message.nbytes / network.reduce_bytes_s
             adder[message.receiver] = done
-        found[number] = Sent(message, start, ends, done)
+        found[number] = Sent(message, at, ends, done)
         for after in wanted[number]:
             ready[after] = max(ready[after], done)
-            waits[after] -= 1
-            if not waits[after]:
-                heapq.heappush(queue, (ready[after], after))
+            left[after] -= 1
+            if not left[after]:
+                heapq.heappush(events, (ready[after], after, READY))
+
+    while events:
+        at, number, kind = heapq.heappop(events)
+        if kind == READY:
+            begin(number, at)
+            continue
+        for way in ways_of(made.messages[number])[1]:
+            while waiting[way] and free[way] <= at:
+                begin(heapq.heappop(waiting[way]), at)
     return [found[number] for number in range(len(made.messages))]
 
 
