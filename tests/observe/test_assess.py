@@ -223,7 +223,11 @@ def test_it_is_not_stopped_by_what_may_be_less_than_a_percent(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.check)])
-def test_ending_the_assessment_ends_the_script(tmp_path: Path, number: signal.Signals) -> None:
+def test_ending_the_assessment_ends_the_script(
+    tmp_path: Path, number: signal.Signals, request: pytest.FixtureRequest
+) -> None:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins without it
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     path = script(tmp_path, CHILDREN.format(ignore="", ignore_child="", end="time.sleep(60)"))
     started = command("assess", path, "--target-val", "0.9", "--minutes", "1")
     with subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
