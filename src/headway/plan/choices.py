@@ -33,8 +33,12 @@ class Memory:
     most_samples: int
 
     @property
+    def used(self) -> int:
+        return self.weights + self.activations
+
+    @property
     def fits(self) -> bool:
-        return self.weights + self.activations <= ROOM * self.capacity
+        return self.used <= ROOM * self.capacity
 
 
 def memory(workload: Workload, samples: float, capacity: float) -> Memory:
@@ -65,7 +69,7 @@ def choices(workload: Workload, job: Job, cluster: Cluster, nodes: int) -> list[
     """The best first; plain data parallelism among them. Where its step finds no room, also what takes less of it."""
     plain = one_answer(job, cluster, nodes)
     network = cluster.network(nodes, spread=job.spread)
-    each, capacity = job.per_device_of(plain.devices), cluster.of.memory_gb * 1e9
+    each, capacity = job.per_device_of(plain.devices), cluster.of.memory_bytes
     room = memory(workload, each, capacity)
     found = [Choice("data parallel", plain.images_s, plain.hours, 1.0, room, "")]
 

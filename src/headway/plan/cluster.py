@@ -41,6 +41,10 @@ class Device(Finite):
     memory_gb: float = Field(gt=0)
     memory_gb_s: float = Field(gt=0)
 
+    @property
+    def memory_bytes(self) -> float:
+        return self.memory_gb * 1e9
+
 
 @final
 class Inside(Finite):

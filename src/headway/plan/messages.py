@@ -75,38 +75,17 @@ class Messages:
             last = {rank: [sent[rank]] for rank in ranks}
         return last
 
-    def tree(self, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]]) -> dict[int, list[int]]:
-        """A binomial tree in the ranks' order: sums go up to the first, and the result comes down."""
-        have = {rank: list(after.get(rank, [])) for rank in ranks}
-        levels, distance = [], 1
-        while distance < len(ranks):
-            pairs = [(ranks[at], ranks[at + distance]) for at in range(0, len(ranks) - distance, 2 * distance)]
-            for parent, child in pairs:
-                have[parent] = [*have[parent], self.send(child, parent, nbytes, have[child], adds=True)]
-            levels.append(pairs)
-            distance *= 2
-        for pairs in reversed(levels):
-            for parent, child in pairs:
-                have[child] = [self.send(parent, child, nbytes, have[parent], adds=False)]
-        return have
-
-    def up_and_down(self, parents: Mapping[int, int], root: int, nbytes: float) -> None:
+    def tree(self, edges: Sequence[tuple[int, int]], nbytes: float) -> None:
         """Sums go up a tree to its root, and the result comes down.
 
         Args:
-            parents: of each rank but the root.
+            edges: (child, parent) of all ranks but the root; a parent's own comes before those of its children.
         """
-        children = defaultdict[int, list[int]](list)
-        for child, parent in parents.items():
-            children[parent].append(child)
-        order = [root]
-        for rank in order:
-            order += children[rank]
         have = defaultdict[int, list[int]](list)
-        for rank in reversed(order[1:]):
-            have[parents[rank]].append(self.send(rank, parents[rank], nbytes, have[rank], adds=True))
-        for rank in order[1:]:
-            have[rank] = [self.send(parents[rank], rank, nbytes, have[parents[rank]], adds=False)]
+        for child, parent in reversed(edges):
+            have[parent].append(self.send(child, parent, nbytes, have[child], adds=True))
+        for child, parent in edges:
+            have[child] = [self.send(parent, child, nbytes, have[parent], adds=False)]
 
 
 def plan(algorithm: Algorithm, nbytes: float, network: Network) -> Messages:
@@ -125,12 +104,12 @@ def plan(algorithm: Algorithm, nbytes: float, network: Network) -> Messages:
     if algorithm == "ring":
         _around(made, ranks, nbytes, {})
     elif algorithm == "tree":
-        made.tree(ranks, nbytes, {})
+        made.tree(_binomial(ranks), nbytes)
     elif algorithm == "double_tree":
         chunks, trees = _chunks(nbytes, network), [_binary(hosts, shift) for shift in (0, 1)]
         for _ in range(chunks):
-            for parents, root in trees:
-                made.up_and_down(parents, root, nbytes / 2 / chunks)
+            for edges in trees:
+                made.tree(edges, nbytes / 2 / chunks)
     elif algorithm == "two_dimensional":
         have = dict[int, list[int]]()
         for host in hosts:
@@ -144,29 +123,33 @@ def plan(algorithm: Algorithm, nbytes: float, network: Network) -> Messages:
     return made
 
 
-def _binary(hosts: Sequence[Sequence[int]], shift: int) -> tuple[dict[int, int], int]:
-    """(rank -> its parent, the root) of a binary tree over hosts in order, whose leaves are every second one; and
-    inside each a binary tree under its first rank.
+def _binomial(ranks: Sequence[int]) -> list[tuple[int, int]]:
+    """(child, parent) of a binomial tree in the ranks' order, the farthest first."""
+    edges, distance = list[tuple[int, int]](), 1 << (len(ranks) - 1).bit_length()
+    while distance := distance // 2:
+        edges += [(ranks[at + distance], ranks[at]) for at in range(0, len(ranks) - distance, 2 * distance)]
+    return edges
+
+
+def _binary(hosts: Sequence[Sequence[int]], shift: int) -> list[tuple[int, int]]:
+    """(child, parent) of a binary tree over hosts in order, whose leaves are every second one; and inside each of a
+    binary tree under its first rank.
 
     Sanders, Speck and Traeff 2009: with an even number of hosts the one that is shifted by one has its leaves where the
     first has inner nodes, so that each host sends about as much as any other.
     """
     heads = [hosts[(place + shift) % len(hosts)][0] for place in range(len(hosts))]
-    parents = dict[int, int]()
-
-    def under(first: int, last: int) -> int:
-        """The root of what stands from the first to the last place, counted from 1: the largest power of two there."""
-        count = last - first + 1
-        middle = first - 1 + (1 << (count.bit_length() - 1))
-        for begin, end in ((first, middle - 1), (middle + 1, last)):
-            if begin <= end:
-                parents[heads[under(begin, end) - 1]] = heads[middle - 1]
-        return middle
-
-    root = heads[under(1, len(heads)) - 1]
+    edges = list[tuple[int, int]]()
+    spans: list[tuple[int, int, int | None]] = [(1, len(heads), None)]  # from one place to another, counted from 1
+    for first, last, parent in spans:
+        middle = first - 1 + (1 << ((last - first + 1).bit_length() - 1))  # the largest power of two among them
+        if parent is not None:
+            edges.append((heads[middle - 1], parent))
+        sides = ((first, middle - 1), (middle + 1, last))
+        spans += [(begin, end, heads[middle - 1]) for begin, end in sides if begin <= end]
     for host in hosts:
-        parents |= {host[place]: host[(place - 1) // 2] for place in range(1, len(host))}
-    return parents, root
+        edges += [(host[place], host[(place - 1) // 2]) for place in range(1, len(host))]
+    return edges
 
 
 def _chunks(nbytes: float, network: Network) -> int:
@@ -176,6 +159,14 @@ def _chunks(nbytes: float, network: Network) -> int:
         return MOST_CHUNKS
     best = math.sqrt((count - 1).bit_length() * nbytes / link.bandwidth_bytes_s / link.latency_s)
     return min(max(1, round(best)), MOST_CHUNKS)
+
+
+def _route(message: Message, network: Network) -> tuple[Link, list[tuple[str, int]]]:
+    """The link that a message takes, and the ways that it occupies."""
+    source, target = (rank // network.ranks_per_host for rank in (message.sender, message.receiver))
+    if source == target:
+        return network.inside, [("out", message.sender)]
+    return network.between, [("host out", source), ("host in", target)]
 
 
 def _around(made: Messages, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]]) -> dict[int, list[int]]:
@@ -202,7 +193,7 @@ def simulate(made: Messages, network: Network, *, begins: Mapping[int, float] | 
     Args:
         begins: rank -> seconds after which it has what it sums up; default: 0 of all.
     """
-    begins, host = begins or {}, network.ranks_per_host
+    begins, routes = begins or {}, [_route(message, network) for message in made.messages]
     free, adder = defaultdict[tuple[str, int], float](float), defaultdict[int, float](float)
     left = [len(message.after) for message in made.messages]
     wanted = defaultdict[int, list[int]](list)
@@ -217,16 +208,9 @@ def simulate(made: Messages, network: Network, *, begins: Mapping[int, float] | 
     waiting = defaultdict[tuple[str, int], list[int]](list)
     found: dict[int, Sent] = {}
 
-    def ways_of(message: Message) -> tuple[Link, list[tuple[str, int]]]:
-        source, target = message.sender // host, message.receiver // host
-        if source == target:
-            return network.inside, [("out", message.sender)]
-        return network.between, [("host out", source), ("host in", target)]
-
     def begin(number: int, at: float) -> None:
         """Sends it, if its ways are free; else it waits for the one that is busy longest, and others may pass it."""
-        message = made.messages[number]
-        link, ways = ways_of(message)
+        message, (link, ways) = made.messages[number], routes[number]
         busy = max(ways, key=lambda way: free[way])
         if free[busy] > at:
             heapq.heappush(waiting[busy], number)
@@ -252,7 +236,7 @@ def simulate(made: Messages, network: Network, *, begins: Mapping[int, float] | 
         if kind == READY:
             begin(number, at)
             continue
-        for way in ways_of(made.messages[number])[1]:
+        for way in routes[number][1]:
             while waiting[way] and free[way] <= at:
                 begin(heapq.heappop(waiting[way]), at)
     return [found[number] for number in range(len(made.messages))]
@@ -290,11 +274,7 @@ def exchange(
         free = [begins[rank] for rank in range(network.ranks)]
         for one in simulate(made, network, begins=begins):
             free[one.message.receiver] = max(free[one.message.receiver], one.done)
-            free[one.message.sender] = max(free[one.message.sender], one.ends - _latency(one.message, network))
+            link, _ = _route(one.message, network)
+            free[one.message.sender] = max(free[one.message.sender], one.ends - link.latency_s)
         done.append(max(free))
     return Exchange(done, free)
-
-
-def _latency(message: Message, network: Network) -> float:
-    inside = message.sender // network.ranks_per_host == message.receiver // network.ranks_per_host
-    return (network.inside if inside else network.between).latency_s

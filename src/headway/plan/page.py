@@ -175,7 +175,7 @@ def _sure(found: Plan) -> list[Panel]:
             f"{one.images_s:,.0f}",
             said.span(one.hours),
             f"{one.gain:.2f}",
-            f"{(one.memory.weights + one.memory.activations) / 1e9:.1f} GB{'' if one.memory.fits else ', too much'}",
+            f"{one.memory.used / 1e9:.1f} GB{'' if one.memory.fits else ', too much'}",
             one.note,
         )
         for one in found.choices

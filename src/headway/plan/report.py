@@ -145,10 +145,10 @@ def plan(
     """Raises UsageError: see `answers`."""
     found = answers(job, cluster, nodes)
     pays = pays_until(found)
-    best = next(one for one in found if one.nodes == pays)
-    each, law, useful, room = job.per_device_of(best.devices), job.epochs, None, cluster.of.memory_gb * 1e9
+    law, useful = job.epochs, None
+    held = {one.nodes: memory(workload, job.per_device_of(one.devices), cluster.of.memory_bytes) for one in found}
     if isinstance(law, Epochs) and law.low < law.high and job.per_device is not None:
-        useful = useful_nodes(law.high, each * job.accumulate, cluster.devices)
+        useful = useful_nodes(law.high, job.per_device * job.accumulate, cluster.devices)
     lars: list[Suggestion | None] = [None] * len(found)
     if is_official(workload):
         lars = [
@@ -164,8 +164,8 @@ def plan(
         pays,
         tuple(sensitivity(job, cluster, pays)),
         tuple(choices(workload, job, cluster, pays)),
-        memory(workload, each, room),
-        tuple(one.nodes for one in found if not memory(workload, job.per_device_of(one.devices), room).fits),
+        held[pays],
+        tuple(nodes for nodes, one in held.items() if not one.fits),
         tuple(lars),
         useful,
         deadline_h,
@@ -214,11 +214,7 @@ def warnings(found: Plan) -> list[str]:
     """Why what is planned would not be done so."""
     lines = [found.known.warning] if found.known.warning else []
     if found.tight:
-        at = (
-            f"{found.tight[0]:,} to {count(found.tight[-1], 'node')}"
-            if found.tight[1:]
-            else count(found.tight[0], "node")
-        )
+        at = f"{found.tight[0]:,} to " * (len(found.tight) > 1) + count(found.tight[-1], "node")
         fix = "more nodes, or micro-batches (--accumulate)"
         if found.job.per_device is not None:
             fix = "fewer samples of each (--per-device), a batch for all together (--batch), or micro-batches of fewer"
@@ -244,10 +240,8 @@ def verdicts(found: Plan) -> list[str]:
         lines.append(f"A batch of {best.batch:,.0f} of a critical {law.critical:,.0f}: {regime}.")
     if found.useful is not None and isinstance(law, Epochs):
         most = f"{law.high:,.0f}, the largest that was measured"
-        stays = (
-            f"Up to {count(found.useful, 'node')} the batch stays" if found.useful else "With no node the batch stays"
-        )
-        lines.append(f"{stays} within {most}.")
+        where = f"Up to {count(found.useful, 'node')}" if found.useful else "With no node"
+        lines.append(f"{where} the batch stays within {most}.")
     if found.best.strips > 1:
         lines.append(f"There are more devices than samples: {found.best.strips} share an image, in strips.")
     return lines
@@ -375,7 +369,7 @@ def verdict(found: Plan) -> str:
 def remembered(found: Plan) -> str:
     """What a device has to hold."""
     held = found.memory
-    used, there = (held.weights + held.activations) / 1e9, held.capacity / 1e9
+    used, there = held.used / 1e9, held.capacity / 1e9
     room = f"up to {held.most_samples:,} samples a device find room"
     return f"{used:.1f} of {there:g} GB{'' if held.fits else ', which does not fit'}; {room}"
 

@@ -14,7 +14,7 @@ from typing import final
 import numpy as np
 
 from headway.core import collectives
-from headway.core.collectives import Algorithm, Network, Sum
+from headway.core.collectives import LARGEST_BUCKET, SMALLEST_BUCKET, Algorithm, Network, Sum
 from headway.core.errors import UsageError
 from headway.core.profile import Workload
 
@@ -22,7 +22,7 @@ BACKWARD = 2 / 3
 """Of forward and backward together: two matrix products to one. Of a Workload it is counted."""
 FIRST_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """Of buckets, if nothing is known: a small first one, so that the exchange begins early (as PyTorch's DDP has it)."""
-SIZES = tuple(1 << power for power in range(18, 26))
+SIZES = tuple(1 << power for power in range((SMALLEST_BUCKET - 1).bit_length(), LARGEST_BUCKET.bit_length()))
 """Bytes of buckets that are weighed: as small and as large as Headway's own may be. None hangs on the network, so that
 with faster links no step takes longer."""
 Cost = Callable[[float], tuple[float, Algorithm]]
