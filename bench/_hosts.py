@@ -137,8 +137,8 @@ class Hosts:
             _ip("-n", name, "link", "set", link, "up")
         if self.rate_bits_s is not None:
             for where, device in ((["-n", name], "eth0"), ([], port)):
-                shape = ("rate", f"{self.rate_bits_s:.0f}bit", "burst", f"{self.burst_bytes}b", "latency", "100ms")
-                _run("tc", *where, "qdisc", "add", "dev", device, "root", "tbf", *shape)
+                limit = limited(self.rate_bits_s, self.burst_bytes)
+                _run("tc", *where, "qdisc", "add", "dev", device, "root", *limit)
                 if self.burst_bytes < BURST_BYTES:
                     _ip(*where, "link", "set", device, "gso_max_size", str(self.burst_bytes * 3 // 4))
         # Of the route: a namespace's own default may be any of tcp_allowed_congestion_control, which often lacks cubic.
@@ -156,6 +156,11 @@ class Hosts:
             _kill(self.namespace(host))
         for process in self._processes:
             process.wait()
+
+
+def limited(bits_s: float, burst_bytes: int = BURST_BYTES) -> tuple[str, ...]:
+    """What tc calls a link of such a rate."""
+    return ("tbf", "rate", f"{bits_s:.0f}bit", "burst", f"{burst_bytes}b", "latency", "100ms")
 
 
 def _remove_leftovers() -> None:

@@ -86,8 +86,7 @@ def linked(bits_s: float) -> Iterator[list[str]]:
     if (reason := _hosts.why_not()) is not None:
         raise NotHereError(reason)
     with _hosts.Hosts(1, None) as hosts:
-        shape = ["rate", f"{bits_s:.0f}bit", "burst", f"{_hosts.BURST_BYTES}b", "latency", "100ms"]
-        command = hosts.command(0, ["tc", "qdisc", "add", "dev", "lo", "root", "tbf", *shape])
+        command = hosts.command(0, ["tc", "qdisc", "add", "dev", "lo", "root", *_hosts.limited(bits_s)])
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise NotHereError(f"the loopback cannot be limited: {done.stderr.strip()}")

@@ -75,18 +75,19 @@ def test_a_name_that_is_none_is_said(tmp_path: Path) -> None:
         cluster_of(str(tmp_path / "none.yaml"))
 
 
+DOCS = (Path(__file__).parents[2] / "docs/plan.md").read_text(encoding="utf-8")
+
+
 def example() -> dict[str, Any]:
-    """The cluster of docs/plan.md."""
-    text = (Path(__file__).parents[2] / "docs/plan.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```yaml\n(title: .*?)```", text, re.S)
+    """The cluster of the docs."""
+    (block,) = re.findall(r"```yaml\n(title: .*?)```", DOCS, re.S)
     found: dict[str, Any] = yaml.safe_load(block)
     return found
 
 
 def test_the_cluster_of_the_docs_is_one(tmp_path: Path) -> None:
     values = example()
-    text = (Path(__file__).parents[2] / "docs/plan.md").read_text(encoding="utf-8")
-    (inline,) = re.findall(r"or (\{title: .*?memory_gb_s: \d+\})", text)
+    (inline,) = re.findall(r"or (\{title: .*?memory_gb_s: \d+\})", DOCS)
     for device in (values["device"], yaml.safe_load(inline.replace("title: ...", "title: mine"))):
         path = tmp_path / "ours.yaml"
         path.write_text(yaml.safe_dump({**values, "device": device}), encoding="utf-8")
