@@ -6,12 +6,11 @@ import json
 import sys
 from itertools import product
 from statistics import median
-from time import perf_counter
 
 import torch
 
+from headway.comm.bench_links import sums_of
 from headway.comm.communicator import Communicator
-from headway.comm.links import slowest
 from headway.core.launched import launched
 from headway.core.world import World
 
@@ -25,19 +24,14 @@ def main() -> None:
         raise SystemExit("no launcher started this process")
     world = World.join(told, torch.device("cpu"))
     communicator = Communicator(world)
-    asked = list(product(SIZES, communicator.algorithms))
-    buffers = {size: torch.zeros(size // 4) for size in SIZES}
-    rounds = []
-    for _ in range(1 + int(sys.argv[1])):
-        taken = []
-        for size, algorithm in asked:
-            slowest(world, [0.0])  # all begin together
-            began = perf_counter()
-            communicator.all_reduce(buffers[size], algorithm=algorithm, tag="bench").wait()
-            taken.append(perf_counter() - began)
-        rounds.append(slowest(world, taken))
+    buffers = [torch.zeros(size // 4) for size in SIZES]
+    rounds = [
+        [seconds for buffer in buffers for seconds in sums_of(communicator, buffer)]
+        for _ in range(1 + int(sys.argv[1]))
+    ]
     if world.is_lead:  # in the first round connections open and memory is touched
         medians = [median(times) for times in zip(*rounds[1:], strict=True)]
+        asked = product(SIZES, communicator.algorithms)
         print(json.dumps([(name, size, took) for (size, name), took in zip(asked, medians, strict=True)]), flush=True)
     communicator.close()
     world.close()

@@ -155,12 +155,12 @@ def sweep(communicator: Communicator, sizes: Sequence[int], seconds: float) -> t
     for place, size in enumerate(sizes):
         buffer = torch.zeros(size // 4, device=world.device)
         began = perf_counter()
-        first = _round(communicator, buffer)  # connections open, memory is touched
+        first = sums_of(communicator, buffer)  # connections open, memory is touched
         if rows and FEWEST_ROUNDS * sum(first) > left:
             return rows, list(sizes[place:])
         share = left / (len(sizes) - place)
         rounds = min(max(int(share / max(sum(first), 1e-9)), FEWEST_ROUNDS), MOST_ROUNDS)
-        times = [_round(communicator, buffer) for _ in range(rounds)]
+        times = [sums_of(communicator, buffer) for _ in range(rounds)]
         for name, taken in zip(names, map(median, zip(*times, strict=True)), strict=True):
             bus = size / taken * 2 * (world.size - 1) / world.size
             rows.append(Row(size, name, taken, bus, rounds))
@@ -168,8 +168,8 @@ def sweep(communicator: Communicator, sizes: Sequence[int], seconds: float) -> t
     return rows, []
 
 
-def _round(communicator: Communicator, buffer: torch.Tensor) -> list[float]:
-    """Seconds of one sum by each algorithm, of the slowest rank."""
+def sums_of(communicator: Communicator, buffer: torch.Tensor) -> list[float]:
+    """Seconds of one sum by each algorithm, of the slowest rank. Every rank calls it."""
     world = communicator.world
     mine = []
     for name in communicator.algorithms:
