@@ -58,6 +58,8 @@ QUICK = ("transform", "kernels", "compute")
 DRAWS = 4
 """Cases are drawn until so many times as many as are wanted: some cannot be had here, or do not count."""
 DOCTOR = ROOT / "src/headway/doctor"
+NOT_IN_A_CASE = ("page", "text", "script", "script_child", "tune", "tune_packs")
+"""Modules of the doctor that no case runs: they show a profile, watch a script, or tune a recipe."""
 
 
 def main() -> None:
@@ -124,7 +126,7 @@ def gathered(options: argparse.Namespace, results: Results, folder: Path, how: H
 
 def key(how: How) -> dict[str, Any]:
     """What a kept record has to share to count, beside its case."""
-    code = sources(DOCTOR, sorted(DOCTOR.rglob("*.py")))
+    code = sources(DOCTOR, sorted(one for one in DOCTOR.rglob("*.py") if one.stem not in NOT_IN_A_CASE))
     return {"machine": this_machine(), "code": code, "run_s": how.seconds, "times": how.times}
 
 

@@ -424,6 +424,24 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, good: Path) -> None:
     assert "there is no such folder" in said.err
 
 
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("train", "R", "--dry-run"),
+        ("tune", "R"),
+        ("predict", "none", "none.png"),
+        ("report", "none", "--against", "none"),
+        ("landscape", "none"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(
+    tmp_path: Path, good: Path, verb: tuple[str, ...]
+) -> None:
+    out = tmp_path / "none/out"
+    asked = [good / "recipe.yaml" if one == "R" else one for one in verb]
+    assert refused(*asked, "--out", out, status=2).startswith(f"{out}: nothing can be written there.")
+
+
 def test_images_outside_reason_are_refused_by_name(tmp_path: Path, good: Path) -> None:
     """A PNG of a few kB that claims to be a wall of pixels."""
     bomb = tmp_path / "bomb.png"

@@ -289,6 +289,7 @@ def _dry_run(recipe: Path, overrides: Sequence[str], out: Path | None, as_json: 
     from headway.train.dry_run import dry_run
     from headway.train.dry_run_page import page
 
+    writable(out)
     found = dry_run(recipe, overrides, say=say, **options)
     out = out or Path(f"{found.workload.name}.workload.json")
     found.workload.write(out)
@@ -347,6 +348,7 @@ def predict(
     from headway.train.predict import image_files, write_rows
     from headway.train.predict import predict as rows_of
 
+    writable(out)
     files = image_files(images)
     rows = rows_of(runs.trained(Run.open(run), say=say), files)
     written = write_rows(rows, out, as_json)
@@ -375,6 +377,7 @@ def report(
         from headway.train import against_page
         from headway.train.against import compare
 
+        writable(out)
         found = compare(run, against)
         page = against_page.write(found, out)
         show(found.to_json() | {"report": str(page)}, as_json, f"{found.sentence()}\nPage: {page}")

@@ -95,6 +95,7 @@ def tune(
     """
     from headway.doctor.tune import tune as run
 
+    writable(out)
     found = run(recipe, overrides or (), allow=allow, out=out, say=say, quick=quick, overwrite=overwrite)
     show(found.to_json(), as_json, found.text())
 

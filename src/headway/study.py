@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from headway.core.files import writable
 from headway.screen import Json, say, show
 
 
@@ -44,6 +45,7 @@ def landscape(
     from headway.train.landscape import Options
     from headway.train.landscape import landscape as run
 
+    writable(out)
     options = Options(
         plane=plane,
         between=between,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from tests.doctor._profile import profile
 
 from headway.core.errors import UsageError
-from headway.core.profile import Exchange, Input, Layer, Phase, Step, Update, Whole, Workload
+from headway.core.profile import Exchange, Input, Layer, Phase, Profile, Rate, Step, Update, Whole, WholeRun, Workload
 
 COUNT = st.integers(0, 10**12)
+
+
+def run(name: Any, predicted: float | None) -> WholeRun:
+    rate = Rate(value=100, low=99, high=101, windows=9)
+    return WholeRun(name=name, steps=9, images_s=rate, predicted=predicted, wait_share=None, note="")
 
 
 def layer(place: int, **more: Any) -> Layer:
@@ -117,6 +124,26 @@ def test_no_file_and_no_json_are_refused(tmp_path: Path) -> None:
 def test_a_number_that_cannot_be_is_refused() -> None:
     with pytest.raises(ValidationError):
         layer(0, saved_bytes=-1)
+
+
+@given(
+    st.lists(st.floats(0.2, 5), min_size=1, max_size=3),
+    st.none() | st.floats(1e-3, 1e3),
+    st.floats(0.1, 10),
+    st.booleans(),
+)
+def test_runs_agree_that_are_off_alike(off: list[float], cold: float | None, times: float, near: bool) -> None:
+    def found(off: Iterable[float]) -> Profile:
+        ran = [run(name, 100 * one) for name, one in zip(("synthetic", "replay", "warm"), off, strict=False)]
+        concluded = profile().verdict.model_copy(update={"confirmed": near})
+        return profile(runs=(*ran, run("cold", cold and 100 * cold), run("replay", None)), verdict=concluded)
+
+    assert found(off[:1] * 3).disagreement == pytest.approx(1)
+    assert found(off).disagreement == pytest.approx(max(off) / min(off))
+    assert found(times * one for one in off).disagreement == pytest.approx(max(off) / min(off))
+    assert found(off[:1] * 3).confirmed == near
+    assert not found([0.2, 1.0]).confirmed
+    assert profile(runs=()).disagreement == 1
 
 
 def test_it_needs_no_torch() -> None:

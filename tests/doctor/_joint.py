@@ -43,6 +43,15 @@ def main(recipe: str, out: str, seconds: str) -> None:
                 mine = [trainer.step, weights(), [one.nbytes for one in ranks.reducer.buckets], repr(ranks.options)]
                 return [text.decode() for text in ranks.world.control.gather_bytes(json.dumps(mine).encode())]
 
+            came = list[str]()
+            meet = trainer.meet
+
+            def noted() -> None:
+                """As it is, and with which options."""
+                came.append(f"comm.bucket_mb={ranks.options.bucket_mb} comm.algorithm={ranks.options.algorithm}")
+                meet()
+
+            trainer.meet = noted  # type: ignore[method-assign]
             trainer.meet()
             now = together(trainer, ranks)
             before = seen()
@@ -63,6 +72,7 @@ def main(recipe: str, out: str, seconds: str) -> None:
                     "exchange": asdict(alone),
                     "others": [asdict(one) for one in others],
                     "late": late,
+                    "came": came,
                     "around": [one.what for one in around],
                 }
                 Path(out).write_text(json.dumps(found))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.doctor._profile import ceilings, knobs, profile
+from tests.doctor._profile import ceilings, knobs, profile, runs
 from tests.page.test_browser import opened
 
 from headway.core.profile import Profile, Threads, Together
@@ -78,6 +78,13 @@ def test_the_verdict_stands_first() -> None:
     assert values["best knob"] == ("1.31 times", "images decoded once: data.cache=memory")
     assert card.note == shown.verdict.sentence
     assert panels(shown)[0] == card
+
+
+def test_runs_that_contradict_each_other_confirm_nothing() -> None:
+    faster = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in runs()]
+    card = found(profile(runs=faster))["verdict"]
+    assert "the prediction is +4.7 % off: not confirmed" in [one["note"] for one in card.data["cards"]]
+    assert card.note.endswith("Examine again when it is quiet.")
 
 
 def test_a_bar_for_each_stage_and_a_line_for_now_and_for_the_best_knob() -> None:

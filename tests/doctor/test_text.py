@@ -100,6 +100,13 @@ def test_a_verdict_that_is_not_confirmed_says_so() -> None:
     assert "Predicted 3,120 images/s; nothing was measured to confirm it." in text(profile(measured=None))
 
 
+def test_runs_that_contradict_each_other_are_told() -> None:
+    faster = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in runs()]
+    said = text(profile(runs=faster))
+    assert "measured 2,980 (+4.7 %).\nThe short runs contradict each other by 4.8 times: other work" in said
+    assert "contradict" not in text(profile())
+
+
 def test_every_override_can_be_copied() -> None:
     said = text(profile())
     for knob in knobs():

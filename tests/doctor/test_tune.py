@@ -104,6 +104,7 @@ def test_only_a_kept_knob_has_the_job_examined_again(folder: Path, monkeypatch: 
     assert [one.override for one in found.tries] == ["data.ahead=5", "channels_last=true", "data.ahead=7"]
     assert [one.override for one in found.kept] == ["channels_last=true"]
     assert len(bench.examined) == 2
+    assert found.text().endswith(f"Wrote {found.written}: headway train {found.written}")
     assert bench.examined[1]["channels_last"] is True
     assert load(found.written, (), TrainRecipe).recipe.channels_last is True
 
@@ -113,6 +114,7 @@ def test_many_tries_need_no_more_than_one_examination(folder: Path, monkeypatch:
     bench = Bench(monkeypatch, [many], {})
     found = tune.tune(write_recipe(folder / "some.yaml"), [], say=quiet)
     assert len(found.tries) == 10 > tune.ROUNDS
+    assert found.text().endswith("some.tuned.yaml is the recipe as it was, with what was tried.")
     assert len(bench.examined) == 1
 
 

@@ -118,6 +118,13 @@ def test_a_profile_brings_computing_and_loading(path: Path, tmp_path: Path) -> N
     profile().model_copy(update=wanted).write(tmp_path / "cpu.json")
     said = headway("plan", path, "--cluster", "dgx-1", "--nodes", "1,8", "--profile", tmp_path / "cpu.json").out
     assert "The profile is of a CPU, and DGX-1" in said.partition("nodes  devices")[0]
+    assert "contradict" not in said
+    replay = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in profile().runs]
+    profile().model_copy(update=on_gpu | {"runs": tuple(replay)}).write(tmp_path / "busy.json")
+    warned = headway("plan", path, "--cluster", "dgx-1", "--profile", tmp_path / "busy.json", "--json").json()
+    assert [one.partition(" by 4.8 times: ")[0] for one in warned["warnings"]] == [
+        f"The short runs of {tmp_path / 'busy.json'} contradict each other"
+    ]
     assert found["cluster"]["node"]["images_s"] > 0
     assert found["answers"][1]["limit"] == "loading"
     facts = {"exchange bytes/s": 1e9, "exchange latency seconds": 1e-3}

@@ -15,6 +15,10 @@ VERSION = 1
 """Of both schemas; a file of another one is refused."""
 
 
+AGREE = 1.25
+"""Times between short runs that are no contradiction: quiet machines gave up to 1.12, busy ones 1.8 to 5."""
+
+
 class Record(BaseModel):
     """Base of what is written as JSON: immutable, unknown keys refused."""
 
@@ -331,7 +335,7 @@ class Verdict(Record):
     most: float = Field(ge=1)
     """How many times the images/s, if the first limit were gone."""
     confirmed: bool
-    """Whether prediction and measurement are within 10 %."""
+    """Whether prediction and measurement of the whole job are within 10 %."""
     unexplained: str
     """What the stages do not explain, in a sentence; empty: nothing."""
 
@@ -373,6 +377,22 @@ class Profile(Record):
     """What could not be, and why."""
     seconds: float = Field(ge=0)
     """That all this took."""
+
+    @property
+    def disagreement(self) -> float:
+        """How many times as fast one short run was as another, each over its prediction; 1: they are off alike.
+
+        The same stages predict them all, the first epoch's reading left out: where one was faster than they say and
+        another slower, the machine changed meanwhile. Up to `AGREE` it is as a quiet machine gives it.
+        """
+        known = (run.error for run in self.runs if run.name != "cold")
+        off = [1 + error for error in known if error is not None]
+        return max(off) / min(off) if off else 1.0
+
+    @property
+    def confirmed(self) -> bool:
+        """Whether the run of the whole job confirms the verdict, and no other contradicts it."""
+        return self.verdict.confirmed and self.disagreement <= AGREE
 
     def ceiling(self, stage: str) -> Ceiling | None:
         return next((one for one in self.ceilings if one.stage == stage), None)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from headway.core.profile import Knob, Profile, Side, WholeRun
+from headway.core.profile import AGREE, Knob, Profile, Side, WholeRun
 
 COLUMNS = 100
 BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
@@ -78,8 +78,18 @@ def prediction(profile: Profile) -> str:
     if profile.measured is None:
         return f"{found}; nothing was measured to confirm it."
     error = signed(profile.predicted / profile.measured - 1)
-    doubt = "" if profile.verdict.confirmed else ": too far apart to confirm the verdict"
-    return f"{found}, measured {number(profile.measured)} ({error}){doubt}."
+    apart = "" if profile.verdict.confirmed else ": too far apart to confirm the verdict"
+    return f"{found}, measured {number(profile.measured)} ({error}){apart}."
+
+
+def doubt(profile: Profile) -> str:
+    """What speaks against the verdict; empty: nothing does."""
+    if profile.disagreement > AGREE:
+        return (
+            f"The short runs contradict each other by {profile.disagreement:.1f} times: other work used the machine "
+            "meanwhile. Examine again when it is quiet."
+        )
+    return profile.verdict.unexplained
 
 
 def behind(profile: Profile) -> str:
@@ -126,7 +136,7 @@ def _head(profile: Profile) -> list[str]:
     lines = [f"{_clipped(profile.name, COLUMNS - len(about) - 2)}, {about}"]
     for sentence, most in ((verdict.sentence, 3), (behind(profile), 1), (prediction(profile), 1)):
         lines += _wrapped(sentence, most=most)
-    return lines + _wrapped(verdict.unexplained, most=HEAD - len(lines))
+    return lines + _wrapped(doubt(profile), most=HEAD - len(lines))
 
 
 def _runs(profile: Profile) -> list[str]:

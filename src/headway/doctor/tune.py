@@ -103,7 +103,12 @@ class Tuned:
                 f"{self.before.value:,.0f} images/s before, {self.after.value:,.0f} after: {gain:.2f} times as many."
             )
         lines += self.notes
-        lines.append(f"Wrote {self.written}: headway train {self.written}")
+        if self.kept:
+            lines.append(f"Wrote {self.written}: headway train {self.written}")
+        else:
+            lines.append(
+                f"Nothing helped beyond the noise: {self.written} is the recipe as it was, with what was tried."
+            )
         return "\n".join(lines)
 
 

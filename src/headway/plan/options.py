@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import final
 
 from headway.core.errors import UsageError
-from headway.core.profile import Profile, Workload
+from headway.core.profile import AGREE, Profile, Workload
 from headway.plan.ask import (
     Known,
     epochs_of,
@@ -119,8 +119,13 @@ def _known(workload: Workload, where: Cluster, asked: Asked, epochs: Epochs | fl
         where = links_of(one, where)
     if where.node.images_s is None and (loads := loading_of(alone[0], where.node)) is not None:
         where = _with_node(where, images_s=loads)
-    known, device = of_profile(alone[0], workload), alone[0].machine.get("device")
-    if device == "cpu" and not isinstance(where.device, Device):  # the catalog has none
+    warnings = [
+        f"The short runs of {path} contradict each other by {one.disagreement:.1f} times: other work used the machine"
+        " meanwhile. Make it again when it is quiet."
+        for path, one in zip(asked.profiles, profiles, strict=True)
+        if one.disagreement > AGREE
+    ]
+    if alone[0].machine.get("device") == "cpu" and not isinstance(where.device, Device):  # the catalog has none
         warning = f"The profile is of a CPU, and {where.title} has {where.of.title}: this is what CPUs in their place"
-        known = replace(known, warning=f"{warning} would do. Make the profile on such a device, or leave it out.")
-    return known, where
+        warnings.append(f"{warning} would do. Make the profile on such a device, or leave it out.")
+    return replace(of_profile(alone[0], workload), warning=" ".join(warnings)), where
