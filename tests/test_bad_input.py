@@ -428,7 +428,6 @@ def test_a_place_that_cannot_be_written(tmp_path: Path, good: Path) -> None:
     "verb",
     [
         ("train", "R", "--dry-run"),
-        ("tune", "R"),
         ("predict", "none", "none.png"),
         ("report", "none", "--against", "none"),
         ("landscape", "none"),

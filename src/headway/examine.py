@@ -21,7 +21,9 @@ def doctor(
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option(help="The profile to write, JSON; default RECIPE.profile.json.")] = None,
     page: Annotated[Path | None, typer.Option(help="Draw it as an HTML file too.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Measure for a third of the time, less exactly.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Measure for half to two thirds of the time, less exactly.")
+    ] = False,
     cold: Annotated[
         bool, typer.Option("--cold", help="Conclude on the first epoch, whose files are read from the disk.")
     ] = False,
@@ -66,6 +68,7 @@ def doctor(
         from headway.doctor.doctor import examine
 
         found = examine(Path(recipe), overrides or (), say=say, quick=quick, cold=cold)
+    found = found.doubted()
     found.write(out)
     if page is not None:
         from headway.doctor import page as pages
@@ -84,7 +87,9 @@ def tune(
         str, typer.Option(help="What may change the mathematics too: precision, batch, data.size; by commas.")
     ] = "",
     out: Annotated[Path | None, typer.Option(help="The recipe to write; default RECIPE.tuned.yaml.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Measure for a third of the time, less exactly.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Measure for half to two thirds of the time, less exactly.")
+    ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace what is there.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -95,7 +100,6 @@ def tune(
     """
     from headway.doctor.tune import tune as run
 
-    writable(out)
     found = run(recipe, overrides or (), allow=allow, out=out, say=say, quick=quick, overwrite=overwrite)
     show(found.to_json(), as_json, found.text())
 

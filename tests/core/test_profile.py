@@ -141,8 +141,11 @@ def test_runs_agree_that_are_off_alike(off: list[float], cold: float | None, tim
     assert found(off[:1] * 3).disagreement == pytest.approx(1)
     assert found(off).disagreement == pytest.approx(max(off) / min(off))
     assert found(times * one for one in off).disagreement == pytest.approx(max(off) / min(off))
-    assert found(off[:1] * 3).confirmed == near
-    assert not found([0.2, 1.0]).confirmed
+    assert found(off[:1] * 3).doubted() == found(off[:1] * 3)
+    doubted = found([0.2, 1.0]).doubted()
+    assert not doubted.verdict.confirmed
+    assert doubted.verdict.unexplained.startswith("The short runs contradict each other by 5.0 times")
+    assert doubted.doubted() == doubted
     assert profile(runs=()).disagreement == 1
 
 

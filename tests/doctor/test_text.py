@@ -7,7 +7,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.doctor._profile import knobs, profile, runs
+from tests.doctor._profile import ceilings, knobs, profile, runs
 
 from headway.core.profile import Ceiling, Finding, Profile, Side, Verdict
 from headway.doctor.text import BLOCKS, COLUMNS, NOT_MEASURED, STAGES, alone, number, text
@@ -84,27 +84,30 @@ def test_it_says_what_limits_and_how_far_the_prediction_is_off() -> None:
     said = text(profile())
     assert said.startswith("cifar10, later epochs, batch 128: host/IO limited\n")
     assert "Limit: decode, then compute.\n" in said
-    assert "Predicted 3,120 images/s, measured 2,980 (+4.7 %)." in said
+    assert "Predicted 3,120 images/s, measured 2,980 (+4.7 %), stalls computed in both." in said
     assert re.search(r"^  warm +3,182 +3,040 +\+4\.7 % +31 %  the whole job", said, re.MULTILINE)
     assert re.search(r"^  replay +4,158 +4,100 +\+1\.4 % +0 %  ", said, re.MULTILINE)
     assert "\n  cold       not run: the whole set was brought into memory before the first step\n" in said
     assert "While both run on 2 cores, the loader takes 1.14 and the loop 1.05 times as long as alone." in said
     assert said.endswith("All this took 61.3 s.")
+    steady = [one for one in ceilings() if one.side != "stall"]
+    assert "Predicted 3,120 images/s, measured 2,980 (+4.7 %)." in text(profile(ceilings=steady))
 
 
 def test_a_verdict_that_is_not_confirmed_says_so() -> None:
     found = profile()
     doubtful = found.verdict.model_copy(update={"confirmed": False, "unexplained": "9% is not explained."})
     said = text(found.model_copy(update={"verdict": doubtful, "measured": 2500.0}))
-    assert "measured 2,500 (+24.8 %): too far apart to confirm the verdict.\n9% is not explained.\n" in said
+    assert "measured 2,500 (+24.8 %), stalls computed in both: not confirmed.\n9% is not explained.\n" in said
     assert "Predicted 3,120 images/s; nothing was measured to confirm it." in text(profile(measured=None))
 
 
 def test_runs_that_contradict_each_other_are_told() -> None:
     faster = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in runs()]
-    said = text(profile(runs=faster))
-    assert "measured 2,980 (+4.7 %).\nThe short runs contradict each other by 4.8 times: other work" in said
-    assert "contradict" not in text(profile())
+    said = text(profile(runs=faster).doubted())
+    assert "measured 2,980 (+4.7 %), stalls computed in both: not confirmed.\nThe short runs" in said
+    assert "contradict each other by 4.8 times: other work used the machine" in said
+    assert "contradict" not in text(profile().doubted())
 
 
 def test_every_override_can_be_copied() -> None:

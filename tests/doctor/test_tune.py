@@ -56,6 +56,9 @@ def test_what_is_there_is_not_replaced(folder: Path) -> None:
     assert "exists" in refused("tune", recipe, status=2)
     assert (folder / "some.tuned.yaml").read_text() == "mine"
     assert "nothing to allow" in refused("tune", recipe, "--allow", "everything", "--out", folder / "x.yaml", status=2)
+    (folder / "taken.yaml").mkdir()
+    taken = ("tune", recipe, "--out", folder / "taken.yaml", "--overwrite")
+    assert "nothing can be written there" in refused(*taken, status=2)
     (folder / "other").mkdir()
     assert "relative paths" in refused("tune", recipe, "--out", folder / "other/x.yaml", status=2)
 

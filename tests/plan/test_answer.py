@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
-from headway.plan.answer import Answer, Job, answers, pays_until, sensitivity, storage_images_s
+from headway.plan.answer import Answer, Job, answers, one_answer, pays_until, sensitivity, storage_images_s
 from headway.plan.cluster import Cluster, Storage, clusters
 from headway.plan.convergence import Epochs
 from headway.plan.step import Bucket, Compute, even_buckets
@@ -136,12 +136,20 @@ def test_what_moves_the_answer_is_first() -> None:
 
 
 def test_nodes_pay_until_the_batch_no_longer_learns() -> None:
-    found = answers(job(), cluster(), [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024])
-    few = pays_until(found)
-    wide = pays_until(answers(job(epochs=90.0), cluster(), [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]))
-    assert few < wide == 1024
+    nodes = [2**power for power in range(11)]
+    few = pays_until(job(), cluster(), nodes)
+    assert few < pays_until(job(epochs=90.0), cluster(), nodes) == 1024
     tighter = replace(LAW, critical=LAW.critical / 10)
-    assert pays_until(answers(job(epochs=tighter), cluster(), [1, 2, 4, 8, 16, 32, 64, 128])) < few
+    assert pays_until(job(epochs=tighter), cluster(), nodes) < few
+    assert pays_until(job(), cluster(), [1, 1024]) == few  # what lies between is tried too
+    assert pays_until(job(), cluster(), [few, few]) == few
+
+
+def test_a_batch_that_does_not_divide_waits_for_the_device_with_one_more() -> None:
+    even, odd = (one_answer(job(per_device=None, batch=batch), cluster(), 1) for batch in (16.0, 12.0))
+    assert odd.devices == 8
+    assert odd.step == even.step
+    assert odd.images_s == pytest.approx(0.75 * even.images_s)
 
 
 def test_the_band_is_wider_where_less_is_known() -> None:

@@ -13,8 +13,9 @@ from tests.plan._workload import workload
 
 from headway.core import collectives
 from headway.core.errors import UsageError
-from headway.core.profile import Profile
-from headway.plan.answer import step_of
+from headway.core.profile import Ceiling, Profile, Side, Together
+from headway.doctor.model import Model
+from headway.plan.answer import one_answer, step_of
 from headway.plan.ask import (
     epochs_of,
     job_of,
@@ -28,7 +29,7 @@ from headway.plan.ask import (
     read_runs,
 )
 from headway.plan.calibrate import Run, calibrate
-from headway.plan.cluster import Host, clusters
+from headway.plan.cluster import clusters
 from headway.plan.convergence import Epochs, Point
 from headway.plan.step import Compute, Step, even_buckets, gradients_of
 
@@ -72,8 +73,12 @@ def like(found: Profile, **changes: Any) -> Profile:
     return found.model_copy(update={"multiply_adds": workload().forward_multiply_adds, **changes})
 
 
+def on_gpu(found: Profile, **changes: Any) -> Profile:
+    return like(found, machine={"usable_cores": 2, "device": "Tesla V100-SXM2-16GB"}, **changes)
+
+
 def test_a_profile_gives_the_loop_it_measured() -> None:
-    found = like(profile())
+    found = on_gpu(profile())
     known = of_profile(found, workload())
     loop = sum(one.seconds for one in found.ceilings if one.side == "loop")
     assert known.basis == "profile"
@@ -94,12 +99,61 @@ def test_a_profile_of_another_network_or_of_several_ranks_is_refused() -> None:
 
 
 def test_a_profile_says_what_a_machine_loads() -> None:
-    found = like(profile(), machine={"usable_cores": 2})
-    alone = 1 / sum(one.seconds for one in found.ceilings if one.side == "input")
-    assert loading_of(found, Host()) == pytest.approx(alone)
-    assert loading_of(found, Host(cores=40)) == pytest.approx(20 * alone)
+    found, cluster = on_gpu(profile()), clusters()["dgx-1"]
+    fit = found.threads
+    assert fit is not None
+    with_cores = [
+        cluster.model_copy(update={"node": cluster.node.model_copy(update={"cores": cores})}) for cores in (8, 16)
+    ]
+    assert loading_of(found, with_cores[0]) == pytest.approx(8 / (fit.serial_s + fit.parallel_s))
+    assert loading_of(found, with_cores[1]) == pytest.approx(8 / (fit.serial_s + fit.parallel_s / 2))
     quiet = like(found, ceilings=tuple(one for one in found.ceilings if one.side != "input"))
-    assert loading_of(quiet, Host()) is None
+    assert loading_of(quiet, cluster) is None
+
+
+@given(st.floats(1e-5, 1e-2), st.floats(1e-5, 1e-2), st.floats(1, 2), st.floats(1, 2), st.floats(0, 1e-3))
+@settings(deadline=None, max_examples=50)
+def test_a_processor_that_loads_and_trains_is_as_slow_as_the_doctor_says(
+    loader: float, loop: float, loader_slower: float, loop_slower: float, stall: float
+) -> None:
+    together = Together(
+        input_alone=loader,
+        loop_alone=loop,
+        input_beside=loader * loader_slower,
+        loop_beside=loop * loop_slower,
+        cores=2,
+    )
+    parts: list[tuple[str, Side, float]] = [
+        ("decode", "input", loader), ("compute", "loop", loop), ("evaluate", "stall", stall)
+    ]  # fmt: skip
+    ceilings = [Ceiling(stage=stage, side=side, resource="host", seconds=took, how="") for stage, side, took in parts]
+    model = Model.of(ceilings, together)
+    found = like(
+        profile(machine={"device": "cpu"}), ceilings=tuple(ceilings), together=together, predicted=model.images_s()
+    )
+    computing = found.batch / of_profile(found, workload()).compute.seconds(found.batch)
+    loading = loading_of(found, clusters()["dgx-1"].model_copy(update={"devices": 1}))
+    assert loading is not None
+    assert min(computing, loading) == pytest.approx(model.images_s(stalls=False))
+
+
+def test_values_that_are_read_of_each_sample_grow_with_the_batch() -> None:
+    sync = Ceiling(stage="sync", side="loop", resource="device", seconds=2e-3, how="")
+    slow = on_gpu(profile(), ceilings=(*(one for one in profile().ceilings if one.stage != "sync"), sync))
+    fixed, each = (of_profile(like(slow, facts={"syncs a step": reads}), workload()).compute for reads in (3.0, 128.0))
+    assert each.seconds(128) == pytest.approx(fixed.seconds(128))
+    assert each.seconds(256) - fixed.seconds(256) == pytest.approx(128 * 2e-3)
+
+
+def test_what_stops_a_run_is_as_the_doctor_measured_it() -> None:
+    found = on_gpu(profile(), facts={"evaluate seconds": 80.0, "checkpoint seconds": 5.0})
+    known, where = of_profile(found, workload()), clusters()["dgx-1"]
+    job = job_of(workload(), known, 10.0)
+    assert (job.evaluation_s, job.checkpoint_s) == (80, 5)
+    assert job.checkpoints == workload().run.checkpoints > 0
+    free = replace(job, evaluation_s=0.0, checkpoint_s=0.0)
+    stopped, freed = (one_answer(one, where, 2).hours * 3600 for one in (job, free))
+    assert stopped - freed == pytest.approx(job.evaluations * 80 / 16 + job.checkpoints * 5)
 
 
 def test_a_profile_of_ranks_says_what_they_tell_each_other() -> None:
@@ -107,6 +161,8 @@ def test_a_profile_of_ranks_says_what_they_tell_each_other() -> None:
     facts |= {f"rank {rank} seconds a step": 1 + 0.01 * rank for rank in range(4)}
     found = links_of(like(profile(), ranks=4, facts=facts), clusters()["dgx-1"])
     assert found.inside.gb_s == pytest.approx(2 * 1.5)
+    waited = facts | {"exchange alone seconds a step": 2.4e-3}  # a quarter is latency
+    assert links_of(like(profile(), ranks=4, facts=waited), clusters()["dgx-1"]).inside.gb_s == pytest.approx(4)
     assert found.inside.latency_us == pytest.approx(100)
     assert found.jitter == pytest.approx(0.0127, rel=0.01)
     one = clusters()["dgx-1"].model_copy(update={"devices": 4, "inside": found.inside})
@@ -122,6 +178,9 @@ def test_a_data_sheet_gives_a_share_of_its_peak() -> None:
     assert known.compute.sample_s == pytest.approx(flops / (9.3e12 * 0.5))
     assert known.basis == "data sheet"
     assert "9.3 TFLOPS" in known.how
+    assert known.warning == ""
+    assert "989 TFLOPS in mixed precision" in of_device(workload(), clusters()["dgx-h100"].of).warning
+    assert "20% of 156 TFLOPS (TF32)" in of_device(workload(), clusters()["dgx-a100"].of).how
     few = workload(convolutions=2)
     assert of_device(few, clusters()["dgx-1"].of).compute.fixed_s < known.compute.fixed_s
 
@@ -171,8 +230,10 @@ def test_a_job_is_the_workload() -> None:
 def test_micro_batches_of_the_recipe_stay() -> None:
     known = workload()
     micro = known.model_copy(update={"step": known.step.model_copy(update={"micro_batch": 10})})
-    job = job_of(micro, of_device(known, clusters()["dgx-1"].of), 10.0)
-    assert (job.per_device, job.accumulate) == (10, 4)
+    sheet = of_device(known, clusters()["dgx-1"].of)
+    job = job_of(micro, sheet, 10.0)
+    assert (job.per_device, job.accumulate) == (8, 4)  # as training splits 32
+    assert job_of(micro, sheet, 10.0, accumulate=2).accumulate == 2
 
 
 def test_images_that_grow_take_what_they_take_in_the_mean() -> None:

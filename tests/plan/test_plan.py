@@ -17,6 +17,7 @@ from tests.doctor._profile import profile
 from tests.plan._workload import workload
 
 from headway.core.errors import UsageError
+from headway.core.profile import Threads
 from headway.plan.answer import answers
 from headway.plan.ask import job_of, of_device
 from headway.plan.choices import Choice, choices, dense_layers, memory, useful_nodes
@@ -90,14 +91,18 @@ def test_rows_that_find_no_room_and_steps_larger_than_the_set_are_named(path: Pa
     asked = ("plan", path, "--cluster", "dgx-1", "--nodes", "1..64", "--batch", "65536")
     found = headway(*asked, "--page", tmp_path / "plan.html", "--json").json()
     assert found["nodes_without_room"] == [1, 2, 4]
-    (tight,) = found["warnings"]
+    precision, tight = found["warnings"]
+    assert precision.startswith("The workload computes in fp32, and V100 SXM2 has 125 TFLOPS in mixed precision: ")
     assert "with 1 to 4 nodes: plan more nodes" in tight
     assert "plan more nodes" in (tmp_path / "plan.html").read_text(encoding="utf-8")
     tiny = workload().model_copy(update={"run": workload().run.model_copy(update={"samples": 1000})})
     tiny.write(tmp_path / "tiny.json")
     found = headway("plan", tmp_path / "tiny.json", "--cluster", "dgx-1", "--per-device", "32", "--json").json()
-    assert found["warnings"][0].startswith("From 4 nodes on a step is of 1,024 samples, and the set has 1,000")
-    assert headway("plan", path, "--cluster", "dgx-1", "--nodes", "8", "--json").json()["warnings"] == []
+    assert found["warnings"][1].startswith("From 4 nodes on a step is of 1,024 samples, and the set has 1,000")
+    mixed = workload().model_copy(update={"step": workload().step.model_copy(update={"precision": "bf16"})})
+    mixed.write(tmp_path / "mixed.json")
+    asked = ("plan", tmp_path / "mixed.json", "--cluster", "dgx-1", "--nodes", "8", "--json")
+    assert headway(*asked).json()["warnings"] == []
 
 
 def test_a_clusters_own_nodes_are_the_default(path: Path, tmp_path: Path) -> None:
@@ -109,7 +114,8 @@ def test_a_clusters_own_nodes_are_the_default(path: Path, tmp_path: Path) -> Non
 
 def test_a_profile_brings_computing_and_loading(path: Path, tmp_path: Path) -> None:
     wanted = {"multiply_adds": workload().forward_multiply_adds}
-    on_gpu = wanted | {"machine": profile().machine | {"device": "Tesla V100-SXM2-16GB"}}
+    slow = Threads(threads=(1, 2), images_s=(200, 400), serial_s=1e-6, parallel_s=5e-3)
+    on_gpu = wanted | {"machine": profile().machine | {"device": "Tesla V100-SXM2-16GB"}, "threads": slow}
     profile().model_copy(update=on_gpu).write(tmp_path / "one.json")
     asked = ("plan", path, "--cluster", "dgx-1", "--nodes", "1,8", "--profile", tmp_path / "one.json")
     found = headway(*asked, "--json").json()
@@ -120,10 +126,10 @@ def test_a_profile_brings_computing_and_loading(path: Path, tmp_path: Path) -> N
     assert "The profile is of a CPU, and DGX-1" in said.partition("nodes  devices")[0]
     assert "contradict" not in said
     replay = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in profile().runs]
-    profile().model_copy(update=on_gpu | {"runs": tuple(replay)}).write(tmp_path / "busy.json")
+    profile().model_copy(update=on_gpu | {"runs": tuple(replay)}).doubted().write(tmp_path / "busy.json")
     warned = headway("plan", path, "--cluster", "dgx-1", "--profile", tmp_path / "busy.json", "--json").json()
     assert [one.partition(" by 4.8 times: ")[0] for one in warned["warnings"]] == [
-        f"The short runs of {tmp_path / 'busy.json'} contradict each other"
+        f"{tmp_path / 'busy.json'} was not confirmed. The short runs contradict each other"
     ]
     assert found["cluster"]["node"]["images_s"] > 0
     assert found["answers"][1]["limit"] == "loading"

@@ -335,7 +335,7 @@ class Verdict(Record):
     most: float = Field(ge=1)
     """How many times the images/s, if the first limit were gone."""
     confirmed: bool
-    """Whether prediction and measurement of the whole job are within 10 %."""
+    """Whether prediction and measurement of the whole job are within 10 %, and no short run contradicts another."""
     unexplained: str
     """What the stages do not explain, in a sentence; empty: nothing."""
 
@@ -389,10 +389,15 @@ class Profile(Record):
         off = [1 + error for error in known if error is not None]
         return max(off) / min(off) if off else 1.0
 
-    @property
-    def confirmed(self) -> bool:
-        """Whether the run of the whole job confirms the verdict, and no other contradicts it."""
-        return self.verdict.confirmed and self.disagreement <= AGREE
+    def doubted(self) -> Profile:
+        """The same, and where the short runs contradict each other, with a verdict that is not confirmed for it."""
+        if self.disagreement <= AGREE:
+            return self
+        why = f"The short runs contradict each other by {self.disagreement:.1f} times: other work used the machine "
+        why += "meanwhile. Examine again when it is quiet."
+        return self.model_copy(
+            update={"verdict": self.verdict.model_copy(update={"confirmed": False, "unexplained": why})}
+        )
 
     def ceiling(self, stage: str) -> Ceiling | None:
         return next((one for one in self.ceilings if one.stage == stage), None)

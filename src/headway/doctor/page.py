@@ -11,18 +11,7 @@ from typing import Any
 from headway.core.files import write_whole
 from headway.core.profile import Ceiling, Profile, Side, WholeRun
 from headway.doctor.roof import SAME_SIZE
-from headway.doctor.text import (
-    SIDES,
-    alone,
-    caution,
-    doubt,
-    how_to,
-    number,
-    percent,
-    prediction,
-    signed,
-    together,
-)
+from headway.doctor.text import SIDES, alone, caution, how_to, number, percent, prediction, signed, together
 from headway.page import panel, report
 from headway.page.panel import Panel
 
@@ -72,7 +61,7 @@ def _verdict(profile: Profile) -> Panel:
     )
     if profile.measured is not None:
         error = signed(profile.predicted / profile.measured - 1)
-        word = "confirmed" if profile.confirmed else "not confirmed"
+        word = "confirmed" if verdict.confirmed else "not confirmed"
         values.append(("measured images/s", number(profile.measured), f"the prediction is {error} off: {word}"))
     without = f"the images/s, if {verdict.stage} took no time"
     values.append(("at most", f"{verdict.most:.2f} times", without))
@@ -80,7 +69,7 @@ def _verdict(profile: Profile) -> Panel:
     if profile.knobs:
         best = profile.knobs[0]
         values.append(("best knob", f"{best.gain:.2f} times", f"{best.name}: {how_to(best)}"))
-    note = " ".join(filter(None, (verdict.sentence, doubt(profile))))
+    note = " ".join(filter(None, (verdict.sentence, verdict.unexplained)))
     return panel.cards("verdict", "Verdict", values, section="Verdict", order=100, note=note)
 
 

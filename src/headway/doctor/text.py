@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from headway.core.profile import AGREE, Knob, Profile, Side, WholeRun
+from headway.core.profile import Knob, Profile, Side, WholeRun
 
 COLUMNS = 100
 BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
@@ -22,6 +22,9 @@ NAME = 30
 """Columns of the longest name in a table,"""
 SHORT = 12
 """and of that of a run."""
+
+WORTH_SAYING = 0.02
+"""Of the run's time."""
 
 # Lines of each part, its heading counted. With the empty line after each of the six and the last line they are 60.
 HEAD, RUNS, STAGES, KNOBS, ENVIRONMENT, NOT_MEASURED = 8, 6, 17, 10, 7, 5
@@ -73,23 +76,16 @@ def percent(share: float) -> str:
 
 
 def prediction(profile: Profile) -> str:
-    """`Predicted 3,120 images/s, measured 2,980 (+4.7 %).`, or that nothing was measured."""
+    """`Predicted 3,120 images/s, measured 2,980 (+4.7 %).`, or that nothing was measured. Short runs are without
+    evaluations and checkpoints: what those take was measured by itself, and is counted in both numbers."""
     found = f"Predicted {number(profile.predicted)} images/s"
     if profile.measured is None:
         return f"{found}; nothing was measured to confirm it."
     error = signed(profile.predicted / profile.measured - 1)
-    apart = "" if profile.verdict.confirmed else ": too far apart to confirm the verdict"
-    return f"{found}, measured {number(profile.measured)} ({error}){apart}."
-
-
-def doubt(profile: Profile) -> str:
-    """What speaks against the verdict; empty: nothing does."""
-    if profile.disagreement > AGREE:
-        return (
-            f"The short runs contradict each other by {profile.disagreement:.1f} times: other work used the machine "
-            "meanwhile. Examine again when it is quiet."
-        )
-    return profile.verdict.unexplained
+    doubt = "" if profile.verdict.confirmed else ": not confirmed"
+    stalls = sum(one.seconds for one in profile.ceilings if one.side == "stall") * profile.predicted / profile.ranks
+    computed = ", stalls computed in both" if stalls > WORTH_SAYING else ""
+    return f"{found}, measured {number(profile.measured)} ({error}){computed}{doubt}."
 
 
 def behind(profile: Profile) -> str:
@@ -136,7 +132,7 @@ def _head(profile: Profile) -> list[str]:
     lines = [f"{_clipped(profile.name, COLUMNS - len(about) - 2)}, {about}"]
     for sentence, most in ((verdict.sentence, 3), (behind(profile), 1), (prediction(profile), 1)):
         lines += _wrapped(sentence, most=most)
-    return lines + _wrapped(doubt(profile), most=HEAD - len(lines))
+    return lines + _wrapped(verdict.unexplained, most=HEAD - len(lines))
 
 
 def _runs(profile: Profile) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Literal, final
 
 from headway.core.collectives import Network
@@ -33,7 +34,8 @@ class Job:
     accumulate: micro-batches of a step.
     wire_ratio: bytes between nodes over those of gradients. backward: share of computing in which they are made.
     epochs: by batch; or a number, whatever the batch.
-    evaluations: of a run; evaluation_s: of one, on one device.
+    evaluations: of a run; evaluation_s: of one, on one device. checkpoints: of a run; checkpoint_s: for which one holds
+    all up.
     compute_error: share by which `compute` may be wrong, one standard deviation.
     spread: its nodes lie among those of others, in all groups, so that what they send goes over the narrow links.
     """
@@ -52,6 +54,8 @@ class Job:
     backward: float = BACKWARD
     evaluations: int = 0
     evaluation_s: float = 0.0
+    checkpoints: int = 0
+    checkpoint_s: float = 0.0
     compute_error: float = 0.03
     spread: bool = False
 
@@ -147,7 +151,7 @@ def one_answer(job: Job, cluster: Cluster, nodes: int) -> Answer:
         fix = f"The {cluster.devices} of a node can share an image; plan fewer nodes, or a larger batch."
         raise UsageError(what, where="--batch", fix=fix)
     batch, network = each * devices * job.accumulate, cluster.network(nodes, spread=job.spread)
-    told = step_of(job, cluster, network, each)
+    told = step_of(job, cluster, network, each if each < 1 else math.ceil(each - 1e-9))
     if strips > 1:
         told = replace(told, exposed_s=told.exposed_s + job.accumulate * edges_s(job, cluster, each * strips))
     alone = batch / told.seconds
@@ -155,7 +159,8 @@ def one_answer(job: Job, cluster: Cluster, nodes: int) -> Answer:
     first, later = min(alone, loading, cold), min(alone, loading, warm)
     epochs = job.epochs_of(batch)
     training = job.samples * (min(epochs, 1.0) / first + max(0.0, epochs - 1) / later)
-    hours = (training + job.evaluations * job.evaluation_s / devices) / 3600
+    stalls = job.evaluations * job.evaluation_s / devices + job.checkpoints * job.checkpoint_s
+    hours = (training + stalls) / 3600
     kwh = None if cluster.node.watts is None else nodes * cluster.node.watts / 1000 * cluster.pue * hours
     cost = None if cluster.node.cost_per_hour is None else nodes * cluster.node.cost_per_hour * hours
     starved = job.samples * min(epochs, 1.0) / first > training / 2 or later < min(alone, loading)
@@ -251,12 +256,19 @@ def _limit(told: Step, alone: float, loading: float, storage: float) -> Limit:
     return max(parts, key=lambda name: parts[name])
 
 
-def pays_until(found: Sequence[Answer]) -> int:
-    """The most nodes that still pay: from one plan to the next, twice the nodes are at least 1.41 times as fast."""
-    best = found[0]
-    for one in found[1:]:
-        grown, faster = math.log(one.nodes / best.nodes), math.log(best.hours / one.hours)
-        if faster < PAYS * grown:
+def pays_until(job: Job, cluster: Cluster, nodes: Sequence[int]) -> int:
+    """The most nodes that still pay: from one count to the next, twice the nodes are at least 1.41 times as fast.
+
+    Args:
+        nodes: from the fewest to the most; where one is more than twice the one before it, doublings between them are
+            tried too.
+    """
+    counts = sorted(set(nodes))
+    for low, high in pairwise(tuple(counts)):
+        counts += [low << power for power in range(1, (high - 1).bit_length()) if low << power < high]
+    best, *others = (one_answer(job, cluster, count) for count in sorted(counts))
+    for one in others:
+        if math.log(best.hours / one.hours) < PAYS * math.log(one.nodes / best.nodes):
             break
         best = one
     return best.nodes

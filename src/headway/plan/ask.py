@@ -13,13 +13,13 @@ from headway.core.errors import UsageError
 from headway.core.profile import Profile, Workload
 from headway.plan.answer import Job, step_of
 from headway.plan.calibrate import Run, calibrate
-from headway.plan.cluster import Cluster, Device, Host, Inside
+from headway.plan.cluster import Cluster, Device, Inside
 from headway.plan.convergence import Epochs, Point, fit, from_noise, official
 from headway.plan.step import BACKWARD, Compute, Step, gradients_of
 
 Basis = Literal["profile", "runs", "data sheet"]
 
-SHARE = {"fp32": 0.5, "mixed": 0.2}
+SHARE = {"fp32": 0.5, "tensor cores": 0.2}
 """Of a device's peak that convolutional networks reach in training. Single devices in published runs of ResNet-50: fp32
 0.29 (K80) to 0.69 (P100), mixed precision 0.16 to 0.27 (V100 to H100)."""
 ERROR: dict[Basis, float] = {"profile": 0.03, "runs": 0.05, "data sheet": 0.35}
@@ -36,19 +36,23 @@ FORWARD = 1 / 3
 @dataclass(frozen=True)
 class Known:
     """Attributes: compute: of one device. basis: what it comes from; how: in words. warning: why it may not hold
-    there; or empty."""
+    there; or empty. evaluation_s: of one, on one device; None: a share of `compute`. checkpoint_s: for which one holds
+    the run up."""
 
     compute: Compute
     basis: Basis
     how: str
     warning: str = ""
+    evaluation_s: float | None = None
+    checkpoint_s: float = 0.0
 
 
 def of_profile(profile: Profile, workload: Workload) -> Known:
     """The training loop of one device, as the doctor measured it.
 
     Forward and backward at several batches say what grows with the batch; all else of a step is as long whatever the
-    batch, but for what is done to the images.
+    batch, but for what is done to the images, and values that are read of each of them. Where processors train, the
+    loop is as slow as the loader beside it makes it.
 
     Raises:
         UsageError: it is of several processes, or of another network.
@@ -66,6 +70,8 @@ def of_profile(profile: Profile, workload: Workload) -> Known:
     of_loop = {one.stage: one.seconds for one in profile.ceilings if one.side == "loop"}
     total = sum(of_loop.values()) * profile.batch
     grows = of_loop.get("transform", 0.0)
+    if profile.facts.get("syncs a step", 0.0) >= profile.batch:
+        grows += of_loop.get("sync", 0.0)
     points = [(float(samples), seconds) for samples, seconds in profile.launch.items() if seconds > 0]
     if len(points) >= 2:
         (few, less), (many, more) = sorted(points)[-2:]  # small batches may go through other code
@@ -74,25 +80,63 @@ def of_profile(profile: Profile, workload: Workload) -> Known:
         grows += of_loop.get("compute", 0.0)
     fixed = max(0.0, total - grows * profile.batch)
     compute = Compute(fixed, (total - fixed) / profile.batch)
+    slower = _beside(profile)[1] / sum(of_loop.values())
+    compute = Compute(slower * compute.fixed_s, slower * compute.sample_s)
     where = profile.machine.get("device") or "its machine"
-    return Known(compute, "profile", f"the doctor's profile of {profile.name} on {where}, batch {profile.batch:,}")
+    how = f"the doctor's profile of {profile.name} on {where}, batch {profile.batch:,}"
+    facts = profile.facts
+    return Known(
+        compute,
+        "profile",
+        how,
+        evaluation_s=facts.get("evaluate seconds"),
+        checkpoint_s=facts.get("checkpoint seconds", 0.0),
+    )
 
 
-def loading_of(profile: Profile, host: Host) -> float | None:
-    """Images/s that a machine's processors load, by what they do on the profile's; None: the data are synthetic.
+def loading_of(profile: Profile, cluster: Cluster) -> float | None:
+    """Images/s that a node's processors load, by what they do on the profile's machine; None: the data are synthetic.
 
-    In proportion to the cores, where both are known.
+    Each device has a loader of its own. Those of GPUs share the node's cores, by the fit over threads; a processor that
+    trains has what the profile's had. Files are in memory.
     """
-    seconds = sum(one.seconds for one in profile.ceilings if one.side == "input")
-    if not seconds:
+    if _on_processor(profile):
+        loader_s = _beside(profile)[0]
+        return cluster.devices / loader_s if loader_s else None
+    seconds = {one.stage: one.seconds for one in profile.ceilings if one.side == "input"}
+    if not any(seconds.values()):
         return None
-    cores = profile.machine.get("usable_cores")
-    times = host.cores / cores if host.cores and isinstance(cores, int | float) and cores > 0 else 1.0
-    return times / seconds
+    cores = cluster.node.cores or profile.machine.get("usable_cores")
+    if profile.threads is None or not isinstance(cores, int | float) or cores <= 0:
+        return cluster.devices / sum(seconds.values())
+    fit = profile.threads
+    return cluster.devices / (fit.serial_s + fit.parallel_s * cluster.devices / cores)
+
+
+def _on_processor(profile: Profile) -> bool:
+    return profile.machine.get("device") == "cpu"
+
+
+def _beside(profile: Profile) -> tuple[float, float]:
+    """Seconds of a sample that (loader, loop) take: alone; or on a processor that does both, so that the slower of them
+    is what the doctor predicts of the whole job, stalls left out."""
+    loader, loop, stalls = (
+        sum(one.seconds for one in profile.ceilings if one.side == side) for side in ("input", "loop", "stall")
+    )
+    found = profile.together
+    if found is None or not _on_processor(profile):
+        return loader, loop
+    steady = max(1 / profile.predicted - stalls, loader, loop)
+    if found.input_beside > found.loop_beside:
+        return steady, min(steady, loop * max(1.0, found.loop_beside / found.loop_alone))
+    return min(steady, loader * max(1.0, found.input_beside / found.input_alone)), steady
 
 
 def links_of(profile: Profile, cluster: Cluster) -> Cluster:
     """The cluster with links inside a node, and jitter, as ranks on one host had them (headway doctor --procs).
+
+    The profile does not tell in how many buckets they exchanged gradients: the latency of one is taken off what the
+    exchange took, so that with many the links are thought slower than they are.
 
     Raises:
         UsageError: it is of one process, or they ran on several hosts.
@@ -101,10 +145,12 @@ def links_of(profile: Profile, cluster: Cluster) -> Cluster:
     if profile.ranks < 2 or not {"exchange bytes/s", "exchange latency seconds"} <= set(facts):
         what = "this profile has no exchange between processes"
         raise UsageError(what, where="--profile", fix="headway doctor RECIPE --procs N writes one that has.")
-    around = 2 * (profile.ranks - 1) / profile.ranks
+    around, latency = 2 * (profile.ranks - 1) / profile.ranks, facts["exchange latency seconds"]
+    taken = facts.get("exchange alone seconds a step", math.inf)
+    sending = max(0.1, 1 - latency / taken)
     inside = Inside(
-        gb_s=facts["exchange bytes/s"] * around / 1e9,
-        latency_us=facts["exchange latency seconds"] * 1e6 / (2 * (profile.ranks - 1)),
+        gb_s=facts["exchange bytes/s"] / sending * around / 1e9,
+        latency_us=latency * 1e6 / (2 * (profile.ranks - 1)),
     )
     steps = [seconds for name, seconds in facts.items() if re.fullmatch(r"rank \d+ seconds a step", name)]
     changes: dict[str, object] = {"inside": inside}
@@ -139,11 +185,19 @@ def of_runs(runs: Sequence[Run], job: Job, cluster: Cluster) -> Known:
 def of_device(workload: Workload, device: Device) -> Known:
     """By its data sheet alone."""
     sheet = device.tflops
-    mixed = workload.step.precision != "fp32" and sheet.mixed is not None
-    peak, share = (sheet.mixed or 0.0, SHARE["mixed"]) if mixed else (sheet.fp32, SHARE["fp32"])
+    kind, peak = "fp32", sheet.fp32
+    if workload.step.precision != "fp32" and sheet.mixed is not None:
+        kind, peak = "mixed", sheet.mixed
+    elif sheet.tf32 is not None:
+        kind, peak = "TF32", sheet.tf32
+    share = SHARE["fp32" if kind == "fp32" else "tensor cores"]
     fixed = LAUNCH_S * LAUNCHES * len(workload.layers)
-    how = f"the data sheet alone: {share:.0%} of {peak:g} TFLOPS ({'mixed' if mixed else 'fp32'})"
-    return Known(Compute(fixed, workload.operations / (peak * 1e12 * share)), "data sheet", how)
+    how = f"the data sheet alone: {share:.0%} of {peak:g} TFLOPS ({kind})"
+    warning = ""
+    if kind != "mixed" and sheet.mixed is not None:
+        warning = f"The workload computes in fp32, and {device.title} has {sheet.mixed:g} TFLOPS in mixed precision: "
+        warning += "headway train RECIPE --dry-run precision=bf16 (or fp16) writes a workload for that."
+    return Known(Compute(fixed, workload.operations / (peak * 1e12 * share)), "data sheet", how, warning)
 
 
 def epochs_of(
@@ -195,15 +249,14 @@ def job_of(
     spread: bool = False,
 ) -> Job:
     """Of a workload; one of `per_device` and `batch`, else a device gets what the recipe's one device has, in as many
-    micro-batches.
+    micro-batches of the same size.
 
     Of images that grow during the run, a sample takes what it takes in the mean.
     """
     asked = workload.step
     if per_device is None and batch is None:
-        per_device = float(asked.micro_batch or asked.batch)
-        if asked.micro_batch and accumulate is None:
-            accumulate = math.ceil(asked.batch / asked.micro_batch)
+        parts = math.ceil(asked.batch / (asked.micro_batch or asked.batch))
+        per_device, accumulate = asked.batch / parts, accumulate or parts
     share = 2 * workload.backward_multiply_adds / workload.operations if workload.operations else BACKWARD
     run = workload.run
     seen = sum(phase.steps * phase.batch for phase in run.phases)
@@ -226,10 +279,19 @@ def job_of(
         wire_ratio=asked.exchange.wire_ratio,
         backward=share,
         evaluations=run.evaluations,
-        evaluation_s=(run.evaluation_samples or 0) * known.compute.sample_s * FORWARD,
+        evaluation_s=_evaluation_s(workload, known),
+        checkpoints=run.checkpoints,
+        checkpoint_s=known.checkpoint_s,
         compute_error=ERROR[known.basis],
         spread=spread,
     )
+
+
+def _evaluation_s(workload: Workload, known: Known) -> float:
+    """On one device."""
+    if known.evaluation_s is not None:
+        return known.evaluation_s
+    return (workload.run.evaluation_samples or 0) * known.compute.sample_s * FORWARD
 
 
 def read_nodes(text: str) -> list[int]:

@@ -28,6 +28,8 @@ class Peaks(Finite):
     """Tera-operations a second of dense matrix products."""
 
     fp32: float = Field(gt=0)
+    tf32: float | None = Field(default=None, gt=0)
+    """In which PyTorch computes fp32's convolutions; None: it has no such units."""
     mixed: float | None = Field(default=None, gt=0)
     """16 bit in, fp32 sums; None: no faster than fp32."""
 

@@ -14,8 +14,9 @@ from typing import Any, Literal, final
 
 from headway.core.errors import UsageError, nearest
 from headway.core.profile import Workload
-from headway.plan.ask import SHARE
+from headway.plan.ask import of_device
 from headway.plan.catalogs import read_catalog
+from headway.plan.cluster import devices
 from headway.plan.fabric import Fabric, fabric
 
 RACK_WATTS, RACK_UNITS = 19_200, 42
@@ -55,6 +56,7 @@ class Node:
     watts: float
     units: int
     gpus: int
+    device: str
     ports: int
     link_gbit_s: float
     ethernet_10: int
@@ -192,15 +194,13 @@ def wanted_for(workload: Workload | None, **values: Any) -> Wanted:
             given.setdefault("image_bytes", encoded)
             given.setdefault("data_bytes", samples * encoded)
         if "images_s" not in given and workload.operations:
-            mixed = workload.step.precision != "fp32"
-            tflops = node_of(given["node"]).tflops * (SHARE["mixed"] if mixed else SHARE["fp32"] * FP32)
-            images_s = tflops * 1e12 / workload.operations
+            machine, each = node_of(given["node"]), workload.step.micro_batch or workload.step.batch
+            seconds = of_device(workload, devices()[machine.device]).compute.seconds(each)
+            images_s = machine.gpus * each / seconds
             given |= {"images_s": images_s, "images_from": f" of {workload.name}, by the data sheet"}
     return Wanted(**given)
 
 
-FP32 = 1 / 8
-"""Of a node's peak in 16 bits, that it has in fp32: V100's 15.7 of 125 TFLOPS; A100's and H100's are 1/16 and 1/15."""
 LINKS = {100: "EDR", 200: "HDR", 400: "NDR"}
 LEAVES = {200: 40, 400: 64}
 """Ports of the boxes for faster links than EDR, of which directors are not planned."""

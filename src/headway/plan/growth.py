@@ -14,14 +14,13 @@ from typing import final
 import numpy as np
 
 from headway.core.errors import UsageError
+from headway.core.statistics import student_t
 
 PF_S_DAY = 1e15 * 86_400
 """Operations of a day at 10^15 a second; a multiply-add is two."""
 CPU_FLOPS = 2 * 28 * 64 * 1.7e9
 """Operations a second of a server with two processors at their peak: 28 cores each, 64 operations a cycle (two units of
 AVX-512) at 1.7 GHz. 1,000 PF/s-days are 449 years of it."""
-T95 = {1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 5: 2.571, 6: 2.447, 7: 2.365, 8: 2.306, 9: 2.262, 10: 2.228}
-"""Student's t at 97.5 %, by degrees of freedom; above 10, 2.2."""
 
 
 @final
@@ -52,7 +51,7 @@ class PowerLaw:
         if free < 1:
             return 0.0, math.inf
         far = (math.log(x) - self.mean_log) ** 2 / self.squares
-        width = T95.get(free, 2.2) * self.spread * math.sqrt(1 + 1 / self.count + far)
+        width = student_t(free) * self.spread * math.sqrt(1 + 1 / self.count + far)
         return self(x) * math.exp(-width), self(x) * math.exp(width)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import final
 
 from headway.core.errors import UsageError
-from headway.core.profile import AGREE, Profile, Workload
+from headway.core.profile import Profile, Workload
 from headway.plan.ask import (
     Known,
     epochs_of,
@@ -117,15 +117,12 @@ def _known(workload: Workload, where: Cluster, asked: Asked, epochs: Epochs | fl
         raise UsageError(what, where="--profile", fix="headway doctor RECIPE writes the one, with --procs N the other.")
     for one in together:
         where = links_of(one, where)
-    if where.node.images_s is None and (loads := loading_of(alone[0], where.node)) is not None:
+    if where.node.images_s is None and (loads := loading_of(alone[0], where)) is not None:
         where = _with_node(where, images_s=loads)
-    warnings = [
-        f"The short runs of {path} contradict each other by {one.disagreement:.1f} times: other work used the machine"
-        " meanwhile. Make it again when it is quiet."
-        for path, one in zip(asked.profiles, profiles, strict=True)
-        if one.disagreement > AGREE
-    ]
+    known = of_profile(alone[0], workload)
+    doubts = {path: one.verdict.unexplained for path, one in zip(asked.profiles, profiles, strict=True)}
+    warnings = [f"{path} was not confirmed. {why}" for path, why in doubts.items() if why]
     if alone[0].machine.get("device") == "cpu" and not isinstance(where.device, Device):  # the catalog has none
         warning = f"The profile is of a CPU, and {where.title} has {where.of.title}: this is what CPUs in their place"
         warnings.append(f"{warning} would do. Make the profile on such a device, or leave it out.")
-    return replace(of_profile(alone[0], workload), warning=" ".join(warnings)), where
+    return replace(known, warning=" ".join(warnings)), where

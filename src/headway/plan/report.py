@@ -144,7 +144,9 @@ def plan(
 ) -> Plan:
     """Raises UsageError: see `answers`."""
     found = answers(job, cluster, nodes)
-    pays = pays_until(found)
+    pays = pays_until(job, cluster, nodes)
+    if pays not in nodes:
+        found = answers(job, cluster, [*nodes, pays])
     law, useful = job.epochs, None
     held = {one.nodes: memory(workload, job.per_device_of(one.devices), cluster.of.memory_bytes) for one in found}
     if isinstance(law, Epochs) and law.low < law.high and job.per_device is not None:
