@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from contextlib import closing
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 from tests._support import headway, packed_digits, refused, write_recipe
+from tests.doctor._profile import profile, runs
 
-from headway.core.profile import Knob
+from headway.core.profile import Knob, Profile, Together
 from headway.core.recipe import given, load
 from headway.data.dataset import open as open_dataset
 from headway.data.modes import Mode
@@ -73,15 +73,18 @@ def test_overrides_are_read_as_changes() -> None:
 class Bench:
     """In place of measurements: knobs by examination, and how many times as fast a run is with each value."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, knobs: list[list[Knob]], gains: dict[str, float]) -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, knobs: list[list[Knob]], gains: dict[str, float], **seen: Any
+    ) -> None:
         self.examined, self.tried = list[dict[str, Any]](), list[str]()
-        self._knobs, self._gains = knobs, gains
+        self._knobs, self._gains, self._seen = knobs, gains, {"runs": (), "together": None, **seen}
         monkeypatch.setattr(tune, "examination", self._examination)
         monkeypatch.setattr(tune, "_in_turns", self._in_turns)
 
-    def _examination(self, job: Job, *_: object) -> SimpleNamespace:
+    def _examination(self, job: Job, *_: object) -> Profile:
         self.examined.append(dict(job.loaded.leaves()))
-        return SimpleNamespace(knobs=self._knobs[min(len(self.examined), len(self._knobs)) - 1])
+        knobs = self._knobs[min(len(self.examined), len(self._knobs)) - 1]
+        return profile(knobs=tuple(knobs), **self._seen)
 
     def _in_turns(self, jobs: list[Job], each_s: float) -> list[tuple[float, ...]]:
         rates = []
@@ -119,6 +122,24 @@ def test_many_tries_need_no_more_than_one_examination(folder: Path, monkeypatch:
     assert len(found.tries) == 10 > tune.ROUNDS
     assert found.text().endswith("some.tuned.yaml is the recipe as it was, with what was tried.")
     assert len(bench.examined) == 1
+
+
+def test_more_batches_are_ready_where_the_loop_waits_for_a_loader_that_is_faster(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sides = Together(input_alone=1e-4, loop_alone=2e-4, input_beside=1e-4, loop_beside=2e-4, cores=2)
+    slower = sides.model_copy(update={"input_beside": 3e-4})
+    waits = [one.model_copy(update={"wait_share": 0.2}) if one.name == "warm" else one for one in runs()]
+    with closing(Job.of(load_recipe(write_recipe(folder / "some.yaml"), ["data.ahead=4"]), quiet)) as job:
+        (offered,) = tune.more_ahead(job, profile(runs=waits, together=sides))
+        assert (offered.override, offered.gain) == ("data.ahead=8", pytest.approx(1.25))
+        assert tune.more_ahead(job, profile(runs=waits, together=slower)) == []
+        assert tune.more_ahead(job, profile(runs=waits, together=None)) == []
+        steady = [one.model_copy(update={"wait_share": 0.0}) for one in runs()]
+        assert tune.more_ahead(job, profile(runs=steady, together=sides)) == []
+    Bench(monkeypatch, [[]], {"data.ahead=6": 1.2, "data.ahead=12": 1.2}, runs=waits, together=sides)
+    found = tune.tune(folder / "some.yaml", ["data.ahead=3"], say=quiet)
+    assert [(one.override, one.kept) for one in found.tries] == [("data.ahead=6", True), ("data.ahead=12", False)]
 
 
 @pytest.mark.parametrize("gain", [2.0, 0.5])

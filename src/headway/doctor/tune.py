@@ -13,11 +13,11 @@ from pydantic import ValidationError
 
 from headway.core.errors import HeadwayError, UsageError, nearest
 from headway.core.files import writable, write_whole
-from headway.core.profile import Knob, Rate
+from headway.core.profile import Knob, Profile, Rate
 from headway.core.recipe import Loaded, given, load
 from headway.core.statistics import median_interval
 from headway.doctor.doctor import FULL, QUICK, Budget, examination, machine
-from headway.doctor.job import Job, quiet
+from headway.doctor.job import Job, override, quiet
 from headway.doctor.packing import Packing
 from headway.doctor.tune_packs import Packs
 from headway.doctor.whole import run
@@ -28,7 +28,7 @@ from headway.train.runs import load_recipe
 ALLOWED = {"precision": ("precision",), "batch": ("batch",), "data.size": ("data.size", "data.scaled")}
 """What may be asked for besides, and the recipe's keys that it stands for."""
 COSTS = {
-    "precision": "8 bits of precision in forward and backward: compare the accuracy",
+    "precision": "other bits of precision in forward and backward (bf16 8, fp16 11): compare the accuracy",
     "batch": "fewer steps an epoch: the learning rate and the accuracy want a look, see docs/large-batches.md",
     "data.size": "other pixels: compare the accuracy",
 }
@@ -37,6 +37,8 @@ WORTH = 1.03
 TURNS = 6
 """Of the run with a knob and the one without it: the interval from the smallest to the largest gain of six is one of
 95 %."""
+AHEAD = 2
+"""Times as many batches ready."""
 ROUNDS = 6
 """Examinations: knobs are looked for anew after each one that was kept, as another limit has come to the front."""
 
@@ -163,7 +165,8 @@ def _searched(
     for number in range(ROUNDS):
         kept = None
         with closing(Job.of(with_all(loaded, values), quiet if number else say)) as job:
-            for knob in examination(job, quiet, budget, quick).knobs:
+            examined = examination(job, quiet, budget, quick)
+            for knob in [*examined.knobs, *more_ahead(job, examined)]:
                 if knob.override in refused or not _fits(knob, allowed):
                     continue
                 refused.add(knob.override)
@@ -173,6 +176,28 @@ def _searched(
             break
         values |= kept
     return values
+
+
+def more_ahead(job: Job, found: Profile) -> list[Knob]:
+    """More batches ready, where the loop waits though the loader is the faster of both: for batches that take longer
+    than others. At most no wait is left."""
+    run = next((one for one in found.runs if one.name == "warm"), None)
+    sides = found.together
+    if run is None or not run.wait_share or sides is None or sides.input_beside >= sides.loop_beside:
+        return []
+    gain = 1 / max(1 - run.wait_share, 0.01)
+    return [
+        Knob(
+            name="more batches ready",
+            cures="collate",
+            override=override({"data.ahead": AHEAD * job.setup.recipe.data.ahead}),
+            images_s=found.predicted * gain,
+            gain=gain,
+            measured=False,
+            exact=True,
+            cost="memory for those batches",
+        )
+    ]
 
 
 def _kept(
