@@ -79,9 +79,8 @@ def of_profile(profile: Profile, workload: Workload) -> Known:
     else:
         grows += of_loop.get("compute", 0.0)
     fixed = max(0.0, total - grows * profile.batch)
-    compute = Compute(fixed, (total - fixed) / profile.batch)
-    slower = _beside(profile)[1] / sum(of_loop.values())
-    compute = Compute(slower * compute.fixed_s, slower * compute.sample_s)
+    slower = _beside(profile)[1] * profile.batch / total if total else 1.0
+    compute = Compute(slower * fixed, slower * (total - fixed) / profile.batch)
     where = profile.machine.get("device") or "its machine"
     how = f"the doctor's profile of {profile.name} on {where}, batch {profile.batch:,}"
     facts = profile.facts
