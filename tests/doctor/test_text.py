@@ -106,7 +106,7 @@ def test_runs_that_contradict_each_other_are_told() -> None:
     faster = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in runs()]
     said = text(profile(runs=faster).doubted())
     assert "measured 2,980 (+4.7 %), stalls computed in both: not confirmed.\nThe short runs" in said
-    assert "contradict each other by 4.8 times: other work used the machine" in said
+    assert "contradict each other by 4.8 times; other work on the machine" in said
     assert "contradict" not in text(profile().doubted())
 
 

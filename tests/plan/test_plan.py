@@ -128,7 +128,7 @@ def test_a_profile_brings_computing_and_loading(path: Path, tmp_path: Path) -> N
     replay = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in profile().runs]
     profile().model_copy(update=on_gpu | {"runs": tuple(replay)}).doubted().write(tmp_path / "busy.json")
     warned = headway("plan", path, "--cluster", "dgx-1", "--profile", tmp_path / "busy.json", "--json").json()
-    assert [one.partition(" by 4.8 times: ")[0] for one in warned["warnings"]] == [
+    assert [one.partition(" by 4.8 times; ")[0] for one in warned["warnings"]] == [
         f"{tmp_path / 'busy.json'} was not confirmed. The short runs contradict each other"
     ]
     assert found["cluster"]["node"]["images_s"] > 0

@@ -393,8 +393,10 @@ class Profile(Record):
         """The same, and where the short runs contradict each other, with a verdict that is not confirmed for it."""
         if self.disagreement <= AGREE:
             return self
-        why = f"The short runs contradict each other by {self.disagreement:.1f} times: other work used the machine "
-        why += "meanwhile. Examine again when it is quiet."
+        why = (
+            f"The short runs contradict each other by {self.disagreement:.1f} times; other work on the machine may be "
+        )
+        why += "why. Examine again when it is quiet."
         return self.model_copy(
             update={"verdict": self.verdict.model_copy(update={"confirmed": False, "unexplained": why})}
         )
