@@ -117,7 +117,7 @@ def plan(
         ),
     ] = None,
     image_kb: Annotated[
-        float | None, typer.Option(help="Of an encoded image; default: the workload's.", rich_help_panel=OF_FACILITY)
+        float | None, typer.Option(help="Of an encoded image, also of a job's; default: the workload's.")
     ] = None,
     data_gb: Annotated[
         float | None, typer.Option(help="Of the whole set; default: the workload's.", rich_help_panel=OF_FACILITY)
@@ -182,6 +182,7 @@ def plan(
             price=price,
             errors_at=errors_at,
             sizes_at=sizes_at,
+            image_bytes=None if image_kb is None else image_kb * 1e3,
         ),
     )
     _written(found, where, page, trace, as_json)
@@ -192,7 +193,7 @@ PLAN_ONLY = {
     "deadline", "price", "errors_at", "sizes_at", "trace",
 }  # fmt: skip
 FACILITY_ONLY = {
-    "node", "node_kw", "rack_kw", "ports", "oversubscription", "leaf", "core", "images_s", "image_kb", "data_gb", "pue",
+    "node", "node_kw", "rack_kw", "ports", "oversubscription", "leaf", "core", "images_s", "data_gb", "pue",
     "jobs",
 }  # fmt: skip
 

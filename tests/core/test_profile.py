@@ -149,6 +149,15 @@ def test_runs_agree_that_are_off_alike(off: list[float], cold: float | None, tim
     assert profile(runs=()).disagreement == 1
 
 
+def test_passes_that_take_less_time_with_more_samples_confirm_nothing() -> None:
+    found = profile(launch={"2": 0.381, "32": 1.255, "128": 0.396}).doubted()
+    assert not found.verdict.confirmed
+    assert found.verdict.unexplained.startswith(
+        "Passes of 128 samples were measured to take less time than those of 32;"
+    )
+    assert profile().doubted() == profile()
+
+
 def test_it_needs_no_torch() -> None:
     code = "import sys, headway.core.profile; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -94,6 +94,7 @@ def test_storage_limits_the_first_epoch_and_what_is_not_kept() -> None:
 def test_files_that_are_opened_limit_where_each_is_a_sample() -> None:
     far = Storage(opens_s=500.0, shards=False)
     assert storage_images_s(job(), cluster(storage=far), 8)[0] == 500
+    assert storage_images_s(job(encoded_bytes=None), cluster(storage=far), 8) == (500, 500)
     assert storage_images_s(job(), cluster(storage=far.model_copy(update={"shards": True})), 8)[0] == float("inf")
 
 
@@ -143,6 +144,15 @@ def test_nodes_pay_until_the_batch_no_longer_learns() -> None:
     assert pays_until(job(epochs=tighter), cluster(), nodes) < few
     assert pays_until(job(), cluster(), [1, 1024]) == few  # what lies between is tried too
     assert pays_until(job(), cluster(), [few, few]) == few
+
+
+def test_a_set_smaller_than_a_step_takes_a_step_and_pays_for_no_more_nodes() -> None:
+    few = job(samples=4000, epochs=1.0, per_device=64.0)
+    found = one(few, cluster(), 64)
+    assert found.batch == 32_768
+    assert found.hours * 3600 == pytest.approx(found.step.seconds)
+    assert found.images_s == pytest.approx(4000 / found.step.seconds)
+    assert pays_until(few, cluster(), [1, 64]) == 4
 
 
 def test_a_batch_that_does_not_divide_waits_for_the_device_with_one_more() -> None:

@@ -65,6 +65,10 @@ def test_what_the_exchange_takes_is_no_computing() -> None:
     found = of_runs([Run(128, 64, 128 * 64 / seconds)], sketch, cluster)
     assert found.basis == "runs"
     assert found.compute.seconds(64) == pytest.approx(true.seconds(64), rel=0.02)
+    assert found.warnings == ()
+    torn = of_runs([Run(8, 32, 50_000.0), Run(8, 64, 20.0)], sketch, cluster)
+    assert torn.warnings[0].startswith("One fit does not explain all runs: 8x32 gave 50,000 images/s, and ")
+    assert job_of(workload(), torn, 10.0).compute_error > 1
     with pytest.raises(UsageError, match="12 devices do not fill nodes of 8"):
         of_runs([Run(12, 64, 100.0)], sketch, cluster)
 
@@ -178,8 +182,8 @@ def test_a_data_sheet_gives_a_share_of_its_peak() -> None:
     assert known.compute.sample_s == pytest.approx(flops / (9.3e12 * 0.5))
     assert known.basis == "data sheet"
     assert "9.3 TFLOPS" in known.how
-    assert known.warning == ""
-    assert "989 TFLOPS in mixed precision" in of_device(workload(), clusters()["dgx-h100"].of).warning
+    assert known.warnings == ()
+    assert "989 TFLOPS in mixed precision" in of_device(workload(), clusters()["dgx-h100"].of).warnings[0]
     assert "20% of 156 TFLOPS (TF32)" in of_device(workload(), clusters()["dgx-a100"].of).how
     few = workload(convolutions=2)
     assert of_device(few, clusters()["dgx-1"].of).compute.fixed_s < known.compute.fixed_s

@@ -22,7 +22,7 @@ from headway.plan.answer import answers
 from headway.plan.ask import job_of, of_device
 from headway.plan.choices import Choice, choices, dense_layers, memory, useful_nodes
 from headway.plan.cluster import clusters
-from headway.plan.report import span
+from headway.plan.report import milliseconds, span
 
 
 @pytest.fixture
@@ -95,6 +95,8 @@ def test_rows_that_find_no_room_and_steps_larger_than_the_set_are_named(path: Pa
     assert precision.startswith("The workload computes in fp32, and V100 SXM2 has 125 TFLOPS in mixed precision: ")
     assert "with 1 to 4 nodes: plan more nodes" in tight
     assert "plan more nodes" in (tmp_path / "plan.html").read_text(encoding="utf-8")
+    rows = headway(*asked).out.partition("nodes  devices")[2].splitlines()
+    assert [row.endswith(", no room") for row in rows[1:8]] == [True] * 3 + [False] * 4
     tiny = workload().model_copy(update={"run": workload().run.model_copy(update={"samples": 1000})})
     tiny.write(tmp_path / "tiny.json")
     found = headway("plan", tmp_path / "tiny.json", "--cluster", "dgx-1", "--per-device", "32", "--json").json()
@@ -279,6 +281,26 @@ def test_nodes_are_useful_while_each_device_has_its_batch() -> None:
     """The slides' 64 to 128 nodes: 128 images a device, batches of 65,536 to 131,072."""
     assert useful_nodes(65_536, 128, 8) == 64
     assert useful_nodes(131_072, 128, 8) == 128
+
+
+def test_epochs_that_fall_with_the_batch_are_doubted(path: Path) -> None:
+    asked = ("plan", path, "--cluster", "dgx-1", "--nodes", "1", "--per-device", "8", "--epochs-at")
+    said = headway(*asked, "10:5,20:4").out
+    assert "  epochs    2 batches, fitted 11.2% off in the root mean square\n" in said
+    assert "Epochs do not follow E = E_min (1 + B / B_crit): the fit is 11% off." in said
+    assert "Epochs do not follow" not in headway(*asked, "10:5,20:6").out
+
+
+def test_what_an_image_takes_can_be_said(path: Path, tmp_path: Path) -> None:
+    far = clusters()["dgx-1"].model_dump(mode="json") | {"storage": {"shared_gb_s": 0.001}}
+    (tmp_path / "far.yaml").write_text(yaml.safe_dump(far))
+    asked = ("plan", path, "--cluster", tmp_path / "far.yaml", "--nodes", "1", "--json", "--image-kb")
+    assert headway(*asked, "100").json()["answers"][0]["first_images_s"] == pytest.approx(10)
+    assert "an image has some bytes, not -1e+06" in refused(*asked, "-1000", status=2)
+
+
+def test_milliseconds_are_numbers_as_people_write_them() -> None:
+    assert [milliseconds(one) for one in (0.0031, 0.0994, 1.02)] == ["3.1 ms", "99.4 ms", "1,020 ms"]
 
 
 def test_times_are_said_in_the_unit_that_suits_them() -> None:

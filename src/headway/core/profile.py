@@ -3,6 +3,7 @@ Profile, which is what a machine takes for it."""
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -112,6 +113,8 @@ class Step(Record):
 
     batch: int = Field(ge=1)
     """Samples over all ranks."""
+    ranks: int = Field(default=1, ge=1)
+    """That the dry run was of."""
     micro_batch: int | None = Field(ge=1)
     """Samples that go through the network at once; None: a rank's share of the batch."""
     precision: Literal["fp32", "bf16", "fp16"]
@@ -390,13 +393,18 @@ class Profile(Record):
         return max(off) / min(off) if off else 1.0
 
     def doubted(self) -> Profile:
-        """The same, and where the short runs contradict each other, with a verdict that is not confirmed for it."""
-        if self.disagreement <= AGREE:
+        """The same; where short runs contradict each other, or more samples go through the network in less time than
+        fewer, with a verdict that is not confirmed for it."""
+        passes = sorted((int(samples), seconds) for samples, seconds in self.launch.items())
+        fallen = [(few, many) for (few, long), (many, short) in pairwise(passes) if long > AGREE * short]
+        if self.disagreement > AGREE:
+            why = f"The short runs contradict each other by {self.disagreement:.1f} times"
+        elif fallen:
+            few, many = fallen[0]
+            why = f"Passes of {many:,} samples were measured to take less time than those of {few:,}"
+        else:
             return self
-        why = (
-            f"The short runs contradict each other by {self.disagreement:.1f} times; other work on the machine may be "
-        )
-        why += "why. Examine again when it is quiet."
+        why += "; other work on the machine may be why. Examine again when it is quiet."
         return self.model_copy(
             update={"verdict": self.verdict.model_copy(update={"confirmed": False, "unexplained": why})}
         )

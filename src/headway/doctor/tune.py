@@ -34,6 +34,7 @@ COSTS = {
 }
 WORTH = 1.03
 """Less is not worth runs of the whole job. How often a run evaluates and saves is the user's to say."""
+NOTHING = f"No setting that may be changed is predicted to give {WORTH:g} times the images/s: none was tried."
 TURNS = 6
 """Of the run with a knob and the one without it: the interval from the smallest to the largest gain of six is one of
 95 %."""
@@ -109,9 +110,8 @@ class Tuned:
         if self.kept:
             lines.append(f"Wrote {self.written}: headway train {self.written}")
         else:
-            lines.append(
-                f"Nothing helped beyond the noise: {self.written} is the recipe as it was, with what was tried."
-            )
+            why = f"Nothing helped beyond the noise: {self.written} is the recipe as it was, with what was tried."
+            lines.append(why if self.tries else f"{NOTHING} {self.written} is the recipe as it was.")
         return "\n".join(lines)
 
 
@@ -325,7 +325,7 @@ def _yaml(recipe: Path, overrides: Sequence[str], values: dict[str, Any], found:
         before, after = (f"{one.value:,.0f} [{one.low:,.0f}, {one.high:,.0f}]" for one in (found.before, found.after))
         head.append(f"{before} images/s before, {after} after: {gain:.2f} times.")
     else:
-        head.append("Nothing that was tried helped beyond the noise.")
+        head.append("Nothing that was tried helped beyond the noise." if found.tries else NOTHING)
     for one in found.tries:
         what = "kept" if one.kept else "left"
         interval = f"[{one.low:.2f}, {one.high:.2f}]"

@@ -158,7 +158,7 @@ def one_answer(job: Job, cluster: Cluster, nodes: int) -> Answer:
     loading, (cold, warm) = loader_images_s(cluster, nodes), storage_images_s(job, cluster, nodes)
     first, later = min(alone, loading, cold), min(alone, loading, warm)
     epochs = job.epochs_of(batch)
-    training = job.samples * (min(epochs, 1.0) / first + max(0.0, epochs - 1) / later)
+    training = max(batch / first, job.samples * (min(epochs, 1.0) / first + max(0.0, epochs - 1) / later))
     stalls = job.evaluations * job.evaluation_s / devices + job.checkpoints * job.checkpoint_s
     hours = (training + stalls) / 3600
     kwh = None if cluster.node.watts is None else nodes * cluster.node.watts / 1000 * cluster.pue * hours
@@ -230,9 +230,10 @@ def loader_images_s(cluster: Cluster, nodes: int) -> float:
 def storage_images_s(job: Job, cluster: Cluster, nodes: int) -> tuple[float, float]:
     """(in the first epoch, later). What nodes keep of what they have read is not read again; which node reads what
     changes, so that a part of the set that one node keeps serves as large a share of its samples."""
-    if not job.encoded_bytes:
-        return math.inf, math.inf
     far = cluster.storage
+    if not job.encoded_bytes:  # then it is not known either what a cache keeps
+        opens = math.inf if far.opens_s is None or far.shards else far.opens_s
+        return opens, opens
     total = job.samples * job.encoded_bytes
     kept = min(1.0, far.cache_gb * 1e9 / total)
     limits = [
@@ -257,7 +258,8 @@ def _limit(told: Step, alone: float, loading: float, storage: float) -> Limit:
 
 
 def pays_until(job: Job, cluster: Cluster, nodes: Sequence[int]) -> int:
-    """The most nodes that still pay: from one count to the next, twice the nodes are at least 1.41 times as fast.
+    """The most nodes that still pay: from one count to the next, twice the nodes are at least 1.41 times as fast, and a
+    step is of no more samples than the set has.
 
     Args:
         nodes: from the fewest to the most; where one is more than twice the one before it, doublings between them are
@@ -268,7 +270,7 @@ def pays_until(job: Job, cluster: Cluster, nodes: Sequence[int]) -> int:
         counts += [low << power for power in range(1, (high - 1).bit_length()) if low << power < high]
     best, *others = (one_answer(job, cluster, count) for count in sorted(counts))
     for one in others:
-        if math.log(best.hours / one.hours) < PAYS * math.log(one.nodes / best.nodes):
+        if one.batch > job.samples or math.log(best.hours / one.hours) < PAYS * math.log(one.nodes / best.nodes):
             break
         best = one
     return best.nodes

@@ -25,6 +25,8 @@ SHARE = {"fp32": 0.5, "tensor cores": 0.2}
 ERROR: dict[Basis, float] = {"profile": 0.03, "runs": 0.05, "data sheet": 0.35}
 """Standard deviation of a step's computing, by what it comes from: to which the doctor measures; from day to day; and
 what `SHARE` leaves open."""
+MISFIT = 0.1
+"""Between what a run gave and what is reckoned of it, or epochs of a batch, that goes without a word."""
 LAUNCH_S, LAUNCHES = 10e-6, 5
 """Of one kernel, and how many a layer takes in a step: forward, two backward, and the optimizer's, of a layer and what
 follows it (assumed; graphs and fused optimizers take fewer)."""
@@ -35,16 +37,17 @@ FORWARD = 1 / 3
 @final
 @dataclass(frozen=True)
 class Known:
-    """Attributes: compute: of one device. basis: what it comes from; how: in words. warning: why it may not hold
-    there; or empty. evaluation_s: of one, on one device; None: a share of `compute`. checkpoint_s: for which one holds
-    the run up."""
+    """Attributes: compute: of one device. basis: what it comes from; how: in words. warnings: why it may not hold
+    there. evaluation_s: of one, on one device; None: a share of `compute`. checkpoint_s: for which one holds the run
+    up. misfit: root mean square of measured steps around it, in logarithms."""
 
     compute: Compute
     basis: Basis
     how: str
-    warning: str = ""
+    warnings: tuple[str, ...] = ()
     evaluation_s: float | None = None
     checkpoint_s: float = 0.0
+    misfit: float = 0.0
 
 
 def of_profile(profile: Profile, workload: Workload) -> Known:
@@ -177,8 +180,16 @@ def of_runs(runs: Sequence[Run], job: Job, cluster: Cluster) -> Known:
         where = cluster if run.ranks >= cluster.devices else cluster.model_copy(update={"devices": run.ranks})
         return step_of(replace(job, compute=compute, accumulate=1), where, where.network(nodes), run.samples)
 
-    scales = ", ".join(f"{one.ranks:,}" for one in runs)
-    return Known(calibrate(runs, step_for), "runs", f"runs on {scales} devices")
+    scales, compute = ", ".join(f"{one.ranks:,}" for one in runs), calibrate(runs, step_for)
+    off = [step_for(compute, run).seconds / run.seconds for run in runs]
+    warnings = [
+        f"One fit does not explain all runs: {run.ranks:,}x{run.samples:g} gave {run.images_s:,.0f} images/s, and"
+        f" {run.images_s / times:,.0f} are reckoned."
+        for run, times in zip(runs, off, strict=True)
+        if abs(math.log(times)) > MISFIT
+    ]
+    misfit = math.sqrt(statistics.fmean(math.log(times) ** 2 for times in off))
+    return Known(compute, "runs", f"runs on {scales} devices", tuple(warnings), misfit=misfit)
 
 
 def of_device(workload: Workload, device: Device) -> Known:
@@ -192,11 +203,12 @@ def of_device(workload: Workload, device: Device) -> Known:
     share = SHARE["fp32" if kind == "fp32" else "tensor cores"]
     fixed = LAUNCH_S * LAUNCHES * len(workload.layers)
     how = f"the data sheet alone: {share:.0%} of {peak:g} TFLOPS ({kind})"
-    warning = ""
+    warnings = []
     if kind != "mixed" and sheet.mixed is not None:
         warning = f"The workload computes in fp32, and {device.title} has {sheet.mixed:g} TFLOPS in mixed precision: "
-        warning += "headway train RECIPE --dry-run precision=bf16 (or fp16) writes a workload for that."
-    return Known(Compute(fixed, workload.operations / (peak * 1e12 * share)), "data sheet", how, warning)
+        warnings.append(f"{warning}headway train RECIPE --dry-run precision=bf16 (or fp16) writes a workload for that.")
+    compute = Compute(fixed, workload.operations / (peak * 1e12 * share))
+    return Known(compute, "data sheet", how, tuple(warnings))
 
 
 def epochs_of(
@@ -213,7 +225,7 @@ def epochs_of(
             what = "several batches say what a noise scale would: only one of them is used"
             raise UsageError(what, where="--noise-scale", fix="Leave one of them out.")
         found = fit(points)
-        off = "exactly" if found.error is None else f"with a root mean square of {found.error:.1%}"
+        off = "exactly" if found.error is None else f"{found.error:.1%} off in the root mean square"
         return found, f"{len(points)} batches, fitted {off}"
     if noise_scale is not None:
         at = points[0] if points else Point(workload.step.batch, workload.run.epochs)
@@ -247,16 +259,17 @@ def job_of(
     accumulate: int | None = None,
     spread: bool = False,
 ) -> Job:
-    """Of a workload; one of `per_device` and `batch`, else a device gets what the recipe's one device has, in as many
+    """Of a workload; one of `per_device` and `batch`, else a device gets what a device of the dry run has, in as many
     micro-batches of the same size.
 
     Of images that grow during the run, a sample takes what it takes in the mean.
     """
     asked = workload.step
     if per_device is None and batch is None:
-        parts = math.ceil(asked.batch / (asked.micro_batch or asked.batch))
-        per_device, accumulate = asked.batch / parts, accumulate or parts
-    share = 2 * workload.backward_multiply_adds / workload.operations if workload.operations else BACKWARD
+        share = asked.batch / asked.ranks
+        parts = math.ceil(share / (asked.micro_batch or share))
+        per_device, accumulate = share / parts, accumulate or parts
+    backward = 2 * workload.backward_multiply_adds / workload.operations if workload.operations else BACKWARD
     run = workload.run
     seen = sum(phase.steps * phase.batch for phase in run.phases)
     mean = sum(phase.steps * phase.batch * phase.forward_multiply_adds for phase in run.phases) / max(1, seen)
@@ -276,12 +289,12 @@ def job_of(
         batch=batch,
         accumulate=accumulate or 1,
         wire_ratio=asked.exchange.wire_ratio,
-        backward=share,
+        backward=backward,
         evaluations=run.evaluations,
         evaluation_s=_evaluation_s(workload, known),
         checkpoints=run.checkpoints,
         checkpoint_s=known.checkpoint_s,
-        compute_error=ERROR[known.basis],
+        compute_error=math.hypot(ERROR[known.basis], known.misfit),
         spread=spread,
     )
 

@@ -25,6 +25,10 @@ PERFECT, NONE = 0.1, 10.0
 """Batches over the critical one: up to the first, steps fall by 10 % less than the batch grows; from the second on, at
 most a tenth of the steps are left to be saved."""
 
+EXACT = 0.005
+"""Root mean square up to which two batches are on a hyperbola: it goes through any two whose epochs rise, but less than
+the batch."""
+
 
 @final
 @dataclass(frozen=True)
@@ -45,7 +49,8 @@ class Epochs:
     least: epochs of a small batch.
     critical: batch that takes twice as many.
     low, high: batches between which it was fitted; equal: it was not, and is a guess from the noise scale.
-    error: root mean square of predicted over measured, less 1; None: of two batches or one it is not known.
+    error: root mean square of predicted over measured, less 1; None: of two batches that are on it, or one, it is not
+        known.
     """
 
     least: float
@@ -106,9 +111,10 @@ def fit(points: Sequence[Point]) -> Epochs:
         first, second = low + (high - low) / 3, high - (high - low) / 3
         low, high = (low, second) if left(first)[0] < left(second)[0] else (first, high)
     squares, log_least = left((low + high) / 2)
-    error = math.sqrt(squares / len(points)) if len(set(batch.tolist())) > 2 else None
+    error = math.sqrt(squares / len(points))
     critical = math.exp((low + high) / 2)
-    return Epochs(math.exp(log_least), critical, float(batch.min()), float(batch.max()), error)
+    known = len(set(batch.tolist())) > 2 or error > EXACT
+    return Epochs(math.exp(log_least), critical, float(batch.min()), float(batch.max()), error if known else None)
 
 
 def from_noise(noise_scale: float, batch: float, epochs: float) -> Epochs:
@@ -118,7 +124,7 @@ def from_noise(noise_scale: float, batch: float, epochs: float) -> Epochs:
     Raises UsageError: a number is not positive.
     """
     if not (noise_scale > 0 and batch > 0 and epochs > 0):
-        raise UsageError("the noise scale, the batch and its epochs are above 0")
+        raise UsageError("the noise scale, the batch and its epochs are above 0", where="--noise-scale")
     return Epochs(epochs / (1 + batch / noise_scale), noise_scale, batch, batch, None)
 
 

@@ -30,9 +30,10 @@ def text(found: Facility, placed: Placement | None = None) -> str:
 def racks(found: Facility) -> str:
     """How many, and how full."""
     headroom = found.headroom_watts
-    left = f"{headroom / 1000:.1f} kW of it left" if headroom >= 1 else "none of it left"
+    left = f"{headroom / 1000:.1f} kW left" if headroom >= 1 else "none left"
     kw = found.wanted.rack_watts / 1000
-    return f"{count(found.racks, 'rack')} of up to {count(found.nodes_per_rack, 'node')}, {kw:g} kW each, {left}"
+    many = f"{count(found.racks, 'rack')} of up to {count(found.nodes_per_rack, 'node')}"
+    return f"{many}, {kw:g} kW each; a full one has {left}"
 
 
 def floor(found: Facility) -> str:

@@ -67,7 +67,7 @@ def power_law(points: Sequence[tuple[float, float]]) -> PowerLaw:
     if any(not (x > 0 and y > 0) for x, y in points):
         raise UsageError("a power law is fitted to numbers above 0")
     if len({x for x, _ in points}) < 2:
-        raise UsageError("a power law is fitted to 2 points or more that differ in their size")
+        raise UsageError("a power law is fitted to 2 points or more that differ in their size", where="--errors-at")
     log_x, log_y = (np.log(np.array(side, np.float64)) for side in zip(*points, strict=True))
     mean_x, mean_y = float(log_x.mean()), float(log_y.mean())
     squares = float(((log_x - mean_x) ** 2).sum())
@@ -130,7 +130,8 @@ def growth(
     if not samples > 0:
         raise UsageError("a set has samples")
     if error.exponent >= 0:
-        raise UsageError(f"the error does not fall with more data (exponent {error.exponent:+.3f})")
+        what = f"the error does not fall with more data (exponent {error.exponent:+.3f})"
+        raise UsageError(what, where="--errors-at")
     if size is not None and not 0 <= size.exponent < 1:
         what = f"a network's size grows with a power of the data between 0 and 1, not {size.exponent:.3f}"
         raise UsageError(what, fix="Look for points where a larger network was no better: leave them out.")

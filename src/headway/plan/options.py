@@ -10,6 +10,7 @@ from typing import final
 from headway.core.errors import UsageError
 from headway.core.profile import Profile, Workload
 from headway.plan.ask import (
+    MISFIT,
     Known,
     epochs_of,
     job_of,
@@ -46,6 +47,7 @@ class Asked:
     price: float | None = None
     errors_at: str | None = None
     sizes_at: str | None = None
+    image_bytes: float | None = None
 
 
 def planned(workload: Workload, cluster: str, asked: Asked) -> tuple[Plan, Cluster]:
@@ -64,9 +66,17 @@ def planned(workload: Workload, cluster: str, asked: Asked) -> tuple[Plan, Clust
     if asked.spread and where.between.group is None:
         what = f"{where.title} has no groups that its nodes could be spread over"
         raise UsageError(what, where="--spread", fix="Give `group` and `oversubscription` of `between` in a YAML file.")
+    if asked.image_bytes is not None:
+        if not 0 < asked.image_bytes < math.inf:
+            raise UsageError(f"an image has some bytes, not {asked.image_bytes:g}", where="--image-kb")
+        seen = workload.input.model_copy(update={"encoded_bytes": asked.image_bytes})
+        workload = workload.model_copy(update={"input": seen})
     points = [] if asked.epochs_at is None else read_points(asked.epochs_at)
     epochs, epochs_from = epochs_of(workload, points=points, noise_scale=asked.noise_scale)
     known, where = _known(workload, where, asked, epochs)
+    if isinstance(epochs, Epochs) and (epochs.error or 0.0) > MISFIT:
+        warning = f"Epochs do not follow E = E_min (1 + B / B_crit): the fit is {epochs.error:.0%} off."
+        known = replace(known, warnings=(*known.warnings, warning))
     job = job_of(
         workload,
         known,
@@ -121,8 +131,8 @@ def _known(workload: Workload, where: Cluster, asked: Asked, epochs: Epochs | fl
         where = _with_node(where, images_s=loads)
     known = of_profile(alone[0], workload)
     doubts = {path: one.verdict.unexplained for path, one in zip(asked.profiles, profiles, strict=True)}
-    warnings = [f"{path} was not confirmed. {why}" for path, why in doubts.items() if why]
+    warnings = [*known.warnings, *(f"{path} was not confirmed. {why}" for path, why in doubts.items() if why)]
     if alone[0].machine.get("device") == "cpu" and not isinstance(where.device, Device):  # the catalog has none
         warning = f"The profile is of a CPU, and {where.title} has {where.of.title}: this is what CPUs in their place"
         warnings.append(f"{warning} would do. Make the profile on such a device, or leave it out.")
-    return replace(known, warning=" ".join(warnings)), where
+    return replace(known, warnings=tuple(warnings)), where

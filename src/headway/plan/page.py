@@ -42,7 +42,7 @@ def panels(found: Plan) -> list[Panel]:
             f"{said.between(best.low_hours, best.high_hours)} (90 %)",
         ),
         ("energy", "-" if best.kwh is None else f"{best.kwh:,.3g} kWh", "of the building"),
-        ("limit", best.limit, f"communication / computation {best.step.communication_ratio:.2f}"),
+        ("limit", said.limit(found, best), f"communication / computation {best.step.communication_ratio:.2f}"),
     ]
     drawn = [
         panel.cards("cards", "The answer", cards, order=1, section="Plan"),

@@ -192,7 +192,7 @@ def text(found: Plan) -> str:
     job, known, compute = found.job, found.known, found.known.compute
     lines = [
         f"{found.name} on {found.cluster.title}",
-        f"  step      {compute.fixed_s * 1e3:,.3g} ms and {compute.sample_s * 1e3:,.3g} ms a sample, by {known.how}",
+        f"  step      {milliseconds(compute.fixed_s)} and {milliseconds(compute.sample_s)} a sample, by {known.how}",
         f"  exchange  {sum(one.nbytes for one in job.gradients) / 1e6:,.1f} MB of gradients",
         f"  epochs    {found.epochs_from}",
         f"  memory    {remembered(found)}",
@@ -214,7 +214,7 @@ def text(found: Plan) -> str:
 
 def warnings(found: Plan) -> list[str]:
     """Why what is planned would not be done so."""
-    lines = [found.known.warning] if found.known.warning else []
+    lines = list(found.known.warnings)
     if found.tight:
         at = f"{found.tight[0]:,} to " * (len(found.tight) > 1) + count(found.tight[-1], "node")
         fix = "more nodes, or micro-batches (--accumulate)"
@@ -249,11 +249,17 @@ def verdicts(found: Plan) -> list[str]:
     return lines
 
 
+def milliseconds(seconds: float) -> str:
+    """`3.1 ms`, `1,020 ms`: three digits at least, and every one before the point."""
+    value = seconds * 1e3
+    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
+
+
 def fed(found: Plan) -> str:
     """What is known of the way from the disks to the devices."""
     best = found.best
     free = best.input_images_s == math.inf
-    if free and best.first_images_s >= best.images_s:
+    if free and math.isclose(best.first_images_s, best.images_s, rel_tol=1e-9):
         return "loading and storage are not known, and taken not to limit"
     if free:
         return f"{best.first_images_s:,.0f} images/s in the first epoch, later ones do not wait"
@@ -304,11 +310,16 @@ def rows(found: Plan) -> list[tuple[str, ...]]:
                 between(one.low_hours, one.high_hours),
                 "-" if one.kwh is None else f"{one.kwh:,.3g}",
                 "-" if one.cost is None else f"{one.cost:,.3g}",
-                one.limit,
+                limit(found, one),
             )
         )
     keep = [at for at in range(len(COLUMNS)) if any(row[at] != "-" for row in result[1:])]
     return [tuple(row[at] for at in keep) for row in result]
+
+
+def limit(found: Plan, one: Answer) -> str:
+    """What limits it; and that it finds no room in memory."""
+    return f"{one.limit}, no room" if one.nodes in found.tight else one.limit
 
 
 def table(cells: Sequence[Sequence[str]]) -> list[str]:
@@ -361,11 +372,12 @@ def verdict(found: Plan) -> str:
     best, most = found.best, found.answers[-1]
     least = 2**PAYS
     learns = "" if isinstance(found.job.epochs, Epochs) else ", if larger batches need no more epochs"
+    room = " Their samples find no room in memory, see above." if best.nodes in found.tight else ""
     if best.nodes == most.nodes:
-        return f"All {most.nodes:,} pay{learns}: twice the nodes are at least {least:.2f} times as fast."
+        return f"All {most.nodes:,} pay{learns}: twice the nodes are at least {least:.2f} times as fast.{room}"
     more, faster = most.nodes / best.nodes, best.hours / most.hours
     over = f"More than {count(best.nodes, 'node')} {'does' if best.nodes == 1 else 'do'} not pay"
-    return f"{over}: {most.nodes:,} are {more:.3g} times as many and {faster:.2f} times as fast{learns}."
+    return f"{over}: {most.nodes:,} are {more:.3g} times as many and {faster:.2f} times as fast{learns}.{room}"
 
 
 def remembered(found: Plan) -> str:

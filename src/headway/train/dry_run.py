@@ -197,7 +197,7 @@ def _made(
         notes.append("Of what is computed again, the inputs that are kept for it are not counted.")
     if setup.device.type == "cpu" and recipe.precision == "fp16":
         notes.append("There is no GPU here, and training in fp16 wants one.")
-    workload = _workload(setup, found, micro, evaluation_samples)
+    workload = _workload(setup, found, micro, ranks, evaluation_samples)
     if recipe.data.eval is not None and workload.run.evaluation_samples is None:
         notes.append("The evaluation set was not there: --eval-samples 50000 says how large ImageNet's is.")
     exchanged = workload.step.exchange.gradient_bytes
@@ -218,7 +218,9 @@ def _made(
     )
 
 
-def _workload(setup: Setup, found: tuple[Layer, ...], micro: int | None, evaluation_samples: int | None) -> Workload:
+def _workload(
+    setup: Setup, found: tuple[Layer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
+) -> Workload:
     recipe, inputs = setup.recipe, setup.inputs
     kept = footprint(setup.optimizer)
     trained = sum(layer.gradient_bytes for layer in found)
@@ -245,6 +247,7 @@ def _workload(setup: Setup, found: tuple[Layer, ...], micro: int | None, evaluat
         ),
         step=Step(
             batch=recipe.batch,
+            ranks=ranks,
             micro_batch=micro,
             precision=setup.precision.name,
             half_weights=setup.masters is not None,
