@@ -6,6 +6,8 @@ import contextlib
 import io
 import json
 import os
+import random
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -79,6 +81,16 @@ def refused(*arguments: str | Path, status: int) -> str:
     sentence = said.err.partition("headway: ")[2].strip()
     assert sentence.endswith((".", "!", "?")) or "\n" in sentence, sentence
     return sentence
+
+
+def free_port() -> int:
+    """A port below those that the kernel hands out by itself: neither a connection of a test that runs beside this one
+    nor a server of its that asked for any port gets it before it is used."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000)
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("", port))
+            return port
 
 
 def command(*arguments: str | Path) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -113,7 +112,9 @@ CLEAN = {
 
 
 def test_the_police_names_what_a_test_leaves_behind(tmp_path: Path) -> None:
-    shutil.copy(ROOT / "tests/conftest.py", tmp_path)
+    police, waits = (ROOT / "tests/conftest.py").read_text(), "GRACE_S = 15.0"
+    assert waits in police
+    (tmp_path / "conftest.py").write_text(police.replace(waits, "GRACE_S = 2.0"))  # which three of them wait for
     leaky = [f"def test_leaks_{name}():\n    {body}\n" for name, (body, _) in LEAKS.items()]
     clean = [f"def test_clean_{name}(monkeypatch):\n    {body}\n" for name, body in CLEAN.items()]
     imports = "import os, subprocess, threading, time, torch, torch.distributed\n"

@@ -89,9 +89,8 @@ def test_sweeps_predict_what_they_were_not_fitted_to() -> None:
     assert all(len(one.points) >= 4 for one in sweeps())
 
 
-def test_minutes_are_those_of_rows_that_are_predicted() -> None:
-    for one in times():
-        assert row(one.series, one.gpus).role == "predict"
-        assert one.minutes > 0
-        assert one.planned > 0
-        assert one.low < one.planned < one.high
+def test_minutes_are_those_of_rows_that_are_predicted_and_most_lie_in_their_bands() -> None:
+    found = times()
+    assert all(row(one.series, one.gpus).role == "predict" for one in found)
+    assert np.mean([one.low <= one.minutes <= one.high for one in found]) >= 0.75  # bands of 90 %, eight runs
+    assert np.median([abs(one.error) for one in found]) < 0.1

@@ -13,7 +13,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import sys
 import tempfile
 import time
@@ -186,10 +185,3 @@ def _loaded(path: str, name: str) -> Callable[..., Any]:
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
     return getattr(module, name)
-
-
-def free_port() -> int:
-    """A TCP port that was free a moment ago."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])

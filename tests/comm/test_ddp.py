@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from tests._support import packed_digits
-from tests.comm._ranks import ROOT, Rank, free_port, run_ranks
+from tests._support import free_port, packed_digits
+from tests.comm._ranks import ROOT, Rank, run_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -6,14 +6,20 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+import torch
 from tests._support import packed_digits, write_recipe
 
-from headway.core.profile import Profile
+from headway.core.profile import Profile, Rate
+from headway.doctor import knobs
 from headway.doctor.doctor import Budget, examination
-from headway.doctor.feed import augmentation, by_threads, fed
+from headway.doctor.feed import Fed, augmentation, by_threads, fed
 from headway.doctor.job import Job, quiet
 from headway.doctor.kept import keeps, memory_fed
-from headway.doctor.stalls import checkpoint, evaluation
+from headway.doctor.knobs import Knobs
+from headway.doctor.loop import Looped
+from headway.doctor.model import Model
+from headway.doctor.stalls import Stall, checkpoint, evaluation
+from headway.doctor.syncs import Syncs
 from headway.doctor.tune import changes_of
 from headway.train.runs import load_recipe
 
@@ -47,9 +53,7 @@ def test_every_knob_is_taken_by_the_recipe(recipe: Path, found: Profile) -> None
                 assert dict(loaded.leaves())[key] == value
 
 
-def test_checkpoints_in_the_way_are_offered_a_thread_and_rarer_times(found: Profile) -> None:
-    offered = {knob.override for knob in found.knobs}
-    assert {"checkpoint.asynchronous=true", "checkpoint.every_steps=4"} <= offered
+def test_checkpoints_at_every_step_are_in_the_way(found: Profile) -> None:
     rarer = next(knob for knob in found.knobs if knob.override == "checkpoint.every_steps=4")
     stall = found.ceiling("checkpoint")
     assert stall is not None
@@ -57,20 +61,72 @@ def test_checkpoints_in_the_way_are_offered_a_thread_and_rarer_times(found: Prof
     assert rarer.gain == pytest.approx(1 / (1 - saved * found.predicted), rel=1e-6)
 
 
-def test_memory_is_offered_where_images_are_decoded_again_and_again(recipe: Path) -> None:
-    with_memory = Job.of(load_recipe(recipe, []), quiet)
-    try:
-        assert keeps(with_memory)
-        decoded = fed(with_memory, limit_s=0.3)
-        kept = memory_fed(with_memory, limit_s=0.3)
-        assert kept.rate.value > decoded.rate.value
-        assert sum(decoded.seconds.values()) == pytest.approx(1 / decoded.rate.value)
-        assert augmentation(with_memory, decoded, limit_s=0.1) == 0
-        threads = by_threads(with_memory, decoded, 2, limit_s=0.1)
+def stated(value: float) -> Rate:
+    return Rate(value=value, low=value, high=value, windows=1)
+
+
+def fed_at(value: float) -> Fed:
+    stages = {"storage": 0.1, "decode": 0.8, "augment": 0.0, "collate": 0.1}
+    return Fed(stated(value), {name: share / value for name, share in stages.items()}, 100, 1, 3)
+
+
+def test_what_stalls_is_offered_rarer_times_and_checkpoints_a_thread(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With stated seconds of a sample: 1 of the loop, 60 of evaluations, 39 of checkpoints, of which a thread leaves
+    3. The best comes first."""
+
+    def copied(job: Job, limit_s: float) -> Stall:
+        assert job.loaded.recipe.checkpoint.asynchronous
+        return Stall(3.0 * job.batch, job.batch, "stated")
+
+    monkeypatch.setattr(knobs, "checkpoint", copied)
+    model = Model({"input": {}, "loop": {"compute": 1.0}, "stall": {"evaluate": 60.0, "checkpoint": 39.0}}, 1.0, 1.0)
+    loop = Looped(stated(1.0), {"compute": 1.0}, {60: 60.0}, Syncs())
+    waits = ["checkpoint.every_steps=1", "checkpoint.asynchronous=false"]
+    with closing(Job.of(load_recipe(recipe, waits), quiet)) as job:
+        offered = Knobs(job, model, None, None, None, loop, quiet, 0.1, 60).found(torch.device("cpu"), quick=True)
+    assert [(one.override, one.cures, one.measured) for one in offered] == [
+        ("evaluate.every_epochs=4.0", "evaluate", False),
+        ("checkpoint.asynchronous=true", "checkpoint", True),
+        ("checkpoint.every_steps=4", "checkpoint", False),
+    ]
+    taken = [1 + 60 / 4 + 39, 1 + 60 + 3, 1 + 60 + 39 / 4]
+    assert [one.gain for one in offered] == pytest.approx([100 / seconds for seconds in taken])
+    assert [one.images_s for one in offered] == pytest.approx([1 / seconds for seconds in taken])
+
+
+def test_what_feeds_the_loop_adds_up(recipe: Path) -> None:
+    """As it is, and as memory would feed it: records of which nothing is read or decoded."""
+    with closing(Job.of(load_recipe(recipe, []), quiet)) as job:
+        assert keeps(job)
+        decoded, kept = fed(job, limit_s=0.3), memory_fed(job, limit_s=0.3)
+        for found in (decoded, kept):
+            assert sum(found.seconds.values()) == pytest.approx(1 / found.rate.value)
+        assert augmentation(job, decoded, limit_s=0.1) == 0
+        threads = by_threads(job, decoded, 2, limit_s=0.1)
         assert threads.threads == (1, 2)
         assert threads.images_s[0] == decoded.rate.value
-    finally:
-        with_memory.close()
+
+
+@pytest.mark.parametrize(("cold_s", "offered"), [(0.0, [5.0]), (1e-3, [])])
+def test_memory_is_offered_where_images_are_decoded_again_and_again(
+    recipe: Path, monkeypatch: pytest.MonkeyPatch, cold_s: float, offered: list[float]
+) -> None:
+    """Which the first epoch does not do. At stated rates."""
+    monkeypatch.setattr(knobs, "memory_fed", lambda job, limit_s: fed_at(500))
+    now = fed_at(100)
+    sides = {
+        "input": {**now.seconds, "storage": now.seconds["storage"] + cold_s},
+        "loop": {"compute": 1e-9},
+        "stall": {},
+    }
+    loop = Looped(stated(1e9), {"compute": 1e-9}, {60: 6e-8}, Syncs())
+    with closing(Job.of(load_recipe(recipe, []), quiet)) as job:
+        tried = Knobs(job, Model(sides, 1.0, 1.0), None, now, None, loop, quiet, 0.1, 60)
+        found = tried.found(torch.device("cpu"), quick=True)
+    gains = [one.gain for one in found if one.override == "data.cache=memory"]
+    assert gains == pytest.approx(offered)
 
 
 def test_a_set_of_many_sizes_has_no_place_in_memory(recipe: Path) -> None:
@@ -93,7 +149,7 @@ def test_stalls_are_of_one_event_and_its_interval(recipe: Path) -> None:
     assert evaluated.seconds == pytest.approx(evaluated.once_s / 225)
     assert "all 150 images" in evaluated.how
     assert saved.every == 180
-    assert saved.once_s > 0
+    assert saved.seconds == pytest.approx(saved.once_s / 180)
     without = Job.of(load_recipe(recipe, ["data.eval=null"]), quiet)
     try:
         assert evaluation(without, limit_s=1) is None

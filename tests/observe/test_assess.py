@@ -11,7 +11,7 @@ import psutil
 import pytest
 from tests._support import Said, command, headway, refused
 
-from headway.observe.assess import Goal, Lines, assess, command_of
+from headway.observe.assess import MAY_BE_PERCENT, Goal, Lines, assess, command_of
 from headway.observe.scores import Scores
 
 
@@ -59,10 +59,10 @@ def test_json_is_the_only_thing_on_standard_output(tmp_path: Path) -> None:
 
 
 def test_a_script_whose_time_is_up_was_stopped_then(tmp_path: Path) -> None:
-    """Also one that passes, and one that shows nothing."""
+    """Also one that passes, and one that shows nothing. A shell has begun long before a Python has."""
     stopped = r"; its time was up, and the script was stopped after \d\.\d s\."
-    body = "import time\nprint('val acc 0.9', flush=True)\ntime.sleep(60)"
-    said = assessed(tmp_path, body, "--target-val", "0.8", minutes=0.03, status=0)
+    options = ("--target-val", "0.8", "--minutes", "0.04")
+    said = headway("assess", "sh", *options, "--", "-c", "echo val acc 0.9; exec sleep 60")
     assert re.search(r"PASS: the targets were reached after \d\.\d s of 2 s" + stopped, said.out)
     said = assessed(tmp_path, "import time\ntime.sleep(60)", "--target-val", "0.8", minutes=0.01, status=1)
     assert re.search("FAIL: the script showed no validation accuracy" + stopped, said.out)
@@ -150,15 +150,23 @@ def alive(pids: list[int]) -> list[int]:
 
 
 CHILDREN = """
-import os, signal, subprocess, sys, time
-{ignore}
-code = "import signal, time; {ignore_child}time.sleep(60)"
-children = [subprocess.Popen([sys.executable, "-c", code], start_new_session=bool(n)) for n in range(2)]
+import os, subprocess, time
+children = [subprocess.Popen(["sleep", "60"], start_new_session=bool(n)) for n in range(2)]
 open("pids", "w").write(" ".join(map(str, [os.getpid(), *(child.pid for child in children)])))
 print("train acc 0.5 val acc 0.6", flush=True)
 {end}
 """
-IGNORE = "signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+SHELLS_CHILDREN = """
+{ignore}
+sleep 60 &
+first=$!
+setsid sleep 60 &
+echo $$ $first $! > pids
+echo train acc 0.5 val acc 0.6
+exec sleep 60
+"""
+"""The same of a shell, which has begun long before a Python has; what it ignores its children ignore too. It waits for
+none of them: they may be ended before it is, and it would then end by itself."""
 
 
 @pytest.mark.parametrize("stubborn", [False, pytest.param(True, marks=pytest.mark.check)])
@@ -167,10 +175,9 @@ def test_at_the_end_of_the_time_every_process_is_stopped(
 ) -> None:
     """Also those in a session of their own, and those that do not listen to SIGTERM."""
     monkeypatch.chdir(tmp_path)
-    ignore = IGNORE if stubborn else ""
-    path = script(tmp_path, CHILDREN.format(ignore=ignore, ignore_child=ignore, end="time.sleep(60)"))
+    body = SHELLS_CHILDREN.format(ignore="trap '' TERM" if stubborn else "")
     goal = Goal.of(0.9, 0.5, 1.5 / 60)
-    found = assess(command_of(str(path)), goal, Scores(), grace_s=0.5 if stubborn else 20)
+    found = assess(command_of("sh", ["-c", body]), goal, Scores(), grace_s=0.5 if stubborn else 20)
     assert (found.passed, found.ended) == (False, "time")
     assert found.status == (-signal.SIGKILL if stubborn else -signal.SIGTERM)
     assert found.why.startswith("the training accuracy did not get there; its time was up, and the script was stopped ")
@@ -180,7 +187,7 @@ def test_at_the_end_of_the_time_every_process_is_stopped(
 
 def test_children_that_hold_its_output_do_not_hold_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    body = CHILDREN.format(ignore="", ignore_child="", end="children[1].kill(); children[1].wait()")
+    body = CHILDREN.format(end="children[1].kill(); children[1].wait()")
     path = script(tmp_path, body)
     found = assess(command_of(str(path)), Goal.of(None, 0.5, 1), Scores())
     assert (found.passed, found.ended) == (True, "itself")
@@ -189,12 +196,9 @@ def test_children_that_hold_its_output_do_not_hold_the_verdict(tmp_path: Path, m
 
 def test_a_script_has_time_to_end_well(tmp_path: Path) -> None:
     """What it prints after its time is passed on, and does not count."""
-    body = (
-        "import signal, sys, time\n"
-        "def end(*_):\n    print('val acc 0.99'); print('saved'); sys.exit(0)\n"
-        "signal.signal(signal.SIGTERM, end)\nprint('val acc 0.5')\ntime.sleep(60)"
-    )
-    said = assessed(tmp_path, body, "--target-val", "0.9", "--json", status=1, minutes=1 / 60)
+    body = "trap 'echo val acc 0.99; echo saved; exit 0' TERM; echo val acc 0.5; while :; do sleep 0.1; done"
+    options = ("--target-val", "0.9", "--json", "--minutes", "0.03")
+    said = headway("assess", "sh", *options, "--", "-c", body, status=1)
     assert "saved" in said.err
     assert said.json()["best"]["val"] == 0.5
 
@@ -215,11 +219,23 @@ def test_it_is_not_stopped_by_what_may_be_less_than_a_percent(tmp_path: Path) ->
     assert "target 0.9, not reached; best 0.125, last 0.125" in failed
     said = assessed(tmp_path, body, *options, status=0).out
     assert "It was not stopped: its numbers might have been percent. If they are shares: --scale fraction" in said
-    moment = "the targets are reached if these numbers are shares; as they might be percent, the script goes on"
-    more = body + "print('val acc 0.96')" + chr(10) + "print('val acc 0.9')"
-    said_too = assessed(tmp_path, more, *options, status=0)
-    assert said_too.err.count(moment) == 1  # when it would have been stopped, and once
-    assert moment not in assessed(tmp_path, body, *options[:2], status=0).err
+    assert MAY_BE_PERCENT not in assessed(tmp_path, body, *options[:2], status=0).err
+
+
+def test_the_moment_at_which_it_would_have_been_stopped_is_told_once(tmp_path: Path) -> None:
+    told, waits = tmp_path / "told", f"while not os.path.exists({str(tmp_path / 'told')!r}): time.sleep(0.01)"
+    body = f"import os, time\nprint('val acc 0.95')\n{waits}\nprint('val acc 0.96')\nprint('val acc 0.9')"
+    heard: list[str] = []
+
+    def echo(text: str, error: bool) -> None:
+        heard.append(text)
+        if text == MAY_BE_PERCENT:
+            told.touch()
+
+    goal = Goal.of(None, 0.9, 1)
+    found = assess(command_of(str(script(tmp_path, body))), goal, Scores(), echo=echo, stop_when_reached=True)
+    assert (found.ended, found.kept_on) == ("itself", True)
+    assert heard.count(MAY_BE_PERCENT) == 1
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.check)])
@@ -228,7 +244,7 @@ def test_ending_the_assessment_ends_the_script(
 ) -> None:
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins without it
     request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
-    path = script(tmp_path, CHILDREN.format(ignore="", ignore_child="", end="time.sleep(60)"))
+    path = script(tmp_path, CHILDREN.format(end="time.sleep(60)"))
     started = command("assess", path, "--target-val", "0.9", "--minutes", "1")
     with subprocess.Popen(started, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as process:
         assert process.stdout is not None

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable
 
 import pytest
+from tests._support import free_port
 
 from headway.core.errors import UsageError
 from headway.observe.prometheus import Endpoint, exposition
@@ -39,9 +40,7 @@ def parsed(page: str) -> dict[str, float]:
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 def get(port: int, path: str = "/metrics") -> tuple[int, str, str]:

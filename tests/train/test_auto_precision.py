@@ -17,8 +17,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from tests._support import headway, packed_digits, write_recipe
-from tests.comm._ranks import Rank, free_port, run_ranks
+from tests._support import free_port, headway, packed_digits, write_recipe
+from tests.comm._ranks import Rank, run_ranks
 from torch import nn
 
 from headway.core.errors import UsageError

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests._support import headway, packed_digits, records, refused, write_recipe
-from tests.comm._ranks import Rank, free_port, run_ranks
+from tests._support import free_port, headway, packed_digits, records, refused, write_recipe
+from tests.comm._ranks import Rank, run_ranks
 
 from headway.core.launched import Launched
 from headway.core.recipe import load

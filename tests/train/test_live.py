@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests._support import finished, headway, packed_digits, records, refused, running, write_recipe
+from tests._support import finished, free_port, headway, packed_digits, records, refused, running, write_recipe
 
 from headway.core import rows
 from headway.observe import sampling
@@ -129,9 +129,7 @@ def test_each_rank_leaves_a_trace_of_its_own(folder: Path, tmp_path: Path) -> No
 
 @pytest.fixture
 def port() -> int:
-    with socket.socket() as free:
-        free.bind(("", 0))
-        return int(free.getsockname()[1])
+    return free_port()
 
 
 def page(port: int) -> str:

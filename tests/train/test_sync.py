@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests._support import damage, packed_digits, write_recipe
+from tests._support import damage, free_port, packed_digits, write_recipe
 from tests._waits import counted
-from tests.comm._ranks import Rank, free_port, run_ranks
+from tests.comm._ranks import Rank, run_ranks
 
 from headway.core.launched import Launched
 from headway.core.recipe import load

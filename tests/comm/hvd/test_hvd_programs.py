@@ -142,7 +142,8 @@ def test_an_elastic_script_goes_on_without_a_worker_and_takes_its_replacement_in
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     (tmp_path / "wait").touch()  # until the replacement has come
     script = [str(FOLDER / "elastic_like.py"), str(tmp_path), victim, signal, "12"]
-    assert launch(script, hosts_of(3, None), timeout_s=3.0) == 0
+    timeout_s = 6.0 if signal == "SIGSTOP" else 200.0  # one that is killed is not found by silence
+    assert launch(script, hosts_of(3, None), timeout_s=timeout_s) == 0
     logs = {path.stem: path.read_text().splitlines() for path in tmp_path.glob("*.log")}
     replacement = f"{victim[:-1]}1"
     assert set(logs) == {"0.0.0", "0.1.0", "0.2.0", replacement}
