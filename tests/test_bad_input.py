@@ -176,6 +176,11 @@ def test_train_substitutes_damaged_samples_and_lists_them(run_of_damaged: Path) 
     replaced = served[:, 1] != served[:, 2]
     assert sorted(served[replaced, 1].tolist()) == [11, 11, 99, 99]
     assert json.loads((run / "summary.json").read_text())["damaged_samples"] == 4
+    packed = run_of_damaged / "digits.packed/train"
+    evaluated = headway("evaluate", run, "--data", packed)
+    assert f"{packed}: 2 of {len(data):,} samples are damaged and left out." in evaluated.err
+    assert evaluated.out.endswith(f"over {len(data) - 2:,} images\n")
+    assert headway("evaluate", run, "--data", packed, "--json").json()["damaged_samples"] == 2
 
 
 def test_the_quarantine_is_cut_back_on_resume(run_of_damaged: Path) -> None:

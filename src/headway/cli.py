@@ -331,7 +331,7 @@ def evaluate(
     from headway.train import runs
 
     metrics = runs.evaluate(run, data, say=say)
-    text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if name != "samples")
+    text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if "samples" not in name)
     show(metrics, as_json, f"{text}  over {metrics['samples']:,.0f} images")
 
 

@@ -296,6 +296,10 @@ def test_what_an_image_takes_can_be_said(path: Path, tmp_path: Path) -> None:
     (tmp_path / "far.yaml").write_text(yaml.safe_dump(far))
     asked = ("plan", path, "--cluster", tmp_path / "far.yaml", "--nodes", "1", "--json", "--image-kb")
     assert headway(*asked, "100").json()["answers"][0]["first_images_s"] == pytest.approx(10)
+    blind = workload().model_copy(update={"input": workload().input.model_copy(update={"encoded_bytes": None})})
+    blind.write(tmp_path / "blind.json")
+    said = headway("plan", tmp_path / "blind.json", "--cluster", tmp_path / "far.yaml", "--nodes", "1").out
+    assert "bytes of an image are not known (--image-kb), and storage's bandwidth is left out\n" in said
     assert "an image has some bytes, not -1e+06" in refused(*asked, "-1000", status=2)
 
 

@@ -257,14 +257,18 @@ def milliseconds(seconds: float) -> str:
 
 def fed(found: Plan) -> str:
     """What is known of the way from the disks to the devices."""
-    best = found.best
+    best, far = found.best, found.cluster.storage
     free = best.input_images_s == math.inf
     if free and math.isclose(best.first_images_s, best.images_s, rel_tol=1e-9):
-        return "loading and storage are not known, and taken not to limit"
-    if free:
-        return f"{best.first_images_s:,.0f} images/s in the first epoch, later ones do not wait"
-    rate, where = best.input_images_s, count(best.nodes, "node")
-    return f"{rate:,.0f} images/s at {where}, {best.first_images_s:,.0f} trained in the first epoch"
+        said = "loading and storage are not known, and taken not to limit"
+    elif free:
+        said = f"{best.first_images_s:,.0f} images/s in the first epoch, later ones do not wait"
+    else:
+        rate, where = best.input_images_s, count(best.nodes, "node")
+        said = f"{rate:,.0f} images/s at {where}, {best.first_images_s:,.0f} trained in the first epoch"
+    if not found.job.encoded_bytes and (far.node_gb_s or far.shared_gb_s):
+        said += "; bytes of an image are not known (--image-kb), and storage's bandwidth is left out"
+    return said
 
 
 UNITS = (("d", 24.0, 48.0), ("h", 1.0, 1.0), ("min", 1 / 60, 1 / 60), ("s", 1 / 3600, 0.0))

@@ -395,6 +395,9 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
         check_labels(setup.target, held_out)
         evaluation = evaluate_set(setup, held_out)
         result = {**evaluation.metrics, "samples": float(len(evaluation.samples))}
+        if evaluation.damaged:
+            say(f"{held_out.folder}: {evaluation.damaged:,} of {len(held_out):,} samples are damaged and left out.")
+            result["damaged_samples"] = float(evaluation.damaged)
         run.write_json("evaluation", {"data": str(held_out.folder), **result})
         panels.write(run, panels.of_evaluation(held_out, evaluation, "the best weights"))
     return result
