@@ -99,7 +99,9 @@ def test_rows_that_find_no_room_and_steps_larger_than_the_set_are_named(path: Pa
     assert [row.endswith(", no room") for row in rows[1:8]] == [True] * 3 + [False] * 4
     tiny = workload().model_copy(update={"run": workload().run.model_copy(update={"samples": 1000})})
     tiny.write(tmp_path / "tiny.json")
-    found = headway("plan", tmp_path / "tiny.json", "--cluster", "dgx-1", "--per-device", "32", "--json").json()
+    small = ("plan", tmp_path / "tiny.json", "--cluster", "dgx-1", "--per-device", "32")
+    assert "More than 2 nodes do not pay: a step would be of more samples than the set has.\n" in headway(*small).out
+    found = headway(*small, "--json").json()
     assert found["warnings"][1].startswith("From 4 nodes on a step is of 1,024 samples, and the set has 1,000")
     mixed = workload().model_copy(update={"step": workload().step.model_copy(update={"precision": "bf16"})})
     mixed.write(tmp_path / "mixed.json")
@@ -308,7 +310,13 @@ def test_milliseconds_are_numbers_as_people_write_them() -> None:
 
 
 def test_times_are_said_in_the_unit_that_suits_them() -> None:
-    assert [span(hours) for hours in (100, 5, 0.5, 0.001)] == ["4.2 d", "5.0 h", "30.0 min", "3.6 s"]
+    assert [span(hours) for hours in (100, 5, 0.5, 0.001, 0.00001)] == [
+        "4.2 d",
+        "5.0 h",
+        "30.0 min",
+        "3.6 s",
+        "0.036 s",
+    ]
 
 
 def test_an_unknown_device_is_said() -> None:

@@ -281,9 +281,10 @@ def unit_of(hours: float) -> tuple[str, float]:
 
 
 def span(hours: float) -> str:
-    """`3.2 h`, `8.7 min` or `4.2 s`; of two days and more, days."""
+    """`3.2 h`, `8.7 min`, `4.2 s` or `0.042 s`; of two days and more, days."""
     unit, each = unit_of(hours)
-    return f"{hours / each:,.1f} {unit}"
+    value = hours / each
+    return f"{value:,.1f} {unit}" if value >= 1 else f"{value:.2g} {unit}"
 
 
 def between(low: float, high: float) -> str:
@@ -381,6 +382,9 @@ def verdict(found: Plan) -> str:
         return f"All {most.nodes:,} pay{learns}: twice the nodes are at least {least:.2f} times as fast.{room}"
     more, faster = most.nodes / best.nodes, best.hours / most.hours
     over = f"More than {count(best.nodes, 'node')} {'does' if best.nodes == 1 else 'do'} not pay"
+    after = next(one for one in found.answers if one.nodes > best.nodes)
+    if min(after.batch, 2 * best.batch) > found.job.samples:
+        return f"{over}: a step would be of more samples than the set has.{room}"
     return f"{over}: {most.nodes:,} are {more:.3g} times as many and {faster:.2f} times as fast{learns}.{room}"
 
 
