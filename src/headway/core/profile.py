@@ -17,7 +17,7 @@ VERSION = 1
 
 
 AGREE = 1.25
-"""Times between short runs that are no contradiction: quiet machines gave up to 1.12, busy ones 1.8 to 5."""
+"""Times between short runs that are no contradiction: quiet machines gave up to 1.13, busy ones 1.8 to 5."""
 
 
 class Record(BaseModel):
