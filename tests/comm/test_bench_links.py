@@ -67,6 +67,16 @@ def test_a_result_is_a_table_and_travels_as_json() -> None:
     assert lines[-2].split() == ["4,096", "0.0041", "1,000", "0.0041", "1,000"]
 
 
+def test_what_was_measured_otherwise_than_predicted_is_told() -> None:
+    def said(chosen: float) -> str:
+        rows = [Row(1024, "ring", 1e-3, 1e6, 3), Row(1024, "tree", chosen, 1e6, 3, chosen=True)]
+        return Result([], [], {}, rows, []).text()
+
+    assert "predicted: 1,024 bytes (ring 1 ms; a run would take tree 2 ms). Measure again" in said(2e-3)
+    assert "otherwise" not in said(1.2e-3)
+    assert "otherwise" not in said(0.5e-3)
+
+
 def test_without_company_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
@@ -98,6 +108,8 @@ def test_the_verb_starts_its_processes_and_prints_one_line_of_json() -> None:
     assert found["report"][0].startswith("1 host with 2 ranks, gloo over lo")
     assert found["links"]["inside"]["sizes"]
     assert found["rows"][0]["bytes"] == 1024
+    for size in {row["bytes"] for row in found["rows"]}:
+        assert sum(row["chosen"] for row in found["rows"] if row["bytes"] == size) == 1
 
 
 def test_the_verb_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from time import perf_counter, sleep
 from typing import Any, final
@@ -28,6 +28,9 @@ SIZES = (*(1 << 10 + 2 * step for step in range(9)), 128 << 20)
 
 MOST_ROUNDS, FEWEST_ROUNDS = 20, 3
 
+CLEARLY = 1.25
+"""Times as long as the fastest, from which on it is said."""
+
 POLL_S = 0.05
 
 
@@ -40,6 +43,7 @@ class Row:
         seconds: median over the rounds of the slowest rank's time.
         bus_bytes_s: bytes / seconds * 2 (N - 1) / N: what a link has to carry for it if the work is spread evenly, so
             that it can be held against the link's bandwidth whatever N is (the definition of nccl-tests).
+        chosen: a run would take it for a bucket of that size, by what the links predict.
     """
 
     bytes: int
@@ -47,6 +51,7 @@ class Row:
     seconds: float
     bus_bytes_s: float
     rounds: int
+    chosen: bool = False
 
 
 @final
@@ -76,10 +81,24 @@ class Result:
             numbers = [(_number(row.seconds * 1e3), _number(row.bus_bytes_s / 1e6)) for row in cells]
             out.append((f"{size:,}", *(number for pair in numbers for number in pair)))
         lines = [*self.report, "", *self.predicted, "", "Sums by algorithm: time, and bus bandwidth", *table(out)]
+        lines += self._otherwise()
         if self.left_out:
             sizes = ", ".join(f"{size:,}" for size in self.left_out)
             lines.append(f"The time did not suffice for {sizes} bytes: --seconds gives more.")
         return "\n".join(lines)
+
+    def _otherwise(self) -> list[str]:
+        """Sizes at which another algorithm than the one that a run would take was clearly faster."""
+        found = []
+        for chosen in (row for row in self.rows if row.chosen):
+            best = min((row for row in self.rows if row.bytes == chosen.bytes), key=lambda row: row.seconds)
+            if chosen.seconds > CLEARLY * best.seconds:
+                taken, least = (f"{row.algorithm} {_number(row.seconds * 1e3)} ms" for row in (chosen, best))
+                found.append(f"{chosen.bytes:,} bytes ({least}; a run would take {taken})")
+        if not found:
+            return []
+        what = f"Measured otherwise than predicted: {', '.join(found)}."
+        return [f"{what} Measure again when the machine is quiet, or set comm.algorithm."]
 
     @staticmethod
     def of_json(data: dict[str, Any]) -> Result:
@@ -137,6 +156,7 @@ def _measured(world: World, seconds: float) -> Result | None:
         communicator.close()
     if not world.is_lead:
         return None
+    rows = [replace(row, chosen=chooser(row.bytes) == row.algorithm) for row in rows]
     return Result(links.lines(world), table(chooser.rows()), links.to_json(), rows, left_out)
 
 
