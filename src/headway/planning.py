@@ -55,7 +55,7 @@ def plan(
         typer.Option(help="Runs that were measured there: DEVICESxSAMPLES:IMAGES_S,...", rich_help_panel=OF_PLAN),
     ] = None,
     per_device: Annotated[
-        float | None, typer.Option(help="Samples of a device; default: the recipe's batch.", rich_help_panel=OF_PLAN)
+        float | None, typer.Option(help="Samples of a device; default: of one in the dry run.", rich_help_panel=OF_PLAN)
     ] = None,
     batch: Annotated[
         float | None, typer.Option(help="Of all devices, whatever their number.", rich_help_panel=OF_PLAN)

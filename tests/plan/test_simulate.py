@@ -109,14 +109,14 @@ def test_a_plan_is_simulated_as_it_is_planned() -> None:
         {"accumulate": 4},
         {"wire_ratio": 0.5, "backward": 0.4},
         {"per_device": None, "batch": 8192.0},
+        {"per_device": None, "batch": 1000.0, "gradients": BUCKETS},  # some devices have three samples, others two
         {"per_device": None, "batch": 120.0, "edges": (1e8, 1e8)},  # four devices share an image
     ):
-        values: dict[str, Any] = {"per_device": 52.0, **changes}
+        values: dict[str, Any] = {"per_device": 52.0, "gradients": tuple(even_buckets(4e9)), **changes}
         job = Job(
             samples=10**6,
             encoded_bytes=None,
             compute=COMPUTE,
-            gradients=tuple(even_buckets(4e9)),
             epochs=90.0,
             **values,
         )

@@ -66,6 +66,11 @@ class Job:
         assert self.batch is not None
         return self.batch / devices / self.accumulate
 
+    def most_of(self, devices: int) -> float:
+        """Samples at once of the device that has the most; less than one: a strip of an image."""
+        each = self.per_device_of(devices)
+        return each if each < 1 else math.ceil(each - 1e-9)
+
     def epochs_of(self, batch: float) -> float:
         return self.epochs if isinstance(self.epochs, int | float) else self.epochs.epochs(batch)
 
@@ -151,7 +156,7 @@ def one_answer(job: Job, cluster: Cluster, nodes: int) -> Answer:
         fix = f"The {cluster.devices} of a node can share an image; plan fewer nodes, or a larger batch."
         raise UsageError(what, where="--batch", fix=fix)
     batch, network = each * devices * job.accumulate, cluster.network(nodes, spread=job.spread)
-    told = step_of(job, cluster, network, each if each < 1 else math.ceil(each - 1e-9))
+    told = step_of(job, cluster, network, job.most_of(devices))
     if strips > 1:
         told = replace(told, exposed_s=told.exposed_s + job.accumulate * edges_s(job, cluster, each * strips))
     alone = batch / told.seconds
@@ -231,15 +236,15 @@ def storage_images_s(job: Job, cluster: Cluster, nodes: int) -> tuple[float, flo
     """(in the first epoch, later). What nodes keep of what they have read is not read again; which node reads what
     changes, so that a part of the set that one node keeps serves as large a share of its samples."""
     far = cluster.storage
+    opens = math.inf if far.opens_s is None or far.shards else far.opens_s
     if not job.encoded_bytes:  # then it is not known either what a cache keeps
-        opens = math.inf if far.opens_s is None or far.shards else far.opens_s
         return opens, opens
     total = job.samples * job.encoded_bytes
     kept = min(1.0, far.cache_gb * 1e9 / total)
     limits = [
         math.inf if far.node_gb_s is None else nodes * far.node_gb_s * 1e9 / job.encoded_bytes,
         math.inf if far.shared_gb_s is None else far.shared_gb_s * 1e9 / job.encoded_bytes,
-        math.inf if far.opens_s is None or far.shards else far.opens_s,
+        opens,
     ]
     cold = min(limits)
     return cold, math.inf if kept >= 1 else cold / (1 - kept)

@@ -14,7 +14,7 @@ from typing import Any, Literal, final
 
 from headway.core.errors import UsageError, nearest
 from headway.core.profile import Workload
-from headway.plan.ask import of_device
+from headway.plan.ask import job_of, of_device
 from headway.plan.catalogs import read_catalog
 from headway.plan.cluster import devices
 from headway.plan.fabric import Fabric, fabric
@@ -194,9 +194,10 @@ def wanted_for(workload: Workload | None, **values: Any) -> Wanted:
             given.setdefault("image_bytes", encoded)
             given.setdefault("data_bytes", samples * encoded)
         if "images_s" not in given and workload.operations:
-            machine, each = node_of(given["node"]), workload.step.micro_batch or workload.step.batch
-            seconds = of_device(workload, devices()[machine.device]).compute.seconds(each)
-            images_s = machine.gpus * each / seconds
+            machine = node_of(given["node"])
+            job = job_of(workload, of_device(workload, devices()[machine.device]), workload.run.epochs)
+            each = job.per_device_of(machine.gpus)
+            images_s = machine.gpus * each / job.compute.seconds(each)
             given |= {"images_s": images_s, "images_from": f" of {workload.name}, by the data sheet"}
     return Wanted(**given)
 

@@ -220,7 +220,7 @@ def of_answer(job: Job, cluster: Cluster, answer: Answer, *, steps: int = 50, se
             f"ranks are simulated one by one up to {MOST_RANKS:,}, not {answer.devices:,}", where="--trace"
         )
     network = cluster.network(answer.nodes, spread=job.spread)
-    each = job.per_device_of(answer.devices)
+    each = job.most_of(answer.devices)
     known, compute, backward = answer.input_images_s < float("inf"), job.compute, job.backward
     if answer.strips > 1:  # what strips tell each other takes time, and hides nothing
         longer = replace(compute, fixed_s=compute.fixed_s + edges_s(job, cluster, each * answer.strips))
