@@ -43,6 +43,16 @@ def wide(num_classes):
 """A user's file with networks for gray images of 8 x 8. `wide` has 45,010 parameters for ten classes: 180 kB of
 weights, 360 kB of a checkpoint with momentum."""
 
+PACE = """
+import time
+from pathlib import Path
+
+def pace(images, labels, keys):
+    if Path(__file__).with_name("slowly").exists():
+        time.sleep(0.1)
+    return images, labels
+"""
+
 
 @dataclass(frozen=True)
 class Said:
@@ -95,6 +105,23 @@ def free_port() -> int:
 
 def command(*arguments: str | Path) -> list[str]:
     return [sys.executable, "-m", "headway", *map(str, arguments)]
+
+
+def paced(folder: Path) -> str:
+    """What a command is to be told so that a run of a recipe in this folder obeys `slowly`."""
+    (folder / "pace.py").write_text(PACE)
+    return "transform=pace.py:pace"
+
+
+@contextlib.contextmanager
+def slowly(folder: Path) -> Iterator[None]:
+    """For the time of the block, runs that are `paced` in this folder make ten steps a second at most. What the block
+    waits for, such as a process that starts anew, then comes before the run's end, however fast its steps are."""
+    (folder / "slowly").touch()
+    try:
+        yield
+    finally:
+        (folder / "slowly").unlink()
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests._support import command, finished, packed_digits, records, write_recipe
+from tests._support import command, finished, paced, packed_digits, records, slowly, write_recipe
 
 from headway.core.run import IDS_BYTES
 
@@ -255,9 +255,10 @@ def test_faults_at_random_moments(folder: Path, tmp_path: Path) -> None:
     draw, epochs = random.Random(seed), 400
     faults = [(kind, rank) for kind in (signal.SIGKILL, signal.SIGHUP, signal.SIGSTOP) for rank in range(4)]
     draw.shuffle(faults)
-    with launched(folder, tmp_path / "run", 4, *LONG, f"epochs={epochs}") as found:
+    with launched(folder, tmp_path / "run", 4, *LONG, f"epochs={epochs}", paced(folder)) as found:
         for number, (kind, rank) in enumerate(faults):
-            found.wait_for_members(3)  # a fault takes one, and one may just be on its way
+            with slowly(folder):
+                found.wait_for_members(3)  # a fault takes one, and one may just be on its way
             found.wait_for_step(found.steps() + draw.randint(20, 120))
             time.sleep(draw.uniform(0, 0.2))
             workers = found.workers()

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests._support import files, finished, headway, packed_digits, records, running, write_recipe
+from tests._support import files, finished, headway, paced, packed_digits, records, running, slowly, write_recipe
 
 from headway.core.run import IDS_BYTES
 from headway.data import dataset
@@ -195,11 +195,12 @@ def test_killed_twice(folder: Path, whole: Callable[[str], Path]) -> None:
 
 def test_sigterm_and_ctrl_c_save_and_say_how_to_go_on(folder: Path, whole: Callable[[str], Path]) -> None:
     run = folder / "signalled"
-    arguments: tuple[str | Path, ...] = ("train", folder / "recipe.yaml", "--run", run)
+    arguments: tuple[str | Path, ...] = ("train", folder / "recipe.yaml", "--run", run, paced(folder))
     for number, step in ((signal.SIGTERM, 10), (signal.SIGINT, 40)):
         with running(*arguments) as process:
-            until(process, partial(lambda step: logged(run) >= step, step))
-            process.send_signal(number)
+            with slowly(folder):
+                until(process, partial(lambda step: logged(run) >= step, step))
+                process.send_signal(number)
             out, err = process.communicate()
         assert process.returncode == 1, err
         stopped = Checkpoints(run / "checkpoints").newest()
