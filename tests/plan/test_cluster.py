@@ -14,6 +14,8 @@ from headway.plan.cluster import cluster_of, clusters, devices
 
 LINKS = "inside: {gb_s: 1, latency_us: 1}\nbetween: {ports: 1, gbit_s: 1, latency_us: 1, efficiency: 1}"
 
+WHOLE = f"title: x\ndevice: v100\ndevices: 1\n{LINKS}\n"
+
 OWN = (
     f"title: x\ndevices: 1\n{LINKS}\n".replace("{", "{{").replace("}", "}}")
     + "device: {{title: a, memory_gb: 1, memory_gb_s: 1, tflops: {{{tflops}}}}}"
@@ -52,14 +54,19 @@ def test_a_file_of_the_same_form_is_read(tmp_path: Path) -> None:
     [
         (f"title: x\ndevice: v100\ndevices: 0\n{LINKS}", "devices: "),
         (f"title: x\ndevice: v1000\ndevices: 1\n{LINKS}", r"no device 'v1000'.* Did you mean 'v100'"),
-        ("title: x", "device: Field required"),
-        ("- 1", "keys and values"),
-        ("{1: 2}", "keys and values"),
+        ("title: x", "the key 'device' is missing"),
+        ("- 1", "a cluster is a mapping of keys to values"),
+        ("{1: 2}", "there is no key '1'"),
         (f"title: x\ndevice: v100\ndevices: 1\nalgorithms: [all_to_all]\n{LINKS}", "algorithms"),
         (OWN.format(tflops="mixed: 1"), "fp32"),
         (OWN.format(tflops="fp32: 0"), "fp32"),
-        ("a: [", "cannot be read"),
-        ("speed: 3", "mine.yaml: "),
+        ("a: [", "mine.yaml:1: this is no YAML"),
+        (f"{WHOLE}speed: 3", r"mine.yaml:6: there is no key 'speed'. Known here: algorithms, between"),
+        (f"{WHOLE}node: {{watt: 3}}", r"mine.yaml:6: there is no key 'node.watt'. Did you mean 'node.watts'?"),
+        (f"{WHOLE}nodes: eight", r"mine.yaml:6: nodes: Input should be a whole number, not 'eight'."),
+        (f"{WHOLE}nodes: 3\nnodes: 4", "mine.yaml:7: the key 'nodes' stands twice"),
+        (f"title: x\ndevice: 3\ndevices: 1\n{LINKS}", r"device: Input should be a text or a mapping of keys to values"),
+        (f"{WHOLE}pue: 9", r"mine.yaml:6: pue: Input should be less than or equal to 3, not 9."),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said(content: str, said: str, tmp_path: Path) -> None:

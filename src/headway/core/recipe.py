@@ -70,8 +70,18 @@ class Loaded(Generic[P]):
         return yaml.dump(tree, Dumper=_YamlWriter, sort_keys=False, allow_unicode=True, width=120)
 
 
-def load(path: Path, overrides: Sequence[str], model: type[P]) -> Loaded[P]:
+def load(
+    path: Path,
+    overrides: Sequence[str],
+    model: type[P],
+    *,
+    kind: str = "recipe",
+    fix: str = "headway init IMAGES writes a recipe.",
+) -> Loaded[P]:
     """Reads a YAML recipe, applies `key=value` overrides, and validates it.
+
+    Args:
+        kind: what messages call it. fix: what to do where there is none.
 
     Raises:
         RecipeError: no such file, no YAML, an unknown key (names the nearest right one), a wrong type, an impossible
@@ -80,10 +90,10 @@ def load(path: Path, overrides: Sequence[str], model: type[P]) -> Loaded[P]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        fix = "headway init IMAGES writes a recipe." if isinstance(error, FileNotFoundError | IsADirectoryError) else ""
-        what = f"the recipe cannot be read ({getattr(error, 'strerror', None) or error})"
-        raise RecipeError(what, where=str(path), fix=fix) from None
-    tree, lines = _parse(text, str(path))
+        what = f"the {kind} cannot be read ({getattr(error, 'strerror', None) or error})"
+        known = isinstance(error, FileNotFoundError | IsADirectoryError)
+        raise RecipeError(what, where=str(path), fix=fix if known else "") from None
+    tree, lines = _parse(text, str(path), kind)
     origins = {key: f"{path.name}:{line}" for key, line in lines.items()}
     for override in overrides:
         key, equals, value = override.partition("=")
@@ -144,7 +154,7 @@ def written(value: Any) -> str:
     return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _parse(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
+def _parse(text: str, where: str, kind: str = "recipe") -> tuple[dict[str, Any], dict[str, int]]:
     """The tree of a YAML text, and the line of each key."""
     lines: dict[str, int] = {}
 
@@ -179,7 +189,7 @@ def _parse(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
     except RecursionError:
         raise RecipeError("this YAML holds itself, or is nested too deeply", where=where) from None
     if not isinstance(tree, dict):
-        raise RecipeError("a recipe is a mapping of keys to values", where=where)
+        raise RecipeError(f"a {kind} is a mapping of keys to values", where=where)
     return tree, lines
 
 
@@ -257,8 +267,9 @@ def _origins_of_leaves(recipe: Part, origins: Mapping[str, str]) -> dict[str, st
     return {leaf: origin(leaf) for leaf, _ in _items(recipe.model_dump(mode="json"))}
 
 
-_KIND = re.compile(r"(constrained-)?(int|float|str|bool)|.*\[.*\]")
-"""What pydantic adds to a key where a value may be of several kinds, as in `micro_batch.int`."""
+_KIND = re.compile(r"(constrained-)?(int|float|str|bool)|.*\[.*\]|[A-Z]\w*")
+"""What pydantic adds to a key where a value may be of several kinds, as in `micro_batch.int` or `device.Device.title`:
+keys of recipes are not capital."""
 
 
 WORDS = {
@@ -276,9 +287,12 @@ def _explain(error: ValidationError, model: type[Part], path: Path, origins: Map
     out = []
     kinds: dict[str, tuple[int, list[str]]] = {}  # place in `out`, and what a value of several kinds should be
     # A key that is missing is often there, misspelt: the one that nobody knows stands first.
-    for entry in sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing"):
-        keys = [str(part) for part in entry["loc"] if not _KIND.fullmatch(str(part))]
+    entries = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
+    places = [[str(part) for part in entry["loc"] if not _KIND.fullmatch(str(part))] for entry in entries]
+    for entry, keys in zip(entries, places, strict=True):
         dotted = ".".join(keys)
+        if any(other[: len(keys)] == keys != other for other in places):  # of several kinds, the one with keys is meant
+            continue
         at = next((origins[".".join(keys[:n])] for n in range(len(keys), 0, -1) if ".".join(keys[:n]) in origins), "")
         at = at or next((origin for key, origin in origins.items() if dotted and key.startswith(f"{dotted}.")), "")
         where = f"{at}: " if at else f"{path.name}: "

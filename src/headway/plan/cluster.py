@@ -6,12 +6,11 @@ from functools import cache
 from pathlib import Path
 from typing import final
 
-import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from headway.core.collectives import Link, Network, Sum
 from headway.core.errors import UsageError, nearest
-from headway.core.profile import Record
+from headway.core.recipe import Part, load
 from headway.plan.catalogs import read_catalog
 from headway.plan.step import GPU_ALGORITHMS
 
@@ -19,7 +18,7 @@ SUM_SHARE = 1 / 3
 """Of a device's memory bandwidth, with which it sums up arrays: two are read, one is written."""
 
 
-class Finite(Record, allow_inf_nan=False):
+class Finite(Part, allow_inf_nan=False):
     """Base of what a user may write in YAML."""
 
 
@@ -178,22 +177,6 @@ def cluster_of(name: str) -> Cluster:
     if path.suffix not in (".yaml", ".yml"):
         fix = nearest(name, clusters())
         raise UsageError("there is no such cluster in the catalog, and it is no YAML file", where=name, fix=fix)
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        what = f"it cannot be read ({getattr(error, 'strerror', None) or error})"
-        raise UsageError(what, where=name) from None
-    if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
-        raise UsageError("a cluster is written as keys and values", where=name)
-    try:
-        found = Cluster(**values)
-    except ValidationError as error:
-        # A misspelt key says more than the one that is missing for it; of a choice, the longest is the one meant.
-        first = max(
-            error.errors(include_url=False), key=lambda one: (one["type"] == "extra_forbidden", len(one["loc"]))
-        )
-        key = ".".join(map(str, first["loc"]))
-        what = f"{key}: there is no such key" if first["type"] == "extra_forbidden" else f"{key}: {first['msg']}"
-        raise UsageError(what, where=name, fix="docs/plan.md lists the keys.") from None
+    found = load(path, (), Cluster, kind="cluster", fix="docs/plan.md shows one.").recipe
     _ = found.of
     return found
