@@ -17,7 +17,7 @@ from tests.doctor._profile import profile
 from tests.plan._workload import workload
 
 from headway.core.errors import UsageError
-from headway.core.profile import Threads
+from headway.core.profile import Threads, Workload
 from headway.plan.answer import answers
 from headway.plan.ask import job_of, of_device
 from headway.plan.choices import Choice, choices, dense_layers, memory, useful_nodes
@@ -84,7 +84,7 @@ def test_a_job_that_a_device_cannot_hold_is_said(path: Path) -> None:
     assert "does not fit" in said
     before, _, after = said.partition("nodes  devices")
     assert "A device's memory does not hold its samples with 1 to 2 nodes" in before
-    assert "there is room with 78 micro-batches of 1,282 samples" in after
+    assert "there is room with 79 micro-batches of 1,266 samples" in after
 
 
 def test_rows_that_find_no_room_and_steps_larger_than_the_set_are_named(path: Path, tmp_path: Path) -> None:
@@ -225,7 +225,7 @@ def test_fully_connected_layers_are_better_in_parts_where_they_hold_the_weights(
     assert found[0].hours < found[1].hours
     assert {one.name for one in found} > {"data parallel", "gradients of 2 steps exchanged at once"}
     assert next(one for one in found if one.name == "data parallel").gain == 1
-    assert found[0].memory.weights < memory(heavy, 1, 1e9).weights / 2
+    assert found[0].memory.weights < memory(heavy, 1, 1e9, 32).weights / 2
 
 
 @pytest.mark.parametrize("asked", [{"per_device": 2.0}, {"batch": 64.0}])
@@ -261,7 +261,7 @@ def test_where_a_step_finds_no_room_what_takes_less_is_named() -> None:
     assert tight[name].memory.fits
     assert tight[name].gain < 1.01
     assert tight[name].note == "the same batch"
-    weights = memory(workload(), 1, 1.0).weights
+    weights = memory(workload(), 1, 1.0, 16).weights
     tiny = found((weights + 6e6) / 0.9e9, 1.0)
     assert tiny["each image in 4 strips"].memory.fits
     assert not any("micro" in name for name in tiny)
@@ -269,14 +269,31 @@ def test_where_a_step_finds_no_room_what_takes_less_is_named() -> None:
 
 
 def test_memory_is_what_a_device_holds() -> None:
-    held = memory(workload(), 32, 16e9)
+    held = memory(workload(), 32, 16e9, 1)
     weights = 4 * workload().parameters
     assert held.weights == 3 * weights  # with gradients, and one state of as much
-    assert held.activations == 32 * 11 * 10**6
+    largest = max(layer.activation_bytes for layer in workload().layers)
+    assert held.activations == 32 * (11 * 10**6 + 2 * largest)
     assert held.fits
-    assert held.most_samples == int((0.9 * 16e9 - held.weights) // (11 * 10**6))
-    assert not memory(workload(), 32, 0.5e9).fits
-    assert memory(workload(), 1, 1e6).most_samples == 0
+    assert held.most_samples == int((0.9 * 16e9 - held.weights) // (11 * 10**6 + 2 * largest))
+    assert memory(workload(), 32, 16e9, 8).weights == 4 * weights  # gradients on their way
+    assert not memory(workload(), 32, 0.5e9, 1).fits
+    assert memory(workload(), 1, 1e6, 1).most_samples == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_memory_is_that_of_the_dry_run(tmp_path: Path, ranks: int) -> None:
+    """Of one rank: what it has beside is a batch that is ready, and what is in the host."""
+    packed_digits(tmp_path)
+    recipe = write_recipe(tmp_path / "recipe.yaml", model={"factory": "net.py:dropout"}, optimizer={"name": "nag"})
+    out = tmp_path / "w.json"
+    said = headway("train", recipe, "--dry-run", "--json", "--out", out, *(["--procs", "2"] if ranks > 1 else []))
+    parts = {one["name"]: one["bytes"] for one in said.json()["memory"]}
+    held = memory(Workload.read(out), 30 // ranks, 1e9, ranks)
+    still = ("weights", "gradients", "buckets", "optimizer state")
+    assert held.weights == sum(parts.get(name, 0) for name in still)
+    assert held.activations == parts["kept for backward"] + parts["on the way back"]
+    assert ("buckets" in parts) == (ranks > 1)
 
 
 def test_nodes_are_useful_while_each_device_has_its_batch() -> None:

@@ -24,8 +24,9 @@ MANY = 0.1
 @final
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a device. Attributes: weights: with their gradients and the optimizer's state. activations: of a
-    forward pass, which backward wants. most_samples: that find room."""
+    """Bytes of a device. Attributes: weights: with their gradients, those on their way to other devices and the
+    optimizer's state. activations: of a forward pass, which backward wants, and their gradients. most_samples: that
+    find room."""
 
     weights: int
     activations: int
@@ -41,14 +42,18 @@ class Memory:
         return self.used <= ROOM * self.capacity
 
 
-def memory(workload: Workload, samples: float, capacity: float) -> Memory:
-    """Args: samples: of a device at once; less than one: a strip of one. capacity: bytes."""
-    weights = sum(layer.weight_bytes + layer.gradient_bytes for layer in workload.layers)
-    weights += workload.step.update.state_bytes
-    one, none = workload.saved_bytes(1), workload.saved_bytes(0)
-    most = max(0, math.floor((ROOM * capacity - weights - none) / max(1, one - none)))
+def memory(workload: Workload, samples: float, capacity: float, devices: int) -> Memory:
+    """As the dry run has it of one rank, without batches that are ready.
+
+    Args: samples: of a device at once; less than one: a strip of one. capacity: bytes. devices: that exchange.
+    """
+    gradients = sum(layer.gradient_bytes for layer in workload.layers) * (2 if devices > 1 else 1)
+    weights = gradients + sum(layer.weight_bytes for layer in workload.layers) + workload.step.update.state_bytes
+    none, back = workload.saved_bytes(0), 2 * max(layer.activation_bytes for layer in workload.layers)
+    one = workload.saved_bytes(1) - none + back
+    most = max(0, math.floor((ROOM * capacity - weights - none) / max(1, one)))
     whole = samples if samples < 1 else math.ceil(samples)
-    return Memory(weights, round(none + whole * (one - none)), capacity, most)
+    return Memory(weights, round(none + whole * one), capacity, most)
 
 
 @final
@@ -69,26 +74,29 @@ def choices(workload: Workload, job: Job, cluster: Cluster, nodes: int) -> list[
     """The best first; plain data parallelism among them. Where its step finds no room, also what takes less of it."""
     plain = one_answer(job, cluster, nodes)
     network = cluster.network(nodes, spread=job.spread)
-    each, capacity = job.per_device_of(plain.devices), cluster.of.memory_bytes
-    room = memory(workload, each, capacity)
+    each = job.per_device_of(plain.devices)
+
+    def held(samples: float, of: Workload = workload) -> Memory:
+        return memory(of, samples, cluster.of.memory_bytes, plain.devices)
+
+    room = held(each)
     found = [Choice("data parallel", plain.images_s, plain.hours, 1.0, room, "")]
 
-    def add(name: str, other: Answer, held: Memory, note: str) -> None:
-        found.append(Choice(name, other.images_s, other.hours, plain.hours / other.hours, held, note))
+    def add(name: str, other: Answer, kept: Memory, note: str) -> None:
+        found.append(Choice(name, other.images_s, other.hours, plain.hours / other.hours, kept, note))
 
     if not room.fits and room.most_samples and each > 1:
         times = math.ceil(each / room.most_samples)
         less = each / times
         parts = replace(job, per_device=less, batch=None, accumulate=times * job.accumulate)
-        held = memory(workload, less, capacity)
         many = f"{less:,.0f}" if less >= 10 else f"{less:.3g}"
-        add(f"{times} micro-batches of {many} samples", one_answer(parts, cluster, nodes), held, "the same batch")
+        add(f"{times} micro-batches of {many} samples", one_answer(parts, cluster, nodes), held(less), "the same batch")
     elif not room.fits and not room.most_samples:
         for strips in (2, 4, 8, 16):
             if plain.strips < strips <= cluster.devices:
                 shared = one_answer(replace(job, per_device=1 / strips, batch=None), cluster, nodes)
                 note = f"a batch of {shared.batch:,.0f}"
-                add(f"each image in {strips} strips", shared, memory(workload, 1 / strips, capacity), note)
+                add(f"each image in {strips} strips", shared, held(1 / strips), note)
     if plain.devices == 1:
         return sorted(found, key=lambda one: one.hours)
     if dense := dense_layers(workload):
@@ -96,10 +104,10 @@ def choices(workload: Workload, job: Job, cluster: Cluster, nodes: int) -> list[
         rest = workload.model_copy(update={"layers": tuple(one for one in workload.layers if one.name not in names)})
         more_s, moved = dense_in_parts(workload, network, dense, each)
         kept = replace(job, gradients=tuple(gradients_of(rest)))
-        held = memory(_with_parts(workload, names, plain.devices), each, capacity)
+        less_held = held(each, _with_parts(workload, names, plain.devices))
         layers = "a fully connected layer" if len(dense) == 1 else f"{len(dense)} fully connected layers"
         note = f"{moved / 1e6:,.1f} MB of activations a step and device, in place of their gradients"
-        add(f"{layers} in {plain.devices:,} parts", _longer(kept, cluster, nodes, more_s), held, note)
+        add(f"{layers} in {plain.devices:,} parts", _longer(kept, cluster, nodes, more_s), less_held, note)
     for times in (2, 4):
         batch = None if job.batch is None else times * job.batch
         rarer = one_answer(replace(job, batch=batch, accumulate=times * job.accumulate), cluster, nodes)

@@ -148,7 +148,8 @@ def plan(
     if pays not in nodes:
         found = answers(job, cluster, [*nodes, pays])
     law, useful = job.epochs, None
-    held = {one.nodes: memory(workload, job.per_device_of(one.devices), cluster.of.memory_bytes) for one in found}
+    capacity = cluster.of.memory_bytes
+    held = {one.nodes: memory(workload, job.per_device_of(one.devices), capacity, one.devices) for one in found}
     if isinstance(law, Epochs) and law.low < law.high and job.per_device is not None:
         useful = useful_nodes(law.high, job.per_device * job.accumulate, cluster.devices)
     lars: list[Suggestion | None] = [None] * len(found)
