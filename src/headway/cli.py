@@ -340,6 +340,9 @@ def predict(
     run: Annotated[Path, typer.Argument(help="A run folder.")],
     images: Annotated[list[Path], typer.Argument(help="Image files, or folders of them.")],
     out: Annotated[Path | None, typer.Option(help="File to write, .csv or .jsonl; default: CSV on the screen.")] = None,
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="Leave bad images out and name them, instead of failing.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="JSONL instead of CSV on the screen.")] = False,
 ) -> None:
     """Predict image files with a run's best weights."""
@@ -350,8 +353,16 @@ def predict(
 
     writable(out)
     files = image_files(images)
-    rows = rows_of(runs.trained(Run.open(run), say=say), files)
+
+    def bad(error: HeadwayError) -> None:
+        if not skip_bad:
+            raise error
+        say(f"Left out {error.where}: {error.what}.")
+
+    rows = rows_of(runs.trained(Run.open(run), say=say), files, bad=bad)
     written = write_rows(rows, out, as_json)
+    if written < len(files):
+        say(f"Left out {len(files) - written:,} of {len(files):,} files.")
     if out is not None:
         say(f"Wrote {written:,} rows to {out}.")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests._support import write_recipe
+from tests._support import headway, packed_digits, write_recipe
 from tests.data._packs import picture
 
 from headway.core.recipe import load
@@ -53,8 +53,38 @@ def test_the_pixels_of_an_evaluation(folder: Path, backend: str, how: str, scale
             found |= {setup.eval.name(int(n)): batch.images[k].numpy().copy() for k, n in enumerate(batch.served)}
         files = image_files([folder / "files"])
         with closing(decoder(1, setup.recipe.data.decoder)) as decode:
-            mine = pixels(setup, decode, files)
+            opened, mine = pixels(setup, decode, files)
+            assert opened == files
     assert found.keys() == FILES.keys()
     for file, image in zip(files, mine, strict=True):
         name = str(file.relative_to(folder / "files"))
         assert np.array_equal(image, found[name]), name
+
+
+def test_bad_files_are_refused_or_left_out(tmp_path: Path) -> None:
+    """No image, an empty file, one cut short, one whose end is damaged; more than a batch of good ones about them."""
+    packed_digits(tmp_path)
+    run = tmp_path / "run"
+    headway("train", write_recipe(tmp_path / "recipe.yaml"), "--run", run, "epochs=0.2")
+    files = sorted((tmp_path / "digits").rglob("*.png"))[:70]
+    whole = headway("predict", run, *files).out.splitlines()
+    assert len(whole) == 71
+    jpeg, png = picture(0, size=(64, 64)), files[0].read_bytes()
+    contents = {"note.png": b"no image", "empty.png": b"", "cut.jpg": jpeg[: len(jpeg) // 2], "end.png": png[:-30]}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    bad = [tmp_path / name for name in contents]
+    for one in bad:
+        said = headway("predict", run, files[0], one, status=1).err
+        assert str(one) in said
+        assert "Leave such files out with --skip-bad." in said
+    said = headway("predict", run, *bad[:2], *files[:3], *bad[2:], *files[3:], files[0], "--skip-bad")
+    assert said.out.splitlines() == [*whole, whole[1]]
+    for one in bad:
+        assert said.err.count(f"Left out {one}: ") == 1
+    assert said.err.endswith("Left out 4 of 75 files.\n")
+    out = tmp_path / "rows.csv"
+    assert (
+        "none of these 4 files is an image" in headway("predict", run, *bad, "--skip-bad", "--out", out, status=1).err
+    )
+    assert not out.exists()

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -46,39 +46,68 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
     return out
 
 
-def predict(setup: Setup, files: Sequence[Path], batch: int = 64) -> Iterator[dict[str, Any]]:
+def _refuse(error: DataError) -> None:
+    raise error
+
+
+def predict(
+    setup: Setup, files: Sequence[Path], batch: int = 64, *, bad: Callable[[DataError], None] = _refuse
+) -> Iterator[dict[str, Any]]:
     """One row a file: `path` and the task's columns.
 
+    Args:
+        bad: is given what is wrong with a file, which has no row then; by default it is raised.
+
     Raises:
-        DataError: a file is no image.
+        DataError: a file is no image; or none of them is.
     """
     setup.model.eval()
-    options = setup.recipe.data
+    options, said = setup.recipe.data, 0
     with closing(decoder(options.threads, options.decoder)) as decode:
         for low in range(0, len(files), batch):
-            part = files[low : low + batch]
-            images = setup.augment.normalise(torch.from_numpy(pixels(setup, decode, part)).to(setup.device))
+            part, found = pixels(setup, decode, files[low : low + batch], bad)
+            if not part:
+                continue
+            images = setup.augment.normalise(torch.from_numpy(found).to(setup.device))
             with torch.no_grad():
                 outputs = outputs_of(setup, images)
             for file, row in zip(part, setup.task.predict(outputs), strict=True):
+                said += 1
                 yield {"path": str(file), **row}
+    if not said:
+        raise DataError(f"none of these {len(files):,} files is an image that can be read", where=str(files[0].parent))
 
 
-def pixels(setup: Setup, decode: Decoder, files: Sequence[Path]) -> NDArray[np.uint8]:
-    """Images as an evaluation sees them: uint8 [k, H, W, C].
+def pixels(
+    setup: Setup, decode: Decoder, files: Sequence[Path], bad: Callable[[DataError], None] = _refuse
+) -> tuple[list[Path], NDArray[np.uint8]]:
+    """(files that are images, these as an evaluation sees them: uint8 [k, H, W, C]).
+
+    Args:
+        bad: as of `predict`.
 
     Raises:
         DataError: a file is no image.
     """
-    options = setup.recipe.data
+    options, opened, sides = setup.recipe.data, [], []
+    for file in files:
+        try:
+            sides.append(_sides(file))
+        except DataError as error:
+            bad(error)
+        else:
+            opened.append(file)
     view = View(size=setup.size, channels=setup.channels, crop=options.crop.centred, scaled=options.scaled)
-    width, height = np.array([_sides(file) for file in files], np.uint32).T
-    out = np.empty((len(files), *setup.size, setup.channels), np.uint8)
+    width, height = np.array(sides, np.uint32).reshape(-1, 2).T
+    out = np.empty((len(opened), *setup.size, setup.channels), np.uint8)
     boxes = view.boxes(np.empty(0, np.uint64), width, height, setup.size)
-    status = decode(Records.of([file.read_bytes() for file in files]), boxes, out, scaled=view.scaled)
-    if status.any():
-        raise DataError("this image is damaged", where=str(files[int(status.argmax())]))
-    return out
+    status = decode(Records.of([file.read_bytes() for file in opened]), boxes, out, scaled=view.scaled)
+    for place in np.flatnonzero(status):
+        bad(DataError("this image is damaged", where=str(opened[place]), fix=SKIP))
+    return [file for file, wrong in zip(opened, status, strict=True) if not wrong], out[status == 0]
+
+
+SKIP = "Leave such files out with --skip-bad."
 
 
 def _sides(file: Path) -> tuple[int, int]:
@@ -87,9 +116,9 @@ def _sides(file: Path) -> tuple[int, int]:
         with Image.open(file, formats=FORMATS) as image:
             return image.size
     except UnidentifiedImageError:
-        raise DataError("this file is no image", where=str(file)) from None
+        raise DataError("this file is no image", where=str(file), fix=SKIP) from None
     except (OSError, Image.DecompressionBombError) as error:
-        raise DataError(f"this image cannot be opened ({error})", where=str(file)) from None
+        raise DataError(f"this image cannot be opened ({error})", where=str(file), fix=SKIP) from None
 
 
 def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, as_json: bool) -> int:
