@@ -107,6 +107,7 @@ def test_runs_that_contradict_each_other_are_told() -> None:
     said = text(profile(runs=faster).doubted())
     assert "measured 2,980 (+4.7 %), stalls computed in both: not confirmed.\nThe short runs" in said
     assert "contradict each other by 4.8 times; other work on the machine" in said
+    assert said.splitlines()[1].startswith("Not confirmed: The run is ")
     assert "contradict" not in text(profile().doubted())
 
 

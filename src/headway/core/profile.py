@@ -405,9 +405,9 @@ class Profile(Record):
         else:
             return self
         why += "; other work on the machine may be why. Examine again when it is quiet."
-        return self.model_copy(
-            update={"verdict": self.verdict.model_copy(update={"confirmed": False, "unexplained": why})}
-        )
+        sentence = "Not confirmed: " + self.verdict.sentence.removeprefix("Not confirmed: ")
+        changes = {"confirmed": False, "sentence": sentence, "unexplained": why}
+        return self.model_copy(update={"verdict": self.verdict.model_copy(update=changes)})
 
     def ceiling(self, stage: str) -> Ceiling | None:
         return next((one for one in self.ceilings if one.stage == stage), None)
