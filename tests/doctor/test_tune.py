@@ -13,7 +13,8 @@ from tests._support import headway, packed_digits, refused, write_recipe
 from tests.doctor._profile import profile, runs
 
 from headway.core.profile import Knob, Profile, Together
-from headway.core.recipe import given, load
+from headway.core.recipe import load
+from headway.core.recipe_text import given
 from headway.data.dataset import open as open_dataset
 from headway.data.modes import Mode
 from headway.doctor import tune, tune_packs

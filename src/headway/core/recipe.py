@@ -13,6 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headway.core.errors import RecipeError, nearest
+from headway.core.recipe_yaml import Writer, parse, parse_value, put
 
 
 class Part(BaseModel):
@@ -55,7 +56,7 @@ class Loaded(Generic[P]):
         """The same with several at once, where only all of them fit together: (value, reason) by dotted key."""
         tree, origins = self.recipe.model_dump(mode="json"), dict(self.origins)
         for key, (value, reason) in values.items():
-            _put(tree, key.split("."), value, key)
+            put(tree, key.split("."), value, key)
             origins = {other: origin for other, origin in origins.items() if not other.startswith(f"{key}.")}
             origins[key] = f"auto: {reason}"
         return replace(self, recipe=type(self.recipe).model_validate(tree), origins=origins)
@@ -67,7 +68,7 @@ class Loaded(Generic[P]):
     def to_yaml(self) -> str:
         """The whole tree, every value spelled out; loading it gives the same recipe."""
         tree = self.recipe.model_dump(mode="json")
-        return yaml.dump(tree, Dumper=_YamlWriter, sort_keys=False, allow_unicode=True, width=120)
+        return yaml.dump(tree, Dumper=Writer, sort_keys=False, allow_unicode=True, width=120)
 
 
 def load(
@@ -93,13 +94,13 @@ def load(
         what = f"the {kind} cannot be read ({getattr(error, 'strerror', None) or error})"
         known = isinstance(error, FileNotFoundError | IsADirectoryError)
         raise RecipeError(what, where=str(path), fix=fix if known else "") from None
-    tree, lines = _parse(text, str(path), kind)
+    tree, lines = parse(text, str(path), kind)
     origins = {key: f"{path.name}:{line}" for key, line in lines.items()}
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:
             raise RecipeError(f"{override!r} is no override", fix="Write key=value, for example optimizer.lr=0.1.")
-        _put(tree, key.split("."), _parse_value(value, key), key)
+        put(tree, key.split("."), parse_value(value, key), key)
         origins = {k: v for k, v in origins.items() if k != key and not k.startswith(f"{key}.")}
         origins[key] = "command line"
     try:
@@ -109,130 +110,9 @@ def load(
     return Loaded(recipe, _origins_of_leaves(recipe, origins), path.resolve().parent)
 
 
-def given(path: Path, overrides: Sequence[str], values: Mapping[str, Any], model: type[Part]) -> str:
-    """The YAML of what a recipe itself says, with overrides and other values by dotted key: no default is added. A
-    short form (`data: FOLDER`) is written out where one of its keys is set.
-
-    Raises:
-        RecipeError: no such file, no YAML. pydantic.ValidationError: this is no such recipe.
-    """
-    tree, _ = _parse(path.read_text(encoding="utf-8"), str(path))
-    for override in overrides:
-        key, _, value = override.partition("=")
-        _put(tree, key.split("."), _parse_value(value, key), key)
-    for key, value in values.items():
-        inner: Any = tree
-        part: Any = model.model_validate(tree)
-        for place, name in enumerate(above := key.split(".")[:-1]):
-            inner, part = inner.get(name), getattr(part, name)
-            if inner is None:
-                break
-            if not isinstance(inner, dict):
-                long = part.model_dump(mode="json", exclude_unset=True)
-                _put(tree, above[: place + 1], long, key)
-                break
-        _put(tree, key.split("."), value, key)
-    return yaml.dump(tree, Dumper=_YamlWriter, sort_keys=False, allow_unicode=True, width=120)
-
-
-class _Yaml(yaml.SafeLoader):
-    """Safe YAML in which 1e-3 is a number (YAML 1.1 wants 1.0e-3 and calls the rest a text)."""
-
-
-class _YamlWriter(yaml.SafeDumper):
-    """Writes what `_Yaml` reads: a text that looks like 1e-3 gets its quotes."""
-
-
-for _dialect in (_Yaml, _YamlWriter):
-    _dialect.add_implicit_resolver(
-        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
-    )
-
-
 def written(value: Any) -> str:
     """A value of `leaves` for a table: as a recipe has it, and `unset` for none."""
     return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _parse(text: str, where: str, kind: str = "recipe") -> tuple[dict[str, Any], dict[str, int]]:
-    """The tree of a YAML text, and the line of each key."""
-    lines: dict[str, int] = {}
-
-    def plain(node: yaml.Node, path: tuple[str, ...], line: int) -> Any:
-        if path:
-            lines[".".join(path)] = line
-        if isinstance(node, yaml.MappingNode):
-            loader.flatten_mapping(node)  # what `<<` names comes first, so that the mapping's own keys win
-            out: dict[str, Any] = {}
-            for key_node, value_node in node.value:
-                key = str(loader.construct_object(key_node))
-                out[key] = plain(value_node, (*path, key), key_node.start_mark.line + 1)
-            return out
-        if isinstance(node, yaml.SequenceNode):
-            entries = enumerate(node.value)
-            return [plain(child, (*path, str(place)), child.start_mark.line + 1) for place, child in entries]
-        try:
-            return loader.construct_object(node)
-        except ValueError as error:  # of a date such as 2024-13-01
-            raise RecipeError(f"{node.value!r} is no value ({error})", where=f"{where}:{line}") from None
-
-    try:
-        loader = _Yaml(text)
-        node = loader.get_single_node()
-        _refuse_twice(node, where, set())
-        tree = plain(node, (), 1) if node is not None else {}
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        at = f"{where}:{mark.line + 1}" if mark else where
-        what = getattr(error, "problem", None) or getattr(error, "reason", error)
-        raise RecipeError(f"this is no YAML ({what})", where=at) from None
-    except RecursionError:
-        raise RecipeError("this YAML holds itself, or is nested too deeply", where=where) from None
-    if not isinstance(tree, dict):
-        raise RecipeError(f"a {kind} is a mapping of keys to values", where=where)
-    return tree, lines
-
-
-def _refuse_twice(node: yaml.Node | None, where: str, seen: set[int]) -> None:
-    """Raises RecipeError for a key that stands twice in one mapping; YAML itself takes the last."""
-    if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
-        return
-    seen.add(id(node))
-    names: set[str] = set()
-    for child in node.value:
-        key, value = child if isinstance(node, yaml.MappingNode) else (None, child)
-        if isinstance(key, yaml.ScalarNode):
-            if key.value in names:
-                raise RecipeError(f"the key {key.value!r} stands twice", where=f"{where}:{key.start_mark.line + 1}")
-            names.add(key.value)
-        _refuse_twice(value, where, seen)
-
-
-def _parse_value(text: str, key: str) -> Any:
-    try:
-        return yaml.load(text, _Yaml)
-    except (yaml.YAMLError, ValueError, RecursionError):
-        raise RecipeError(f"the value {text!r} is no YAML", where=key) from None
-
-
-def _put(tree: Any, keys: Sequence[str], value: Any, whole: str) -> None:
-    for place, key in enumerate(keys):
-        last = place == len(keys) - 1
-        if isinstance(tree, list):
-            if not key.isdecimal() or int(key) >= len(tree):
-                raise RecipeError(f"{whole}: a list of {len(tree)} entries has no entry {key!r}", fix="Count from 0.")
-            index: Any = int(key)
-        elif isinstance(tree, dict):
-            index = key
-            if not last and tree.get(key) is None:
-                tree[key] = {}
-        else:
-            above = ".".join(keys[:place])
-            raise RecipeError(f"{whole}: {above} is a single value and has no {key!r}", fix=f"Set {above} as a whole.")
-        if last:
-            tree[index] = value
-        else:
-            tree = tree[index]
 
 
 def _items(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:

@@ -14,7 +14,8 @@ from pydantic import ValidationError
 from headway.core.errors import HeadwayError, UsageError, nearest
 from headway.core.files import writable, write_whole
 from headway.core.profile import Knob, Profile, Rate
-from headway.core.recipe import Loaded, given, load
+from headway.core.recipe import Loaded, load
+from headway.core.recipe_text import given
 from headway.core.statistics import median_interval
 from headway.doctor.doctor import FULL, QUICK, Budget, examination, machine
 from headway.doctor.job import Job, override, quiet
@@ -125,7 +126,7 @@ def tune(
     quick: bool = False,
     overwrite: bool = False,
 ) -> Tuned:
-    """Writes RECIPE.tuned.yaml: the recipe's own text of values, with what helped, and the evidence as comments.
+    """Writes RECIPE.tuned.yaml: the recipe's own text with what helped, and above it the evidence as comments.
 
     Args:
         allow: names of ALLOWED, by commas.

@@ -1,0 +1,106 @@
+"""The YAML of recipes: what it says with the line of each key, and values put into it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from headway.core.errors import RecipeError
+
+
+class Reader(yaml.SafeLoader):
+    """Safe YAML in which 1e-3 is a number (YAML 1.1 wants 1.0e-3 and calls the rest a text)."""
+
+
+class Writer(yaml.SafeDumper):
+    """Writes what `Reader` reads: a text that looks like 1e-3 gets its quotes."""
+
+
+for _dialect in (Reader, Writer):
+    _dialect.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
+    )
+
+
+def parse(text: str, where: str, kind: str = "recipe") -> tuple[dict[str, Any], dict[str, int]]:
+    """The tree of a YAML text, and the line of each key."""
+    lines: dict[str, int] = {}
+
+    def plain(node: yaml.Node, path: tuple[str, ...], line: int) -> Any:
+        if path:
+            lines[".".join(path)] = line
+        if isinstance(node, yaml.MappingNode):
+            loader.flatten_mapping(node)  # what `<<` names comes first, so that the mapping's own keys win
+            out: dict[str, Any] = {}
+            for key_node, value_node in node.value:
+                key = str(loader.construct_object(key_node))
+                out[key] = plain(value_node, (*path, key), key_node.start_mark.line + 1)
+            return out
+        if isinstance(node, yaml.SequenceNode):
+            entries = enumerate(node.value)
+            return [plain(child, (*path, str(place)), child.start_mark.line + 1) for place, child in entries]
+        try:
+            return loader.construct_object(node)
+        except ValueError as error:  # of a date such as 2024-13-01
+            raise RecipeError(f"{node.value!r} is no value ({error})", where=f"{where}:{line}") from None
+
+    try:
+        loader = Reader(text)
+        node = loader.get_single_node()
+        _refuse_twice(node, where, set())
+        tree = plain(node, (), 1) if node is not None else {}
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        at = f"{where}:{mark.line + 1}" if mark else where
+        what = getattr(error, "problem", None) or getattr(error, "reason", error)
+        raise RecipeError(f"this is no YAML ({what})", where=at) from None
+    except RecursionError:
+        raise RecipeError("this YAML holds itself, or is nested too deeply", where=where) from None
+    if not isinstance(tree, dict):
+        raise RecipeError(f"a {kind} is a mapping of keys to values", where=where)
+    return tree, lines
+
+
+def _refuse_twice(node: yaml.Node | None, where: str, seen: set[int]) -> None:
+    """Raises RecipeError for a key that stands twice in one mapping; YAML itself takes the last."""
+    if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
+        return
+    seen.add(id(node))
+    names: set[str] = set()
+    for child in node.value:
+        key, value = child if isinstance(node, yaml.MappingNode) else (None, child)
+        if isinstance(key, yaml.ScalarNode):
+            if key.value in names:
+                raise RecipeError(f"the key {key.value!r} stands twice", where=f"{where}:{key.start_mark.line + 1}")
+            names.add(key.value)
+        _refuse_twice(value, where, seen)
+
+
+def parse_value(text: str, key: str) -> Any:
+    try:
+        return yaml.load(text, Reader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        raise RecipeError(f"the value {text!r} is no YAML", where=key) from None
+
+
+def put(tree: Any, keys: Sequence[str], value: Any, whole: str) -> None:
+    for place, key in enumerate(keys):
+        last = place == len(keys) - 1
+        if isinstance(tree, list):
+            if not key.isdecimal() or int(key) >= len(tree):
+                raise RecipeError(f"{whole}: a list of {len(tree)} entries has no entry {key!r}", fix="Count from 0.")
+            index: Any = int(key)
+        elif isinstance(tree, dict):
+            index = key
+            if not last and tree.get(key) is None:
+                tree[key] = {}
+        else:
+            above = ".".join(keys[:place])
+            raise RecipeError(f"{whole}: {above} is a single value and has no {key!r}", fix=f"Set {above} as a whole.")
+        if last:
+            tree[index] = value
+        else:
+            tree = tree[index]
