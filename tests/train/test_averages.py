@@ -185,7 +185,8 @@ def test_a_mirrored_image_counts_as_much(folder: Path, tmp_path: Path) -> None:
     samples = digits(tmp_path / "digits", per_class=3)
     said = [json.loads(line) for line in headway("predict", run, samples, "--json").out.splitlines()]
     with closing(decoder(1, "pillow")) as decode, torch.no_grad():
-        images = setup.augment.normalise(torch.from_numpy(pixels(setup, decode, image_files([samples]))))
+        _, found = pixels(setup, decode, image_files([samples]))
+        images = setup.augment.normalise(torch.from_numpy(found))
         both = torch.stack([setup.model(images), setup.model(images.flip(3))])
     expected = both.mean(0).softmax(1).max(1).values
     np.testing.assert_allclose([row["probability"] for row in said], expected.numpy(), atol=1e-5)
