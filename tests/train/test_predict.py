@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import zlib
 from contextlib import closing
 from pathlib import Path
 
@@ -61,8 +63,15 @@ def test_the_pixels_of_an_evaluation(folder: Path, backend: str, how: str, scale
         assert np.array_equal(image, found[name]), name
 
 
+def _long_text() -> bytes:
+    """A PNG's chunk."""
+    body = b"zTXta\0\0" + zlib.compress(bytes(3 << 20))
+    return struct.pack(">I", len(body) - 4) + body + struct.pack(">I", zlib.crc32(body))
+
+
 def test_bad_files_are_refused_or_left_out(tmp_path: Path) -> None:
-    """No image, an empty file, one cut short, one whose end is damaged; more than a batch of good ones about them."""
+    """No image, an empty file, one cut short, one whose end is damaged, one with a text of 3 MB; more than a batch of
+    good ones about them."""
     packed_digits(tmp_path)
     run = tmp_path / "run"
     headway("train", write_recipe(tmp_path / "recipe.yaml"), "--run", run, "epochs=0.2")
@@ -71,6 +80,7 @@ def test_bad_files_are_refused_or_left_out(tmp_path: Path) -> None:
     assert len(whole) == 71
     jpeg, png = picture(0, size=(64, 64)), files[0].read_bytes()
     contents = {"note.png": b"no image", "empty.png": b"", "cut.jpg": jpeg[: len(jpeg) // 2], "end.png": png[:-30]}
+    contents["text.png"] = png[:33] + _long_text() + png[33:]  # of which Pillow raises a ValueError
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     bad = [tmp_path / name for name in contents]
@@ -82,9 +92,9 @@ def test_bad_files_are_refused_or_left_out(tmp_path: Path) -> None:
     assert said.out.splitlines() == [*whole, whole[1]]
     for one in bad:
         assert said.err.count(f"Left out {one}: ") == 1
-    assert said.err.endswith("Left out 4 of 75 files.\n")
+    assert said.err.endswith("Left out 5 of 76 files.\n")
     out = tmp_path / "rows.csv"
     assert (
-        "none of these 4 files is an image" in headway("predict", run, *bad, "--skip-bad", "--out", out, status=1).err
+        "of 5 files none is an image that can be read" in headway("predict", run, *bad, "--skip-bad", "--out", out, status=1).err
     )
     assert not out.exists()

@@ -75,7 +75,7 @@ def predict(
                 said += 1
                 yield {"path": str(file), **row}
     if not said:
-        raise DataError(f"none of these {len(files):,} files is an image that can be read", where=str(files[0].parent))
+        raise DataError(f"of {len(files):,} files none is an image that can be read")
 
 
 def pixels(
@@ -89,19 +89,21 @@ def pixels(
     Raises:
         DataError: a file is no image.
     """
-    options, opened, sides = setup.recipe.data, [], []
+    options, opened, records, sides = setup.recipe.data, [], [], []
     for file in files:
         try:
-            sides.append(_sides(file))
+            record, side = _opened(file)
         except DataError as error:
             bad(error)
         else:
             opened.append(file)
+            records.append(record)
+            sides.append(side)
     view = View(size=setup.size, channels=setup.channels, crop=options.crop.centred, scaled=options.scaled)
     width, height = np.array(sides, np.uint32).reshape(-1, 2).T
     out = np.empty((len(opened), *setup.size, setup.channels), np.uint8)
     boxes = view.boxes(np.empty(0, np.uint64), width, height, setup.size)
-    status = decode(Records.of([file.read_bytes() for file in opened]), boxes, out, scaled=view.scaled)
+    status = decode(Records.of(records), boxes, out, scaled=view.scaled)
     for place in np.flatnonzero(status):
         bad(DataError("this image is damaged", where=str(opened[place]), fix=SKIP))
     return [file for file, wrong in zip(opened, status, strict=True) if not wrong], out[status == 0]
@@ -110,14 +112,15 @@ def pixels(
 SKIP = "Leave such files out with --skip-bad."
 
 
-def _sides(file: Path) -> tuple[int, int]:
-    """(width, height) in pixels."""
+def _opened(file: Path) -> tuple[bytes, tuple[int, int]]:
+    """(all of a file, (width, height) in pixels)."""
     try:
-        with Image.open(file, formats=FORMATS) as image:
-            return image.size
+        record = file.read_bytes()
+        with Image.open(io.BytesIO(record), formats=FORMATS) as image:
+            return record, image.size
     except UnidentifiedImageError:
         raise DataError("this file is no image", where=str(file), fix=SKIP) from None
-    except (OSError, Image.DecompressionBombError) as error:
+    except Exception as error:  # Pillow's plugins raise anything from OSError to struct.error on damaged bytes
         raise DataError(f"this image cannot be opened ({error})", where=str(file), fix=SKIP) from None
 
 
