@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,26 @@ def test_only_a_kept_knob_has_the_job_examined_again(folder: Path, monkeypatch: 
     assert found.text().endswith(f"Wrote {found.written}: headway train {found.written}")
     assert bench.examined[1]["channels_last"] is True
     assert load(found.written, (), TrainRecipe).recipe.channels_last is True
+
+
+def test_a_tuned_recipe_is_tuned_again_and_says_what_it_lost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = write_recipe(folder / "some.yaml", channels_last=False)
+    before = recipe.read_text()
+    recipe.write_text(f"\ufeff# Why.\n{before}", encoding="utf-8")
+    Bench(monkeypatch, [[knob("channels_last=true", 1.4)], []], {"channels_last=True": 1.4})
+    first = tune.tune(recipe, [], say=quiet).written.read_text()
+    assert first.endswith("\n\n# Why.\n" + before.replace("channels_last: false", "channels_last: true"))
+    Bench(monkeypatch, [[]], {})
+    again = tune.tune(folder / "some.tuned.yaml", [], say=quiet)
+    assert again.written.read_text().endswith(f"\n\n{first}")
+    assert again.notes == []
+    batch = re.search(r"^batch: (.*)$", before, re.M)
+    assert batch is not None
+    text = before.replace(batch[0], f"batch: &b {batch[1]}  # a value that counts twice\n# Where.\nmicro_batch: *b")
+    recipe.write_text(text)
+    lost = tune.tune(recipe, ["batch=60"], say=quiet, overwrite=True)
+    assert lost.notes == ["1 of the recipe's lines of comments could not be kept, the first: # Where."]
+    assert load(lost.written, (), TrainRecipe).recipe.micro_batch == int(batch[1])
 
 
 def test_many_tries_need_no_more_than_one_examination(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

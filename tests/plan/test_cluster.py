@@ -53,7 +53,7 @@ def test_a_file_of_the_same_form_is_read(tmp_path: Path) -> None:
     ("content", "said"),
     [
         (f"title: x\ndevice: v100\ndevices: 0\n{LINKS}", "devices: "),
-        (f"title: x\ndevice: v1000\ndevices: 1\n{LINKS}", r"no device 'v1000'.* Did you mean 'v100'"),
+        (f"title: x\ndevice: v1000\ndevices: 1\n{LINKS}", r"mine.yaml:2: .*no device 'v1000'.* Did you mean 'v100'"),
         ("title: x", "the key 'device' is missing"),
         ("- 1", "a cluster is a mapping of keys to values"),
         ("{1: 2}", "there is no key '1'"),
@@ -67,6 +67,13 @@ def test_a_file_of_the_same_form_is_read(tmp_path: Path) -> None:
         (f"{WHOLE}nodes: 3\nnodes: 4", "mine.yaml:7: the key 'nodes' stands twice"),
         (f"title: x\ndevice: 3\ndevices: 1\n{LINKS}", r"device: Input should be a text or a mapping of keys to values"),
         (f"{WHOLE}pue: 9", r"mine.yaml:6: pue: Input should be less than or equal to 3, not 9."),
+        (f"{WHOLE}Node: {{cores: 4}}", r"mine.yaml:6: there is no key 'Node'. Did you mean 'node'?"),
+        (f"{WHOLE}PUE: 9\nspeed: 3", r"(?s)no key 'PUE'.*no key 'speed'"),
+        (f"{WHOLE}node: {{int: 40}}", r"there is no key 'node.int'"),
+        (f"Title: x\ndevice: v100\ndevices: 1\n{LINKS}", r"(?s)no key 'Title'. Did you .*'title' is missing"),
+        (OWN.format(tflops="FP32: 10").replace("title", "Title"), r"(?s)'device.tflops.FP32'.*'device.Title'"),
+        (f"{WHOLE}algorithms: []", r"algorithms: Input should be a list of 1 or more, not \[\]"),
+        (f"{WHOLE}node:", r"node: Input should be a mapping of keys to values, not nothing"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_file_is_said(content: str, said: str, tmp_path: Path) -> None:

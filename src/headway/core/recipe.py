@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -89,7 +90,7 @@ def load(
             combination.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         what = f"the {kind} cannot be read ({getattr(error, 'strerror', None) or error})"
         known = isinstance(error, FileNotFoundError | IsADirectoryError)
@@ -106,7 +107,7 @@ def load(
     try:
         recipe = model.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(_explain(error, model, path, origins)) from None
+        raise RecipeError(_explain(error, tree, model, path, origins)) from None
     return Loaded(recipe, _origins_of_leaves(recipe, origins), path.resolve().parent)
 
 
@@ -148,8 +149,7 @@ def _origins_of_leaves(recipe: Part, origins: Mapping[str, str]) -> dict[str, st
 
 
 _KIND = re.compile(r"(constrained-)?(int|float|str|bool)|.*\[.*\]|[A-Z]\w*")
-"""What pydantic adds to a key where a value may be of several kinds, as in `micro_batch.int` or `device.Device.title`:
-keys of recipes are not capital."""
+"""What pydantic adds to a key where a value may be of several kinds, as in `micro_batch.int`, `device.Device.title`."""
 
 
 WORDS = {
@@ -163,12 +163,14 @@ WORDS = {
 """What pydantic's kinds of errors want, in a recipe's words."""
 
 
-def _explain(error: ValidationError, model: type[Part], path: Path, origins: Mapping[str, str]) -> str:
+def _explain(
+    error: ValidationError, tree: Mapping[str, Any], model: type[Part], path: Path, origins: Mapping[str, str]
+) -> str:
     out = []
     kinds: dict[str, tuple[int, list[str]]] = {}  # place in `out`, and what a value of several kinds should be
     # A key that is missing is often there, misspelt: the one that nobody knows stands first.
     entries = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
-    places = [[str(part) for part in entry["loc"] if not _KIND.fullmatch(str(part))] for entry in entries]
+    places = [_keys(entry["loc"], tree, missing=entry["type"] == "missing") for entry in entries]
     for entry, keys in zip(entries, places, strict=True):
         dotted = ".".join(keys)
         if any(other[: len(keys)] == keys != other for other in places):  # of several kinds, the one with keys is meant
@@ -187,6 +189,8 @@ def _explain(error: ValidationError, model: type[Part], path: Path, origins: Map
             out.append(f"{where}{dotted + ': ' if dotted else ''}{text}")
         else:
             kind = WORDS.get(entry["type"]) or entry["msg"].removeprefix("Input should be ")
+            if entry["type"] == "too_short":
+                kind = f"a list of {entry['ctx']['min_length']} or more"
             if dotted not in kinds:
                 kinds[dotted] = (len(out), [])
                 out.append("")
@@ -194,9 +198,24 @@ def _explain(error: ValidationError, model: type[Part], path: Path, origins: Map
             found.append(kind)
             choices = _choices(entry)
             close = nearest(entry["input"], choices, only_close=True) if choices else ""
-            what = f"{where}{dotted}: Input should be {' or '.join(found)}, not {entry['input']!r}."
+            what = f"{where}{dotted}: Input should be {' or '.join(found)}, not {_shown(entry['input'])}."
             out[place] = f"{what} {close}".rstrip()
     return "\n".join(out)
+
+
+def _keys(loc: Sequence[str | int], tree: Any, *, missing: bool) -> list[str]:
+    """The user's own keys of a place where pydantic found something, without the kinds that it adds."""
+    out = []
+    for number, part in enumerate(loc):
+        inside = part in tree if isinstance(tree, dict) else isinstance(tree, list) and part in range(len(tree))
+        if inside or (missing and number == len(loc) - 1) or not _KIND.fullmatch(str(part)):
+            out.append(str(part))
+            tree = tree[part] if inside else None
+    return out
+
+
+def _shown(value: Any) -> str:
+    return "nothing" if value is None else str(value) if isinstance(value, datetime.date) else repr(value)
 
 
 def _choices(entry: Any) -> list[str]:

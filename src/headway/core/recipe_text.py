@@ -1,4 +1,4 @@
-"""A recipe's own text with other values: its comments, its order and its way of writing stay."""
+"""A recipe's own text with other values: its comments, its order and its way of writing stay; a line ends in \\n."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ Edit = tuple[int, int, str]
 def given(path: Path, overrides: Sequence[str], values: Mapping[str, Any], model: type[Part]) -> str:
     """The YAML of what a recipe itself says, with overrides and other values by dotted key: no default is added. A
     short form (`data: FOLDER`) is written out where one of its keys is set. Comments stay; only where a value is set
-    that counts elsewhere too (an anchor's), or whose edges YAML does not tell, the whole is written anew without them.
+    that counts elsewhere too (an anchor's), the whole is written anew without them.
 
     Raises:
         RecipeError: no such file, no YAML. pydantic.ValidationError: this is no such recipe.
     """
-    text = path.read_text(encoding="utf-8")
+    text = path.read_text(encoding="utf-8-sig")
     before, _ = parse(text, str(path))
     tree = copy.deepcopy(before)
     for override in overrides:
@@ -52,9 +52,12 @@ def given(path: Path, overrides: Sequence[str], values: Mapping[str, Any], model
 
 def _edited(text: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """A text that reads as `after`, unless what differs is written elsewhere or over several lines."""
-    root = yaml.compose(text, Reader)
-    edits = _edits(text, root, before, after) if isinstance(root, yaml.MappingNode) else []
-    for start, end, new in sorted(edits, reverse=True):
+    if _same(before, after):
+        return text
+    root = yaml.compose(text, _Places)
+    edits = list(_edits(text, root, before, after)) if isinstance(root, yaml.MappingNode) else []
+    edits.sort(key=lambda edit: edit[0])
+    for start, end, new in reversed(edits):  # of one place, what the inner mapping gets comes to stand first
         text = text[:start] + new + text[end:]
     return text
 
@@ -72,39 +75,68 @@ def _same(one: Any, other: Any) -> bool:
     return first == second
 
 
-def _edits(text: str, node: yaml.MappingNode, before: Mapping[str, Any], after: Mapping[str, Any]) -> Iterator[Edit]:
-    """Of the values that differ; and of all keys that a mapping gets, one."""
-    own = {key.value: value for key, value in node.value}
-    for key in before:
-        if key not in own or _same(before[key], after[key]):
-            continue
-        inner, old, new = own[key], before[key], after[key]
-        if isinstance(inner, yaml.MappingNode) and isinstance(new, dict) and old.keys() <= new.keys():
-            yield from _edits(text, inner, old, new)
-            continue
-        start, end = inner.start_mark.index, inner.end_mark.index
-        yield start, end, (" " if start == end else "") + _flow(new)
-    if more := {key: value for key, value in after.items() if key not in before}:
-        yield _added(text, node, more)
+class _Places(Reader):
+    """Nodes as they stand in the text: an alias is a value of its own, `*name`, in its own place."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            event: Any = self.get_event()  # type: ignore[no-untyped-call]
+            return yaml.ScalarNode("", f"*{event.anchor}", event.start_mark, event.end_mark)
+        return super().compose_node(parent, index)
+
+
+def _edits(text: str, node: yaml.Node, old: Any, new: Any) -> Iterator[Edit]:
+    """Of the innermost values that differ; and of all keys that a mapping gets, one."""
+    if _same({"": old}, {"": new}):
+        return
+    if isinstance(node, yaml.MappingNode) and isinstance(new, dict) and old.keys() <= new.keys():
+        own = {_key(key): value for key, value in node.value}
+        for key in own:
+            if key in old:
+                yield from _edits(text, own[key], old[key], new[key])
+        same = {key for key, value in old.items() if _same({"": value}, {"": new[key]})}
+        if more := {key: value for key, value in new.items() if key not in own and key not in same}:
+            yield _added(text, node, more)  # also what another mapping gives by `<<`: a mapping's own keys win
+    elif isinstance(node, yaml.SequenceNode) and isinstance(new, list) and len(new) == len(node.value):
+        for inner, one, other in zip(node.value, old, new, strict=True):
+            yield from _edits(text, inner, one, other)
+    else:
+        start, end = node.start_mark.index, _end(text, node)
+        if text[:start].rstrip(" ").endswith("\n"):  # a block that begins in a line of its own: behind its key
+            above = text[:start].rstrip()
+            bare = above.endswith(":") and "#" not in above.rpartition("\n")[2]
+            yield len(above) if bare else start, end, " " + _flow(new)
+        else:
+            yield start, end, (" " if start == end else "") + _flow(new)
+
+
+def _key(node: yaml.Node) -> str:
+    """As `parse` has it; `<<` is none of its keys."""
+    return "<<" if node.tag == "tag:yaml.org,2002:merge" else str(Reader("").construct_object(node))
+
+
+def _end(text: str, node: yaml.Node) -> int:
+    """Behind the last character of a value. YAML's own mark of a block is where the next key begins."""
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+        last = node.value[-1]
+        return _end(text, last[1] if isinstance(node, yaml.MappingNode) else last)
+    start, end = node.start_mark.index, node.end_mark.index
+    return start + len(text[start:end].rstrip())
 
 
 def _added(text: str, node: yaml.MappingNode, more: Mapping[str, Any]) -> Edit:
-    """Keys at the end of a mapping; of one over several lines, behind its last value that is one line."""
+    """Keys behind the last one of a mapping, in its line or in lines of their own."""
     parts = [f"{_flow(key)}: {_flow(value)}" for key, value in more.items()]
+    if not node.value:
+        at = node.end_mark.index - 1
+        return at, at, ", ".join(parts)
+    key, value = node.value[-1]
+    at = _end(text, value)
     if node.flow_style:
-        end = node.end_mark.index - 1
-        return end, end, ("" if not node.value else ", ") + ", ".join(parts)
-    key, value = node.value[0]
-    indent, at = " " * key.start_mark.column, key.start_mark.index
-    for _, value in node.value:
-        if value.start_mark.line == value.end_mark.line:
-            at = text.find("\n", value.end_mark.index) + 1
-    lines = "".join(f"{indent}{part}\n" for part in parts)
-    if at == 0:  # the text ends without a line's end
-        return len(text), len(text), f"\n{lines}"
-    if at == key.start_mark.index:
-        return at, at, lines.lstrip(" ") + indent
-    return at, at, lines
+        return at, at, "".join(f", {part}" for part in parts)
+    lines = "\n".join(f"{' ' * key.start_mark.column}{part}" for part in parts)
+    at = text.find("\n", at) + 1
+    return (at, at, f"{lines}\n") if at else (len(text), len(text), f"\n{lines}")
 
 
 def _flow(value: Any) -> str:

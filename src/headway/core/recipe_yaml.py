@@ -36,8 +36,11 @@ def parse(text: str, where: str, kind: str = "recipe") -> tuple[dict[str, Any], 
             loader.flatten_mapping(node)  # what `<<` names comes first, so that the mapping's own keys win
             out: dict[str, Any] = {}
             for key_node, value_node in node.value:
+                at = key_node.start_mark.line + 1
+                if not isinstance(key_node, yaml.ScalarNode):
+                    raise RecipeError("a key is a single value", where=f"{where}:{at}")
                 key = str(loader.construct_object(key_node))
-                out[key] = plain(value_node, (*path, key), key_node.start_mark.line + 1)
+                out[key] = plain(value_node, (*path, key), at)
             return out
         if isinstance(node, yaml.SequenceNode):
             entries = enumerate(node.value)

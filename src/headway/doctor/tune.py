@@ -150,7 +150,10 @@ def tune(
         found.before, found.after = _at_last(loaded, values, budget.whole / TURNS, say)
         for name in sorted({key for one in found.kept for key in _costly(one.override)}):
             found.notes.append(f"{name} was changed: {COSTS[name]}.")
-        write_whole(target, _yaml(recipe, overrides, values, found))
+        text = given(recipe, overrides, values, TrainRecipe)
+        found.notes += _lost(recipe, text)
+        # What an earlier tune said of the recipe stands below this one's evidence, and apart.
+        write_whole(target, _evidence(recipe, found) + "\n" * text.startswith("#") + text)
         load(target, (), TrainRecipe)  # it is read as it was written
         packs.keep(values.get("data.train"))
     return found
@@ -315,8 +318,15 @@ def _at_last(
     return before, after
 
 
-def _yaml(recipe: Path, overrides: Sequence[str], values: dict[str, Any], found: Tuned) -> str:
-    """The recipe as the user wrote it, with other values, and what was measured above it."""
+def _lost(recipe: Path, text: str) -> list[str]:
+    """A note, where lines of comments are not in a text."""
+    lines = [line.strip() for line in recipe.read_text(encoding="utf-8-sig").splitlines()]
+    lost = [line for line in lines if line.startswith("#") and line not in text]
+    return [f"{len(lost)} of the recipe's lines of comments could not be kept, the first: {lost[0]}"] if lost else []
+
+
+def _evidence(recipe: Path, found: Tuned) -> str:
+    """What was measured, as comments."""
     import torch
 
     here = machine(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
@@ -331,4 +341,4 @@ def _yaml(recipe: Path, overrides: Sequence[str], values: dict[str, Any], found:
         what = "kept" if one.kept else "left"
         interval = f"[{one.low:.2f}, {one.high:.2f}]"
         head.append(f"  {what}: {one.override}: {one.gain:.2f} times {interval}, predicted {one.predicted:.2f}")
-    return "".join(f"# {line}\n" for line in (*head, *found.notes)) + given(recipe, overrides, values, TrainRecipe)
+    return "".join(f"# {line}\n" for line in (*head, *found.notes))

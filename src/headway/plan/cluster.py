@@ -177,6 +177,9 @@ def cluster_of(name: str) -> Cluster:
     if path.suffix not in (".yaml", ".yml"):
         fix = nearest(name, clusters())
         raise UsageError("there is no such cluster in the catalog, and it is no YAML file", where=name, fix=fix)
-    found = load(path, (), Cluster, kind="cluster", fix="docs/plan.md shows one.").recipe
-    _ = found.of
-    return found
+    found = load(path, (), Cluster, kind="cluster", fix="docs/plan.md shows one.")
+    try:
+        _ = found.recipe.of
+    except UsageError as error:
+        raise UsageError(error.what, where=found.origins["device"], fix=error.fix) from None
+    return found.recipe
