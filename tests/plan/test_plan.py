@@ -281,19 +281,32 @@ def test_memory_is_what_a_device_holds() -> None:
     assert memory(workload(), 1, 1e6, 1).most_samples == 0
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_memory_is_that_of_the_dry_run(tmp_path: Path, ranks: int) -> None:
-    """Of one rank: what it has beside is a batch that is ready, and what is in the host."""
+STILL = ("masters", "gradients of masters", "buffers", "averaged weights", "looked at")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options", "there"),
+    [
+        (1, [], ["looked at"]),
+        (2, ["observe.layer_rates=false", "observe.on_divergence=ignore"], []),
+        (1, ["half_weights=true", "precision=bf16"], ["masters", "gradients of masters", "looked at"]),
+        (2, ["model.ema.half_life_steps=9", "model.factory=headway.model:small_net"], ["buffers", "averaged weights"]),
+    ],
+)
+def test_memory_is_that_of_the_dry_run(tmp_path: Path, ranks: int, options: list[str], there: list[str]) -> None:
+    """Of one rank: what it has beside is its batch, and what is in the host."""
     packed_digits(tmp_path)
     recipe = write_recipe(tmp_path / "recipe.yaml", model={"factory": "net.py:dropout"}, optimizer={"name": "nag"})
     out = tmp_path / "w.json"
-    said = headway("train", recipe, "--dry-run", "--json", "--out", out, *(["--procs", "2"] if ranks > 1 else []))
+    asked = ("train", recipe, "--dry-run", "--json", "--out", out, *(["--procs", "2"] if ranks > 1 else []))
+    said = headway(*asked, *options)
     parts = {one["name"]: one["bytes"] for one in said.json()["memory"]}
     held = memory(Workload.read(out), 30 // ranks, 1e9, ranks)
-    still = ("weights", "gradients", "buckets", "optimizer state")
+    still = (*STILL, "weights", "gradients", "buckets", "optimizer state")
     assert held.weights == sum(parts.get(name, 0) for name in still)
     assert held.activations == parts["kept for backward"] + parts["on the way back"]
     assert ("buckets" in parts) == (ranks > 1)
+    assert set(there) <= parts.keys()
 
 
 def test_nodes_are_useful_while_each_device_has_its_batch() -> None:

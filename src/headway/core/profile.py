@@ -89,6 +89,9 @@ class Update(Record):
     passes: float = Field(ge=0)
     """How often the memory of the trained weights, or as much of gradients and state, is read or written in a step. The
     matrix products of `muon` are not in it."""
+    beside_bytes: int = Field(default=0, ge=0)
+    """What else stays on a device, whatever its samples: fp32 masters and their gradients, the network's buffers,
+    averaged weights, and what looking at the layers takes in a logging step."""
 
 
 class Exchange(Record):

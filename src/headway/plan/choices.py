@@ -24,9 +24,9 @@ MANY = 0.1
 @final
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of a device. Attributes: weights: with their gradients, those on their way to other devices and the
-    optimizer's state. activations: of a forward pass, which backward wants, and their gradients. most_samples: that
-    find room."""
+    """Bytes of a device. Attributes: weights: with their gradients, those on their way to other devices, the
+    optimizer's state, and what else stays there. activations: of a forward pass, which backward wants, and their
+    gradients. most_samples: that find room."""
 
     weights: int
     activations: int
@@ -48,7 +48,8 @@ def memory(workload: Workload, samples: float, capacity: float, devices: int) ->
     Args: samples: of a device at once; less than one: a strip of one. capacity: bytes. devices: that exchange.
     """
     gradients = sum(layer.gradient_bytes for layer in workload.layers) * (2 if devices > 1 else 1)
-    weights = gradients + sum(layer.weight_bytes for layer in workload.layers) + workload.step.update.state_bytes
+    weights = gradients + sum(layer.weight_bytes for layer in workload.layers)
+    weights += workload.step.update.state_bytes + workload.step.update.beside_bytes
     none, back = workload.saved_bytes(0), 2 * max(layer.activation_bytes for layer in workload.layers)
     one = workload.saved_bytes(1) - none + back
     most = max(0, math.floor((ROOM * capacity - weights - none) / max(1, one)))
@@ -122,7 +123,7 @@ def _longer(job: Job, cluster: Cluster, nodes: int, seconds: float) -> Answer:
 
 
 def _with_parts(workload: Workload, names: set[str], parts: int) -> Workload:
-    """Whose layers of these names are in parts; and so is the optimizer's state of them."""
+    """Whose layers of these names are in parts; and so are the optimizer's state of them, and what is beside it."""
 
     def part(layer: Layer) -> Layer:
         if layer.name not in names:
@@ -132,7 +133,8 @@ def _with_parts(workload: Workload, names: set[str], parts: int) -> Workload:
 
     layers, update = tuple(map(part, workload.layers)), workload.step.update
     share = sum(one.gradient_bytes for one in layers) / sum(one.gradient_bytes for one in workload.layers)
-    state = update.model_copy(update={"state_bytes": round(share * update.state_bytes)})
+    less = {"state_bytes": round(share * update.state_bytes), "beside_bytes": round(share * update.beside_bytes)}
+    state = update.model_copy(update=less)
     changes = {"layers": layers, "step": workload.step.model_copy(update={"update": state})}
     return workload.model_copy(update=changes)
 

@@ -256,6 +256,7 @@ def _workload(
                 optimizer=recipe.optimizer.name,
                 state_bytes=kept.state_bytes,
                 passes=moved / stepped,
+                beside_bytes=sum(part.bytes for part in _beside(setup)),
             ),
             exchange=Exchange(
                 gradient_bytes=trained,
@@ -427,15 +428,30 @@ def _sent(exchange: Exchange, nbytes: int, hosts: int, ranks: int) -> float:
     return bytes_out_of_host(algorithm, nbytes, Network(m, per_host, any_link, any_link, 1.0), wire_ratio=wire)
 
 
+def _where(setup: Setup) -> Where:
+    return "device" if _device_type(setup) == "cuda" else "host"
+
+
+def _beside(setup: Setup) -> list[Part]:
+    """What stays in a rank's memory beside weights, gradients and the optimizer's state."""
+    masters, device = _masters_bytes(setup), _where(setup)
+    return [
+        Part("masters", masters, device, "fp32"),
+        Part("gradients of masters", masters, device, "fp32"),
+        Part("buffers", sum(map(_size, setup.model.buffers())), device),
+        Part("averaged weights", _averaged_bytes(setup), device),
+        Part("looked at", _watched_bytes(setup), device, "layers before a logging step, and what it changed"),
+    ]
+
+
 def _memory(setup: Setup, workload: Workload, share: int, micro: int, ranks: int) -> list[Part]:
     """What one rank needs, each kind at its largest; they are not all there at the same moment."""
     recipe, model, sample = setup.recipe, setup.model, workload.input.decoded_bytes
-    gpu = _device_type(setup) == "cuda"
-    device: Where = "device" if gpu else "host"
+    device = _where(setup)
+    gpu = device == "device"
     weights, gradients = sum(map(_size, model.parameters())), workload.step.exchange.gradient_bytes
     copies = f"fp32; the copies in {recipe.precision} are with what is kept"
     about = "" if recipe.precision == "fp32" or setup.masters is not None else copies
-    masters = _masters_bytes(setup)
     wide = 4 if recipe.augment.normalise else 1
     largest = max(layer.activation_bytes for layer in workload.layers)
     ahead, of_ring = recipe.data.ahead, share
@@ -443,14 +459,10 @@ def _memory(setup: Setup, workload: Workload, share: int, micro: int, ranks: int
         ahead, of_ring = 1, setup.plan.largest
     found = [
         Part("weights", weights, device, about),
-        Part("masters", masters, device, "fp32"),
-        Part("gradients of masters", masters, device, "fp32"),
-        Part("buffers", sum(map(_size, model.buffers())), device),
+        *_beside(setup),
         Part("gradients", gradients, device),
         Part("buckets", gradients if ranks > 1 else 0, device, "gradients on their way"),
         Part("optimizer state", workload.step.update.state_bytes, device, recipe.optimizer.name),
-        Part("averaged weights", _averaged_bytes(setup), device),
-        Part("looked at", _watched_bytes(setup), device, "layers before a logging step, and what it changed"),
         Part("kept for backward", workload.saved_bytes(micro), device, f"a micro-batch of {micro:,}"),
         Part("on the way back", micro * 2 * largest, device, "gradients of activations: twice the largest layer's"),
         Part("batch", share * sample * wide, device, f"{share:,} images, {'fp32' if wide == 4 else 'uint8'}"),
