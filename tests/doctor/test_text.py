@@ -9,8 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.doctor._profile import ceilings, knobs, profile, runs
 
-from headway.core.profile import Ceiling, Finding, Profile, Side, Verdict
+from headway.core.profile import OFF, Ceiling, Finding, Profile, Side, Verdict
+from headway.doctor.model import Model
 from headway.doctor.text import BLOCKS, COLUMNS, NOT_MEASURED, STAGES, alone, number, text
+from headway.doctor.verdict import verdict
 
 WORDS = ("", "a", "two words.", "a\nline", "\u00e4 long", "x" * 130, "all of a sentence " * 12, "a-b=c " * 30)
 SENTENCE = st.sampled_from(WORDS) | st.text(max_size=20)
@@ -198,3 +200,14 @@ def test_a_stage_that_takes_nothing_is_no_ceiling() -> None:
 )
 def test_numbers_are_short(value: float, said: str) -> None:
     assert number(value) == said
+
+
+def test_a_run_that_is_not_what_the_stages_say_is_said_first_and_once() -> None:
+    warm = next(one for one in runs() if one.name == "warm").model_copy(update={"predicted": 100.0})
+    concluded = verdict(Model({"input": {"decode": 2e-3}, "loop": {"compute": 1e-2}, "stall": {}}, 1, 1), "cpu", warm)
+    assert concluded.sentence.endswith(OFF)
+    doubted = profile(runs=(warm,), verdict=concluded).doubted()
+    assert doubted.verdict.sentence == "Not confirmed: " + concluded.sentence.removesuffix(OFF)
+    assert doubted.verdict.unexplained == concluded.unexplained != ""
+    assert doubted.doubted() == doubted
+    assert " ..." not in text(doubted).split("\n\n")[0]

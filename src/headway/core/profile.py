@@ -18,6 +18,8 @@ VERSION = 1
 
 AGREE = 1.25
 """Times between short runs that are no contradiction: quiet machines gave up to 1.13, busy ones 1.8 to 5."""
+OFF = " A short run of the whole job does not confirm that; other work on the machine may be why."
+"""With which a verdict ends where that is so; one that begins with it does not say it twice."""
 
 
 class Record(BaseModel):
@@ -396,19 +398,20 @@ class Profile(Record):
         return max(off) / min(off) if off else 1.0
 
     def doubted(self) -> Profile:
-        """The same; where short runs contradict each other, or more samples go through the network in less time than
-        fewer, with a verdict that is not confirmed for it."""
+        """The same; where short runs contradict each other, more samples go through the network in less time than
+        fewer, or a short run is not what the stages say, with a verdict that begins with that."""
         passes = sorted((int(samples), seconds) for samples, seconds in self.launch.items())
         fallen = [(few, many) for (few, long), (many, short) in pairwise(passes) if long > AGREE * short]
+        why = self.verdict.unexplained
+        others = "; other work on the machine may be why. Examine again when it is quiet."
         if self.disagreement > AGREE:
-            why = f"The short runs contradict each other by {self.disagreement:.1f} times"
+            why = f"The short runs contradict each other by {self.disagreement:.1f} times{others}"
         elif fallen:
             few, many = fallen[0]
-            why = f"Passes of {many:,} samples were measured to take less time than those of {few:,}"
-        else:
+            why = f"Passes of {many:,} samples were measured to take less time than those of {few:,}{others}"
+        if not why:
             return self
-        why += "; other work on the machine may be why. Examine again when it is quiet."
-        sentence = "Not confirmed: " + self.verdict.sentence.removeprefix("Not confirmed: ")
+        sentence = "Not confirmed: " + self.verdict.sentence.removeprefix("Not confirmed: ").removesuffix(OFF)
         changes = {"confirmed": False, "sentence": sentence, "unexplained": why}
         return self.model_copy(update={"verdict": self.verdict.model_copy(update=changes)})
 

@@ -68,7 +68,8 @@ def _verdict(profile: Profile) -> Panel:
     values.append(("next limit", verdict.next_stage or "none", "once the first is cured"))
     if profile.knobs:
         best = profile.knobs[0]
-        values.append(("best knob", f"{best.gain:.2f} times", f"{best.name}: {how_to(best)}"))
+        doubt = " (over a prediction that is not confirmed)" if verdict.unexplained else ""
+        values.append(("best knob", f"{best.gain:.2f} times", f"{best.name}: {how_to(best)}{doubt}"))
     note = " ".join(filter(None, (verdict.sentence, verdict.unexplained)))
     return panel.cards("verdict", "Verdict", values, section="Verdict", order=100, note=note)
 
