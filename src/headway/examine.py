@@ -59,10 +59,14 @@ def doctor(
 
     if procs is not None or hosts is not None:
         from headway.doctor.ranks import examine as examine_ranks
+        from headway.train.hosts import hosts_of, shared
+        from headway.train.runs import load_recipe
 
         if cold:
             fix = "Leave one of them out."
             raise UsageError("--cold measures one process, and --procs and --hosts several", where="--cold", fix=fix)
+        ranks = sum(host.procs for host in hosts_of(procs, hosts))
+        shared(load_recipe(Path(recipe), overrides or ()).recipe.batch, ranks)
         found = examine_ranks(Path(recipe), overrides or (), procs=procs, hosts=hosts, say=say, quick=quick)
     else:
         from headway.doctor.doctor import examine

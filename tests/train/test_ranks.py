@@ -118,7 +118,7 @@ def test_several_processes_train_as_one_does(folder: Path, alone: Path, procs: i
 def test_a_batch_smaller_than_the_processes_is_refused(folder: Path) -> None:
     said = finished("train", folder / "recipe.yaml", "--procs", "2", "--run", folder / "no", "batch=1")
     assert said.status == 2
-    assert "a batch of 1 samples cannot be shared among 2 processes" in said.err
+    assert "a batch of 1 cannot be shared by 2 processes" in said.err
     assert "Traceback" not in said.err
 
 

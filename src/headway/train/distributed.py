@@ -14,7 +14,7 @@ from headway.core.launched import launched
 from headway.core.recipe import load
 from headway.core.run import GO_ON, Run
 from headway.train import runs
-from headway.train.hosts import hosts_of
+from headway.train.hosts import hosts_of, shared
 from headway.train.launch import launch
 from headway.train.recipe import TrainRecipe
 
@@ -59,6 +59,7 @@ def train(
         verb = [str(recipe), *overrides, "--run", str(folder)]
     else:
         raise UsageError("there is neither a recipe nor a run")
+    shared(tree.batch, sum(host.procs for host in on))
     command = ["-m", "headway", "train", *options]
     again = ["--resume", str(folder)]
 

@@ -25,7 +25,7 @@ from headway.model.valueless import valueless
 from headway.optim.footprint import footprint
 from headway.train.checkpoint import state_of
 from headway.train.elastic import running_statistics
-from headway.train.hosts import hosts_of
+from headway.train.hosts import hosts_of, shared
 from headway.train.inputs import Rehearsal, Say
 from headway.train.memory import fitting
 from headway.train.prepare import prepared
@@ -180,9 +180,7 @@ def _made(
 ) -> DryRun:
     recipe, notes = setup.recipe, list[str]()
     share = -(-setup.plan.largest // ranks)
-    if ranks > recipe.batch:
-        what = f"a batch of {recipe.batch} cannot be shared by {ranks} processes"
-        raise UsageError(what, where="batch", fix=f"Take at most {recipe.batch}.")
+    shared(recipe.batch, ranks)
     saved = sum(layer.saved_bytes for layer in found)
     micro = recipe.micro_batch
     if micro == "auto":

@@ -29,12 +29,13 @@ from headway.comm.reducer import Reducer, Verdict
 from headway.comm.watch import Watch
 from headway.comm.wire import Wire
 from headway.core.collectives import Network
-from headway.core.errors import CommunicationError, Fenced, Lost, RecipeError, Stalled, UsageError
+from headway.core.errors import CommunicationError, Fenced, Lost, Stalled, UsageError
 from headway.core.keys import GOLDEN, mix_int
 from headway.core.launched import Launched, launched
 from headway.core.world import World
 from headway.observe.board import Board
 from headway.train.exchange import Alone, Exchange, StoreExchange
+from headway.train.hosts import shared
 
 FLAGS = ("bad", "stopping", "regroup")
 """What rides with each step's gradients besides the loss: damaged samples, a signal to stop, newcomers that wait."""
@@ -157,10 +158,8 @@ class Ranks:
         return self._launched.size
 
     def share(self, batch: int) -> None:
-        """Raises RecipeError where a step has fewer samples than there are processes."""
-        if batch < self._launched.size:
-            what = f"a batch of {batch} samples cannot be shared among {self._launched.size} processes"
-            raise RecipeError(what, where="batch", fix="Set it to at least that, or start fewer processes.")
+        """Raises UsageError where a step has fewer samples than there are processes."""
+        shared(batch, self._launched.size)
 
     def say(self, text: str) -> None:
         """Tells the user, once for all ranks."""

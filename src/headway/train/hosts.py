@@ -27,6 +27,13 @@ class Host:
     here: bool
 
 
+def shared(batch: int, ranks: int) -> None:
+    """Raises UsageError where a step has fewer samples than there are processes."""
+    if ranks > batch:
+        what = f"a batch of {batch} cannot be shared by {ranks} processes"
+        raise UsageError(what, where="batch", fix=f"Set it to at least that, or take at most {batch} processes.")
+
+
 def hosts_of(procs: int | None, hosts: str | None) -> tuple[Host, ...]:
     """What --procs and --hosts ask for; without --hosts all workers run here.
 
