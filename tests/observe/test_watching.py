@@ -182,7 +182,7 @@ def trained(watched: bool) -> tuple[dict[str, Tensor], list[float]]:
         assert found.reads == 1.0
         assert found.read_at[0].startswith("item at test_watching.py:")
         assert len(found.read_at) == 1, "what torch reads in a step of its own is not the user's"
-        assert "Python read 1 values a step, mostly item at" in found.text()
+        assert "Python read 1 value a step, mostly item at" in found.text()
     return model.state_dict(), losses
 
 

@@ -70,7 +70,7 @@ def test_all_that_is_asked_of_a_plan_is_said(path: Path) -> None:
         "plan", path, "--cluster", "dgx-1", "--nodes", "1..64", "--noise-scale", "2000", "--price", "20",
         "--deadline", "0.5",
     ).out  # fmt: skip
-    assert re.search(r"(1 node is|\d+ nodes are|None of them is) done in 30.0 min", said)
+    assert re.search(r"(1 node keeps|\d+ nodes keep|None of them keeps) the deadline of 30.0 min", said)
     assert re.search(r"A batch of [\d,]+ of a critical 2,000: ", said)
     assert " cost " in said
     assert "Up to 0 nodes" not in said

@@ -140,7 +140,7 @@ def test_confusion_and_worst_are_those_of_the_predictions(folder: Path) -> None:
         name, truth = f"{path.parent.name}/{path.name}", path.parent.name
         if name in captions:
             wrong = row["label"] != truth
-            assert captions[name] == (f"{truth}, taken for {row['label']}" if wrong else f"{truth}, right but unsure")
+            assert captions[name] == (f"{truth}, taken for {row['label']}" if wrong else f"{truth}, right")
 
 
 def test_an_unfinished_run(folder: Path) -> None:

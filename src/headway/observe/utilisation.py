@@ -158,7 +158,7 @@ def reading(found: Load, wait_share: float) -> str:
     if wait_share < found.spikiness:
         return (
             f"{spiky}, which is less: most of the dips are not the input's, but those of evaluations, checkpoints, "
-            "waits of the host for the device, or kernels that are launched too late."
+            "other programs, waits of the host for the device, or kernels that are launched too late."
         )
     return f"{spiky}, which is more: some of the waiting is shorter than a sample of {found.spacing_s:.2g} s."
 

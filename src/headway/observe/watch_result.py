@@ -197,7 +197,8 @@ class Observed(Record):
             said = f"Python waited for a value on the device {self.syncs:.2g} times a step{where if self.syncs else ''}"
             return f"{said}: {percent(self.sync_share)} of the time."
         if self.reads:
-            said = f"Python read {self.reads:.2g} values a step{where}"
+            many = f"{self.reads:.2g} value{'' if self.reads == 1 else 's'}"
+            said = f"Python read {many} a step{where}"
             return f"{said}: free on a CPU; on a GPU each of them waits for the device."
         return ""
 

@@ -206,7 +206,8 @@ def of_device(workload: Workload, device: Device) -> Known:
     warnings = []
     if kind != "mixed" and sheet.mixed is not None:
         warning = f"The workload computes in fp32, and {device.title} has {sheet.mixed:g} TFLOPS in mixed precision: "
-        warnings.append(f"{warning}headway train RECIPE --dry-run precision=bf16 (or fp16) writes a workload for that.")
+        kinds = "fp16" if sheet.tf32 is None else "bf16 (or fp16)"  # both formats came with the A100
+        warnings.append(f"{warning}headway train RECIPE --dry-run precision={kinds} writes a workload for that.")
     compute = Compute(fixed, workload.operations / (peak * 1e12 * share))
     return Known(compute, "data sheet", how, tuple(warnings))
 

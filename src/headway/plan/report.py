@@ -234,9 +234,8 @@ def verdicts(found: Plan) -> list[str]:
     lines = [verdict(found)] if len(found.answers) > 1 else []
     if found.deadline_h is not None:
         few = found.in_time
-        by = span(found.deadline_h)
-        done = "None of them is done" if few is None else f"{count(few, 'node')} {'is' if few == 1 else 'are'} done"
-        lines.append(f"{done} in {by}.")
+        keep = "None of them keeps" if few is None else f"{count(few, 'node')} keep{'s' if few == 1 else ''}"
+        lines.append(f"{keep} the deadline of {span(found.deadline_h)}.")
     law, best = found.job.epochs, found.best
     if isinstance(law, Epochs):
         regime = law.regime(best.batch)

@@ -313,7 +313,7 @@ def _caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
     if predicted is not None:
         truth = int(label)
         if predicted == truth:
-            return f"{dataset.classes[truth]}, right but unsure"
+            return f"{dataset.classes[truth]}, right"
         return f"{dataset.classes[truth]}, taken for {dataset.classes[predicted]}"
     if dataset.description.label_kind == "multi":
         return ", ".join(name for name, on in zip(dataset.classes, label, strict=True) if on > 0.5)
