@@ -74,7 +74,9 @@ running = []
 for task in range(tasks):
     of_task = {"SLURM_PROCID": str(task), "SLURM_LOCALID": str(task)}
     running.append(subprocess.Popen(rest, env={**os.environ, **common, **of_task}))
-open("tasks.json", "w").write(json.dumps([one.pid for one in running]))
+with open("tasks.json.new", "w") as file:
+    json.dump([one.pid for one in running], file)
+os.replace("tasks.json.new", "tasks.json")
 statuses = [one.wait() for one in running]
 sys.exit(max(status if status >= 0 else 128 - status for status in statuses))
 """

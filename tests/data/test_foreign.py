@@ -214,14 +214,14 @@ def test_a_new_file_is_seen(tmp_path: Path, cache: Path, scans: list[str]) -> No
     assert len(dataset.open(folder)) == 4
     names = ("cat/new.jpg", "cat/deep/er/new.jpg", "cat/deep/new.jpg", "dog/empty/new.jpg", "fish/new.jpg")
     for count, name in enumerate(names, 5):
-        time.sleep(0.01)  # the clock of a file system ticks every few milliseconds
+        time.sleep(0.05)  # the clock of a file system ticks every few milliseconds
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(PICTURES[0])
         assert len(dataset.open(folder)) == count
     shards = tmp_path / "shards"
     shards.mkdir()
     for number in range(3):
-        time.sleep(0.01)
+        time.sleep(0.05)
         written(shards / f"{number}.rec", PICTURES[:2], LABELS[:2])
         assert len(dataset.open(shards)) == len(dataset.open(shards / "*.rec")) == 2 * number + 2
     (shards / "1.rec").unlink()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -127,7 +127,9 @@ def test_faults_hit_members_and_the_lead_is_known(
     monkeypatch.setattr("bench._soak.faults.KINDS", {"kill": 1.0})
     monkeypatch.setattr("bench._soak.faults.LEAD", 1.0)
     launchers.append(started(tmp_path, 10_000))
-    harm = Faults(launchers[0], tmp_path, 2.0, seed=random.randrange(100))
+    while len([path for path in tmp_path.glob("ids-*.bin") if path.stat().st_size]) < 4:
+        time.sleep(0.01)
+    harm = Faults(launchers[0], tmp_path, 2.0, seed=3)
     harm.harm(1, 20)
     monkeypatch.setattr("bench._soak.faults.LEAD", 0.0)
     harm.harm(2, 40)

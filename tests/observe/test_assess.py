@@ -60,10 +60,10 @@ def test_json_is_the_only_thing_on_standard_output(tmp_path: Path) -> None:
 
 def test_a_script_whose_time_is_up_was_stopped_then(tmp_path: Path) -> None:
     """Also one that passes, and one that shows nothing. A shell has begun long before a Python has."""
-    stopped = r"; its time was up, and the script was stopped after \d\.\d s\."
-    options = ("--target-val", "0.8", "--minutes", "0.04")
+    stopped = r"; its time was up, and the script was stopped after [\d.]+ s\."
+    options = ("--target-val", "0.8", "--minutes", "0.1")
     said = headway("assess", "sh", *options, "--", "-c", "echo val acc 0.9; exec sleep 60")
-    assert re.search(r"PASS: the targets were reached after \d\.\d s of 2 s" + stopped, said.out)
+    assert re.search(r"PASS: the targets were reached after [\d.]+ s of 6 s" + stopped, said.out)
     said = assessed(tmp_path, "import time\ntime.sleep(60)", "--target-val", "0.8", minutes=0.01, status=1)
     assert re.search("FAIL: the script showed no validation accuracy" + stopped, said.out)
 
@@ -176,7 +176,7 @@ def test_at_the_end_of_the_time_every_process_is_stopped(
     """Also those in a session of their own, and those that do not listen to SIGTERM."""
     monkeypatch.chdir(tmp_path)
     body = SHELLS_CHILDREN.format(ignore="trap '' TERM" if stubborn else "")
-    goal = Goal.of(0.9, 0.5, 1.5 / 60)
+    goal = Goal.of(0.9, 0.5, 5 / 60)
     found = assess(command_of("sh", ["-c", body]), goal, Scores(), grace_s=0.5 if stubborn else 20)
     assert (found.passed, found.ended) == (False, "time")
     assert found.status == (-signal.SIGKILL if stubborn else -signal.SIGTERM)
@@ -197,7 +197,7 @@ def test_children_that_hold_its_output_do_not_hold_the_verdict(tmp_path: Path, m
 def test_a_script_has_time_to_end_well(tmp_path: Path) -> None:
     """What it prints after its time is passed on, and does not count."""
     body = "trap 'echo val acc 0.99; echo saved; exit 0' TERM; echo val acc 0.5; while :; do sleep 0.1; done"
-    options = ("--target-val", "0.9", "--json", "--minutes", "0.03")
+    options = ("--target-val", "0.9", "--json", "--minutes", "0.08")
     said = headway("assess", "sh", *options, "--", "-c", body, status=1)
     assert "saved" in said.err
     assert said.json()["best"]["val"] == 0.5

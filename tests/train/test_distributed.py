@@ -58,11 +58,11 @@ def killed(recipe: Path, run: Path, *more: str, kills: int) -> Said:
             with slowly(recipe.parent):
                 while process.poll() is None and said.read_text().count(" joined") < number:
                     time.sleep(0.01)
-            at = steps(run)
-            while process.poll() is None and steps(run) < at + 3:
-                time.sleep(0.01)
-            if process.poll() is None:
-                chance.choice(psutil.Process(process.pid).children()).kill()
+                at = steps(run)
+                while process.poll() is None and steps(run) < at + 3:
+                    time.sleep(0.01)
+                if process.poll() is None:
+                    chance.choice(psutil.Process(process.pid).children()).kill()
         try:
             out, _ = process.communicate(timeout=200)
         finally:

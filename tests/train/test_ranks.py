@@ -195,9 +195,11 @@ EPOCHS = 16
 EPOCH = 750
 
 
-def check_whole(found: Launched, epochs: int, faults: int) -> None:
-    """The run is at its end, positions exactly once, all processes had the same bits, one step a fault was repeated."""
+def check_whole(found: Launched, epochs: int, faults: int, err: str) -> None:
+    """The run is at its end, positions exactly once, all processes had the same bits, one step a loss was repeated:
+    also of a process that a busy machine let lie for longer than its lease."""
     steps = epochs * EPOCH // 50
+    losses = max(faults, len(re.findall(r" died| was silent for", err)))
     rows = rows_of(found.run)
     assert (rows[:, 0] == np.arange(steps * 50)).all()
     assert (rows[:, 1] == rows[:, 2]).all()
@@ -211,7 +213,7 @@ def check_whole(found: Launched, epochs: int, faults: int) -> None:
     compared = 0
     for path in found.notes.iterdir():
         lines = [line.split() for line in path.read_text().splitlines()]
-        assert all(int(trained) <= steps + faults for trained, _ in lines)
+        assert all(int(trained) <= steps + losses for trained, _ in lines)
         digests = [digest for trained, digest in lines if int(trained)]
         digests = [digest for number, digest in enumerate(digests) if not number or digests[number - 1] != digest]
         for one, next_one in pairwise(digests):
@@ -223,28 +225,30 @@ def check_whole(found: Launched, epochs: int, faults: int) -> None:
 def test_the_run_goes_on_without_a_killed_rank_0(folder: Path, tmp_path: Path) -> None:
     """Part of the network is frozen by then, but not in the process that comes in its place."""
     frozen = "model.freeze_after=[{match: 'net.0', after_epochs: 2}]"
-    with launched(folder, tmp_path / "run", 3, *LONG, f"epochs={EPOCHS}", frozen) as found:
-        found.wait_for_step(60)
-        found.workers()[0].send_signal(signal.SIGKILL)
+    with launched(folder, tmp_path / "run", 3, *LONG, f"epochs={EPOCHS}", frozen, paced(folder)) as found:
+        with slowly(folder):
+            found.wait_for_step(40)
+            found.workers()[0].send_signal(signal.SIGKILL)
         out, err = found.process.communicate(timeout=200)
         assert found.process.returncode == 0, err
         assert re.search(r"rank 0 \(process \d+ on .*\) died", err), err
         assert "Trained" in out
-        check_whole(found, EPOCHS, 1)
+        check_whole(found, EPOCHS, 1, err)
 
 
 @pytest.mark.check
 def test_a_stopped_process_is_fenced_when_it_wakes(folder: Path, tmp_path: Path) -> None:
-    with launched(folder, tmp_path / "run", 3, "--no-respawn", *LONG, f"epochs={EPOCHS}") as found:
-        found.wait_for_step(60)
-        victim = found.workers()[random.Random(time.time_ns()).randrange(3)]
-        victim.send_signal(signal.SIGSTOP)
-        found.wait_for_step(found.steps() + 60)
-        victim.send_signal(signal.SIGCONT)
+    with launched(folder, tmp_path / "run", 3, "--no-respawn", *LONG, f"epochs={EPOCHS}", paced(folder)) as found:
+        with slowly(folder):
+            found.wait_for_step(40)
+            victim = found.workers()[random.Random(time.time_ns()).randrange(3)]
+            victim.send_signal(signal.SIGSTOP)
+            found.wait_for_step(found.steps() + 20)
+            victim.send_signal(signal.SIGCONT)
         _, err = found.process.communicate(timeout=200)
         assert found.process.returncode == 0, err
         assert "was silent for 2 s" in err
-        check_whole(found, EPOCHS, 1)
+        check_whole(found, EPOCHS, 1, err)
 
 
 @pytest.mark.check
@@ -267,7 +271,7 @@ def test_faults_at_random_moments(folder: Path, tmp_path: Path) -> None:
             victim.send_signal(kind)
         _, err = found.process.communicate(timeout=600)
         assert found.process.returncode == 0, err
-        check_whole(found, epochs, len(faults))
+        check_whole(found, epochs, len(faults), err)
 
 
 STUCK = """
@@ -317,9 +321,10 @@ def test_the_others_go_on_without_a_stuck_one(folder: Path, tmp_path: Path, stuc
 @pytest.mark.check
 def test_after_a_restart_all_go_on_from_the_last_checkpoint(folder: Path, tmp_path: Path) -> None:
     options = (*LONG, "comm.on_loss=restart", f"epochs={EPOCHS}")
-    with launched(folder, tmp_path / "run", 3, *options) as found:
-        found.wait_for_step(60)
-        found.workers()[1].send_signal(signal.SIGKILL)
+    with launched(folder, tmp_path / "run", 3, *options, paced(folder)) as found:
+        with slowly(folder):
+            found.wait_for_step(40)
+            found.workers()[1].send_signal(signal.SIGKILL)
         _, err = found.process.communicate(timeout=200)
         assert found.process.returncode == 0, err
         assert "All workers begin again" in err

@@ -205,7 +205,7 @@ def change_size(path: Path) -> None:
 @pytest.mark.parametrize("change", [change_bytes, change_size])
 def test_a_file_that_changes_is_a_sentence(server: Server, remote: Remote, change) -> None:  # type: ignore[no-untyped-def]
     read(remote, 0, 100)
-    time.sleep(0.01)
+    time.sleep(0.05)
     change(server.folder / "a file.bin")
     with pytest.raises(DataError, match="the file changed while it was in use"):
         read(remote, 100, 100)
@@ -216,7 +216,7 @@ def test_a_file_that_changes_between_a_cut_and_the_next_attempt_is_a_sentence(se
         if asked.end - asked.start > 1 and asked.start == 0:
             return 1000
         if asked.start == 1000:
-            time.sleep(0.01)
+            time.sleep(0.05)
             change_bytes(server.folder / "a file.bin")
         return None
 
