@@ -60,10 +60,10 @@ def test_json_is_the_only_thing_on_standard_output(tmp_path: Path) -> None:
 
 def test_a_script_whose_time_is_up_was_stopped_then(tmp_path: Path) -> None:
     """Also one that passes, and one that shows nothing. A shell has begun long before a Python has."""
-    stopped = r"; its time was up, and the script was stopped after [\d.]+ s\."
+    stopped = r"; its time was up, and the script was stopped after \d+\.\d s\."
     options = ("--target-val", "0.8", "--minutes", "0.1")
     said = headway("assess", "sh", *options, "--", "-c", "echo val acc 0.9; exec sleep 60")
-    assert re.search(r"PASS: the targets were reached after [\d.]+ s of 6 s" + stopped, said.out)
+    assert re.search(r"PASS: the targets were reached after \d+\.\d s of 6 s" + stopped, said.out)
     said = assessed(tmp_path, "import time\ntime.sleep(60)", "--target-val", "0.8", minutes=0.01, status=1)
     assert re.search("FAIL: the script showed no validation accuracy" + stopped, said.out)
 

@@ -52,8 +52,6 @@ def given(path: Path, overrides: Sequence[str], values: Mapping[str, Any], model
 
 def _edited(text: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> str:
     """A text that reads as `after`, unless what differs is written elsewhere or over several lines."""
-    if _same(before, after):
-        return text
     root = yaml.compose(text, _Places)
     edits = list(_edits(text, root, before, after)) if isinstance(root, yaml.MappingNode) else []
     edits.sort(key=lambda edit: edit[0])
@@ -87,15 +85,15 @@ class _Places(Reader):
 
 def _edits(text: str, node: yaml.Node, old: Any, new: Any) -> Iterator[Edit]:
     """Of the innermost values that differ; and of all keys that a mapping gets, one."""
-    if _same({"": old}, {"": new}):
+    if _same(old, new):
         return
     if isinstance(node, yaml.MappingNode) and isinstance(new, dict) and old.keys() <= new.keys():
         own = {_key(key): value for key, value in node.value}
         for key in own:
             if key in old:
                 yield from _edits(text, own[key], old[key], new[key])
-        same = {key for key, value in old.items() if _same({"": value}, {"": new[key]})}
-        if more := {key: value for key, value in new.items() if key not in own and key not in same}:
+        others = {key: value for key, value in new.items() if key not in own}
+        if more := {key: value for key, value in others.items() if key not in old or not _same(old[key], value)}:
             yield _added(text, node, more)  # also what another mapping gives by `<<`: a mapping's own keys win
     elif isinstance(node, yaml.SequenceNode) and isinstance(new, list) and len(new) == len(node.value):
         for inner, one, other in zip(node.value, old, new, strict=True):
