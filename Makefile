@@ -65,14 +65,14 @@ endif
 
 test: $(VENV)/.tools $(VENV)/.native ## one case of every kind, at most ten minutes (JOBS=2 at once)
 	# One thread: the networks are tiny, and threads that wait for each other on busy cores take longer.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not check and not peers" --durations=10
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not check and not peers" --durations=10
 
 fuzz: $(VENV)/.base ## damaged JPEGs through the native core under sanitizers (COUNT=200000 SEED=0)
 	$(BIN)/python -m tests.fuzz.campaign $(or $(COUNT),200000) $(or $(SEED),0)
 
 check: lint docs peers benches ## everything that takes longer: linters, docs, benches, peers, long tests
 	# Hosts that are network namespaces, and the memory of a process, want the machine for themselves.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "check or peers" --durations=10 \
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "check or peers" --durations=10 \
 	  --ignore tests/multihost --ignore tests/data/test_loader_memory.py
 	$(BIN)/python -m pytest -m check --durations=5 tests/multihost tests/data/test_loader_memory.py
 

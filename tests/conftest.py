@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -13,9 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-import psutil
 import pytest
 from hypothesis import settings
+from tests import _cost, _fork
 
 ROOT = Path(__file__).resolve().parents[1]
 IN_CI = os.environ.get("CI") == "true"
@@ -31,8 +33,13 @@ settings.load_profile("headway")
 # torch.compile would otherwise keep worker threads for the life of the process; children of the tests inherit it.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
-# PR_SET_CHILD_SUBREAPER: what a killed child leaves running becomes our child, so that the police sees it.
-ctypes.CDLL(None).prctl(36, 1)
+# What a killed child leaves running becomes our child, so that the police sees it.
+ctypes.CDLL(None).prctl(_fork.PR_SET_CHILD_SUBREAPER, 1)
+_fork.install()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(_cost, "cost")
 
 
 def absent(reason: str, *, may_be: bool = False) -> NoReturn:
@@ -92,7 +99,7 @@ def data_root() -> Path:
 # What third parties set for the life of the process, on import or at first use; pytest itself sets the first.
 FOREIGN_VARIABLES = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_", "_TORCHINDUCTOR_", "TRITON_", "KMP_")
 FOREIGN_THREADS = ("pytest_timeout", "tqdm_monitor")
-FOREIGN_PROCESSES = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
+FOREIGN_PROCESSES = (b"multiprocessing.resource_tracker", b"multiprocessing.forkserver")
 
 Setting = tuple[Any, Callable[[Any], Any]]
 
@@ -101,16 +108,39 @@ def _environment() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN_VARIABLES)}
 
 
-def _children() -> set[psutil.Process]:
-    found = set()
-    for child in psutil.Process().children(recursive=True):
-        try:
-            foreign = any(name in " ".join(child.cmdline()) for name in FOREIGN_PROCESSES)
-        except psutil.Error:  # it ended, or ended and awaits its parent
-            continue
-        if not foreign:
-            found.add(child)
+def _children(of: int | str = "self") -> set[int]:
+    """Process ids of all that this process has started, and what these have, but not what belongs to the house."""
+    found: set[int] = set()
+    with contextlib.suppress(OSError):  # it has ended
+        for task in os.listdir(f"/proc/{of}/task"):
+            with open(f"/proc/{of}/task/{task}/children") as file:
+                found.update(map(int, file.read().split()))
+    found.discard(_fork.server_pid() or 0)
+    for child in tuple(found):
+        found |= _children(child)
     return found
+
+
+def _command_of(child: int) -> bytes:
+    """Its arguments; nothing of one that has ended."""
+    with contextlib.suppress(OSError), open(f"/proc/{child}/cmdline", "rb") as file:
+        return file.read().rstrip(b"\0").replace(b"\0", b" ")
+    return b""
+
+
+def _left(before: set[int], deadline: float) -> dict[int, bytes]:
+    """Children that are still there at the deadline, with their arguments; those that have ended are taken leave of."""
+    while True:
+        running = {}
+        for child in _children() - before:
+            with contextlib.suppress(OSError):  # a grandchild, which another has to wait for
+                os.waitpid(child, os.WNOHANG)
+            command = _command_of(child)
+            if command and not any(name in command for name in FOREIGN_PROCESSES):
+                running[child] = command
+        if not running or time.monotonic() > deadline:
+            return running
+        time.sleep(0.01)
 
 
 def _threads() -> set[threading.Thread]:
@@ -154,11 +184,12 @@ def _changes(before: dict[str, str], after: dict[str, str]) -> Iterator[str]:
 
 
 @pytest.fixture(autouse=True)
-def police() -> Iterator[None]:
+def police(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fails a test that leaves a thread, a child, a process group or a changed setting; mends it for the next one."""
     threads, children, environment, folder = _threads(), _children(), _environment(), os.getcwd()
     settings, group_was_up = _torch_settings(), _process_group_is_up()
-    yield
+    with _fork.fresh() if request.node.get_closest_marker("fresh") else contextlib.nullcontext():
+        yield
     leaks = list(_changes(environment, _environment()))
     if leaks:
         for name in _environment().keys() - environment.keys():
@@ -180,12 +211,10 @@ def police() -> Iterator[None]:
         thread.join(max(0.0, deadline - time.monotonic()))
         if thread.is_alive():
             leaks.append(f"thread {thread.name!r}{' (daemon)' if thread.daemon else ''} is still alive")
-    _, left = psutil.wait_procs(_children() - children, timeout=max(0.0, deadline - time.monotonic()))
-    for child in left:
-        try:
-            leaks.append(f"child process {child.pid} is still alive: {' '.join(child.cmdline())}")
-            child.kill()
-        except psutil.NoSuchProcess:
-            continue
+    for child, command in _left(children, deadline).items():
+        leaks.append(f"child process {child} is still alive: {os.fsdecode(command)}")
+        with contextlib.suppress(OSError):
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
     if leaks:
         pytest.fail("this test left behind:\n" + "\n".join(f"  - {leak}" for leak in leaks), pytrace=False)

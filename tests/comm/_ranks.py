@@ -1,7 +1,7 @@
 """Real ranks for tests: `run_ranks(4, function, ...)` runs `function(rank, ...)` in four processes at once.
 
-The processes are forked by a server that has imported torch (multiprocessing's forkserver), so that a rank starts in
-hundredths of a second; they share a TCPStore that lives in the test's own process.
+The processes are forks of the tests' preloaded server (`tests/_fork.py`), so that a rank starts in hundredths of a
+second; they share a TCPStore that lives in the test's own process.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from __future__ import annotations
 import faulthandler
 import importlib.util
 import inspect
-import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from multiprocessing.connection import wait
@@ -29,7 +30,16 @@ import torch
 from torch.distributed import TCPStore
 
 ROOT = Path(__file__).resolve().parents[2]
-GRACE_S = 10.0
+PROGRAM = """
+import sys
+from pathlib import Path
+
+sys.path.insert(0, sys.argv[1])
+from tests.comm import _ranks
+
+_ranks.be(Path(sys.argv[2]), int(sys.argv[3]))
+"""
+GRACE_S = 30.0
 """After the first failure the other ranks get this long to say what they saw."""
 
 
@@ -83,48 +93,57 @@ def run_ranks(
         dying: ranks that may end in any way; None stands for their results unless they returned.
     """
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, multi_tenant=False)
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "pytest", "headway.core.recipe"])
     place = hosts or (0,) * size
     assert len(place) == size
     where = (inspect.getfile(function), function.__qualname__)
-    processes: list[Any] = []
+    processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryDirectory(prefix="headway-ranks-") as name:
         folder = Path(name)
         try:
             for number in range(size):
                 variables = {**os.environ, **(environ(number) if environ else {})}
                 seat = (number, size, server.port, place, group_timeout_s)
-                process = context.Process(target=_child, args=(folder, variables, seat, where, args))
-                process.start()
-                processes.append(process)
+                (folder / f"{number}.asked").write_bytes(pickle.dumps((seat, where, args)))
+                command = [sys.executable, "-c", PROGRAM, str(ROOT), str(folder), str(number)]
+                with open(folder / f"{number}.said", "wb") as said:
+                    processes.append(subprocess.Popen(command, env=variables, stdout=said, stderr=said))
             _wait(processes, set(dying), time.monotonic() + timeout_s)
-            codes = [process.exitcode for process in processes]
+            codes = [process.poll() for process in processes]
         finally:
             for process in processes:
                 process.kill()
-                process.join()
+                process.wait()
         failed = [rank for rank, code in enumerate(codes) if code != 0 and rank not in dying]
         if failed:
             raise AssertionError(_report(folder, codes, failed))
         return [_result(folder / f"{rank}.result") for rank in range(size)]
 
 
-def _wait(processes: list[Any], dying: set[int], deadline: float) -> None:
+def _wait(processes: list[subprocess.Popen[bytes]], dying: set[int], deadline: float) -> None:
     """Until all have ended, or the deadline, or a while after the first that failed."""
-    while alive := [process for process in processes if process.is_alive()]:
+    while alive := [process for process in processes if process.poll() is None]:
         left = deadline - time.monotonic()
         if left <= 0:
             for process in alive:
-                os.kill(process.pid, signal.SIGCONT)
-                os.kill(process.pid, signal.SIGABRT)  # faulthandler writes where it hangs
-                process.join(5)
+                process.send_signal(signal.SIGCONT)
+                process.send_signal(signal.SIGABRT)  # faulthandler writes where it hangs
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(GRACE_S)
             return
         if all(processes.index(process) in dying for process in alive):
             return
-        wait([process.sentinel for process in alive], timeout=left)
-        if any(process.exitcode and rank not in dying for rank, process in enumerate(processes)):
+        _wait_for_an_end([process.pid for process in alive], left)
+        if any(process.poll() and rank not in dying for rank, process in enumerate(processes)):
             deadline = min(deadline, time.monotonic() + GRACE_S)
+
+
+def _wait_for_an_end(pids: list[int], timeout_s: float) -> None:
+    descriptors = [os.pidfd_open(pid) for pid in pids]
+    try:
+        wait(descriptors, timeout_s)
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
 
 
 def _report(folder: Path, codes: list[int | None], failed: list[int]) -> str:
@@ -140,23 +159,10 @@ def _result(path: Path) -> Any:
     return pickle.loads(path.read_bytes()) if path.exists() else None
 
 
-def _child(
-    folder: Path,
-    environ: dict[str, str],
-    seat: tuple[int, int, int, tuple[int, ...], float],
-    where: tuple[str, str],
-    args: tuple[Any, ...],
-) -> None:
-    number, size, port, hosts, timeout_s = seat
-    with open(folder / f"{number}.said", "wb", buffering=0) as said:
-        os.dup2(said.fileno(), 1)
-        os.dup2(said.fileno(), 2)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+def be(folder: Path, number: int) -> None:
+    """Runs what was asked of this rank; its process ends with it."""
+    (_, size, port, hosts, timeout_s), where, args = pickle.loads((folder / f"{number}.asked").read_bytes())
     faulthandler.enable(sys.stderr)
-    os.environ.clear()
-    os.environ.update(environ)
-    if str(ROOT) not in sys.path:
-        sys.path.insert(0, str(ROOT))
     torch.set_num_threads(1)
     warnings.simplefilter("error")
     warnings.filterwarnings("ignore", message=".torch.jit.script_method. is deprecated")
