@@ -13,6 +13,8 @@ INSTALL := $(BIN)/python $(PIP) -c constraints.txt --build-constraint constraint
 BENCHES := $(patsubst bench/%.py,%,$(filter-out bench/_%,$(wildcard bench/*.py)))
 NAME := $(if $(SRC),images,digits)
 
+ALONE := tests/multihost tests/data/test_loader_memory.py
+
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
@@ -63,18 +65,20 @@ endif
 	$(BIN)/headway evaluate demo/run
 	$(BIN)/headway report demo/run
 
-test: $(VENV)/.tools $(VENV)/.native ## one case of every kind, at most ten minutes (JOBS=2 at once)
-	# One thread: the networks are tiny, and threads that wait for each other on busy cores take longer.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not check and not peers" --durations=10
+# One thread: the networks are tiny, and threads that wait for each other on busy cores take longer.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PARALLEL := $(PYTEST) -n $(JOBS) --dist worksteal
+
+test: $(VENV)/.tools $(VENV)/.native ## one case of every kind, at most five minutes on 2 cores (JOBS=2 at once)
+	$(PARALLEL) --hypothesis-profile=quick -m "not check and not peers"
 
 fuzz: $(VENV)/.base ## damaged JPEGs through the native core under sanitizers (COUNT=200000 SEED=0)
 	$(BIN)/python -m tests.fuzz.campaign $(or $(COUNT),200000) $(or $(SEED),0)
 
-check: lint docs peers benches ## everything that takes longer: linters, docs, benches, peers, long tests
+check: lint docs peers benches ## everything that takes longer, at most 25 minutes: linters, docs, benches, peers, long tests
+	$(PARALLEL) -m "check or peers or hypothesis" $(ALONE:%=--ignore %)
 	# Hosts that are network namespaces, and the memory of a process, want the machine for themselves.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "check or peers" --durations=10 \
-	  --ignore tests/multihost --ignore tests/data/test_loader_memory.py
-	$(BIN)/python -m pytest -m check --durations=5 tests/multihost tests/data/test_loader_memory.py
+	$(PYTEST) -m check $(ALONE)
 
 lint: $(VENV)/.tools ## ruff, mypy, and the floors
 	$(BIN)/ruff check

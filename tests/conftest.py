@@ -26,8 +26,12 @@ GRACE_S = 15.0
 PEERS_PYTHON = Path(os.environ.get("HEADWAY_PEERS_PYTHON") or ROOT / ".venv-peers/bin/python")
 
 # How long an example takes on a busy machine tells nothing of the code; hypothesis fails it after 200 ms elsewhere than
-# in CI.
-settings.register_profile("headway", deadline=None)
+# in CI. The examples are the same in every run, few in `make test` and many in `make check`, so that a change is judged
+# by itself; `--hypothesis-profile=explore` tries others each time.
+QUICK_EXAMPLES = 15
+settings.register_profile("headway", deadline=None, derandomize=True)
+settings.register_profile("quick", settings.get_profile("headway"), max_examples=QUICK_EXAMPLES)
+settings.register_profile("explore", deadline=None)
 settings.load_profile("headway")
 
 # torch.compile would otherwise keep worker threads for the life of the process; children of the tests inherit it.
@@ -61,6 +65,17 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "browser": (lambda: shutil.which("chromium") is not None, "no chromium on the PATH"),
     "peers": (PEERS_PYTHON.exists, f"no peers at {PEERS_PYTHON}: `make peers` installs them"),
 }
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--hypothesis-profile") != "quick":
+        return
+    for item in items:
+        # A test that states its own number of examples means the long run.
+        test = getattr(getattr(item, "obj", None), "__func__", getattr(item, "obj", None))
+        own = getattr(test, "_hypothesis_internal_use_settings", None)
+        if own is not None and own.max_examples > QUICK_EXAMPLES:
+            test._hypothesis_internal_use_settings = settings(own, max_examples=QUICK_EXAMPLES)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

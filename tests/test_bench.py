@@ -112,7 +112,7 @@ def test_the_limit_decodes_regions_at_every_edge(limit: Path, tmp_path: Path, mo
     records = [struct.pack("<Iiiii", len(data), *region) + data for region in regions]
     (tmp_path / "records").write_bytes(struct.pack("<I", len(records)) + b"".join(records))
     command = [limit, tmp_path / "records", "2"]
-    done = subprocess.run(command, input="go 0.05\n", capture_output=True, text=True, check=True, timeout=30)
+    done = subprocess.run(command, input="go 0.05\n", capture_output=True, text=True, check=True, timeout=60)
     ready, answer = map(json.loads, done.stdout.splitlines())
     assert "libjpeg-turbo" in ready["version"]
     assert answer["images"] >= len(regions)

@@ -186,7 +186,7 @@ def test_the_web_server_gives_ranges_and_nothing_beside_its_folder(tmp_path: Pat
 def fetched(address: str, asked: str | None = None) -> tuple[int, bytes]:
     request = urllib.request.Request(address, headers={"Range": asked} if asked else {})
     try:
-        with urllib.request.urlopen(request, timeout=20) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read()
     except urllib.error.HTTPError as error:
         with error:

@@ -24,7 +24,7 @@ def line(**message: Any) -> bytes:
 
 
 def connect(made: Fleet) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", made.coordinator.port), timeout=20)
+    return socket.create_connection(("127.0.0.1", made.coordinator.port), timeout=60)
 
 
 def answer(end: socket.socket) -> str:
@@ -260,7 +260,7 @@ def test_a_farewell_counts_though_the_process_was_found_dead_first() -> None:
     with fleet([(0, 0), (0, 1)]) as made, connect(made) as end:
         member, busy = begun(made, end), threading.Event()
         made.coordinator._call(lambda: (busy.set(), time.sleep(0.2)))
-        assert busy.wait(20)
+        assert busy.wait(60)
         end.sendall(line(kind="bye", done=True))
         made.coordinator.dead("0.1.0")
         member.confirm(0)

@@ -195,7 +195,7 @@ def test_a_cut_link_is_noticed_on_both_sides() -> None:
         called = threading.Event()
         far.watch(0, called.set)
         link.cut = True
-        assert called.wait(20)
+        assert called.wait(60)
         with pytest.raises(CommunicationError, match="nothing was heard from the launcher for") as raised:
             far.check()
         assert not isinstance(raised.value, Lost)

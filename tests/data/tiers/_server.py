@@ -117,7 +117,7 @@ class Server:
         if fault == "stall":
             request.wfile.write(part[: len(part) // 2])
             request.wfile.flush()
-            self.ended.wait(20)
+            self.ended.wait(120)
             request.close_connection = True
             return
         request.wfile.write(part[:fault] if isinstance(fault, int) else part)
@@ -145,7 +145,7 @@ def make_pack(root: Path, count: int = 60, size: tuple[int, int] = (40, 30), **o
     return root / "pack"
 
 
-def wait_until(true: Callable[[], bool], limit_s: float = 20.0) -> None:
+def wait_until(true: Callable[[], bool], limit_s: float = 60.0) -> None:
     """Returns once something has become true, and fails where it does not in time."""
     deadline = time.monotonic() + limit_s
     while not true():

@@ -49,7 +49,7 @@ def tier(server: Server, tmp_path: Path) -> Iterator[Open]:
         data = open_remote(server.uri, tmp_path / "columns")
         source = data.source
         assert isinstance(source, RemoteShards)
-        remote = Remote(source.remote.uri, timeout_s=1, attempts=5, pause_s=0.005)
+        remote = Remote(source.remote.uri, timeout_s=60, attempts=5, pause_s=0.005)
         made = DiskTier(data, remote, folder, budget, why="")
         remote.close()
         opened.append((data, made))

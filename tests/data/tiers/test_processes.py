@@ -43,6 +43,7 @@ if int(sys.argv[5]) < 10**6:  # one of two hosts, so that room is made all the t
     fetch.AHEAD_BYTES = 20_000
     slots = Slots(BatchPlan(10), 0, 1, 2)
     spans = spans[::2]
+fetch._PATIENCE_S = 300.0  # however late a busy machine lets the other fetch
 tier.expect(iter(spans), order, slots)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -79,7 +80,7 @@ def test_two_processes_share_a_cache_and_fetch_each_record_once(server: Server, 
         for process in pair:
             tell(process, word)
     for process in pair:
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
         assert process.returncode == 0
     total = sum(request.end - request.start for request in shards_asked(server))
     assert total < 1.5 * sum(path.stat().st_size for path in server.folder.glob("*.rec"))  # alone each would make 2
@@ -96,7 +97,7 @@ def test_two_processes_share_a_small_cache(server: Server, tmp_path: Path) -> No
             break
     for process in pair:
         tell(process, b"done")
-        process.communicate(timeout=20)
+        process.communicate(timeout=60)
         assert process.returncode == 0
 
 
@@ -146,8 +147,9 @@ def test_a_process_that_stopped_while_it_fetches_does_not_stop_another(
 
 
 def test_what_another_process_fetches_is_waited_for(
-    tier: Open, server: Server, wanted: list[bytes], tmp_path: Path
+    tier: Open, server: Server, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(fetch, "_PATIENCE_S", 300.0)
     opened = tier()
     store = opened._fetcher._store
     assert store is not None
@@ -219,10 +221,10 @@ def test_close_ends_the_threads_whatever_they_wait_for(tier: Open, server: Serve
     thread = threading.Thread(target=reader)
     thread.start()
     wait_until(lambda: bool(shards_asked(server)))
-    opened.close()  # the server would be silent for 20 s, and 60 s would be waited for it
+    opened.close()  # the server would be silent for 120 s, and 60 s would be waited for it
     assert not server.ended.is_set()
     assert fetchers() == 0
-    thread.join(5)
+    thread.join(60)
     assert "closed" in str(failures[0])
     with pytest.raises(UsageError, match="closed"):
         read(opened)
