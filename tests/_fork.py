@@ -85,7 +85,7 @@ class Server:
             while len(answer) < 16:
                 more = self._channel.recv(16 - len(answer))
                 if not more:
-                    raise ChildProcessError("the fork server of the tests has ended")
+                    raise ConnectionResetError("the fork server of the tests has ended")
                 answer += more
         return struct.unpack("2q", answer)[0]
 
@@ -196,10 +196,11 @@ def _execute_child(self: Any, args: Any, executable: Any, preexec_fn: Any, close
                 "limits": [resource.getrlimit(name) for name in LIMITS],
                 "launches": any(word in text for text in words[1:] for word in LAUNCHERS),
             }
-            self.pid = _server.fork(request, [*fds, *pass_fds])
-            self._child_created = True
-            self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
-            return
+            with contextlib.suppress(ConnectionError):  # a test that kills at random has killed it
+                self.pid = _server.fork(request, [*fds, *pass_fds])
+                self._child_created = True
+                self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
+                return
     _start_anew(self, args, executable, preexec_fn, close_fds, *rest)
 
 

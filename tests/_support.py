@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import yaml
 from numpy.typing import NDArray
 from PIL import Image
@@ -134,6 +135,17 @@ def running(*arguments: str | Path, **more: Any) -> Iterator[subprocess.Popen[st
         if process.poll() is None:
             process.kill()
         process.communicate()
+
+
+def workers_of(launcher: int) -> list[psutil.Process]:
+    """The ranks that a launcher has started; its other children, such as the tests' fork server, are none."""
+    found = []
+    for child in psutil.Process(launcher).children():
+        # One that is just ending has no environment any more.
+        with contextlib.suppress(psutil.Error, OSError):
+            if "RANK" in child.environ():
+                found.append(child)
+    return found
 
 
 def finished(*arguments: str | Path, **more: Any) -> Said:

@@ -11,12 +11,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 from _ranks import Rank, run_ranks
-from tests._support import refused
+from tests._support import refused, workers_of
 
 from headway.comm.bench_links import SIZES, Result, Row, bench, sweep
 from headway.comm.communicator import Communicator
@@ -124,7 +123,7 @@ def test_a_process_that_dies_ends_the_others() -> None:
     command = [sys.executable, "-m", "headway", "bench-links", "--procs", "3"]
     with subprocess.Popen(command, env=clean(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as running:
         try:
-            while len(children := psutil.Process(running.pid).children()) < 3:
+            while len(children := workers_of(running.pid)) < 3:
                 time.sleep(0.01)
             children[1].kill()
             _, said = running.communicate(timeout=60)

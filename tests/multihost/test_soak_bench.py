@@ -15,6 +15,8 @@ from bench._soak.faults import Faults, SoakError
 from bench._soak.network import FOLDER, Watched
 from bench._soak.traces import Weights, lost_positions, read_weights, weights
 
+# The bench counts the children of a launcher, which are workers all.
+pytestmark = pytest.mark.fresh
 WHOLE = list(range(100, 120))
 
 

@@ -24,6 +24,7 @@ from tests._support import (
     records,
     refused,
     slowly,
+    workers_of,
     write_recipe,
 )
 
@@ -62,7 +63,7 @@ def killed(recipe: Path, run: Path, *more: str, kills: int) -> Said:
                 while process.poll() is None and steps(run) < at + 3:
                     time.sleep(0.01)
                 if process.poll() is None:
-                    chance.choice(psutil.Process(process.pid).children()).kill()
+                    chance.choice(workers_of(process.pid)).kill()
         try:
             out, _ = process.communicate(timeout=200)
         finally:
