@@ -62,7 +62,7 @@ def pytest_testnodedown(node: Any) -> None:
 def pytest_terminal_summary(terminalreporter: Any) -> None:
     total = sum(_workers) + (_cpu_s(resource.RUSAGE_SELF) if _workers else _cpu_s())
     tests = sum(_spent.values())
-    if total < 10 or "PYTEST_XDIST_WORKER" in os.environ:
+    if total < 10 or not _spent or "PYTEST_XDIST_WORKER" in os.environ:
         return
     terminalreporter.section(f"{total:.0f} CPU seconds: {tests:.0f} in {len(_spent)} tests, the slowest of them:")
     for name in sorted(_spent, key=_spent.__getitem__, reverse=True)[:SLOWEST]:

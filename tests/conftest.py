@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
@@ -67,7 +68,28 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
 }
 
 
+def _thin_out(cases: list[pytest.Function], most: int) -> None:
+    """Marks cases `check` but for so many that each value of each argument still occurs, or for so many at most."""
+    values = [set(case.callspec.indices.items()) for case in cases]
+    missing, kept = set().union(*values), set[int]()
+    while missing and len(kept) < most:
+        best = max(range(len(cases)), key=lambda number: len(values[number] & missing))
+        kept.add(best)
+        missing -= values[best]
+    for number, case in enumerate(cases):
+        if number not in kept:
+            case.add_marker(pytest.mark.check)
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    thin: defaultdict[tuple[Path, str], list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        if isinstance(item, pytest.Function) and item.get_closest_marker("thin"):
+            thin[item.path, item.originalname].append(item)
+    for cases in thin.values():
+        marker = cases[0].get_closest_marker("thin")
+        _thin_out(cases, *(marker.args if marker and marker.args else (len(cases),)))
     if config.getoption("--hypothesis-profile") != "quick":
         return
     for item in items:

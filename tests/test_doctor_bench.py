@@ -75,6 +75,7 @@ def test_a_pair_changes_different_things() -> None:
         assert not {*case.injected[0].truth} & {*case.injected[1].truth}
 
 
+@pytest.mark.thin(12)
 @pytest.mark.parametrize("case", FIRST, ids=lambda case: f"{case.number}-{case.text}")
 def test_every_case_is_a_recipe_and_so_is_what_is_left_of_it(case: Case, tmp_path: Path) -> None:
     jobs = [case.job(), *case.without().values()]

@@ -82,6 +82,7 @@ def all_cases(rank: Rank) -> list[dict[str, Tensor]]:
     return out
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_are_one_rank_on_the_joined_batch(ranks: int) -> None:
     found = run_ranks(ranks, all_cases)

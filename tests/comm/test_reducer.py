@@ -103,6 +103,7 @@ def ranks_train(rank: Rank, accumulate: int) -> list[tuple[list[float], dict[str
     return out
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize(("hosts", "accumulate"), [((0, 0), 1), ((0, 1, 1), 2), ((0, 1, 0, 1), 1)])
 def test_n_ranks_are_one_rank(hosts: tuple[int, ...], accumulate: int) -> None:
     alone = network()

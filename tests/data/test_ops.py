@@ -100,6 +100,7 @@ def assert_near(images: torch.Tensor, expected: list[Image.Image], most: int) ->
 # What holds for all
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 1, 3), (2, 1, 7, 3), (3, 5, 1, 1), (4, 9, 8, 1), (5, 6, 11, 3)])
 def test_every_shape_is_served_and_the_input_stays(name: str, shape: tuple[int, int, int, int]) -> None:

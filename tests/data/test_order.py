@@ -35,6 +35,7 @@ def test_every_epoch_is_a_permutation(n: int, seed: int, epoch: int, window: int
     assert (np.sort(samples) == np.arange(n)).all()
 
 
+@pytest.mark.thin(12)
 @pytest.mark.parametrize("n", [*range(1, 70), SMALL - 1, SMALL, SMALL + 1, 2**16, 2**16 + 1])
 def test_sizes_at_the_edges_are_permuted_too(n: int) -> None:
     for window in (None, 1, 2, 7, n - 1, n, n + 1):
@@ -187,6 +188,7 @@ def unevenness(rows: NDArray[np.int64]) -> float:
     return float((((counts - expected) ** 2 / expected).sum() - freedom) / math.sqrt(2 * freedom))
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("n", [2, 3, 4, 5])
 def test_all_permutations_of_few_samples_are_about_equally_likely(n: int) -> None:
     epochs = 2500
@@ -197,6 +199,7 @@ def test_all_permutations_of_few_samples_are_about_equally_likely(n: int) -> Non
     assert unevenness(by_salt.reshape(40_000, n).astype(np.int64)) < 5
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("n", [50, 1000, 4096, 5001])
 def test_each_sample_comes_at_each_place_equally_often(n: int) -> None:
     """Where the first, second and last position fall: chi-square over 20 equal parts of the set."""

@@ -82,6 +82,7 @@ FORMATS: dict[str, dict[str, Any]] = {
 """What is packed in the tests below."""
 
 
+@pytest.mark.thin(1)
 @pytest.mark.root
 @pytest.mark.parametrize("how", FORMATS)
 def test_a_disk_may_be_full_at_any_point(pets: Path, small_disk: Path, how: str) -> None:

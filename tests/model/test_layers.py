@@ -126,6 +126,7 @@ def test_the_layers_add_up_to_the_whole(name: str) -> None:
     assert len({layer.name for layer in found}) == len(found)
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("autocast", [nullcontext, low])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_what_is_kept_for_backward_is_what_hooks_see(name: str, autocast: Context) -> None:
@@ -139,6 +140,7 @@ def test_what_is_kept_for_backward_is_what_hooks_see(name: str, autocast: Contex
     assert said + more == saved_by(model, images, autocast)
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("autocast", [nullcontext, low])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_without_values_it_is_the_same(name: str, autocast: Context) -> None:
@@ -249,6 +251,7 @@ def test_attention_counts_on_a_cpu_as_its_matrix_products() -> None:
     assert counter.total >= 3 * 2 * 4 * 9 * 9 * 8 * 2
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize(
     ("make", "size", "parameters", "multiply_adds"), [(resnet50, 224, 25e6, 4e9), (alexnet, 227, 62e6, 727e6)]
 )

@@ -41,6 +41,7 @@ def noise(kind: str, seed: int, steps: int = 300) -> Numbers:
 NOISES = ("normal", "exponential", "heavy", "slow")
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("kind", NOISES)
 def test_noise_has_no_pattern(kind: str) -> None:
     """Of 200 series at most 3 % show one that is found with p < 1 %: 3 standard deviations over the nominal share."""
@@ -54,6 +55,7 @@ def test_noise_has_no_pattern(kind: str) -> None:
     assert max(found.values()) <= 0.03 * SERIES, found
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("kind", ["normal", "exponential", "heavy"])
 def test_noise_does_not_drift(kind: str) -> None:
     found = [drift(noise(kind, seed)) for seed in range(SERIES)]

@@ -46,6 +46,7 @@ def walked(name: str, kind: torch.dtype, *, fused: bool, channels_last: bool = F
     return params, optimizer
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("fused", WAYS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_walk_is_that_of_the_reference(name: str, fused: bool) -> None:
@@ -68,6 +69,7 @@ def test_a_walk_is_that_of_the_reference(name: str, fused: bool) -> None:
             assert state["step"] == 20
 
 
+@pytest.mark.thin(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_fused_is_unfused(name: str) -> None:
     """In float64, to the rounding of sums."""
@@ -144,6 +146,7 @@ def scaled(optimizer: Any, params: list[Tensor], name: str, skip: tuple[int, ...
         optimizer.step()
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("fused", WAYS)
 @pytest.mark.parametrize("name", FEW)
 def test_loss_scale_and_found_inf_stay_tensors_and_a_skipped_step_changes_nothing(name: str, fused: bool) -> None:
@@ -174,6 +177,7 @@ class NoReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("fused", WAYS)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_step_reads_a_value(name: str, fused: bool) -> None:
@@ -250,6 +254,7 @@ def test_a_step_is_captured_in_a_graph(name: str) -> None:
         assert distance(left.cpu(), right.detach().cpu().numpy()) <= 1e-5
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", FEW)
 def test_it_goes_on_exactly_where_it_was(name: str, kind: torch.dtype) -> None:
@@ -294,6 +299,7 @@ def test_our_checkpoints_hold_all_of_its_state(name: str) -> None:
     assert all(torch.equal(left, right) for left, right in zip(params, others, strict=True))
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", FEW)
 def test_state_of_half_weights_is_float32(name: str, kind: torch.dtype) -> None:
@@ -314,6 +320,7 @@ def test_state_of_half_weights_is_float32(name: str, kind: torch.dtype) -> None:
             assert torch.equal(value, other.state[right][key])
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("fused", WAYS)
 @pytest.mark.parametrize("name", FEW)
 def test_parameters_without_a_gradient_stay_as_they_are(name: str, fused: bool) -> None:
@@ -329,6 +336,7 @@ def test_parameters_without_a_gradient_stay_as_they_are(name: str, fused: bool) 
     assert not torch.equal(params[0], parameters()[0])
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("fused", WAYS)
 @pytest.mark.parametrize("name", FEW)
 def test_zero_gradients_and_zero_weights_are_no_trouble(name: str, fused: bool) -> None:

@@ -138,6 +138,7 @@ def test_a_packed_folder(tmp_path: Path) -> None:
     headway("train", tmp_path / "one.yaml", "--run", tmp_path / "run-one", *QUICK)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("size", [(40, 8), (8, 40), (64, 24), (9, 9), (23, 64), (65, 65), (30, 90)])
 def test_images_that_are_not_square(tmp_path: Path, size: tuple[int, int]) -> None:
     colour(tmp_path / "src", [size] * 6, "png")
@@ -146,6 +147,7 @@ def test_images_that_are_not_square(tmp_path: Path, size: tuple[int, int]) -> No
     trains(tmp_path / "r.yaml", tmp_path / "run")
 
 
+@pytest.mark.thin(3)
 @pytest.mark.parametrize("name", ["2024", "1e-3", "no", "a: b", "it's # one", "null", "-x", ".hidden", "\u732b {x}"])
 def test_folders_of_any_name(tmp_path: Path, name: str) -> None:
     """YAML reads many names as something else, and so do shells; the commands it prints are typed as they stand."""
