@@ -157,6 +157,8 @@ def _can_fork(argv: list[str], environ: dict[bytes, bytes]) -> bool:
         return False
     if rest[0] in ("-c", "-m") and len(rest) < 2:
         return False
+    if rest[0] == "-c" and "sys.modules" in rest[1]:  # it asks what is imported
+        return False
     if rest[0] == "-m" and rest[1].partition(".")[0] in FOREIGN:
         return False
     return not any(name.startswith(b"PYTHON") and os.fsdecode(name) not in UNDERSTOOD for name in environ)

@@ -279,6 +279,7 @@ def test_our_kept_runs_count_until_a_file_changes_that_they_had_imported(
     assert time_to_accuracy.changed(files, [used])
 
 
+@pytest.mark.fresh
 def test_an_arm_says_what_it_has_imported_of_the_library() -> None:
     code = "from bench._accuracy.arm import imported; print(*imported())"
     done = subprocess.run([sys.executable, "-c", code], cwd=time_to_accuracy.ROOT, capture_output=True, check=True)

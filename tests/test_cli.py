@@ -99,6 +99,7 @@ def test_debug_shows_the_traceback_of_any_error(tmp_path: Path) -> None:
         assert said.err.rstrip().splitlines()[-1].startswith("headway: ")
 
 
+@pytest.mark.fresh
 def test_the_installed_command_and_the_module_are_one(folder: Path, tmp_path: Path) -> None:
     script = Path(sys.executable).parent / "headway"
     out = [
@@ -109,6 +110,7 @@ def test_the_installed_command_and_the_module_are_one(folder: Path, tmp_path: Pa
     assert out[0].stderr == out[1].stderr != ""
 
 
+@pytest.mark.fresh
 def test_a_terminal_gets_a_bar_and_a_file_gets_lines(folder: Path, tmp_path: Path) -> None:
     """On a pseudo-terminal: epoch, step, images/s, time to go, loss, waiting share, accuracy, drawn in place."""
     main, side = pty.openpty()
@@ -141,6 +143,7 @@ def test_a_terminal_gets_a_bar_and_a_file_gets_lines(folder: Path, tmp_path: Pat
     assert out.startswith("Trained ")
 
 
+@pytest.mark.fresh
 def test_ctrl_c_twice_ends_at_once(folder: Path, tmp_path: Path) -> None:
     """A network that never gives its step back can still be left."""
     (folder / "slow.py").write_text(
@@ -192,6 +195,7 @@ def test_metrics_are_written_as_they_come(folder: Path, tmp_path: Path, monkeypa
     assert seen[-1][0].keys() == names
 
 
+@pytest.mark.fresh
 def test_a_verb_says_nothing_else_from_a_real_process(folder: Path) -> None:
     said = finished("verify", folder / "digits.packed")
     assert (said.status, said.out, said.err) == (0, "Every record of 2 parts (180 + 60 samples) is whole.\n", "")

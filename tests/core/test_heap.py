@@ -43,6 +43,7 @@ def faults(**environment: str) -> tuple[bool, list[int]]:
     return bool(kept), found
 
 
+@pytest.mark.fresh
 def test_memory_that_is_asked_for_again_has_its_pages() -> None:
     left, before = faults(HEADWAY_HEAP="system")
     assert not left

@@ -466,6 +466,7 @@ print(after - before, data.length[9_999_999], data.name(9_999_999))
 """
 
 
+@pytest.mark.fresh
 def test_opening_does_not_read_the_columns(packed: Path, tmp_path: Path) -> None:
     """10 million samples in a sparse file; their columns would take 340 MB."""
     n = 10_000_000

@@ -44,6 +44,7 @@ print(anonymous_mb() - after_two, anonymous_mb() - before - ring)
 
 
 @pytest.mark.check
+@pytest.mark.fresh
 def test_memory_does_not_grow_with_the_epochs(data_root: Path, tmp_path: Path) -> None:
     """Anonymous memory: pages of the mapped shards are the kernel's cache and go when others need the room."""
     listing = tmp_path / "images.csv"
