@@ -37,7 +37,13 @@ FAR = 200
 """Descriptors are moved from here upwards before they get the numbers that were asked for."""
 LIMITS = [getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")]
 PRELOADED = [
+    "pytest",
+    "hypothesis",
+    "psutil",
+    # The first step of any optimizer imports it, which takes more than a second.
+    "torch._dynamo",
     "headway.cli",
+    "headway.train.runs",
     "headway.train.trainer",
     "headway.train.launch",
     "headway.train.elastic",
@@ -45,11 +51,12 @@ PRELOADED = [
     "headway.data.pack",
     "headway.comm.member",
     "headway.comm.hvd",
-    "headway.doctor.script_child",
+    "headway.doctor.script",
     "headway.observe.watch",
     "torch.distributed.run",
     "torch.distributed.elastic.multiprocessing",
     "torch.optim",
+    "torch.nn.parallel",
     "torch.utils.checkpoint",
 ]
 _filters: list[Any] = []
@@ -233,14 +240,15 @@ def _program(words: list[str]) -> None:
     elif rest[0] == "-m":
         sys.argv = ["-m", *rest[2:]]
         sys.path[:0] = [os.getcwd()] * (not safe)
+        sys.modules.pop(rest[1], None)  # or runpy warns
         runpy._run_module_as_main(rest[1])  # type: ignore[attr-defined]
     else:
         sys.argv = list(rest)
         sys.path[:0] = [os.path.dirname(os.path.realpath(rest[0]))] * (not safe)
-        main.__file__ = rest[0]
+        main.__file__ = os.path.abspath(rest[0])
         main.__cached__ = None  # type: ignore[attr-defined]
         with open(rest[0], "rb") as file:
-            code = compile(file.read(), rest[0], "exec")
+            code = compile(file.read(), main.__file__, "exec")
         exec(code, vars(main))
 
 

@@ -40,11 +40,13 @@ os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 # What a killed child leaves running becomes our child, so that the police sees it.
 ctypes.CDLL(None).prctl(_fork.PR_SET_CHILD_SUBREAPER, 1)
-_fork.install()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_cost, "cost")
+    # Not in the process that starts the workers of pytest-xdist: these are new interpreters.
+    if hasattr(config, "workerinput") or not getattr(config.option, "numprocesses", None):
+        _fork.install()
 
 
 def absent(reason: str, *, may_be: bool = False) -> NoReturn:

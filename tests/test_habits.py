@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -122,7 +123,8 @@ def test_the_police_names_what_a_test_leaves_behind(tmp_path: Path) -> None:
     report = tmp_path / "report.xml"
     options = ("-p", "no:cacheprovider", "-c", "/dev/null", "--rootdir", str(tmp_path), f"--junitxml={report}")
     command = [sys.executable, "-m", "pytest", "-q", *options, str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environ)
     assert run.returncode == 1, run.stdout + run.stderr
     cases = ElementTree.parse(report).iter("testcase")
     said = {case.get("name"): "".join(f"{part.get('message')}{part.text}" for part in case) for case in cases}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import random
+import subprocess
+import sys
 import tempfile
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -20,61 +20,61 @@ from headway.train.exchange import StoreExchange
 from headway.train.saver import Saver
 
 assert _bucket
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def state(step: int) -> dict[str, torch.Tensor]:
     return {f"model/{size}": torch.full((size,), float(step)) for size in (3, 40_000, 50_000, 60_000)}
 
 
-def saves_for_ever(folder: str, staging: str, first: int, rank: int, size: int, port: int, told: Any) -> None:
-    """Tells the step of every checkpoint that is whole, and that of the first before it begins."""
+SAVES_FOR_EVER = """
+import sys
+
+sys.path.insert(0, sys.argv[1])
+from tests.train import test_checkpoint_kill
+
+test_checkpoint_kill.save_for_ever(*sys.argv[2:])
+"""
+
+
+def save_for_ever(folder: str, staging: str, *numbers: str) -> None:
+    """Prints the step of every checkpoint that is whole, and that of the first before it begins."""
+    first, rank, size, port = map(int, numbers)
     torch.set_num_threads(1)
     tempfile.tempdir = staging
     with closing(Saver(Checkpoints(folder, keep=2))) as saver:
         if size > 1:
             saver.meet(StoreExchange(TCPStore("127.0.0.1", port, is_master=False), rank, size))
-        told.send(first)
+        print(first, flush=True)
         for step in range(first + 1, first + 10_000):
             saver.save(step, state(step), {"step": step})
             if step % 3 == 0:
                 saver.wait()
-                told.send(step)
+                print(step, flush=True)
 
 
 def killed(folder: str, staging: str, first: int, size: int, port: int, chance: random.Random) -> int:
     """Some ranks save until one, then the others, are killed; the last step that was said to be there."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch.distributed", "headway.train.saver", "tests.train._bucket"])
-    ends = [context.Pipe(duplex=False) for _ in range(size)]
+    program = [sys.executable, "-c", SAVES_FOR_EVER, str(ROOT), folder, staging, str(first)]
     processes = [
-        context.Process(target=saves_for_ever, args=(folder, staging, first, rank, size, port, ends[rank][1]))
-        for rank in range(size)
+        subprocess.Popen([*program, str(rank), str(size), str(port)], stdout=subprocess.PIPE) for rank in range(size)
     ]
+    said: list[bytes] = []
     try:
-        for process in processes:
-            process.start()
-        last = first
         for _ in range(chance.randrange(1, 4)):
-            assert all(hear.poll(60) for hear, _ in ends)
-            last = max(last, *(hear.recv() for hear, _ in ends))
+            said += [process.stdout.readline() for process in processes if process.stdout]
         time.sleep(chance.uniform(0, 0.05))
         for number in chance.sample(range(size), size):
             processes[number].kill()
-            processes[number].join()
+            processes[number].wait()
             time.sleep(chance.choice((0, 0.02)))
     finally:
         for process in processes:
             process.kill()
-            process.join()
-    for hear, tell in ends:
-        tell.close()
-        while hear.poll():
-            try:
-                last = max(last, hear.recv())
-            except EOFError:
-                break
-        hear.close()
-    return last
+            rest, _ = process.communicate()
+            said += rest.splitlines(keepends=True)
+    assert all(said)
+    return max(int(line) for line in said if line.endswith(b"\n"))
 
 
 @pytest.mark.parametrize(
