@@ -89,8 +89,15 @@ lint: $(VENV)/.tools ## ruff, mypy, and the floors
 docs: $(VENV)/.tools ## the documentation, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# That they run is what counts here, not what they measure: $(JOBS) at once, each on one thread. Those that make hosts or
+# start many processes have the machine for themselves.
+BENCHES_ALONE := $(filter doctor network plan soak,$(BENCHES))
+
 benches: $(VENV)/.tools $(VENV)/.native ## every bench, shortly
-	for bench in $(BENCHES); do $(BIN)/python -m bench.$$bench --quick; done
+	@mkdir -p build
+	printf '%s\n' $(filter-out $(BENCHES_ALONE),$(BENCHES)) | OMP_NUM_THREADS=1 xargs -P $(JOBS) -I{} bash -c \
+	  '$(BIN)/python -m bench.{} --quick >build/bench-{}.log 2>&1; status=$$?; cat build/bench-{}.log; exit $$status'
+	for bench in $(BENCHES_ALONE); do $(BIN)/python -m bench.$$bench --quick; done
 
 # The tests that need the peers skip with the reason where these could not be installed; in CI that is a failure.
 peers: ## other people's readers and loaders, in .venv-peers
