@@ -39,6 +39,7 @@ from torch.nn import functional as F
 
 from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report, take_turns
+from bench._family import run_bench
 from headway.train.progress import Silent
 from headway.train.setup import Setup
 from headway.train.trainer import Trainer
@@ -231,4 +232,4 @@ def claims(
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -52,6 +52,7 @@ from bench._doctor.injectors import INJECTORS
 from bench._doctor.measure import JobError
 from bench._doctor.table import Judged, Table
 from bench._doctor.trial import How, tried
+from bench._family import run_bench
 
 SECONDS, QUICK_SECONDS = 10.0, 2.0
 QUICK = ("transform", "kernels", "compute")
@@ -154,4 +155,4 @@ def quick(options: argparse.Namespace, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

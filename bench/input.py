@@ -26,6 +26,7 @@ from bench import _limit, _reading, _stages
 from bench._arms import ArmError, Comparison, ours, peer
 from bench._common import Claim, arguments, report, table
 from bench._data import images
+from bench._family import run_bench
 
 THREADS, BATCH, SIDE = 2, 128, 224
 HOW = {"size": SIDE, "crop": "random", "flip": True}
@@ -114,4 +115,4 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

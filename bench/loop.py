@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report
+from bench._family import run_bench
 from headway.train.elastic import Ranks
 from headway.train.hosts import hosts_of
 from headway.train.launch import launch
@@ -172,4 +173,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)
