@@ -1,0 +1,79 @@
+"""The pieces of bench.gpu: one command each, and the question that it answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+ROOT = Path(__file__).resolve().parents[2]
+LIMIT_MINUTES = 8.0
+"""Of one piece. A longer one has to be split."""
+TESTS = (
+    ("tests/optim", "tests/data", "tests/doctor", "tests/observe"),
+    ("tests/train",),
+)
+
+
+@final
+@dataclass(frozen=True)
+class Piece:
+    """One command.
+
+    Attributes:
+        answers: the question, for the table.
+        command: what `python -m` is given. `{out}` becomes the folder of the records.
+        dry: the same for a dry run: a processor, a tiny network.
+        minutes: how long it is expected to take.
+    """
+
+    name: str
+    answers: str
+    command: tuple[str, ...]
+    dry: tuple[str, ...]
+    minutes: float = 4.0
+
+    @property
+    def is_tests(self) -> bool:
+        return self.command[0] == "pytest"
+
+
+def _tests(number: int, folders: tuple[str, ...]) -> Piece:
+    command = ("pytest", "-m", "gpu and not peers", "-q", *folders)
+    answers = f"do the tests that need a GPU pass ({', '.join(folders)})"
+    # Without a GPU they are collected and skip: of the folders the last is enough to show that.
+    return Piece(f"tests-{number}", answers, command, (*command[:4], folders[-1]))
+
+
+def _bench(name: str, answers: str, *arguments: str, minutes: float = 4.0, bench: str = "") -> Piece:
+    module = f"bench.{bench or name}"
+    # A dry run keeps what it measures nowhere; its records are of no GPU.
+    kept = arguments.index("--results") if "--results" in arguments else len(arguments)
+    dry = (*arguments[:kept], *arguments[kept + 2 :])
+    return Piece(name, answers, (module, *arguments), (module, *dry, "--quick"), minutes)
+
+
+PIECES = (
+    *(_tests(number, folders) for number, folders in enumerate(TESTS, 1)),
+    _bench("optim", "what an optimizer step costs beside torch's fused ones: at most 1.5 times"),
+    _bench("loop", "what the Trainer's loop adds to a hand-written one", minutes=2.0),
+    _bench("device-resnet50", "images/s beside a plain loop, and the share of the peak", bench="device", minutes=6.0),
+    _bench("device-alexnet", "the same of AlexNet", "--network", "alexnet", bench="device"),
+    _bench("device-vit", "the same of ViT-S/16", "--network", "vit_small", bench="device", minutes=6.0),
+    _bench("precision", "what bf16, fp16 and half weights give, and what they cost in accuracy", "--seeds", "1"),
+    _bench("compile", "what compiling and CUDA graphs give, by network and batch", minutes=6.0),
+    _bench("input", "images/s of the input beside DALI, also where that decodes on the GPU", minutes=7.5),
+    _bench("regimes", "does the doctor tell a device-limited run from a host-limited one", "--regimes", bench="doctor"),
+    _bench(
+        "time_to_accuracy",
+        "time to accuracy on CIFAR-10 beside both published records",
+        "--results",
+        "{out}/gpu-time_to_accuracy.jsonl",
+        minutes=7.5,
+    ),
+)
+
+
+def filled(command: tuple[str, ...], out: Path) -> list[str]:
+    """A command with the folder of the records in it."""
+    return [one.replace("{out}", str(out)) for one in command]
