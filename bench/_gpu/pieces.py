@@ -10,9 +10,27 @@ ROOT = Path(__file__).resolve().parents[2]
 LIMIT_MINUTES = 8.0
 """Of one piece. A longer one has to be split."""
 TESTS = (
-    ("tests/optim", "tests/data", "tests/doctor", "tests/observe"),
-    ("tests/train",),
+    (
+        "data/test_augment.py",
+        "data/test_ops.py",
+        "data/test_policy.py",
+        "data/tiers/test_memory.py",
+        "doctor/test_copying.py",
+        "observe/test_nvml.py",
+        "observe/test_value_reads.py",
+        "observe/test_watch_torch.py",
+        "optim/test_layerwise.py",
+        "optim/test_optimizer.py",
+    ),
+    (
+        "train/test_called.py",
+        "train/test_inputs.py",
+        "train/test_precision.py",
+        "train/test_sync.py",
+        "train/test_tensors_file.py",
+    ),
 )
+"""Files in tests/ that have tests marked `gpu`, and no others: those may import what a GPU machine lacks."""
 
 
 @final
@@ -38,11 +56,13 @@ class Piece:
         return self.command[0] == "pytest"
 
 
-def _tests(number: int, folders: tuple[str, ...]) -> Piece:
-    command = ("pytest", "-m", "gpu and not peers", "-q", *folders)
-    answers = f"do the tests that need a GPU pass ({', '.join(folders)})"
-    # Without a GPU they are collected and skip: of the folders the last is enough to show that.
-    return Piece(f"tests-{number}", answers, command, (*command[:4], folders[-1]))
+def _tests(number: int, names: tuple[str, ...]) -> Piece:
+    files = [f"tests/{name}" for name in names]
+    rooms = ", ".join(sorted({name.partition("/")[0] for name in names}))
+    command = ("pytest", "-m", "gpu", "-q")
+    answers = f"do the tests that need a GPU pass ({rooms})"
+    # Without a GPU they are collected and skip: one file is enough to show that.
+    return Piece(f"tests-{number}", answers, (*command, *files), (*command, files[-1]))
 
 
 def _bench(name: str, answers: str, *arguments: str, minutes: float = 4.0, bench: str = "") -> Piece:
@@ -54,7 +74,7 @@ def _bench(name: str, answers: str, *arguments: str, minutes: float = 4.0, bench
 
 
 PIECES = (
-    *(_tests(number, folders) for number, folders in enumerate(TESTS, 1)),
+    *(_tests(number, names) for number, names in enumerate(TESTS, 1)),
     _bench("optim", "what an optimizer step costs beside torch's fused ones: at most 1.5 times"),
     _bench("loop", "what the Trainer's loop adds to a hand-written one", minutes=2.0),
     _bench("device-resnet50", "images/s beside a plain loop, and the share of the peak", bench="device", minutes=6.0),
