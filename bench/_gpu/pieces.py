@@ -86,7 +86,7 @@ PIECES = (
     _bench("regimes", "does the doctor tell a device-limited run from a host-limited one", "--regimes", bench="doctor"),
     _bench(
         "time_to_accuracy",
-        "time to accuracy on CIFAR-10 beside both published records",
+        "time to accuracy on CIFAR-10 beside a port of the published record",
         "--results",
         "{out}/gpu-time_to_accuracy.jsonl",
         minutes=7.5,
