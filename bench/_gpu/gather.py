@@ -18,9 +18,9 @@ from bench._gpu.pieces import ROOT
 
 PYTHON = "3.12"
 PACKAGES = ("annotated-types", "crc32c", "pydantic", "pydantic_core", "typing-inspection", "typing_extensions")
-"""pydantic_core needs a newer typing_extensions than torch. The others are what images with PyTorch for GPUs often lack;
-they have NumPy, Pillow, psutil, PyYAML, rich, safetensors and typer. Plotly, which only the report needs, would take
-10 MB."""
+"""pydantic_core needs a newer typing_extensions than torch does. The others are what images with PyTorch for GPUs often
+lack; they have NumPy, Pillow, psutil, PyYAML, rich, safetensors and typer. Plotly, which only the report needs, would
+take 10 MB."""
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")
 
 
