@@ -10,7 +10,8 @@ PEERS := .venv-peers
 BIN := $(VENV)/bin
 PIP := -m pip install --quiet --disable-pip-version-check
 INSTALL := $(BIN)/python $(PIP) -c constraints.txt --build-constraint constraints.txt
-BENCHES := $(patsubst bench/%.py,%,$(filter-out bench/_%,$(wildcard bench/*.py)))
+# `make gpu DRY=1` runs the others.
+BENCHES := $(filter-out gpu compile device input loop optim precision time_to_accuracy,$(patsubst bench/%.py,%,$(filter-out bench/_%,$(wildcard bench/*.py))))
 NAME := $(if $(SRC),images,digits)
 
 ALONE := tests/multihost tests/data/test_loader_memory.py
@@ -20,11 +21,11 @@ SHELL := bash
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo native test fuzz check lint docs benches peers wheel clean
+.PHONY: help demo native test fuzz check lint docs benches gpu gpu-kit peers wheel clean
 
 help: ## print this list
 	@echo "make TARGET, where TARGET is one of"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 12
 
 # Debian 12 brings pip 23.0; dependency groups need 25.1.
 $(VENV)/.base: pyproject.toml constraints.txt
@@ -98,6 +99,16 @@ benches: $(VENV)/.tools $(VENV)/.native ## every bench, shortly
 	printf '%s\n' $(filter-out $(BENCHES_ALONE),$(BENCHES)) | OMP_NUM_THREADS=1 xargs -P $(JOBS) -I{} bash -c \
 	  '$(BIN)/python -m bench.{} --quick >build/bench-{}.log 2>&1; status=$$?; cat build/bench-{}.log; exit $$status'
 	for bench in $(BENCHES_ALONE); do $(BIN)/python -m bench.$$bench --quick; done
+	$(MAKE) --no-print-directory gpu DRY=1
+
+# No prerequisites: on a machine without a network there is no .venv, and the kit has what python3 lacks.
+gpu: ## everything that needs a GPU, in pieces (DRY=1 tries it on the processor; OUT=DIR MINUTES=8 AGAIN=1)
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m bench.gpu $(if $(DRY),--dry) $(if $(OUT),--out $(OUT)) \
+	  $(if $(MINUTES),--minutes $(MINUTES)) $(if $(AGAIN),--again)
+
+gpu-kit: ## what a GPU machine without a network lacks, in gpu-kit/ (at most 48 MB)
+	$(MAKE) --no-print-directory wheel DIST=build/gpu-kit-wheel
+	$(BIN)/python -m bench._gpu.gather build/gpu-kit-wheel/*.whl gpu-kit
 
 # The tests that need the peers skip with the reason where these could not be installed; in CI that is a failure.
 peers: ## other people's readers and loaders, in .venv-peers

@@ -31,6 +31,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from bench._common import Claim, arguments, median, report, take_turns
+from bench._family import run_bench
 from headway.model import cifar_net, small_net
 from headway.train.called import called
 
@@ -178,4 +179,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

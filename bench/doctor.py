@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -52,6 +51,7 @@ from bench._doctor.injectors import INJECTORS
 from bench._doctor.measure import JobError
 from bench._doctor.table import Judged, Table
 from bench._doctor.trial import How, tried
+from bench._family import run_bench
 
 SECONDS, QUICK_SECONDS = 10.0, 2.0
 QUICK = ("transform", "kernels", "compute")
@@ -71,7 +71,6 @@ def main() -> None:
     asked.add_argument("--results", type=Path, default=FOLDER / "doctor.jsonl", metavar="FILE")
     asked.add_argument("--regimes", action="store_true", help="ResNet-50's and AlexNet's compute for a byte")
     options = asked.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that groups, networks and runs are ended then too
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it takes hours
     with tempfile.TemporaryDirectory(prefix="headway-bench-doctor-") as folder:
         try:
@@ -154,4 +153,4 @@ def quick(options: argparse.Namespace, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -21,6 +21,7 @@ from typing import Any
 
 from bench._arms import ROOT
 from bench._common import Claim, median, parser, report
+from bench._family import run_bench
 
 SIZES = ((256, 40), (2048, 8), (8192, 4))
 """(batch, timed steps)."""
@@ -85,4 +86,4 @@ def arm(batch: int, steps: int) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -3,6 +3,7 @@
 originals_vs_best_peer, _vs_ffcv, _vs_dali   images/s of Headway over theirs. All read the same 250 ImageNet files:
                                              Headway and FFCV out of a pack that holds their bytes or their lossless
                                              seekable form, the others as loose files; the page cache is warm.
+originals_vs_dali_gpu   over DALI that decodes and resizes on the GPU, where there is one; it leaves its batches there
 originals_vs_limit   over plain libjpeg-turbo (bench/limit.cpp): the same spliced bytes and boxes, decoded by as many
                      threads, and neither resized nor made a batch
 pack256_vs_ffcv      the same, of files whose shorter side was brought to 256 at JPEG quality 90
@@ -21,11 +22,14 @@ import argparse
 import tempfile
 from pathlib import Path
 
+import torch
+
 import headway
 from bench import _limit, _reading, _stages
 from bench._arms import ArmError, Comparison, ours, peer
 from bench._common import Claim, arguments, report, table
 from bench._data import images
+from bench._family import run_bench
 
 THREADS, BATCH, SIDE = 2, 128, 224
 HOW = {"size": SIDE, "crop": "random", "flip": True}
@@ -45,6 +49,8 @@ def start(arms: Comparison, source: Path, folder: Path, quick: bool) -> None:
     arms.add("OpenCV in DataLoader", peer("torch_loader", {**common, "decoder": "opencv"}))
     arms.add("FFCV", peer("ffcv", common))
     arms.add("DALI", peer("dali", common))
+    if torch.cuda.is_available():
+        arms.add("DALI, GPU decodes", peer("dali", {**common, "gpu": True}))
     arms.add("Headway, 256", ours("headway", {**common, "pack": str(small), "how": HOW}))
     arms.add("FFCV, 256", peer("ffcv", {**common, "resize": 256, "quality": 90}))
     arms.add("Headway train", ours("train", {**common, "pack": str(originals), "normalise": False}), ONE)
@@ -78,6 +84,7 @@ def claims(arms: Comparison, how: str) -> list[Claim]:
     asked += [
         ("originals_vs_ffcv", "Headway", "FFCV"),
         ("originals_vs_dali", "Headway", "DALI"),
+        ("originals_vs_dali_gpu", "Headway", "DALI, GPU decodes"),
         ("originals_vs_limit", "Headway", "limit"),
         ("pack256_vs_ffcv", "Headway, 256", "FFCV, 256"),
         ("train_vs_loader", "Headway train", "Headway"),
@@ -114,4 +121,4 @@ def measure(folder: Path, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

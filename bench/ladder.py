@@ -32,6 +32,7 @@ import torch
 import headway
 from bench._arms import Comparison
 from bench._common import Claim, parser, report, table
+from bench._family import run_bench
 from bench._ladder import decks, feeding, rungs, steps, tuned
 from bench._ladder.lenet import MOST_MULTIPLY_ADDS, lenet
 from bench._ladder.photographs import cifar
@@ -107,4 +108,4 @@ def climbed(
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

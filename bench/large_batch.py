@@ -39,6 +39,7 @@ from bench._accuracy.batch_table import Tables
 from bench._accuracy.results import FOLDER, Results, commit
 from bench._accuracy.workers import WorkerEndedError, work
 from bench._common import Claim, parser, report, table
+from bench._family import run_bench
 
 
 def main() -> None:
@@ -158,4 +159,4 @@ def measure_workers(packed: str, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -30,6 +30,7 @@ from torch.nn import functional as F
 
 from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report
+from bench._family import run_bench
 from headway.train.elastic import Ranks
 from headway.train.hosts import hosts_of
 from headway.train.launch import launch
@@ -139,7 +140,7 @@ def main() -> None:
     asked = parser(__doc__ or "")
     asked.add_argument("--procs", type=int, default=1, metavar="N", help="so many ranks, against DDP")
     options = asked.parse_args()
-    pairs, procs = 10 if options.quick else 100, options.procs
+    pairs, procs = 3 if options.quick else 100, options.procs
     rows = [("network", "batch", "bare ms", "headway ms", "ratio (95 %)", "added us (95 %)")]
     found = {}
     for factory, size, channels, batch in ((perceptron, (4, 8), 1, 32), (convolutions, (16, 16), 3, 32)):
@@ -172,4 +173,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -27,6 +27,7 @@ from dataclasses import dataclass, field
 from typing import Any, final
 
 from bench._common import Claim, arguments, median, report, table
+from bench._family import run_bench
 from bench._hosts import Hosts, why_not
 from bench._network.layout import Layout
 from bench._network.ranks import Ranks, Turn
@@ -191,4 +192,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -26,6 +26,7 @@ from typing import Any, final
 
 from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report
+from bench._family import run_bench
 from headway.comm.options import CommRecipe
 from headway.train.elastic import Ranks
 from headway.train.hosts import hosts_of
@@ -186,4 +187,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -19,6 +19,7 @@ from time import perf_counter
 import numpy as np
 
 from bench._common import Claim, arguments, median, report
+from bench._family import run_bench
 from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, NUMPY_TYPES, Description, Shard
 from headway.data.formats import recordio
 
@@ -109,4 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from bench._common import Claim, arguments, median, report, take_turns
+from bench._family import run_bench
 from headway import optim
 from headway.model import resnet50
 from headway.optim import native
@@ -94,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

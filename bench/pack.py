@@ -15,6 +15,7 @@ from pathlib import Path
 import headway
 from bench._common import Claim, arguments, median, report
 from bench._data import images
+from bench._family import run_bench
 from headway.core.cores import usable_cores
 from headway.core.errors import HeadwayError
 from headway.data.pack import Packed
@@ -73,4 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

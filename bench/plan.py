@@ -31,6 +31,7 @@ from time import perf_counter, process_time
 import numpy as np
 
 from bench._common import Claim, arguments, median, report, table
+from bench._family import run_bench
 from bench._hosts import why_not
 from bench._plan import local
 from bench._plan.links import measured
@@ -209,4 +210,4 @@ def of_scaling(one: Predicted) -> tuple[str, ...]:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

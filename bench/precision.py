@@ -28,6 +28,7 @@ import torch
 
 from bench._arms import ROOT
 from bench._common import Claim, median, parser, report, table
+from bench._family import run_bench
 from headway.core.recipe import load
 from headway.core.run import Run
 from headway.train.evaluate import evaluate
@@ -175,4 +176,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -21,6 +21,7 @@ import numpy as np
 import headway
 from bench._arms import Comparison, ours, peer
 from bench._common import Claim, arguments, median, report
+from bench._family import run_bench
 
 SAMPLES, SIDE, TRANSLATE, THREADS = 50_000, 32, 2, 2
 BATCHES = (512, 1024)
@@ -78,4 +79,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -21,7 +21,6 @@ recovery_s_median, recovery_s_worst
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -29,6 +28,7 @@ from pathlib import Path
 
 from bench._arms import ROOT
 from bench._common import Claim, median, parser, report
+from bench._family import run_bench
 from bench._soak.faults import Fault, Faults, SoakError
 from bench._soak.network import FOLDER
 from bench._soak.traces import losses, lost_positions, read_weights, weights
@@ -61,7 +61,6 @@ def main() -> None:
     asked = parser(__doc__ or "")
     asked.add_argument("--faults", type=int, default=200, metavar="N", help="so many; 200 take an hour on two cores")
     options = asked.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the run is ended then too
     faults = 5 if options.quick else options.faults
     with tempfile.TemporaryDirectory(prefix="headway-soak-") as name:
         folder = Path(name)
@@ -134,4 +133,4 @@ def rows(done: list[Fault]) -> list[tuple[str, ...]]:
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

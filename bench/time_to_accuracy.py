@@ -46,6 +46,7 @@ from bench._accuracy.costs import airbench_cost, recipe_cost
 from bench._accuracy.results import FOLDER, Results, commit, digest, hashes, sources, this_machine
 from bench._arms import ROOT
 from bench._common import Claim, parser, report
+from bench._family import run_bench
 from headway.train.runs import interval
 
 ARMS = ("port", "headway")
@@ -258,4 +259,4 @@ def tell(kept: list[dict[str, Any]], options: argparse.Namespace, asked_of: dict
 
 
 if __name__ == "__main__":
-    main()
+    run_bench(main)

@@ -1,6 +1,8 @@
 """Both regimes on one machine and one set of images: a network with the compute per byte of ResNet-50 is limited by the
 device, one with that of AlexNet by the host.
 
+On a GPU they are these networks themselves, in bf16, with all processors decoding.
+
 On a machine whose device is a processor, both networks of full size would be limited by it. So both are scaled down by
 one factor, until the loader's rate lies in the middle between theirs: the same four convolutions, once as wide that an
 image takes some multiply-adds, once 5.8 times as many.
@@ -26,12 +28,16 @@ from bench._doctor.data import Sets
 from bench._doctor.jobs import BASES, Job, network, own
 from bench._doctor.measure import examined, trained
 from bench._synthetic import setup, trainer
+from headway.core.cores import usable_cpus
 from headway.train.progress import Silent
 
 SIDE, BATCH = 224, 32
 RESNET50, ALEXNET = 4.089e9 / (224**2 * 3), 0.724e9 / (227**2 * 3)
 """Multiply-adds of a forward pass for each byte of the decoded image: 27,165 and 4,683 (headway.model.counts)."""
 RATIO = RESNET50 / ALEXNET
+REAL = {"AlexNet": ("headway.model:alexnet", 724_000_000), "ResNet-50": ("headway.model:resnet50", 4_089_000_000)}
+"""On a GPU: the networks, and multiply-adds of an image."""
+REAL_BATCH = 256
 CHANNELS = range(2, 49)
 WAITS, DOES_NOT = 0.15, 0.05
 """Share of the time that the loop waits for batches, from which on the host limits, and below which it does not."""
@@ -43,7 +49,7 @@ class Regime:
     """Attributes: like: the network that it is scaled down from. truth: a kind of verdict; None: neither shows."""
 
     like: str
-    channels: int
+    multiply_adds: int
     images_s: float
     wait_share: float
     said: str
@@ -60,7 +66,7 @@ class Regime:
         return self.said == self.truth
 
     def row(self) -> tuple[str, ...]:
-        adds = f"{multiply_adds(self.channels) / 1e6:.1f} million"
+        adds = f"{self.multiply_adds / 1e6:.1f} million"
         waits = f"{self.wait_share:.0%}"
         truth = self.truth or "neither"
         return (self.like, adds, f"{self.images_s:,.0f}", waits, truth, self.said, self.stage)
@@ -87,11 +93,20 @@ def pairs() -> list[tuple[int, int]]:
 
 def run(sets: Sets, folder: Path, options: argparse.Namespace) -> tuple[list[Claim], list[tuple[str, ...]]]:
     """The claim and the table."""
-    few, many = chosen(loader_s(sets.train("photos x 1"), 1.0 if options.quick else 5.0), folder)
     seconds = 3.0 if options.quick else 10.0
+    if torch.cuda.is_available():
+        jobs = {like: (real_job(factory), adds) for like, (factory, adds) in REAL.items()}
+    else:
+        few, many = chosen(loader_s(sets.train("photos x 1"), 1.0 if options.quick else 5.0), folder)
+        jobs = {
+            like: (job_of(channels), multiply_adds(channels))
+            for like, channels in (("AlexNet", few), ("ResNet-50", many))
+        }
+    if options.quick:
+        # One of them shows that it works, and takes half as long.
+        jobs = {"AlexNet": jobs["AlexNet"]}
     found = [
-        regime(like, channels, sets, folder / like, seconds, quick=options.quick)
-        for like, channels in (("AlexNet", few), ("ResNet-50", many))
+        regime(like, job, adds, sets, folder / like, seconds, quick=options.quick) for like, (job, adds) in jobs.items()
     ]
     rows = [HEADING, *(one.row() for one in found)]
     if {one.truth for one in found} != {"host/IO limited", "device limited"}:
@@ -102,19 +117,25 @@ def run(sets: Sets, folder: Path, options: argparse.Namespace) -> tuple[list[Cla
     return [Claim("regimes_named", share, "", how)], rows
 
 
-def regime(like: str, channels: int, sets: Sets, folder: Path, seconds: float, *, quick: bool) -> Regime:
-    """Trains a network, and asks the doctor."""
-    job = job_of(channels)
+def regime(like: str, job: Job, adds: int, sets: Sets, folder: Path, seconds: float, *, quick: bool) -> Regime:
+    """Trains a network, and asks the doctor. Args: adds: multiply-adds of an image."""
     with around(job, sets) as place:
         images_s, waits = trained(job, place, folder / "train", seconds)
         profile = examined(job, place, folder / "doctor", quick=quick)
-    return Regime(like, channels, images_s, waits, profile.verdict.kind, profile.verdict.stage)
+    return Regime(like, adds, images_s, waits, profile.verdict.kind, profile.verdict.stage)
 
 
 def job_of(channels: int) -> Job:
     """Photographs decoded by one thread, a network that another one computes."""
     values = {"data.crop": "random", "data.size": SIDE, "batch": BATCH}
     return BASES["photos"].but({**values, **network(own("Blocks"), channels=channels)}, data="photos x 1")
+
+
+def real_job(factory: str) -> Job:
+    """Photographs decoded by all processors, and a network of full size on a GPU."""
+    values = {"data.crop": "random", "data.size": SIDE, "batch": REAL_BATCH, "data.threads": usable_cpus()}
+    gpu = {"device": "cuda", "precision": "bf16", **network(factory)}
+    return BASES["photos"].but({**values, **gpu}, data="photos x 1")
 
 
 def chosen(loader: float, folder: Path) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -19,7 +20,10 @@ class ObserveRecipe(Part):
     trace_steps: int = Field(default=0, ge=0)
     """Steps, from the eleventh on, whose stages are written to trace-RANK.json, for ui.perfetto.dev."""
     prometheus_port: int | None = Field(default=None, ge=1, le=65_535)
-    """Where `sinks: [prometheus]` answers, on every interface of the host; unset: 9400."""
+    """Port at which `sinks: [prometheus]` answers; unset: 9400."""
+    prometheus_address: str | None = None
+    """IP address of this host at which it answers; unset: 127.0.0.1, for processes of this host alone. `0.0.0.0` and
+    `::` are all of its interfaces: anyone who reaches them reads the numbers, without a password."""
     layer_rates: bool = False
     """Norms of each layer's weights, gradient and step, and its local learning rate, at logging steps."""
     activations: tuple[str, ...] = ()
@@ -35,6 +39,16 @@ class ObserveRecipe(Part):
     """Measurements that an estimate of the noise scale is made of; of several ranks, logging intervals."""
     on_divergence: Literal["ignore", "warn", "stop"] = "warn"
     """A loss, gradients or weights that blow up: say so with the layer that did first, or also stop the run."""
+
+    @field_validator("prometheus_address")
+    @classmethod
+    def _is_address(cls, address: str | None) -> str | None:
+        if address is not None:
+            try:
+                ipaddress.ip_address(address)
+            except ValueError:
+                raise ValueError(f"{address!r} is no IP address; set one of this host's, or 0.0.0.0 for all") from None
+        return address
 
     @field_validator("activations")
     @classmethod

@@ -5,87 +5,83 @@ from __future__ import annotations
 import logging
 import math
 import re
-import socketserver
 import threading
 from collections.abc import Callable, Mapping
-from http.server import BaseHTTPRequestHandler
 from types import TracebackType
-from typing import Any, final
+from typing import final
 
 from headway.core.errors import UsageError
+from headway.observe.page_server import PageServer
 
 LOG = logging.getLogger("headway.observe")
 
-PORT = 9400
+ADDRESS, PORT = "127.0.0.1", 9400
 PATH = "/metrics"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 LOOK_S = 0.25
-"""How long the end of a run waits for the server at most, unless somebody is just asking."""
-SILENT_S = 2.0
-"""After which one who has connected and does not ask is left: others wait meanwhile."""
+"""Between two looks whether this process leads now."""
 
 
 @final
 class Endpoint:
-    """Serves the page from a thread of its own for as long as its block lasts, on all interfaces of the host.
+    """Serves the page from a thread of its own for as long as its block lasts.
 
     Args:
+        address: the IP address of the host's interface; `0.0.0.0` and `::` are all of them.
         gauges: the numbers by name, asked for in that thread.
         labels: of every number.
         leads: whether this process speaks for the run. Another one takes the port once that is lost.
 
     Raises:
-        UsageError: where the block begins: the port is taken.
+        UsageError: where the block begins: the port is taken, or the host has no such address.
     """
 
     def __init__(
         self,
+        address: str,
         port: int,
         gauges: Callable[[], Mapping[str, float]],
         labels: Mapping[str, str],
         leads: Callable[[], bool] = lambda: True,
     ) -> None:
-        self._port, self._gauges, self._labels, self._leads = port, gauges, labels, leads
-        self._server: _Server | None = None
+        self._address, self._port, self._leads = address, port, leads
+        self._gauges, self._labels = gauges, labels
+        self._server: PageServer | None = None
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="headway-prometheus", daemon=True)
+        self._thread = threading.Thread(target=self._take_over, name="headway-prometheus", daemon=True)
 
     def __enter__(self) -> Endpoint:
         if self._leads():
-            self._server = self._bound()
-        self._thread.start()
+            self._server = self._start()
+        else:
+            self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._stop.set()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         if self._server is not None:
-            self._server.server_close()
+            self._server.stop()
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            if self._server is not None:
-                self._server.handle_request()
-            elif not self._leads():
-                self._stop.wait(LOOK_S)
-            else:
+    def _take_over(self) -> None:
+        while not self._stop.wait(LOOK_S):
+            if self._leads():
                 try:
-                    self._server = self._bound()
+                    self._server = self._start()
                 except UsageError as error:  # in the middle of a run, which goes on
                     LOG.warning("%s", error)
-                    return
+                return
 
-    def _bound(self) -> _Server:
+    def _start(self) -> PageServer:
         try:
-            server = _Server(("", self._port), _handler(self._page))
+            return PageServer(self._address, self._port, PATH, CONTENT_TYPE, self._page)
         except OSError as error:
-            what = f"the port {self._port} for Prometheus cannot be used ({error.strerror or error})"
+            what = f"port {self._port} of {self._address} for Prometheus cannot be used ({error.strerror or error})"
             fix = "Name another one, or take prometheus out of sinks."
             raise UsageError(what, where="observe.prometheus_port", fix=fix) from error
-        server.timeout = LOOK_S
-        return server
 
     def _page(self) -> str:
         return exposition(self._gauges(), self._labels)
@@ -109,36 +105,3 @@ def _number(value: float) -> str:
     if math.isfinite(value):
         return repr(float(value))
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
-
-
-@final
-class _Server(socketserver.TCPServer):
-    """As http.server's, which would ask the network for the host's name, and tell of clients that left."""
-
-    allow_reuse_address = True
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        LOG.debug("somebody who asked for the numbers left", exc_info=True)
-
-
-def _handler(page: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
-    @final
-    class Handler(BaseHTTPRequestHandler):
-        timeout = SILENT_S
-        server_version = "Headway"
-
-        def do_GET(self) -> None:
-            if self.path.partition("?")[0] != PATH:
-                self.send_error(404, explain=f"The numbers are at {PATH}.")
-                return
-            body = page().encode()
-            self.send_response(200)
-            self.send_header("Content-Type", CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    return Handler

@@ -17,7 +17,7 @@ from headway.core import rows
 from headway.core.cores import usable_cpus
 from headway.observe.host_load import HostLoad
 from headway.observe.nvml import open_gpu
-from headway.observe.prometheus import PORT, Endpoint
+from headway.observe.prometheus import ADDRESS, PORT, Endpoint
 from headway.observe.sampling import Row, Sampler, Source
 from headway.train.trainer import Trainer
 
@@ -43,8 +43,9 @@ def beside(trainer: Trainer) -> Iterator[None]:
         if "prometheus" in recipe.sinks:
             labels = {"run": trainer.run_folder.folder.resolve().name}
             gauges = partial(_gauges, trainer, sampler)
+            address = recipe.observe.prometheus_address or ADDRESS
             port = recipe.observe.prometheus_port or PORT
-            stack.enter_context(Endpoint(port, gauges, labels, leads=lambda: trainer.leads))
+            stack.enter_context(Endpoint(address, port, gauges, labels, leads=lambda: trainer.leads))
         yield
 
 

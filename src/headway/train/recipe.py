@@ -129,7 +129,7 @@ class TrainRecipe(Part):
     """Write (position, asked, served) of every sample to ids.bin."""
     sinks: tuple[Literal["tensorboard", "mlflow", "wandb", "prometheus"], ...] = ()
     """Where metrics go besides metrics.jsonl. The first three take the packages tensorboard, mlflow-skinny and wandb;
-    prometheus answers whoever asks at `observe.prometheus_port`."""
+    prometheus answers whoever asks at `observe.prometheus_address` and `observe.prometheus_port`."""
 
     @field_validator("name")
     @classmethod
@@ -142,8 +142,9 @@ class TrainRecipe(Part):
     @classmethod
     def _serve_what_is_configured(cls, sinks: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
         observe = info.data.get("observe")  # absent where it is wrong itself
-        if observe is not None and observe.prometheus_port is not None and "prometheus" not in sinks:
-            raise ValueError("observe.prometheus_port is of the sink prometheus: add that, or remove the port")
+        for name in ("prometheus_port", "prometheus_address"):
+            if getattr(observe, name, None) is not None and "prometheus" not in sinks:
+                raise ValueError(f"observe.{name} is of the sink prometheus: add that, or remove {name}")
         return sinks
 
     @field_validator("recompute")

@@ -1,0 +1,1 @@
+"""What bench.gpu runs, how it is recorded, and what travels to a machine without a network."""

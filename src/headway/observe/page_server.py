@@ -1,0 +1,179 @@
+"""A web server for one small page: one thread, few connections, and a limit on the time and size of each request."""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, final
+
+LOG = logging.getLogger("headway.observe")
+
+REQUEST_S = 2.0
+"""From the connection to the end of the answer. Whoever takes longer is cut off, however much it has sent."""
+REQUEST_BYTES = 8 << 10
+"""Of a request's line and headers together."""
+CONNECTIONS = 16
+"""Open at once. One more replaces the oldest: clients that connect and say nothing do not keep others out."""
+STOPS_S = 1.0
+"""How long `stop` waits at most for a page that is being made."""
+READ_BYTES = 4 << 10
+
+
+@final
+@dataclass(slots=True)
+class _Client:
+    """A connection: what it has sent, then what it is still to be sent."""
+
+    socket: socket.socket
+    until: float
+    request: bytearray = field(default_factory=bytearray)
+    answer: memoryview | None = None
+
+
+@final
+class PageServer:
+    """Answers GET requests for one path.
+
+    Args:
+        address: an IP address of this host; `0.0.0.0` and `::` are all of its interfaces.
+        page: makes the page, in the server's thread.
+
+    Raises:
+        OSError: the port cannot be used.
+    """
+
+    def __init__(self, address: str, port: int, path: str, content_type: str, page: Callable[[], str]) -> None:
+        self._path, self._content_type, self._page = path.encode(), content_type, page
+        self._listening = socket.create_server((address, port), family=_family(address), backlog=CONNECTIONS)
+        self._listening.setblocking(False)
+        # One byte into this pair wakes the thread, so that `stop` need not wait for its next look.
+        self._wake, self._woken = socket.socketpair()
+        self._clients: dict[socket.socket, _Client] = {}
+        self._selector: Final = selectors.DefaultSelector()
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._selector.register(self._woken, selectors.EVENT_READ)
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="headway-page", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Closes the port. Answers under way are cut off; a page that cannot be made in time is not waited for."""
+        # In this order: the thread closes the pair once it has seen the flag.
+        self._wake.send(b"x")
+        self._stopping.set()
+        self._thread.join(STOPS_S)
+        # The thread may be in the middle of a page, and closes the rest by itself once that is made.
+        self._listening.close()
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            ready = self._selector.select(self._patience())
+            now = time.monotonic()
+            for key, events in ready:
+                if self._stopping.is_set():
+                    break
+                if key.fileobj is self._listening:
+                    self._accept(now)
+                elif (client := self._clients.get(key.fileobj)) is not None:  # type: ignore[call-overload]
+                    self._serve(client, events)
+            for client in [one for one in self._clients.values() if one.until <= now]:
+                self._drop(client)
+        for client in list(self._clients.values()):
+            self._drop(client)
+        self._selector.close()
+        for one in (self._listening, self._wake, self._woken):
+            one.close()
+
+    def _patience(self) -> float | None:
+        """Seconds until the next client is cut off."""
+        if not self._clients:
+            return None
+        return max(0.0, min(client.until for client in self._clients.values()) - time.monotonic())
+
+    def _accept(self, now: float) -> None:
+        try:
+            connection, _ = self._listening.accept()
+        except OSError:  # it has gone again, or there are no descriptors left
+            return
+        if len(self._clients) == CONNECTIONS:
+            self._drop(next(iter(self._clients.values())))
+        connection.setblocking(False)
+        self._clients[connection] = _Client(connection, now + REQUEST_S)
+        self._selector.register(connection, selectors.EVENT_READ)
+
+    def _serve(self, client: _Client, events: int) -> None:
+        try:
+            if events & selectors.EVENT_READ:
+                self._read(client)
+            if client.answer is not None:
+                client.answer = client.answer[client.socket.send(client.answer) :]
+                if not client.answer:
+                    self._drop(client)
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._drop(client)
+
+    def _read(self, client: _Client) -> None:
+        received = client.socket.recv(READ_BYTES)
+        if not received:
+            raise ConnectionError("the client has left")
+        client.request += received
+        whole = b"\r\n\r\n" in client.request or b"\n\n" in client.request
+        if whole or len(client.request) > REQUEST_BYTES:
+            client.answer = memoryview(self._answer(bytes(client.request)) if whole else _plain(431, "Too large."))
+            self._selector.modify(client.socket, selectors.EVENT_WRITE)
+
+    def _answer(self, request: bytes) -> bytes:
+        words = request.split(b"\n", 1)[0].split()
+        if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
+            return _plain(400, "Not a request of HTTP/1.")
+        if words[0] != b"GET":
+            return _plain(405, "Only GET is answered.")
+        if words[1].partition(b"?")[0] != self._path:
+            return _plain(404, f"The numbers are at {self._path.decode()}.")
+        try:
+            return _response(200, self._content_type, self._page())
+        except Exception:  # of whoever makes the page: the run goes on, and so does the server
+            LOG.debug("the page could not be made", exc_info=True)
+            return _plain(500, "The page could not be made.")
+
+    def _drop(self, client: _Client) -> None:
+        del self._clients[client.socket]
+        self._selector.unregister(client.socket)
+        with suppress(OSError):
+            client.socket.close()
+
+
+REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+}
+
+
+def _plain(status: int, text: str) -> bytes:
+    return _response(status, "text/plain; charset=utf-8", f"{text}\n")
+
+
+def _response(status: int, content_type: str, text: str) -> bytes:
+    body = text.encode()
+    allow = "Allow: GET\r\n" if status == 405 else ""
+    head = (
+        f"HTTP/1.1 {status} {REASONS[status]}\r\nServer: Headway\r\nContent-Type: {content_type}\r\n"
+        f"Content-Length: {len(body)}\r\n{allow}Connection: close\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
