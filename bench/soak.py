@@ -41,7 +41,7 @@ from bench._soak import last_holder as holders
 from bench._soak.faults import Fault, Faults, SoakError
 from bench._soak.last_holder import without_dns
 from bench._soak.network import FOLDER
-from bench._soak.traces import Steps, losses, lost_positions, read_weights, weights
+from bench._soak.traces import Steps, losses, lost_positions, read_given, read_weights, weights
 from headway.core.run import Run
 from headway.data.pack import pack
 
@@ -152,7 +152,8 @@ def last_holder(recipe: Path, folder: Path, tries: int, steps: int, *, no_dns: b
         finally:
             one.close()
     run, traces = Run.open(one.folder), read_weights(one.traces)
-    steps_made = Steps(traces, {victim for strike in done for victim in strike.victims})
+    victims = {victim for strike in done for victim in strike.victims}
+    steps_made = Steps(traces, victims, read_given(one.traces))
     well = 0
     for strike in done:
         after = [steps_made.place(trace[0]) for process, trace in traces.items() if process not in strike.before]

@@ -163,7 +163,8 @@ def strike(run: Run, chance: random.Random) -> Strike | None:
 
     def has_come() -> bool:
         if moment == "joined":
-            return " joined" in run.said()[said:]
+            # After an attempt to connect that failed, as it does while names are looked up in vain, they meet anew.
+            return re.search(" joined|met anew", run.said()[said:]) is not None
         return _connections(newcomer) > MOMENTS.index(moment) or not newcomer.is_running()
 
     if run.wait(has_come, f"the newcomer at the {moment}") is None:

@@ -39,13 +39,16 @@ class Steps:
 
     Args:
         traces: checksums that each process has written at the beginning of its steps. victims: those that were lost.
+        given: (weights at the beginning of a step, weights after it) that some process gave away.
     """
 
-    def __init__(self, traces: Mapping[str, Sequence[int]], victims: Set[str]) -> None:
+    def __init__(
+        self, traces: Mapping[str, Sequence[int]], victims: Set[str], given: Sequence[Sequence[int]] = ()
+    ) -> None:
         self.spared = {process: trace[-1] for process, trace in traces.items() if process not in victims and trace}
         (self.end, self.alive), *_ = Counter(self.spared.values()).most_common()
         self._before: dict[int, int] = {}
-        for trace in traces.values():
+        for trace in (*traces.values(), *given):
             for first, after in pairwise(trace):
                 if first != after:
                     self._before.setdefault(after, first)
@@ -93,6 +96,12 @@ def weights(traces: Mapping[str, Sequence[int]], victims: Set[str], *, given_up:
 def read_weights(folder: Path) -> dict[str, list[int]]:
     """By the number of the process."""
     return {path.stem: np.fromfile(path, "<u4").tolist() for path in folder.glob("*.weights")}
+
+
+def read_given(folder: Path) -> list[list[int]]:
+    """Pairs of checksums; see `Steps`."""
+    found = [np.fromfile(path, "<u4").reshape(-1, 2).tolist() for path in folder.glob("*.given")]
+    return [pair for pairs in found for pair in pairs]
 
 
 def lost_positions(run: Path, positions: int) -> int:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from bench._soak.faults import Faults, SoakError
 from bench._soak.network import FOLDER, Watched
-from bench._soak.traces import Steps, Weights, lost_positions, read_weights, weights
+from bench._soak.traces import Steps, Weights, lost_positions, read_given, read_weights, weights
 
 WHOLE = list(range(100, 120))
 
@@ -63,6 +63,22 @@ def test_the_network_writes_down_its_weights_in_training(tmp_path: Path, monkeyp
     other.to(memory_format=torch.channels_last)(images)
     (trace,) = read_weights(tmp_path).values()
     assert trace[3] == trace[2]
+
+
+def test_what_was_given_away_at_the_end_of_a_step_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    holder, newcomer, images = Watched(10), Watched(10), torch.randn(4, 1, 8, 8)
+    holder(images)
+    with torch.no_grad():
+        next(holder.parameters()).view(-1)[0] += 1
+    newcomer.load_state_dict(holder.state_dict())
+    holder(images)
+    ((first, after),) = read_given(tmp_path)
+    (trace,) = read_weights(tmp_path).values()
+    assert trace == [first, after]
+    assert Steps({"holder": [7, first], "new": [after, 9]}, {"holder"}, [[first, after]]).place(after) == 2
 
 
 def ids(run: Path, name: str, positions: list[int]) -> None:

@@ -142,7 +142,8 @@ def _go_back(control: Group, traveller: Traveller, progress: int, say: Callable[
         say("No process was left that held the state of the run, and no step was recorded yet: it begins anew.")
         return
     root = _lowest(control, [one["step"] == newest for one in seen])
-    outcome, error = None, None
+    outcome: dict[str, Any] | None = None
+    error: HeadwayError | None = None
     if control.rank == root:
         try:
             checkpoint, said = traveller.past.read()
@@ -152,10 +153,10 @@ def _go_back(control: Group, traveller: Traveller, progress: int, say: Callable[
             outcome = {"said": [*said, text]}
         except HeadwayError as found:
             error, outcome = found, {"error": {"what": found.what, "where": found.where, "fix": found.fix}}
-    outcome = json.loads(control.broadcast_bytes(None if outcome is None else json.dumps(outcome).encode(), root))
-    if "error" in outcome:
-        raise error or HeadwayError(**outcome["error"])
-    for text in outcome["said"]:
+    told = json.loads(control.broadcast_bytes(None if outcome is None else json.dumps(outcome).encode(), root))
+    if "error" in told:
+        raise error or HeadwayError(**told["error"])
+    for text in told["said"]:
         say(text)
 
 

@@ -62,7 +62,12 @@ class Past:
         """What there is to go on from, for JSON: `step` of the newest checkpoint by its name (-1: none), whether the
         run folder is `seen`, how many steps were `recorded` in it, and the `error` where checkpoints are out of
         reach."""
-        found = {"step": -1, "seen": self._run.recipe_path.is_file(), "recorded": self._recorded(), "error": None}
+        found: dict[str, Any] = {
+            "step": -1,
+            "seen": self._run.recipe_path.is_file(),
+            "recorded": self._recorded(),
+            "error": None,
+        }
         try:
             if paths := self._checkpoints.paths():
                 found["step"] = step_of(paths[0].name)
