@@ -1,9 +1,11 @@
 """A run of four processes that somebody harms 200 times: every few seconds one of them, drawn by chance, is killed or
 stopped at a moment drawn by chance, from outside. The launcher replaces it; the others go on meanwhile.
 
-Half of the faults are SIGKILL, a quarter SIGSTOP, a quarter SIGSTOP and SIGCONT once the others have gone on; a quarter
-hits rank 0. Silence is noticed after 2 s. The network is a small one of the user's, which writes down a checksum of its
-weights in every step of every process. The same run unharmed is the measure for its loss.
+Of these faults 30 % are SIGKILL, 20 % SIGSTOP, 20 % SIGSTOP and SIGCONT once the others have gone on, 15 % SIGKILL to
+two at once, 15 % SIGKILL while a checkpoint is written; a quarter hits rank 0. A tenth of all faults is of the pattern
+last-holder, in a run of two processes: one is killed, and while another one joins in its place, the one that is left
+too, which alone has the state. Silence is noticed after 2 s. The network is a small one of the user's, which writes a
+checksum of its weights in every step of every process. The same run unharmed is the measure for its loss.
 
 faults                faults that the run went on after
 lost_positions        positions of the run that were not trained on exactly once
@@ -12,6 +14,9 @@ lost_records          steps that metrics.jsonl does not have
 diverged_weights      checksums of a process that was not lost which the other processes do not have
 repeated_steps_max    steps begun again after a fault, at most
 final_loss_ratio      mean loss of the last tenth of the steps over that of the unharmed run
+ended_at_or_after_checkpoint
+                      of --pattern last-holder: tries after which nobody trained from before the newest checkpoint
+unfinished            runs of that pattern that did not come to their end
 recovery_s_median, recovery_s_worst
                       seconds from the detection of a fault to the end of the second step after it: the first may have
                       been under way. Death is noticed at once, silence 7/8 of the time-out after the signal at the
@@ -24,14 +29,19 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from bench._arms import ROOT
 from bench._common import Claim, median, parser, report
 from bench._family import run_bench
+from bench._soak import last_holder as holders
 from bench._soak.faults import Fault, Faults, SoakError
+from bench._soak.last_holder import without_dns
 from bench._soak.network import FOLDER
-from bench._soak.traces import losses, lost_positions, read_weights, weights
+from bench._soak.traces import Steps, losses, lost_positions, read_given, read_weights, weights
 from headway.core.run import Run
 from headway.data.pack import pack
 
@@ -39,6 +49,10 @@ PROCS, BATCH = 4, 64
 TIMEOUT_S = 2.0
 STEPS_A_FAULT = 150
 """Some seconds, in which a lost process is replaced."""
+ONE_OF = 10
+"""Of so many faults one is of the pattern last-holder, in a run of its own."""
+STEPS_A_TRY, EVERY_STEPS, PATIENT_S = 150, 10, 10.0
+"""Of --pattern last-holder, whose steps are slowed down while it strikes: more than a try needs."""
 
 RECIPE = """
 data: {{train: {packed}/train, eval: {packed}/eval, threads: 1}}
@@ -51,7 +65,7 @@ epochs: {epochs}
 precision: fp32
 comm: {{timeout_s: {timeout_s}}}
 evaluate: {{every_epochs: 10}}
-checkpoint: {{every_steps: 100}}
+checkpoint: {{every_steps: {every_steps}}}
 log_every_steps: 1
 log_ids: true
 """
@@ -60,18 +74,45 @@ log_ids: true
 def main() -> None:
     asked = parser(__doc__ or "")
     asked.add_argument("--faults", type=int, default=200, metavar="N", help="so many; 200 take an hour on two cores")
+    asked.add_argument("--pattern", choices=["last-holder"], help="this one alone, all faults")
+    asked.add_argument("--no-dns", action="store_true", help="with --pattern: no question for a name is answered")
     options = asked.parse_args()
+    if options.no_dns and not options.pattern:
+        asked.error("--no-dns goes with --pattern last-holder")
     faults = 5 if options.quick else options.faults
     with tempfile.TemporaryDirectory(prefix="headway-soak-") as name:
         folder = Path(name)
         subprocess.run([sys.executable, ROOT / "examples/digits_folder.py", folder / "digits"], check=True)
         samples = pack(folder / "digits", folder / "packed", split=0.2).counts[0]
-        recipe, steps = folder / "recipe.yaml", faults * STEPS_A_FAULT
-        epochs = steps * BATCH / samples
-        recipe.write_text(RECIPE.format(packed=folder / "packed", batch=BATCH, epochs=epochs, timeout_s=TIMEOUT_S))
-        unharmed, _ = run(recipe, folder / "unharmed", 0, steps)
-        harmed, done = run(recipe, folder / "harmed", faults, steps)
-        report(claims(harmed, unharmed, done, steps), options, rows(done))
+
+        def written(name: str, steps: int, **options: float) -> Path:
+            recipe = folder / name
+            values = {"packed": folder / "packed", "batch": BATCH, "epochs": steps * BATCH / samples, **options}
+            recipe.write_text(RECIPE.format(**values))
+            return recipe
+
+        tries = faults if options.pattern else max(1, faults // ONE_OF)
+        steps = tries * STEPS_A_TRY
+        recipe = written("holders.yaml", steps, timeout_s=PATIENT_S, every_steps=EVERY_STEPS)
+        found, table = last_holder(recipe, folder, tries, steps, no_dns=options.no_dns), list[tuple[str, ...]]()
+        if faults > tries:
+            steps = (faults - tries) * STEPS_A_FAULT
+            recipe = written("recipe.yaml", steps, timeout_s=TIMEOUT_S, every_steps=100)
+            unharmed, _ = run(recipe, folder / "unharmed", 0, steps)
+            harmed, done = run(recipe, folder / "harmed", faults - tries, steps)
+            found, table = together(claims(harmed, unharmed, done, steps), found), rows(done)
+        report(found, options, table)
+
+
+def together(some: list[Claim], others: list[Claim]) -> list[Claim]:
+    """Counts of two runs added, and what only one of them has."""
+    found = {claim.name: claim for claim in some}
+    for other in others:
+        if (one := found.get(other.name)) is None:
+            found[other.name] = other
+        else:
+            found[other.name] = replace(one, value=one.value + other.value, how=f"{one.how}; and {other.how}")
+    return list(found.values())
 
 
 def run(recipe: Path, folder: Path, faults: int, steps: int) -> tuple[Run, list[Fault]]:
@@ -85,7 +126,7 @@ def run(recipe: Path, folder: Path, faults: int, steps: int) -> tuple[Run, list[
     command = [sys.executable, "-m", "headway", "train", recipe, "--run", folder, "--procs", str(PROCS)]
     environ = {**os.environ, FOLDER: str(traces), "OMP_NUM_THREADS": "1"}
     with log.open("wb") as said, subprocess.Popen(command, env=environ, cwd=ROOT, stdout=said, stderr=said) as launcher:
-        harm = Faults(launcher, folder, TIMEOUT_S, seed=9)  # its first five have every kind, and rank 0
+        harm = Faults(launcher, folder, TIMEOUT_S, seed=9)
         try:
             harm.harm(faults, steps)
             if status := launcher.wait():
@@ -97,11 +138,42 @@ def run(recipe: Path, folder: Path, faults: int, steps: int) -> tuple[Run, list[
     return Run.open(folder), harm.done
 
 
+def last_holder(recipe: Path, folder: Path, tries: int, steps: int, *, no_dns: bool) -> list[Claim]:
+    """The pattern of `_soak.last_holder`, and what became of the run.
+
+    Raises:
+        SoakError: the run ended without a sentence, or stood still.
+    """
+    with without_dns(folder) if no_dns else nullcontext(lambda command: command) as wrap:
+        one = holders.Run(recipe, folder / "run", wrap)
+        try:
+            done = holders.strikes(one, tries, seed=tries)
+        finally:
+            one.close()
+    run, traces = Run.open(one.folder), read_weights(one.traces)
+    victims = {victim for strike in done for victim in strike.victims}
+    steps_made = Steps(traces, victims, read_given(one.traces))
+    well = 0
+    for strike in done:
+        after = [steps_made.place(trace[0]) for process, trace in traces.items() if process not in strike.before]
+        well += bool(after) and min(after) >= strike.checkpoint
+    how = Counter(strike.outcome for strike in done)
+    logged, where = losses(run.folder), "without DNS" if no_dns else "with DNS"
+    return [
+        Claim("faults", len(done), "", f"{where}: " + ", ".join(f"{count} {name}" for name, count in how.items())),
+        Claim("ended_at_or_after_checkpoint", well, "", f"of {len(done)}, by the checksums of who came after"),
+        Claim("lost_positions", lost_positions(run.folder, steps * BATCH), "", f"of {steps * BATCH}"),
+        Claim("lost_steps", steps - len(steps_made.number), "", f"of {steps}, by the checksums"),
+        Claim("lost_records", steps - len(logged), "", f"of {steps} in metrics.jsonl"),
+        Claim("unfinished", int(not run.summary()["finished"]), "", "runs that did not come to their end"),
+    ]
+
+
 def claims(harmed: Run, unharmed: Run, done: list[Fault], steps: int) -> list[Claim]:
     if not harmed.summary()["finished"]:
         raise SoakError("the run was not finished")
     traces = read_weights(Path(f"{harmed.folder}.traces"))
-    found = weights(traces, {str(fault.victim) for fault in done})
+    found = weights(traces, {str(victim) for fault in done for victim in fault.victims})
     ours, theirs = losses(harmed.folder), losses(unharmed.folder)
     last = sorted(ours.keys() & theirs.keys())[-(steps // 10) :]
     ratio = sum(ours[step] for step in last) / sum(theirs[step] for step in last)

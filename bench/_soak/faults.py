@@ -17,8 +17,9 @@ from typing import final
 
 import psutil
 
-KINDS = {"kill": 0.5, "stop": 0.25, "wake": 0.25}
-"""SIGKILL; SIGSTOP; SIGSTOP and SIGCONT after the others have gone on without it. And how often."""
+KINDS = {"kill": 0.3, "stop": 0.2, "wake": 0.2, "two": 0.15, "save": 0.15}
+"""SIGKILL; SIGSTOP; SIGSTOP and SIGCONT after the others have gone on without it; SIGKILL to two at once, where that
+leaves enough; SIGKILL while a checkpoint is written. And how often."""
 
 LEAD = 0.25
 """How often the victim is rank 0."""
@@ -39,12 +40,12 @@ class Fault:
     """What was done to the run, and how it went on.
 
     Attributes:
-        kind: see KINDS. victim: number of the process. lead: whether it was rank 0. step: steps done when it came.
+        kind: see KINDS. victims: numbers of the processes. lead: whether one was rank 0. step: steps done when it came.
         recovery_s: from its detection to the next step that surely was made without the victim.
     """
 
     kind: str
-    victim: int
+    victims: tuple[int, ...]
     lead: bool
     step: int
     recovery_s: float
@@ -88,8 +89,15 @@ class Faults:
         leads = [member for member in members if self._leads(member)]
         others = [member for member in members if member not in leads]
         victim = self._chance.choice(leads if leads and self._chance.random() < LEAD else others)
-        before, struck = self._step(), time.monotonic()
-        victim.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
+        victims = [victim]
+        if kind == "two" and len(members) > LEFT + 1:
+            victims.append(self._chance.choice([member for member in members if member != victim]))
+        elif kind == "save":
+            self._wait(self._is_saving, "a checkpoint")
+        before, struck, stops = self._step(), time.monotonic(), kind in ("stop", "wake")
+        for one in victims:
+            with suppress(psutil.NoSuchProcess):  # a busy machine may have made it one that was silent
+                one.send_signal(signal.SIGSTOP if stops else signal.SIGKILL)
         wakes = struck + self._timeout_s + self._chance.uniform(0.05, 0.45) if kind == "wake" else math.inf
 
         def went_on() -> bool:
@@ -105,8 +113,9 @@ class Faults:
         ended = time.monotonic()
         self._wait(lambda: went_on() and wakes == math.inf, "the waking")
         # Silence is noticed after the time-out, which began with the last sign of life, at most 1/8 of it before.
-        detected = struck if kind == "kill" else struck + self._timeout_s * 7 / 8
-        return Fault(kind, victim.pid, victim in leads, before, ended - detected)
+        detected = struck + self._timeout_s * 7 / 8 if stops else struck
+        numbers, lead = tuple(one.pid for one in victims), any(one in leads for one in victims)
+        return Fault(kind, numbers, lead, before, ended - detected)
 
     def _members(self) -> list[psutil.Process]:
         """The workers that take part in steps: those that note samples."""
@@ -134,15 +143,12 @@ class Faults:
         except psutil.Error:
             return False
 
+    def _is_saving(self) -> bool:
+        """What is written of a checkpoint has a hidden name."""
+        return any((self._folder / "checkpoints").glob(".step-*"))
+
     def _step(self) -> int:
-        """Steps done, by the last whole line of the metrics."""
-        try:
-            with (self._folder / "metrics.jsonl").open("rb") as file:
-                file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
-                lines = file.read().split(b"\n")[:-1]
-        except FileNotFoundError:
-            return 0
-        return int(json.loads(lines[-1])["step"]) if lines else 0
+        return steps_of(self._folder)
 
     def _wait(self, condition: Callable[[], bool], what: str) -> None:
         until = time.monotonic() + GIVES_UP_S
@@ -152,6 +158,17 @@ class Faults:
             if time.monotonic() > until:
                 raise SoakError(f"{what} did not come within {GIVES_UP_S:.0f} s")
             time.sleep(POLL_S)
+
+
+def steps_of(folder: Path) -> int:
+    """Steps that a run has done, by the last whole line of its metrics."""
+    try:
+        with (folder / "metrics.jsonl").open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - 4096))
+            lines = file.read().split(b"\n")[:-1]
+    except FileNotFoundError:
+        return 0
+    return int(json.loads(lines[-1])["step"]) if lines else 0
 
 
 def _size(path: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ import psutil
 import pytest
 from bench._soak.faults import Faults, SoakError
 from bench._soak.network import FOLDER, Watched
-from bench._soak.traces import Weights, lost_positions, read_weights, weights
+from bench._soak.traces import Steps, Weights, lost_positions, read_given, read_weights, weights
 
 # The bench counts the children of a launcher, which are workers all.
 pytestmark = pytest.mark.fresh
@@ -64,6 +65,22 @@ def test_the_network_writes_down_its_weights_in_training(tmp_path: Path, monkeyp
     other.to(memory_format=torch.channels_last)(images)
     (trace,) = read_weights(tmp_path).values()
     assert trace[3] == trace[2]
+
+
+def test_what_was_given_away_at_the_end_of_a_step_is_linked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setenv(FOLDER, str(tmp_path))
+    holder, newcomer, images = Watched(10), Watched(10), torch.randn(4, 1, 8, 8)
+    holder(images)
+    with torch.no_grad():
+        next(holder.parameters()).view(-1)[0] += 1
+    newcomer.load_state_dict(holder.state_dict())
+    holder(images)
+    ((first, after),) = read_given(tmp_path)
+    (trace,) = read_weights(tmp_path).values()
+    assert trace == [first, after]
+    assert Steps({"holder": [7, first], "new": [after, 9]}, {"holder"}, [[first, after]]).place(after) == 2
 
 
 def ids(run: Path, name: str, positions: list[int]) -> None:
@@ -139,7 +156,24 @@ def test_faults_hit_members_and_the_lead_is_known(
     assert (first.kind, first.lead, second.lead) == ("kill", True, False)
     states = {child.pid: child.status() for child in psutil.Process(launchers[0].pid).children()}
     dead = {pid for pid, state in states.items() if state == psutil.STATUS_ZOMBIE}
-    assert dead == {first.victim, second.victim}
+    assert dead == {*first.victims, *second.victims}
+
+
+def test_two_at_once_and_one_while_a_checkpoint_is_written(
+    tmp_path: Path, launchers: list[subprocess.Popen[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind, count in (("two", 2), ("save", 1)):
+        (tmp_path / kind / "checkpoints/.step-00000001.part").mkdir(parents=True)
+        monkeypatch.setattr("bench._soak.faults.KINDS", {kind: 1.0})
+        launchers.append(started(tmp_path / kind, 10_000))
+        while len([path for path in (tmp_path / kind).glob("ids-*.bin") if path.stat().st_size]) < 4:
+            time.sleep(0.01)
+        harm = Faults(launchers[-1], tmp_path / kind, 2.0, seed=0)
+        harm.harm(1, 20)
+        (fault,) = harm.done
+        assert len(set(fault.victims)) == count
+        states = {child.pid: child.status() for child in psutil.Process(launchers[-1].pid).children()}
+        assert {pid for pid, state in states.items() if state == psutil.STATUS_ZOMBIE} == set(fault.victims)
 
 
 def test_who_is_stopped_to_wake_is_woken(
@@ -150,7 +184,7 @@ def test_who_is_stopped_to_wake_is_woken(
         launchers.append(started(tmp_path, 10_000))
         harm = Faults(launchers[-1], tmp_path, 0.05, seed=0)
         harm.harm(1, 20)
-        state = psutil.Process(harm.done[0].victim).status()
+        state = psutil.Process(harm.done[0].victims[0]).status()
         assert (state == psutil.STATUS_STOPPED) == (kind == "stop")
 
 
@@ -162,3 +196,28 @@ def test_a_run_that_ends_before_its_faults(tmp_path: Path, launchers: list[subpr
     launchers.append(started(tmp_path, 5, status=3))
     with pytest.raises(SoakError, match="ended with status 3"):
         Faults(launchers[1], tmp_path, 0.05, seed=0).harm(1000, 1_000_000)
+
+
+def test_steps_of_a_way_that_was_given_up() -> None:
+    """The run went back to its step 10, and on from there with other weights."""
+    again = [*WHOLE[:10], *range(300, 310)]
+    traces = {"victim": WHOLE[:15], "new": again[10:], "newer": WHOLE[13:15]}
+    steps = Steps({**traces, "first": again}, {"victim", "newer"})
+    assert [steps.place(traces[process][0]) for process in traces] == [0, 10, 13]
+    assert steps.place(999) == -1
+    found = weights({**traces, "first": again}, {"victim", "newer"}, given_up=5)
+    assert (found.steps, found.strays) == (20, 0)
+    assert weights({**traces, "first": again}, {"victim", "newer"}).strays == 5
+
+
+@pytest.mark.check
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("options", [[], pytest.param(["--no-dns"], marks=pytest.mark.root)])
+def test_the_last_holder_of_the_state_is_lost(tmp_path: Path, options: list[str]) -> None:
+    """Really: two processes of a run, three times; the run ends whole."""
+    out = tmp_path / "claims.json"
+    command = [sys.executable, "-m", "bench.soak", "--pattern", "last-holder", "--faults", "3", "--json", str(out)]
+    subprocess.run([*command, *options], check=True)
+    claims = {claim["name"]: claim["value"] for claim in json.loads(out.read_text())["claims"]}
+    assert claims.pop("faults") == claims.pop("ended_at_or_after_checkpoint") == 3
+    assert claims == {"lost_positions": 0, "lost_steps": 0, "lost_records": 0, "unfinished": 0}

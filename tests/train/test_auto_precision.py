@@ -185,3 +185,13 @@ def test_a_run_of_two_processes_keeps_what_they_agreed_on(folder: Path, tmp_path
     assert said.status == 0, said.err
     kept = yaml.safe_load((tmp_path / "run/recipe.yaml").read_text())["precision"]
     assert kept in re.findall(r"Precision: (fp32|bf16),", said.err)[-1]
+
+
+def test_newcomers_alone_take_what_the_run_has() -> None:
+    """They measure nothing; whoever had agreed is gone, and the run folder tells."""
+    newcomers = [Precision("fp32", torch.device("cpu"), seconds={}) for _ in range(2)]
+    newcomers[1].recorded = "bf16"  # the other one does not see the folder
+    findings = [one.finding() for one in newcomers]
+    for one in newcomers:
+        assert one.agree(findings) == "Precision: bf16, as the other ranks had agreed."
+        assert one.name == "bf16"

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -181,14 +182,40 @@ def test_steps_are_numbers_and_what_lies_beside_them_is_left_alone(tmp_path: Pat
     assert (tmp_path / "step-notes").is_dir()
 
 
-def test_later_checkpoints_go_when_an_earlier_step_is_saved(tmp_path: Path) -> None:
-    """A run that goes on from an earlier one: what came later is damaged, or will be made again."""
+@pytest.mark.parametrize("address", ["{}/here", "memory://{}/here"])
+def test_later_checkpoints_stay_when_an_earlier_step_is_saved(tmp_path: Path, address: str) -> None:
+    """Whoever is at an earlier step may be wrong. What is damaged goes once the run has passed it."""
+    checkpoints = Checkpoints(address.format(tmp_path), keep=2)
+
+    def names() -> list[str]:
+        return [path.name for path in checkpoints.paths()]
+
+    def latest() -> str:
+        path = f"{address.format(tmp_path)}/latest"
+        with fsspec.open(path, "rt") as file:
+            return str(file.read().strip())
+
+    for step in (10, 20, 30):
+        checkpoints.save(step, {"a": torch.full((1,), float(step))}, {})
+    for step in (5, 7, 9):
+        checkpoints.save(step, {"a": torch.zeros(1)}, {})
+    assert names() == ["step-00000030", "step-00000020", "step-00000009", "step-00000007"]
+    assert latest() == "step-00000030"
+    found = checkpoints.newest(pytest.fail)
+    assert found is not None
+    assert found.tensors["a"].item() == 30
+    checkpoints.save(31, {"a": torch.zeros(1)}, {})
+    assert (names(), latest()) == (["step-00000031", "step-00000030"], "step-00000031")
+
+
+def test_latest_names_no_damaged_checkpoint(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, keep=2)
     for step in (10, 20):
         checkpoints.save(step, {"a": torch.zeros(1)}, {})
     (tmp_path / "step-00000020" / MANIFEST).unlink()
     checkpoints.save(15, {"a": torch.zeros(1)}, {})
-    assert [path.name for path in checkpoints.paths()] == ["step-00000015", "step-00000010"]
+    assert [path.name for path in checkpoints.paths()] == ["step-00000020", "step-00000015", "step-00000010"]
+    assert (tmp_path / "latest").read_text() == "step-00000015\n"
 
 
 def test_the_same_step_can_be_saved_again_and_leftovers_are_cleared(tmp_path: Path) -> None:

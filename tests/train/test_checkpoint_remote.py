@@ -99,16 +99,18 @@ def test_a_folders_files_need_no_more_than_a_copy(tmp_path: Path, bucket: str) -
     assert same(found.tensors, 10)
 
 
-def test_the_same_step_again_and_a_run_cut_back(uri: str) -> None:
-    checkpoints = Checkpoints(uri, keep=3)
-    for step, content in ((5, 5), (10, 10), (10, 11), (15, 15), (7, 7)):
+def test_the_same_step_again_and_an_earlier_one(uri: str) -> None:
+    """What is of a later step stays, and is what opens."""
+    checkpoints = Checkpoints(uri, keep=2)
+    for step, content in ((5, 5), (10, 10), (10, 11), (7, 7), (8, 8), (8, 9)):
         checkpoints.save(step, state(content), {"content": content})
-    assert [path.name for path in checkpoints.paths()] == ["step-00000007", "step-00000005"]
-    checkpoints.save(5, state(6), {})
-    assert stored(uri) == whole(5)
+    assert [path.name for path in checkpoints.paths()] == ["step-00000010", "step-00000008", "step-00000007"]
     found = checkpoints.newest(pytest.fail)
     assert found is not None
-    assert same(found.tensors, 6)
+    assert same(found.tensors, 11)
+    assert same(read(checkpoints.paths()[1]).tensors, 9)
+    checkpoints.save(15, state(15), {})
+    assert stored(uri) == whole(10, 15)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flipped", "empty", "gone"])
@@ -168,6 +170,7 @@ def test_an_upload_that_fails_anywhere_leaves_nothing_that_opens(bucket: str, ou
     checkpoints = Checkpoints(bucket, keep=1)
     after, sentence, steps = 0, "", []
     while sentence is not None:
+        shutil.rmtree(Path(bucket.removeprefix("bucket://")), ignore_errors=True)
         checkpoints.save(5, state(5), {})
         assert stored(bucket) == whole(5)
         count = [0]

@@ -17,7 +17,7 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
@@ -183,6 +183,14 @@ class Run:
         path = self.ids_of(name)
         if path.exists():
             write_whole(path, path.read_bytes()[: _ids_before(path, position)])
+
+    def seal_all_ids(self, position: int, besides: Collection[str]) -> None:
+        """The same for all processes that have written ids from `position` on, but for those that train on and cut
+        their own."""
+        for path in self.folder.glob("ids-*.bin"):
+            name = path.name.removeprefix("ids-").removesuffix(".bin")
+            if name not in besides and _ids_before(path, position) < path.stat().st_size:
+                self.seal_ids(position, name)
 
     def cut_ids(self, position: int, name: str | None = None) -> None:
         """Takes the samples from `position` on out of the ids of one process; of all where none is named."""

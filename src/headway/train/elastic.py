@@ -9,14 +9,12 @@ from __future__ import annotations
 import json
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple, Protocol, final
+from typing import NamedTuple, final
 
 import numpy as np
 import torch
-from safetensors.torch import load as load_tensors
-from safetensors.torch import save as save_tensors
 from torch.nn.modules.batchnorm import _NormBase
 
 from headway.comm.batch_norm import SyncBatchNorm
@@ -35,12 +33,14 @@ from headway.core.launched import Launched, launched
 from headway.core.world import World
 from headway.observe.board import Board
 from headway.train.exchange import Alone, Exchange, StoreExchange
+from headway.train.handover import Met, Traveller, hand_over
 from headway.train.hosts import shared
 
 FLAGS = ("bad", "stopping", "regroup")
 """What rides with each step's gradients besides the loss: damaged samples, a signal to stop, newcomers that wait."""
 CONNECT_S = 3.0
-"""For the building of a group: all have said that they are ready, so more means that one of them was lost meanwhile."""
+"""For the building of a group: all have said that they are ready, so more means that one of them was lost meanwhile,
+or is slow: doubled for each attempt that failed though all members are alive."""
 
 CONNECT_OF_A_RANK_S = 0.05
 """The same for large worlds, whose ranks connect to each other."""
@@ -52,40 +52,6 @@ BUDGET_OF_ONE_HOST_S = 0.2
 """There is little to choose on one host."""
 
 Say = Callable[[str], object]
-State = tuple[Mapping[str, Any], Mapping[str, torch.Tensor]]
-
-
-class Choice(Protocol):
-    """Something that ranks agree on by what each has found."""
-
-    def finding(self) -> Any:
-        """Of this rank, for JSON."""
-
-    def agree(self, findings: Sequence[Any]) -> str:
-        """Given the findings of all, in one order; decides, and returns what there is to say."""
-
-
-class Traveller(Protocol):
-    """Who goes from generation to generation with a state: the Trainer."""
-
-    def identity(self) -> dict[str, Any]:
-        """What has to be alike on all ranks, for JSON."""
-
-    @property
-    def precision(self) -> Choice:
-        """What each rank has found for itself, and all decide together."""
-
-    def progress(self) -> int:
-        """How far it is: grows alike on all ranks; -1: it has no state yet."""
-
-    def unsaved(self) -> bool:
-        """Whether a checkpoint is being written, which may not come about."""
-
-    def state(self) -> State:
-        """Scalars (for JSON) and tensors; asked of the rank that is ahead."""
-
-    def take(self, scalars: Any, tensors: dict[str, torch.Tensor]) -> None:
-        """Given the state of the rank that is ahead, on those that are behind."""
 
 
 @final
@@ -111,6 +77,7 @@ class Ranks:
         self._joined: _Joined | None = None
         self._measured: Measured | None = None
         self.joins = member is not None and member.joining
+        self._led = False
         self._named = False  # which parameters have no gradient
         self.done, self.noise_scale = True, False
 
@@ -166,22 +133,23 @@ class Ranks:
         if self.speaks:
             self._loud(text)
 
-    def meet(self, model: torch.nn.Module, device: torch.device, traveller: Traveller) -> bool:
+    def meet(self, model: torch.nn.Module, device: torch.device, traveller: Traveller) -> Met:
         """Comes together with the others, for the first time or in the next generation, and waits for all of them.
-        Those that are behind take over the state of the lowest rank that is ahead.
-
-        Returns:
-            whether some rank was writing a checkpoint.
+        All have one state then; see `hand_over`.
 
         Raises:
             Fenced: the others have gone on without this process. CommunicationError: they cannot be reached.
+            HeadwayError: nobody holds the state of the run any more, and there is nothing to go on from.
         """
         failures = 0
         while True:
             try:
                 self._leave()
-                self._meet(model, device)
-                return self._sync(traveller)
+                self._meet(model, device, CONNECT_S * 2**failures)
+                self._agree(traveller)
+                met = hand_over(self.world, self.name, traveller, self.say, led=self._led)
+                self._led = self.world.is_lead
+                return met
             except CommunicationError as error:
                 if self._member is None:
                     raise
@@ -215,24 +183,6 @@ class Ranks:
         except CommunicationError as seen:
             return seen
         return error
-
-    def _sync(self, traveller: Traveller) -> bool:
-        self._agree(traveller)
-        control, mine = self.world.control, traveller.progress()
-        said = json.dumps([mine, traveller.unsaved()]).encode()
-        found = [json.loads(text) for text in control.gather_bytes(said)]
-        ahead = max(progress for progress, _ in found)
-        if min(progress for progress, _ in found) < ahead:
-            root = min((rank, place) for place, rank in enumerate(control.ranks) if found[place][0] == ahead)[1]
-            scalars = tensors = None
-            if control.rank == root:
-                given, values = traveller.state()
-                scalars = json.dumps(given).encode()
-                tensors = save_tensors({name: value.detach().cpu().contiguous() for name, value in values.items()})
-            scalars, tensors = control.broadcast_bytes(scalars, root), control.broadcast_bytes(tensors, root)
-            if mine < ahead:
-                traveller.take(json.loads(scalars), load_tensors(tensors))
-        return any(unsaved for _, unsaved in found)
 
     def _agree(self, traveller: Traveller) -> None:
         """Compares what has to be alike, and decides what each has only found out for itself.
@@ -307,7 +257,7 @@ class Ranks:
                 self._member.bye(done=self.done)
             self._member.close()
 
-    def _meet(self, model: torch.nn.Module, device: torch.device) -> None:
+    def _meet(self, model: torch.nn.Module, device: torch.device, connect_s: float) -> None:
         options, member = self.options, self._member
         again = self._measured is not None
         if member is None:
@@ -321,7 +271,7 @@ class Ranks:
                 why="the generation is over",
                 timeout_s=options.stall_s,
                 interface=options.interface,
-                connect_s=max(CONNECT_S, CONNECT_OF_A_RANK_S * info.size),
+                connect_s=max(connect_s, CONNECT_OF_A_RANK_S * info.size),
             )
         self.speaks = world.is_lead
         if again:

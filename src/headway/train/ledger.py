@@ -183,7 +183,11 @@ class Ledger:
         """Cuts the logs back to where a checkpoint was saved."""
         self.log.cut_back(position, step)
         self.damaged = damaged
-        self._damaged = {record["asked"] for record in read_lines(self._run.quarantine_path)}
+        found = read_lines(self._run.quarantine_path)  # of several ranks only the one that leads has cut it
+        self._damaged = {record["asked"] for record in found if record["position"] < position}
+        self._bad_ahead = 0
+        for counted in (self._losses, self._verdicts, self._step_losses, self._sizes, self._bad, self._recent):
+            counted.clear()
 
     def state(self) -> dict[str, Any]:
         """What another rank needs to go on from here; for JSON."""

@@ -12,11 +12,12 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, final
 
+from headway.core.errors import HeadwayError
 from headway.core.files import sync_folder, write_synced, write_whole
 from headway.train.manifest import MANIFEST, File, Manifest
 from headway.train.tensors_file import TensorsFile
@@ -96,6 +97,21 @@ def newest_first(paths: list[Location]) -> list[Location]:
     return sorted(paths, key=lambda path: step_of(path.name) or 0, reverse=True)
 
 
+def is_passed(name: str, names: Collection[str], manifest: Callable[[str], bytes]) -> bool:
+    """Whether a checkpoint of a later step is there, whose manifest is whole: `latest` names that one then.
+
+    Args:
+        names: in the place. manifest: reads the one of a name.
+    """
+    step = step_of(name) or 0
+    for other in names:
+        if (step_of(other) or 0) > step:
+            with suppress(OSError, ValueError, KeyError, TypeError, HeadwayError):
+                Manifest.from_json(manifest(other), other)
+                return True
+    return False
+
+
 _held: Counter[str] = Counter()
 _holding = threading.Lock()
 
@@ -115,15 +131,17 @@ def held(path: Location) -> Iterator[None]:
 def prune(place: Place, before: list[Location], newest: Location, keep: int) -> None:
     """Removes all but the newest `keep` up to `newest`, and those that are being read.
 
+    Those of later steps stay, whatever they are: a run that is at an earlier step has not come from them, and may be
+    the one that is wrong. One that is damaged is passed over by whoever reads, and goes when the run has passed it.
+
     Args:
         before: what was there when the save began. Whoever sleeps in a save, and wakes when others have gone on, does
             not remove what these have saved since.
     """
     step = step_of(newest.name) or 0
-    # Later ones are of a run that was cut back to before them: damaged, or soon to be made again.
     earlier = [path for path in before if (step_of(path.name) or 0) < step]
-    kept = {newest.name, *(path.name for path in earlier[: keep - 1])}
-    for path in before:
+    kept = {path.name for path in earlier[: keep - 1]}
+    for path in earlier:
         if path.name not in kept:
             with _holding, suppress(FileNotFoundError):
                 if not _held[_key(path)]:
@@ -203,9 +221,13 @@ class _LocalDraft(Draft):
                 shutil.rmtree(replaced, ignore_errors=True)
             raise
         sync_folder(self._folder)
-        write_whole(self._folder / LATEST, self._final.name + "\n")
+        if not is_passed(self._final.name, [path.name for path in self._folder.glob("step-*")], self._manifest):
+            write_whole(self._folder / LATEST, self._final.name + "\n")
         shutil.rmtree(replaced, ignore_errors=True)
         return self._final
+
+    def _manifest(self, name: str) -> bytes:
+        return (self._folder / name / MANIFEST).read_bytes()
 
     def discard(self) -> None:
         shutil.rmtree(self.aside, ignore_errors=True)

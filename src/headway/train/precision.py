@@ -34,6 +34,7 @@ class Precision:
         name: as given, or as the ranks agreed on.
         reason: why they did.
         narrow: the network is itself 16 bit wide.
+        recorded: what a run has that this process joins, where that is known: it counts where all ranks join.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Precision:
         self.narrow = masters is not None
         self.reason = ""
         self._seconds, self._agreed = seconds, False
+        self.recorded: Name | None = None
         self._become(name)
 
     def _become(self, name: Name) -> None:
@@ -98,7 +100,7 @@ class Precision:
 
     def finding(self) -> Any:
         """What the other ranks have to know to choose with this one, for JSON."""
-        return {"agreed": self.name if self._agreed else None, "seconds": self._seconds}
+        return {"agreed": self.name if self._agreed else self.recorded, "seconds": self._seconds}
 
     def agree(self, findings: Sequence[Any]) -> str:
         """Takes what all ranks take, given the findings of all in one order: what some have agreed on before, else what

@@ -22,7 +22,7 @@ from headway.core.errors import HeadwayError, UsageError
 from headway.data.tiers.remote import Remote
 from headway.data.tiers.transport import shown
 from headway.train.manifest import MANIFEST, File, Manifest
-from headway.train.places import LATEST, Check, Draft, Location, Place, name_of, newest_first, step_of
+from headway.train.places import LATEST, Check, Draft, Location, Place, is_passed, name_of, newest_first, step_of
 from headway.train.tensors_file import TensorsFile
 
 ATTEMPTS = 6
@@ -181,7 +181,8 @@ class _RemoteDraft(Draft):
     def publish(self, manifest: Manifest, confirm: Callable[[], None]) -> Location:
         confirm()
         self._place.write(f"{self._folder}/{MANIFEST}", manifest.to_json())
-        self._place.write(LATEST, f"{self._folder}\n".encode())
+        if not is_passed(self._folder, self._place.names(), lambda name: self._place.read(f"{name}/{MANIFEST}")):
+            self._place.write(LATEST, f"{self._folder}\n".encode())
         self._clear({MANIFEST, *(file.name for file in manifest.files)})
         return Url(f"{self._place.uri}/{self._folder}")
 

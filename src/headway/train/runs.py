@@ -31,12 +31,13 @@ from headway.train.elastic import Ranks
 from headway.train.evaluate import evaluate as evaluate_set
 from headway.train.inputs import Say, open_relative
 from headway.train.live import beside
+from headway.train.past import OF_THE_MACHINE
 from headway.train.progress import show
 from headway.train.recipe import TrainRecipe
 from headway.train.setup import Known, Setup, check_labels, set_up
 from headway.train.task import Target
 from headway.train.traced import Traced
-from headway.train.trainer import OF_THE_MACHINE, Trainer
+from headway.train.trainer import Trainer
 
 CLOCK_EXCLUDES = (
     "start of the process, imports, opening the data and filling their caches, measuring mean and std, building the "

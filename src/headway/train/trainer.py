@@ -22,17 +22,16 @@ from headway.observe.value_reads import ValueReads
 from headway.optim import gradient_noise, set_lr
 from headway.train.averages import Averages
 from headway.train.checkpoint import Checkpoint, Checkpoints, restore, state_of
-from headway.train.elastic import Ranks, State
+from headway.train.elastic import Ranks
 from headway.train.evaluate import Evaluation, evaluate
+from headway.train.handover import State
 from headway.train.ledger import Ledger
+from headway.train.past import Past, identity
 from headway.train.prepare import divided, prepared
 from headway.train.saver import Saver
 from headway.train.setup import Setup
 from headway.train.stops import stopped
 from headway.train.task import better, reaches
-
-OF_THE_MACHINE = ("device", "data.cache", "augment.where")
-"""What `auto` of these stood for is no part of a run: it is chosen anew where the run goes on."""
 
 
 class Display(Protocol):
@@ -60,7 +59,7 @@ class Trainer:
         evaluation: the last one.
         precision: that of the setup.
         reached_s: seconds of the clock until `stop_at` was reached.
-        reads: of values in the steps, counted once.
+        reads, past: of values in the steps, counted once; what the run has left on the disk.
         say: tells the user of a run that diverges, or a checkpoint that is late.
     """
 
@@ -92,6 +91,9 @@ class Trainer:
         self._buffers = list(setup.model.buffers()) if ranks is not None else []
         self._kept = [buffer.clone() for buffer in self._buffers]
         self._progress = 0 if ranks is None or ranks.speaks else -1
+        self.past = Past(setup, run, self._checkpoints)
+        if ranks is not None and ranks.joins:
+            self.precision.recorded = self.past.precision()
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Goes back to where a checkpoint was saved; the logs are cut back to it.
@@ -245,16 +247,17 @@ class Trainer:
         led = self._ledger.log.leads
         self._close_stream()
         self.setup.freezing.thaw()
-        unsaved = ranks.meet(self.setup.model, self.setup.device, self)
+        met = ranks.meet(self.setup.model, self.setup.device, self)
         self._saver.meet(ranks.exchange(), ranks.confirmer())
         self._ledger.log.confirm = ranks.confirmer()
-        if unsaved and "checkpoint" not in self._chores:
+        if met.unsaved and "checkpoint" not in self._chores:
             self._chores.insert(0, "checkpoint")
         self._ledger.log.cut_ids(self.position)
         if ranks.speaks:
             for name in ranks.lost:
                 self.run_folder.seal_ids(self.position, name)
             if not led:
+                self.run_folder.seal_all_ids(self.position, besides=met.names)
                 with suppress(UsageError):  # of one that sleeps
                     self._lock.enter_context(self.run_folder.locked())
                 self._ledger.lead(self.position, self.step)
@@ -309,12 +312,8 @@ class Trainer:
         self.clock.lap("regroup")
 
     def identity(self) -> dict[str, Any]:
-        """What all ranks have to have alike: recipe and data, but for what is of each machine."""
-        own = (*OF_THE_MACHINE, "micro_batch")
-        recipe = {key: value for key, value in self.setup.loaded.leaves() if key not in own}
-        if self.precision.chosen:
-            recipe["precision"] = "auto"
-        return {**recipe, "the data's fingerprint": self.setup.inputs.state(self.setup.recipe)["fingerprint"]}
+        """What all ranks have to have alike."""
+        return identity(self.setup)
 
     def progress(self) -> int:
         """Steps and chores done; -1 without a state. It tells a rank that has ended an exchange from one where that has
@@ -324,6 +323,12 @@ class Trainer:
     def unsaved(self) -> bool:
         """Whether a checkpoint is being written."""
         return self._saver.writing
+
+    def go_back(self, checkpoint: Checkpoint | None, progress: int) -> None:
+        """Goes on from a checkpoint, or from the beginning, as the rank that gives its state to the others."""
+        if checkpoint is not None:
+            self.resume(checkpoint)
+        self._progress, self._chores = progress, []
 
     def state(self) -> State:
         """All that another rank needs to go on from here."""
