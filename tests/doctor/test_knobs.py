@@ -11,7 +11,8 @@ from tests._support import packed_digits, write_recipe
 
 from headway.core.profile import Profile, Rate
 from headway.doctor import knobs
-from headway.doctor.doctor import Budget, examination
+from headway.doctor.budget import Budget
+from headway.doctor.doctor import examination
 from headway.doctor.feed import Fed, augmentation, by_threads, fed
 from headway.doctor.job import Job, quiet
 from headway.doctor.kept import keeps, memory_fed
