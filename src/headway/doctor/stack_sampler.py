@@ -42,7 +42,7 @@ class StackSampler:
         self.collected = defaultdict[Place | None, float](float)
         self._schedule = -1
         self._collecting: tuple[float, Place | None] | None = None
-        self._collected_s = 0.0
+        self._collected_s, self._looking = 0.0, False
         self._last = (0.0, 0.0, 0.0, 0.0)
 
     def __enter__(self) -> StackSampler:
@@ -74,8 +74,17 @@ class StackSampler:
             os.close(self._schedule)
 
     def _look(self, number: int, frame: FrameType | None) -> None:
-        if self._collecting is not None:  # in the callback, which is about to say how long it took
+        # In the callback of a collection, which is about to say how long it took; or in another look, which on a busy
+        # machine may take longer than the time to the next signal.
+        if self._collecting is not None or self._looking:
             return
+        self._looking = True
+        try:
+            self._note(frame)
+        finally:
+            self._looking = False
+
+    def _note(self, frame: FrameType | None) -> None:
         place, now = find_place(frame), self._clocks()
         wall, ran, queued, collected = (new - old for new, old in zip(now, self._last, strict=True))
         self._last = now
