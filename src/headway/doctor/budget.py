@@ -82,7 +82,7 @@ class WallTime:
         share of that. Parts before it ask for nothing any more."""
         names = list(self._wants)
         to_come = sum(self._wants[name] for name in names[names.index(part) :])
-        return self._wants[part] * min(1.0, self.left_s / to_come)
+        return self._wants[part] * min(1.0, self.left_s / to_come) if to_come else 0.0
 
     def fits(self, needs_s: float, *, keeps_s: float = 0.0) -> bool:
         """Tells whether there is time for something that takes at least so long, with so much left for what matters

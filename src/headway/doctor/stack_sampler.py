@@ -69,6 +69,7 @@ class StackSampler:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, self._handler if self._handler is not None else signal.SIG_DFL)
         signal.setitimer(signal.ITIMER_REAL, *self._timer)
+        self._note(sys._getframe(1))  # what was since the last look
         gc.callbacks.remove(self._collection)
         if self._schedule >= 0:
             os.close(self._schedule)
