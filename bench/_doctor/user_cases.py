@@ -16,15 +16,15 @@ from bench._doctor.user_code import AMOUNT, DOES
 
 MODULE = "bench._doctor.user_code"
 RANGES = {
-    "sleep": (30.0, 120.0),
-    "numpy": (600.0, 2000.0),
-    "lock": (40.0, 120.0),
-    "collect": (150.0, 500.0),
-    "read": (60.0, 200.0),
-    "log": (3000.0, 9000.0),
+    "sleep": (50.0, 150.0),
+    "numpy": (800.0, 2500.0),
+    "lock": (120.0, 300.0),
+    "collect": (200.0, 600.0),
+    "read": (400.0, 1200.0),
+    "log": (6000.0, 18000.0),
 }
 """Milliseconds, thousands of numbers, milliseconds, thousands of objects, MB, and lines: each takes most of a step of
-the base, which takes some 10 to 30 ms on a core."""
+the base, which takes some 10 to 30 ms on a core. Of a lock a step waits for what is left after its own work."""
 STAGES = {"sleep": "sleep", "numpy": "python", "lock": "lock", "collect": "gc", "read": "file", "log": "python"}
 """That are right where the code is not the transform's, which is a stage of its own."""
 PLACES = ("transform", "forward", "loss", "metrics")

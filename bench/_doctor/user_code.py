@@ -7,6 +7,7 @@ Lines that do the slow thing end with `# NAME`, by which the bench finds their n
 
 from __future__ import annotations
 
+import atexit
 import gc
 import logging
 import os
@@ -28,6 +29,9 @@ from headway.train.task import Classification, Target, Task
 
 DOES, AMOUNT = "HEADWAY_BENCH_DOES", "HEADWAY_BENCH_AMOUNT"
 """What `transform` does, and how much of it."""
+
+FILE_MB = 16
+"""Of the file that `read` reads again and again."""
 
 Keys = NDArray[np.uint64]
 
@@ -51,7 +55,8 @@ def collect(thousands: float) -> None:
 
 
 def read(megabytes: float) -> None:
-    _file(int(megabytes)).read_bytes()  # read
+    for _ in range(max(1, round(megabytes / FILE_MB))):
+        _file().read_bytes()  # read
 
 
 def log(lines: float) -> None:
@@ -146,21 +151,25 @@ def _heap(objects: int) -> list[dict[str, int]]:
 
 
 @cache
-def _file(megabytes: int) -> Path:
-    """A file of so many MB, in memory after it was written."""
-    handle, name = tempfile.mkstemp(prefix="headway-bench-")
-    with os.fdopen(handle, "wb") as file:
-        file.write(bytes(megabytes << 20))
-    return Path(name)
+def _file() -> Path:
+    """A file that lies in memory after it was written; it goes with the process."""
+    path = _temporary(".bytes")
+    path.write_bytes(bytes(FILE_MB << 20))
+    return path
 
 
 @cache
 def _logger() -> logging.Logger:
-    """A logger into a file."""
-    handle, name = tempfile.mkstemp(prefix="headway-bench-", suffix=".log")
-    os.close(handle)
+    """A logger into a file, which goes with the process."""
     found = logging.getLogger("bench.user")
     found.setLevel(logging.INFO)
     found.propagate = False
-    found.addHandler(logging.FileHandler(name))
+    found.addHandler(logging.FileHandler(_temporary(".log")))
     return found
+
+
+def _temporary(suffix: str) -> Path:
+    handle, name = tempfile.mkstemp(prefix="headway-bench-", suffix=suffix)
+    os.close(handle)
+    atexit.register(Path(name).unlink, missing_ok=True)
+    return Path(name)
