@@ -25,6 +25,17 @@ loop.
 --regimes instead: a network with ResNet-50's compute for each byte of an image, and one with AlexNet's, both scaled
 down by one factor; regimes_named is the share of the two that the doctor calls device limited and host limited.
 
+--user-code instead: the user's own code is slow: it sleeps, or works in NumPy, in the transform, the forward pass, the
+loss or the metrics; waits for a lock, collects garbage, reads a file, or logs thousands of lines in each step. Of each
+of 24 cases the doctor is asked once, with --quick, and one run follows it; some 50 s a case.
+
+user_code_named         share of the cases in which the verdict names the stage, and the file and line; 0.95 is wanted
+predict_median_error    as above; 0.05 is wanted
+
+--against: what was said of a case is held against the newest kept record of the same case, on whatever machine and by
+whatever code; records_agree is the share of the cases in which the truth is the same, and the stage that was said.
+--numbers 1,9,18 takes these of a seed's cases alone.
+
 Cases that are measured are kept in the results file, and a later call goes on from there, as long as the doctor's code
 is what it was. --minutes M begins no case that would not end in time. Slow disks, quotas and slow networks need root.
 """
@@ -35,6 +46,7 @@ import argparse
 import itertools
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random
 from time import monotonic, strftime
@@ -43,7 +55,7 @@ from typing import Any
 from bench._accuracy import cifar
 from bench._accuracy.results import FOLDER, Results, commit, sources, this_machine
 from bench._arms import ROOT
-from bench._common import parser, report
+from bench._common import Claim, parser, report
 from bench._doctor import regimes
 from bench._doctor.cases import Case, drawn, draws
 from bench._doctor.data import NotHereError, Sets
@@ -51,9 +63,13 @@ from bench._doctor.injectors import INJECTORS
 from bench._doctor.measure import JobError
 from bench._doctor.table import Judged, Table
 from bench._doctor.trial import How, tried
+from bench._doctor.user_cases import user_draws
+from bench._doctor.user_trial import tried_user, user_claims, user_rows
 from bench._family import run_bench
 
 SECONDS, QUICK_SECONDS = 10.0, 2.0
+USER_SECONDS, USER_CASE_S = 5.0, 60.0
+"""Of the run of a case of user code, and of the whole case."""
 QUICK = ("transform", "kernels", "compute")
 DRAWS = 4
 """Cases are drawn until so many times as many as are wanted: some cannot be had here, or do not count."""
@@ -68,9 +84,14 @@ def main() -> None:
     asked.add_argument("--cases", type=int, default=24, metavar="N", help="so many that count")
     asked.add_argument("--times", type=int, default=3, metavar="N", help="how often each run of a case is made")
     asked.add_argument("--minutes", type=float, metavar="M", help="end within so long; 0 shows what is there")
-    asked.add_argument("--results", type=Path, default=FOLDER / "doctor.jsonl", metavar="FILE")
+    asked.add_argument("--results", type=Path, metavar="FILE", help="where cases are kept")
     asked.add_argument("--regimes", action="store_true", help="ResNet-50's and AlexNet's compute for a byte")
+    asked.add_argument("--user-code", action="store_true", help="the user's own code is slow")
+    asked.add_argument("--numbers", type=numbers, metavar="N,N", help="these cases of the seed alone")
+    asked.add_argument("--against", action="store_true", help="hold the cases against what is kept of them")
     options = asked.parse_args()
+    if options.results is None:
+        options.results = FOLDER / ("doctor-user-code.jsonl" if options.user_code else "doctor.jsonl")
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # it takes hours
     with tempfile.TemporaryDirectory(prefix="headway-bench-doctor-") as folder:
         try:
@@ -88,19 +109,86 @@ def run(options: argparse.Namespace, folder: Path) -> None:
         quick(options, folder)
         return
     results = Results(options.results)
+    kept = results.all()  # before anything is added
+    if options.user_code:
+        found = gathered_user(options, results, folder)
+        report(user_claims(found), options, user_rows(found))
+        return
     end = float("inf") if options.minutes is None else monotonic() + 60 * options.minutes
     found = gathered(options, results, folder, How(SECONDS, options.times, ends=end))
     table = Table(found)
     for line in table.notes():
         print(line)
-    report(table.claims(), options, table.rows())
+    claims = table.claims()
+    if options.against:
+        claims += against(found, kept)
+    report(claims, options, table.rows())
+
+
+def numbers(text: str) -> set[int]:
+    return {int(one) for one in text.split(",")}
+
+
+def against(found: Sequence[dict[str, Any]], kept: Sequence[dict[str, Any]]) -> list[Claim]:
+    """Tells of each case what it was before, and says it."""
+    agree = []
+    for one in found:
+        before = [
+            other
+            for other in kept
+            if (other["seed"], other["number"], other["case"]) == (one["seed"], one["number"], one["case"])
+            and (other["code"], other["machine"]) != (one["code"], one["machine"])
+        ]
+        if not before:
+            print(f"Case {one['number']}: nothing is kept of it.")
+            continue
+        now, then = Judged(one), Judged(before[-1])
+        agree.append(now.truth == then.truth and now.said.get("stage") in then.truth | {then.said.get("stage")})
+        what = "agrees with" if agree[-1] else "does not agree with"
+        print(
+            f"Case {one['number']}, {one['case']}: said {now.said.get('stage')}, truth {sorted(now.truth)}; it {what} "
+            f"the record of {before[-1]['at']} ({then.said.get('stage')}, {sorted(then.truth)}; "
+            f"{before[-1]['machine'].partition(',')[0]})."
+        )
+    if not agree:
+        return []
+    return [Claim("records_agree", sum(agree) / len(agree), "", f"of {len(agree)} cases that were kept before")]
+
+
+def gathered_user(options: argparse.Namespace, results: Results, folder: Path) -> list[dict[str, Any]]:
+    """Records of the seed's first cases of user code, kept or measured now."""
+    sets, found = Sets(), list[dict[str, Any]]()
+    here = key(How(USER_SECONDS, 1))
+    ends = float("inf") if options.minutes is None else monotonic() + 60 * options.minutes
+    for case in itertools.islice(user_draws(options.seed), options.cases):
+        if options.numbers is not None and case.number not in options.numbers:
+            continue
+        wanted = {"user_code": True, "seed": case.seed, "number": case.number, "settings": case.settings(), **here}
+        if kept := results.where(**wanted):
+            found.append(kept[-1])
+            continue
+        if monotonic() + USER_CASE_S > ends:
+            continue
+        record = tried_user(case, sets, folder / f"user-{case.number}", USER_SECONDS)
+        record |= {**here, "commit": commit(), "at": strftime("%Y-%m-%d %H:%M")}
+        results.add(record)
+        found.append(record)
+        said = record["said"]
+        print(
+            f"{strftime('%H:%M')} {case.number} {case.text}: {' at '.join(record['truth'])}, said "
+            f"{said.get('stage', 'nothing')} at {said.get('place') or 'no line'}",
+            file=sys.stderr,
+        )
+    return found
 
 
 def gathered(options: argparse.Namespace, results: Results, folder: Path, how: How) -> list[dict[str, Any]]:
     """Records of the seed's first cases, kept or measured now, until so many of them count."""
     sets, found, reasons = Sets(), list[dict[str, Any]](), set[str]()
     here = key(how)
-    for case in itertools.islice(draws(options.seed), DRAWS * options.cases):
+    for case in itertools.islice(draws(options.seed), DRAWS * max(options.cases, *(options.numbers or {0}), 0)):
+        if options.numbers is not None and case.number not in options.numbers:
+            continue
         if sum(bool(Judged(one).truth) for one in found) >= options.cases:
             break
         wanted = {"seed": case.seed, "number": case.number, "settings": case.settings(), **here}

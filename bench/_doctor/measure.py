@@ -26,7 +26,7 @@ from bench._doctor.around import Place
 from bench._doctor.data import evict, load
 from bench._doctor.jobs import BIG, Job
 from headway.core.errors import UsageError
-from headway.core.profile import Profile
+from headway.core.profile import Knob, Profile
 from headway.doctor.packing import Packing
 
 STARTS_S, ENDS_S, DOCTOR_S = 180.0, 60.0, 900.0
@@ -144,6 +144,11 @@ def examined(job: Job, place: Place, folder: Path, *, quick: bool) -> Profile:
         raise JobError(str(error)) from error
 
 
+def first_knob(profile: Profile) -> Knob | None:
+    """The best knob that is an override or a command: a change of the user's own code cannot be tried."""
+    return next((one for one in profile.knobs if one.override), None)
+
+
 @final
 @dataclass(frozen=True)
 class Cure:
@@ -154,8 +159,9 @@ class Cure:
 
     @staticmethod
     def of(profile: Profile) -> Cure | None:
-        """None: there is no knob, or it is none of these."""
-        text = profile.knobs[0].override if profile.knobs else ""
+        """Takes the first knob that something sets. None: there is no knob, or it is none of these."""
+        first = first_knob(profile)
+        text = "" if first is None else first.override
         if (packing := Packing.parse(text)) is not None:
             return Cure(pack=(packing.source, str(packing.mode)))
         words = shlex.split(text)

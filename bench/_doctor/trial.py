@@ -17,7 +17,7 @@ from bench._doctor.around import around
 from bench._doctor.cases import Case
 from bench._doctor.data import Sets
 from bench._doctor.jobs import Job
-from bench._doctor.measure import Cure, JobError, calibrated, examined, trained
+from bench._doctor.measure import Cure, JobError, calibrated, examined, first_knob, trained
 from headway.core.profile import Profile
 
 PLACES = re.compile(r"/\S*/(\S+)")
@@ -152,7 +152,7 @@ def _said(job: Job, sets: Sets, folder: Path, *, quick: bool) -> tuple[dict[str,
 
 def told(profile: Profile) -> dict[str, Any]:
     """What is kept of a profile."""
-    first = profile.knobs[0] if profile.knobs else None
+    first = first_knob(profile)
     return {
         "stage": profile.verdict.stage,
         "kind": profile.verdict.kind,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated
 
 import typer
@@ -12,6 +13,9 @@ import typer
 from headway.core.errors import UsageError
 from headway.core.files import writable
 from headway.screen import Json, say, show
+
+STARTED = perf_counter()
+"""About when the process started: the limit of wall time counts the imports too."""
 
 Overrides = Annotated[list[str] | None, typer.Argument(metavar="key=value", help="Values instead of the recipe's.")]
 
@@ -59,19 +63,15 @@ def doctor(
 
     if procs is not None or hosts is not None:
         from headway.doctor.ranks import examine as examine_ranks
-        from headway.train.hosts import hosts_of, shared
-        from headway.train.runs import load_recipe
 
         if cold:
             fix = "Leave one of them out."
             raise UsageError("--cold measures one process, and --procs and --hosts several", where="--cold", fix=fix)
-        ranks = sum(host.procs for host in hosts_of(procs, hosts))
-        shared(load_recipe(Path(recipe), overrides or ()).recipe.batch, ranks)
         found = examine_ranks(Path(recipe), overrides or (), procs=procs, hosts=hosts, say=say, quick=quick)
     else:
         from headway.doctor.doctor import examine
 
-        found = examine(Path(recipe), overrides or (), say=say, quick=quick, cold=cold)
+        found = examine(Path(recipe), overrides or (), say=say, quick=quick, cold=cold, begun=STARTED)
     found = found.doubted()
     found.write(out)
     if page is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from contextlib import closing
 from pathlib import Path
@@ -15,11 +16,12 @@ from tests.data.tiers._server import make_pack
 from headway.core.errors import UsageError
 from headway.core.profile import Profile
 from headway.doctor.beside import beside, handover
-from headway.doctor.doctor import Budget, examination
+from headway.doctor.budget import Budget
+from headway.doctor.doctor import examination
 from headway.doctor.feed import fed
 from headway.doctor.job import Job, override, resized
 from headway.doctor.loop import by_batch, rate_of
-from headway.doctor.syncs import counted
+from headway.doctor.syncs import count_syncs
 from headway.train.runs import load_recipe
 
 HOLDERS = """
@@ -70,12 +72,14 @@ def examined(folder: Path, *overrides: str, cold: bool = False) -> Profile:
 
 def test_a_wait_in_the_transform_is_named_with_what_it_costs(folder: Path) -> None:
     found = examined(folder, "transform=holders.py:waits")
-    assert found.verdict.kind == "sync limited"
-    assert found.verdict.stage == "sync"
-    sync = found.ceiling("sync")
-    assert sync is not None
+    assert found.verdict.kind == "host/IO limited"
+    assert found.verdict.stage == "transform"
+    assert found.verdict.code is not None
+    assert (Path(found.verdict.code.file).name, found.verdict.code.what) == ("holders.py", "sleep")
+    row = found.ceiling("transform")
+    assert row is not None
     # A sleep can only be longer; but a stage's mean is scaled to the median step, and other work falls upon some alone.
-    assert sync.seconds >= 0.5 * 0.02 / 30
+    assert row.seconds >= 0.5 * 0.02 / 30
     assert found.verdict.most > 2
 
 
@@ -207,24 +211,26 @@ def test_synthetic_data_have_no_input(folder: Path) -> None:
     assert warm.predicted != warm.images_s.value, "the loop was not measured once and shown twice"
 
 
-def test_syncs_are_counted_and_torch_is_left_as_it_was(folder: Path) -> None:
-    own = {name: vars(torch.Tensor).get(name) for name in ("item", "cpu", "tolist", "__bool__", "numpy")}
+def test_syncs_are_counted_by_stage_and_by_line(folder: Path) -> None:
+    profiling = sys.getprofile()
     loaded = load_recipe(folder / "plain.yaml", ["transform=holders.py:reads", "log_every_steps=50"])
     job = Job.of(loaded, lambda text: None)
     try:
         with job.trainer(batches=job.kept()) as trainer:
-            found = counted(trainer)
+            found = count_syncs(trainer)
     finally:
         job.close()
     assert found.of == {"augment": 1920}  # 30 images of 8 x 8: fewer than it would read
-    assert {name: vars(torch.Tensor).get(name) for name in own} == own
+    (place,) = [place for place, line in found.lines.items() if line.reads]
+    assert (place.within, Path(place.file).name, found.lines[place].reads) == ("transform", "holders.py", 1920)
+    assert sys.getprofile() is profiling
 
 
 def test_a_clean_step_has_no_syncs(folder: Path) -> None:
     job = Job.of(load_recipe(folder / "plain.yaml", ["log_every_steps=50"]), lambda text: None)
     try:
         with job.trainer(batches=job.kept()) as trainer:
-            assert counted(trainer).count == 0
+            assert count_syncs(trainer).count == 0
         passes = by_batch(job, limit_s=0.1)
         assert {2, 30} <= passes.keys()
     finally:

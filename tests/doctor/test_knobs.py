@@ -11,7 +11,8 @@ from tests._support import packed_digits, write_recipe
 
 from headway.core.profile import Profile, Rate
 from headway.doctor import knobs
-from headway.doctor.doctor import Budget, examination
+from headway.doctor.budget import Budget
+from headway.doctor.doctor import examination
 from headway.doctor.feed import Fed, augmentation, by_threads, fed
 from headway.doctor.job import Job, quiet
 from headway.doctor.kept import keeps, memory_fed
@@ -85,7 +86,7 @@ def test_what_stalls_is_offered_rarer_times_and_checkpoints_a_thread(
     loop = Looped(stated(1.0), {"compute": 1.0}, {60: 60.0}, Syncs())
     waits = ["checkpoint.every_steps=1", "checkpoint.asynchronous=false"]
     with closing(Job.of(load_recipe(recipe, waits), quiet)) as job:
-        offered = Knobs(job, model, None, None, None, loop, quiet, 0.1, 60).found(torch.device("cpu"), quick=True)
+        offered = Knobs(job, model, None, None, None, loop, quiet, 0.1, 600).found(torch.device("cpu"), quick=True)
     assert [(one.override, one.cures, one.measured) for one in offered] == [
         ("evaluate.every_epochs=4.0", "evaluate", False),
         ("checkpoint.asynchronous=true", "checkpoint", True),

@@ -14,7 +14,8 @@ from bench._hosts import Hosts
 from tests._support import finished, packed_digits, write_recipe
 
 from headway.core.profile import Ceiling, Profile, Rate, Side, Together, Verdict
-from headway.doctor.doctor import Budget, examination
+from headway.doctor.budget import Budget
+from headway.doctor.doctor import examination
 from headway.doctor.job import Job, quiet
 from headway.doctor.joint import Exchange, Joint, Tried, better
 from headway.doctor.ranks import joined

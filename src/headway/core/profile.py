@@ -241,18 +241,40 @@ class Rate(Record):
     windows: int = Field(ge=1)
 
 
+class Code(Record):
+    """A line of the user's own code, and what it takes of a stage."""
+
+    file: str
+    line: int = Field(ge=1)
+    within: str
+    """The part of a step that runs it: transform, forward, backward, or the function that was called, such as loss."""
+    what: Literal["python", "sync", "sleep", "lock", "file", "gc"]
+    """What it does: Python or NumPy, reading values of tensors, sleeping or waiting for something outside, waiting for
+    a lock, dealing with a file or a connection, setting off garbage collections."""
+    seconds: float = Field(ge=0)
+    """Of a sample."""
+
+    def __str__(self) -> str:
+        """`sleep at net.py:41 in forward`"""
+        what = {"sync": "reads of values", "lock": "wait for a lock", "gc": "garbage collection", "python": "Python"}
+        return f"{what.get(self.what, self.what)} at {Path(self.file).name}:{self.line} in {self.within}"
+
+
 class Ceiling(Record):
     """One stage, as it is when nothing else runs."""
 
     stage: str
-    """Of the loader: storage, decode, augment, collate, copy. Of the loop: transform, launch, compute, optimizer, sync,
-    log, other; with other ranks also reduce, slow rank. Of stalls: evaluate, checkpoint."""
+    """Of the loader: storage, decode, augment, collate, copy. Of the loop: normalise, transform, launch, compute,
+    optimizer, log, other; python, sync, sleep, lock, file and gc, which the user's own lines outside of the transform
+    make; with other ranks also reduce, slow rank. Of stalls: evaluate, checkpoint."""
     side: Side
     resource: Resource
     seconds: float = Field(ge=0)
     """Wall seconds that a sample of this process takes in it; 0: it does not occur, or takes nothing that shows."""
     how: str
     """How it was measured; or why it was not."""
+    code: tuple[Code, ...] = ()
+    """The user's lines in it, the longest first."""
 
     @property
     def images_s(self) -> float | None:
@@ -342,6 +364,8 @@ class Verdict(Record):
     """The limit behind it."""
     most: float = Field(ge=1)
     """How many times the images/s, if the first limit were gone."""
+    code: Code | None = None
+    """The user's line that takes most of the stage; None: none of it is the user's."""
     confirmed: bool
     """Whether prediction and measurement of the whole job are within 10 %, and no short run contradicts another."""
     unexplained: str

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any, final
@@ -22,6 +21,7 @@ from headway.data.order import Order
 from headway.data.tiers.opened import RemoteShards
 from headway.doctor import environment, storage
 from headway.doctor.beside import beside, handed, handover
+from headway.doctor.budget import FULL, LOOK_SHARE, QUICK, Budget, WallTime
 from headway.doctor.copying import copying
 from headway.doctor.feed import Fed, augmentation, by_threads, fed
 from headway.doctor.job import Job
@@ -36,26 +36,16 @@ from headway.doctor.whole import MOST_STEPS, Ran, run
 from headway.train.inputs import Say
 from headway.train.runs import load_recipe
 
-
-@final
-@dataclass(frozen=True)
-class Budget:
-    """Seconds that measurements may take, most of them at once.
-
-    Attributes:
-        each: of a stage. passes: of forward and backward over several batches. side: of one number of threads, or a
-            changed stage. whole: of a run of the whole job. tries: of all changed stages together.
-    """
-
-    each: float
-    passes: float
-    side: float
-    whole: float
-    tries: float
-
-
-FULL = Budget(each=4.0, passes=3.0, side=1.5, whole=6.0, tries=50.0)
-QUICK = Budget(each=1.2, passes=1.0, side=0.6, whole=2.0, tries=12.0)
+RUN_STEPS, COLD_STEPS = 3, 3
+"""Steps that a short run takes at least, and one of the first epoch; there is none where they do not fit."""
+WANTING = "for want of time"
+NOTES = {
+    "synthetic": "the loop, with one batch of noise again and again",
+    "replay": "the loop, with batches that are there already",
+}
+"""On runs without a loader."""
+NAMED = 3
+"""Lines of the user's that a row of the table names."""
 
 RESOURCES: dict[str, Resource] = {
     "storage": "disk",
@@ -66,19 +56,28 @@ RESOURCES: dict[str, Resource] = {
 }
 
 
-def examine(recipe: Path, overrides: Sequence[str], *, say: Say, quick: bool = False, cold: bool = False) -> Profile:
+def examine(
+    recipe: Path,
+    overrides: Sequence[str],
+    *,
+    say: Say,
+    quick: bool = False,
+    cold: bool = False,
+    begun: float | None = None,
+) -> Profile:
     """Measures a recipe on this machine, in this process.
 
     Args:
         cold: conclude on the first epoch, whose files are read from the disk, and not on the later ones.
+        begun: the time of `perf_counter` from which the limit of wall time counts; None: now.
 
     Raises:
         HeadwayError: whatever is wrong with recipe, data, network or task. UsageError: `cold`, and nothing is read.
     """
+    begun = perf_counter() if begun is None else begun
     loaded = load_recipe(recipe, overrides)
-    begun = perf_counter()
     with closing(Job.of(loaded, say)) as job:
-        found = examination(job, say, QUICK if quick else FULL, quick, cold=cold)
+        found = examination(job, say, QUICK if quick else FULL, quick, cold=cold, begun=begun)
     return found.model_copy(update={"seconds": perf_counter() - begun})
 
 
@@ -90,20 +89,32 @@ def examination(
     *,
     cold: bool = False,
     barrier: Callable[[], object] | None = None,
+    begun: float | None = None,
+    clock: Callable[[], float] = perf_counter,
 ) -> Profile:
     """The same of a job that is set up.
 
     Args:
         barrier: waits for others that measure the same at the same time; called before each part.
+        begun: the clock's time from which the limit of wall time counts; None: now.
     """
-    return _Examination(job, say, budget, quick, cold, barrier).profile()
+    wall = WallTime(budget.wall, budget.wants(), clock() if begun is None else begun, clock)
+    return _Examination(job, say, budget, wall, quick, cold, barrier).profile()
 
 
 @final
 class _Examination:
     def __init__(
-        self, job: Job, say: Say, budget: Budget, quick: bool, cold: bool, barrier: Callable[[], object] | None
+        self,
+        job: Job,
+        say: Say,
+        budget: Budget,
+        wall: WallTime,
+        quick: bool,
+        cold: bool,
+        barrier: Callable[[], object] | None,
     ) -> None:
+        self._wall = wall
         self._barrier, self._others = barrier or (lambda: None), barrier is not None
         self._job, self._say, self._budget, self._quick, self._cold = job, say, budget, quick, cold
         self._missing = list[str]()
@@ -111,6 +122,7 @@ class _Examination:
         self._runs = list[WholeRun]()
         self._handed_s = 0.0
         """Of a sample: what taking a batch from the loader's thread costs the loop."""
+        self._step_s = 0.0
 
     def profile(self) -> Profile:
         job, budget, setup, begun = self._job, self._budget, self._job.setup, perf_counter()
@@ -122,7 +134,7 @@ class _Examination:
         fed_warm, threads = self._input()
         self._barrier()
         self._say("Measuring the loop, with batches that are there already.")
-        loop = looped(job, limit_s=budget.each, passes_s=budget.passes)
+        loop = looped(job, limit_s=self._allot("loop") / (1 + LOOK_SHARE), passes_s=self._allot("passes"))
         self._facts["syncs a step"] = loop.syncs.count
         height, width = job.kept()[0].images.shape[1:3]
         self._facts |= {"height": float(height), "width": float(width), **roof(job)}
@@ -130,8 +142,8 @@ class _Examination:
         if fed_warm is not None:
             self._barrier()
             self._say("Measuring both beside each other.")
-            together = beside(job, 1 / fed_warm.rate.value, 1 / loop.rate.value, limit_s=budget.each)
-            self._handed_s = handover(job, 1 / loop.rate.value, limit_s=budget.side)
+            together = beside(job, 1 / fed_warm.rate.value, 1 / loop.rate.value, limit_s=self._allot("beside"))
+            self._handed_s = handover(job, 1 / loop.rate.value, limit_s=self._allot("handover"))
             together = handed(together, self._handed_s)
         ceilings = [*self._ceilings(fed_warm), *_of_loop(loop, self._handed_s), *self._stalls()]
         warm = Model.of(ceilings, together)
@@ -141,9 +153,9 @@ class _Examination:
         model, ceilings = self._first_epoch(warm, ceilings)
         measured = self._run("cold" if self._cold else "warm")
         device = setup.device.type
-        concluded = verdict(model, device, measured, _laps(self._ran))
+        concluded = verdict(model, device, measured, _laps(self._ran), ceilings)
         self._say("Trying what might help.")
-        knobs = Knobs(job, model, together, fed_warm, threads, loop, self._say, budget.side, budget.tries)
+        knobs = Knobs(job, model, together, fed_warm, threads, loop, self._say, budget.side, self._allot("tries"))
         found = knobs.found(setup.device, quick=self._quick)
         self._missing += knobs.missing
         stalls = model.total("stall")
@@ -174,29 +186,29 @@ class _Examination:
         )
 
     def _input(self) -> tuple[Fed | None, Threads | None]:
-        job, budget = self._job, self._budget
+        job = self._job
         if job.synthetic:
             self._missing.append("The data are synthetic: there is no input to measure.")
             return None, None
         self._say("Measuring the loader, with nothing that holds it back.")
-        found = fed(job, limit_s=budget.each)
+        found = fed(job, limit_s=self._allot("loader") / 1.2)
         self._facts["encoded bytes"] = found.record_bytes
         most = usable_cores()
         self._say("Measuring the loader by its number of threads.")
-        return found, by_threads(job, found, most, limit_s=budget.side)
+        return found, by_threads(job, found, most, limit_s=self._allot("threads") / 2)
 
     def _ceilings(self, found: Fed | None) -> list[Ceiling]:
         """Of the loader."""
         if found is None:
             return []
         job, seconds = self._job, dict(found.seconds)
-        taken = augmentation(job, found, limit_s=self._budget.side)
+        taken = augmentation(job, found, limit_s=self._allot("augment"))
         seconds["decode"] -= taken
         seconds["augment"] = taken
         tier = job.setup.inputs.loader.tier if job.setup.inputs.loader is not None else None
         copied = None  # of what lies on the device already
         if tier is None or tier.name != "device":
-            copied = copying(job.kept()[0], job.setup.device, limit_s=self._budget.side)
+            copied = copying(job.kept()[0], job.setup.device, limit_s=self._allot("copy"))
         seconds["copy"] = min(copied or 0.0, seconds["collate"])
         seconds["collate"] -= seconds["copy"]
         decoding = "gathering decoded images" if tier is not None and tier.name in ("memory", "device") else "decoding"
@@ -214,9 +226,9 @@ class _Examination:
         ]
 
     def _stalls(self) -> list[Ceiling]:
-        budget, found = self._budget, dict[str, Any]()
-        found["evaluate"] = evaluation(self._job, limit_s=budget.each)
-        found["checkpoint"] = checkpoint(self._job, limit_s=budget.side)
+        found = dict[str, Any]()
+        found["evaluate"] = evaluation(self._job, limit_s=self._allot("evaluate"))
+        found["checkpoint"] = checkpoint(self._job, limit_s=self._allot("checkpoint"))
         out = []
         for stage, stall in found.items():
             how = "there is no evaluation set"
@@ -229,15 +241,22 @@ class _Examination:
 
     def _whole(self, model: Model) -> Ran:
         """The synthetic, replayed and warm run."""
-        job, side, loop = self._job, self._budget.side, 1 / (model.total("loop") - self._handed_s)
-        note = "the loop, with one batch of noise again and again"
-        self._add("synthetic", run(job, limit_s=side, batches=job.noise()), loop, note)
-        note = "the loop, with batches that are there already"
-        self._add("replay", run(job, limit_s=side, batches=job.kept()), loop, note)
-        ran = run(job, limit_s=self._budget.whole)
+        job, loop = self._job, 1 / (model.total("loop") - self._handed_s)
+        self._step_s = job.batch / loop
+        whole_s = RUN_STEPS * self._step_s
+        for name, batches in (("synthetic", job.noise), ("replay", job.kept)):
+            if not self._wall.fits(whole_s, keeps_s=whole_s):
+                self._add(name, None, None, WANTING)
+                continue
+            self._add(name, run(job, limit_s=self._allot(name), batches=batches()), loop, NOTES[name])
+        ran = run(job, limit_s=self._allot("whole"))
         note = f"the whole job, {'synthetic data' if job.synthetic else 'files in memory'}, without stalls"
         self._add("warm", ran, model.images_s(stalls=False), note)
         return ran
+
+    def _allot(self, part: str) -> float:
+        """Seconds that a part may take, of what is left of the wall time."""
+        return self._wall.allot(part)
 
     def _add(self, name: Any, ran: Ran | None, predicted: float | None, note: str) -> None:
         steps, rate, wait = (0, None, None) if ran is None else (ran.steps, ran.rate, ran.wait_share)
@@ -255,6 +274,8 @@ class _Examination:
         if not reason and self._others:  # whose files are the same, and would be gone from memory for them too
             reason = "it is measured by one process alone: headway doctor without --procs and --hosts"
             self._missing.append(f"The first epoch: {reason}.")
+        if not reason and not self._cold and not self._wall.fits(COLD_STEPS * self._step_s):
+            reason = WANTING
         if reason or dataset is None:
             if dataset is not None and isinstance(dataset.source, RemoteShards):
                 self._storage(dataset, Order(len(dataset), job.setup.recipe.seed, job.setup.recipe.data.window))
@@ -316,20 +337,29 @@ class _Examination:
 
 def _of_loop(found: Looped, handed_s: float) -> list[Ceiling]:
     how = {
-        "transform": "normalising and augmenting a batch, and the user's transform",
+        "normalise": "normalising and augmenting a batch",
+        "transform": "the recipe's transform, alone",
         "launch": "forward and backward: what a line through two batches starts from",
         "compute": "forward and backward: the rest",
-        "optimizer": "the optimizer's step",
+        "python": "Python and NumPy in the recipe's own code",
         "sync": f"{found.syncs.count:.3g} reads of values a step",
+        "sleep": "sleeping, or waiting for something outside, in the recipe's own code",
+        "lock": "waiting for locks in the recipe's own code",
+        "file": "reading and writing files in the recipe's own code",
+        "gc": "garbage collection",
+        "optimizer": "the optimizer's step",
         "log": "records and the display",
         "other": "the rest of the loop, and taking batches from the loader's thread",
     }
     seconds = {**found.seconds, "other": found.seconds["other"] + handed_s}
     side: Side = "loop"
-    return [
-        Ceiling(stage=stage, side=side, resource="device", seconds=seconds[stage], how=text)
-        for stage, text in how.items()
-    ]
+    ceilings = []
+    for stage, text in how.items():
+        lines = found.code.get(stage, ())
+        said = "; ".join([text, *map(str, lines[:NAMED])])
+        one = Ceiling(stage=stage, side=side, resource="device", seconds=seconds[stage], how=said, code=lines)
+        ceilings.append(one)
+    return ceilings
 
 
 def _laps(ran: Ran) -> list[Ceiling]:

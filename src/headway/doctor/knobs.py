@@ -18,7 +18,7 @@ from headway.doctor.beside import beside, handed, handover
 from headway.doctor.feed import Fed, fed
 from headway.doctor.job import Job, override, quiet
 from headway.doctor.kept import keeps, keeps_on_device, memory_fed
-from headway.doctor.loop import Looped, rate_of
+from headway.doctor.loop import LONG_STEP_S, Looped, rate_of
 from headway.doctor.model import Model
 from headway.doctor.packing import First, kept_on_disk, lossless, packing_of, smaller
 from headway.doctor.stalls import checkpoint
@@ -33,6 +33,8 @@ LATER = 4
 """Times as rare, for what happens between steps."""
 LARGER = 4
 """Times the batch."""
+TRIED_STEPS = 5
+"""That a loop with other values is measured by, where they take long."""
 LONG_S = 20.0
 """Left of the time, where a compiler is tried."""
 
@@ -43,6 +45,7 @@ FP32_COST = "memory: activations of 32 bits"
 EVALUATE_COST = "fewer evaluations to choose the best weights by"
 PACK_COST = "room on the disk for a copy of the set, whose samples then come in another order"
 PIXELS_COST = "other pixels: compare the accuracy"
+CODE_COST = "a change of your own code, at most as much as if this line took no time"
 COMPILE_COST = "the first step takes longer, by the compilation"
 BREAKS = "torch.compile breaks the network's graph: "
 """How a compiled network says what is left to Python."""
@@ -70,6 +73,9 @@ class Knobs:
         self._job, self._model, self._together, self._fed, self._threads = job, model, together, found, threads
         self._loop, self._say, self._side_s = loop, say, side_s
         self._until = perf_counter() + tries_s
+        step_s = job.batch / loop.rate.value
+        self._least_s = TRIED_STEPS * step_s if step_s > LONG_STEP_S else 0.0
+        """That a knob takes, once it is begun."""
         read = 0.0 if found is None else found.seconds["storage"]
         self._cold_s = max(0.0, model.seconds["input"].get("storage", 0.0) - read)
         """Of a sample: what it takes longer to read in the first epoch, if that is asked about."""
@@ -83,7 +89,7 @@ class Knobs:
             "loop": [lambda: self._augmented(device), lambda: self._loop_knobs(device)],
         }
         first = sorted(sides, key=lambda side: -self._gain_without(*self._model.seconds[side]))
-        makers = [self._stalls, *(make for side in first for make in sides[side]), self._smaller_images]
+        makers = [self._own_code, self._stalls, *(make for side in first for make in sides[side]), self._smaller_images]
         if not quick:  # last: it takes longer than all the others
             makers.append(self._compiled)
         for make in makers:
@@ -119,10 +125,19 @@ class Knobs:
         return self._model.with_seconds(dict.fromkeys(stages, 0.0)).images_s() / self._model.images_s()
 
     def _time_is_up(self, what: str, needs_s: float = 0.0) -> bool:
-        if perf_counter() + needs_s < self._until:
+        if perf_counter() + max(needs_s, self._least_s) < self._until:
             return False
         self.missing.append(f"{what}: not tried, for want of time.")
         return True
+
+    # The user's own lines.
+
+    def _own_code(self) -> Iterator[Knob]:
+        """What the job would give if the longest line of a stage took nothing; no setting of the recipe does that."""
+        for stage, (line, *_) in self._loop.code.items():
+            taken = self._model.seconds["loop"].get(stage, 0.0)
+            changed = self._model.with_seconds({stage: max(0.0, taken - line.seconds)})
+            yield self._knob(str(line), stage, {}, changed, measured=False, cost=CODE_COST)
 
     # What happens between steps.
 
@@ -142,7 +157,7 @@ class Knobs:
         else:
             changes = {"checkpoint.every_steps": LATER * options.every_steps}
         yield self._knob("rarer checkpoints", "checkpoint", changes, changed, measured=False, cost=CHECKPOINT_COST)
-        if not options.asynchronous:
+        if not options.asynchronous and not self._time_is_up("checkpoint.asynchronous"):
             part = options.model_copy(update={"asynchronous": True})
             loaded = replace(self._job.loaded, recipe=recipe.model_copy(update={"checkpoint": part}))
             other = Job(loaded, self._job.setup)

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from statistics import median
-from time import perf_counter, process_time
+from time import perf_counter, thread_time
 from typing import final
 
 import torch
 
 from headway.core.modules import leaving_no_trace
-from headway.core.profile import Rate
+from headway.core.profile import Code, Rate
 from headway.data.batch import Batch
+from headway.doctor.attribute import ELSEWHERE, What, attribute, share_of
+from headway.doctor.budget import LOOK_SHARE
 from headway.doctor.job import Job, resized
 from headway.doctor.measure import least_window_s, settled, timed
-from headway.doctor.syncs import Syncs, counted
+from headway.doctor.stack_sampler import StackSampler
+from headway.doctor.syncs import Syncs, count_syncs
+from headway.doctor.user_code import TRANSFORM, Place
 from headway.train.prepare import divided, prepared
 from headway.train.trainer import Trainer
 
@@ -25,13 +29,17 @@ SMALL = 2
 """Samples of the smallest pass: batch norm wants two."""
 LARGER = 32
 """What a small batch is compared with, at least."""
-LONG_STEP_S = 0.25
-"""A step that takes longer needs few repetitions, and has no time for many."""
-WAITS = 0.5
-"""Share of a stage's time in which no thread of the process runs or waits for a core, from which on it waits for
-something else."""
-MOSTLY = 0.5
-"""Share of a stage that reading values takes, from which on it does little else."""
+LONG_STEP_S, VERY_LONG_STEP_S = 0.25, 1.0
+"""A step that takes longer needs few repetitions, and has no time for many; what the first one takes besides is little
+of a very long one."""
+MOST = 5
+"""Lines that are told of a stage."""
+PASSES = ("forward", "loss", "backward")
+"""Stages of the Clock that are forward and backward."""
+OF_PASSES = (*PASSES, ELSEWHERE.within)
+"""Parts of a step that the user's lines in those belong to."""
+OWN = ("python", "sync", "sleep", "lock", "file", "gc")
+"""Stages that the user's own lines make."""
 READS = 200
 
 
@@ -39,43 +47,119 @@ READS = 200
 @dataclass(frozen=True)
 class Looped:
     """Attributes: seconds: of a sample, by stage; they add up to 1 / rate. launch: seconds of forward and backward, by
-    the number of samples. syncs: of a step."""
+    the number of samples, without the user's own lines. syncs: of a step. code: the user's lines in a stage, the
+    longest first."""
 
     rate: Rate
     seconds: Mapping[str, float]
     launch: Mapping[int, float]
     syncs: Syncs
+    code: Mapping[str, tuple[Code, ...]] = field(default_factory=dict)
 
 
 def looped(job: Job, *, limit_s: float, passes_s: float) -> Looped:
     """Trains on batches that are there already. The loop is the Trainer's own."""
+    device = job.setup.device
     with job.trainer(batches=job.kept()) as trainer:
-        rate, laps = stepped(job, trainer, limit_s=limit_s)
-        syncs = counted(trainer, 1 if job.batch / rate.value > LONG_STEP_S else 3)
-    passes = by_batch(job, limit_s=passes_s)
+        wait = waiting(device)
+        a_step = warmed(trainer, wait)
+        long = a_step > LONG_STEP_S
+        seen = StackSampler()
+        first = trainer.step
+        # A step of a second is looked at a thousand times: the looking costs it nothing that shows.
+        compiled = bool(job.setup.recipe.compile)  # which a signal's handler would be drawn into
+        with seen if long and not compiled else nullcontext():
+            rate, laps = stepped(job, trainer, limit_s=limit_s, a_step=a_step)
+        if not long and not compiled:
+            first = trainer.step
+            with seen:
+                _fill(trainer, wait, a_step, LOOK_SHARE * limit_s)
+        steps = trainer.step - first
+        syncs = count_syncs(trainer, 1 if long else 3)
     whole = 1 / rate.value
-    forward_backward = sum(laps.get(name, 0.0) for name in ("forward", "loss", "backward"))
-    if job.setup.device.type == "cuda":  # whose laps are the time to hand work over
+    on_cpu = device.type == "cpu"
+    a_read = read_s(str(device))
+    spent, known = attribute(seen, syncs, steps=steps, step_s=job.batch * whole, read_s=a_read, on_cpu=on_cpu)
+    own = {line: seconds / job.batch for line, seconds in spent.items()}
+    passed = sum(laps.get(name, 0.0) for name in PASSES)
+    if on_cpu:
+        passed = max(0.0, passed - sum(of for (place, _), of in own.items() if place.within in OF_PASSES))
+    # A long pass was seen in the steps; it is not made again.
+    passes = by_batch(job, limit_s=passes_s, known=known, whole_s=passed * job.batch if long and on_cpu else None)
+    if not on_cpu:  # whose laps are the time to hand work over
         at = min(passes, key=lambda count: abs(count - job.batch))
-        forward_backward = passes[at] / at
-    launch = min(forward_backward, intercept(passes) / job.batch)
+        passed = passes[at] / at
+    transform = 0.0
+    if job.setup.transform is not None:
+        transform = min(laps.get("augment", 0.0), _transform(job, limit_s=passes_s))
+    launch = min(passed, intercept(passes) / job.batch)
     seconds = {
-        "transform": laps.get("augment", 0.0),
+        "normalise": laps.get("augment", 0.0) - transform,
+        "transform": transform,
         "launch": launch,
-        "compute": forward_backward - launch,
+        "compute": passed - launch,
+        **dict.fromkeys(OWN, 0.0),
         "optimizer": laps.get("optimizer", 0.0),
+        "log": laps.get("log", 0.0),
     }
-    seconds["sync"] = _waiting(job, seconds, laps, syncs, limit_s=passes_s)
-    seconds["log"] = laps.get("log", 0.0)
+    code = _move_own(seconds, own)
+    if not any(line.reads for place, line in syncs.lines.items() if place.within in OF_PASSES):
+        _move_reads(seconds, sum(syncs.seconds.get(lap, 0.0) for lap in ("forward", "loss")) / job.batch)
     seconds["other"] = max(0.0, whole - sum(seconds.values()))
     scale = whole / sum(seconds.values())
-    return Looped(rate, {name: value * scale for name, value in seconds.items()}, passes, syncs)
+    return Looped(rate, {name: value * scale for name, value in seconds.items()}, passes, syncs, code)
 
 
-def stepped(job: Job, trainer: Trainer, *, limit_s: float) -> tuple[Rate, dict[str, float]]:
-    """Rate of a Trainer's steps, and seconds of a sample in each stage of its Clock."""
+def _move_own(seconds: dict[str, float], own: Mapping[tuple[Place, What], float]) -> dict[str, tuple[Code, ...]]:
+    """Moves what the user's lines take from the stages that they were measured in to those that they are; forward and
+    backward are without them already.
+
+    Returns:
+        the lines of each stage, the longest first.
+    """
+    code = dict[str, list[Code]]()
+    for (place, what), of in own.items():
+        stage: str = what
+        if place.within != TRANSFORM:
+            seconds[what] += of
+            if place.within not in OF_PASSES:
+                seconds["log"] -= min(of, seconds["log"])
+        elif what == "sync":
+            moved = min(of, seconds["transform"])
+            seconds["transform"] -= moved
+            seconds["sync"] += moved
+        else:
+            stage = TRANSFORM
+        if place.line:
+            found = Code(file=place.file, line=place.line, within=place.within, what=what, seconds=of)
+            code.setdefault(stage, []).append(found)
+    return {stage: tuple(sorted(lines, key=lambda one: -one.seconds)[:MOST]) for stage, lines in code.items()}
+
+
+def _move_reads(seconds: dict[str, float], lost: float) -> None:
+    """Moves reads of values that no line of the user's makes, from compute and then from launch."""
+    for stage in ("compute", "launch"):
+        moved = min(lost, seconds[stage])
+        seconds[stage] -= moved
+        seconds["sync"] += moved
+        lost -= moved
+
+
+def _fill(trainer: Trainer, wait: Callable[[], object], a_step: float, limit_s: float) -> None:
+    """Does as many steps as fit into the limit, and one at least."""
+    advanced(trainer, max(1, round(limit_s / a_step)), wait)
+
+
+def stepped(
+    job: Job, trainer: Trainer, *, limit_s: float, a_step: float | None = None
+) -> tuple[Rate, dict[str, float]]:
+    """Rate of a Trainer's steps, and seconds of a sample in each stage of its Clock.
+
+    Args:
+        a_step: seconds of a step, where the Trainer is warm already.
+    """
     wait = waiting(job.setup.device)
-    a_step = warmed(trainer, wait)
+    a_step = a_step or warmed(trainer, wait)
     before, begun = dict(trainer.clock.seconds), trainer.position
     steps = max(1, round(least_window_s() / a_step))
     rate = settled(timed(lambda: advanced(trainer, steps, wait)), limit_s=limit_s)
@@ -99,7 +183,7 @@ def warmed(trainer: Trainer, wait: Callable[[], object]) -> float:
         trainer.run(1)
         wait()
         seconds = max(perf_counter() - begun, 1e-6)
-        if number and seconds > LONG_STEP_S:
+        if seconds > (LONG_STEP_S if number else VERY_LONG_STEP_S):
             break
     return seconds
 
@@ -110,8 +194,19 @@ def rate_of(job: Job, *, limit_s: float) -> Rate:
         return stepped(job, trainer, limit_s=limit_s)[0]
 
 
-def by_batch(job: Job, *, limit_s: float) -> dict[int, float]:
-    """Seconds of a forward and backward pass over so many samples: two, a micro-batch, and one between or beyond."""
+def by_batch(
+    job: Job,
+    *,
+    limit_s: float,
+    known: Mapping[Place, What | None] | None = None,
+    whole_s: float | None = None,
+) -> dict[int, float]:
+    """Seconds of a forward and backward pass over so many samples: two, a micro-batch, and one between or beyond.
+
+    Args:
+        known: what lines of the user's do; the time of those that call no torch is left out.
+        whole_s: of a whole micro-batch, where it is known and takes too long to be measured again.
+    """
     setup = job.setup
     micro = setup.recipe.micro_batch
     most = min(job.batch, micro) if isinstance(micro, int) else job.batch
@@ -121,6 +216,9 @@ def by_batch(job: Job, *, limit_s: float) -> dict[int, float]:
         counts = [max(SMALL, most)]
     found = {}
     for count in counts:
+        if count == most == job.batch and whole_s is not None:
+            found[count] = whole_s
+            continue
         run = passing(job, resized(job.kept()[0], count, setup.device))
         try:
             run()
@@ -128,7 +226,10 @@ def by_batch(job: Job, *, limit_s: float) -> dict[int, float]:
             if count <= most:
                 raise
             continue  # there is no memory for more than the run takes at once
-        found[count] = count / settled(timed(run), limit_s=limit_s / len(counts)).value
+        with StackSampler() if known is not None else nullcontext() as seen:
+            found[count] = count / settled(timed(run), limit_s=limit_s / len(counts)).value
+        if seen is not None:
+            found[count] *= 1 - share_of(seen, known or {})
     return found
 
 
@@ -169,74 +270,31 @@ def waiting(device: torch.device) -> Callable[[], object]:
     return lambda: None
 
 
-def _waiting(job: Job, seconds: dict[str, float], laps: Mapping[str, float], syncs: Syncs, *, limit_s: float) -> float:
-    """Seconds of a sample that the loop waits for a value or for something outside, taken out of the stages in which it
-    does. On a GPU a wait shows in the stage that asks for it; on a CPU asking takes the interpreter's time alone."""
-    found = 0.0
-    if job.setup.transform is not None:
-        alone, idle = _transform(job, limit_s=limit_s)
-        if idle >= WAITS:
-            found = min(alone, seconds["transform"])
-        elif syncs.of.get("augment", 0):
-            found = min(seconds["transform"], _asking("augment", min(alone, seconds["transform"]), job, syncs))
-        seconds["transform"] -= found
-    for stage in ("loss", "forward"):
-        if syncs.of.get(stage, 0):
-            lost = _asking(stage, laps.get(stage, 0.0), job, syncs)
-            found += (lost := min(lost, seconds["launch"] + seconds["compute"]))
-            _take(seconds, lost)
-    return found
-
-
-def _asking(stage: str, whole: float, job: Job, syncs: Syncs) -> float:
-    """Seconds of a sample, of the `whole` of a stage, that go to asking for values. Where it does little else, all of
-    them: in Python, what picks a value out and what is done with it take as long as reading it."""
-    reads = syncs.of[stage] * read_s(str(job.setup.device)) / job.batch
-    return whole if reads >= MOSTLY * whole else min(whole, syncs.seconds.get(stage, 0.0) / job.batch)
-
-
 @functools.cache
 def read_s(device: str) -> float:
     """Seconds that Python takes to pick one value out of a tensor of this device and read it."""
     values, taken = torch.zeros(1, 1, 1, 1, device=device), []
+    clock = thread_time if device == "cpu" else perf_counter  # what other programs take of the time is none of it
     for _ in range(5):
-        begun = perf_counter()
+        begun = clock()
         for _ in range(READS):
             values[0, 0, 0, 0].item()
-        taken.append((perf_counter() - begun) / READS)
+        taken.append((clock() - begun) / READS)
     return median(taken)
 
 
-def _take(seconds: dict[str, float], lost: float) -> None:
-    """From compute, and then from launch."""
-    of_compute = min(lost, seconds["compute"])
-    seconds["compute"] -= of_compute
-    seconds["launch"] -= lost - of_compute
-
-
-def _transform(job: Job, *, limit_s: float) -> tuple[float, float]:
-    """(seconds of a sample, share of them in which the process does not run) of the user's transform."""
+def _transform(job: Job, *, limit_s: float) -> float:
+    """Seconds of a sample in the user's transform, alone."""
     setup, batch = job.setup, job.kept()[0]
     images, labels = setup.augment.normalise(batch.images), batch.labels.clone()
     keys, wait, transform = batch.keys(), waiting(setup.device), setup.transform
     assert transform is not None
     with leaving_no_trace(setup.model):
         transform(images, labels, keys)
-        wall, cpu, queued = perf_counter(), process_time(), _queued_s()
 
         def work() -> int:
             transform(images, labels, keys)
             wait()
             return len(images)
 
-        rate = settled(timed(work), limit_s=limit_s)
-        wall, cpu, queued = perf_counter() - wall, process_time() - cpu, _queued_s() - queued
-    return 1 / rate.value, max(0.0, 1 - (cpu + queued) / wall)
-
-
-def _queued_s() -> float:
-    """Seconds that this thread was ready to run and other work had its core; 0 where the kernel does not say."""
-    try:
-        return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    except (OSError, IndexError, ValueError):
-        return 0.0
+        return 1 / settled(timed(work), limit_s=limit_s).value

@@ -19,10 +19,6 @@ from typing import final
 
 from headway.core.profile import Ceiling, Together
 
-FIXED = ("launch", "optimizer", "other")
-"""Stages of the loop that take as long for a step of any batch: a larger one pays for each of them."""
-LAUNCH = "launch"
-
 
 def seconds_together(input_alone: float, loop_alone: float, input_beside: float, loop_beside: float) -> float:
     """Of a sample; all arguments likewise."""
@@ -80,21 +76,19 @@ class Model:
         return Model(seconds, self.input_slower, self.loop_slower)
 
     def without(self, stage: str) -> Model:
-        """The same if a stage took nothing; `launch` is all that a step takes whatever its batch."""
-        gone = FIXED if stage == LAUNCH else (stage,)
-        return self.with_seconds(dict.fromkeys(gone, 0.0))
+        """The same if a stage took nothing."""
+        return self.with_seconds({stage: 0.0})
 
     def gains(self) -> list[tuple[str, float]]:
-        """(stage, how many times the images/s if it took nothing), the largest first; of two that would give as much,
-        the one that takes longer."""
+        """Every stage that takes time, with how many times the images/s the job would give if it took nothing. The
+        first is the limit: the largest gain, and of two that would give as much, the stage that takes longer. So no
+        other row of its side, loader, loop or stalls, is lower in the table."""
         now = self.images_s()
-        found = []
-        for stages in self.seconds.values():
-            for stage, seconds in stages.items():
-                if stage in FIXED and stage != LAUNCH:
-                    continue
-                taken = sum(stages.get(one, 0.0) for one in FIXED) if stage == LAUNCH else seconds
-                if taken > 0:
-                    found.append((stage, self.without(stage).images_s() / now, taken))
+        found = [
+            (stage, self.without(stage).images_s() / now, seconds)
+            for stages in self.seconds.values()
+            for stage, seconds in stages.items()
+            if seconds > 0
+        ]
         found.sort(key=lambda one: (-round(one[1], 3), -one[2]))
         return [(stage, gain) for stage, gain, _ in found]

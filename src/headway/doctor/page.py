@@ -18,7 +18,7 @@ from headway.page.panel import Panel
 SECTIONS = ("Verdict", "Stages", "Whole runs", "Knobs", "Machine")
 SIDES_PX = range(64, 513, 8)
 """Sides of an image in the chart of the rates by image size; too many for a marker on each."""
-BY_PIXEL = frozenset({"augment", "collate", "copy", "transform", "compute"})
+BY_PIXEL = frozenset({"augment", "collate", "copy", "normalise", "transform", "compute"})
 """Stages whose seconds grow with the pixels of an image in the batch."""
 OF_THE_SET = frozenset({"storage", "decode"})
 """Those that grow with the pixels of an image in the set."""
@@ -187,7 +187,8 @@ def _sizes(profile: Profile) -> Panel | None:
         log_y=True,
         section="Stages",
         order=220,
-        note="Computed from one size: seconds of augment, collate, copy, transform and compute grow with the pixels, "
+        note="Computed from one size: seconds of augment, collate, copy, normalise, transform and compute grow with "
+        "the pixels, "
         + ("and so do those of storage and decode" if growing > BY_PIXEL else FIXED)
         + "; the others stay. The lower line limits; where they cross, the limit changes.",
     )

@@ -30,7 +30,8 @@ from headway.core.run import Run
 from headway.core.world import World
 from headway.data.options import SYNTHETIC
 from headway.doctor import environment
-from headway.doctor.doctor import FULL, QUICK, Budget, examination
+from headway.doctor.budget import FULL, QUICK, Budget
+from headway.doctor.doctor import examination
 from headway.doctor.job import MEASURED, Job, quiet, with_values
 from headway.doctor.joint import GAIN, Exchange, Joint, Tried, exchange, together, tried
 from headway.doctor.loop import looped
@@ -38,7 +39,7 @@ from headway.doctor.model import Model
 from headway.doctor.verdict import verdict
 from headway.doctor.whole import run
 from headway.train.elastic import Ranks
-from headway.train.hosts import hosts_of
+from headway.train.hosts import hosts_of, shared
 from headway.train.inputs import Say
 from headway.train.launch import launch
 from headway.train.progress import Silent
@@ -73,6 +74,7 @@ def examine(
         fix = "Leave --procs and --hosts out."
         raise UsageError(f"this process was started by a launcher ({above.launcher}) and cannot be one", fix=fix)
     loaded = load_recipe(recipe, overrides)
+    shared(loaded.recipe.batch, sum(host.procs for host in on))
     with tempfile.TemporaryDirectory(prefix="headway-doctor-", dir=Path.cwd() if hosts else None) as folder:
         target = Path(folder) / "profile.json"
         asked = {"recipe": str(recipe.resolve()), "overrides": list(overrides), "quick": quick, "folder": folder}
@@ -266,7 +268,7 @@ def joined(
             "runs": (*runs, warm),
             "predicted": predicted,
             "measured": measured,
-            "verdict": verdict(model, device, warm),
+            "verdict": verdict(model, device, warm, (), ceilings),
             "knobs": tuple(sorted(knobs, key=lambda one: -one.images_s)),
         }
     )

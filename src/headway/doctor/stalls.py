@@ -68,7 +68,7 @@ def checkpoint(job: Job, *, limit_s: float) -> Stall:
     other.take(job.kept())
     found, begun = list[float](), perf_counter()
     if options.asynchronous:  # a second one would wait for the first one's thread
-        while len(found) < CHECKPOINTS and perf_counter() - begun < limit_s:
+        while not found or (len(found) < CHECKPOINTS and perf_counter() - begun < limit_s):
             found += _saved(other, 1, limit_s)
     else:
         found = _saved(other, SETTLED + CHECKPOINTS, limit_s)

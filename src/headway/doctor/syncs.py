@@ -1,29 +1,65 @@
-"""Counts where a step waits for the device: whatever asks for a tensor's value."""
+"""Counts, in a few steps, where values of tensors are read, and what the user's lines call: operations of torch, and
+functions that sleep, take a lock, or read a file.
+
+What is counted makes a step take longer. So it tells what a line does; how long that takes is for `stack_sampler`.
+"""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from time import perf_counter_ns
-from typing import Any, final
+from time import perf_counter_ns, thread_time_ns
+from types import FrameType
+from typing import Any, Literal, final
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from headway.doctor.user_code import Place, find_place
 from headway.train.trainer import Trainer
 
-ASKING = ("item", "__bool__", "__int__", "__float__", "__index__", "tolist", "numpy", "cpu", "nonzero")
-"""Methods of a tensor that need its values on the host. Iterating over a tensor of values asks by `item`."""
+Waits = Literal["sleep", "lock", "file"]
+
+_READS = (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default)
+"""Operations that need a tensor's values on the host."""
+_LOCKS = frozenset({"_thread", "_queue"})
+_FILES = frozenset({"_io", "mmap", "_socket", "_ssl"})
+"""Modules in C whose objects wait for a lock, and for a file or a connection."""
+_OPENS = frozenset({"_io", "io"})
+_POSIX = frozenset({"open", "read", "pread", "readv", "preadv", "write", "pwrite", "writev", "sendfile"})
+_POSIX |= {"fsync", "fdatasync", "sync", "stat", "lstat", "listdir", "scandir"}
+_WRAPS = ("/torch/_compile.py", "/torch/_dynamo/eval_frame.py")
+_NUMPY = frozenset({"fromfile", "tofile"})
+
+
+@final
+@dataclass
+class Line:
+    """What a line of the user's calls in one step, in the mean.
+
+    Attributes:
+        reads: values of tensors that it reads. operations: of torch, reads included. operation_s: of the
+            processor, that these take.
+        calls: seconds of waiting in functions that sleep or take a lock, and of functions that deal with a file.
+    """
+
+    reads: float = 0.0
+    operations: float = 0.0
+    operation_s: float = 0.0
+    calls: dict[Waits, float] = field(default_factory=dict)
 
 
 @final
 @dataclass
 class Syncs:
-    """Of one step, in the mean: how often values were asked for, and how long that took; by stage of the Clock."""
+    """Reads of values in one step, in the mean: how many and how many seconds they take, by stage of the Clock; and
+    what each line of the user's does."""
 
     of: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    lines: dict[Place, Line] = field(default_factory=dict)
 
     @property
     def count(self) -> float:
@@ -32,81 +68,124 @@ class Syncs:
 
 @final
 class _Counting(TorchDispatchMode):
-    """Counts reads of values; where a stage of the Clock ends, they are that stage's."""
+    """Counts operations by the user's line, and reads of values; where a stage of the Clock ends, they are that
+    stage's."""
 
-    def __init__(self) -> None:
+    def __init__(self, found: Syncs) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.pending = 0
+        self._lines = found.lines
+        self.reads, self.read_ns = 0, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten._local_scalar_dense.default or func is torch.ops.aten.nonzero.default:
-            self.pending += 1
-        return func(*args, **(kwargs or {}))
+        place, begun, ran = find_place(_caller()), perf_counter_ns(), thread_time_ns()
+        result = func(*args, **(kwargs or {}))
+        spent, ran = perf_counter_ns() - begun, thread_time_ns() - ran
+        reads = func in _READS
+        if reads:
+            self.reads += 1
+            self.read_ns += spent
+        if place is not None:
+            line = self._lines.setdefault(place, Line())
+            line.reads += reads
+            line.operations += 1
+            line.operation_s += ran / 1e9
+        return result
+
+
+def _caller() -> FrameType | None:
+    """The frame that has called an operation, from within a dispatch mode, which torch wraps."""
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None and frame.f_code.co_filename.endswith(_WRAPS):
+        frame = frame.f_back
+    return frame
+
+
+@final
+class _Calls:
+    """Takes the time of functions in C that the user's lines call, as a profile function of this thread."""
+
+    def __init__(self, found: Syncs) -> None:
+        self._lines = found.lines
+        self._open: tuple[Any, Waits, int, int] | None = None
+
+    def __call__(self, frame: FrameType, event: str, function: Any) -> None:
+        if event == "c_call":
+            kind = waits_in(function)
+            if kind is not None:
+                self._open = function, kind, perf_counter_ns(), thread_time_ns()
+        elif self._open is not None and event in ("c_return", "c_exception") and self._open[0] is function:
+            _, kind, begun, ran = self._open
+            self._open = None
+            spent = perf_counter_ns() - begun
+            if kind != "file":  # who takes a lock that is free does not wait for it
+                spent = max(0, spent - (thread_time_ns() - ran))
+            if (place := find_place(frame)) is not None:
+                calls = self._lines.setdefault(place, Line()).calls
+                calls[kind] = calls.get(kind, 0.0) + spent / 1e9
+
+
+def waits_in(function: Any) -> Waits | None:
+    """Tells what a function in C may wait for; None: for nothing that is known."""
+    name, module = function.__name__, getattr(function, "__module__", None)
+    if module == "time":
+        return "sleep" if name == "sleep" else None
+    if module in _OPENS:
+        return "file"
+    if module == "posix":
+        return "file" if name in _POSIX else None
+    if module is not None:
+        return "file" if name in _NUMPY else None
+    of = type(getattr(function, "__self__", None)).__module__
+    return "lock" if of in _LOCKS else "file" if of in _FILES else None
 
 
 @final
 class _Lapped:
     """A Clock whose marks tell what was counted since the one before."""
 
-    def __init__(self, clock: Any, mode: _Counting, found: Syncs, spent: list[int]) -> None:
-        self._clock, self._mode, self._found, self._spent = clock, mode, found, spent
+    def __init__(self, clock: Any, mode: _Counting, found: Syncs) -> None:
+        self._clock, self._mode, self._found = clock, mode, found
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._clock, name)
 
     def lap(self, stage: str) -> None:
         self._clock.lap(stage)
-        found = self._found
-        if self._mode.pending:
-            found.of[stage] = found.of.get(stage, 0) + self._mode.pending
-            self._mode.pending = 0
-        if self._spent[0]:
-            found.seconds[stage] = found.seconds.get(stage, 0.0) + self._spent[0] / 1e9
-            self._spent[0] = 0
+        mode, found = self._mode, self._found
+        if mode.reads:
+            found.of[stage] = found.of.get(stage, 0) + mode.reads
+            found.seconds[stage] = found.seconds.get(stage, 0.0) + mode.read_ns / 1e9
+            mode.reads = mode.read_ns = 0
 
 
-def counted(trainer: Trainer, steps: int = 3) -> Syncs:
-    """Lets a Trainer do some steps, twice, and counts. What is read for a record, which waits by design, is not
-    counted."""
-    found, mode, spent, clock = Syncs(), _Counting(), [0], trainer.clock
-    trainer.clock = _Lapped(clock, mode, found, spent)  # type: ignore[assignment]
+def count_syncs(trainer: Trainer, steps: int = 3) -> Syncs:
+    """Counts while a Trainer does some steps. What is read for a record, which waits by design, is not counted."""
+    found = Syncs()
+    mode, clock = _Counting(found), trainer.clock
+    trainer.clock = _Lapped(clock, mode, found)  # type: ignore[assignment]
     try:
-        with mode:
-            trainer.run(steps)
-        found.seconds.clear()
-        with _timing(spent):
+        with mode, _profiling(_Calls(found)):
             trainer.run(steps)
     finally:
         trainer.clock = clock
+    for line in found.lines.values():
+        line.reads /= steps
+        line.operations /= steps
+        line.operation_s /= steps
+        line.calls = {kind: seconds / steps for kind, seconds in line.calls.items()}
     return Syncs(
         {stage: count / steps for stage, count in found.of.items() if stage != "log"},
         {stage: seconds / steps for stage, seconds in found.seconds.items() if stage != "log"},
+        found.lines,
     )
 
 
 @contextmanager
-def _timing(spent: list[int]) -> Iterator[None]:
-    """Within it the nanoseconds of ASKING are added up."""
-    own = {name: vars(torch.Tensor)[name] for name in ASKING if name in vars(torch.Tensor)}
-    base = {name: getattr(torch.Tensor, name) for name in ASKING}
-
-    def timing(method: Any) -> Any:
-        def asked(*args: Any, **kwargs: Any) -> Any:
-            begun = perf_counter_ns()
-            try:
-                return method(*args, **kwargs)
-            finally:
-                spent[0] += perf_counter_ns() - begun
-
-        return asked
-
-    for name, method in base.items():
-        setattr(torch.Tensor, name, timing(method))
+def _profiling(calls: _Calls) -> Iterator[None]:
+    """Within it calls of functions in C are told, on this thread. A debugger's or a profiler's function waits."""
+    before = sys.getprofile()
+    sys.setprofile(calls)
     try:
         yield
     finally:
-        for name in base:
-            if name in own:
-                setattr(torch.Tensor, name, own[name])
-            else:
-                delattr(torch.Tensor, name)
+        sys.setprofile(before)

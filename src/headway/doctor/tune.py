@@ -17,7 +17,8 @@ from headway.core.profile import Knob, Profile, Rate
 from headway.core.recipe import Loaded, load
 from headway.core.recipe_text import given
 from headway.core.statistics import median_interval
-from headway.doctor.doctor import FULL, QUICK, Budget, examination, machine
+from headway.doctor.budget import FULL, QUICK, Budget
+from headway.doctor.doctor import examination, machine
 from headway.doctor.job import Job, override, quiet
 from headway.doctor.packing import Packing
 from headway.doctor.tune_packs import Packs

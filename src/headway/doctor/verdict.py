@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headway.core.profile import Ceiling, Kind, Verdict, WholeRun
+from headway.core.profile import OFF, Ceiling, Code, Kind, Verdict, WholeRun
 from headway.doctor.model import Model
 
 CONFIRMED = 0.10
 """Prediction and measurement differ by no more."""
+
+MOST = 0.9
+"""Share of a stage that is called all of it."""
 
 KINDS: dict[str, Kind] = {
     "storage": "host/IO limited",
@@ -17,7 +20,14 @@ KINDS: dict[str, Kind] = {
     "collate": "host/IO limited",
     "copy": "host/IO limited",
     "launch": "launch limited",
+    "optimizer": "launch limited",
+    "other": "launch limited",
     "compute": "device limited",
+    "python": "host/IO limited",
+    "sleep": "host/IO limited",
+    "lock": "host/IO limited",
+    "file": "host/IO limited",
+    "gc": "host/IO limited",
     "sync": "sync limited",
     "reduce": "communication limited",
     "slow rank": "communication limited",
@@ -25,7 +35,7 @@ KINDS: dict[str, Kind] = {
     "checkpoint": "stall limited",
     "log": "stall limited",
 }
-"""By the stage; `transform` by where it is done."""
+"""By the stage; `normalise` and `transform` by where they are done."""
 
 WORDS = {
     "storage": "reading the records",
@@ -33,10 +43,16 @@ WORDS = {
     "augment": "crop, flip and shift while decoding",
     "collate": "making batches of samples",
     "copy": "copying batches to the device",
-    "transform": "augmenting the batch in the loop",
-    "launch": "what a step takes whatever its batch (starting kernels, the optimizer, the loop)",
+    "normalise": "normalising and augmenting the batch in the loop",
+    "transform": "the recipe's transform",
+    "launch": "what forward and backward take whatever the batch (starting kernels)",
     "compute": "forward and backward",
     "sync": "waiting for values in the loop",
+    "python": "the recipe's own Python code",
+    "sleep": "sleeping or waiting in the recipe's own code",
+    "lock": "waiting for a lock in the recipe's own code",
+    "file": "reading or writing files in the recipe's own code",
+    "gc": "garbage collection",
     "reduce": "summing gradients over the ranks",
     "slow rank": "waiting for the slowest rank",
     "evaluate": "evaluations",
@@ -49,39 +65,62 @@ WORDS = {
 
 
 def kind_of(stage: str, device: str) -> Kind:
-    if stage == "transform":
+    if stage in ("normalise", "transform"):
         return "host/IO limited" if device == "cpu" else "device limited"
     return KINDS[stage]
 
 
-def verdict(model: Model, device: str, run: WholeRun | None, laps: Sequence[Ceiling] = ()) -> Verdict:
-    """Args: device: cpu or cuda. run: the whole job, where it ran. laps: the loop's stages as they were in it."""
+def verdict(
+    model: Model,
+    device: str,
+    run: WholeRun | None,
+    laps: Sequence[Ceiling] = (),
+    ceilings: Sequence[Ceiling] = (),
+) -> Verdict:
+    """Names the limit: the stage of the table without which the job would give most, see `Model.gains`.
+
+    Args:
+        device: cpu or cuda. run: the whole job, where it ran. laps: the loop's stages as they were in it.
+        ceilings: the stages, for the user's lines in them.
+    """
     (stage, gain), *others = model.gains()
     behind = model.without(stage).gains()
     following = behind[0][0] if behind else (others[0][0] if others else stage)
     kind = kind_of(stage, device)
+    code = next((one.code[0] for one in ceilings if one.stage == stage and one.code), None)
+    what = WORDS[stage] + _of(code, stage, ceilings)
     unexplained, confirmed = "", False
     if run is not None and run.error is not None and run.images_s is not None:
         confirmed = abs(run.error) <= CONFIRMED
         if not confirmed:
             unexplained = _unexplained(model, run, laps)
     share = 1 - 1 / gain if gain > 1 else 0.0
-    text = f"The run is {kind}: {WORDS[stage]} takes {share:.0%} of its time"
+    text = f"The run is {kind}: {what} takes {share:.0%} of its time"
     if share < 0.005:
-        text = f"The run is {kind}: {WORDS[stage]} takes longest, though something else takes as long beside it"
+        text = f"The run is {kind}: {what} takes longest, though something else takes as long beside it"
     text += f". Without that it would give at most {max(gain, 1.0):.2f} times the images/s"
     text += f", and {WORDS[following]} would limit it." if following != stage else "."
     if unexplained:
-        text += " A short run of the whole job does not confirm that; other work on the machine may be why."
+        text += OFF
     return Verdict(
         kind=kind,
         stage=stage,
         sentence=text,
         next_stage=following,
         most=max(gain, 1.0),
+        code=code,
         confirmed=confirmed,
         unexplained=unexplained,
     )
+
+
+def _of(code: Code | None, stage: str, ceilings: Sequence[Ceiling]) -> str:
+    """Names the user's line, and how much of the stage it is where that is not all."""
+    if code is None:
+        return ""
+    whole = sum(one.seconds for one in ceilings if one.stage == stage)
+    share = code.seconds / whole if whole else 1.0
+    return f" ({code})" if share >= MOST else f" ({code}: {share:.0%} of it)"
 
 
 def _unexplained(model: Model, run: WholeRun, laps: Sequence[Ceiling]) -> str:
@@ -92,7 +131,10 @@ def _unexplained(model: Model, run: WholeRun, laps: Sequence[Ceiling]) -> str:
     if run.error < 0:
         return f"The whole job is {off:.0%} faster than its stages say: something was slower while they were measured."
     alone_of = {**model.seconds["loop"]}
-    alone_of["compute"] = alone_of.get("compute", 0.0) + alone_of.get("launch", 0.0)  # one lap
+    # The Clock has one lap for each of these.
+    of_passes = ("launch", "python", "sync", "sleep", "lock", "file", "gc")
+    alone_of["compute"] = sum(alone_of.get(stage, 0.0) for stage in ("compute", *of_passes))
+    alone_of["transform"] = alone_of.get("transform", 0.0) + alone_of.get("normalise", 0.0)
     worst = max(laps, key=lambda one: one.seconds - alone_of.get(one.stage, 0.0), default=None)
     text = (
         f"{off:.0%} of the whole job's time is not explained by its stages, loader and loop beside each other included"

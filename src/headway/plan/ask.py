@@ -72,7 +72,7 @@ def of_profile(profile: Profile, workload: Workload) -> Known:
         raise UsageError(what, where="--profile", fix="Examine the recipe that is planned, at its image size.")
     of_loop = {one.stage: one.seconds for one in profile.ceilings if one.side == "loop"}
     total = sum(of_loop.values()) * profile.batch
-    grows = of_loop.get("transform", 0.0)
+    grows = of_loop.get("normalise", 0.0) + of_loop.get("transform", 0.0)
     if profile.facts.get("syncs a step", 0.0) >= profile.batch:
         grows += of_loop.get("sync", 0.0)
     points = [(float(samples), seconds) for samples, seconds in profile.launch.items() if seconds > 0]

@@ -1,0 +1,100 @@
+"""Cases in which the user's own code is slow: what it does, and where, with a strength drawn by chance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from random import Random
+from typing import Any, final
+
+from bench._accuracy.results import digest
+from bench._doctor import user_code
+from bench._doctor.jobs import BASES, Job, network
+from bench._doctor.user_code import AMOUNT, DOES
+
+MODULE = "bench._doctor.user_code"
+RANGES = {
+    "sleep": (50.0, 150.0),
+    "numpy": (800.0, 2500.0),
+    "lock": (120.0, 300.0),
+    "collect": (200.0, 600.0),
+    "read": (400.0, 1200.0),
+    "log": (6000.0, 18000.0),
+}
+"""Milliseconds, thousands of numbers, milliseconds, thousands of objects, MB, and lines: each takes most of a step of
+the base, which takes some 10 to 30 ms on a core. Of a lock a step waits for what is left after its own work."""
+STAGES = {"sleep": "sleep", "numpy": "python", "lock": "lock", "collect": "gc", "read": "file", "log": "python"}
+"""That are right where the code is not the transform's, which is a stage of its own."""
+PLACES = ("transform", "forward", "loss", "metrics")
+INJECTORS = (
+    *((place, does) for does in ("sleep", "numpy") for place in PLACES),
+    *(("forward or loss", does) for does in ("lock", "collect", "read", "log")),
+)
+"""Twelve: where, and what."""
+
+
+@final
+@dataclass(frozen=True)
+class UserCase:
+    """A job whose user's code is slow.
+
+    Attributes:
+        number: in the order of its seed. where: transform, forward, loss or metrics. does: of `user_code.ALL`.
+    """
+
+    seed: int
+    number: int
+    where: str
+    does: str
+    amount: float
+
+    @property
+    def text(self) -> str:
+        return f"{self.does} in {self.where} ({self.amount:g})"
+
+    @property
+    def stage(self) -> str:
+        return "transform" if self.where == "transform" else STAGES[self.does]
+
+    @property
+    def place(self) -> str:
+        return f"{Path(user_code.__file__).name}:{user_code.line_of(self.does)}"
+
+    def job(self) -> Job:
+        base, args = BASES["cifar"], {"does": self.does, "amount": self.amount}
+        if self.where == "transform":
+            return base.but({"transform": f"{MODULE}:transform"}, {DOES: self.does, AMOUNT: f"{self.amount}"})
+        if self.where == "forward":
+            return base.but(network(f"{MODULE}:Net", **args))
+        task = {"task.factory": f"{MODULE}:Slow", "task.args": {"where": self.where, **args}}
+        # Metrics of training are those of the steps that are logged.
+        return base.but(task | ({"log_every_steps": 1} if self.where == "metrics" else {}))
+
+    def settings(self) -> str:
+        """What a kept measurement of it has to share to count."""
+        return digest([self.job().to_json(), self.stage, Path(user_code.__file__).read_text(encoding="utf-8")])
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "user_code": True,
+            "seed": self.seed,
+            "number": self.number,
+            "settings": self.settings(),
+            "case": self.text,
+            "truth": [self.stage, self.place],
+        }
+
+
+def user_draws(seed: int) -> Iterator[UserCase]:
+    """Cases without end: all injectors in an order drawn by chance, then all again in another one."""
+    for number in count():
+        turn, place = divmod(number, len(INJECTORS))
+        order = list(INJECTORS)
+        Random(f"user code, turn {turn} of {seed}").shuffle(order)
+        where, does = order[place]
+        random = Random(f"user code, case {number} of {seed}")
+        low, high = RANGES[does]
+        amount = float(f"{low * (high / low) ** random.random():.3g}")
+        yield UserCase(seed, number, random.choice(where.split(" or ")), does, amount)

@@ -1,0 +1,90 @@
+"""Finds the user's own code on a stack: code outside Headway, torch, NumPy and the standard library."""
+
+from __future__ import annotations
+
+import os
+import sysconfig
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+
+Owner = Literal["user", "package", "library", "torch", "headway"]
+
+_HEADWAY = f"{Path(__file__).resolve().parents[1]}/"
+_TAPS = f"{_HEADWAY}observe/watch_taps.py"
+_TORCH = f"{Path(torch.__file__).resolve().parent}/"
+_NUMPY = f"{Path(np.__file__).resolve().parent}/"
+_STANDARD = tuple(f"{Path(sysconfig.get_paths()[name]).resolve()}/" for name in ("stdlib", "platstdlib"))
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_PREPARED = "prepared"
+"""The function of ours that calls the recipe's transform."""
+TRANSFORM, FORWARD, BACKWARD = "transform", "forward", "backward"
+
+
+class Place(NamedTuple):
+    """A line of the user's code. `within` names the part of a step that runs it: transform, forward, backward, or the
+    function of the user's that was called, such as loss and metrics."""
+
+    within: str
+    file: str
+    line: int
+
+
+@cache
+def owner_of(file: str) -> Owner:
+    """Tells who wrote a source file, by its path."""
+    if file.startswith("<"):  # frozen modules, and what libraries make at run time
+        return "library"
+    path = os.path.realpath(file)
+    if path.startswith(_HEADWAY):
+        # Taps on torch work for the line that reads a value, as torch does.
+        return "library" if path == _TAPS else "headway"
+    if path.startswith(_TORCH) or "torchinductor" in path:
+        return "torch"
+    if path.startswith(_NUMPY):
+        return "library"
+    if any(folder in path for folder in _PACKAGES):
+        return "package"
+    return "library" if path.startswith(_STANDARD) else "user"
+
+
+def find_place(frame: FrameType | None) -> Place | None:
+    """Finds the innermost frame of the user's that the given frame works for; None: torch or Headway works for itself.
+
+    The standard library and NumPy work for whoever calls them. So do installed packages, unless no file of the user's
+    own stands behind them, as with a network of a package.
+    """
+    found: tuple[str, int] | None = None
+    of_package = False
+    while frame is not None:
+        owner = owner_of(frame.f_code.co_filename)
+        if owner in ("torch", "headway"):
+            break
+        if owner == "user":
+            found, of_package = (frame.f_code.co_filename, frame.f_lineno), False
+            break
+        if owner == "package" and not of_package:
+            found, of_package = (frame.f_code.co_filename, frame.f_lineno), True
+        frame = frame.f_back
+    return None if found is None else Place(_within(frame), *found)
+
+
+def _within(frame: FrameType | None) -> str:
+    """Names the part of a step that a frame belongs to."""
+    entry: FrameType | None = None
+    while frame is not None:
+        if owner_of(frame.f_code.co_filename) == "headway":
+            break
+        entry, frame = frame, frame.f_back
+    if frame is not None and frame.f_code.co_name == _PREPARED:
+        return TRANSFORM
+    if entry is None:
+        return FORWARD
+    file = entry.f_code.co_filename
+    if owner_of(file) != "torch":
+        return entry.f_code.co_name
+    return BACKWARD if "/autograd/" in file or file.endswith("/_tensor.py") else FORWARD

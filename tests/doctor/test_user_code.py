@@ -1,0 +1,308 @@
+"""The user's own lines: what they do in a step is told apart, and each is named by file and line."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests._support import packed_digits, write_recipe
+
+from headway.core.importing import import_path
+from headway.doctor.attribute import classify
+from headway.doctor.budget import Budget
+from headway.doctor.doctor import examination
+from headway.doctor.job import Job
+from headway.doctor.loop import Looped, looped
+from headway.doctor.stack_sampler import StackSampler
+from headway.doctor.syncs import Line, waits_in
+from headway.doctor.user_code import Place, find_place, owner_of
+from headway.train.runs import load_recipe
+
+HOLDERS = """
+import gc
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from headway.model import small_net
+from headway.train.task import Classification
+
+LOCK, RELEASED = threading.Lock(), threading.Event()
+HEAP = [{"n": n} for n in range(100_000)]
+BIG = Path(__file__).with_name("big")
+
+
+def hold():
+    while not RELEASED.wait(0.001):
+        with LOCK:
+            time.sleep(0.2)
+
+
+class Net(nn.Module):
+    def __init__(self, num_classes, in_channels=3, *, does="nothing"):
+        super().__init__()
+        self.inner = small_net(num_classes=num_classes, in_channels=in_channels, width=4)
+        self.does = getattr(self, does)
+
+    def forward(self, images):
+        self.does(images)
+        return self.inner(images)
+
+    def nothing(self, images):
+        return None
+
+    def sleeps(self, images):
+        time.sleep(0.05)  # here: sleeps
+
+    def sorts(self, images):
+        np.sort(np.arange(3_000_000) % 65_521)  # here: sorts
+
+    def counts(self, images):
+        return sum(n * n for n in range(600_000))  # here: counts
+
+    def reads(self, images):
+        for _ in range(8_000):
+            images[0, 0, 0, 0].item()  # here: reads
+
+    def locks(self, images):
+        with LOCK:  # here: locks
+            pass
+
+    def collects(self, images):
+        gc.collect()  # here: collects
+
+    def opens(self, images):
+        BIG.read_bytes()  # here: opens
+
+
+def waits(images, labels, keys):
+    time.sleep(0.05)  # here: waits
+    return images, labels
+
+
+class Slow(Classification):
+    def loss(self, outputs, labels):
+        time.sleep(0.05)  # here: loss
+        return super().loss(outputs, labels)
+
+
+class Judging(Classification):
+    def metrics(self, outputs, labels):
+        time.sleep(0.05)  # here: metrics
+        return super().metrics(outputs, labels)
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    where = tmp_path_factory.mktemp("code")
+    packed_digits(where, per_class=30)
+    (where / "holders.py").write_text(HOLDERS)
+    (where / "big").write_bytes(bytes(100 << 20))
+    rare = {"every_epochs": 1e6}
+    write_recipe(where / "plain.yaml", evaluate=rare, checkpoint=rare)
+    return where
+
+
+def line_of(what: str) -> int:
+    """The line of HOLDERS that is marked so."""
+    (found,) = [number for number, line in enumerate(HOLDERS.split("\n"), 1) if line.endswith(f"# here: {what}")]
+    return found
+
+
+def loop_of(folder: Path, *overrides: str) -> Looped:
+    with closing(Job.of(load_recipe(folder / "plain.yaml", overrides), str)) as job:
+        return looped(job, limit_s=0.6, passes_s=0.2)
+
+
+def longest(found: Looped) -> str:
+    return max(found.seconds, key=lambda stage: found.seconds[stage])
+
+
+def assert_named(found: Looped, stage: str, within: str, what: str, line: str) -> None:
+    assert longest(found) == stage
+    first = found.code[stage][0]
+    assert (Path(first.file).name, first.line) == ("holders.py", line_of(line))
+    assert (first.within, first.what) == (within, what)
+    assert str(first).endswith(f"at holders.py:{first.line} in {within}")
+
+
+@pytest.mark.parametrize(
+    ("does", "stage"),
+    [
+        ("sleeps", "sleep"),
+        pytest.param("sorts", "python", marks=pytest.mark.check),
+        pytest.param("counts", "python", marks=pytest.mark.check),
+        pytest.param("reads", "sync", marks=pytest.mark.check),
+        pytest.param("collects", "gc", marks=pytest.mark.check),
+        pytest.param("opens", "file", marks=pytest.mark.check),
+    ],
+)
+def test_what_a_line_of_the_network_does_is_named(folder: Path, does: str, stage: str) -> None:
+    found = loop_of(folder, f"model={{factory: 'holders.py:Net', args: {{does: {does}}}}}")
+    assert_named(found, stage, "forward", stage, does)
+
+
+@pytest.mark.check
+def test_a_lock_that_another_thread_holds_is_named(folder: Path) -> None:
+    hold = import_path("holders.py:hold", base=folder, what="test")
+    released = import_path("holders.py:RELEASED", base=folder, what="test")
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        found = loop_of(folder, "model={factory: 'holders.py:Net', args: {does: locks}}")
+    finally:
+        released.set()
+        thread.join()
+    assert_named(found, "lock", "forward", "lock", "locks")
+
+
+@pytest.mark.check
+@pytest.mark.parametrize(
+    ("overrides", "within", "line"),
+    [
+        (("task={factory: 'holders.py:Slow'}",), "loss", "loss"),
+        (("task={factory: 'holders.py:Judging'}", "log_every_steps=1"), "metrics", "metrics"),
+    ],
+)
+def test_a_loss_and_a_metric_are_told_from_the_network(
+    folder: Path, overrides: tuple[str, ...], within: str, line: str
+) -> None:
+    assert_named(loop_of(folder, *overrides), "sleep", within, "sleep", line)
+
+
+def test_the_verdict_names_the_line_of_a_transform(folder: Path) -> None:
+    short = Budget(each=0.4, passes=0.2, side=0.1, whole=0.4, tries=0.2)
+    with closing(Job.of(load_recipe(folder / "plain.yaml", ["transform=holders.py:waits"]), str)) as job:
+        found = examination(job, str, short, quick=True)
+    assert found.verdict.stage == "transform"
+    assert f"the recipe's transform (sleep at holders.py:{line_of('waits')} in transform" in found.verdict.sentence
+    row = found.ceiling("transform")
+    assert row is not None
+    assert found.verdict.code == row.code[0]
+    assert row.code[0].line == line_of("waits")
+    assert row.seconds >= 0.5 * 0.05 / found.batch
+    assert found.knobs
+    assert any(str(row.code[0]) in knob.name and not knob.override for knob in found.knobs)
+
+
+def test_a_network_of_ours_has_no_lines(folder: Path) -> None:
+    found = loop_of(folder)
+    assert not found.code
+    assert found.seconds["python"] == found.seconds["sleep"] == 0
+
+
+# The sampler.
+
+
+def test_a_sampler_leaves_the_interpreter_as_it_was() -> None:
+    def state() -> object:
+        goes, every_s = signal.getitimer(signal.ITIMER_REAL)
+        return signal.getsignal(signal.SIGALRM), goes > 0, every_s, list(gc.callbacks)
+
+    before = state()
+    with StackSampler() as seen:
+        time.sleep(0.2)
+    assert state() == before
+    place = max(seen.seconds, key=lambda one: seen.seconds[one])
+    assert Path(place.file).name == Path(__file__).name
+    assert seen.waited[place] > 0.5 * seen.seconds[place]
+
+
+def test_a_thread_that_gets_no_signals_is_not_seen() -> None:
+    seen = StackSampler()
+
+    def work() -> None:
+        with seen:
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen.total_s == 0
+
+
+def test_collections_are_timed_as_they_are() -> None:
+    heap = [{"number": number} for number in range(200_000)]
+    with StackSampler() as seen:
+        begun = time.perf_counter()
+        gc.collect()
+        took = time.perf_counter() - begun
+    assert len(heap) == 200_000
+    assert 0.5 * took < sum(seen.collected.values()) <= took
+    assert sum(seen.collected.values()) <= seen.total_s
+
+
+# What a line is, without a clock.
+
+
+def test_code_is_the_users_unless_it_is_a_librarys() -> None:
+    import json
+
+    import numpy as np
+    import torch
+
+    import headway.core.keys
+
+    assert owner_of(__file__) == "user"
+    assert owner_of(json.__file__) == owner_of(np.__file__) == owner_of("<frozen importlib._bootstrap>") == "library"
+    assert owner_of(torch.nn.__file__) == "torch"
+    assert owner_of(headway.core.keys.__file__) == "headway"
+    assert owner_of(pytest.__file__) == "package"
+
+
+def test_a_library_works_for_the_line_that_calls_it() -> None:
+    import json
+
+    seen: list[Place | None] = []
+
+    def default(value: object) -> str:
+        seen.append(find_place(sys._getframe(1)))  # json's own frame
+        return ""
+
+    json.dumps(object(), default=default)
+    assert seen[0] is not None
+    assert seen[0].file == __file__
+
+
+def test_functions_that_wait_are_known_by_their_modules() -> None:
+    import os
+    import queue
+
+    assert waits_in(time.sleep) == "sleep"
+    assert waits_in(threading.Lock().acquire) == waits_in(queue.SimpleQueue().get) == "lock"
+    assert waits_in(open) == waits_in(os.read) == waits_in(sys.__stdout__.write) == "file"  # type: ignore[union-attr]
+    assert waits_in(len) is waits_in(time.perf_counter) is waits_in([].append) is None
+
+
+@pytest.mark.parametrize(
+    ("waited", "line", "what"),
+    [
+        (0.0, Line(), "python"),
+        (0.9, Line(), "sleep"),
+        (0.9, Line(calls={"lock": 0.8}), "lock"),
+        (0.0, Line(calls={"file": 0.6}), "file"),
+        (0.0, Line(calls={"file": 0.2}), "python"),
+        (0.1, Line(operations=3, operation_s=0.9), None),
+        (0.0, Line(operations=200_000), None),
+        (0.0, Line(reads=100_000, operations=400_000), "sync"),
+        (0.0, Line(reads=1, operations=3), "python"),
+    ],
+)
+def test_a_line_is_what_takes_most_of_it(waited: float, line: Line, what: str | None) -> None:
+    place = Place("forward", __file__, 1)
+    assert classify(1.0, waited, line, place, read_s=1e-5, on_cpu=True) == what
+
+
+def test_who_reads_a_value_of_a_device_waits_for_it() -> None:
+    place, line = Place("forward", __file__, 1), Line(reads=1, operations=1, operation_s=0.9)
+    assert classify(1.0, 0.9, line, place, read_s=1e-5, on_cpu=False) == "sync"
