@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -112,6 +114,9 @@ class Inputs:
             "fingerprint": "synthetic" if train is None else train.fingerprint,
             "decoder": "none" if train is None else chosen(recipe.data.decoder),
             "window": recipe.data.window,
+            # The fingerprint is of the columns alone; these stand in the description beside them.
+            "channels": self.channels if train is None else train.description.channels,
+            "classes": "synthetic" if train is None else _digest_of(train.description.label_kind, *train.classes),
         }
 
     def smallest(self, recipe: TrainRecipe) -> tuple[int, int]:
@@ -250,6 +255,10 @@ def decoding(backend: str, threads: int, cores: int | None) -> str:
     others = cores - threads
     rest = f" (the other{'s are' if others > 1 else ' is'} left to training)" if others > 0 else ""
     return f"{what} of {cores} core{'s'[: cores > 1]}{rest}."
+
+
+def _digest_of(*texts: str) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def open_relative(base: Path, uri: str, say: Say) -> data.Dataset:

@@ -14,7 +14,7 @@ import torch
 
 from headway.comm.reducer import Verdict
 from headway.core.clock import Clock
-from headway.core.errors import CommunicationError, Lost, TrainingError, UsageError
+from headway.core.errors import CommunicationError, Lost, UsageError
 from headway.core.run import Run
 from headway.data.batch import Batch
 from headway.data.upload import to_device
@@ -24,6 +24,7 @@ from headway.train.averages import Averages
 from headway.train.checkpoint import Checkpoint, Checkpoints, restore, state_of
 from headway.train.elastic import Ranks, State
 from headway.train.evaluate import Evaluation, evaluate
+from headway.train.fitting import expect_position, expect_same_data, expect_scalars
 from headway.train.ledger import Ledger
 from headway.train.prepare import divided, prepared
 from headway.train.saver import Saver
@@ -97,12 +98,12 @@ class Trainer:
         """Goes back to where a checkpoint was saved; the logs are cut back to it.
 
         Raises:
-            CheckpointError: it belongs to another network. TrainingError: to other data or another decoder.
+            CheckpointError: it belongs to another network, or is damaged. TrainingError: to other data or another
+                decoder.
         """
         scalars = checkpoint.scalars
-        if scalars["data"] != self.setup.inputs.state(self.setup.recipe):
-            what = "the data, the seed or the decoder is not what this run began with"
-            raise TrainingError(what, where=str(checkpoint.path), fix="Put the data back, or start a new run.")
+        expect_scalars(scalars, str(checkpoint.path))
+        expect_same_data(scalars["data"], self.setup.inputs.state(self.setup.recipe), str(checkpoint.path))
         self._load(checkpoint)
         self._saved_step = self.step
         self._ledger.restart_rate(self.step, self.clock)
@@ -110,14 +111,16 @@ class Trainer:
         self.finished = self.step >= self.setup.steps or self.reached_s is not None
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        scalars = checkpoint.scalars
+        scalars, where = checkpoint.scalars, str(checkpoint.path)
+        expect_scalars(scalars, where)
+        expect_position(scalars["position"], checkpoint.step, self.setup.plan, where)
         restore(checkpoint, self.setup.model, self.setup.optimizer, self.setup.masters)
-        self._averages.load(checkpoint.tensors)
-        self.setup.precision.load(scalars["precision"])
+        self._averages.load(checkpoint.tensors, where)
+        self.setup.precision.load(scalars["precision"], where)
         self.step, self.position = checkpoint.step, scalars["position"]
         self.best, self.metrics = scalars["best"], scalars["metrics"]
         self.reached_s = scalars["reached_s"]
-        self._ledger.observer.take(scalars.get("observer"))
+        self._ledger.observer.take(scalars.get("observer"), where)
         self.clock = Clock(scalars["seconds"])
 
     def run(self, steps: int | None = None) -> None:
@@ -314,7 +317,8 @@ class Trainer:
         recipe = {key: value for key, value in self.setup.loaded.leaves() if key not in own}
         if self.precision.chosen:
             recipe["precision"] = "auto"
-        return {**recipe, "the data's fingerprint": self.setup.inputs.state(self.setup.recipe)["fingerprint"]}
+        data = self.setup.inputs.state(self.setup.recipe)
+        return {**recipe, **{f"the data's {name}": data[name] for name in ("fingerprint", "channels", "classes")}}
 
     def progress(self) -> int:
         """Steps and chores done; -1 without a state. It tells a rank that has ended an exchange from one where that has
