@@ -280,3 +280,13 @@ def test_a_checkpoint_in_memory_is_looked_at_too() -> None:
     tensors["optimizer/0.weight/momentum_buffer"] = torch.zeros(1 << 12)
     with pytest.raises(CheckpointError, match=r"the optimizer's state of '0\.weight' does not fit"):
         restore(Checkpoint(Path("the state of another rank"), 1, {}, tensors), model, optimizer)
+
+
+def test_scalars_that_no_manifest_would_give_back_are_not_saved(tmp_path: Path) -> None:
+    deep: Any = 1
+    for _ in range(40):
+        deep = [deep]
+    for scalars, said in (({"a": deep}, "levels deep"), ({1: 1, "1": 2}, "it has '1' twice")):
+        with pytest.raises(CheckpointError, match=f"the scalars cannot be saved: .*{said}"):
+            Checkpoints(tmp_path).save(1, {"a": torch.zeros(1)}, scalars)  # type: ignore[arg-type]
+    assert Checkpoints(tmp_path).newest() is None

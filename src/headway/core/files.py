@@ -22,7 +22,7 @@ _KINDS = (
 )
 
 
-def open_regular(path: str | os.PathLike[str], *, buffering: int = -1) -> BinaryIO:
+def open_regular(path: str | bytes | os.PathLike[str], *, buffering: int = -1) -> BinaryIO:
     """Opens a regular file that comes from outside, for reading; never blocks, whatever lies there.
 
     Raises OSError: it cannot be opened, or it is a folder, a named pipe, a socket or a device.
@@ -66,9 +66,11 @@ def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> byte
 def read_text(path: str | os.PathLike[str], limit: int = TEXT_BYTES) -> str:
     """The text of a regular file that comes from outside, UTF-8 with or without a mark at its beginning.
 
+    Lines end in a newline, whatever they end in there.
+
     Raises OSError: see `read_regular`. UnicodeDecodeError.
     """
-    return read_regular(path, limit).decode("utf-8-sig")
+    return read_regular(path, limit).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def expect_inside(folder: Path, name: str) -> None:
@@ -89,13 +91,13 @@ def is_plain_name(name: object) -> bool:
     )
 
 
-def _expect_regular(found: os.stat_result, path: str | os.PathLike[str]) -> None:
+def _expect_regular(found: os.stat_result, path: str | bytes | os.PathLike[str]) -> None:
     if stat.S_ISREG(found.st_mode):
         return
     if stat.S_ISDIR(found.st_mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fspath(path))
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), os.fsdecode(path))
     kind = next((name for is_kind, name in _KINDS if is_kind(found.st_mode)), "nothing known")
-    raise OSError(errno.EINVAL, f"it is {kind}, and no file", os.fspath(path))
+    raise OSError(errno.EINVAL, f"it is {kind}, and no file", os.fsdecode(path))
 
 
 def writable(*files: Path | None) -> None:

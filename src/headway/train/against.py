@@ -67,7 +67,7 @@ class Side:
 
     @cached_property
     def recipe(self) -> dict[str, str]:
-        return flat(self.run.recipe_path.read_text(encoding="utf-8"))
+        return flat(self.run.recipe_text())
 
     def metrics(self) -> dict[str, float | None]:
         """Of the last evaluation, the loss last."""

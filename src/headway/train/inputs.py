@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Any, final
 import torch
 
 from headway.core.cores import default_threads, usable_cores
-from headway.core.errors import RecipeError
+from headway.core.errors import DataError, RecipeError
 from headway.core.recipe import Loaded
 from headway.data import dataset as data
 from headway.data.augment import measure
@@ -423,6 +424,10 @@ def _resolve_normalisation(loaded: Loaded[TrainRecipe], inputs: Inputs) -> Loade
         reason = "of uniformly random bytes"
     else:
         mean, std = inputs.measured(loaded.recipe)
+        if not all(map(math.isfinite, (*mean, *std))):  # the mean of no image
+            what = f"every one of the {inputs.measurable:,} images that were looked at is damaged"
+            fix = "Run headway verify on the folder, and pack the data again."
+            raise DataError(what, where=str(inputs.train.folder), fix=fix)
         reason = f"over {inputs.measurable} training images"
     for key, measured in (("mean", mean), ("std", std)):
         if getattr(recipe, key) == "auto":

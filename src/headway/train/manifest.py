@@ -10,7 +10,7 @@ from typing import Any, NoReturn, final
 
 from headway.core.errors import CheckpointError
 from headway.core.files import is_plain_name
-from headway.core.outside import JsonError, is_whole, kind_of, parse_object
+from headway.core.outside import DEPTH, JsonError, is_whole, kind_of, parse_object
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -74,6 +74,21 @@ class Manifest:
         if len({file.name for file in files}) < len(files):
             raise CheckpointError(f"{MANIFEST} names a file twice", where=where)
         return Manifest(entries.whole("step", 0, MOST_STEPS), entries.object("scalars"), files)
+
+
+def copied_scalars(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """The scalars as a manifest gives them back.
+
+    Raises CheckpointError: they are such that no manifest with them would be read. TypeError: they are no JSON.
+    """
+    text = json.dumps(dict(scalars))
+    try:
+        found = parse_object(text, depth=DEPTH - 1)  # the manifest is one level more
+    except JsonError as error:
+        raise CheckpointError(f"the scalars cannot be saved: {error}", fix="Save them otherwise.") from None
+    if len(text) > MANIFEST_BYTES // 4:
+        raise CheckpointError(f"the scalars cannot be saved: they have {len(text):,} characters", fix="Save tensors.")
+    return found
 
 
 def _file(entry: Any, path: str, where: str) -> File:

@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from headway.comm.noise import more_samples
@@ -132,7 +131,7 @@ def _compared(runs: Sequence[Run]) -> list[Panel]:
     for run, table in found:
         epochs, values = _thinned(run, table)
         rates = values[:, :, 3] if all(has_rates) else _over(values[:, :, 0], values[:, :, 1])
-        batch = yaml.safe_load(run.recipe_path.read_text(encoding="utf-8"))["batch"]
+        batch = run.recipe_tree()["batch"]
         lines.append((f"batch {batch:,} ({run.folder.resolve().name})", epochs, rates, table.names))
     out = []
     for place, (layer, label) in enumerate(zip(chosen, _labels(chosen), strict=True)):
