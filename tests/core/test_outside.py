@@ -154,3 +154,11 @@ def test_metrics_with_a_pipe_in_their_place_do_not_block(tmp_path: Path) -> None
     (tmp_path / "provenance.json").write_text(json.dumps([1]))
     with pytest.raises(HeadwayError, match=r"provenance\.json is damaged: it holds a list"):
         Run(tmp_path).read_json("provenance")
+
+
+def test_what_a_run_was_made_of_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "provenance.json").write_text('{"samples": true, "base": "/"}')
+    assert Run(tmp_path).about(base=str)["base"] == "/"
+    for name in ("samples", "origins"):
+        with pytest.raises(HeadwayError, match=rf"provenance\.json has (a truth value|null) as {name}"):
+            Run(tmp_path).about(**{name: int})

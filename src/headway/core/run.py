@@ -28,7 +28,7 @@ import numpy as np
 from headway.core import rows
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.files import open_regular, read_text, write_whole
-from headway.core.outside import JsonError, is_whole, parse_object
+from headway.core.outside import JsonError, is_whole, kind_of, parse_object
 from headway.core.recipe_yaml import parse
 
 IDS_BYTES = 24
@@ -163,6 +163,22 @@ class Run:
         except (OSError, UnicodeDecodeError) as error:
             what = f"{path.name} cannot be read ({getattr(error, 'strerror', None) or error})"
             raise HeadwayError(what, where=str(self.folder)) from None
+
+    def about(self, **wanted: type) -> dict[str, Any]:
+        """What provenance.json holds.
+
+        Args:
+            wanted: entries that are needed, and their kinds.
+
+        Raises:
+            HeadwayError: it is not there, is damaged, or lacks one of them.
+        """
+        found: dict[str, Any] = self.read_json("provenance")
+        for name, kind in wanted.items():
+            if type(found.get(name)) is not kind:
+                what = f"provenance.json has {kind_of(found.get(name))} as {name}"
+                raise HeadwayError(what, where=str(self.folder), fix="Copy the run folder again.")
+        return found
 
     def recipe_text(self) -> str:
         """The YAML of its resolved recipe. Raises HeadwayError: it cannot be read."""

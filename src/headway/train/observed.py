@@ -251,7 +251,7 @@ def _samples(value: float) -> str:
 
 def _thinned(run: Run, table: Table) -> tuple[list[float], Numbers]:
     """(epochs, values [time, n, m]) with at most MOST_TIMES times: medians over neighbours."""
-    samples = run.read_json("provenance")["samples"]
+    samples = run.about(samples=int)["samples"]
     parts = np.array_split(np.arange(len(table.steps)), min(MOST_TIMES, len(table.steps)))
     middle = _quiet(lambda: np.stack([np.nanmedian(table.values[part], axis=0) for part in parts]))
     epochs = [float(table.positions[part[-1]]) / samples for part in parts]

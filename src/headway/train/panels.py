@@ -92,7 +92,7 @@ def report(run: Run, beside: Sequence[Run] = ()) -> Path:
         beside: other runs, whose layers' rates are drawn with this one's.
     """
     records = list(run.metrics())
-    about, recipe = run.read_json("provenance"), run.recipe_text()
+    about, recipe = run.about(origins=dict, command=list, host=dict, versions=dict), run.recipe_text()
     summary = run.summary()
     for path in run.panels.glob("compared-*.json"):  # with runs that may not be beside it now
         path.unlink()
