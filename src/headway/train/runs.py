@@ -437,7 +437,8 @@ def trained(run: Run, *, say: Say, wide: bool = False) -> Setup:
 
 
 def _target_of(entry: dict[str, Any], run: Run) -> Target:
-    kind, classes, numbers = (entry.get(name) for name in ("kind", "classes", "numbers"))
+    found: list[Any] = [entry.get(name) for name in ("kind", "classes", "numbers")]
+    kind, classes, numbers = found
     named = isinstance(classes, list) and all(isinstance(one, str) for one in classes)
     if kind not in LABELS or not named or not is_whole(numbers, 1, 1 << 31):
         fix = "Copy the run folder again."
