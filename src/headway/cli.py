@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import shlex
 import shutil
@@ -17,6 +16,7 @@ import typer
 
 from headway import examine, planning, study
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
+from headway.core.failures import expect_address_space, sentence_of
 from headway.core.files import writable
 from headway.screen import Json, say, show
 
@@ -467,6 +467,7 @@ def main() -> None:
     debug = "--debug" in sys.argv  # before or after the verb
     sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     try:
+        expect_address_space("".join(sys.argv[1:2]))
         app(prog_name="headway")
     except UserCodeError as error:
         cause = error.__cause__
@@ -475,10 +476,10 @@ def main() -> None:
         _fail(error, error.exit_status, debug)
     except HeadwayError as error:
         _fail(error, error.exit_status, debug)
-    except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        what = f"the disk is full ({error.filename or 'no space left'})" if full else str(error)
-        _fail(HeadwayError(what, fix="Nothing before it is lost; make room and try again." if full else ""), 1, debug)
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:
+        if (sentence := sentence_of(error)) is None:
+            raise
+        _fail(sentence, 1, debug)
     except SystemExit as left:
         if left.code == UsageError.exit_status and sys.argv[1:2] == ["assess"] and "--" not in sys.argv:
             say("Options of the script come after --: headway assess train.py --target-val 0.9 -- --lr 0.1.")

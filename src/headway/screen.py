@@ -8,14 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
+from headway.core.shown import plain
+
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 
 
 def say(text: str) -> None:
-    """A message for the user, apart from the result."""
-    print(text, file=sys.stderr, flush=True)
+    """A message for the user, apart from the result; control characters of names in it are shown, not obeyed."""
+    print(plain(text), file=sys.stderr, flush=True)
 
 
 def show(result: Any, as_json: bool, text: str) -> None:
     """The result, as one line of JSON or as a text."""
-    print(json.dumps(result, default=str) if as_json else text, flush=True)
+    print(json.dumps(result, default=str) if as_json else plain(text), flush=True)

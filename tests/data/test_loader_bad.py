@@ -134,7 +134,9 @@ def test_a_damaged_sample_stops_the_iteration(copy: Path) -> None:
 
 def test_where_every_sample_is_damaged_nothing_is_served(copy: Path) -> None:
     data = damage(copy, list(range(N)))
-    with pytest.raises(DataError, match=r"every sample is damaged\. Pack the data again\."):
+    with pytest.raises(
+        DataError, match=r"every sample is damaged\. Run headway verify on the folder, and pack the data again\."
+    ):
         next(iter(loader(data)))
     assert {row[3] for row in rows(loader(data, stop=N, on_bad="mask"))} == {-1}
     one_left = damage(copy, [4])  # flipped back

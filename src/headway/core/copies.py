@@ -75,8 +75,11 @@ class Copies:
         """Takes such a state over, in place. Raises CheckpointError: it is another network's, or there is none."""
         size = len(self._prefix)
         found = {name[size:]: value for name, value in tensors.items() if name.startswith(self._prefix)}
-        shapes = {name: value.shape for name, value in found.items()}
-        if shapes != {name: value.shape for name, value in self._copies.items()}:
-            raise CheckpointError(f"the {self._what} of this checkpoint are another network's")
+        kinds = {name: (value.shape, value.dtype) for name, value in found.items()}
+        wanted = {name: (value.shape, value.dtype) for name, value in self._copies.items()}
+        if kinds != wanted:
+            wrong = sorted(name for name in kinds.keys() | wanted.keys() if kinds.get(name) != wanted.get(name))[0]
+            what = f"the {self._what} of this checkpoint are another network's"
+            raise CheckpointError(f"{what}: {self._prefix + wrong!r} is missing, unknown, or of another shape or type")
         for name, value in found.items():
             self._copies[name].copy_(value)

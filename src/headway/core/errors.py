@@ -8,6 +8,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+from headway.core.shown import plain
+
 
 class HeadwayError(Exception):
     """What went wrong, where it was seen, and how to mend it.
@@ -22,7 +24,8 @@ class HeadwayError(Exception):
 
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         self.what, self.where, self.fix = what, where, fix
-        text = f"{where}: {what}" if where else what
+        # A place is a name, often of a file of somebody else: it stays in its line, and moves no cursor.
+        text = f"{plain(where, lines=False)}: {what}" if where else what
         super().__init__(" ".join(_sentence(part) for part in (text, fix) if part))
 
 

@@ -10,7 +10,8 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headway.core.errors import UsageError
-from headway.core.files import write_whole
+from headway.core.files import read_text, write_whole
+from headway.core.outside import JsonError, parse_object
 
 VERSION = 1
 """Of both schemas; a file of another one is refused."""
@@ -454,10 +455,16 @@ class Profile(Record):
 
 def _read(path: Path, kind: type[R], fix: str) -> R:
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         what = f"it cannot be read ({getattr(error, 'strerror', None) or error})"
         raise UsageError(what, where=str(path), fix=fix) from None
+    try:
+        parse_object(text)
+    except JsonError as error:
+        raise UsageError(
+            f"this is no {kind.__name__} of version {VERSION}: {error}", where=str(path), fix=fix
+        ) from None
     try:
         return kind.model_validate_json(text)
     except ValidationError as error:

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headway.core.errors import RecipeError, nearest
+from headway.core.files import read_text
 from headway.core.recipe_yaml import Writer, parse, parse_value, put
 
 
@@ -90,7 +91,7 @@ def load(
             combination.
     """
     try:
-        text = path.read_text(encoding="utf-8-sig")
+        text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
         what = f"the {kind} cannot be read ({getattr(error, 'strerror', None) or error})"
         known = isinstance(error, FileNotFoundError | IsADirectoryError)
@@ -152,6 +153,9 @@ _KIND = re.compile(r"(constrained-)?(int|float|str|bool)|.*\[.*\]|[A-Z]\w*")
 """What pydantic adds to a key where a value may be of several kinds, as in `micro_batch.int`, `device.Device.title`."""
 
 
+MOST_ERRORS = 50
+"""Of one recipe that are named."""
+
 WORDS = {
     **dict.fromkeys(("int_from_float", "int_parsing", "int_type"), "a whole number"),
     **dict.fromkeys(("float_parsing", "float_type"), "a number"),
@@ -170,8 +174,9 @@ def _explain(
     kinds: dict[str, tuple[int, list[str]]] = {}  # place in `out`, and what a value of several kinds should be
     # A key that is missing is often there, misspelt: the one that nobody knows stands first.
     entries = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
+    more = len(entries) - MOST_ERRORS
     places = [_keys(entry["loc"], tree, missing=entry["type"] == "missing") for entry in entries]
-    for entry, keys in zip(entries, places, strict=True):
+    for entry, keys in zip(entries[:MOST_ERRORS], places, strict=False):
         dotted = ".".join(keys)
         if any(other[: len(keys)] == keys != other for other in places):  # of several kinds, the one with keys is meant
             continue
@@ -200,6 +205,8 @@ def _explain(
             close = nearest(entry["input"], choices, only_close=True) if choices else ""
             what = f"{where}{dotted}: Input should be {' or '.join(found)}, not {_shown(entry['input'])}."
             out[place] = f"{what} {close}".rstrip()
+    if more > 0:
+        out.append(f"{path.name}: {more:,} more errors.")
     return "\n".join(out)
 
 

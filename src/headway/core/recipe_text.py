@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from headway.core.errors import RecipeError
+from headway.core.files import read_text
 from headway.core.recipe import Part
 from headway.core.recipe_yaml import Reader, Writer, parse, parse_value, put
 
@@ -26,7 +27,7 @@ def given(path: Path, overrides: Sequence[str], values: Mapping[str, Any], model
     Raises:
         RecipeError: no such file, no YAML. pydantic.ValidationError: this is no such recipe.
     """
-    text = path.read_text(encoding="utf-8-sig")
+    text = read_text(path)
     before, _ = parse(text, str(path))
     tree = copy.deepcopy(before)
     for override in overrides:

@@ -10,6 +10,11 @@ import yaml
 
 from headway.core.errors import RecipeError
 
+MOST_VALUES = 20_000
+"""Of a YAML text, each alias counted as all that it stands for; a recipe has about 200."""
+MOST_CHARACTERS = 1 << 20
+"""PyYAML reads about 100,000 in a second."""
+
 
 class Reader(yaml.SafeLoader):
     """Safe YAML in which 1e-3 is a number (YAML 1.1 wants 1.0e-3 and calls the rest a text)."""
@@ -52,8 +57,12 @@ def parse(text: str, where: str, kind: str = "recipe") -> tuple[dict[str, Any], 
 
     try:
         loader = Reader(text)
+        if len(text) > MOST_CHARACTERS:
+            many = f"it has {len(text):,} characters, and a {kind} at most {MOST_CHARACTERS:,}"
+            raise RecipeError(many, where=where)
         node = loader.get_single_node()
         _refuse_twice(node, where, set())
+        _refuse_many(node, where)
         tree = plain(node, (), 1) if node is not None else {}
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
@@ -82,8 +91,30 @@ def _refuse_twice(node: yaml.Node | None, where: str, seen: set[int]) -> None:
         _refuse_twice(value, where, seen)
 
 
+def _refuse_many(root: yaml.Node | None, where: str) -> None:
+    """Raises RecipeError where aliases of aliases make few lines stand for more values than memory holds. Each node is
+    counted once, and costs what it stands for."""
+    counts: dict[int, int] = {}
+
+    def count(node: yaml.Node) -> int:
+        if id(node) not in counts:
+            children: list[Any] = []
+            if isinstance(node, yaml.MappingNode):
+                children = [part for pair in node.value for part in pair]
+            elif isinstance(node, yaml.SequenceNode):
+                children = node.value
+            counts[id(node)] = 1 + sum(map(count, children))
+        return counts[id(node)]
+
+    if root is not None and count(root) > MOST_VALUES:
+        aliases = count(root) > len(counts)
+        what = f"{'its aliases stand for' if aliases else 'it has'} more than {MOST_VALUES:,} values"
+        raise RecipeError(what, where=where, fix="Write it without so many.")
+
+
 def parse_value(text: str, key: str) -> Any:
     try:
+        _refuse_many(yaml.compose(text[:MOST_CHARACTERS], Reader), key)
         return yaml.load(text, Reader)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise RecipeError(f"the value {text!r} is no YAML", where=key) from None

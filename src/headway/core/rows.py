@@ -12,7 +12,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.files import write_whole
+from headway.core.files import read_regular, write_whole
+from headway.core.outside import parse_object
 
 
 @final
@@ -82,10 +83,12 @@ def cut(path: Path, position: int) -> None:
 
 def _opened(path: Path) -> tuple[dict[str, Any], NDArray[Any]] | None:
     try:
-        line, _, content = path.read_bytes().partition(b"\n")
-        head = json.loads(line)
+        line, _, content = read_regular(path).partition(b"\n")
+        head = parse_object(line)
+        if not all(isinstance(name, str) for kind in ("names", "columns") for name in head[kind]):
+            return None
         kind = _row(len(head["names"]), len(head["columns"]))
-    except (FileNotFoundError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
     return head, np.frombuffer(content[: len(content) // kind.itemsize * kind.itemsize], kind)
 

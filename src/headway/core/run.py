@@ -26,11 +26,16 @@ from typing import Any
 import numpy as np
 
 from headway.core import rows
-from headway.core.errors import UsageError
-from headway.core.files import write_whole
+from headway.core.errors import HeadwayError, UsageError
+from headway.core.files import open_regular, read_text, write_whole
+from headway.core.outside import JsonError, is_whole, kind_of, parse_object
+from headway.core.recipe_yaml import parse
 
 IDS_BYTES = 24
 """One sample of ids.bin: position, asked, served, as little-endian int64."""
+
+MOST_LINE_BYTES = 16 << 20
+"""Of one record."""
 
 ANOTHER = "Name another one with --run."
 
@@ -150,9 +155,43 @@ class Run:
     def read_json(self, name: str) -> Any:
         path = self.folder / f"{name}.json"
         try:
-            return json.loads(path.read_text(encoding="utf-8"))
+            return parse_object(read_text(path))
         except FileNotFoundError:
             raise UsageError(f"the run has no {path.name}", where=str(self.folder)) from None
+        except JsonError as error:
+            raise HeadwayError(f"{path.name} is damaged: {error}", where=str(self.folder)) from None
+        except (OSError, UnicodeDecodeError) as error:
+            what = f"{path.name} cannot be read ({getattr(error, 'strerror', None) or error})"
+            raise HeadwayError(what, where=str(self.folder)) from None
+
+    def about(self, **wanted: type) -> dict[str, Any]:
+        """What provenance.json holds.
+
+        Args:
+            wanted: entries that are needed, and their kinds.
+
+        Raises:
+            HeadwayError: it is not there, is damaged, or lacks one of them.
+        """
+        found: dict[str, Any] = self.read_json("provenance")
+        for name, kind in wanted.items():
+            if type(found.get(name)) is not kind:
+                what = f"provenance.json has {kind_of(found.get(name))} as {name}"
+                raise HeadwayError(what, where=str(self.folder), fix="Copy the run folder again.")
+        return found
+
+    def recipe_text(self) -> str:
+        """The YAML of its resolved recipe. Raises HeadwayError: it cannot be read."""
+        try:
+            return read_text(self.recipe_path)
+        except (OSError, UnicodeDecodeError) as error:
+            what = f"recipe.yaml cannot be read ({getattr(error, 'strerror', None) or error})"
+            raise HeadwayError(what, where=str(self.folder)) from None
+
+    def recipe_tree(self) -> dict[str, Any]:
+        """The tree of its resolved recipe. Raises HeadwayError: it cannot be read, or is none."""
+        tree, _ = parse(self.recipe_text(), str(self.recipe_path))
+        return tree
 
     def summary(self) -> dict[str, Any]:
         """summary.json, or nothing before the run has ended or stopped."""
@@ -218,15 +257,18 @@ def _ids_before(path: Path, position: int) -> int:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Records of a .jsonl file up to the first torn line; nothing where there is no file."""
+    """Records of a .jsonl file up to the first that is torn or has no position; nothing where there is no file."""
     if not path.exists():
         return
-    with path.open(encoding="utf-8", errors="replace") as file:
-        for line in file:
+    with open_regular(path) as file:
+        while line := file.readline(MOST_LINE_BYTES):
             try:
-                yield json.loads(line)
-            except ValueError:
+                record = parse_object(line.decode("utf-8", "replace"))
+            except JsonError:
                 return
+            if not is_whole(record.get("position")):
+                return
+            yield record
 
 
 def provenance(origins: Mapping[str, str], base: Path, **more: Any) -> dict[str, Any]:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import mmap
-import operator
 import os
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
+from headway.core.files import open_regular
+from headway.core.outside import JsonError, is_whole, parse_object
 
 COLUMNS_FILE = "columns.safetensors"
 
@@ -50,6 +53,12 @@ NUMPY_TYPES = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uin
 PACK_FORMATS = ("recordio", "tar", "lmdb", "raw")
 
 AGAIN = "Pack the data again, or copy the folder again."
+
+HEADER_BYTES = 100 << 20
+"""Most of the header, as of every safetensors file."""
+MOST_BYTES = 1 << 47
+"""Of a shard: what is kept of a remote one orders its records by so many bits of their place."""
+MOST_CHANNELS = 1 << 10
 
 LabelKind = Literal["class", "multi", "value"]
 
@@ -94,15 +103,59 @@ class Description:
 
     @staticmethod
     def from_metadata(metadata: Mapping[str, str]) -> Description:
-        fields = json.loads(metadata["headway"])
-        fields["shards"] = tuple(
-            Shard(name=os.fspath(shard["name"]), size=operator.index(shard["size"]))  # of a damaged file: TypeError
-            for shard in fields["shards"]
-        )
+        """Raises ValueError that names the first entry that is missing or wrong."""
+        fields = parse_object(metadata["headway"])
+        shards = fields.get("shards")
+        _expect(isinstance(shards, list) and all(map(_is_shard, shards)), "shards")
+        for name, check in _ENTRIES.items():
+            _expect(check(fields.get(name, () if name == "parts" else None)), name)
+        _expect(not fields["class_counts"] or len(fields["class_counts"]) == len(fields["classes"]), "class_counts")
+        fields["shards"] = tuple(Shard(name=shard["name"], size=shard["size"]) for shard in fields["shards"])
         for name in ("classes", "class_counts", "parts"):
             fields[name] = tuple(fields.get(name, ()))
         fields["common_size"] = tuple(fields["common_size"]) if fields["common_size"] else None
         return Description(**fields)
+
+
+def _expect(right: bool, name: str) -> None:
+    if not right:
+        raise ValueError(f"its description has no good {name}")
+
+
+def _is_shard(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() == {"name", "size"}
+        and isinstance(value["name"], str)
+        and "\0" not in value["name"]
+        and is_whole(value["size"], 0, MOST_BYTES)
+    )
+
+
+def _are(value: Any, kind: type) -> bool:
+    return isinstance(value, list | tuple) and all(type(one) is kind for one in value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_ENTRIES: Mapping[str, Callable[[Any], bool]] = {
+    "pack_id": lambda value: is_whole(value, 0, (1 << 64) - 1),
+    "fingerprint": lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None,
+    "format": _is_text,
+    "mode": _is_text,
+    "label_kind": lambda value: value in ("class", "multi", "value"),
+    "classes": lambda value: _are(value, str),
+    "class_counts": lambda value: _are(value, int),
+    "channels": lambda value: is_whole(value, 1, MOST_CHANNELS),
+    "common_size": lambda value: (
+        value is None or (_are(value, int) and len(value) in (0, 2) and all(0 < side < 1 << 31 for side in value))
+    ),
+    "source": _is_text,
+    "parts": lambda value: _are(value, str),
+}
+"""What an entry of a description must be."""
 
 
 def load_columns(path: Path) -> tuple[dict[str, NDArray[Any]], Description, dict[str, str]]:
@@ -114,7 +167,8 @@ def load_columns(path: Path) -> tuple[dict[str, NDArray[Any]], Description, dict
         columns, metadata = _map(path)
         return columns, Description.from_metadata(metadata), metadata
     except (struct.error, LookupError, ValueError, TypeError, AttributeError, OverflowError, OSError) as error:
-        raise DataError("the columns file is damaged", where=str(path), fix=AGAIN) from error
+        why = f" ({error})" if type(error) is ValueError or isinstance(error, JsonError) else ""
+        raise DataError(f"the columns file is damaged{why}", where=str(path), fix=AGAIN) from error
 
 
 def name_of(columns: Mapping[str, NDArray[Any]], sample: int) -> str:
@@ -135,13 +189,26 @@ def fingerprint_of(columns: Mapping[str, NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
+def _expect_column(name: str, entry: Any) -> None:
+    """Its bytes are those of its shape and type, so that no view of it reaches beyond them."""
+    kind = np.dtype(NUMPY_TYPES[entry["dtype"]])
+    (low, high), shape = entry["data_offsets"], entry["shape"]
+    numbers = [low, high, *shape]
+    if not all(map(is_whole, numbers)) or high - low != math.prod(shape) * kind.itemsize:
+        raise ValueError(f"column {name!r:.50} has bytes {low!r:.30} to {high!r:.30} for the shape {shape!r:.60}")
+
+
 def _map(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """A safetensors file is 8 bytes of header length, a JSON header, then the tensors."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length) if length < size else b"")
+        if length > min(size, HEADER_BYTES):
+            raise ValueError(f"its header has {length:,} bytes")
+        header = parse_object(file.read(length))
         metadata = header.pop("__metadata__")
+        for name, entry in header.items():
+            _expect_column(name, entry)
         end = 8 + length + max(entry["data_offsets"][1] for entry in header.values())
         if size != end:
             raise DataError(f"the columns file is cut: {size} of {end} bytes", where=str(path), fix=AGAIN)

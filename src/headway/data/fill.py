@@ -29,6 +29,9 @@ from headway.data.tiers.device import DeviceTier
 if TYPE_CHECKING:
     from headway.data.dataset import Dataset
 
+SEARCHED = 1 << 16
+"""Samples in a row that may be damaged before the search for a good one ends: some seconds, whatever the set's size."""
+
 Size = tuple[int, int]
 Pixels = NDArray[np.uint8]
 
@@ -140,6 +143,7 @@ class Filler:
         self._seed = order.seed if order else 0
         self.on_device = isinstance(tier, DeviceTier)
         self._moving = np.empty(0, np.uint8)  # pixels before they are moved
+        self._known_bad: set[int] = set()
 
     def steps(self, spans: Sequence[tuple[int, int]]) -> Iterator[Step]:
         """What is asked for at these [low, high) positions. All is drawn at once: small arrays cost as much."""
@@ -274,10 +278,13 @@ class Filler:
             return -1, None
         n = len(dataset)
         first = position - position % n
-        for step in range(1, n):
+        self._known_bad.add(asked)
+        for step in range(1, min(n, SEARCHED + 1)):
             near = np.array([first + (position - first + step) % n])
             _, sample = order(near)
             boxes = None
+            if int(sample[0]) in self._known_bad:
+                continue
             if self.on_device:
                 bad = self._tier.damaged is not None and bool(self._tier.damaged[sample[0]])
             else:
@@ -285,4 +292,7 @@ class Filler:
                 bad = bool(status.any())
             if not bad:
                 return int(sample[0]), None if boxes is None else boxes[0]
-        raise DataError("every sample is damaged", where=str(dataset.folder), fix="Pack the data again.")
+            self._known_bad.add(int(sample[0]))
+        what = "every sample is damaged" if n <= SEARCHED + 1 else f"{SEARCHED:,} samples in a row are damaged"
+        fix = "Run headway verify on the folder, and pack the data again."
+        raise DataError(what, where=str(dataset.folder), fix=fix)

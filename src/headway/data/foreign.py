@@ -21,6 +21,7 @@ from safetensors.numpy import save
 
 from headway.core.errors import DataError
 from headway.core.files import write_whole
+from headway.core.outside import parse_object
 from headway.data.columns import load_columns
 from headway.data.dataset import Dataset
 from headway.data.formats.known import LABELS, find, missing
@@ -82,7 +83,7 @@ def _kept(file: Path, address: _Address, mapped: bool | None) -> Dataset | None:
         return None
     try:
         columns, description, metadata = load_columns(file)
-        scanned = json.loads(metadata["scanned"])
+        scanned = parse_object(metadata["scanned"])
         if scanned != _state(address, {Path(path) for path, _, _ in scanned["files"]}):
             return None
         if any((address.root / shard.name).stat().st_size != shard.size for shard in description.shards):

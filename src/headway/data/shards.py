@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
+from headway.core.files import open_regular
 from headway.core.keys import UInt64
 from headway.data.columns import FLAG_SPLIT, Shard
 from headway.data.formats import recordio
@@ -155,7 +156,8 @@ class _File:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._number = os.open(path, os.O_RDONLY)
+            with open_regular(path, buffering=0) as file:
+                self._number = os.dup(file.fileno())
         except OSError as error:
             raise unreadable(path, error) from error
         weakref.finalize(self, os.close, self._number)
@@ -192,7 +194,7 @@ class LooseFiles:
 
     def _read(self, name: bytes, length: int) -> bytes:
         try:
-            with open(os.path.join(self._folder, name), "rb", buffering=0) as file:
+            with open_regular(os.path.join(self._folder, name), buffering=0) as file:
                 return file.read(min(length, os.fstat(file.fileno()).st_size))
         except (OSError, ValueError):  # it is gone; or its name is damaged
             return b""

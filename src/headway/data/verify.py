@@ -18,6 +18,7 @@ from crc32c import crc32c
 
 from headway.core.cores import usable_cores
 from headway.core.errors import DataError, UsageError
+from headway.core.shown import plain
 from headway.data.columns import COLUMNS_FILE, FLAG_SPLIT, Shard, fingerprint_of, load_columns, name_of
 from headway.data.formats import recordio, trailer
 from headway.data.formats.source import local_path
@@ -44,7 +45,8 @@ class Damage:
     def __str__(self) -> str:
         if self.index is None:
             return f"{self.shard}: {self.reason}"
-        return f"sample {self.index} ({self.name}), {self.shard} at byte {self.offset}: {self.reason}"
+        name = plain(self.name, lines=False)
+        return f"sample {self.index} ({name}), {self.shard} at byte {self.offset}: {self.reason}"
 
 
 @final

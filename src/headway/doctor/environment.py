@@ -23,6 +23,7 @@ from PIL import features
 from headway.core import native as core
 from headway.core.control_groups import groups_over, quota_cores
 from headway.core.cores import default_threads, local_ranks, usable_cores, usable_cpus
+from headway.core.memory import free_memory_bytes
 from headway.core.profile import Finding
 from headway.data import native
 from headway.data.columns import FLAG_RAW
@@ -32,7 +33,6 @@ from headway.data.formats.unpack import cache_folder
 from headway.data.shards import LooseFiles
 from headway.data.tiers.choice import Near
 from headway.data.tiers.opened import RemoteShards
-from headway.data.tiers.room import free_memory_bytes
 from headway.doctor.page_cache import mount_of
 from headway.doctor.storage import Place, place_of
 from headway.train.dry_run_page import size

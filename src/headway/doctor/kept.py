@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from headway.core.memory import free_memory_bytes
 from headway.data.columns import FLAG_RAW
 from headway.data.order import Order
 from headway.data.tiers.memory import MemoryTier
-from headway.data.tiers.room import free_memory_bytes
 from headway.doctor.feed import Fed, fed
 from headway.doctor.job import Job
 

@@ -21,8 +21,8 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.memory import free_memory_bytes
 from headway.data.shards import NETWORK_FILE_SYSTEMS
-from headway.data.tiers.room import free_memory_bytes
 
 COLD = 0.05
 """Files of which less than this share lies in memory are read from the disk."""

@@ -12,7 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from headway.core.errors import HeadwayError, UsageError, nearest
-from headway.core.files import writable, write_whole
+from headway.core.files import read_text, writable, write_whole
 from headway.core.profile import Knob, Profile, Rate
 from headway.core.recipe import Loaded, load
 from headway.core.recipe_text import given
@@ -321,7 +321,7 @@ def _at_last(
 
 def _lost(recipe: Path, text: str) -> list[str]:
     """A note, where lines of comments are not in a text."""
-    lines = [line.strip() for line in recipe.read_text(encoding="utf-8-sig").splitlines()]
+    lines = [line.strip() for line in read_text(recipe).splitlines()]
     lost = [line for line in lines if line.startswith("#") and line not in text]
     return [f"{len(lost)} of the recipe's lines of comments could not be kept, the first: {lost[0]}"] if lost else []
 

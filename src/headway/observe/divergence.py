@@ -143,9 +143,29 @@ class DivergenceWatch:
         """For a checkpoint, as JSON."""
         return {key: value for key, value in vars(self).items() if key not in ("_layers", "_sizes", "_batch")}
 
-    def take(self, state: dict[str, Any]) -> None:
-        """Goes on from such a state."""
+    def take(self, state: Any) -> None:
+        """Goes on from such a state. Raises ValueError: it is none."""
+        mine = self.state()
+        if not isinstance(state, dict) or state.keys() != mine.keys():
+            raise ValueError("other entries")
+        for name, value in state.items():
+            fits = _is_number(value) or (value is None and mine[name] is None)
+            if name == "_looks":
+                fits = isinstance(value, list) and all(self._is_look(one) for one in value)
+            elif isinstance(mine[name], list):
+                fits = isinstance(value, list) and all(map(_is_number, value))
+                fits = fits and (name != "_weights_first" or len(value) == len(mine[name]))
+            elif isinstance(mine[name], bool):
+                fits = isinstance(value, bool)
+            if not fits:
+                raise ValueError(name)
         vars(self).update(state)
+
+    def _is_look(self, value: Any) -> bool:
+        if not isinstance(value, list) or len(value) != 3 or not isinstance(value[2], list):
+            return False
+        step, lr, moved = value
+        return type(step) is int and all(map(_is_number, [lr, *moved])) and len(moved) == len(self._layers)
 
     def _judge(
         self,
@@ -242,3 +262,7 @@ def _over(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.fl
     """one / other; 0 where both are 0, and where weights begin at zero."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(other == 0, 0.0, one.astype(float) / other)
+
+
+def _is_number(value: Any) -> bool:
+    return type(value) in (int, float)

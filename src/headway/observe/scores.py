@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
 from headway.core.errors import UsageError
+from headway.core.outside import parse_object
 
 Kind = Literal["train", "val"]
 
@@ -126,7 +126,7 @@ def _named(line: str) -> Iterator[tuple[Kind | None, Reading]]:
     """(what it is of, accuracy): of a JSON line by its keys, of another by its words."""
     if line.lstrip().startswith("{"):
         try:
-            tree = json.loads(line)
+            tree = parse_object(line)
         except ValueError:
             pass
         else:

@@ -111,7 +111,7 @@ def panels(run: Run) -> list[Panel]:
     names = [f"rank {table.names[rank]}" for rank in shown]
     left = f" Of {len(table.names)} ranks these are the {SHOWN} slowest." if len(table.names) > SHOWN else ""
     parts = np.array_split(np.arange(len(positions)), min(MOST_TIMES, len(positions)))
-    samples = run.read_json("provenance")["samples"]
+    samples = run.about(samples=int)["samples"]
     more: dict[str, Any] = {"section": "Time", "width": "full"}
     stacks = [
         (stage, [_short(mean[rank, place]) for rank in shown])

@@ -9,7 +9,7 @@ learning rate that is a tensor.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
 from typing import Any
 
@@ -20,6 +20,8 @@ from torch.optim import Optimizer
 from headway.core.errors import UsageError
 from headway.optim import native
 from headway.optim.work import Group, Rule, Work
+
+_NUMBER = torch.Size(())
 
 
 class LayerWise(Optimizer, ABC):
@@ -87,22 +89,32 @@ class LayerWise(Optimizer, ABC):
                     self._step_torch(parameters, rule, group, scale, found_inf)
         return loss
 
+    def states_of(self, parameter: Tensor, group: Mapping[str, Any]) -> dict[str, tuple[bool, torch.dtype]]:
+        """What is kept of a parameter: by name, whether it is one number (else of the parameter's shape), and its
+        type."""
+        return _states(self._rule(dict(group)), parameter)
+
     def _way(self, parameter: Tensor, rule: Rule, may_be_native: bool) -> tuple[torch.device, torch.dtype, bool]:
-        """Device, type, and whether the native core takes it; begins its state where there is none."""
+        """Device, type, and whether the native core takes it; begins its state where there is none.
+
+        Raises UsageError: a state that was loaded is of another shape or type.
+        """
         state, grad = self.state[parameter], parameter.grad
         assert grad is not None
         if grad.layout != torch.strided:
             what = f"{type(self).__name__} takes no sparse gradients"
             raise UsageError(what, fix="Set sparse=False in that layer, or give it to another optimizer.")
         names = [name for name in (rule.first, rule.second) if name is not None]
-        wide = torch.promote_types(parameter.dtype, torch.float32)
-        for name in names:
+        for name, (number, wide) in _states(rule, parameter).items():
             if name not in state:
-                state[name] = torch.zeros_like(parameter, dtype=wide)
-        if rule.counted and "step" not in state:
-            state["step"] = torch.zeros((), device=parameter.device)
-        if rule.norm is not None and rule.norm not in state:
-            state[rule.norm] = torch.zeros((), dtype=wide, device=parameter.device)
+                like = torch.zeros((), dtype=wide, device=parameter.device)
+                state[name] = like if number else torch.zeros_like(parameter, dtype=wide)
+                continue
+            value = state[name]
+            if value.dtype != wide or value.shape != (_NUMBER if number else parameter.shape):
+                what = f"{type(self).__name__} has {name!r} of shape {tuple(value.shape)} and {value.dtype}"
+                what += f" for a parameter of shape {tuple(parameter.shape)} and {parameter.dtype}"
+                raise UsageError(what, fix="Load the state of an optimizer of the same network.")
         is_native = (
             parameter.device.type == "cpu"
             and may_be_native
@@ -176,6 +188,16 @@ class LayerWise(Optimizer, ABC):
                     self.state[parameter][name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
                 elif isinstance(value, Tensor):
                     self.state[parameter][name] = value.to(parameter.device, copy=True)
+
+
+def _states(rule: Rule, parameter: Tensor) -> dict[str, tuple[bool, torch.dtype]]:
+    wide = torch.promote_types(parameter.dtype, torch.float32)
+    found = {name: (False, wide) for name in (rule.first, rule.second) if name is not None}
+    if rule.counted:
+        found["step"] = (True, torch.float32)
+    if rule.norm is not None:
+        found[rule.norm] = (True, wide)
+    return found
 
 
 def _tensor(value: float | Tensor) -> Tensor | None:

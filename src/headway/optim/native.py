@@ -37,6 +37,18 @@ class Number(IntEnum):
     LBSGD = 6
 
 
+OPTIONS = {
+    Number.LARS: 7,
+    Number.LAMB: 4,
+    Number.NOVOGRAD: 5,
+    Number.SIGNUM: 3,
+    Number.FTML: 4,
+    Number.TRANSITION: 7,
+    Number.LBSGD: 6,
+}
+"""How many numbers the core reads of `options`, by rule."""
+
+
 @final
 class _Step(ctypes.Structure):
     _fields_ = [
@@ -87,17 +99,45 @@ def step(
     found_inf: Tensor | None,
 ) -> None:
     """One step of `hw_optimize` over dense tensors on the CPU, of one type out of TYPES, each parameter's alike in
-    memory; see native/headway.h."""
+    memory; see native/headway.h.
+
+    Raises UsageError: a tensor is not so, and its memory would be read or written beyond its end.
+    """
     library = _library()
     assert library is not None
-    n = len(weights)
+    n, kind = len(weights), weights[0].dtype
     rate = lr.double() if isinstance(lr, Tensor) else None
     scalars = [None if one is None else one.float() for one in (grad_scale, found_inf)]
+    for name, one in (("lr", rate), ("grad_scale", scalars[0]), ("found_inf", scalars[1])):
+        if one is not None and (one.numel() != 1 or not one.is_cpu):
+            raise _refusal(f"{name} is of shape {tuple(one.shape)} on {one.device}, not one number on the CPU")
+    if len(options) != OPTIONS[rule] or (adapt is not None and len(adapt) != n) or kind not in TYPES:
+        raise _refusal(f"{rule.name} is given {len(options)} options and {n} parameters of {kind}")
+    for weight in weights:
+        # No gaps and no overlaps: the last element lies `numel` elements from the first.
+        last = sum((size - 1) * step for size, step in zip(weight.shape, weight.stride(), strict=True))
+        if weight.numel() and last + 1 != weight.numel():
+            raise _refusal("a parameter is not dense in memory")
 
-    def addresses(tensors: Sequence[Tensor] | None) -> ctypes.Array[c_uint64] | None:
-        return None if tensors is None else (c_uint64 * n)(*[tensor.data_ptr() for tensor in tensors])
+    def addresses(tensors: Sequence[Tensor] | None, *, numbers: torch.dtype | None) -> ctypes.Array[c_uint64] | None:
+        """`numbers`: the type of one number for each parameter; None: they are as the parameters."""
+        if tensors is None:
+            return None
+        if len(tensors) != n:
+            raise _refusal(f"{len(tensors)} tensors are given for {n} parameters")
+        for tensor, weight in zip(tensors, weights, strict=True):
+            fits = (
+                tensor.dtype == kind and tensor.shape == weight.shape and tensor.stride() == weight.stride()
+                if numbers is None
+                else tensor.dtype == numbers and tensor.numel() == 1
+            )
+            if not fits or not tensor.is_cpu:
+                what = f"a tensor of shape {tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device} does not fit"
+                raise _refusal(f"{what} a parameter of shape {tuple(weight.shape)} and {kind}")
+        return (c_uint64 * n)(*[tensor.data_ptr() for tensor in tensors])
 
-    arrays = [addresses(tensors) for tensors in (weights, grads, first, second, count, norm)]
+    arrays = [addresses(tensors, numbers=None) for tensors in (weights, grads, first, second)]
+    arrays += [addresses(count, numbers=torch.float32), addresses(norm, numbers=kind)]
     elements = (c_int64 * n)(*[weight.numel() for weight in weights])
     adapting = None if adapt is None else (c_uint8 * n)(*adapt)
     numbers = (c_double * len(options))(*options)
@@ -105,7 +145,7 @@ def step(
     asked = _Step(
         ctypes.sizeof(_Step),
         rule,
-        TYPES[weights[0].dtype],
+        TYPES[kind],
         torch.get_num_threads(),
         n,
         *(None if array is None else ctypes.addressof(array) for array in (*arrays, elements, adapting, numbers)),
@@ -114,4 +154,8 @@ def step(
         _team(),
     )
     if library.hw_optimize(asked):
-        raise UsageError(f"the native core cannot do this step ({rule.name}, {n} parameters)", fix="Set fused=False.")
+        raise _refusal(f"{rule.name}, {n} parameters")
+
+
+def _refusal(why: str) -> UsageError:
+    return UsageError(f"the native core cannot do this step ({why})", fix="Set fused=False.")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, final
 
 from headway.core.errors import HeadwayError
+from headway.core.outside import parse_object
 
 Kind = Literal["cards", "lines", "bars", "matrix", "surface", "grid", "images", "table", "text"]
 
@@ -69,7 +70,7 @@ class Panel:
     def from_json(text: str) -> Panel:
         """The panel of a JSON text; HeadwayError where the text is none."""
         try:
-            return Panel(**json.loads(text))
+            return Panel(**parse_object(text))
         except (TypeError, ValueError) as error:
             raise HeadwayError(f"this text is no panel: {error}") from error
 

@@ -52,7 +52,7 @@ class Side:
         if not summary["step"]:
             raise UsageError("this run has made no step to compare", where=str(run.folder))
         train, evaluated = ([one for one in records if one["kind"] == kind] for kind in ("train", "evaluate"))
-        about = run.read_json("provenance")
+        about = run.about(samples=int)
         return Side(run=run, name=name, summary=summary, about=about, train=train, evaluated=evaluated)
 
     @cached_property
@@ -67,7 +67,7 @@ class Side:
 
     @cached_property
     def recipe(self) -> dict[str, str]:
-        return flat(self.run.recipe_path.read_text(encoding="utf-8"))
+        return flat(self.run.recipe_text())
 
     def metrics(self) -> dict[str, float | None]:
         """Of the last evaluation, the loss last."""

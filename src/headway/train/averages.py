@@ -11,10 +11,12 @@ import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
+from headway.core.errors import CheckpointError
 from headway.model.ema import Ema
 from headway.model.norm import recomputing
 from headway.optim import Lookahead
 from headway.train.elastic import Ranks, running_statistics
+from headway.train.fitting import fault_among
 from headway.train.prepare import divided, prepared
 from headway.train.setup import Setup
 
@@ -108,14 +110,15 @@ class Averages:
         weights = {} if self._weights is None else self._weights.state()
         return weights | {f"{PREFIX}{place}": value for place, value in enumerate(self._found)}
 
-    def load(self, tensors: Mapping[str, torch.Tensor]) -> None:
+    def load(self, tensors: Mapping[str, torch.Tensor], where: str) -> None:
         """Goes on from such a state. Raises CheckpointError: it is another network's."""
         if self._weights is not None:
             self._weights.load(tensors)
-        if f"{PREFIX}0" in tensors:
-            self._found = [tensors[f"{PREFIX}{place}"].to(one) for place, one in enumerate(self._running)]
-        else:
-            self._found = []
+        found = {name: value for name, value in tensors.items() if name.startswith(PREFIX)}
+        wanted = {f"{PREFIX}{place}": one for place, one in enumerate(self._running)}
+        if found and (fault := fault_among(found, wanted)):
+            raise CheckpointError(f"its statistics of batch norm do not fit: {fault}", where=where)
+        self._found = [found[name].to(one) for name, one in wanted.items()] if found else []
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:

@@ -10,21 +10,22 @@ checkpoints/latest          name of the newest, moved last
 from __future__ import annotations
 
 import os
-import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, final
 
-import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
 from headway.core.errors import CheckpointError, UsageError
+from headway.core.files import expect_inside, read_regular
 from headway.optim import Masters
 from headway.train.exchange import Alone
-from headway.train.manifest import MANIFEST, Manifest
+from headway.train.fitting import expect_tensors
+from headway.train.generators import expect_random_state, random_state, set_random_state
+from headway.train.manifest import MANIFEST, MANIFEST_BYTES, File, Manifest
 from headway.train.places import LocalPlace, Location, Place, held
 from headway.train.saving import Flight, Setting
 
@@ -130,19 +131,30 @@ def read(path: Location) -> Checkpoint:
     """
     where = str(path)
     try:
-        manifest = Manifest.from_json(_bytes(path, MANIFEST), where)
+        manifest = Manifest.from_json(_bytes(path, MANIFEST, where), where)
         tensors: dict[str, torch.Tensor] = {}
         for file in manifest.files:
-            data = _bytes(path, file.name)
+            data = _bytes(path, file.name, where, file)
             file.check(data, where)
-            tensors |= load_tensors(data)
+            found = load_tensors(data)
+            if twice := sorted(found.keys() & tensors.keys()):
+                raise CheckpointError(f"{file.name} holds {twice[0]!r}, which another file holds too", where=where)
+            tensors |= found
         return Checkpoint(path, manifest.step, manifest.scalars, tensors)
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        raise CheckpointError(f"it is damaged ({type(error).__name__}: {error})", where=where) from None
+        what = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+        of = f"{Path(error.filename).name}: " if isinstance(error, OSError) and error.filename else ""
+        raise CheckpointError(f"it is damaged ({of}{what})", where=where) from None
 
 
-def _bytes(path: Location, name: str) -> bytes:
-    return (path / name).read_bytes() if isinstance(path, Path) else path.read(name)
+def _bytes(path: Location, name: str, where: str, file: File | None = None) -> bytes:
+    """Bytes of one of its files; of a `file` that the manifest names, only where it has the length it should have."""
+    if not isinstance(path, Path):
+        return path.read(name, MANIFEST_BYTES if file is None else file.length)
+    expect_inside(path, name)
+    if file is not None and (path / name).is_file():
+        file.expect_length((path / name).stat().st_size, where)
+    return read_regular(path / name, MANIFEST_BYTES if file is None else None)
 
 
 def state_of(
@@ -171,14 +183,14 @@ def restore(
         masters: of a network with 16-bit weights.
 
     Raises:
-        CheckpointError: it belongs to another network.
+        CheckpointError: it belongs to another network or optimizer, or is no state of the random generators.
     """
     tensors = checkpoint.tensors
-    mine = model.state_dict()
-    saved = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
-    if saved.keys() != mine.keys() or any(saved[name].shape != mine[name].shape for name in mine):
-        raise CheckpointError("this checkpoint belongs to another network", where=str(checkpoint.path))
     whole = model if masters is None else masters
+    # All of it before anything is changed: what does not fit leaves network, optimizer and generators as they were.
+    expect_tensors(tensors, str(checkpoint.path), whole, optimizer)
+    expect_random_state(tensors, str(checkpoint.path))
+    saved = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
     whole.load_state_dict(saved)
     for name, parameter in whole.named_parameters():
         prefix = f"optimizer/{name}/"
@@ -195,29 +207,3 @@ def restore(
                 for key, value in state.items()
             }
     set_random_state(tensors)
-
-
-def random_state() -> dict[str, torch.Tensor]:
-    _, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
-    _, state, spare = random.getstate()
-    out = {
-        "random/torch": torch.get_rng_state(),
-        "random/numpy": torch.from_numpy(np.asarray(words).astype(np.int64)),
-        "random/numpy_scalars": torch.tensor([float(place), float(has_gauss), float(gauss)], dtype=torch.float64),
-        "random/python": torch.tensor(state, dtype=torch.int64),
-        "random/python_spare": torch.tensor([] if spare is None else [spare], dtype=torch.float64),
-    }
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        out["random/cuda"] = torch.cuda.get_rng_state()
-    return out
-
-
-def set_random_state(tensors: Mapping[str, torch.Tensor]) -> None:
-    torch.set_rng_state(tensors["random/torch"])
-    if "random/cuda" in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors["random/cuda"])
-    place, has_gauss, gauss = tensors["random/numpy_scalars"].tolist()
-    words = tensors["random/numpy"].numpy().astype(np.uint32)
-    np.random.set_state(("MT19937", words, int(place), int(has_gauss), gauss))
-    spare = tensors["random/python_spare"].tolist()
-    random.setstate((3, tuple(tensors["random/python"].tolist()), spare[0] if spare else None))

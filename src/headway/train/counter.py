@@ -7,6 +7,8 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, final
 
+from headway.core.shown import plain
+
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -61,7 +63,9 @@ class Counter:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         console = Console(stderr=True)
-        columns = (TextColumn(self._what), BarColumn(), MofNCompleteColumn(), TextColumn(self._unit))
+        # Not as a format or markup: it may name files, and a pattern has braces and brackets.
+        what = TextColumn("{task.description}", markup=False)
+        columns = (what, BarColumn(), MofNCompleteColumn(), TextColumn(self._unit))
         # No thread of its own draws it: one would take the interpreter's lock from what is counted.
         bar = Progress(
             *columns,
@@ -71,6 +75,6 @@ class Counter:
             auto_refresh=False,
             disable=not console.is_terminal,
         )
-        bar.add_task(self._what, total=None)
+        bar.add_task(plain(self._what, lines=False), total=None)
         bar.start()
         return bar

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
@@ -11,7 +14,7 @@ from typing import Any, final
 import torch
 
 from headway.core.cores import default_threads, usable_cores
-from headway.core.errors import RecipeError
+from headway.core.errors import DataError, RecipeError
 from headway.core.recipe import Loaded
 from headway.data import dataset as data
 from headway.data.augment import measure
@@ -112,6 +115,9 @@ class Inputs:
             "fingerprint": "synthetic" if train is None else train.fingerprint,
             "decoder": "none" if train is None else chosen(recipe.data.decoder),
             "window": recipe.data.window,
+            # The fingerprint is of the columns alone; these stand in the description beside them.
+            "channels": self.channels if train is None else train.description.channels,
+            "classes": "synthetic" if train is None else _digest_of(train.description.label_kind, *train.classes),
         }
 
     def smallest(self, recipe: TrainRecipe) -> tuple[int, int]:
@@ -250,6 +256,10 @@ def decoding(backend: str, threads: int, cores: int | None) -> str:
     others = cores - threads
     rest = f" (the other{'s are' if others > 1 else ' is'} left to training)" if others > 0 else ""
     return f"{what} of {cores} core{'s'[: cores > 1]}{rest}."
+
+
+def _digest_of(*texts: str) -> str:
+    return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
 def open_relative(base: Path, uri: str, say: Say) -> data.Dataset:
@@ -414,6 +424,10 @@ def _resolve_normalisation(loaded: Loaded[TrainRecipe], inputs: Inputs) -> Loade
         reason = "of uniformly random bytes"
     else:
         mean, std = inputs.measured(loaded.recipe)
+        if not all(map(math.isfinite, (*mean, *std))):  # the mean of no image
+            what = f"every one of the {inputs.measurable:,} images that were looked at is damaged"
+            fix = "Run headway verify on the folder, and pack the data again."
+            raise DataError(what, where=str(inputs.train.folder), fix=fix)
         reason = f"over {inputs.measurable} training images"
     for key, measured in (("mean", mean), ("std", std)):
         if getattr(recipe, key) == "auto":

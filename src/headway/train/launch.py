@@ -19,6 +19,7 @@ from headway.comm.coordinator import Began, Coordinator, Event, Formed, Left, Sl
 from headway.comm.messages import BEATS
 from headway.core.errors import CommunicationError
 from headway.core.launched import LOOPBACK
+from headway.core.shown import plain
 from headway.core.signals import answered
 from headway.core.world import store_at
 from headway.train.hosts import Host, own_address
@@ -84,7 +85,7 @@ def launch(
 
 
 def _say(text: str) -> None:
-    print(clear_line() + SENTENCE + text, file=sys.stderr, flush=True)
+    print(clear_line() + SENTENCE + plain(text), file=sys.stderr, flush=True)
 
 
 @dataclass

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,6 +14,8 @@ import torch
 
 from headway.core import rows
 from headway.core.cores import usable_cpus
+from headway.core.files import open_regular
+from headway.core.outside import parse_object
 from headway.observe.host_load import HostLoad
 from headway.observe.nvml import open_gpu
 from headway.observe.prometheus import ADDRESS, PORT, Endpoint
@@ -78,7 +79,7 @@ def _gauges(trainer: Trainer, sampler: Sampler | None) -> dict[str, float]:
 def _newest(path: Path) -> list[dict[str, Any]]:
     """The last records of metrics.jsonl, oldest first; torn lines are passed over."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
             lines = file.read().splitlines()
     except OSError:
@@ -86,9 +87,9 @@ def _newest(path: Path) -> list[dict[str, Any]]:
     records = []
     for line in lines:
         try:
-            record = json.loads(line)
+            record = parse_object(line)
         except ValueError:
             continue
-        if isinstance(record, dict) and "kind" in record:
+        if "kind" in record:
             records.append(record)
     return records

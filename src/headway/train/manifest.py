@@ -6,12 +6,20 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn, final
 
 from headway.core.errors import CheckpointError
+from headway.core.files import is_plain_name
+from headway.core.outside import DEPTH, JsonError, is_whole, kind_of, parse_object
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+MANIFEST_BYTES = 64 << 20
+"""Most of it; a manifest has about 2 kB, and one of a long run with many samples' names still less than this."""
+MOST_FILES = 1 << 20
+"""One for each rank that writes."""
+MOST_STEPS = 1 << 53
+MOST_BYTES = 1 << 60
 
 
 @dataclass(frozen=True)
@@ -22,10 +30,14 @@ class File:
     length: int
     sha256: str
 
+    def expect_length(self, length: int, where: str) -> None:
+        """Before its bytes are read. Raises CheckpointError: so many are not the file's."""
+        if length != self.length:
+            raise CheckpointError(f"{self.name} is torn: {length} of {self.length} bytes", where=where)
+
     def check(self, data: bytes, where: str) -> None:
         """Raises CheckpointError: these bytes are not the file's."""
-        if len(data) != self.length:
-            raise CheckpointError(f"{self.name} is torn: {len(data)} of {self.length} bytes", where=where)
+        self.expect_length(len(data), where)
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise CheckpointError(f"{self.name} is damaged: its sha256 is another", where=where)
 
@@ -46,14 +58,93 @@ class Manifest:
 
     @staticmethod
     def from_json(data: bytes, where: str) -> Manifest:
-        """Raises CheckpointError: it is damaged, or of a later format. ValueError, KeyError, TypeError: no manifest."""
-        tree = json.loads(data.decode("utf-8"))
-        if tree["format"] != FORMAT:
-            raise CheckpointError(f"its format is {tree['format']}, this version reads {FORMAT}", where=where)
-        if tree.pop("sha256") != _digest(tree):
+        """Raises CheckpointError: it is damaged, or of a later format; the sentence names the entry."""
+        try:
+            tree = parse_object(data)
+        except JsonError as error:
+            raise CheckpointError(f"{MANIFEST} is damaged: {error}", where=where) from None
+        entries = _Entries(tree, "", where)
+        form = entries.whole("format", 0, MOST_STEPS)
+        if form != FORMAT:
+            raise CheckpointError(f"its format is {form}, this version reads {FORMAT}", where=where)
+        sha256 = entries.digest("sha256")
+        if sha256 != _digest({name: value for name, value in tree.items() if name != "sha256"}):
             raise CheckpointError(f"{MANIFEST} is damaged: its sha256 is another", where=where)
-        files = tuple(File(file["name"], file["bytes"], file["sha256"]) for file in tree["files"])
-        return Manifest(tree["step"], tree["scalars"], files)
+        files = tuple(_file(one, f"files[{number}]", where) for number, one in enumerate(entries.several("files")))
+        if len({file.name for file in files}) < len(files):
+            raise CheckpointError(f"{MANIFEST} names a file twice", where=where)
+        return Manifest(entries.whole("step", 0, MOST_STEPS), entries.object("scalars"), files)
+
+
+def copied_scalars(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """The scalars as a manifest gives them back.
+
+    Raises CheckpointError: they are such that no manifest with them would be read. TypeError: they are no JSON.
+    """
+    text = json.dumps(dict(scalars))
+    try:
+        found = parse_object(text, depth=DEPTH - 1)  # the manifest is one level more
+    except JsonError as error:
+        raise CheckpointError(f"the scalars cannot be saved: {error}", fix="Save them otherwise.") from None
+    if len(text) > MANIFEST_BYTES // 4:
+        raise CheckpointError(f"the scalars cannot be saved: they have {len(text):,} characters", fix="Save tensors.")
+    return found
+
+
+def _file(entry: Any, path: str, where: str) -> File:
+    if not isinstance(entry, dict):
+        raise CheckpointError(f"{MANIFEST} has {kind_of(entry)} as {path}, not an object", where=where)
+    entries = _Entries(entry, f"{path}.", where)
+    name = entries.of("name")
+    if not is_plain_name(name) or name == MANIFEST:
+        what = f"{MANIFEST} has {name!r:.100} as {path}.name, which is no plain name of a file"
+        raise CheckpointError(what, where=where)
+    return File(name, entries.whole("bytes", 0, MOST_BYTES), entries.digest("sha256"))
+
+
+@final
+class _Entries:
+    """Entries of one object of a manifest, each looked at before it is used."""
+
+    def __init__(self, tree: Mapping[str, Any], path: str, where: str) -> None:
+        self._tree, self._path, self._where = tree, path, where
+
+    def of(self, name: str) -> Any:
+        if name not in self._tree:
+            raise CheckpointError(f"{MANIFEST} lacks {self._path}{name}", where=self._where)
+        return self._tree[name]
+
+    def whole(self, name: str, low: int, high: int) -> int:
+        value = self.of(name)
+        if not is_whole(value, low, high):
+            self._refuse(name, value, f"a whole number from {low:,} to {high:,}")
+        found: int = value
+        return found
+
+    def digest(self, name: str) -> str:
+        value = self.of(name)
+        if not isinstance(value, str) or len(value) != 64 or set(value) - set("0123456789abcdef"):
+            self._refuse(name, value, "64 hexadecimal digits")
+        found: str = value
+        return found
+
+    def object(self, name: str) -> dict[str, Any]:
+        value = self.of(name)
+        if not isinstance(value, dict):
+            self._refuse(name, value, "an object")
+        found: dict[str, Any] = value
+        return found
+
+    def several(self, name: str) -> list[Any]:
+        value = self.of(name)
+        if not isinstance(value, list) or len(value) > MOST_FILES:
+            self._refuse(name, value, f"a list of at most {MOST_FILES:,}")
+        found: list[Any] = value
+        return found
+
+    def _refuse(self, name: str, value: Any, wanted: str) -> NoReturn:
+        shown = repr(value)[:100] if type(value) in (int, float, str) else kind_of(value)
+        raise CheckpointError(f"{MANIFEST} has {shown} as {self._path}{name}, not {wanted}", where=self._where)
 
 
 def _digest(tree: Mapping[str, Any]) -> str:

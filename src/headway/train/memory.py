@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from headway.core.errors import TrainingError
-from headway.data.tiers.room import free_memory_bytes
+from headway.core.memory import free_memory_bytes
 
 SHARE_OF_MEMORY = 0.5
 """On a CPU, of the memory available, for what forward saves for backward; the rest is for gradients of activations,

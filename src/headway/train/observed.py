@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from headway.comm.noise import more_samples
@@ -132,7 +131,7 @@ def _compared(runs: Sequence[Run]) -> list[Panel]:
     for run, table in found:
         epochs, values = _thinned(run, table)
         rates = values[:, :, 3] if all(has_rates) else _over(values[:, :, 0], values[:, :, 1])
-        batch = yaml.safe_load(run.recipe_path.read_text(encoding="utf-8"))["batch"]
+        batch = run.recipe_tree()["batch"]
         lines.append((f"batch {batch:,} ({run.folder.resolve().name})", epochs, rates, table.names))
     out = []
     for place, (layer, label) in enumerate(zip(chosen, _labels(chosen), strict=True)):
@@ -252,7 +251,7 @@ def _samples(value: float) -> str:
 
 def _thinned(run: Run, table: Table) -> tuple[list[float], Numbers]:
     """(epochs, values [time, n, m]) with at most MOST_TIMES times: medians over neighbours."""
-    samples = run.read_json("provenance")["samples"]
+    samples = run.about(samples=int)["samples"]
     parts = np.array_split(np.arange(len(table.steps)), min(MOST_TIMES, len(table.steps)))
     middle = _quiet(lambda: np.stack([np.nanmedian(table.values[part], axis=0) for part in parts]))
     epochs = [float(table.positions[part[-1]]) / samples for part in parts]

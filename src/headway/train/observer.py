@@ -13,6 +13,7 @@ from torch import Tensor
 
 from headway.comm.noise import NoiseScale, local_term, squared_norm
 from headway.comm.reducer import Verdict
+from headway.core.errors import CheckpointError
 from headway.core.modules import leaving_no_trace
 from headway.observe import activations, layers
 from headway.observe.activations import ActivationWatch
@@ -123,15 +124,25 @@ class Observer:
             "noise": self._noise and {key: value.tolist() for key, value in self._noise.state_dict().items()},
         }
 
-    def take(self, state: dict[str, Any] | None) -> None:
-        """Goes on from such a state."""
+    def take(self, state: dict[str, Any] | None, where: str) -> None:
+        """Goes on from such a state. Raises CheckpointError: it is none."""
         if state is None:
             return
-        if self._divergence is not None and state["divergence"] is not None:
-            self._divergence.take(state["divergence"])
-        if self._noise is not None and state["noise"] is not None:
-            kept = {key: torch.tensor(value, dtype=torch.float64) for key, value in state["noise"].items()}
-            self._noise.load_state_dict(kept)
+        divergence, noise = state.get("divergence"), state.get("noise")
+        if self._divergence is not None and divergence is not None:
+            try:
+                self._divergence.take(divergence)
+            except ValueError as error:
+                what = f"its manifest has no good scalars.observer.divergence ({error})"
+                raise CheckpointError(what, where=where) from None
+        if self._noise is not None and noise is not None:
+            try:
+                kept = {key: torch.tensor(noise[key], dtype=torch.float64) for key in ("pairs", "open")}
+                if kept["open"].shape != self._noise.state_dict()["open"].shape:
+                    raise ValueError
+                self._noise.load_state_dict(kept)
+            except (TypeError, ValueError, LookupError, RuntimeError):
+                raise CheckpointError("its manifest has no good scalars.observer.noise", where=where) from None
 
     def _hang_on(self, parts: Parts) -> None:
         """Takes the gradient of each micro-batch as what it adds to the sum: a copy of the gradients, no further

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from headway.core.files import write_whole
+from headway.core.files import read_text, write_whole
 from headway.core.recipe import written
+from headway.core.recipe_yaml import parse
 from headway.core.run import Run
 from headway.data.dataset import Dataset
 from headway.data.reference import picture
@@ -91,14 +92,14 @@ def report(run: Run, beside: Sequence[Run] = ()) -> Path:
         beside: other runs, whose layers' rates are drawn with this one's.
     """
     records = list(run.metrics())
-    about, recipe = run.read_json("provenance"), run.recipe_path.read_text(encoding="utf-8")
+    about, recipe = run.about(origins=dict, command=list, host=dict, versions=dict), run.recipe_text()
     summary = run.summary()
     for path in run.panels.glob("compared-*.json"):  # with runs that may not be beside it now
         path.unlink()
     train = [record for record in records if record["kind"] == "train"]
     write(run, _of_run(records, summary, about, recipe))
     write(run, [*stragglers.panels(run), *utilised.panels(run, records, about), *observed.panels(run, train, beside)])
-    made = [Panel.from_json(path.read_text(encoding="utf-8")) for path in sorted(run.panels.glob("*.json"))]
+    made = [Panel.from_json(read_text(path)) for path in sorted(run.panels.glob("*.json"))]
     state = "finished" if summary.get("finished") else "not finished"
     html = page.render(
         made,
@@ -293,8 +294,6 @@ def machine(about: dict[str, Any]) -> list[tuple[str, str]]:
 
 def flat(recipe: str) -> dict[str, str]:
     """The leaves of a recipe's YAML by dotted key, as they are written."""
-    import yaml
-
     out: dict[str, str] = {}
 
     def walk(tree: Any, path: str) -> None:
@@ -304,7 +303,7 @@ def flat(recipe: str) -> dict[str, str]:
         else:
             out[path] = written(tree)
 
-    walk(yaml.safe_load(recipe), "")
+    walk(parse(recipe, "recipe.yaml")[0], "")
     return out
 
 

@@ -22,7 +22,8 @@ OF_THE_PROCESS = (*OF_THE_MACHINE, "micro_batch")
 def identity(setup: Setup) -> dict[str, Any]:
     """What all ranks have to have alike: recipe and data, but for what is of each machine."""
     recipe = _compared(dict(setup.loaded.leaves()), setup)
-    return {**recipe, "the data's fingerprint": setup.inputs.state(setup.recipe)["fingerprint"]}
+    data = setup.inputs.state(setup.recipe)
+    return {**recipe, **{f"the data's {name}": data[name] for name in ("fingerprint", "channels", "classes")}}
 
 
 def _compared(leaves: Mapping[str, Any], setup: Setup) -> dict[str, Any]:

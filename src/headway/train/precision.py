@@ -9,6 +9,8 @@ from typing import Any, Literal, final
 
 import torch
 
+from headway.core.errors import CheckpointError
+from headway.core.outside import is_number
 from headway.optim import Masters
 from headway.train.elastic import Ranks
 from headway.train.recipe import TrainRecipe
@@ -122,9 +124,21 @@ class Precision:
         """Loss scale and its counters; waits for the device. Empty without loss scaling."""
         return dict(self._scaler.state_dict()) if self._scaler is not None else {}
 
-    def load(self, state: dict[str, float]) -> None:
-        if self._scaler is not None:
-            self._scaler.load_state_dict(state)
+    def load(self, state: dict[str, float], where: str = "") -> None:
+        """Goes on from such a state. Raises CheckpointError: it is none."""
+        if self._scaler is None:
+            return
+        # A scale of 0 or below, or a counter that is no whole number, would end in a step that is no step.
+        for name, mine in self._scaler.state_dict().items():
+            if name not in state or not is_number(state[name], 0, 1e38) or not (state[name] or name == TRACKER):
+                raise CheckpointError(f"its manifest has no good scalars.precision.{name}", where=where)
+            if type(mine) is int and type(state[name]) is not int:
+                raise CheckpointError(f"its manifest has a fraction as scalars.precision.{name}", where=where)
+        self._scaler.load_state_dict(state)
+
+
+TRACKER = "_growth_tracker"
+"""Of a GradScaler's state: the steps since its scale changed, the one number that may be 0."""
 
 
 def candidates(device: torch.device, *, scaled: bool = True) -> tuple[Name, ...]:

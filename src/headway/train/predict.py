@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from headway.core.errors import DataError, UsageError
-from headway.core.files import write_whole
+from headway.core.files import read_regular, write_whole
+from headway.core.shown import plain
 from headway.data.decode import Decoder, decoder
 from headway.data.fill import View
 from headway.data.formats.source import is_image
@@ -115,7 +116,7 @@ SKIP = "Leave such files out with --skip-bad."
 def _opened(file: Path) -> tuple[bytes, tuple[int, int]]:
     """(all of a file, (width, height) in pixels)."""
     try:
-        record = file.read_bytes()
+        record = read_regular(file)
         with Image.open(io.BytesIO(record), formats=FORMATS) as image:
             return record, image.size
     except UnidentifiedImageError:
@@ -127,7 +128,8 @@ def _opened(file: Path) -> tuple[bytes, tuple[int, int]]:
 def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, as_json: bool) -> int:
     """Writes rows as CSV or JSONL to a file (by its ending; whole or not at all) or the screen; returns how many."""
     if out is None:
-        return _write(rows, sys.stdout, as_json)
+        shown = plain if sys.stdout.isatty() else None  # what reads it from a pipe gets the names as they are
+        return _write(rows, sys.stdout, as_json, shown)
     if out.suffix not in (".csv", ".jsonl"):
         raise UsageError("the output's ending is neither .csv nor .jsonl", where=str(out))
     text = io.StringIO(newline="")
@@ -136,7 +138,7 @@ def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, as_json: bool) 
     return count
 
 
-def _write(rows: Iterable[dict[str, Any]], file: Any, as_json: bool) -> int:
+def _write(rows: Iterable[dict[str, Any]], file: Any, as_json: bool, shown: Callable[[str], str] | None = None) -> int:
     count, table = 0, None
     for row in rows:
         count += 1
@@ -146,5 +148,8 @@ def _write(rows: Iterable[dict[str, Any]], file: Any, as_json: bool) -> int:
         if table is None:
             table = csv.DictWriter(file, list(row), lineterminator="\n")
             table.writeheader()
-        table.writerow({k: ";".join(v) if isinstance(v, list) else v for k, v in row.items()})  # as pack reads them
+        cells = {k: ";".join(v) if isinstance(v, list) else v for k, v in row.items()}  # as pack reads them
+        if shown is not None:
+            cells = {k: shown(v) if isinstance(v, str) else v for k, v in cells.items()}
+        table.writerow(cells)
     return count

@@ -46,16 +46,20 @@ class Url:
     def __str__(self) -> str:
         return shown(self.uri)
 
-    def read(self, name: str) -> bytes:
+    def read(self, name: str, limit: int) -> bytes:
         """Bytes of one of its files.
 
         Raises:
             FileNotFoundError: there is none.
+            OSError: it has more than `limit` bytes.
             DataError: it cannot be reached, which says nothing about the checkpoint.
         """
         remote = Remote(self.uri)
         try:
-            return remote.read(name, 0, remote.mark(name).size).tobytes()
+            size = remote.mark(name).size
+            if size > limit:
+                raise OSError(errno.EFBIG, f"it has {size:,} bytes, and should have at most {limit:,}", name)
+            return remote.read(name, 0, size).tobytes()
         finally:
             remote.close()
 

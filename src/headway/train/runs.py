@@ -19,6 +19,7 @@ import torch
 from headway.core.cores import usable_cores
 from headway.core.errors import CommunicationError, Fenced, HeadwayError, Lost, UsageError
 from headway.core.files import write_whole
+from headway.core.outside import is_whole
 from headway.core.recipe import Loaded, load
 from headway.core.run import Run, provenance
 from headway.core.signals import answered
@@ -34,7 +35,7 @@ from headway.train.live import beside
 from headway.train.past import OF_THE_MACHINE
 from headway.train.progress import show
 from headway.train.recipe import TrainRecipe
-from headway.train.setup import Known, Setup, check_labels, set_up
+from headway.train.setup import LABELS, Known, Setup, check_labels, set_up
 from headway.train.task import Target
 from headway.train.traced import Traced
 from headway.train.trainer import Trainer
@@ -192,7 +193,7 @@ def _resume(run: Run, say: Say, ranks: Ranks | None = None) -> Ended:
 
 
 def _go_on(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks | None) -> Ended:
-    threads, had = torch.get_num_threads(), run.read_json("provenance")["torch_threads"]
+    threads, had = torch.get_num_threads(), run.about(torch_threads=int)["torch_threads"]
     if threads != had:
         say(f"This run began with {had} threads of torch and goes on with {threads}: results agree to rounding only.")
     checkpoint = _checkpoints(run, loaded).newest(say)
@@ -221,7 +222,7 @@ def _go_on(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks | None)
 
 def reload(run: Run) -> Loaded[TrainRecipe]:
     """The resolved recipe of a run, with the origins it had; `auto` again where that is of the machine."""
-    about = run.read_json("provenance")
+    about = run.about(origins=dict, base=str)
     loaded = Loaded(load(run.recipe_path, (), TrainRecipe).recipe, about["origins"], Path(about["base"]))
     for key in OF_THE_MACHINE:
         if loaded.origins.get(key, "").startswith("auto: "):
@@ -234,7 +235,7 @@ def load_recipe(recipe: Path, overrides: Sequence[str]) -> Loaded[TrainRecipe]:
     loaded = load(recipe, overrides, TrainRecipe)
     run = Run(recipe.parent)
     if recipe.name == run.recipe_path.name and (run.folder / "provenance.json").exists():
-        return replace(loaded, base=Path(run.read_json("provenance")["base"]))
+        return replace(loaded, base=Path(run.about(base=str)["base"]))
     return loaded
 
 
@@ -416,7 +417,7 @@ def trained(run: Run, *, say: Say, wide: bool = False) -> Setup:
     if not run.weights_path.exists():
         fix = "They are written by its first evaluation or checkpoint."
         raise UsageError("this run has no weights yet", where=str(run.folder), fix=fix)
-    about, loaded = run.read_json("provenance"), reload(run)
+    about, loaded = run.about(target=dict, samples=int), reload(run)
     if loaded.recipe.device.startswith("cuda") and not torch.cuda.is_available():
         instead: dict[str, Any] = {"device": "cpu", **WIDE}
         if loaded.recipe.compile == "graphs":
@@ -428,13 +429,22 @@ def trained(run: Run, *, say: Say, wide: bool = False) -> Setup:
         say("The native core is not here: Pillow decodes. It is slower, and pixels differ by 1 at most.")
         reason = "the native core is not here"
         loaded = loaded.resolve("data.pin", False, reason).resolve("data.decoder", "pillow", reason)
-    target = {**about["target"], "classes": tuple(about["target"]["classes"])}
-    known = Known(target=Target(**target), samples=about["samples"])
+    known = Known(target=_target_of(about["target"], run), samples=about["samples"])
     setup = set_up(loaded, say=say, fresh=False, known=known)
     left_out = weights.load(setup.model, run.weights_path)
     if left_out:
         raise HeadwayError("weights.safetensors does not fit the run's network", where=str(run.folder))
     return setup
+
+
+def _target_of(entry: dict[str, Any], run: Run) -> Target:
+    found: list[Any] = [entry.get(name) for name in ("kind", "classes", "numbers")]
+    kind, classes, numbers = found
+    named = isinstance(classes, list) and all(isinstance(one, str) for one in classes)
+    if kind not in LABELS or not named or not is_whole(numbers, 1, 1 << 31):
+        fix = "Copy the run folder again."
+        raise HeadwayError("provenance.json has no good target", where=str(run.folder), fix=fix)
+    return Target(kind=kind, classes=tuple(classes), numbers=numbers)
 
 
 def report(folder: Path, beside: Sequence[Path] = ()) -> Path:

@@ -20,7 +20,7 @@ import torch
 
 from headway.core.errors import CheckpointError, CommunicationError, HeadwayError, Lost
 from headway.train.exchange import Exchange
-from headway.train.manifest import File, Manifest
+from headway.train.manifest import File, Manifest, copied_scalars
 from headway.train.places import Draft, Location, Place, prune
 from headway.train.shares import copied, layout, owners
 from headway.train.tensors_file import TensorsFile
@@ -78,7 +78,7 @@ class Flight:
     ) -> None:
         self._setting, self.exchange, self._place = setting, setting.exchange, setting.place
         self._rank, self._others = setting.exchange.rank, range(1, setting.exchange.size)
-        self._step, self._scalars = step, json.loads(json.dumps(dict(scalars)))  # as deep a copy as the tensors'
+        self._step, self._scalars = step, copied_scalars(scalars)  # as deep a copy as the tensors'
         self._until_s = math.inf
         self.path: Location | None = None
         self.shared = setting.shared

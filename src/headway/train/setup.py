@@ -203,8 +203,10 @@ def _built(
     rehearsal: Rehearsal | None,
 ) -> Setup:
     train_set, channels = inputs.train, inputs.channels
-    if train_set is not None and inputs.eval is not None:
-        check_labels(_target_of(train_set), inputs.eval)
+    if train_set is not None:
+        check_range(train_set)
+        if inputs.eval is not None:
+            check_labels(_target_of(train_set), inputs.eval)
     recipe = loaded.recipe
     torch.manual_seed(recipe.seed)
     np.random.seed(recipe.seed % 2**32)
@@ -345,6 +347,7 @@ def _device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
 def check_labels(mine: tasks.Target, held_out: data.Dataset) -> None:
     """Raises DataError where a data set's labels are not what a network is made for."""
     theirs = _target_of(held_out)
+    check_range(held_out)
     if mine.kind != theirs.kind or (mine.kind == "value" and mine.numbers != theirs.numbers):
         what = f"its labels ({theirs.kind}) are of another kind than those of the training data ({mine.kind})"
         raise DataError(what, where=str(held_out.folder), fix="Pack both from one source.")
@@ -358,6 +361,18 @@ def check_labels(mine: tasks.Target, held_out: data.Dataset) -> None:
         ]
         what = f"its classes are unlike those of the training data: it {' and '.join(parts) or 'has another order'}"
         raise DataError(what, where=str(held_out.folder), fix="Pack both from one source: headway pack SRC DST.")
+
+
+def check_range(dataset: data.Dataset) -> None:
+    """Raises DataError where a label is none of the classes: a loss would read beyond the network's outputs, which a
+    GPU does not survive."""
+    found, classes = dataset.label, len(dataset.classes)
+    if dataset.description.label_kind == "class" and len(found) and (found.min() < 0 or found.max() >= classes):
+        sample = int(np.flatnonzero((found < 0) | (found >= classes))[0])
+        what = (
+            f"sample {sample} ({dataset.name(sample)}) has the label {found[sample]}, and there are {classes} classes"
+        )
+        raise DataError(what, where=str(dataset.folder), fix="Pack the data again.")
 
 
 def _target(inputs: Inputs) -> tasks.Target:

@@ -14,7 +14,7 @@ import torch
 
 from headway.comm.reducer import Verdict
 from headway.core.clock import Clock
-from headway.core.errors import CommunicationError, Lost, TrainingError, UsageError
+from headway.core.errors import CommunicationError, Lost, UsageError
 from headway.core.run import Run
 from headway.data.batch import Batch
 from headway.data.upload import to_device
@@ -24,6 +24,7 @@ from headway.train.averages import Averages
 from headway.train.checkpoint import Checkpoint, Checkpoints, restore, state_of
 from headway.train.elastic import Ranks
 from headway.train.evaluate import Evaluation, evaluate
+from headway.train.fitting import expect_position, expect_same_data, expect_scalars
 from headway.train.handover import State
 from headway.train.ledger import Ledger
 from headway.train.past import Past, identity
@@ -99,12 +100,11 @@ class Trainer:
         """Goes back to where a checkpoint was saved; the logs are cut back to it.
 
         Raises:
-            CheckpointError: it belongs to another network. TrainingError: to other data or another decoder.
+            CheckpointError: it belongs to another network, or is damaged. TrainingError: to other data or decoder.
         """
         scalars = checkpoint.scalars
-        if scalars["data"] != self.setup.inputs.state(self.setup.recipe):
-            what = "the data, the seed or the decoder is not what this run began with"
-            raise TrainingError(what, where=str(checkpoint.path), fix="Put the data back, or start a new run.")
+        expect_scalars(scalars, str(checkpoint.path))
+        expect_same_data(scalars["data"], self.setup.inputs.state(self.setup.recipe), str(checkpoint.path))
         self._load(checkpoint)
         self._saved_step = self.step
         self._ledger.restart_rate(self.step, self.clock)
@@ -112,14 +112,16 @@ class Trainer:
         self.finished = self.step >= self.setup.steps or self.reached_s is not None
 
     def _load(self, checkpoint: Checkpoint) -> None:
-        scalars = checkpoint.scalars
+        scalars, where = checkpoint.scalars, str(checkpoint.path)
+        expect_scalars(scalars, where)
+        expect_position(scalars["position"], checkpoint.step, self.setup.plan, where)
         restore(checkpoint, self.setup.model, self.setup.optimizer, self.setup.masters)
-        self._averages.load(checkpoint.tensors)
-        self.setup.precision.load(scalars["precision"])
+        self._averages.load(checkpoint.tensors, where)
+        self.setup.precision.load(scalars["precision"], where)
         self.step, self.position = checkpoint.step, scalars["position"]
         self.best, self.metrics = scalars["best"], scalars["metrics"]
         self.reached_s = scalars["reached_s"]
-        self._ledger.observer.take(scalars.get("observer"))
+        self._ledger.observer.take(scalars.get("observer"), where)
         self.clock = Clock(scalars["seconds"])
 
     def run(self, steps: int | None = None) -> None:
@@ -268,8 +270,7 @@ class Trainer:
         self._chores = [chore for chore in self._chores if chore != "regroup"]
 
     def end(self, tell: Callable[[], None]) -> None:
-        """Calls `tell` on the rank that leads, and holds the others until it has: where it is lost in that, another one
-        does it."""
+        """Calls `tell` on the rank that leads, and holds the others until it has; if it is lost, another one does it."""
         ranks = self.ranks
         assert ranks is not None
         while True:
@@ -290,9 +291,8 @@ class Trainer:
         ranks.seed(self.setup.recipe.seed, self.position)
         try:
             self._forward_backward(batch)
-            verdict = ranks.finish(
-                self._ledger.loss_of_step(len(self._weights)), bad=len(batch.bad), stopping=self.stopping
-            )
+            loss = self._ledger.loss_of_step(len(self._weights))
+            verdict = ranks.finish(loss, bad=len(batch.bad), stopping=self.stopping)
         except CommunicationError:
             self._ledger.drop_step()
             if self._buffers:

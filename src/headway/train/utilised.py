@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
-import yaml
 from numpy.typing import NDArray
 
 from headway.core import rows
@@ -150,7 +149,7 @@ def _of_period(found: Load, run: Run, summary: Mapping[str, Any]) -> list[tuple[
 
 def _intervals(run: Run, summary: Mapping[str, Any]) -> dict[str, float]:
     """Seconds between what comes again and again in a run, in its mean."""
-    recipe = yaml.safe_load(run.recipe_path.read_text(encoding="utf-8"))
+    recipe = run.recipe_tree()
     step_s, epoch_s = summary["seconds"] / summary["step"], summary["seconds"] / summary["epochs"]
     saved = recipe["checkpoint"]
     steps = saved["every_steps"]
@@ -201,7 +200,7 @@ def _of_gpu(gpu: _Readings) -> list[tuple[str, str]]:
 
 def _of_peak(run: Run, summary: Mapping[str, Any], about: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Model FLOPs utilisation, where everything that it takes is known."""
-    recipe = yaml.safe_load(run.recipe_path.read_text(encoding="utf-8"))
+    recipe = run.recipe_tree()
     name, work = "share of the peak (model FLOPs)", about.get("multiply_adds")
     peak = peak_flops(about["device"], recipe["precision"])
     if peak is None:

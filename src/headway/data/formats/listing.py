@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError, UsageError
+from headway.core.files import read_regular
 from headway.data.columns import LabelKind
 from headway.data.formats.source import Files, Source
 
@@ -74,7 +75,7 @@ class _Table:
 
 def _text(path: Path) -> str:
     try:
-        data = path.read_bytes()
+        data = read_regular(path)
     except OSError as error:
         raise UsageError(f"the file cannot be read ({error.strerror})", where=str(path)) from error
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import final
 
 from headway.core.errors import DataError, HeadwayError
+from headway.core.files import open_regular
 
 
 @final
@@ -69,7 +70,7 @@ class FilesOf(Mapping[str, Piece]):
 def mapped(path: Path) -> memoryview:
     """The bytes of a file, mapped for as long as the view or a part of it is in use. Raises DataError."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except ValueError as error:  # an empty file cannot be mapped
         raise DataError("the file is empty", where=str(path)) from error
@@ -88,7 +89,7 @@ def unreadable(path: Path, error: OSError) -> HeadwayError:
 def begins(path: Path, count: int) -> bytes:
     """The first bytes of a file. Raises DataError."""
     try:
-        with open(path, "rb") as file:
+        with open_regular(path) as file:
             return file.read(count)
     except OSError as error:
         raise unreadable(path, error) from error

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError, UsageError
+from headway.core.files import open_regular
 from headway.data.columns import COLUMNS_FILE, LabelKind
 
 IMAGE_ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
@@ -70,8 +71,8 @@ class Files:
         return np.fromiter(map(_size, self.paths), np.int64, len(self.paths))
 
     def read(self, sample: int) -> bytes:
-        with open(self.paths[sample], "rb", buffering=0) as file:
-            return file.readall()
+        with open_regular(self.paths[sample]) as file:
+            return file.read()
 
 
 def _size(path: str) -> int:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from headway.core.files import open_regular
+
 TRAILER_BYTES = 16
 _MARK = b"headway\n"
 
@@ -25,7 +27,7 @@ def pack_id_in(end: bytes | memoryview) -> int | None:
 
 def pack_id_of(path: Path) -> int | None:
     """The pack that a shard belongs to; None where the file is no shard of a pack. Raises OSError."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TRAILER_BYTES))
         return pack_id_in(file.read())

@@ -10,6 +10,7 @@ import zlib
 from pathlib import Path
 
 from headway.core.errors import DataError, HeadwayError
+from headway.core.files import open_regular
 
 
 def cache_folder() -> Path:
@@ -40,7 +41,7 @@ def unpacked(path: Path) -> Path:
                     shutil.rmtree(older, ignore_errors=True)
         target.parent.mkdir(parents=True, exist_ok=True)
         try:
-            with gzip.open(path, "rb") as packed, aside.open("wb") as file:
+            with open_regular(path) as raw, gzip.open(raw, "rb") as packed, aside.open("wb") as file:
                 shutil.copyfileobj(packed, file, 1 << 20)
             os.replace(aside, target)
         finally:

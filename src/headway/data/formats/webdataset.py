@@ -10,13 +10,13 @@ A class is as in WebDataset's own examples: numbers count from 0, names are sort
 from __future__ import annotations
 
 import itertools
-import json
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from headway.core.errors import DataError
+from headway.core.outside import JsonError, parse_value
 from headway.data.formats import tar
 from headway.data.formats.found import Found, images, labelled
 from headway.data.formats.pieces import mapped
@@ -109,8 +109,8 @@ def _label(sample: Sample, view: memoryview, path: Path) -> Any:
             raise DataError("the label is empty", where=where)
         return text
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        value = parse_value(text)
+    except JsonError as error:
         raise DataError(f"the label is no JSON ({error})", where=where) from error
     if isinstance(value, dict):
         key = next((key for key in _JSON_KEYS if key in value), None)

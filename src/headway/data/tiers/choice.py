@@ -12,6 +12,7 @@ import numpy as np
 
 from headway.core.cores import local_ranks
 from headway.core.errors import UsageError, nearest
+from headway.core.memory import free_memory_bytes
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
 from headway.data.decode import Backend, decoder
@@ -22,7 +23,6 @@ from headway.data.tiers.device import DeviceTier
 from headway.data.tiers.disk import DiskTier
 from headway.data.tiers.memory import MemoryTier, Progress
 from headway.data.tiers.opened import RemoteShards
-from headway.data.tiers.room import free_memory_bytes
 from headway.data.tiers.tier import MappedTier, Name, Tier
 
 if TYPE_CHECKING:  # it takes seconds

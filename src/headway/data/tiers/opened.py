@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import final
 
@@ -12,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError, UsageError
-from headway.core.files import write_whole
+from headway.core.files import read_text, write_whole
+from headway.core.outside import parse_object
 from headway.data.columns import COLUMNS_FILE, PACK_FORMATS, Description, fingerprint_of, load_columns
 from headway.data.dataset import Dataset
 from headway.data.formats.unpack import cache_folder as default_cache_folder
@@ -80,13 +82,16 @@ class RemoteShards:
 def _kept(root: Path, uri: str, mark: Mark) -> tuple[Columns, Description] | None:
     """The columns that were fetched before from this address, where its file is still the same."""
     try:
-        known = json.loads(_note(root, uri).read_text())
+        known = parse_object(read_text(_note(root, uri)))
         if not mark.tag or known["mark"] != list(mark):
             return None
         path = root / PACKS / known["fingerprint"] / COLUMNS_FILE
         if path.stat().st_size != mark.size:
             return None
-        columns, description, _ = load_columns(path)
+        columns, description, metadata = load_columns(path)
+        # Packs of the same columns share their place here, whatever their classes and channels are called.
+        if known["description"] != _digest(metadata):
+            return None
     except (OSError, ValueError, LookupError, TypeError, DataError):
         return None
     return columns, description
@@ -100,8 +105,9 @@ def _fetched(root: Path, remote: Remote, mark: Mark) -> tuple[Columns, Descripti
         write_whole(path, data)
         note = _note(root, remote.uri)
         note.parent.mkdir(exist_ok=True)
-        write_whole(note, json.dumps({"uri": remote.shown, "mark": mark, "fingerprint": description.fingerprint}))
-        columns, description, _ = load_columns(path)
+        columns, description, metadata = load_columns(path)
+        known = {"uri": remote.shown, "mark": mark, "fingerprint": description.fingerprint}
+        write_whole(note, json.dumps(known | {"description": _digest(metadata)}))
     except OSError:
         pass  # a folder that cannot be written: they stay in memory
     return columns, description
@@ -125,6 +131,10 @@ def _checked(remote: Remote, mark: Mark) -> tuple[Columns, Description, bytes]:
         finally:
             os.close(number)
     raise DataError(what, where=where, fix=fix)
+
+
+def _digest(metadata: Mapping[str, str]) -> str:
+    return hashlib.sha256(metadata["headway"].encode()).hexdigest()
 
 
 def _no_pack(remote: Remote) -> UsageError:

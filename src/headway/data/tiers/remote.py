@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
+from headway.core.memory import free_memory_bytes
 from headway.data.tiers.transport import FileSystem, Http, Mark, StoppedError, Transport, shown
 
 TIMEOUT_S = 30.0
@@ -20,6 +21,8 @@ ATTEMPTS = 8
 PAUSE_S = 0.25
 """Before the second attempt; doubled for each further one."""
 LONGEST_PAUSE_S = 10.0
+UNASKED_BYTES = 64 << 20
+"""Above it, what is free is asked for before memory is reserved; asking takes some 0.1 ms."""
 
 
 @final
@@ -84,6 +87,10 @@ class Remote:
             DataError: the file is not there, has changed, or cannot be read after `attempts` in a row without a byte.
             StoppedError: the Remote was closed meanwhile.
         """
+        free = free_memory_bytes() if length > UNASKED_BYTES else length
+        if length > free:  # as the server, or a column of it, claims: nothing is reserved on its word
+            what = f"{length:,} bytes are to be read, and memory is free for {free:,}"
+            raise DataError(what, where=self._where(name), fix="Check the file, or free memory.")
         out = np.empty(length, np.uint8)
         done = failed = 0
         while done < length:

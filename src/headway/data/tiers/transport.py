@@ -23,6 +23,8 @@ from headway.core.errors import DataError, UsageError
 
 _PIECE_BYTES = 4 << 20
 _REDIRECTS = 5
+_SIZE_DIGITS, _TAG_CHARACTERS = 18, 1024
+"""Most of what a server may say of a file."""
 _TRANSIENT = frozenset({408, 425, 429, *range(500, 600)})
 
 
@@ -94,6 +96,8 @@ class Http(Transport):
             mark = self._mark_of(answer, name, start)
             while count < len(into) and (got := answer.readinto(into[count:])):
                 count += got
+            if count == len(into) and not answer.isclosed():  # it holds more than was asked for
+                self._drop()
         except ssl.SSLCertVerificationError as error:
             what = f"the server's certificate is refused ({error.verify_message})"
             fix = "Install the one that signed it."
@@ -139,7 +143,7 @@ class Http(Transport):
             where = answer.getheader("Location")
             if answer.status not in (301, 302, 303, 307, 308) or not where:
                 return answer
-            answer.read()
+            self._drop()  # not its body, which may have no end
             url = urllib.parse.urlsplit(urllib.parse.urljoin(url.geturl(), where))
         fix = "Give the address that it means."
         raise DataError("the server redirects without end", where=shown(url.geturl()), fix=fix)
@@ -172,6 +176,9 @@ class Http(Transport):
         held = answer.getheader("Content-Range", "")
         size = held.rpartition("/")[2]
         if answer.status == 206 and held.startswith(f"bytes {start}-") and size.isdecimal():
+            if len(size) > _SIZE_DIGITS or len(tag) > _TAG_CHARACTERS:
+                what = f"the server claims a size of {len(size)} digits and a tag of {len(tag)} characters"
+                raise DataError(what, where=where, fix="Serve the folder with another server.")
             return Mark(int(size), tag)
         self._drop()
         if answer.status in (404, 410):
@@ -223,6 +230,9 @@ class FileSystem(Transport):
             raise self._permanent(name, error) from None
         except Exception as error:  # each file system has errors of its own
             return Part(0, _reason(error))
+        if len(data) > asked:
+            what = f"{len(data):,} bytes came where {asked:,} were asked for"
+            raise DataError(what, where=f"{self._root}/{name}", fix="Serve it from a store that answers ranges.")
         into[: len(data)] = data
         if data:
             return Part(len(data))
