@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
 import operator
 import os
 import struct
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
+from headway.data.mapping import map_file
 
 COLUMNS_FILE = "columns.safetensors"
 
@@ -145,7 +145,7 @@ def _map(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
         end = 8 + length + max(entry["data_offsets"][1] for entry in header.values())
         if size != end:
             raise DataError(f"the columns file is cut: {size} of {end} bytes", where=str(path), fix=AGAIN)
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped = map_file(file, path)
     wrong = [name for name, kind in COLUMN_TYPES.items() if header.get(name, {}).get("dtype") != kind]
     if wrong or "label" not in header:
         what = f"columns are missing or of another type: {', '.join(wrong) or 'label'}"

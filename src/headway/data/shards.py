@@ -21,6 +21,7 @@ from headway.core.keys import UInt64
 from headway.data.columns import FLAG_SPLIT, Shard
 from headway.data.formats import recordio
 from headway.data.formats.pieces import mapped, unreadable
+from headway.data.mapping import check
 from headway.data.records import Records
 
 Ids = NDArray[np.int64]
@@ -82,6 +83,7 @@ class MappedShards:
             for number in np.unique(shard).tolist():
                 self._map(maps, number)
             address = maps.address[shard]
+        check(address)
         offset, length, split = self._places(ids, shard)
         address += offset
         if not split.any():
@@ -89,6 +91,7 @@ class MappedShards:
         chosen = np.flatnonzero(split)
         views = (maps.views[number] for number in shard[chosen].tolist())
         parts = Records.of(list(map(_join, views, offset[chosen].tolist(), length[chosen].tolist())))
+        check(address)
         address[chosen], length[chosen] = parts.address, parts.length
         return Records(address, length, (maps, parts))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import final
 
 from headway.core.errors import DataError, HeadwayError
+from headway.data.mapping import map_file
 
 
 @final
@@ -67,10 +67,13 @@ class FilesOf(Mapping[str, Piece]):
 
 
 def mapped(path: Path) -> memoryview:
-    """The bytes of a file, mapped for as long as the view or a part of it is in use. Raises DataError."""
+    """The bytes of a file, mapped for as long as the view or a part of it is in use; see `headway.data.mapping`.
+
+    Raises DataError.
+    """
     try:
         with open(path, "rb") as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            return map_file(file, path)
     except ValueError as error:  # an empty file cannot be mapped
         raise DataError("the file is empty", where=str(path)) from error
     except OSError as error:
