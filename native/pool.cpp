@@ -57,8 +57,8 @@ class Crew final {
  public:
   Crew(int threads, const std::vector<int>& cpus) : pid(getpid()) {
     for (int i = 0; i < threads; i++) workers_.push_back(make_worker());
-    // Signals are for the interpreter's threads, but for those that an instruction raises: blocked, they end the process
-    // without a word.
+    // Signals are for the interpreter's threads, but for those that an instruction raises: blocked, they end the
+    // process without a word.
     sigset_t all, before;
     sigfillset(&all);
     for (int fault : {SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) sigdelset(&all, fault);
