@@ -165,7 +165,7 @@ def test_a_signal_that_was_sent_reaches_the_handler_of_the_user(packed: Path) ->
 
 @pytest.mark.check
 def test_without_the_native_core_a_cut_shard_gives_short_records_and_cut_columns_a_sentence(packed: Path) -> None:
-    (shard,) = packed.glob("shard-*")
+    (shard,) = packed.glob("*.rec")
     whole = shard.read_bytes()
     by_pillow = CUT.replace('else "native")', 'else "pillow")')
     script = by_pillow.replace("    decode(", "    records = data.read(ids)\n    decode(")

@@ -11,10 +11,10 @@ import json
 import operator
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -102,7 +102,33 @@ class Description:
         for name in ("classes", "class_counts", "parts"):
             fields[name] = tuple(fields.get(name, ()))
         fields["common_size"] = tuple(fields["common_size"]) if fields["common_size"] else None
-        return Description(**fields)
+        found = Description(**fields)
+        wrong = [name for name, right in _FORM.items() if not right(getattr(found, name))]
+        if wrong:
+            raise ValueError(f"the description has a wrong {wrong[0]}")
+        return found
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_FORM: Mapping[str, Callable[[Any], bool]] = {
+    "pack_id": lambda value: type(value) is int and 0 <= value < 1 << 64,
+    **dict.fromkeys(("fingerprint", "format", "mode", "source"), _is_text),
+    "label_kind": lambda value: value in get_args(LabelKind),
+    "classes": lambda value: all(map(_is_text, value)),
+    "class_counts": lambda value: all(map(_is_count, value)),
+    "channels": lambda value: _is_count(value) and value > 0,
+    "common_size": lambda value: value is None or (len(value) == 2 and all(map(_is_count, value))),
+    "shards": lambda value: all(_is_text(shard.name) and _is_count(shard.size) for shard in value),
+    "parts": lambda value: all(map(_is_text, value)),
+}
+"""What each field of a description that was read has to be."""
 
 
 def load_columns(path: Path) -> tuple[dict[str, NDArray[Any]], Description, dict[str, str]]:

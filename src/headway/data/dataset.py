@@ -6,6 +6,7 @@ A packed data set is a folder: shards, and `columns.safetensors`, which is writt
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -191,10 +192,16 @@ def _not_packed(path: Path, mapped: bool | None, progress: Callable[[int, int], 
 
 
 def _check_shard(path: Path, shard: Shard, description: Description) -> None:
+    again = "Copy the folder again, or pack again."
     try:
-        size = path.stat().st_size
+        status = path.stat()
     except FileNotFoundError:
-        raise DataError("a shard is missing", where=str(path), fix="Copy the folder again, or pack again.") from None
+        raise DataError("a shard is missing", where=str(path), fix=again) from None
+    except (OSError, ValueError) as error:  # a name that is none
+        raise DataError(f"a shard cannot be opened ({error})", where=str(path.parent), fix=again) from None
+    if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+        raise DataError("this shard is no plain file", where=str(path), fix=again)
+    size = status.st_size
     pack_id_of = recordio.pack_id_of if description.format == "recordio" else trailer.pack_id_of
     if pack_id_of(path) != description.pack_id:
         raise DataError(

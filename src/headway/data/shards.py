@@ -55,7 +55,7 @@ class _Places:
         outside = (offset > size) | (length > size - offset)
         if outside.any():
             length[outside] = 0
-            split &= ~outside
+        split &= length > 0  # an empty one may be of a shard that does not exist
         return offset, length, split
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,9 @@ class Manifest:
             raise CheckpointError(f"its format is {tree['format']}, this version reads {FORMAT}", where=where)
         if tree.pop("sha256") != _digest(tree):
             raise CheckpointError(f"{MANIFEST} is damaged: its sha256 is another", where=where)
+        names = [file["name"] for file in tree["files"]]
+        if not all(isinstance(name, str) and name == os.path.basename(name) and "\0" not in name for name in names):
+            raise CheckpointError(f"{MANIFEST} names files outside of the checkpoint", where=where)
         files = tuple(File(file["name"], file["bytes"], file["sha256"]) for file in tree["files"])
         return Manifest(tree["step"], tree["scalars"], files)
 
