@@ -67,8 +67,8 @@ test: $(VENV)/.tools $(VENV)/.native ## one case of every kind, at most ten minu
 	# One thread: the networks are tiny, and threads that wait for each other on busy cores take longer.
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not check and not peers" --durations=10
 
-fuzz: $(VENV)/.base ## damaged JPEGs through the native core under sanitizers (COUNT=200000 SEED=0)
-	$(BIN)/python -m tests.fuzz.campaign $(or $(COUNT),200000) $(or $(SEED),0)
+fuzz: $(VENV)/.tools $(VENV)/.native ## hostile inputs under sanitizers (TARGET=decode COUNT= SECONDS=600 SEED=0; targets: tests/fuzz/campaign.py)
+	$(BIN)/python -m tests.fuzz.campaign $(or $(TARGET),decode) $(or $(COUNT),0) $(or $(SECONDS),$(if $(COUNT),0,600)) $(or $(SEED),0)
 
 check: lint docs peers benches ## everything that takes longer: linters, docs, benches, peers, long tests
 	# Hosts that are network namespaces, and the memory of a process, want the machine for themselves.
