@@ -21,6 +21,12 @@ def test_every_target_of_python_takes_a_few_inputs(tmp_path: Path) -> None:
         assert campaign.run_python(target, 10, 0, 0, tmp_path / target) == 0
 
 
+@pytest.mark.parametrize(("target", "seed", "inputs"), [("manifest", 7, 340)])
+def test_what_once_failed_ends_in_errors_of_ours(target: str, seed: int, inputs: int, tmp_path: Path) -> None:
+    """Input 333 is a manifest of brackets."""
+    assert campaign.run_python(target, inputs, 0, seed, tmp_path) == 0
+
+
 @pytest.mark.check
 @pytest.mark.parametrize("target", campaign.PYTHON)
 def test_hostile_files_and_messages_end_in_errors_of_ours(target: str, tmp_path: Path) -> None:

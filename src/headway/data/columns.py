@@ -139,7 +139,10 @@ def load_columns(path: Path) -> tuple[dict[str, NDArray[Any]], Description, dict
     try:
         columns, metadata = _map(path)
         return columns, Description.from_metadata(metadata), metadata
-    except (struct.error, LookupError, ValueError, TypeError, AttributeError, OverflowError, OSError) as error:
+    except (
+        *(struct.error, LookupError, ValueError, TypeError, AttributeError, OverflowError, OSError),
+        RecursionError,  # a header of brackets
+    ) as error:
         raise DataError("the columns file is damaged", where=str(path), fix=AGAIN) from error
 
 

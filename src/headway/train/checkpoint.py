@@ -137,7 +137,7 @@ def read(path: Location) -> Checkpoint:
             file.check(data, where)
             tensors |= load_tensors(data)
         return Checkpoint(path, manifest.step, manifest.scalars, tensors)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise CheckpointError(f"it is damaged ({type(error).__name__}: {error})", where=where) from None
 
 
