@@ -73,8 +73,8 @@ PARALLEL := $(PYTEST) -n $(JOBS) --dist worksteal
 test: $(VENV)/.tools $(VENV)/.native ## one case of every kind, at most five minutes on 2 cores (JOBS=2 at once)
 	$(PARALLEL) --hypothesis-profile=quick -m "not check and not peers"
 
-fuzz: $(VENV)/.base ## damaged JPEGs through the native core under sanitizers (COUNT=200000 SEED=0)
-	$(BIN)/python -m tests.fuzz.campaign $(or $(COUNT),200000) $(or $(SEED),0)
+fuzz: $(VENV)/.tools $(VENV)/.native ## hostile inputs under sanitizers (TARGET=decode COUNT= SECONDS=600 SEED=0; targets: tests/fuzz/campaign.py)
+	$(BIN)/python -m tests.fuzz.campaign $(or $(TARGET),decode) $(or $(COUNT),0) $(or $(SECONDS),$(if $(COUNT),0,600)) $(or $(SEED),0)
 
 check: lint docs peers benches ## everything that takes longer, at most 25 minutes: linters, docs, benches, peers, long tests
 	$(PARALLEL) -m "check or peers or hypothesis" $(ALONE:%=--ignore %)

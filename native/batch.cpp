@@ -132,11 +132,20 @@ bool output_is_good(int64_t n, uint32_t height, uint32_t width, uint32_t channel
                     const uint8_t* status) {
   if (n < 0 || n > UINT32_MAX || (n && (!out || !status))) return false;
   if (height < 1 || width < 1 || height > UINT16_MAX || width > UINT16_MAX) return false;
-  return (channels == 1 || channels == 3) && stride >= int64_t(height) * width * channels;
+  if ((channels != 1 && channels != 3) || stride < int64_t(height) * width * channels) return false;
+  return !n || stride <= INT64_MAX / n;
+}
+
+// Whether every image that has bytes has an address.
+bool no_null(int64_t n, const uint64_t* address, const uint64_t* length) {
+  for (int64_t i = 0; i < n; i++)
+    if (!address[i] && length[i]) return false;
+  return true;
 }
 
 bool items_are_good(int64_t n, const hw_items& items) {
-  if (n && !(items.address && items.length && items.box)) return false;
+  if (n < 0 || (n && !(items.address && items.length && items.box))) return false;
+  if (!no_null(n, items.address, items.length)) return false;
   for (int64_t i = 0; items.kind && i < n; i++)
     if (items.kind[i] > HW_RAW_PLANAR || (items.kind[i] != HW_JPEG && !items.shape)) return false;
   return true;
@@ -158,7 +167,7 @@ const char* hw_features(void) {
   return text;
 }
 
-uint32_t hw_crc32c(const void* data, uint64_t length) { return headway::crc32c(data, size_t(length)); }
+uint32_t hw_crc32c(const void* data, uint64_t length) { return data ? headway::crc32c(data, size_t(length)) : 0; }
 
 hw_pool* hw_pool_create(int32_t threads, const int32_t* cpus, int32_t count) {
   if (threads < 1 || threads > headway::Pool::kMostThreads || count < 0 || (count && !cpus)) return nullptr;
@@ -198,7 +207,7 @@ int64_t hw_gather(hw_pool* pool, int64_t n, const uint64_t* address, const uint6
                   const int16_t* shift, const uint8_t* flip, uint8_t* out, int64_t stride, uint8_t* status) {
   using namespace headway;
   if (!pool || (n && !(address && length)) || (kind != HW_RAW && kind != HW_RAW_PLANAR) ||
-      !output_is_good(n, height, width, channels, stride, out, status))
+      !output_is_good(n, height, width, channels, stride, out, status) || !no_null(n, address, length))
     return -1;
   const Output output{out, stride, size_t(height) * width * channels, status};
   const uint32_t shape[3] = {height, width, channels};
@@ -212,6 +221,7 @@ int64_t hw_gather(hw_pool* pool, int64_t n, const uint64_t* address, const uint6
 }
 
 int32_t hw_probe(const void* data, uint64_t length, hw_info* info) {
+  if (!data || !info) return HW_UNDECODABLE;
   return int32_t(headway::probe(static_cast<const uint8_t*>(data), size_t(length), *info));
 }
 

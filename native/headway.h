@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 #define HW_API __attribute__((visibility("default")))
-#define HW_ABI 3
+#define HW_ABI 4
 
 /* What became of one image; the numbers of headway.data.reference.Status, and one more. */
 enum { HW_OK = 0, HW_CHECKSUM = 1, HW_UNDECODABLE = 2, HW_FOREIGN = 3 /* no JPEG: for the reference */ };
@@ -89,6 +89,14 @@ HW_API int64_t hw_decode_batch(hw_pool*, int64_t n, const hw_items*, const hw_sp
 HW_API int64_t hw_gather(hw_pool*, int64_t n, const uint64_t* address, const uint64_t* length, const uint32_t* crc,
                          const uint8_t* check, uint32_t kind, uint32_t height, uint32_t width, uint32_t channels,
                          const int16_t* shift, const uint8_t* flip, uint8_t* out, int64_t stride, uint8_t* status);
+
+/* Guards a file that is mapped for reading, from its first page on. Where the file is cut while it is in use, or its
+ * disk fails, a read of a lost page raises SIGBUS, which ends the process. Within a guarded range that page and all
+ * after it become zeros instead, and hw_lost says so; any other fault goes to the handler that was there before.
+ * Returns a ticket, or -1 where the range is none or memory cannot be had. */
+HW_API int64_t hw_guard(uint64_t address, uint64_t length);
+HW_API void hw_unguard(int64_t ticket); /* before the range is unmapped */
+HW_API int32_t hw_lost(int64_t ticket); /* whether it lost something; of -1: how many guarded ranges did */
 
 /* HW_OK, HW_FOREIGN, or HW_UNDECODABLE. */
 HW_API int32_t hw_probe(const void* data, uint64_t length, hw_info* info);

@@ -9,7 +9,10 @@ namespace {
 enum : int { SOF0 = 0xC0, SOF2 = 0xC2, DHT = 0xC4, JPG = 0xC8, DAC = 0xCC, SOI = 0xD8, EOI = 0xD9, SOS = 0xDA };
 enum : int { DQT = 0xDB, DRI = 0xDD, APP0 = 0xE0, APP1 = 0xE1, APP14 = 0xEE, TEM = 0x01, RST0 = 0xD0 };
 
-int u16(const uint8_t* p) { return p[0] << 8 | p[1]; }
+// The bytes may be those of a mapped file that someone writes to: what is checked and then used is read once.
+uint8_t once(const uint8_t* p) { return *static_cast<const volatile uint8_t*>(p); }
+
+int u16(const uint8_t* p) { return once(p) << 8 | once(p + 1); }
 
 bool is_frame(int marker) {
   return marker >= SOF0 && marker <= 0xCF && marker != DHT && marker != JPG && marker != DAC;
@@ -46,7 +49,7 @@ int orientation_of(const uint8_t* tiff, size_t size) {
 
 void read_quant(const uint8_t* p, size_t n, Jpeg& jpeg, Seen& seen) {
   while (n >= 65) {
-    int table = p[0] & 15, wide = p[0] >> 4;
+    const int kind = once(p), table = kind & 15, wide = kind >> 4;
     size_t need = wide ? 129 : 65;
     if (table > 3 || wide > 1 || n < need) break;
     for (int i = 0; i < 64; i++) jpeg.quant[table][i] = uint16_t(wide ? u16(p + 1 + 2 * i) : p[1 + i]);
@@ -59,11 +62,13 @@ void read_quant(const uint8_t* p, size_t n, Jpeg& jpeg, Seen& seen) {
 
 void read_huffman(const uint8_t* p, size_t n, Jpeg& jpeg, Seen& seen) {
   while (n >= 17) {
-    int table = p[0] & 15, ac = p[0] >> 4, count = 0;
-    for (int i = 0; i < 16; i++) count += p[1 + i];
+    const int kind = once(p), table = kind & 15, ac = kind >> 4;
+    uint8_t bits[16];
+    int count = 0;
+    for (int i = 0; i < 16; i++) count += bits[i] = once(p + 1 + i);
     if (table > 3 || ac > 1 || count > 256 || n < size_t(17 + count)) break;
     HuffmanSpec& spec = (ac ? jpeg.ac : jpeg.dc)[table];
-    std::memcpy(spec.bits, p + 1, 16);
+    std::memcpy(spec.bits, bits, 16);
     std::memcpy(spec.values, p + 17, size_t(count));
     spec.count = count;
     (ac ? seen.acs : seen.dcs) |= 1u << table;
@@ -79,15 +84,15 @@ bool read_frame(const uint8_t* p, size_t n, int marker, Jpeg& jpeg, Seen& seen) 
   seen.precision = p[0];
   jpeg.height = u16(p + 1);
   jpeg.width = u16(p + 3);
-  jpeg.components = p[5];
+  jpeg.components = once(p + 5);
   if (jpeg.components < 1 || jpeg.components > 4 || n != size_t(6 + 3 * jpeg.components)) return false;
   if (jpeg.width < 1 || jpeg.height < 1) return false;
   jpeg.h_max = jpeg.v_max = 1;
   for (int i = 0; i < jpeg.components; i++) {
     const uint8_t* c = p + 6 + 3 * i;
-    jpeg.component[i] = {c[0], c[1] >> 4, c[1] & 15, c[2], 0, 0};
-    int h = jpeg.component[i].h, v = jpeg.component[i].v;
-    if (h < 1 || h > 4 || v < 1 || v > 4 || c[2] > 3) return false;
+    const int factors = once(c + 1), h = factors >> 4, v = factors & 15, quant = once(c + 2);
+    if (h < 1 || h > 4 || v < 1 || v > 4 || quant > 3) return false;
+    jpeg.component[i] = {once(c), h, v, quant, 0, 0};
     jpeg.h_max = std::max(jpeg.h_max, h);
     jpeg.v_max = std::max(jpeg.v_max, v);
   }
@@ -100,13 +105,14 @@ bool read_frame(const uint8_t* p, size_t n, int marker, Jpeg& jpeg, Seen& seen) 
 
 // Whether the scan holds all components in the frame's order, as baseline files do; fills in their Huffman tables.
 bool read_scan(const uint8_t* p, size_t n, Jpeg& jpeg) {
-  int count = n ? p[0] : 0;
+  const int count = n ? once(p) : 0;
   if (count != jpeg.components || n != size_t(4 + 2 * count)) return false;
   for (int i = 0; i < count; i++) {
     if (p[1 + 2 * i] != jpeg.component[i].id) return false;
-    jpeg.component[i].dc = p[2 + 2 * i] >> 4;
-    jpeg.component[i].ac = p[2 + 2 * i] & 15;
-    if (jpeg.component[i].dc > 3 || jpeg.component[i].ac > 3) return false;
+    const int tables = once(p + 2 + 2 * i), dc = tables >> 4, ac = tables & 15;
+    if (dc > 3 || ac > 3) return false;
+    jpeg.component[i].dc = dc;
+    jpeg.component[i].ac = ac;
   }
   const uint8_t* tail = p + 1 + 2 * count;
   return tail[0] == 0 && tail[1] == 63 && tail[2] == 0;
@@ -146,7 +152,7 @@ Outcome parse(const uint8_t* data, size_t size, Jpeg& jpeg) {
     size_t start = at;
     while (at < size && data[at] == 0xFF) at++;
     if (at >= size) return Outcome::undecodable;
-    int marker = data[at++];
+    const int marker = once(data + at++);
     if (marker == 0) {
       seen.strange = true;
       continue;

@@ -12,6 +12,8 @@
 #include <mutex>
 #include <thread>
 
+#include "guard.h"
+
 namespace headway {
 namespace {
 
@@ -55,8 +57,12 @@ class Crew final {
  public:
   Crew(int threads, const std::vector<int>& cpus) : pid(getpid()) {
     for (int i = 0; i < threads; i++) workers_.push_back(make_worker());
-    sigset_t all, before;  // signals are for the interpreter's threads
+    // Signals are for the interpreter's threads, but for those that an instruction raises: blocked, they end the
+    // process without a word.
+    sigset_t all, before;
     sigfillset(&all);
+    for (int fault : {SIGBUS, SIGSEGV, SIGFPE, SIGILL, SIGTRAP, SIGSYS}) sigdelset(&all, fault);
+    watch_faults();
     pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       for (int i = 1; i < threads; i++) {

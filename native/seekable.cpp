@@ -168,6 +168,7 @@ int64_t transcode(Work& work, const uint8_t* data, size_t size, void* out, uint6
 
 int64_t hw_seekable(const void* data, uint64_t length, void* out, uint64_t capacity, char* reason) {
   using namespace headway;
+  if (!data || (!out && capacity)) return refuse(reason, "there is no memory to read or to write");
   auto* const work = static_cast<Work*>(calloc(1, sizeof(Work)));
   if (!work) return refuse(reason, "out of memory");
   work->guard.strict = true;  // a damaged file is kept as it is, for others to judge

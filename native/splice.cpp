@@ -42,17 +42,20 @@ const uint8_t* next_marker(const uint8_t* at, const uint8_t* end, int* number) {
   return nullptr;
 }
 
-const uint8_t* after_marker(const uint8_t* at) {
-  while (*at == 0xFF) ++at;
+const uint8_t* after_marker(const uint8_t* at, const uint8_t* end) {
+  while (at < end && *at == 0xFF) ++at;
   return at + 1;
 }
 
 int64_t splice(const uint8_t* data, size_t size, Region region, Region& held, Out out, char* reason) {
   Jpeg jpeg;
   if (parse(data, size, jpeg) != Outcome::ok) return refuse(reason, "it has no JPEG header that can be read");
-  const uint8_t* const frame = after_marker(data + jpeg.sof);
+  // The markers were seen there; a file that changes meanwhile may have lost them.
+  const uint8_t* const header_end = data + jpeg.entropy;
+  const uint8_t* const frame = after_marker(data + jpeg.sof, header_end);
+  if (frame + 7 > header_end) return refuse(reason, "it changes while it is read");
   if (frame[-1] != kSof0 && frame[-1] != kSof1) return refuse(reason, "it is not a Huffman-coded baseline JPEG");
-  const uint8_t* const scan = after_marker(data + jpeg.scan) + 2;  // behind its length
+  const uint8_t* const scan = after_marker(data + jpeg.scan, header_end) + 2;  // behind its length
   if (scan >= data + jpeg.entropy || *scan != jpeg.components) return refuse(reason, "its scan lacks components");
   if (!jpeg.restart) return refuse(reason, "it has no restart markers");
   if (jpeg.mcus_per_row % jpeg.restart) {
@@ -108,6 +111,8 @@ int64_t splice(const uint8_t* data, size_t size, Region region, Region& held, Ou
 
 int64_t hw_splice(const void* data, uint64_t length, const int32_t region[4], int32_t held[4], void* out,
                   uint64_t capacity, char* reason) {
+  if (!data || !region || !held || (!out && capacity))
+    return headway::refuse(reason, "there is no memory to read or to write");
   headway::Region shown{};
   const int64_t size = headway::splice(static_cast<const uint8_t*>(data), length,
                                        {region[0], region[1], region[2], region[3]}, shown,

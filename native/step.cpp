@@ -2,6 +2,7 @@
 // turn. A parameter of one stretch is done in one go. Of a larger one all stretches are summed first; its second pass
 // begins with the stretch that was read last, and while the sums of the next parameter are begun, so that nobody waits.
 #include <atomic>
+#include <cstdint>
 #include <vector>
 
 #include "rules.h"
@@ -137,10 +138,24 @@ int32_t optimize(const hw_step& s, const Update<T>& update) {
   }
 }
 
+// Whether every parameter's array lies somewhere, aligned, and ends where addresses do.
+bool is_good(const hw_step& s, const uint64_t* address, uint64_t bytes, bool single) {
+  for (int64_t i = 0; address && i < s.n; i++) {
+    const uint64_t most = (uint64_t(PTRDIFF_MAX) - bytes) / bytes, count = single ? 1 : uint64_t(s.elements[i]);
+    if (s.elements[i] < 0 || count > most || address[i] % bytes) return false;
+    if (count && (!address[i] || address[i] > UINT64_MAX - count * bytes)) return false;
+  }
+  return true;
+}
+
 bool is_good(const hw_step& s) {
   if (s.size != sizeof(hw_step) || s.rule > HW_LBSGD || s.type > HW_FP64 || s.n < 0 || s.n > INT32_MAX) return false;
   if (!s.options || !s.lr || (s.n && !(s.weight && s.grad && s.elements))) return false;
   if (!s.n) return true;
+  const uint64_t bytes = s.type == HW_FP32 ? sizeof(float) : sizeof(double);
+  for (const uint64_t* array : {s.weight, s.grad, s.first, s.second})
+    if (!is_good(s, array, bytes, false)) return false;
+  if (!is_good(s, s.norm, bytes, true) || !is_good(s, s.count, sizeof(float), true)) return false;
   if (s.rule != HW_LARS && s.rule != HW_SIGNUM && !s.count) return false;
   switch (s.rule) {
     case HW_LARS: return s.adapt;

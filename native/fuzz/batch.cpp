@@ -29,7 +29,7 @@ void leave_files() {
         .write(reinterpret_cast<const char*>(now.batch->files[i].data()),
                std::streamsize(now.batch->files[i].size()));
   }
-  fprintf(stderr, "headway_fuzz: its files are in %s; run it again with FOLDER 1 %llu %zu\n", folder,
+  fprintf(stderr, "headway_fuzz: its files are in %s; run it again with TARGET FOLDER 1 0 %llu %zu\n", folder,
           static_cast<unsigned long long>(now.seed), now.number);
 }
 

@@ -1,55 +1,17 @@
-// Feeds damaged JPEGs to the core, between good ones whose pixels are known. Built with sanitizers, it ends with an
-// error at the first read or write beyond a buffer, undefined operation, hang, changed neighbour or wrong status, and
-// leaves the batch's files where it can be run again.
+// The program of all targets.
 //
-// headway_fuzz FOLDER COUNT SEED [FIRST]: FOLDER holds good JPEGs; FIRST is the batch to begin with.
-
-#include <unistd.h>
-
+// headway_fuzz TARGET FOLDER COUNT SECONDS SEED [FIRST]: FOLDER holds good JPEGs; it ends after COUNT inputs or
+// SECONDS, whichever comes first (0: no limit); FIRST is the batch to begin with.
 #include <algorithm>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 
 #include "alone.h"
+#include "campaign.h"
 
 namespace headway::fuzz {
-namespace {
-
-constexpr size_t kBatch = 64;          // of which every other one is damaged
-constexpr unsigned kHangSeconds = 60;  // a batch takes 0.1 s
-constexpr uint32_t kMaxScans = 50;
-const char* const kIsas[] = {"portable", "avx2", "avx512"};
-
-const hw_spec kSpecs[] = {{sizeof(hw_spec), 24, 24, 3, 0, kMaxPixels, kMaxScans},
-                          {sizeof(hw_spec), 17, 40, 3, 1, kMaxPixels, kMaxScans},
-                          {sizeof(hw_spec), 5, 9, 1, 1, kMaxPixels, kMaxScans},
-                          {sizeof(hw_spec), 96, 64, 1, 0, kMaxPixels, kMaxScans},
-                          {sizeof(hw_spec), 1, 1, 3, 1, kMaxPixels, kMaxScans}};
-constexpr size_t kSpecCount = std::size(kSpecs);
-
-Box random_box(const hw_info& info, Random& random) {
-  const auto width = float(info.width), height = float(info.height);
-  if (random.one_in(3)) return {0, 0, width, height};
-  const float w = width * (0.02f + 0.98f * random.unit()), h = height * (0.02f + 0.98f * random.unit());
-  return {(width - w) * random.unit(), (height - h) * random.unit(), w, h};
-}
-
-// Boxes that no caller should give.
-Box strange_box(Random& random) {
-  static const float kStrange[] = {-1, 0, 1e-30f, 0.5f, 70000, 1e30f, __builtin_inff(), __builtin_nanf("")};
-  const auto one = [&] { return kStrange[random.below(std::size(kStrange))]; };
-  return {one(), one(), one(), one()};
-}
-
-// A good file, and what each spec makes of it.
-struct Good {
-  Bytes file;
-  Box box[kSpecCount];
-  Bytes pixels[kSpecCount];
-};
 
 std::vector<Bytes> read_seeds(const char* folder) {
   std::vector<std::filesystem::path> paths;
@@ -67,122 +29,38 @@ std::vector<Bytes> read_seeds(const char* folder) {
   return seeds;
 }
 
-std::vector<Good> decode_seeds(const Crew& crew, const std::vector<Bytes>& seeds, Random& random) {
-  std::vector<Good> goods;
-  for (const Bytes& file : seeds) {
-    hw_info info{};
-    if (hw_probe(file.data(), file.size(), &info)) fail("a seed is not good", goods.size());
-    Good good{file, {}, {}};
-    for (size_t spec = 0; spec < kSpecCount; ++spec) {
-      good.box[spec] = random_box(info, random);
-      Batch batch;
-      batch.add(file, good.box[spec], false);
-      const Result result = decode(crew, batch, kSpecs[spec]);
-      if (result.status[0] != HW_OK) fail("a seed is not good", goods.size());
-      good.pixels[spec].assign(result.out.begin(), result.out.begin() + ptrdiff_t(image_size(kSpecs[spec])));
-    }
-    goods.push_back(std::move(good));
-  }
-  return goods;
-}
-
-// Fills the batch: even places are good, odd ones damaged. Returns which seed each is of.
-std::vector<size_t> fill(Batch& batch, const std::vector<Bytes>& seeds, const std::vector<Good>& goods, size_t spec,
-                         Random& random) {
-  std::vector<size_t> which;
-  for (size_t place = 0; place < kBatch; ++place) {
-    const size_t seed = which.emplace_back(random.below(seeds.size()));
-    if (place % 2 == 0) {
-      batch.add(seeds[seed], goods[seed].box[spec], false);
-      continue;
-    }
-    const Bytes damaged = mutate(seeds, seed, random);
-    hw_info info{};
-    // The box is of what the damaged header says, else the decoders would hardly run.
-    if (hw_probe(damaged.data(), damaged.size(), &info)) hw_probe(seeds[seed].data(), seeds[seed].size(), &info);
-    batch.add(damaged, random.one_in(50) ? strange_box(random) : random_box(info, random), random.one_in(2));
-    batch.crc[place] = hw_crc32c(seeds[seed].data(), seeds[seed].size());
-    batch.check[place] = random.one_in(20);
-    if (random.one_in(100)) {
-      batch.kind[place] = random.one_in(2) ? HW_RAW : HW_RAW_PLANAR;
-      for (size_t side = 0; side < 3; ++side) batch.shape[3 * place + side] = uint32_t(random.below(300));
-    }
-  }
-  return which;
-}
-
-// What holds for one image, if it is good (even places) or damaged.
-void check(const Batch& batch, size_t place, const Good& good, size_t spec, uint8_t status, const uint8_t* image) {
-  if (place % 2 == 0) {
-    if (status != HW_OK || memcmp(image, good.pixels[spec].data(), good.pixels[spec].size()))
-      fail("it is good, and was changed by its neighbours", place);
-    return;
-  }
-  const Exact& file = batch.files[place];
-  const bool damaged = file.size() != good.file.size() || memcmp(file.data(), good.file.data(), file.size());
-  if ((status == HW_CHECKSUM) != (batch.check[place] && damaged)) fail("its checksum was not judged right", place);
-}
-
-// Returns how many of the damaged images could be decoded nevertheless.
-size_t run_batch(const std::vector<Crew>& crews, const std::vector<Bytes>& seeds, const std::vector<Good>& goods,
-                 Random& random) {
-  const size_t spec = random.below(kSpecCount), step = stride(kSpecs[spec]);
-  Batch batch;
-  now.batch = &batch;
-  const std::vector<size_t> which = fill(batch, seeds, goods, spec, random);
-  alarm(kHangSeconds);
-  for (size_t place = 1; place < kBatch; place += 2) alone(batch.files[place], place, random);
-  Result first;
-  for (const Crew& crew : crews) {
-    const Result result = decode(crew, batch, kSpecs[spec]);
-    if (&crew == &crews[0]) first = result;
-    for (size_t i = 0; i < kBatch; ++i) {
-      check(batch, i, goods[which[i]], spec, result.status[i], &result.out[i * step]);
-      if (result.status[i] != first.status[i] || memcmp(&result.out[i * step], &first.out[i * step], step))
-        fail("instruction sets differ", i);
-    }
-  }
-  alarm(0);
-  now.batch = nullptr;
-  return size_t(std::count(first.status.begin(), first.status.end(), HW_OK)) - kBatch / 2;
-}
-
-int run(const char* folder, size_t count, uint64_t seed, size_t first) {
-  watch();
+std::vector<Crew> make_crews(int threads) {
   std::vector<Crew> crews;
-  for (const char* isa : kIsas) {
+  for (const char* isa : {"portable", "avx2", "avx512"}) {
     setenv("HEADWAY_ISA", isa, 1);
     if (strncmp(hw_features(), isa, strlen(isa))) continue;  // this processor lacks it
-    crews.push_back({isa, hw_pool_create(2, nullptr, 0)});
+    crews.push_back({isa, hw_pool_create(threads, nullptr, 0)});
     printf("%s\n", hw_features());
   }
-  const std::vector<Bytes> seeds = read_seeds(folder);
-  Random random(0);
-  const std::vector<Good> goods = decode_seeds(crews[0], seeds, random);
-  const size_t batches = (count + kBatch / 2 - 1) / (kBatch / 2);
-  size_t decoded = 0;
-  now.seed = seed;
-  for (now.number = first; now.number < first + batches; ++now.number) {
-    Random of_batch(seed << 32 ^ now.number);
-    decoded += run_batch(crews, seeds, goods, of_batch);
-    if ((now.number - first) % 500 == 499) printf("%zu of %zu\n", (now.number - first + 1) * kBatch / 2, count);
-    fflush(stdout);
-  }
-  for (const Crew& crew : crews) hw_pool_destroy(crew.pool);
-  printf("%zu damaged images, made of %zu good ones; %zu could be decoded\n", batches * kBatch / 2, seeds.size(),
-         decoded);
-  printf("no crash, no hang, no changed neighbour\n");
-  return 0;
+  return crews;
 }
+
+namespace {
+
+struct Target {
+  const char* name;
+  int (*run)(const Campaign&);
+};
+
+constexpr Target kTargets[] = {{"decode", fuzz_decode},     {"gather", fuzz_gather}, {"optimize", fuzz_optimize},
+                               {"changing", fuzz_changing}, {"sizes", fuzz_sizes},   {"fork", fuzz_fork}};
 
 }  // namespace
 }  // namespace headway::fuzz
 
 int main(int count, char** arguments) {
-  if (count != 4 && count != 5) {
-    fprintf(stderr, "usage: headway_fuzz FOLDER COUNT SEED [FIRST]\n");
-    return 2;
+  using namespace headway::fuzz;
+  const auto number = [&](int place) { return place < count ? strtoull(arguments[place], nullptr, 10) : 0; };
+  for (const Target& target : kTargets) {
+    if (count < 6 || strcmp(arguments[1], target.name)) continue;
+    watch();
+    return target.run({arguments[2], number(3), unsigned(number(4)), number(5), number(6)});
   }
-  return headway::fuzz::run(arguments[1], strtoull(arguments[2], nullptr, 10), strtoull(arguments[3], nullptr, 10),
-                            count == 5 ? strtoull(arguments[4], nullptr, 10) : 0);
+  fprintf(stderr, "usage: headway_fuzz TARGET FOLDER COUNT SECONDS SEED [FIRST]\n");
+  return 2;
 }

@@ -410,7 +410,29 @@ def test_columns_that_do_not_belong_together_are_refused(copy: Path) -> None:
         assert f"{COLUMNS_FILE}: {said}. Pack the data again" in refusal(copy)
 
 
-@pytest.mark.parametrize("wrong", [{"shards": 3}, {"shards": [{"name": "a"}]}, {"classes": None}, {"colour": "red"}])
+@pytest.mark.parametrize("mapped", [False, True])
+def test_an_empty_split_record_of_a_shard_that_does_not_exist_is_empty(copy: Path, mapped: bool) -> None:
+    columns = {"shard": 999, "offset": 0, "length": 0, "flags": FLAG_SPLIT}
+    data = dataset.open(copy)
+    change(copy, {name: np.full_like(getattr(data, name), value) for name, value in columns.items()})
+    assert [bytes(record) for record in dataset.open(copy, mapped=mapped).read(range(20))] == [b""] * 20
+
+
+def test_a_shard_that_is_no_plain_file_is_refused(copy: Path) -> None:
+    shards = [{"name": shard.name, "size": shard.size} for shard in dataset.open(copy).description.shards]
+    os.mkfifo(copy / "pipe")
+    for name, said in (("pipe", "is no plain file"), ("a" * 5000, "cannot be opened"), ("a\0b", "cannot be opened")):
+        change(copy, shards=[shards[0] | {"name": name}, *shards[1:]])
+        assert said in refusal(copy)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({"shards": 3}, {"shards": [{"name": "a"}]}, {"classes": None}, {"colour": "red"}, {"common_size": ["x", 3]}),
+        *({"channels": 0}, {"channels": 10**30}, {"classes": [1]}, {"pack_id": -1}, {"label_kind": "x"}, {"mode": 3}),
+    ],
+)
 def test_a_description_of_another_kind_is_refused(copy: Path, wrong: dict[str, Any]) -> None:
     change(copy, **wrong)
     assert "the columns file is damaged" in refusal(copy)

@@ -1,94 +1,91 @@
-"""Builds the fuzz driver (native/fuzz) and runs it over JPEGs of every kind.
+"""Runs a target with inputs of every kind, until so many were tried or so many seconds are over.
 
-`python -m tests.fuzz.campaign COUNT SEED` does so with COUNT damaged images.
+`python -m tests.fuzz.campaign TARGET COUNT SECONDS SEED`: COUNT or SECONDS 0 is no limit. Native targets are those of
+native/fuzz, built with sanitizers. The others are files of this folder: their `target(folder)` gives a function of a
+random generator, which may raise errors of ours and nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import os
+import resource
 import shutil
-import struct
 import subprocess
 import sys
 import tempfile
+import threading
+import time
+import traceback
 from pathlib import Path
+from random import Random
 
-import numpy as np
-from PIL import Image
+from tests.fuzz import builds
+from tests.fuzz.seeds import write_seeds
 
-ROOT = Path(__file__).resolve().parents[2]
-BUILD = ROOT / "build/fuzz"
-REAL_BYTES = 25_000
-"""Of the largest real file taken, so that most of the time goes into many images."""
+from headway.core.errors import HeadwayError
 
-
-def build() -> Path:
-    """The driver, compiled anew where its sources have changed."""
-    options = ["-D", "HEADWAY_FUZZ=ON", "-D", "HEADWAY_STRICT=ON", "-D", "CMAKE_BUILD_TYPE=RelWithDebInfo"]
-    configure = ["cmake", "-S", ROOT / "native", "-B", BUILD, *options]
-    for command in (configure, ["cmake", "--build", BUILD, "--target", "headway_fuzz", "-j", "2"]):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise RuntimeError(f"the fuzz driver does not build:\n{done.stdout}\n{done.stderr}")
-    return BUILD / "fuzz/headway_fuzz"
+NATIVE = ("decode", "gather", "optimize", "changing", "sizes", "fork", "libjpeg")
+PYTHON = ("manifest", "columns", "coordinator", "hvd")
+GROWTH_BYTES = 256 << 20
+"""By which the largest memory of the process may grow."""
 
 
-def resampled(data: bytes, h: int, v: int, width: int, height: int) -> bytes:
-    """The same coefficients under other sampling factors of the first component, of which the product stays."""
-    out, at = bytearray(data), 2
-    while out[at + 1] not in (0xC0, 0xC1, 0xC2):
-        at += 2 + struct.unpack_from(">H", out, at + 2)[0]
-    struct.pack_into(">HH", out, at + 5, height, width)
-    out[at + 11] = h << 4 | v
-    return bytes(out)
-
-
-def write_seeds(folder: Path, real: Path | None) -> None:
-    """JPEGs of every kind, all of them good: small ones made here, and the smallest of a folder of real ones."""
-    random = np.random.default_rng(0)
-
-    def save(name: str, width: int, height: int, mode: str, **options: object) -> Path:
-        channels = len(Image.new(mode, (1, 1)).getbands())
-        coarse = random.integers(0, 256, (height // 6 + 2, width // 6 + 2, channels), dtype=np.uint8)
-        bands = [Image.fromarray(coarse[..., channel]) for channel in range(channels)]
-        image = Image.merge(mode, bands).resize((width, height), Image.Resampling.BICUBIC)
-        image.save(folder / f"{name}.jpg", "JPEG", **options)
-        return folder / f"{name}.jpg"
-
-    sizes = [(1, 1), (7, 3), (16, 16), (33, 50), (90, 61), (150, 100)]
-    for width, height in sizes:
-        for subsampling in ("4:4:4", "4:2:2", "4:2:0"):
-            name = f"{width}x{height}-{subsampling.replace(':', '')}"
-            save(f"{name}-rgb", width, height, "RGB", subsampling=subsampling, quality=85)
-            save(f"{name}-rst", width, height, "RGB", subsampling=subsampling, restart_marker_blocks=3)
-            save(f"{name}-cmyk", width, height, "CMYK", subsampling=subsampling)
-            save(f"{name}-progressive", width, height, "RGB", subsampling=subsampling, progressive=True)
-        save(f"{width}x{height}-gray", width, height, "L")
-        save(f"{width}x{height}-gray-progressive", width, height, "L", progressive=True)
-    exif, comment = Image.Exif(), b"a comment of no weight"
-    exif[0x0112] = 6
-    save("exif", 40, 30, "RGB", exif=exif, comment=comment, icc_profile=bytes(3000))
-    for h, v, subsampling in ((1, 2, "4:2:2"), (4, 1, "4:2:0"), (1, 4, "4:2:0")):
-        path = save(f"{h}x{v}", 96, 64, "RGB", subsampling=subsampling)
-        old_h, old_v = (2, 1) if subsampling == "4:2:2" else (2, 2)
-        path.write_bytes(resampled(path.read_bytes(), h, v, 96 // old_h * h - 3, 64 // old_v * v - 2))
-    for source in sorted(real.rglob("*.JPEG"))[:100] if real else []:
-        if source.stat().st_size <= REAL_BYTES:
-            (folder / source.name).write_bytes(source.read_bytes())
-
-
-def run(count: int, seed: int, real: Path | None, folder: Path) -> int:
+def run_native(target: str, count: int, seconds: int, seed: int, real: Path | None, folder: Path) -> int:
     """Runs the driver in a folder, where it leaves the files of a batch that fails. Returns its exit status."""
-    driver, seeds = build(), folder / "seeds"
+    build, name = builds.of(target)
+    seeds = folder / "seeds"
     seeds.mkdir()
     write_seeds(seeds, real)
-    return subprocess.run([driver, seeds, str(count), str(seed)], cwd=folder, check=False).returncode
+    command = [build.driver, name, seeds, str(count), str(seconds), str(seed)]
+    return subprocess.run(command, cwd=folder, env=os.environ | build.environment, check=False).returncode
 
 
-def main(count: str, seed: str) -> int:
+def run_python(target: str, count: int, seconds: int, seed: int, folder: Path) -> int:
+    """Runs a target of this folder in this process. Returns 1 where an input made it fail, which is told."""
+    died: list[str] = []
+    before, threading.excepthook = (
+        threading.excepthook,
+        lambda args: died.append("".join(traceback.format_exception(args.exc_value))),
+    )
+    done = 0
+    try:
+        with importlib.import_module(f"tests.fuzz.{target}").target(folder) as one:
+            peak, start = _peak_bytes(), time.monotonic()
+            while (not count or done < count) and (not seconds or time.monotonic() - start < seconds):
+                try:
+                    with contextlib.suppress(HeadwayError):
+                        one(Random(f"{seed}/{done}"))
+                except Exception:
+                    died.append(traceback.format_exc())
+                if _peak_bytes() - peak > GROWTH_BYTES:
+                    died.append(f"it took {(_peak_bytes() - peak) >> 20} MiB")
+                if died:
+                    print(f"{target}: input {done} of seed {seed}:\n{died[0]}", flush=True)
+                    return 1
+                done += 1
+    finally:
+        threading.excepthook = before
+    print(f"{done} inputs in {time.monotonic() - start:.0f} s: errors of ours alone, no thread died", flush=True)
+    return 0
+
+
+def _peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+
+
+def main(target: str, count: str, seconds: str, seed: str) -> int:
+    if target not in NATIVE + PYTHON:
+        print(f"There is no target {target!r}. TARGET is one of {', '.join(NATIVE + PYTHON)}.")
+        return 2
     real = Path(os.environ.get("HEADWAY_CACHE") or Path.home() / ".cache/headway-data") / "imagenet-250"
     folder = Path(tempfile.mkdtemp(prefix="headway-fuzz-"))
-    status = run(int(count), int(seed), real if real.is_dir() else None, folder)
+    limits = int(count), int(seconds), int(seed)
+    if target in PYTHON:
+        status = run_python(target, *limits, folder)
+    else:
+        status = run_native(target, *limits, real if real.is_dir() else None, folder)
     if status:
         print(f"It failed; the files are in {folder}")
     else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import mmap
 import os
 import re
 import struct
@@ -24,6 +23,7 @@ from numpy.typing import NDArray
 from headway.core.errors import DataError
 from headway.core.files import open_regular
 from headway.core.outside import JsonError, is_whole, parse_object
+from headway.data.mapping import map_file
 
 COLUMNS_FILE = "columns.safetensors"
 
@@ -147,7 +147,7 @@ _ENTRIES: Mapping[str, Callable[[Any], bool]] = {
     "mode": _is_text,
     "label_kind": lambda value: value in ("class", "multi", "value"),
     "classes": lambda value: _are(value, str),
-    "class_counts": lambda value: _are(value, int),
+    "class_counts": lambda value: _are(value, int) and all(0 <= count < 1 << 63 for count in value),
     "channels": lambda value: is_whole(value, 1, MOST_CHANNELS),
     "common_size": lambda value: (
         value is None or (_are(value, int) and len(value) in (0, 2) and all(0 < side < 1 << 31 for side in value))
@@ -212,7 +212,7 @@ def _map(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
         end = 8 + length + max(entry["data_offsets"][1] for entry in header.values())
         if size != end:
             raise DataError(f"the columns file is cut: {size} of {end} bytes", where=str(path), fix=AGAIN)
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped = map_file(file, path)
     wrong = [name for name, kind in COLUMN_TYPES.items() if header.get(name, {}).get("dtype") != kind]
     if wrong or "label" not in header:
         what = f"columns are missing or of another type: {', '.join(wrong) or 'label'}"

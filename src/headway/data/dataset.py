@@ -6,6 +6,7 @@ A packed data set is a folder: shards, and `columns.safetensors`, which is writt
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
@@ -14,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError, UsageError
+from headway.data import native
 from headway.data.columns import AGAIN, COLUMNS_FILE, PACK_FORMATS, Description, Shard, load_columns, name_of
 from headway.data.formats import recordio, trailer
+from headway.data.mapping import addresses_of, check
 from headway.data.options import Verify
 from headway.data.records import Records
 from headway.data.shards import LooseFiles, MappedShards, PreadShards, Source, on_network
@@ -27,7 +30,8 @@ class Dataset:
 
     Args:
         folder: what the names of shards are relative to.
-        mapped: whether shards are mapped or read by pread; None: mapped, except on a network file system.
+        mapped: whether shards are mapped or read by pread; None: mapped, except on a network file system and where the
+            native core is not there, which guards what is mapped.
         source: where bytes are read from, where that is no local folder.
 
     Attributes:
@@ -54,14 +58,14 @@ class Dataset:
         self.height: NDArray[np.uint32] = columns["height"]
         self.flags: NDArray[np.uint8] = columns["flags"]
         self.label: NDArray[Any] = columns["label"]
-        self._columns = columns
+        self._columns, self._addresses = columns, addresses_of(columns.values())
         self._touched = np.zeros(len(self.label), np.bool_)
         self.source: Source
         if source is not None:
             self.source = source
         elif description.format == "folder":
             self.source = LooseFiles(folder, columns)
-        elif mapped is False or (mapped is None and on_network(folder)):
+        elif mapped is False or (mapped is None and (on_network(folder) or not native.available())):
             self.source = PreadShards(folder, description.shards, columns)
         else:
             self.source = MappedShards(folder, description.shards, columns)
@@ -99,9 +103,16 @@ class Dataset:
         their own are, into memory that the Records keep.
 
         Raises:
-            DataError: a shard cannot be opened.
+            DataError: a shard cannot be opened, or was cut while it was in use.
         """
-        return self.source.read(np.asarray(ids, np.int64))
+        self.check_columns()
+        records = self.source.read(np.asarray(ids, np.int64))
+        self.check_columns()
+        return records
+
+    def check_columns(self) -> None:
+        """Raises DataError where the columns file was cut while it was in use, so that what was read may be zeros."""
+        check(self._addresses)
 
     def unchecked(self, ids: NDArray[np.int64], verify: Verify = "first") -> NDArray[np.bool_]:
         """Which records' checksums are to be looked at; shape [k].
@@ -181,10 +192,16 @@ def _not_packed(path: Path, mapped: bool | None, progress: Callable[[int, int], 
 
 
 def _check_shard(path: Path, shard: Shard, description: Description) -> None:
+    again = "Copy the folder again, or pack again."
     try:
-        size = path.stat().st_size
+        status = path.stat()
     except FileNotFoundError:
-        raise DataError("a shard is missing", where=str(path), fix="Copy the folder again, or pack again.") from None
+        raise DataError("a shard is missing", where=str(path), fix=again) from None
+    except (OSError, ValueError) as error:  # a name that is none
+        raise DataError(f"a shard cannot be opened ({error})", where=str(path.parent), fix=again) from None
+    if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+        raise DataError("this shard is no plain file", where=str(path), fix=again)
+    size = status.st_size
     pack_id_of = recordio.pack_id_of if description.format == "recordio" else trailer.pack_id_of
     if pack_id_of(path) != description.pack_id:
         raise DataError(

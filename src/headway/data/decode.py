@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from headway.core.cores import default_threads, usable_cpus
 from headway.core.errors import UsageError
 from headway.data import native
+from headway.data.mapping import check as check_mapped
 from headway.data.records import Records
 from headway.data.reference import Batch, Kind, Pixels, Stats, move
 from headway.data.reference import Status as Status
@@ -72,11 +73,14 @@ class Decoder(ABC):
             crc: crc32c of each record; uint32 [k]; None: nothing is checked.
             check: which are checked; bool [k]; None: all.
             scaled: decode JPEGs at 1/2, 1/4 or 1/8 where the box is that much larger than the output: faster, inexact.
+
+        Raises DataError: a mapped file of these records was cut meanwhile.
         """
         stats, timed = Stats(images=len(records)), self._calls % TIMED_EVERY == 0
         self._calls += 1
         batch = Batch(records, boxes, out, flips, kinds, shapes, crc, check, scaled)
         status = self._decode(batch, stats, timed)
+        check_mapped(records.address)
         if timed:
             self.stats.add(stats)
         return status
@@ -148,6 +152,7 @@ class PillowDecoder(Decoder):
                 out[place], status[place] = 0, Status.UNDECODABLE
             else:
                 move(data, out[place], planar=planar, shift=shift, flip=flip)
+        check_mapped(records.address)
         return status
 
     def fill(self, batch: Batch, places: NDArray[np.intp], status: NDArray[np.uint8], stats: Stats) -> None:
@@ -235,7 +240,9 @@ class NativeDecoder(Decoder):
         check: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.uint8]:
         moved = None if shifts is None else shifts.astype(np.int16)
-        return self._pool.gather(records, out, planar=planar, shift=moved, flips=flips, crc=crc, check=check)
+        status = self._pool.gather(records, out, planar=planar, shift=moved, flips=flips, crc=crc, check=check)
+        check_mapped(records.address)
+        return status
 
     def close(self) -> None:
         self._pool.close()

@@ -184,6 +184,7 @@ class Filler:
                     boxes[place] = box
                 bad.append(Bad(int(positions[place]), int(samples[place]), int(served[place]), reason))
         labels = np.ascontiguousarray(self._dataset.label[np.maximum(served, 0)])
+        self._dataset.check_columns()
         tally.stage_s["labels"] += perf_counter() - begun
         tally.stage_images += len(samples)
         return Batch(
@@ -252,6 +253,7 @@ class Filler:
                 self._decoder.gather(Records.rows(still), out, shifts=drawn.shifts, flips=drawn.flips)
         if tier.damaged is not None:
             status = np.where(tier.damaged[samples], tier.damaged[samples], status)
+        self._dataset.check_columns()
         if check.any():
             self._dataset.checked(samples[check & (status == Status.OK)])
         tally.stage_s["decode"] += perf_counter() - read

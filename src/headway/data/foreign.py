@@ -22,6 +22,7 @@ from safetensors.numpy import save
 from headway.core.errors import DataError
 from headway.core.files import write_whole
 from headway.core.outside import parse_object
+from headway.data import mapping
 from headway.data.columns import load_columns
 from headway.data.dataset import Dataset
 from headway.data.formats.known import LABELS, find, missing
@@ -67,6 +68,7 @@ def open_foreign(uri: str, *, mapped: bool | None, progress: Progress | None) ->
     found = find(address.path, address.files, address.part, address.labels)
     state = _state(address, {*found.files, *found.watched})  # as it is before the scan
     columns, description = scan(found, address.root, uri, progress)
+    mapping.check()
     data = save(columns, metadata=description.to_metadata() | {"scanned": json.dumps(state)})
     for file in address.columns_files():
         with contextlib.suppress(OSError):

@@ -100,6 +100,9 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         c_int64,
         [c_void_p, c_int64, *[c_void_p] * 4, *[c_uint32] * 4, *[c_void_p] * 3, c_int64, c_void_p],
     ),
+    "hw_guard": (c_int64, [c_uint64, c_uint64]),
+    "hw_unguard": (None, [c_int64]),
+    "hw_lost": (c_int32, [c_int64]),
     "hw_probe": (c_int32, [c_void_p, c_uint64, POINTER(_Info)]),
     "hw_seekable": (c_int64, [c_void_p, c_uint64, c_void_p, c_uint64, c_char_p]),
     "hw_splice": (c_int64, [c_void_p, c_uint64, c_int32 * 4, c_int32 * 4, c_void_p, c_uint64, c_char_p]),
@@ -130,6 +133,22 @@ def _core() -> ctypes.CDLL:
 def features() -> str:
     """The instruction set in use and the version of libjpeg-turbo, such as `avx2, libjpeg-turbo 2.1.5`."""
     return str(_core().hw_features().decode())
+
+
+def guard(address: int, length: int) -> int:
+    """Guards a file that is mapped for reading; see `headway.data.mapping`. Returns a ticket, -1 where it cannot be."""
+    return int(_core().hw_guard(address, length))
+
+
+def unguard(ticket: int) -> None:
+    """Ends a guard, before the file is unmapped."""
+    _core().hw_unguard(ticket)
+
+
+def lost(ticket: int = -1) -> int:
+    """Whether a guarded file has lost bytes that were read; without a ticket, how many files have."""
+    library = _library()
+    return 0 if library is None else int(library.hw_lost(ticket))
 
 
 def _bytes(data: bytes | memoryview | Bytes) -> Bytes:

@@ -19,6 +19,7 @@ from safetensors.numpy import save
 
 from headway.core.errors import DataError, UsageError
 from headway.core.files import sync_folder, write_synced
+from headway.data import mapping
 from headway.data.columns import (
     COLUMN_TYPES,
     COLUMNS_FILE,
@@ -102,6 +103,7 @@ def pack_set(plan: SetPlan, folder: Path, job: Job, report: Callable[[int], None
         finished = shards.close()
     finally:
         shards.abandon()
+    mapping.check()
     if job.skip_bad or not bad:
         columns = {name: column[: len(kept)] for name, column in columns.items()}
         _check_left(plan, kept, left_out, job.source)

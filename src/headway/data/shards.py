@@ -22,6 +22,7 @@ from headway.core.keys import UInt64
 from headway.data.columns import FLAG_SPLIT, Shard
 from headway.data.formats import recordio
 from headway.data.formats.pieces import mapped, unreadable
+from headway.data.mapping import check
 from headway.data.records import Records
 
 Ids = NDArray[np.int64]
@@ -55,7 +56,7 @@ class _Places:
         outside = (offset > size) | (length > size - offset)
         if outside.any():
             length[outside] = 0
-            split &= ~outside
+        split &= length > 0  # an empty one may be of a shard that does not exist
         return offset, length, split
 
 
@@ -83,6 +84,7 @@ class MappedShards:
             for number in np.unique(shard).tolist():
                 self._map(maps, number)
             address = maps.address[shard]
+        check(address)
         offset, length, split = self._places(ids, shard)
         address += offset
         if not split.any():
@@ -90,6 +92,7 @@ class MappedShards:
         chosen = np.flatnonzero(split)
         views = (maps.views[number] for number in shard[chosen].tolist())
         parts = Records.of(list(map(_join, views, offset[chosen].tolist(), length[chosen].tolist())))
+        check(address)
         address[chosen], length[chosen] = parts.address, parts.length
         return Records(address, length, (maps, parts))
 

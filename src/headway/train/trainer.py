@@ -270,7 +270,7 @@ class Trainer:
         self._chores = [chore for chore in self._chores if chore != "regroup"]
 
     def end(self, tell: Callable[[], None]) -> None:
-        """Calls `tell` on the rank that leads, and holds the others until it has; if it is lost, another one does it."""
+        """Calls `tell` on the rank that leads, and holds the others until then; if it is lost, another one does it."""
         ranks = self.ranks
         assert ranks is not None
         while True:

@@ -181,6 +181,28 @@ def test_a_rank_that_shuts_down_or_hangs_up_ends_all() -> None:
     ranks.close()
 
 
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"kind": "request"},
+        {"kind": "request", "request": [0, "a"]},
+        {"kind": "request", "request": [0, "a", "sing", [], [], "cpu", "sum", 1, 1, 0, []]},
+        {"kind": "request", "request": [0, "a", "allreduce", ["float32"], [], "cpu", "sum", 1, 1, 0, []]},
+        {"kind": "request", "request": [0, "a", "allreduce", ["float32"], [["x"]], "cpu", "sum", 1, 1, 0, []]},
+        {"kind": "request", "request": [0, "a", "add_set", [], [], "cpu", "sum", 1, 1, 0, [0, 99]]},
+        {"kind": "request", "request": [0, "a", "remove_set", [], [], "cpu", "sum", 1, 1, 0, []]},
+        {"kind": "done", "process_set": [0]},
+        {"kind": "fail"},
+    ],
+)
+def test_what_is_no_message_ends_the_job_in_a_sentence(message: dict[str, Any]) -> None:
+    ranks = Ranks(2)
+    ranks.ends[1].send(**message)
+    for rank in range(2):
+        assert ranks.told(rank, "fail")["why"].startswith("rank 1 sent what is no message (")
+    ranks.close()
+
+
 def test_a_forked_child_does_not_keep_a_connection(two: Ranks) -> None:
     here, there = socket.socketpair()
     mine = Connection(here)

@@ -20,7 +20,7 @@ from headway.comm.hvd.connection import Connection
 from headway.comm.hvd.requests import ROWWISE, Request, Response, disagreement, rows_of
 from headway.comm.hvd.settings import Settings
 from headway.comm.hvd.timeline import Timeline
-from headway.comm.messages import Message
+from headway.comm.messages import Message, text, whole
 
 LOG = logging.getLogger("headway.comm")
 
@@ -103,7 +103,10 @@ class Negotiator:
                 selector.unregister(key.fileobj)
                 self._gone(key.data)
             for message in messages or ():
-                self._take(key.data, message)
+                try:
+                    self._take(key.data, message)
+                except ValueError as error:
+                    self._fail(f"rank {key.data} sent what is no message ({error})")
         if not self._over:
             self._hand_out()
             self._look_for_stalls()
@@ -120,16 +123,16 @@ class Negotiator:
     def _take(self, rank: int, message: Message) -> None:
         kind = message["kind"]
         if kind == "request" and not self._over:
-            self._ask(rank, Request.unpacked(message["request"]))
+            self._ask(rank, Request.unpacked(message.get("request")))
         elif kind == "done":
-            one = self._sets.get(message["process_set"])
+            one = self._sets.get(whole(message, "process_set"))
             if one is not None:
                 one.under_way -= 1
         elif kind == "stop" and not self._over:
             self._over = True
             self._tell_all("stop")
         elif kind == "fail":
-            self._fail(message["why"])
+            self._fail(text(message, "why"))
         elif kind == "ended":
             self._ended.add(rank)
 
@@ -149,6 +152,10 @@ class Negotiator:
             self._ranks[rank].send(kind, **fields)
 
     def _ask(self, rank: int, request: Request) -> None:
+        if request.kind == "add_set" and (not request.splits or not set(request.splits) <= self._ranks.keys()):
+            raise ValueError("a process set of ranks that are none")
+        if request.kind == "remove_set" and request.root == ALL:
+            raise ValueError("the process set of all ranks cannot be removed")
         if request.kind == "join":
             self._joined.append(rank)
         one = self._sets.get(request.process_set)
@@ -215,7 +222,7 @@ class Negotiator:
         if error:
             return response
         if first.kind == "join":
-            last, self._joined = self._joined[-1], []
+            last, self._joined = self._joined[-1] if self._joined else first.root, []
             return replace(response, value=last)
         if first.kind == "add_set":
             return replace(response, value=self._add_set(first.splits))

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass
 from math import prod
-from typing import Any, Literal, final
+from typing import Any, Literal, final, get_args
 
 Kind = Literal[
     "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "add_set", "remove_set"
@@ -78,10 +78,18 @@ class Request:
         return list(astuple(self))
 
     @staticmethod
-    def unpacked(fields: Sequence[Any]) -> Request:
-        number, name, kind, types, shapes, device, op, prescale, postscale, root, splits = fields
-        dims = tuple(map(tuple, shapes))
-        return Request(number, name, kind, tuple(types), dims, device, op, prescale, postscale, root, tuple(splits))
+    def unpacked(fields: Any) -> Request:
+        """The request of `packed`. Raises ValueError: it is none."""
+        try:
+            number, name, kind, types, shapes, device, op, prescale, postscale, root, splits = fields
+            dims = tuple(map(tuple, shapes))
+            out = Request(number, name, kind, tuple(types), dims, device, op, prescale, postscale, root, tuple(splits))
+        except (TypeError, ValueError):
+            raise ValueError("a request of another form") from None
+        for what, right in _FORM:
+            if not right(out):
+                raise ValueError(f"a request with a wrong {what}")
+        return out
 
 
 @final
@@ -144,6 +152,26 @@ def disagreement(requests: Mapping[int, Request], someone_joined: bool) -> str:
         fix = "; sparse gradients can be made dense with sparse_as_dense=True" if first.kind == "allgather" else ""
         return f"{first.name}: {first.kind} is not possible once a rank has joined{fix}"
     return ""
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 63
+
+
+_FORM: tuple[tuple[str, Callable[[Request], bool]], ...] = (
+    ("process set", lambda request: _is_count(request.process_set)),
+    ("name", lambda request: isinstance(request.name, str)),
+    ("kind", lambda request: request.kind in get_args(Kind)),
+    ("type", lambda request: all(isinstance(kind, str) and kind in ITEM_BYTES for kind in request.types)),
+    ("shape", lambda request: len(request.shapes) == len(request.types)),
+    ("shape", lambda request: all(_is_count(side) for shape in request.shapes for side in shape)),
+    ("device", lambda request: isinstance(request.device, str)),
+    ("operation", lambda request: request.op in get_args(Op)),
+    ("factor", lambda request: all(type(one) in (int, float) for one in (request.prescale, request.postscale))),
+    ("root rank", lambda request: _is_count(request.root)),
+    ("split", lambda request: all(map(_is_count, request.splits))),
+)
+"""What a request that came over a connection has to be."""
 
 
 def _compared_shapes(request: Request) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import final
 
 from headway.core.errors import DataError, HeadwayError
 from headway.core.files import open_regular
+from headway.data.mapping import map_file
 
 
 @final
@@ -68,10 +68,13 @@ class FilesOf(Mapping[str, Piece]):
 
 
 def mapped(path: Path) -> memoryview:
-    """The bytes of a file, mapped for as long as the view or a part of it is in use. Raises DataError."""
+    """The bytes of a file, mapped for as long as the view or a part of it is in use; see `headway.data.mapping`.
+
+    Raises DataError.
+    """
     try:
         with open_regular(path) as file:
-            return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            return map_file(file, path)
     except ValueError as error:  # an empty file cannot be mapped
         raise DataError("the file is empty", where=str(path)) from error
     except OSError as error:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
 from headway.data.decode import Decoder, Status
+from headway.data.mapping import check
 from headway.data.order import Order
 from headway.data.records import Records
 from headway.data.reference import kinds_of
@@ -54,12 +55,14 @@ class MemoryTier(Tier):
         data = np.empty(int(ends[-1]) if n else 0, np.uint8)
         view = data.data
         for ids in _chunks(n, source):
-            for sample, record in zip(ids.tolist(), source.read(ids), strict=True):
+            records = source.read(ids)
+            for sample, record in zip(ids.tolist(), records, strict=True):
                 # A damaged record may be short: what is missing is zeros, which its checksum shows.
                 end = int(ends[sample])
                 begin = end - int(dataset.length[sample])
                 view[begin : begin + len(record)] = record
                 data[begin + len(record) : end] = 0
+            check(records.address)
             if progress is not None:
                 progress(int(ids[-1]) + 1, n)
         return MemoryTier(dataset, why, data, ends)

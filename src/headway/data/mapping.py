@@ -1,0 +1,112 @@
+"""Mapped files, and what becomes of a read where one is cut while it is in use.
+
+A page that a mapped file has lost cannot be read: the signal SIGBUS ends the process without a word. The native core
+answers it for the files that are mapped here: the lost bytes become zeros, and the next `check` raises DataError by
+the file's name. So whoever reads mapped bytes checks afterwards, once a batch.
+
+The rest of the page in which a cut file ends reads as zeros without a signal. So every check compares the size of one
+file too, each in its turn. Without the native core there is nothing but sizes: a check compares all of them, and a cut
+that comes between it and a read still ends the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, BinaryIO, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import DataError
+from headway.core.keys import UInt64
+from headway.data import native
+
+
+@final
+class _File:
+    """A file while it is mapped."""
+
+    def __init__(self, path: Path, begin: int, mapping: mmap.mmap) -> None:
+        self._path, self._mapping = path, mapping
+        self.begin, self.size = begin, len(mapping)
+
+    def was_cut(self) -> bool:
+        return self._mapping.size() < self.size
+
+    def error(self) -> DataError:
+        if self.was_cut():
+            what = f"the file was cut from {self.size} to {self._mapping.size()} bytes while it was in use"
+        else:
+            what = "a part of the file could not be read: its disk failed, or it was cut and written anew"
+        fix = "Copy it again, or pack again. To replace data in use, write a new file and rename it."
+        return DataError(what, where=str(self._path), fix=fix)
+
+
+_files: OrderedDict[int, _File] = OrderedDict()
+"""By the ticket of the native core, or by the address where that is not there; the first one is looked at next."""
+_cut: set[int] = set()
+"""Those of them that were found to be cut."""
+
+
+def map_file(file: BinaryIO, path: Path) -> memoryview:
+    """The bytes of an open file, mapped for as long as the view or a part of it is in use.
+
+    Args:
+        path: for messages.
+
+    Raises OSError; ValueError: the file is empty.
+    """
+    mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    begin = np.frombuffer(mapping, np.uint8).ctypes.data
+    ticket = native.guard(begin, len(mapping)) if native.available() else begin
+    if ticket < 0:
+        raise MemoryError("no more files can be guarded")
+    _files[ticket] = _File(path, begin, mapping)
+    # The view is not of the mmap object itself: that unmaps first and tells its weak references afterwards.
+    held = (ctypes.c_ubyte * len(mapping)).from_address(begin)
+    weakref.finalize(held, _release, ticket).atexit = False  # threads may read until the very end
+    return memoryview(held).cast("B").toreadonly()
+
+
+def _release(ticket: int) -> None:
+    if native.available():
+        native.unguard(ticket)
+    _cut.discard(ticket)
+    _files.pop(ticket, None)
+
+
+def addresses_of(arrays: Iterable[NDArray[Any]]) -> UInt64:
+    """The address of each array, for `check`."""
+    return np.array([array.ctypes.data for array in arrays], np.uint64)
+
+
+def check(addresses: UInt64 | None = None) -> None:
+    """Raises DataError where a mapped file was cut while it was in use, so that what was read of it may be zeros.
+
+    Args:
+        addresses: look at the files that hold these; None: at every file.
+    """
+    if native.available():
+        _look_at_one()
+        if not _cut and not native.lost():
+            return
+    for ticket, file in list(_files.items()):
+        if addresses is not None and not ((addresses >= file.begin) & (addresses < file.begin + file.size)).any():
+            continue
+        if file.was_cut() or (native.available() and native.lost(ticket)):
+            raise file.error()
+
+
+def _look_at_one() -> None:
+    # Another thread may come between, or the end of a mapping: then the next check looks.
+    with contextlib.suppress(KeyError, RuntimeError, StopIteration):
+        ticket = next(iter(_files))
+        if _files[ticket].was_cut():
+            _cut.add(ticket)
+        _files.move_to_end(ticket)
