@@ -1,7 +1,8 @@
 """A stranger: reaches the ports of a run's processes, and knows how Headway and torch speak, but no secret.
 
-_stranger.py PID SECONDS [PORT...]   attacks everything that the process and its children listen on but these ports,
-                                     until they have ended or the time is over; says in JSON how often he was let in
+_stranger.py JSON   with `pids`, `seconds` and `spared`: attacks everything on which those processes and their children
+                    listen, but for the spared processes, until the first one has ended or the time is over; says in
+                    JSON how often he was let in
 
 He connects from the network in which this script runs. The ports are looked up in /proc, so that he needs no luck.
 """
@@ -190,12 +191,12 @@ def _sized(data: bytes) -> bytes:
     return struct.pack("<Q", len(data)) + data
 
 
-def main(pid: int, seconds: float, spared: set[int]) -> None:
+def main(pids: list[int], seconds: float, spared: list[int]) -> None:
     strangers: dict[Address, Stranger] = {}
     until_s = time.monotonic() + seconds
-    while time.monotonic() < until_s and (pids := family_of(pid)):
-        there = {where for one in pids if one != os.getpid() for where in listening(one) if where[1] not in spared}
-        for where in there - strangers.keys():
+    while time.monotonic() < until_s and is_running(pids[0]):
+        family = {one for pid in pids for one in family_of(pid)} - {os.getpid(), *spared}
+        for where in {where for one in family for where in listening(one)} - strangers.keys():
             strangers[where] = Stranger(where)
         time.sleep(PAUSE_S)
     for stranger in strangers.values():
@@ -203,5 +204,13 @@ def main(pid: int, seconds: float, spared: set[int]) -> None:
     print(json.dumps({f"{host} {port}": one.done for (host, port), one in strangers.items()}))
 
 
+def is_running(pid: int) -> bool:
+    """Not so where it waits to be waited for."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
 if __name__ == "__main__":
-    main(int(sys.argv[1]), float(sys.argv[2]), {int(port) for port in sys.argv[3:]})
+    main(**json.loads(sys.argv[1]))

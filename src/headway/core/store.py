@@ -142,7 +142,8 @@ class StoreServer:
             self._set(key, values.get(key, b"") + more)
             return b""
         if kind == b"delete":
-            return _text(values.pop(*_exactly(parts, 1), None) is not None)
+            (key,) = _exactly(parts, 1)
+            return _text(values.pop(key, None) is not None)
         if kind == b"count":
             return _text(len(values))
         raise ValueError(f"a request of unknown kind {kind!r}")

@@ -369,9 +369,10 @@ class World:
         assert self.store is not None
         key = f"{name}/{number}/{'-'.join(map(str, members)) if len(members) < self.size else 'all'}"
         store = under(self.store, key)
+        made: list[Socket] = []
         try:
             if (backend or self.backend) == "nccl":
-                raw, made = self._nccl(store, members), []
+                raw = self._nccl(store, members)
             else:
                 raw, made = self._meshes.build(store, members)
         except RuntimeError as error:
