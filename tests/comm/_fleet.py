@@ -18,7 +18,7 @@ from headway.comm.coordinator import Began, Coordinator, Event, Formed, Left
 from headway.comm.member import Member
 from headway.core.errors import Lost
 
-TOKEN = "sesame"
+SECRET = "open sesame, for all of this run"
 PATIENCE_S = 60.0
 """After which a test fails; nothing waits so long where all is well."""
 
@@ -36,7 +36,7 @@ class Worker:
 
     def __init__(self, where: str, worker: str, *, joining: bool) -> None:
         self.id, self.said = worker, []
-        environ = os.environ | {"HEADWAY_COORDINATOR": where, "HEADWAY_TOKEN": TOKEN, "HEADWAY_MEMBER": worker}
+        environ = os.environ | {"HEADWAY_COORDINATOR": where, "HEADWAY_SECRET": SECRET, "HEADWAY_MEMBER": worker}
         if joining:
             environ["HEADWAY_JOINING"] = "1"
         command = [sys.executable, str(Path(__file__).with_name("_member.py"))]
@@ -97,7 +97,7 @@ class Fleet:
         self.workers: dict[str, Worker] = {}
         self.members: list[Member] = []
         self.coordinator = Coordinator(
-            slots, token=TOKEN, timeout_s=timeout_s, store_port=1234, tell=self.events.append
+            slots, secret=SECRET.encode(), timeout_s=timeout_s, store_port=1234, tell=self.events.append
         )
 
     def start(self, *ids: str, joining: bool = False) -> list[Worker]:
@@ -105,9 +105,9 @@ class Fleet:
         self.workers.update({worker.id: worker for worker in made})
         return made
 
-    def member(self, worker: str, *, token: str = TOKEN, joining: bool = False) -> Member:
+    def member(self, worker: str, *, secret: str = SECRET, joining: bool = False) -> Member:
         """A member in this process."""
-        made = Member("127.0.0.1", self.coordinator.port, token=token, worker=worker, joining=joining)
+        made = Member("127.0.0.1", self.coordinator.port, secret=secret, worker=worker, joining=joining)
         self.members.append(made)
         return made
 

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from tests.comm._fleet import TOKEN, Fleet, Worker, fleet, next_of, until
+from tests.comm._fleet import SECRET, Fleet, Worker, fleet, next_of, until
 
 from headway.comm.member import Member
 from headway.core.errors import CommunicationError, Lost, UsageError
@@ -189,7 +189,7 @@ def linked(made: Fleet) -> Iterator[Link]:
 def test_a_cut_link_is_noticed_on_both_sides() -> None:
     with fleet([(0, 0), (0, 1)], timeout_s=1.5) as made, linked(made) as link:
         near = made.member("0.0.0")
-        far = Member("127.0.0.1", link.port, token=TOKEN, worker="0.1.0")
+        far = Member("127.0.0.1", link.port, secret=SECRET, worker="0.1.0")
         made.members.append(far)
         next_of(near, far)
         called = threading.Event()
@@ -203,13 +203,13 @@ def test_a_cut_link_is_noticed_on_both_sides() -> None:
         assert made.left == {"0.1.0": "silent"}
 
 
-GOOD = {"HEADWAY_COORDINATOR": "127.0.0.1:1", "HEADWAY_TOKEN": "x", "HEADWAY_MEMBER": "0.0.0"}
+GOOD = {"HEADWAY_COORDINATOR": "127.0.0.1:1", "HEADWAY_SECRET": "x", "HEADWAY_MEMBER": "0.0.0"}
 
 
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"HEADWAY_TOKEN": ""}, "HEADWAY_TOKEN is not"),
+        ({"HEADWAY_SECRET": ""}, "HEADWAY_SECRET is not"),
         ({"HEADWAY_MEMBER": ""}, "HEADWAY_MEMBER is not"),
         ({"HEADWAY_MEMBER": "1"}, "HEADWAY_MEMBER is '1'"),
         ({"HEADWAY_MEMBER": "0.-1.0"}, "HEADWAY_MEMBER is"),
@@ -224,7 +224,7 @@ def test_a_wrong_environment_is_refused_by_name(change: dict[str, str], match: s
 
 
 def test_without_a_launcher_there_is_no_member() -> None:
-    assert Member.from_environment({"HEADWAY_TOKEN": "x"}) is None
+    assert Member.from_environment({"HEADWAY_SECRET": "x"}) is None
 
 
 def test_a_launcher_that_is_not_there_is_said_so() -> None:

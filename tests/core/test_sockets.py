@@ -14,7 +14,8 @@ from tests.comm._ranks import Rank, run_ranks
 
 from headway.core.errors import CommunicationError, Lost
 from headway.core.sockets import Socket, open_sockets, sockets_since
-from headway.core.world import World, store_at
+from headway.core.store import StoreClient, StoreServer, store_of
+from headway.core.world import World
 
 PAIRS = 400
 """So many connections at most: a process may open about 1,000 files."""
@@ -54,10 +55,9 @@ def aborted(rank: Rank) -> tuple[int, int]:
     """How many foreign connections were opened while groups connected, and how many of them are left after abort."""
     with busy_thread() as pairs:
         if rank.rank == 0:  # here lie the store's connections too
-            store: Any = store_at("127.0.0.1", 0, serves=True)
-            rank.store.set("port", str(store.port))
-        else:
-            store = store_at("127.0.0.1", int(rank.store.get("port")))
+            server = StoreServer(b"secret", "127.0.0.1")
+            rank.store.set("port", str(server.port))
+        store: Any = store_of(StoreClient(b"secret", "127.0.0.1", int(rank.store.get("port"))))
         world = World.of(store, rank.rank, rank.size, torch.device("cpu"), master="127.0.0.1", timeout_s=20)
         groups = [world.control, *(world.group(name=f"group {number}") for number in range(6))]
         before = len(pairs)
@@ -119,7 +119,8 @@ def test_a_number_that_means_another_file_by_now_is_left_alone() -> None:
             assert speak(again, other)
     found.shut_down()  # closed
     assert found.listens_on() is None
-    assert not Socket(found.number, found.inode).joins([], [])
+    assert Socket(found.number, found.inode).ends() is None
+    assert found.goes_out() is None
 
 
 def test_a_connection_is_told_by_its_ports() -> None:
@@ -130,8 +131,11 @@ def test_a_connection_is_told_by_its_ports() -> None:
             found = {one.number: one for one in sockets_since(before)}
             assert found[server.fileno()].listens_on() == here
             assert found[near.fileno()].listens_on() is None
-            assert found[near.fileno()].joins([], [here])
-            assert not found[near.fileno()].joins([here], [])
-            assert found[far.fileno()].joins([here], [])
-            assert not found[far.fileno()].joins([], [here])
-            assert not found[server.fileno()].joins([here], [here])  # Gloo ends the process where that one fails
+            assert found[near.fileno()].is_made_to([here])
+            assert not found[near.fileno()].came_to([here])
+            assert found[far.fileno()].came_to([here])
+            assert not found[far.fileno()].is_made_to([here])
+            assert found[far.fileno()].comes_from() == near.getsockname() == found[near.fileno()].goes_out()
+            listener = found[server.fileno()]  # Gloo ends the process where that one fails
+            assert not listener.came_to([here])
+            assert not listener.is_made_to([here])

@@ -112,7 +112,7 @@ def main() -> int:
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "HEADWAY_JOINING", "EXTRA")
     seen = {name: os.environ.get(name) for name in names}
     lines = {path: path.read_bytes().decode(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline")}
-    seen["token on a command line"] = any(os.environ["HEADWAY_TOKEN"] in text for text in lines.values())
+    seen["token on a command line"] = any(os.environ["HEADWAY_SECRET"] in text for text in lines.values())
     (folder / f"{worker}.json").write_text(json.dumps(seen | {"pid": os.getpid(), "cwd": os.getcwd()}))
     print(f"out of {worker}", flush=True)
     at_the_start(plan["do"].get(worker, "").split(" ", 2))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
 from tests._support import packed_digits, write_recipe
@@ -15,7 +14,7 @@ from headway.comm.member import Member
 from headway.core.launched import LOOPBACK, Launched
 from headway.core.recipe import load
 from headway.core.run import Run
-from headway.core.world import store_at
+from headway.core.store import StoreServer
 from headway.train.elastic import Ranks
 from headway.train.progress import Lines
 from headway.train.recipe import TrainRecipe
@@ -39,10 +38,10 @@ def member_alone(tmp_path: Path, said: list[str], events: list[Event], *override
     write_recipe(tmp_path / "recipe.yaml", batch=12, epochs=4)
     (tmp_path / "idle.py").write_text(IDLE)
     loaded = load(tmp_path / "recipe.yaml", ("model.factory=idle.py:net", *overrides), TrainRecipe)
-    store: Any = store_at(LOOPBACK, 0, serves=True)
-    coordinator = Coordinator([(0, 0)], token="x", timeout_s=20, store_port=store.port, tell=events.append)
-    with closing(coordinator):
-        member = Member(LOOPBACK, coordinator.port, token="x", worker="0.0.0")
+    store = StoreServer(b"x", LOOPBACK)
+    coordinator = Coordinator([(0, 0)], secret=b"x", timeout_s=20, store_port=store.port, tell=events.append)
+    with closing(store), closing(coordinator):
+        member = Member(LOOPBACK, coordinator.port, secret="x", worker="0.0.0")
         with Ranks(loaded.recipe.comm, Launched(0, 1, 0, 1, None, None, "headway"), member, said.append) as ranks:
             setup = set_up(loaded, say=said.append, ranks=ranks)
             with closing(Trainer(setup, Run.create(tmp_path / "run"), Lines(), ranks)) as trainer:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -22,7 +23,8 @@ from headway.comm.communicator import Algorithm, Communicator
 from headway.comm.links import measure, slowest, table
 from headway.core.errors import CommunicationError, UsageError
 from headway.core.launched import LOOPBACK, launched
-from headway.core.world import World, store_at
+from headway.core.meeting import new_secret
+from headway.core.world import World
 
 SIZES = (*(1 << 10 + 2 * step for step in range(9)), 128 << 20)
 
@@ -207,14 +209,14 @@ def _number(value: float) -> str:
 
 
 def _start(procs: int, seconds: float) -> Result:
-    """Runs the verb in so many processes, and hands on what rank 0 says; the store is here."""
-    store: Any = store_at(LOOPBACK, 0, serves=True)
+    """Runs the verb in so many processes, and hands on what rank 0 says."""
     shared = {
         "WORLD_SIZE": str(procs),
         "LOCAL_WORLD_SIZE": str(procs),
         "MASTER_ADDR": LOOPBACK,
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # torchrun's word for: the launcher serves the store
+        # They are on one host: rank 0 serves the store at a free port, and these name the job alone.
+        "MASTER_PORT": str(1 + secrets.randbelow((1 << 16) - 1)),
+        "TORCHELASTIC_RUN_ID": new_secret(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // procs)),
     }
     command = [sys.executable, "-m", "headway", "bench-links", "--seconds", str(seconds), "--json"]

@@ -7,21 +7,21 @@ told the next generation at once; when all of them are ready for it, they go.
 
 from __future__ import annotations
 
-import hmac
-import selectors
-import socket
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from queue import SimpleQueue
 from time import monotonic
 from typing import Literal, final
 
-from headway.comm.messages import BEATS, Lines, Message, encode, text, tune, whole
+from headway.comm.messages import BEATS, Message, decode, encode, text, whole
+from headway.core.channel import tune
+from headway.core.server import Peer, Server
+
+PURPOSE = "coordinator"
 
 LIMIT_BYTES = 1 << 16
-"""The longest line that a worker may send."""
+"""The longest message that a worker may send."""
 
 Slot = tuple[int, int]
 """A place for a worker: number of the host, number on that host."""
@@ -78,7 +78,7 @@ class Coordinator:
 
     Args:
         slots: the run begins when there is a worker for each of them.
-        token: what a worker has to know.
+        secret: of the run: a worker has to know it.
         timeout_s: silence after which a worker is lost.
         store_port: of the key-value store beside this; handed on to the workers.
         tell: called with every Event, from the coordinator's thread.
@@ -92,13 +92,13 @@ class Coordinator:
         self,
         slots: Iterable[Slot],
         *,
-        token: str,
+        secret: bytes,
         timeout_s: float,
         store_port: int,
         tell: Callable[[Event], None],
         address: str = "127.0.0.1",
     ) -> None:
-        self._slots, self._token, self._tell = set(slots), token, tell
+        self._slots, self._tell = set(slots), tell
         self._timeout_s, self._store_port = timeout_s, store_port
         self._number, self._began, self._went = -1, False, False
         self._members: list[_Peer] = []
@@ -106,14 +106,18 @@ class Coordinator:
         self._peers: set[_Peer] = set()
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._closing = False
-        self._selector = selectors.DefaultSelector()
-        self._wake, self._woken = socket.socketpair()
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        self._listener = socket.create_server((address, 0), family=family, backlog=1024)
-        self._listener.setblocking(False)
-        self.port: int = self._listener.getsockname()[1]
-        for end in (self._listener, self._woken):
-            self._selector.register(end, selectors.EVENT_READ)
+        self._server = Server(
+            address,
+            0,
+            secret,
+            PURPOSE,
+            came=self._came,
+            heed=self._read,
+            gone=self._gone,
+            limit_bytes=LIMIT_BYTES,
+            prove_s=timeout_s,
+        )
+        self.port: int = self._server.port
         self._thread = threading.Thread(target=self._run, name="coordinator", daemon=True)
         self._thread.start()
 
@@ -127,7 +131,7 @@ class Coordinator:
         def lose() -> None:
             for peer in tuple(self._peers):
                 if peer.worker is not None and peer.worker.id == worker:
-                    self._read(peer)  # its farewell may lie there
+                    self._server.read(peer.end)  # its farewell may lie there
                     if not peer.left:
                         self._lose(peer, "died", "died")
 
@@ -138,32 +142,19 @@ class Coordinator:
         if self._closing:
             return
         self._closing = True
-        self._wake.send(b"\0")
+        self._server.wake()
         self._thread.join()
-        for peer in tuple(self._peers):
-            self._close(peer)
-        for end in (self._listener, self._wake, self._woken):
-            end.close()
-        self._selector.close()
+        self._server.close()
 
     def _call(self, action: Callable[[], None]) -> None:
         self._calls.put(action)
-        self._wake.send(b"\0")
+        self._server.wake()
 
     def _run(self) -> None:
         beat_s = self._timeout_s / BEATS
         due = monotonic() + beat_s
         while not self._closing:
-            for key, events in self._selector.select(max(0.0, due - monotonic())):
-                if key.fileobj is self._listener:
-                    self._accept()
-                elif key.fileobj is self._woken:
-                    self._woken.recv(4096)
-                else:
-                    if events & selectors.EVENT_WRITE:
-                        self._flush(key.data)
-                    if events & selectors.EVENT_READ:
-                        self._read(key.data)
+            self._server.poll(max(0.0, due - monotonic()))
             while not self._calls.empty():
                 self._calls.get()()
             if (now := monotonic()) >= due:
@@ -173,63 +164,41 @@ class Coordinator:
 
     # Connections.
 
-    def _accept(self) -> None:
-        with suppress(OSError):  # it gave up waiting, or this process has no more files
-            connection, _ = self._listener.accept()
-            connection.setblocking(False)
-            tune(connection, self._timeout_s)
-            peer = _Peer(connection)
-            self._peers.add(peer)
-            self._selector.register(connection, selectors.EVENT_READ, peer)
+    def _came(self, end: Peer) -> None:
+        tune(end.connection, self._timeout_s)
+        end.of = _Peer(end)
+        self._peers.add(end.of)
 
-    def _read(self, peer: _Peer) -> None:
+    def _read(self, end: Peer, data: bytes) -> None:
+        peer: _Peer = end.of
         try:
-            data = peer.connection.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:
-            if peer.worker is not None and not peer.left:
-                self._lose(peer, "died", "died")
-            self._close(peer)
-            return
-        try:
-            for message in peer.lines.feed(data):
-                self._heed(peer, message)
+            self._heed(peer, decode(data))
         except ValueError as error:
             if peer.worker is None:
                 self._turn_away(peer, "refused", str(error))
             elif not peer.left:
                 self._lose(peer, "died", f"sent what is no message ({error})")
 
-    def _send(self, peer: _Peer, line: bytes) -> None:
-        peer.out += line
-        self._flush(peer)
+    def _gone(self, end: Peer, why: str) -> None:
+        peer: _Peer = end.of
+        if peer.worker is not None and not peer.left:
+            self._lose(peer, "died", f"sent what is no message ({why})" if why else "died")
+        peer.left = True
+        self._peers.discard(peer)
 
-    def _flush(self, peer: _Peer) -> None:
-        try:
-            if peer.out:
-                del peer.out[: peer.connection.send(peer.out)]
-            if peer.left and not peer.out:
-                peer.connection.shutdown(socket.SHUT_WR)
-        except BlockingIOError:
-            pass
-        except OSError:  # reading will say so
-            peer.out.clear()
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if peer.out else 0)
-        self._selector.modify(peer.connection, events, peer)
+    def _send(self, peer: _Peer, line: bytes) -> None:
+        self._server.send(peer.end, line)
 
     def _turn_away(self, peer: _Peer, kind: str, why: str) -> None:
-        """The last message. The other side closes: closed from here, what it sent meanwhile would erase the message."""
+        """The last message."""
         peer.left = True
         self._send(peer, encode(kind, why=why))
+        self._server.finish(peer.end)
 
     def _close(self, peer: _Peer) -> None:
         peer.left = True
         self._peers.discard(peer)
-        self._selector.unregister(peer.connection)
-        peer.connection.close()
+        self._server.close_peer(peer.end)
 
     def _beat(self) -> None:
         """Sends a sign of life and counts those that did not come. Counted in beats of this loop, so that a pause of
@@ -259,8 +228,6 @@ class Coordinator:
     def _hello(self, peer: _Peer, message: Message) -> None:
         if message["kind"] != "hello":
             raise ValueError("the first message is no hello")
-        if not hmac.compare_digest(text(message, "token").encode(), self._token.encode()):
-            raise ValueError("the token is wrong")
         slot = (whole(message, "host"), whole(message, "local"))
         worker = Worker(text(message, "id"), slot, text(message, "identity"), whole(message, "pid"))
         present = [other.worker for other in self._present() if other.worker is not None]
@@ -410,8 +377,8 @@ class _Peer:
         left: it is out of the run; what still comes from it is not looked at.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection, self.lines, self.out = connection, Lines(LIMIT_BYTES), bytearray()
+    def __init__(self, end: Peer) -> None:
+        self.end = end
         self.worker: Worker | None = None
         self.silent_beats = 0
         self.here = self.ready = self.leaving = self.left = False

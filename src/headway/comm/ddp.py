@@ -17,9 +17,12 @@ from headway.comm.communicator import Algorithm, Communicator
 from headway.comm.links import measure
 from headway.comm.wire import Wire
 from headway.core.errors import UsageError
+from headway.core.gloo import gather_json
 from headway.core.hosts import ANYWHERE, host_identity, own_address
 from headway.core.launched import LOOPBACK
-from headway.core.world import World, store_at
+from headway.core.meeting import Meeting, new_secret
+from headway.core.store import StoreClient, StoreServer, store_of
+from headway.core.world import World
 
 Future = torch.futures.Future
 Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]
@@ -75,18 +78,30 @@ def communicator_of(
     if device is None:
         cuda = "nccl" in str(dist.get_backend_config(process_group)) and torch.cuda.is_available()
         device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-    identities: list[str] = [""] * size
-    dist.all_gather_object(identities, host_identity(), group=process_group)
-    place: list[Any] = [None, None]
-    store: Any = None
+    identities = gather_json(host_identity(), process_group)
+    meeting: list[Any] = []
+    server: StoreServer | None = None
     if rank == 0:
         alone = len(set(identities)) == 1
         address = LOOPBACK if alone else own_address(os.environ.get("MASTER_ADDR") or ANYWHERE[0])
-        store = store_at(address, 0, serves=True)
-        place = [address, store.port]
-    dist.broadcast_object_list(place, group=process_group, group_src=0)
-    store = store or store_at(*place)
-    world = World.of(store, rank, size, device, master=place[0], timeout_s=timeout_s, identities=identities)
+        secret = new_secret()
+        server = StoreServer(secret.encode(), address)
+        meeting = [address, server.port, secret]
+    # The user's own group tells the secret: the new connections are as safe as those that it has.
+    address, port, secret = gather_json(meeting, process_group)[0]
+    client = StoreClient(secret.encode(), address, port)
+    store = store_of(client)
+    world = World.of(
+        store,
+        rank,
+        size,
+        device,
+        master=address,
+        timeout_s=timeout_s,
+        identities=identities,
+        secret=client.secret,
+    )
+    world.meeting = Meeting(server, client, 0)
     return Communicator(world, rails=rails)
 
 

@@ -12,11 +12,15 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, final
 
-from headway.comm.messages import BEATS, Lines, Message, encode, text, tune, whole
+from headway.comm.coordinator import PURPOSE
+from headway.comm.messages import BEATS, Message, decode, encode, text, whole
+from headway.core import channel
+from headway.core.channel import Channel
 from headway.core.errors import CommunicationError, Fenced, Lost, UsageError
 from headway.core.hosts import host_identity
+from headway.core.store import StoreClient, store_of
 from headway.core.world import CONNECT_S as MEET_S
-from headway.core.world import World, store_at
+from headway.core.world import World
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +61,7 @@ class Member:
 
     Args:
         address, port: of the Coordinator.
-        token: what the launcher gave.
+        secret: of the run; the launcher gave it.
         worker: id that the launcher gave: HOST.LOCAL.ATTEMPT.
         joining: the run has begun already.
 
@@ -70,7 +74,7 @@ class Member:
         UsageError: the id is none. CommunicationError: the launcher cannot be reached, or refuses this worker.
     """
 
-    def __init__(self, address: str, port: int, *, token: str, worker: str, joining: bool = False) -> None:
+    def __init__(self, address: str, port: int, *, secret: str, worker: str, joining: bool = False) -> None:
         parts = worker.split(".")
         if len(parts) != 3 or not all(part.isdecimal() for part in parts):
             raise UsageError(f"HEADWAY_MEMBER is {worker!r}", fix="It is HOST.LOCAL.ATTEMPT; the launcher sets it.")
@@ -86,10 +90,10 @@ class Member:
         self._answers: dict[int, bool | None] = {}
         self._nonce = 0
         self._farewell = self._closing = False
-        self._lines = Lines()
+        self._secret = secret.encode()
         self._where = f"{address}:{port}"
-        self._connection = self._connect(port)
-        hello = {"token": token, "id": worker, "host": int(parts[0]), "local": int(parts[1]), "joining": joining}
+        self._connection, self._channel = self._connect(port)
+        hello = {"id": worker, "host": int(parts[0]), "local": int(parts[1]), "joining": joining}
         self._send("hello", **hello, identity=host_identity(), pid=os.getpid())
         try:
             welcome, rest = self._welcome()
@@ -98,7 +102,7 @@ class Member:
             raise
         self._timeout_s = float(welcome["timeout_s"])
         self._store_port = whole(welcome, "store_port")
-        tune(self._connection, self._timeout_s)
+        channel.tune(self._connection, self._timeout_s)
         self._connection.settimeout(self._timeout_s)
         self._wake, self._woken = socket.socketpair()
         for message in rest:
@@ -117,8 +121,8 @@ class Member:
         where = environ.get("HEADWAY_COORDINATOR")
         if not where:
             return None
-        fix = "The launcher sets HEADWAY_COORDINATOR, HEADWAY_TOKEN and HEADWAY_MEMBER together; so should others."
-        for name in ("HEADWAY_TOKEN", "HEADWAY_MEMBER"):
+        fix = "The launcher sets HEADWAY_COORDINATOR, HEADWAY_SECRET and HEADWAY_MEMBER together; so should others."
+        for name in ("HEADWAY_SECRET", "HEADWAY_MEMBER"):
             if not environ.get(name):
                 raise UsageError(f"HEADWAY_COORDINATOR is set, and {name} is not", fix=fix)
         address, _, port = where.rpartition(":")
@@ -127,7 +131,7 @@ class Member:
         return Member(
             address.strip("[]"),
             int(port),
-            token=environ["HEADWAY_TOKEN"],
+            secret=environ["HEADWAY_SECRET"],
             worker=environ["HEADWAY_MEMBER"],
             joining=environ.get("HEADWAY_JOINING") == "1",
         )
@@ -181,7 +185,7 @@ class Member:
             Lost: it is over already. CommunicationError: some rank did not come.
         """
         return World.of(
-            store_at(generation.store_address, generation.store_port),
+            self._store(generation),
             generation.rank,
             generation.size,
             device,
@@ -192,6 +196,7 @@ class Member:
             interface=interface,
             identities=generation.identities,
             made=lambda world: self.watch(generation.number, lambda: world.abort(why)),
+            secret=self._secret,
         )
 
     def watch(self, number: int, on_change: Callable[[], None]) -> None:
@@ -262,12 +267,21 @@ class Member:
         for end in (self._connection, self._wake, self._woken):
             end.close()
 
-    def _connect(self, port: int) -> socket.socket:
+    def _connect(self, port: int) -> tuple[socket.socket, Channel]:
         try:
-            return socket.create_connection((self._address, port), timeout=CONNECT_S)
+            end, spoken = channel.connect(self._address, port, self._secret, PURPOSE, timeout_s=CONNECT_S)
         except OSError as error:
             fix = "Does the launcher run, and does a firewall let this host reach it?"
             raise CommunicationError(f"the launcher cannot be reached ({error})", where=self._where, fix=fix) from error
+        end.settimeout(CONNECT_S)
+        return end, spoken
+
+    def _store(self, generation: Generation) -> Any:
+        try:
+            return store_of(StoreClient(self._secret, generation.store_address, generation.store_port))
+        except OSError as error:
+            where = f"{generation.store_address}:{generation.store_port}"
+            raise CommunicationError(f"the launcher's store cannot be reached ({error})", where=where) from error
 
     def _welcome(self) -> tuple[Message, list[Message]]:
         """The launcher's answer to the hello, and what came with it."""
@@ -277,7 +291,7 @@ class Member:
                 data = self._connection.recv(1 << 16)
                 if not data:
                     raise CommunicationError("the launcher has ended", where=self._where)
-                messages = self._lines.feed(data)
+                messages = [decode(one) for one in self._channel.feed(data)]
         except (OSError, ValueError) as error:
             raise CommunicationError(f"the launcher does not answer ({error})", where=self._where) from error
         if messages[0]["kind"] != "welcome":
@@ -313,7 +327,7 @@ class Member:
     def _send(self, kind: str, **fields: Any) -> None:
         """A message; where the connection has ended, the thread says so: what it still holds has to be read first."""
         with self._sending, suppress(OSError):
-            self._connection.sendall(encode(kind, **fields))
+            self._connection.sendall(self._channel.seal(encode(kind, **fields)))
 
     # The thread.
 
@@ -341,8 +355,8 @@ class Member:
     def _read(self) -> None:
         try:
             data = self._connection.recv(1 << 16)
-            for message in self._lines.feed(data):
-                self._hear(message)
+            for message in self._channel.feed(data):
+                self._hear(decode(message))
         except OSError as error:
             what = f"the connection to the launcher broke ({error.strerror})"
             self._over(CommunicationError(what, where=self._where))

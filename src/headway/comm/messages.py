@@ -1,9 +1,8 @@
-"""Messages between the launcher and its workers: one JSON object a line, in UTF-8."""
+"""Messages between the launcher and its workers: one JSON object a line, in UTF-8. Over TCP a Channel carries them."""
 
 from __future__ import annotations
 
 import json
-import socket
 from typing import Any, final
 
 Message = dict[str, Any]
@@ -81,13 +80,3 @@ def text(message: Message, name: str) -> str:
     if not isinstance(value, str):
         raise ValueError(f"{message['kind']} without a text {name}")
     return value
-
-
-def tune(connection: socket.socket, timeout_s: float) -> None:
-    """Small messages at once, and an error on both sides of a link that is cut for `timeout_s`."""
-    seconds = max(1, round(timeout_s / 2))
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, seconds)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, seconds)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, max(1, round(timeout_s * 1000)))

@@ -112,6 +112,8 @@ def _slurm(environ: Mapping[str, str]) -> Launched | None:
     # SLURM_NTASKS may still be that of the job around the step.
     size = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     found = _read(environ, "slurm", "SLURM_PROCID", size, "SLURM_LOCALID", None)
+    if found is not None and environ.get("SLURM_STEP_NUM_NODES") == "1":
+        found = replace(found, local_size=found.size)
     return found and _met(environ, found, _first_slurm_host(environ))
 
 

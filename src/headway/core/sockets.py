@@ -6,14 +6,22 @@ which a rank of the group listens; each rank tells the others its own.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import socket
-from collections.abc import Container
+import struct
+from collections.abc import Container, Sequence
 from contextlib import suppress
 from typing import final
 
 Address = tuple[str, int]
 """IPv4 or IPv6, without scope; and port."""
+
+Instruction = tuple[int, int, int, int]
+"""Of a packet filter: code, how far to jump where it is true and where not, number (linux/filter.h)."""
+
+INSTRUCTION, PROGRAM = struct.Struct("HBBI"), struct.Struct("HP")
+SO_ATTACH_FILTER, SO_DETACH_FILTER = 26, 27
 
 
 @final
@@ -37,15 +45,55 @@ class Socket:
                     return _address(end.getsockname())
         return None
 
-    def joins(self, own: Container[Address], others: Container[Address]) -> bool:
-        """Whether it is a connection that was taken at one of the own addresses, or made to one of the others'."""
+    def ends(self) -> tuple[Address, Address] | None:
+        """Its own address and that of the other end; None where it is no connection, or none any more."""
         if end := self._opened():
-            with end:
-                try:
-                    return _inet(end) and (_address(end.getpeername()) in others or _address(end.getsockname()) in own)
-                except OSError:  # no connection, or none any more
-                    pass
+            with end, suppress(OSError):
+                if _inet(end):
+                    return _address(end.getsockname()), _address(end.getpeername())
+        return None
+
+    def is_made_to(self, others: Container[Address]) -> bool:
+        """Whether it is a connection to one of these addresses."""
+        found = self.ends()
+        return found is not None and found[1] in others
+
+    def came_to(self, own: Container[Address]) -> bool:
+        """Whether it was taken at one of the own addresses, also where the other end has left since."""
+        if end := self._opened():
+            with end, suppress(OSError):
+                listens = _inet(end) and end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                return _inet(end) and not listens and _address(end.getsockname()) in own
         return False
+
+    def comes_from(self) -> Address | None:
+        """Address of the other end; None where it is no connection, or none any more."""
+        found = self.ends()
+        return found and found[1]
+
+    def goes_out(self) -> Address | None:
+        """Own address of a connection, also of one that the other end has not answered yet."""
+        if end := self._opened():
+            with end, suppress(OSError):
+                listens = _inet(end) and end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+                if _inet(end) and not listens and (found := _address(end.getsockname()))[1]:
+                    return found
+        return None
+
+    def filter(self, program: Sequence[Instruction]) -> bool:
+        """Puts a packet filter before it, in the place of the one that there was. False where the kernel does not."""
+        code = ctypes.create_string_buffer(b"".join(INSTRUCTION.pack(*one) for one in program))
+        if end := self._opened():
+            with end, suppress(OSError):
+                end.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, PROGRAM.pack(len(program), ctypes.addressof(code)))
+                return True
+        return False
+
+    def admit_all(self) -> None:
+        """Takes away the filter that a connection has from the socket at which it was taken: it costs time."""
+        if end := self._opened():
+            with end, suppress(OSError):  # it has none
+                end.setsockopt(socket.SOL_SOCKET, SO_DETACH_FILTER, 0)
 
     def _opened(self) -> socket.socket | None:
         """A second handle on it; None where it is closed."""

@@ -1,4 +1,4 @@
-"""World: ranks, hosts and groups of one generation; the only file that names torch.distributed's classes.
+"""World: ranks, hosts and groups of one generation.
 
 Groups are torch's raw backends (ProcessGroupGloo, ProcessGroupNCCL) beside any default group of the user's: several
 generations can follow each other in one process, the order of ranks in a group is ours (it is the order of the ring),
@@ -7,17 +7,16 @@ and each group knows its network interface.
 
 from __future__ import annotations
 
-import json
-import os
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
 from headway.core.errors import CommunicationError, Lost, Stalled, UsageError
+from headway.core.gloo import Meshes, c10d, under
 from headway.core.hosts import host_identity, interface_to
 from headway.core.launched import Launched
-from headway.core.sockets import Address, Socket, open_sockets, sockets_since
+from headway.core.meeting import Meeting, meet, new_secret
+from headway.core.sockets import Socket
 
 if TYPE_CHECKING:
     import torch
@@ -28,12 +27,6 @@ Backend = Literal["gloo", "nccl"]
 
 CONNECT_S = 300.0
 """How long ranks wait for each other at the start."""
-
-_BUILDING = threading.Lock()
-"""Held while a group connects: the connections that appear between its ranks meanwhile are its own."""
-
-DEVICES = 5
-"""How often Gloo is asked for a port to listen on, where another thread began to listen at the same moment."""
 
 
 @final
@@ -88,8 +81,8 @@ class Group:
         """In place, over all ranks of the group."""
         if self.size == 1:
             return Work(self._world, ())
-        options = _c10d().AllreduceOptions()
-        options.reduceOp = getattr(_c10d().ReduceOp, op.upper())
+        options = c10d().AllreduceOptions()
+        options.reduceOp = getattr(c10d().ReduceOp, op.upper())
         return self._work(lambda backend: backend.allreduce([tensor], options))
 
     def all_to_all(
@@ -107,7 +100,7 @@ class Group:
         if self.size == 1:
             out.copy_(into)
             return Work(self._world, ())
-        splits, options = (list(out_splits or ()), list(in_splits or ())), _c10d().AllToAllOptions()
+        splits, options = (list(out_splits or ()), list(in_splits or ())), c10d().AllToAllOptions()
         return self._work(lambda backend: backend.alltoall_base(out, into, *splits, options))
 
     def all_gather(self, out: torch.Tensor, piece: torch.Tensor) -> Work:
@@ -121,7 +114,7 @@ class Group:
         """In place, from rank `root` of the group."""
         if self.size == 1:
             return Work(self._world, ())
-        options = _c10d().BroadcastOptions()
+        options = c10d().BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         return self._work(lambda backend: backend.broadcast([tensor], options))
 
@@ -211,6 +204,7 @@ class World:
         timeout_s: of every operation.
         control: all ranks, on Gloo: for bytes between hosts' programs.
         store: the generation's own part of the key-value store; None in a world of one.
+        secret: what the processes of the run know, and nobody else.
     """
 
     def __init__(
@@ -225,14 +219,17 @@ class World:
         timeout_s: float,
         connect_s: float = CONNECT_S,
         made: Callable[[World], None] = lambda world: None,
+        secret: bytes = b"",
     ) -> None:
         self.rank, self.hosts = rank, tuple(tuple(ranks) for ranks in hosts)
         self.size = sum(len(ranks) for ranks in self.hosts)
         self.host = next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
         self.local_rank, self.local_size = self.hosts[self.host].index(rank), len(self.hosts[self.host])
-        self.device, self.store, self.generation = device, store, generation
+        self.device, self.store, self.generation, self.secret = device, store, generation, secret
+        self.meeting: Meeting | None = None
+        """Where the processes of another launcher met: it holds the store."""
         self.backend: Backend = "nccl" if device.type == "cuda" else "gloo"
-        self.interface, self.timeout_s, self._connect_s = interface, timeout_s, connect_s
+        self.interface, self.timeout_s = interface, timeout_s
         self.explain: Callable[[], str] = lambda: ""
         """Says which rank is behind, where something knows: the words of errors."""
         self.journal: Callable[[str, int], Journalled] | None = None
@@ -240,8 +237,7 @@ class World:
         self._groups: list[Group] = []
         self._names: dict[tuple[str, tuple[int, ...]], int] = {}
         self._over: str | None = None
-        self._device: Any = None
-        self._listens: dict[int, list[Address]] = {}
+        self._meshes = Meshes(rank, interface, connect_s=connect_s, timeout_s=timeout_s, still_on=self._still_on)
         made(self)
         try:
             self.control = self.group(name="control", backend="gloo")
@@ -271,21 +267,21 @@ class World:
         if launched.address is None or launched.port is None:
             fix = "Set MASTER_ADDR to the address of rank 0's host, and MASTER_PORT to a free port there."
             raise UsageError(f"{launched.launcher} says nowhere the processes meet", fix=fix)
-        # torchrun serves the store itself; elsewhere rank 0 does.
-        serves = launched.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-        store = store_at(launched.address, launched.port, serves=serves)
-        # After a restart torchrun's store still has the keys of the processes before.
-        attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
-        return World.of(
-            store,
+        meeting = meet(launched, interface)
+        world = World.of(
+            meeting.store,
             launched.rank,
             launched.size,
             device,
             master=launched.address,
-            generation=attempt,
+            generation=meeting.attempt,
             timeout_s=timeout_s,
             interface=interface,
+            secret=meeting.secret,
         )
+        world.meeting = meeting
+        meeting.met()
+        return world
 
     @staticmethod
     def of(
@@ -301,6 +297,7 @@ class World:
         identities: Sequence[str] | None = None,
         connect_s: float = CONNECT_S,
         made: Callable[[World], None] = lambda world: None,
+        secret: bytes = b"",
     ) -> World:
         """A world of ranks that share a store.
 
@@ -309,12 +306,16 @@ class World:
             identities: which host each rank is on; unset: the ranks tell each other.
             connect_s: how long the building of a group may take.
             made: given the world before its first group is built, so that it can be given up meanwhile.
+            secret: of the run; default: one that rank 0 tells the others through the store.
 
         Raises:
             CommunicationError: some rank did not come.
         """
-        mine = _c10d().PrefixStore(f"headway/{generation}", store)
+        mine = under(store, f"headway/{generation}")
         try:
+            if not secret and rank == 0:
+                mine.set("secret", new_secret())
+            secret = secret or mine.get("secret")
             if identities is None:
                 mine.set(f"host/{rank}", host_identity())
                 identities = [mine.get(f"host/{other}").decode() for other in range(size)]
@@ -333,6 +334,7 @@ class World:
                 timeout_s=timeout_s,
                 connect_s=connect_s,
                 made=made,
+                secret=secret,
             )
         except RuntimeError as error:
             what = f"rank {rank} of {size} could not meet the others: {_first_line(error)}"
@@ -366,14 +368,15 @@ class World:
         self._still_on()
         assert self.store is not None
         key = f"{name}/{number}/{'-'.join(map(str, members)) if len(members) < self.size else 'all'}"
-        store = _c10d().PrefixStore(key, self.store)
-        with _BUILDING:
-            before = {end.inode for end in open_sockets()}
-            try:
-                raw = self._raw(store, members, backend or self.backend)
-                made = self._connections(before, members) if raw.name() == "gloo" else []
-            except RuntimeError as error:
-                raise self.failure(error) from error
+        store = under(self.store, key)
+        made: list[Socket] = []
+        try:
+            if (backend or self.backend) == "nccl":
+                raw = self._nccl(store, members)
+            else:
+                raw, made = self._meshes.build(store, members)
+        except RuntimeError as error:
+            raise self.failure(error) from error
         group = Group(self, members, raw, made)
         self._groups.append(group)
         try:
@@ -383,44 +386,10 @@ class World:
             raise
         return group
 
-    def _raw(self, store: Store, members: Sequence[int], backend: Backend) -> Any:
-        dist = _c10d()
-        rank, timeout = members.index(self.rank), timedelta(seconds=self.timeout_s)
-        if backend == "nccl":
-            options = dist.ProcessGroupNCCL.Options()
-            options._timeout = timeout
-            return dist.ProcessGroupNCCL(store, rank, len(members), options)
-        gloo = dist.ProcessGroupGloo._Options()
-        gloo._timeout = timedelta(seconds=self._connect_s)
-        gloo._threads = 1  # operations end in the order in which they began
-        if self._device is None:
-            self._listen()
-        gloo._devices = [self._device]
-        made = dist.ProcessGroupGloo(store, rank, len(members), gloo)
-        made._set_default_timeout(timeout)
-        return made
-
-    def _listen(self) -> None:
-        """Makes Gloo's device, which takes the connections of all groups at one port, and tells the others which."""
-        assert self.store is not None
-        for _ in range(DEVICES):
-            before = {end.inode for end in open_sockets()}
-            self._device = _c10d().ProcessGroupGloo.create_device(interface=self.interface)
-            found = [address for end in sockets_since(before) if (address := end.listens_on())]
-            if len(found) == 1:
-                break
-        self._listens[self.rank] = found
-        self.store.set(f"listens/{self.rank}", json.dumps(found))
-
-    def _connections(self, before: set[str], members: Sequence[int]) -> list[Socket]:
-        """Of the sockets since `before` those between these ranks: each has told where it listens before it came."""
-        assert self.store is not None
-        for rank in members:
-            if rank not in self._listens:
-                told = json.loads(self.store.get(f"listens/{rank}"))
-                self._listens[rank] = [(host, port) for host, port in told]
-        others = {address for rank in members if rank != self.rank for address in self._listens[rank]}
-        return [end for end in sockets_since(before) if end.joins(self._listens[self.rank], others)]
+    def _nccl(self, store: Store, members: Sequence[int]) -> Any:
+        options = c10d().ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=self.timeout_s)
+        return c10d().ProcessGroupNCCL(store, members.index(self.rank), len(members), options)
 
     def failure(self, error: BaseException) -> CommunicationError:
         """The error that a failed operation is to its caller."""
@@ -448,32 +417,7 @@ class World:
         for group in self._groups:
             group.close()
         self._groups.clear()
-        self._device = None
-
-
-def store_at(address: str, port: int, *, serves: bool = False) -> Store:
-    """The key-value store of a launcher or of rank 0.
-
-    Args:
-        serves: this process holds it; port 0 takes a free one.
-
-    Raises:
-        CommunicationError: it cannot be reached in CONNECT_S.
-    """
-    wait = timedelta(seconds=CONNECT_S)
-    try:
-        store: Store = _c10d().TCPStore(address, port, is_master=serves, wait_for_workers=False, timeout=wait)
-    except RuntimeError as error:
-        what, fix = "the processes' meeting point cannot be reached", "Is the address right, and the port open?"
-        raise CommunicationError(what, where=f"{address}:{port}", fix=fix) from error
-    return store
-
-
-def _c10d() -> Any:
-    """torch.distributed, imported when it is needed; its types lack half of its names."""
-    from torch._C import _distributed_c10d
-
-    return _distributed_c10d
+        self._meshes.close()
 
 
 def _first_line(error: BaseException) -> str:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from headway.core.cores import rank_cores
 from headway.core.errors import UsageError
+from headway.core.gloo import gather_json
 from headway.observe.watch_findings import concluded
 from headway.observe.watch_hooks import Hooks
 from headway.observe.watch_marks import BACKWARD, Marks, Series
@@ -333,8 +334,7 @@ def _gathered(series: Series) -> tuple[tuple[RankTime, ...], np.ndarray[Any, np.
     step, own = steady.seconds.sum(1), steady.seconds.sum(1) - steady.seconds[:, BACKWARD]
     windows = [float(own[first : first + WINDOW].mean()) for first in range(0, len(own) - WINDOW + 1, WINDOW)]
     mine = (float(step.mean()), float(np.percentile(step, 99)), float(own.mean())) if len(step) else None
-    everyone: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everyone, (mine, windows))
+    everyone = gather_json((mine, windows))
     shortest = min(len(found) for _, found in everyone)
     ranks = tuple(
         RankTime(rank=rank, step_s=times[0], p99_s=times[1], own_s=times[2])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import signal
 import sys
 from collections import defaultdict, deque
@@ -13,15 +12,15 @@ from dataclasses import dataclass
 from math import inf
 from queue import Empty, SimpleQueue
 from time import monotonic
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from headway.comm.coordinator import Began, Coordinator, Event, Formed, Left, Slot
 from headway.comm.messages import BEATS
 from headway.core.errors import CommunicationError
-from headway.core.launched import LOOPBACK
+from headway.core.meeting import new_secret
 from headway.core.shown import plain
 from headway.core.signals import answered
-from headway.core.world import store_at
+from headway.core.store import StoreServer
 from headway.train.hosts import Host, own_address
 from headway.train.output import SENTENCE, Output, clear_line
 from headway.train.remote import RSH, Remote
@@ -148,17 +147,18 @@ class _Launch:
         self._beat_s = timeout_s / BEATS
         self._next_beat = monotonic()
         self._output = Output({_id(slot, 0): rank for rank, slot in enumerate(self._slots)})
-        self._token = secrets.token_hex(16)
-        self._store = store_at(LOOPBACK, 0, serves=True)
+        self._secret = new_secret()
+        # An address that the user gave may be a name, or that of a router: it need not be this host's own.
         everywhere = "::" if ":" in address else ""
+        listens = everywhere if "HEADWAY_ADDRESS" in os.environ else address
+        self._store = StoreServer(self._secret.encode(), listens)
         self._coordinator = Coordinator(
             self._slots,
-            token=self._token,
+            secret=self._secret.encode(),
             timeout_s=timeout_s,
-            store_port=_port(self._store),
+            store_port=self._store.port,
             tell=self._hear,
-            # An address that the user gave may be a name, or that of a router: it need not be this host's own.
-            address=everywhere if "HEADWAY_ADDRESS" in os.environ else address,
+            address=listens,
         )
         rsh = os.environ.get("HEADWAY_RSH") or RSH
         show, ended = self._output.show, lambda *end: self._events.put(_Ended(*end))
@@ -183,7 +183,7 @@ class _Launch:
             crew.close()
         self._output.close()
         self._coordinator.close()
-        del self._store
+        self._store.close()
 
     def _hear(self, event: Event) -> None:
         """In the coordinator's thread: what comes next in the output is of the new ranks."""
@@ -207,7 +207,7 @@ class _Launch:
         environ = {
             **self._environ,
             "HEADWAY_COORDINATOR": f"{where}:{self._coordinator.port}",
-            "HEADWAY_TOKEN": self._token,
+            "HEADWAY_SECRET": self._secret,
             "HEADWAY_MEMBER": worker.id,
             "HEADWAY_JOINING": str(int(worker.joining)),
             "RANK": str(rank),
@@ -405,8 +405,3 @@ def _id(slot: Slot, attempt: int) -> str:
 def _positive(status: int | None) -> int:
     """An exit status, also for a process that a signal has ended."""
     return abs(status or 0) and max(1, status or 0)
-
-
-def _port(store: Any) -> int:
-    """Where a served store listens; torch's types leave it out."""
-    return int(store.port)

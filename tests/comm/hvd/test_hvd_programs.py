@@ -112,6 +112,7 @@ def test_on_two_hosts(hierarchical: str) -> None:
             "LOCAL_WORLD_SIZE": "2",
             "MASTER_ADDR": hosts.addresses[0],
             "MASTER_PORT": "29517",
+            "HEADWAY_SECRET": "known on both of these hosts alone",
         }  # of a namespace of its own
         started = []
         for rank in range(4):

@@ -15,7 +15,9 @@ from tests.comm.hvd._start import refused, started
 from torch import nn
 
 import headway.comm.hvd as hvd
+from headway.comm.hvd import objects
 from headway.comm.hvd.elastic import ElasticSampler, ObjectState, State, TorchState
+from headway.comm.hvd.errors import HorovodInternalError
 
 OPTIMIZERS = {
     "sgd": lambda p, r: torch.optim.SGD(p, lr=0.1 * (r + 1), momentum=0.9, nesterov=r == 0),
@@ -79,6 +81,28 @@ def from_one_to_all(rank: Rank) -> None:
         assert hvd.broadcast_object(thing if rank.rank == root else None, root, name="named")["rank"] == root
         assert hvd.allgather_object("x" * 1000 * rank.rank) == ["x" * 1000 * one for one in range(rank.size)]
         refused(ValueError, lambda: hvd.broadcast_object(1, rank.size), "root rank")
+
+
+class Evil:
+    """Runs when it is unpickled."""
+
+    def __reduce__(self) -> Any:
+        return exec, ("raise SystemExit('unpickled')",)
+
+
+def unsigned(rank: Rank) -> None:
+    """Rank 0 sends what a stranger could: a pickle that does not carry the signature of this job."""
+    with started(rank):
+        if rank.rank == 0:
+            objects._signature = lambda pickled: bytes(32)  # type: ignore[assignment]
+            hvd.broadcast_object(Evil(), 0)
+        else:
+            refused(HorovodInternalError, lambda: hvd.broadcast_object(None, 0), "no process of this job has signed")
+        hvd.barrier()
+
+
+def test_a_pickle_that_nobody_of_the_job_signed_is_not_unpickled() -> None:
+    run_ranks(2, unsigned)
 
 
 def test_state_from_one_rank_to_all() -> None:

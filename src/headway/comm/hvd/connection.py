@@ -1,4 +1,4 @@
-"""Messages between a rank and the negotiator, over a socket."""
+"""Messages between a rank and the negotiator, over a socket. Between processes a Channel carries them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, final
 
-from headway.comm.messages import Lines, Message, encode
+from headway.comm.messages import Message, decode, encode
+from headway.core.channel import Channel
 
 CHUNK = 1 << 18
+
+PURPOSE = "hvd"
 
 LIMIT_BYTES = 1 << 28
 """The longest message: a response that names some hundred thousand tensors."""
@@ -26,8 +29,8 @@ class Connection:
     and nobody would notice its death.
     """
 
-    def __init__(self, end: socket.socket) -> None:
-        self._end, self._lines, self._lock = end, Lines(LIMIT_BYTES), threading.Lock()
+    def __init__(self, end: socket.socket, channel: Channel) -> None:
+        self._end, self._channel, self._lock = end, channel, threading.Lock()
         _OPEN.add(self)
 
     def fileno(self) -> int:
@@ -36,13 +39,13 @@ class Connection:
     def send(self, kind: str, **fields: Any) -> None:
         """Where the other end is gone nothing happens: whoever receives here is told."""
         with self._lock, contextlib.suppress(OSError):
-            self._end.sendall(encode(kind, **fields))
+            self._end.sendall(self._channel.seal(encode(kind, **fields)))
 
     def receive(self) -> list[Message] | None:
         """Waits for bytes; the messages that are whole now, or None where the other end is gone."""
         try:
             found = self._end.recv(CHUNK)
-            return self._lines.feed(found) if found else None
+            return [decode(one) for one in self._channel.feed(found)] if found else None
         except (OSError, ValueError):
             return None
 
@@ -58,6 +61,19 @@ class Connection:
 
     def close(self) -> None:
         self._end.close()
+
+
+def pair(secret: bytes) -> tuple[Connection, Connection]:
+    """A connection within this process."""
+    ends = socket.socketpair()
+    channels = [Channel(secret, PURPOSE, accepts=accepts, limit_bytes=LIMIT_BYTES) for accepts in (True, False)]
+    while not all(channel.ready for channel in channels):
+        for channel, other in (channels, channels[::-1]):
+            said = bytes(channel.out)
+            channel.out.clear()
+            other.feed(said)
+    one, two = (Connection(end, channel) for end, channel in zip(ends, channels, strict=True))
+    return one, two
 
 
 _OPEN: weakref.WeakSet[Connection] = weakref.WeakSet()

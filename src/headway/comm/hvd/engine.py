@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import itertools
-import secrets
-import socket
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any, final
 
 import torch
 
 from headway.comm.communicator import Communicator
 from headway.comm.hvd.collectives import Collectives
-from headway.comm.hvd.connection import Connection
+from headway.comm.hvd.connection import LIMIT_BYTES, PURPOSE, Connection, pair
 from headway.comm.hvd.errors import HorovodInternalError
 from headway.comm.hvd.lane import Entry, Finish, Lane
 from headway.comm.hvd.negotiator import ALL, Negotiator
 from headway.comm.hvd.requests import Kind, Request, Response
 from headway.comm.hvd.settings import DYNAMIC, Settings
 from headway.comm.hvd.timeline import Timeline
-from headway.comm.messages import tune
+from headway.core.channel import connect, tune
 from headway.core.errors import CommunicationError
 from headway.core.hosts import address_of
+from headway.core.server import Peer, Server
 from headway.core.world import World
 
 SHUT_DOWN = (
@@ -303,45 +303,41 @@ def _nothing() -> None:
 def _connect(world: World, timeout_s: float) -> tuple[dict[int, Connection], Connection]:
     """This rank's connection to the negotiator; on rank 0 first those of all ranks to it."""
     if world.rank:
-        host, port, token = world.control.broadcast_bytes(None).decode().rsplit(" ", 2)
+        host, port = world.control.broadcast_bytes(None).decode().rsplit(" ", 1)
         try:
-            end = socket.create_connection((host, int(port)), timeout_s)
-            end.sendall(f"{token}{world.rank:8d}".encode())
+            limit = LIMIT_BYTES
+            end, channel = connect(host, int(port), world.secret, PURPOSE, timeout_s=timeout_s, limit_bytes=limit)
+            end.sendall(channel.seal(str(world.rank).encode()))
         except OSError as error:
             raise CommunicationError(f"rank 0 cannot be reached ({error})", where=f"{host}:{port}") from error
-        end.settimeout(None)
         tune(end, timeout_s)
-        return {}, Connection(end)
-    mine, own = socket.socketpair()
-    ends = {0: Connection(own)}
+        return {}, Connection(end, channel)
+    own, mine = pair(world.secret)
+    ends = {0: own}
     if world.size > 1:
-        address = address_of(world.interface)
-        family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        token = secrets.token_hex(16)
-        with socket.create_server((address, 0), family=family, backlog=world.size) as server:
-            server.settimeout(timeout_s)
-            world.control.broadcast_bytes(f"{address} {server.getsockname()[1]} {token}".encode())
-            while len(ends) < world.size:
-                guest = _accepted(server, token)
-                if guest is not None:
-                    tune(guest[1], timeout_s)
-                    ends[guest[0]] = Connection(guest[1])
-    return ends, Connection(mine)
+        ends |= _accepted(world, timeout_s)
+    return ends, mine
 
 
-def _accepted(server: socket.socket, token: str) -> tuple[int, socket.socket] | None:
-    """The next rank that knows the token; None for a stranger."""
+def _accepted(world: World, timeout_s: float) -> dict[int, Connection]:
+    """The connections of the other ranks to this one, each of which has said who it is."""
+    found: dict[int, Peer] = {}
+
+    def heed(peer: Peer, message: bytes) -> None:
+        found.setdefault(int(message[:8]), peer)
+
+    address = address_of(world.interface)
+    server = Server(address, 0, world.secret, PURPOSE, heed=heed, limit_bytes=LIMIT_BYTES)
     try:
-        end, _ = server.accept()
-    except TimeoutError:
-        raise CommunicationError("some ranks did not connect to rank 0") from None
-    end.settimeout(10.0)
-    try:
-        hello = end.recv(len(token) + 8, socket.MSG_WAITALL).decode()
-    except (OSError, UnicodeDecodeError):
-        hello = ""
-    if not secrets.compare_digest(hello[: len(token)], token):
-        end.close()
-        return None
-    end.settimeout(None)
-    return int(hello[len(token) :]), end
+        world.control.broadcast_bytes(f"{address} {server.port}".encode())
+        until_s = monotonic() + timeout_s
+        while found.keys() != set(range(1, world.size)):
+            if monotonic() > until_s:
+                raise CommunicationError("some ranks did not connect to rank 0")
+            server.poll(until_s - monotonic())
+        ends = {rank: Connection(*server.take(peer)) for rank, peer in found.items()}
+    finally:
+        server.close()
+    for rank in found:
+        tune(found[rank].connection, timeout_s)
+    return ends

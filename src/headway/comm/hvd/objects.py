@@ -1,20 +1,29 @@
-"""Python objects between ranks. They are pickled: between the processes of one job, and nobody else."""
+"""Python objects between ranks. They are pickled and signed.
+
+A pickle runs whatever code its writer likes: only one that a process of the job has signed with the run's secret is
+read.
+"""
 
 from __future__ import annotations
 
-import io
+import hmac
 import pickle
+import struct
 from typing import Any
 
 import torch
 
 from headway.comm.hvd import context, differentiable
+from headway.comm.hvd.errors import HorovodInternalError
 from headway.comm.hvd.process_sets import ProcessSet, global_process_set
 
 try:
     from cloudpickle import dumps  # type: ignore[import-not-found,import-untyped,unused-ignore] # lambdas too
 except ImportError:
     from pickle import dumps
+
+HEADER = struct.Struct("!32sQ")
+"""Before each pickle: its signature and its length."""
 
 
 def broadcast_object(
@@ -32,15 +41,35 @@ def broadcast_object(
         raise ValueError(f"broadcast_object: root rank {root_rank} is not in {process_set}")
     is_root = context.rank() == root_rank
     gathered = differentiable.allgather(_packed(obj) if is_root else _packed(), name, process_set)
-    return obj if is_root else pickle.loads(gathered.numpy().tobytes())
+    return obj if is_root else _unpacked(gathered)[0]
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """The objects of all ranks, in their order."""
-    stream = io.BytesIO(differentiable.allgather(_packed(obj), name).numpy().tobytes())
-    return [pickle.load(stream) for _ in range(context.size())]
+    return _unpacked(differentiable.allgather(_packed(obj), name))
 
 
 def _packed(*objects: Any) -> torch.Tensor:
-    data = bytearray(b"".join(map(dumps, objects)))
+    data = bytearray()
+    for one in objects:
+        pickled = dumps(one)
+        data += HEADER.pack(_signature(pickled), len(pickled)) + pickled
     return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+
+
+def _unpacked(gathered: torch.Tensor) -> list[Any]:
+    """The objects, none of which is unpickled before all signatures are right."""
+    data = memoryview(gathered.numpy().tobytes())
+    pickles = []
+    while data:
+        signature, length = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0)
+        pickled = data[HEADER.size : HEADER.size + length]
+        if not hmac.compare_digest(signature, _signature(pickled)):
+            raise HorovodInternalError("an object came that no process of this job has signed; it was not read")
+        pickles.append(pickled)
+        data = data[HEADER.size + length :]
+    return [pickle.loads(one) for one in pickles]
+
+
+def _signature(pickled: bytes | memoryview) -> bytes:
+    return hmac.digest(context.engine().world.secret, b"an object\0" + pickled, "sha256")

@@ -1,0 +1,219 @@
+"""Server: the accepting end of Channels. Strangers cost it little, and never keep it from its peers.
+
+Whoever connects has `PROVE_S` to prove that he knows the secret, and of those that have not yet done so at most
+`UNPROVED` are kept: the longest-waiting one goes. A process of the run that is pushed out so comes again.
+"""
+
+from __future__ import annotations
+
+import selectors
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic, sleep
+from typing import Any, final
+
+from headway.core.channel import LIMIT_BYTES, Channel
+
+PROVE_S = 30.0
+"""How long a connection may take to prove itself."""
+UNPROVED = 64
+"""Connections that have not proved themselves yet; one more closes the oldest of them."""
+AT_ONCE = 64
+"""Connections accepted in one round, so that a flood of them does not hold up the peers."""
+PAUSE_S = 0.01
+"""Where nothing could be accepted, so that a process without free files does not spin."""
+
+RECEIVE_BYTES = 1 << 16
+
+
+@final
+class Peer:
+    """A connection to a process of the run.
+
+    Attributes:
+        of: whatever the server's user notes with it; None at first.
+    """
+
+    def __init__(self, connection: socket.socket, channel: Channel) -> None:
+        self.connection, self.channel = connection, channel
+        self.since_s = monotonic()
+        self.finishing = self.closed = False
+        self.of: Any = None
+
+
+@final
+class Server:
+    """Accepts Channels at one port. It has no thread of its own: somebody calls `poll`, and everything else too.
+
+    Args:
+        address: to listen on; "" for all interfaces, "::" for those of IPv6 too.
+        secret, purpose: see Channel.
+        heed: called with each message of a peer. What it raises as ValueError, or sends that is no message of the run,
+            ends the connection: `gone` is told why.
+        gone: called when the connection of a peer has ended, with the reason, empty where the peer just closed it.
+        came: called when a peer has proved itself. prove_s: how long that may take.
+
+    Attributes:
+        port: where it listens.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        port: int,
+        secret: bytes,
+        purpose: str,
+        *,
+        heed: Callable[[Peer, bytes], None],
+        gone: Callable[[Peer, str], None] = lambda peer, why: None,
+        came: Callable[[Peer], None] = lambda peer: None,
+        limit_bytes: int = LIMIT_BYTES,
+        prove_s: float = PROVE_S,
+    ) -> None:
+        self._prove_s = prove_s
+        self._secret, self._purpose, self._limit = secret, purpose, limit_bytes
+        self._heed, self._gone, self._came = heed, gone, came
+        self._unproved: dict[Peer, None] = {}
+        self._peers: set[Peer] = set()
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._listener = socket.create_server((address, port), family=family, backlog=1024)
+        self._listener.setblocking(False)
+        self.port: int = self._listener.getsockname()[1]
+        self._wake, self._woken = socket.socketpair()
+        self._woken.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        for end in (self._listener, self._woken):
+            self._selector.register(end, selectors.EVENT_READ)
+
+    def wake(self) -> None:
+        """Makes `poll` return; from any thread."""
+        with suppress(OSError):
+            self._wake.send(b"\0")
+
+    def poll(self, wait_s: float | None = None) -> None:
+        """Accepts, hears and sends what can be at once; waits for something of it, at most so long."""
+        if self._unproved:
+            left = max(0.0, next(iter(self._unproved)).since_s + self._prove_s - monotonic())
+            wait_s = left if wait_s is None else min(wait_s, left)
+        for key, events in self._selector.select(wait_s):
+            if key.fileobj is self._listener:
+                self._accept()
+            elif key.fileobj is self._woken:
+                with suppress(BlockingIOError):
+                    self._woken.recv(1 << 12)
+            elif not key.data.closed:  # by what came from another in this round
+                if events & selectors.EVENT_WRITE:
+                    self._flush(key.data)
+                if events & selectors.EVENT_READ:
+                    self.read(key.data)
+        for peer in tuple(self._unproved):
+            if monotonic() < peer.since_s + self._prove_s:
+                break
+            self.close_peer(peer)
+
+    def send(self, peer: Peer, message: bytes) -> None:
+        """Sends when it can; where the connection has ended, reading says so."""
+        if not peer.closed:
+            peer.channel.out += peer.channel.seal(message)
+            self._flush(peer)
+
+    def finish(self, peer: Peer) -> None:
+        """Sends no more after what is on its way. The other end closes: closed from here, the connection would lose
+        what was sent last where something came meanwhile."""
+        peer.finishing = True
+        if not peer.closed:
+            self._flush(peer)
+
+    def read(self, peer: Peer) -> None:
+        """Takes what a peer has sent."""
+        if peer.closed:
+            return
+        why = ""
+        try:
+            data = peer.connection.recv(RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        try:
+            messages = peer.channel.feed(data)
+            if peer.channel.ready and peer in self._unproved:
+                del self._unproved[peer]
+                self._peers.add(peer)
+                self._came(peer)
+            if peer.channel.out:
+                self._flush(peer)
+            for message in messages:
+                self._heed(peer, message)
+        except ValueError as error:
+            why = str(error)
+        if why or not data:
+            self._end(peer, why)
+
+    def take(self, peer: Peer) -> tuple[socket.socket, Channel]:
+        """Hands a peer's connection over to another reader; it blocks from now on."""
+        self._forget(peer)
+        peer.connection.setblocking(True)
+        return peer.connection, peer.channel
+
+    def close_peer(self, peer: Peer) -> None:
+        """Ends a connection without another word."""
+        if not peer.closed:
+            self._forget(peer)
+            peer.connection.close()
+
+    def close(self) -> None:
+        """Ends all connections. Nobody may be in `poll`."""
+        for peer in (*self._unproved, *self._peers):
+            self.close_peer(peer)
+        for end in (self._listener, self._wake, self._woken):
+            end.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        for _ in range(AT_ONCE):
+            try:
+                connection, _ = self._listener.accept()
+            except BlockingIOError:
+                return
+            except OSError:  # whoever it was gave up waiting, or this process has no more files
+                sleep(PAUSE_S)
+                return
+            connection.setblocking(False)
+            with suppress(OSError):
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            peer = Peer(connection, Channel(self._secret, self._purpose, accepts=True, limit_bytes=self._limit))
+            self._unproved[peer] = None
+            self._selector.register(connection, selectors.EVENT_READ, peer)
+            self._flush(peer)
+            if len(self._unproved) > UNPROVED:
+                self.close_peer(next(iter(self._unproved)))
+
+    def _flush(self, peer: Peer) -> None:
+        out = peer.channel.out
+        try:
+            if out:
+                del out[: peer.connection.send(out)]
+            if peer.finishing and not out:
+                peer.connection.shutdown(socket.SHUT_WR)
+        except BlockingIOError:
+            pass
+        except OSError:  # reading will say so
+            out.clear()
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if out else 0)
+        self._selector.modify(peer.connection, events, peer)
+
+    def _end(self, peer: Peer, why: str) -> None:
+        proved = peer in self._peers
+        if not proved and peer.channel.out:
+            self._flush(peer)  # that it was refused
+        if proved:
+            self._gone(peer, why)
+        self.close_peer(peer)
+
+    def _forget(self, peer: Peer) -> None:
+        peer.closed = True
+        self._unproved.pop(peer, None)
+        self._peers.discard(peer)
+        self._selector.unregister(peer.connection)

@@ -1,0 +1,192 @@
+"""Channels, and the server at their accepting end: who is heard, and who is not."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.core import channel
+from headway.core.channel import Channel, Intruder
+from headway.core.errors import CommunicationError
+from headway.core.server import UNPROVED, Peer, Server
+
+SECRET = b"known to the processes of the run"
+HELLO_BYTES = 40
+
+
+def shake_hands(one: Channel, two: Channel) -> list[bytes]:
+    """What both said, in turn."""
+    said = []
+    for end, other in ((one, two), (two, one), (one, two)):
+        said.append(bytes(end.out))
+        end.out.clear()
+        other.feed(said[-1])
+    return said
+
+
+def pair(secret: bytes = SECRET, purpose: str = "a test") -> tuple[Channel, Channel]:
+    return Channel(SECRET, "a test", accepts=True, limit_bytes=1000), Channel(secret, purpose, accepts=False)
+
+
+class Heard:
+    """A server in a thread, which answers each message with the same, and what happened at it."""
+
+    def __init__(self, **options: Any) -> None:
+        self.messages: list[bytes] = []
+        self.gone: list[str] = []
+        self.server = Server("127.0.0.1", 0, SECRET, "a test", heed=self._heed, gone=self._note, **options)
+        self.port, self._over = self.server.port, False
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _heed(self, peer: Peer, message: bytes) -> None:
+        self.messages.append(message)
+        self.server.send(peer, message)
+
+    def _note(self, peer: Peer, why: str) -> None:
+        self.gone.append(why)
+
+    def _run(self) -> None:
+        while not self._over:
+            self.server.poll()
+
+    def close(self) -> None:
+        self._over = True
+        self.server.wake()
+        self._thread.join()
+        self.server.close()
+
+    def is_well(self) -> bool:
+        """Whether a process of the run is let in, heard and answered."""
+        end, spoken = channel.connect("127.0.0.1", self.port, SECRET, "a test")
+        with end:
+            end.sendall(spoken.seal(b"are you well?"))
+            found: list[bytes] = []
+            while not found:
+                found = spoken.feed(end.recv(1000))
+        return found == [b"are you well?"]
+
+
+@contextmanager
+def serving(**options: Any) -> Iterator[Heard]:
+    made = Heard(**options)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@given(st.lists(st.binary(max_size=50), max_size=5), st.integers(1, 40))
+def test_messages_arrive_whole_however_the_stream_is_torn(messages: list[bytes], size: int) -> None:
+    accepts, connects = pair()
+    shake_hands(accepts, connects)
+    for end, other in ((accepts, connects), (connects, accepts)):
+        stream = b"".join(map(end.seal, messages))
+        parts = [other.feed(stream[place : place + size]) for place in range(0, len(stream), size)]
+        assert [message for part in parts for message in part] == messages
+
+
+def test_the_secret_and_the_messages_keys_never_cross() -> None:
+    accepts, connects = pair()
+    said = b"".join(shake_hands(accepts, connects))
+    assert SECRET not in said
+    assert connects.seal(b"x") != connects.seal(b"x")
+
+
+def test_a_connecting_end_without_the_secret_learns_a_random_number_alone() -> None:
+    accepts, connects = pair(secret=b"guessed")
+    connects.feed(bytes(accepts.out))
+    assert len(accepts.out) == HELLO_BYTES
+    accepts.out.clear()
+    with pytest.raises(Intruder, match="does not know the secret"):
+        accepts.feed(bytes(connects.out))
+    assert not accepts.ready
+    assert accepts.out == channel.REFUSED
+
+
+@pytest.mark.parametrize(("secret", "purpose"), [(b"another", "a test"), (SECRET, "another")])
+def test_an_accepting_end_that_cannot_prove_itself_is_not_spoken_to(secret: bytes, purpose: str) -> None:
+    connects, impostor = Channel(SECRET, "a test", accepts=False), Channel(secret, purpose, accepts=True)
+    connects.feed(bytes(impostor.out))
+    with pytest.raises(Intruder):
+        connects.feed(bytes(32 * b"x"))
+    assert not connects.ready
+
+
+def test_what_was_recorded_is_refused_when_it_is_said_again() -> None:
+    accepts, connects = pair()
+    _, proof, _ = shake_hands(accepts, connects)
+    message = connects.seal(b"stop")
+    assert accepts.feed(message) == [b"stop"]
+    with pytest.raises(Intruder, match="repeated"):
+        accepts.feed(message)
+    with pytest.raises(Intruder, match="does not know the secret"):
+        pair()[0].feed(proof + message)
+
+
+@given(st.integers(0, 10_000), st.integers(1, 255))
+def test_one_changed_bit_ends_the_connection(place: int, change: int) -> None:
+    accepts, connects = pair()
+    shake_hands(accepts, connects)
+    sealed = bytearray(connects.seal(b"eight bytes, or a few more"))
+    sealed[place % len(sealed)] ^= change
+    with suppress(Intruder):
+        assert accepts.feed(bytes(sealed)) == []  # the length has grown: nothing is read before the rest is there
+
+
+def test_a_message_turned_around_and_one_too_long_are_refused() -> None:
+    accepts, connects = pair()
+    shake_hands(accepts, connects)
+    with pytest.raises(Intruder, match="changed, repeated or sent by a stranger"):
+        connects.feed(connects.seal(b"mirrored"))
+    with pytest.raises(Intruder, match="more than 1,000 bytes"):
+        accepts.feed(b"\xff\xff\xff\xff")
+
+
+def test_a_crowd_of_strangers_costs_the_server_few_files_and_keeps_nobody_out() -> None:
+    with serving() as made:
+        crowd = [socket.create_connection(("127.0.0.1", made.port)) for _ in range(500)]
+        try:
+            for number, end in enumerate(crowd):
+                with suppress(OSError):  # it was closed
+                    end.sendall((b"", b"GET / HTTP/1.1\r\n\r\n", b"headway1", b"headway1" + bytes(200))[number % 4])
+            assert made.is_well()
+            assert len(made.server._unproved) <= UNPROVED
+            assert made.messages == [b"are you well?"]
+        finally:
+            for end in crowd:
+                end.close()
+
+
+def test_who_does_not_prove_himself_in_time_is_closed() -> None:
+    with serving(prove_s=0.2) as made, socket.create_connection(("127.0.0.1", made.port)) as silent:
+        silent.settimeout(60)
+        while silent.recv(1000):
+            pass
+        assert made.is_well()
+
+
+def test_a_wrong_secret_is_said_so_on_the_side_that_has_it() -> None:
+    with serving() as made:
+        with pytest.raises(CommunicationError, match=r"does not know the secret of its run.*HEADWAY_SECRET"):
+            channel.connect("127.0.0.1", made.port, b"guess", "a test")
+        assert made.is_well()
+        assert made.gone == [""]
+
+
+def test_bytes_put_into_a_peers_connection_end_it_and_are_told() -> None:
+    with serving() as made:
+        end, spoken = channel.connect("127.0.0.1", made.port, SECRET, "a test")
+        with end:
+            end.sendall(spoken.seal(b"one")[:-1] + b"x")
+            end.settimeout(60)
+            assert end.recv(100) == b""
+        assert made.messages == []
+        assert made.gone == ["a message that was changed, repeated or sent by a stranger"]

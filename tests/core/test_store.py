@@ -1,0 +1,94 @@
+"""The store of a run: what torch.distributed asks of a store, and nobody else's words."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from torch.distributed import PrefixStore
+
+from headway.core.errors import CommunicationError
+from headway.core.store import StoreClient, StoreServer, pack, store_of, unpack
+
+SECRET = b"of this run"
+
+
+@pytest.fixture
+def server() -> Iterator[StoreServer]:
+    made = StoreServer(SECRET, "127.0.0.1")
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store(server: StoreServer) -> Any:
+    return store_of(StoreClient(SECRET, "127.0.0.1", server.port))
+
+
+def test_it_does_what_torchs_stores_do(store: Any) -> None:
+    part = PrefixStore("part", store)
+    part.set("key", "value")
+    assert part.get("key") == b"value" == store.get("part/key") == store.under("part").get("key")
+    assert part.check(["key"])
+    assert not part.check(["key", "other"])
+    assert [part.add("count", 2), part.add("count", 3)] == [2, 5]
+    assert store.compare_set("part/key", "wrong", "new") == b"value"
+    assert store.compare_set("part/key", "value", "new") == b"new"
+    store.append("part/key", b"er\0")
+    assert part.multi_get(["key", "count"]) == [b"newer\0", b"5"]
+    assert part.num_keys() == 2
+    assert part.delete_key("key")
+    assert not part.delete_key("key")
+    with pytest.raises(RuntimeError, match=r"wait timeout after 0\.05 s, keys: part/never"):
+        part.wait(["never"], timedelta(seconds=0.05))
+
+
+def test_who_waits_gets_what_another_sets_later(store: Any) -> None:
+    other = store.clone()
+    later = threading.Timer(0.05, lambda: other.set("later", "here"))
+    later.start()
+    assert store.get("later") == b"here"
+    later.join()
+
+
+def test_a_store_that_is_gone_is_an_error_of_every_call(server: StoreServer, store: Any) -> None:
+    store.set("a", "b")
+    server.close()
+    with pytest.raises(RuntimeError, match="the store of the ranks is gone"):
+        store.get("a")
+
+
+def test_a_stranger_neither_reads_nor_writes(server: StoreServer, store: Any) -> None:
+    """With the words of torch's own store, and with those of ours without a proof."""
+    store.set("key", "value")
+    torchs = b"\0\xce\xf7\x85\x3c\x01" + (3).to_bytes(8, "little") + b"key" + (4).to_bytes(8, "little") + b"mine"
+    for said in (torchs, pack(b"set", b"key", b"mine"), b"headway1" + bytes(64) + pack(b"delete", b"key")):
+        with socket.create_connection(("127.0.0.1", server.port)) as end:
+            end.settimeout(60)
+            end.sendall(said)
+            try:
+                while end.recv(1000):
+                    pass
+            except ConnectionResetError:
+                pass
+    with pytest.raises(CommunicationError, match="HEADWAY_SECRET"):
+        StoreClient(b"of another run", "127.0.0.1", server.port)
+    assert store.get("key") == b"value"
+
+
+@pytest.mark.parametrize("message", [b"\0\0\0\x09set", b"\0\0", pack(b"set", b"a"), pack(b"sing"), pack(b"get"), b""])
+def test_a_message_that_is_none_ends_its_connection_alone(message: bytes, server: StoreServer, store: Any) -> None:
+    bad = StoreClient(SECRET, "127.0.0.1", server.port)
+    bad._end.sendall(bad._channel.seal(message))
+    assert bad._end.recv(100) == b""
+    store.set("key", "value")
+    assert store.get("key") == b"value"
+
+
+def test_packed_parts_are_unpacked() -> None:
+    parts = [b"", b"\0", b"x" * 300]
+    assert unpack(pack(*parts)) == parts
