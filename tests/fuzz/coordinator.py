@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any
 
 from tests.fuzz.damage import damage_bytes, damage_tree, encode
 
-from headway.comm.coordinator import Coordinator
-from headway.comm.messages import Lines
+from headway.comm.coordinator import PURPOSE, Coordinator
+from headway.core import channel
+from headway.core.channel import MAGIC, Channel, Intruder
 
-TOKEN = "sesame"
-HELLO = {"kind": "hello", "token": TOKEN, "id": "0.1.0", "host": 0, "local": 1, "identity": "there/1", "pid": 1}
+HOST, SECRET = "127.0.0.1", b"sesame"
+HELLO = {"kind": "hello", "id": "0.1.0", "host": 0, "local": 1, "identity": "there/1", "pid": 1}
 WORDS: tuple[dict[str, Any], ...] = (
     {"kind": "here"},
     {"kind": "ready", "generation": 0},
@@ -28,33 +28,44 @@ WORDS: tuple[dict[str, Any], ...] = (
 PATIENCE_S = 60
 
 
+def _connected(port: int, random: Random, known: bool) -> tuple[socket.socket, Channel]:
+    """A connection of a process of the run, or of a stranger who has seen how one begins."""
+    if known:
+        end, spoken = channel.connect(HOST, port, SECRET, PURPOSE, timeout_s=PATIENCE_S)
+        end.settimeout(PATIENCE_S)
+        return end, spoken
+    end = socket.create_connection((HOST, port), timeout=PATIENCE_S)
+    with contextlib.suppress(ConnectionError):
+        end.sendall(damage_bytes(random, MAGIC + random.randbytes(random.choice((0, 31, 64, 200)))))
+    return end, Channel(b"guess", PURPOSE, accepts=False)
+
+
 @contextlib.contextmanager
 def target(folder: Path) -> Iterator[Callable[[Random], None]]:
-    made = Coordinator([(0, 0), (0, 1)], token=TOKEN, timeout_s=60, store_port=1, tell=lambda event: None)
-
-    def connect() -> socket.socket:
-        return socket.create_connection(("127.0.0.1", made.port), timeout=PATIENCE_S)
+    made = Coordinator([(0, 0), (0, 1)], secret=SECRET, timeout_s=60, store_port=1, tell=lambda event: None)
 
     def one(random: Random) -> None:
-        known = random.randrange(2)
-        said = [HELLO] * known + [random.choice(WORDS) for _ in range(random.randrange(4))]
-        lines = [
-            encode(message if random.randrange(2) and known else damage_tree(random, message)) + b"\n"
-            for message in said
-        ]
+        known = random.randrange(4) > 0
+        said = [HELLO] * random.randrange(2) + [random.choice(WORDS) for _ in range(random.randrange(4))]
+        lines = [encode(message if random.randrange(2) else damage_tree(random, message)) + b"\n" for message in said]
         if random.randrange(2):
             lines.append(damage_bytes(random, random.choice(lines or [b"x"])))
-        with connect() as end, contextlib.suppress(ConnectionError):
+        end, spoken = _connected(made.port, random, known)
+        with end, contextlib.suppress(ConnectionError, Intruder):
             for line in lines:
-                end.sendall(line)
+                sealed = spoken.seal(line) if known else line
+                end.sendall(damage_bytes(random, sealed) if random.randrange(8) == 0 else sealed)
             end.shutdown(socket.SHUT_WR)
-            lines_back = Lines()
             while data := end.recv(1 << 16):
-                lines_back.feed(data)
-        with connect() as end:  # it lives, and says why it lets nobody in
-            end.sendall(json.dumps({"kind": "hello", "token": "guess"}).encode() + b"\n")
-            answer = end.recv(1 << 16)
-            assert b"refused" in answer, answer
+                spoken.feed(data)
+        end, spoken = _connected(made.port, random, True)
+        with end:  # it lives, and says why it lets nobody in
+            end.sendall(spoken.seal(encode({**HELLO, "local": 7}) + b"\n"))
+            answers: list[bytes] = []
+            while not answers and (data := end.recv(1 << 16)):
+                answers += spoken.feed(data)
+            assert answers, "no answer"
+            assert b"refused" in answers[0], answers
 
     yield one
     made.close()

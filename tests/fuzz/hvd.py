@@ -12,11 +12,12 @@ from typing import Any
 
 from tests.fuzz.damage import damage_bytes, damage_tree, encode
 
-from headway.comm.hvd.connection import Connection
+from headway.comm.hvd.connection import LIMIT_BYTES, PURPOSE, Connection
 from headway.comm.hvd.negotiator import Negotiator
 from headway.comm.hvd.requests import Request, Response
 from headway.comm.hvd.settings import Settings
 from headway.comm.hvd.timeline import Timeline
+from headway.core.channel import Channel
 
 RANKS = 2
 PATIENCE_S = 60
@@ -39,13 +40,25 @@ def _asked() -> list[dict[str, Any]]:
     ]
 
 
+def _channels() -> tuple[Channel, Channel]:
+    """Both ends of a connection whose processes have proved themselves to each other."""
+    made = [Channel(b"sesame", PURPOSE, accepts=accepts, limit_bytes=LIMIT_BYTES) for accepts in (True, False)]
+    while not all(channel.ready for channel in made):
+        for channel, other in (made, made[::-1]):
+            said = bytes(channel.out)
+            channel.out.clear()
+            other.feed(said)
+    return made[0], made[1]
+
+
 @contextlib.contextmanager
 def target(folder: Path) -> Iterator[Callable[[Random], None]]:
     asked = [json.loads(encode(message)) for message in _asked()]
 
     def one(random: Random) -> None:
         pairs = [socket.socketpair() for _ in range(RANKS)]
-        theirs = {rank: Connection(end) for rank, (_, end) in enumerate(pairs)}
+        channels = [_channels() for _ in range(RANKS)]
+        theirs = {rank: Connection(end, channels[rank][0]) for rank, (_, end) in enumerate(pairs)}
         negotiator = Negotiator(theirs, Settings(cycle_s=0.0), Timeline(), lambda nbytes: f"for {nbytes:d}")
         sent = [random.choice(asked) for _ in range(1 + random.randrange(3))]
         for place, (end, _) in enumerate(pairs):
@@ -53,10 +66,11 @@ def target(folder: Path) -> Iterator[Callable[[Random], None]]:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                 for message in sent:
                     line = encode(damage_tree(random, message) if place or random.randrange(2) else message) + b"\n"
-                    end.sendall(damage_bytes(random, line) if random.randrange(8) == 0 else line)
-                end.sendall(b'\n{"kind":"ended"}\n')
+                    sealed = channels[place][1].seal(damage_bytes(random, line) if random.randrange(8) == 0 else line)
+                    end.sendall(damage_bytes(random, sealed) if random.randrange(16) == 0 else sealed)
+                end.sendall(channels[place][1].seal(b'{"kind":"ended"}\n'))
                 end.shutdown(socket.SHUT_WR)
-        back = [Connection(end) for end, _ in pairs]
+        back = [Connection(end, channels[place][1]) for place, (end, _) in enumerate(pairs)]
         for connection in back:
             while (messages := connection.receive()) is not None:
                 for message in messages:

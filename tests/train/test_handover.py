@@ -20,7 +20,7 @@ from headway.core.errors import CheckpointError, CommunicationError, HeadwayErro
 from headway.core.launched import LOOPBACK, Launched
 from headway.core.recipe import load
 from headway.core.run import IDS_BYTES, Run
-from headway.core.world import store_at
+from headway.core.store import StoreServer
 from headway.train import runs
 from headway.train.checkpoint import Checkpoint, Checkpoints
 from headway.train.elastic import Ranks
@@ -48,16 +48,16 @@ class Place:
     def __init__(self, recipe: Path, run: Path, stack: ExitStack) -> None:
         self.events: list[Event] = []
         self._recipe, self._run, self._stack = recipe, run, stack
-        self._store: Any = store_at(LOOPBACK, 0, serves=True)
+        store = stack.enter_context(closing(StoreServer(b"x", LOOPBACK)))
         tell = self.events.append
-        self.coordinator = Coordinator([(0, 0)], token="x", timeout_s=30, store_port=self._store.port, tell=tell)
+        self.coordinator = Coordinator([(0, 0)], secret=b"x", timeout_s=30, store_port=store.port, tell=tell)
         stack.enter_context(closing(self.coordinator))
 
     def process(self, attempt: int, said: list[str], *options: str) -> tuple[Member, Trainer]:
         """A training process; all but the first join the run."""
         joins = attempt > 0
         loaded = load(self._recipe, (*OPTIONS, *options), TrainRecipe)
-        member = Member(LOOPBACK, self.coordinator.port, token="x", worker=f"0.0.{attempt}", joining=joins)
+        member = Member(LOOPBACK, self.coordinator.port, secret="x", worker=f"0.0.{attempt}", joining=joins)
         self._stack.callback(member.close)
         ranks = Ranks(loaded.recipe.comm, Launched(0, 1, 0, 1, None, None, "headway"), member, said.append)
         setup = set_up(loaded, say=said.append, ranks=ranks)
