@@ -27,7 +27,7 @@ ESCAPE = f"\x1b[31m{TEXT}\x1b[0m"
 FLOOD = 500
 """Connections that each way of attacking a port holds open at once."""
 PATIENCE_S = 1.0
-PAUSE_S = 0.05
+PAUSE_S = 0.2
 LISTEN = "0A"
 
 Address = tuple[str, int]

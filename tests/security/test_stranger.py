@@ -87,7 +87,7 @@ def test_processes_of_our_launcher_on_one_host(folder: Path, undisturbed: bytes)
 
 def test_processes_of_torchrun(folder: Path, undisturbed: bytes) -> None:
     run = folder / "torchrun"
-    train = [*TORCHRUN, "--standalone", "-m", "headway", "train", str(folder / "recipe.yaml"), "--run", str(run)]
+    train = [*TORCHRUN, "--standalone", "-m", "headway", "train", str(folder / "recipe.yaml"), "--run-folder", str(run)]
     _, found = attacked(train, spared=True)
     assert (run / "weights.safetensors").read_bytes() == undisturbed
     assert len(found) >= 3
