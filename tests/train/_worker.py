@@ -6,11 +6,13 @@ all say farewell. What each was started with stands in FOLDER/ID.json; FOLDER/ID
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -106,13 +108,19 @@ class Worker:
         return False
 
 
+def command_lines() -> Iterator[str]:
+    """Those of all processes of this machine."""
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            yield path.read_bytes().decode(errors="replace")
+
+
 def main() -> int:
     plan, folder = json.loads(sys.argv[1]), Path(sys.argv[2])
     worker = os.environ["HEADWAY_MEMBER"]
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS", "HEADWAY_JOINING", "EXTRA")
     seen = {name: os.environ.get(name) for name in names}
-    lines = {path: path.read_bytes().decode(errors="replace") for path in Path("/proc").glob("[0-9]*/cmdline")}
-    seen["token on a command line"] = any(os.environ["HEADWAY_SECRET"] in text for text in lines.values())
+    seen["secret on a command line"] = any(os.environ["HEADWAY_SECRET"] in line for line in command_lines())
     (folder / f"{worker}.json").write_text(json.dumps(seen | {"pid": os.getpid(), "cwd": os.getcwd()}))
     print(f"out of {worker}", flush=True)
     at_the_start(plan["do"].get(worker, "").split(" ", 2))

@@ -99,7 +99,7 @@ def test_workers_are_told_their_places_and_only_rank_0_is_heard_on_stdout(
         ]  # fmt: skip
         assert found["HEADWAY_JOINING"] == "0"
         assert int(found["OMP_NUM_THREADS"]) >= 1
-        assert found["token on a command line"] is False
+        assert found["secret on a command line"] is False
 
 
 def test_the_users_number_of_threads_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -331,7 +331,7 @@ def test_workers_of_other_hosts_go_through_the_remote_shell(
     assert log(folder, "1.0.1") == [[2, 2, 3, 1]]
     found = seen(folder, "1.1.0")
     assert found["cwd"] == str(folder)
-    assert found["token on a command line"] is False
+    assert found["secret on a command line"] is False
     assert [found[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")] == ["2", "3", "1", "2"]
 
 

@@ -280,7 +280,8 @@ def _try_out(raw: Any, token: bytes, tokens: Sequence[bytes], rank: int) -> str:
     mine = torch.frombuffer(bytearray(token * len(tokens)), dtype=torch.uint8)
     out = torch.zeros_like(mine)
     try:
-        raw.alltoall_base(out, mine, [], [], c10d().AllToAllOptions()).wait()
+        # A stranger in a rank's place may say nothing: then it ends long before the group's own time-out.
+        raw.alltoall_base(out, mine, [], [], c10d().AllToAllOptions()).wait(timedelta(seconds=ATTEMPT_S))
     except RuntimeError as error:
         return f"a connection of rank {rank} ended at once ({str(error).strip().splitlines()[0].rpartition('] ')[2]})"
     return "" if out.numpy().tobytes() == b"".join(tokens) else f"a rank of this run is not who speaks to rank {rank}"
