@@ -148,7 +148,7 @@ def test_the_slurm_script_trains_over_all_tasks(job: Path) -> None:
     assert step["command"][:4] == ["apptainer", "exec", "--nv", "h.sif"]
     provenance = json.loads((job / "runs/small-12/provenance.json").read_text())
     assert provenance["torch_threads"] == 1
-    assert not (job / "scontrol").exists()
+    assert not (job / "scontrol").exists(), err
 
 
 @pytest.mark.check

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -178,6 +179,10 @@ def test_a_wrong_secret_is_said_so_on_the_side_that_has_it() -> None:
         with pytest.raises(CommunicationError, match=r"does not know the secret of its run.*HEADWAY_SECRET"):
             channel.connect("127.0.0.1", made.port, b"guess", "a test")
         assert made.is_well()
+        deadline = time.monotonic() + 60
+        while not made.gone:  # the end of the connection by which it was asked
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
         assert made.gone == [""]
 
 

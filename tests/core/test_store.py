@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from torch.distributed import PrefixStore
 
 from headway.core.errors import CommunicationError
+from headway.core.meeting import Meeting
 from headway.core.store import StoreClient, StoreServer, pack, store_of, unpack
 
 SECRET = b"of this run"
@@ -92,3 +94,19 @@ def test_a_message_that_is_none_ends_its_connection_alone(message: bytes, server
 def test_packed_parts_are_unpacked() -> None:
     parts = [b"", b"\0", b"x" * 300]
     assert unpack(pack(*parts)) == parts
+
+
+def test_who_serves_the_store_leaves_after_the_others_have_read_it() -> None:
+    server = StoreServer(SECRET, "127.0.0.1")
+    mine, other = (StoreClient(SECRET, "127.0.0.1", server.port) for _ in range(2))
+    meeting = Meeting(server, mine, 0)
+    meeting.store.set("last", "word")
+    leaving = threading.Thread(target=meeting.close)
+    leaving.start()
+    while mine._end.fileno() >= 0:
+        time.sleep(0.001)
+    assert store_of(other).get("last") == b"word"
+    assert leaving.is_alive()
+    other.close()
+    leaving.join(60)
+    assert not leaving.is_alive()

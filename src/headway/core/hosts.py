@@ -55,7 +55,7 @@ def own_address(towards: str) -> str:
     sources = [source for info in found if (source := _source(info[0], info[4]))]
     if not sources:
         raise CommunicationError("there is no route to this address", where=towards, fix=fix)
-    if all(_is_loopback(source) for source in sources) and not _means_loopback(towards):
+    if all(_is_loopback(source) for source in sources) and not means_loopback(towards):
         families = (socket.AF_INET, socket.AF_INET6)
         beyond = [_source(family, (target, 9)) for family, target in zip(families, ANYWHERE, strict=True)]
         sources = [source for source in beyond if source] + sources
@@ -104,7 +104,7 @@ def _is_loopback(address: str) -> bool:
     return ipaddress.ip_address(address).is_loopback
 
 
-def _means_loopback(address: str) -> bool:
+def means_loopback(address: str) -> bool:
     """Whether the user wrote the loopback itself, not a name that happens to lead there."""
     try:
         return _is_loopback(_plain(address))

@@ -24,7 +24,7 @@ from typing import Any, final
 import psutil
 
 from headway.core.errors import CommunicationError, UsageError
-from headway.core.hosts import address_of, own_address
+from headway.core.hosts import address_of, means_loopback, own_address
 from headway.core.launched import LOOPBACK, Launched
 from headway.core.store import StoreClient, StoreServer, store_of
 
@@ -33,6 +33,8 @@ LOG = logging.getLogger("headway.comm")
 CONNECT_S = 300.0
 """How long processes wait for rank 0 at the start."""
 POLL_S = 0.02
+LINGER_S = 10.0
+"""How long rank 0 serves the store after its own end, at most: a rank that has not left by then hangs."""
 SHORTEST_SECRET = 16
 """Characters of HEADWAY_SECRET: fewer could be guessed by trying."""
 
@@ -72,12 +74,20 @@ class Meeting:
         self, server: StoreServer | None, client: StoreClient, attempt: int, note: _Note | None = None
     ) -> None:
         self._server, self.secret, self.attempt, self._note = server, client.secret, attempt, note
+        self._client = client
         self.store: Any = store_of(client)
 
     def met(self) -> None:
         """All processes have come: what was left for them to find is removed."""
         if self._server is not None and self._note is not None:
             self._note.remove()
+
+    def close(self) -> None:
+        """Leaves the store. Who serves it waits for the others: what was said last has still to be read by them."""
+        self._client.close()
+        server, self._server = self._server, None
+        if server is not None:
+            server.close_after_others(LINGER_S)
 
     def __del__(self) -> None:
         if self._server is not None:
@@ -97,7 +107,10 @@ def meet(launched: Launched, interface: str | None) -> Meeting:
     assert launched.port is not None
     attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0)
     secret, server = given_secret(), None
-    if launched.size == launched.local_size:
+    on_one_host = (
+        means_loopback(launched.address) if launched.local_size is None else launched.size == launched.local_size
+    )
+    if on_one_host:
         note = _Note(launched, attempt)
         if launched.rank == 0:
             secret = secret or new_secret().encode()

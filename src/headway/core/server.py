@@ -86,6 +86,11 @@ class Server:
         for end in (self._listener, self._woken):
             self._selector.register(end, selectors.EVENT_READ)
 
+    @property
+    def peers(self) -> int:
+        """How many connections have proved themselves and are still there."""
+        return len(self._peers)
+
     def wake(self) -> None:
         """Makes `poll` return; from any thread."""
         with suppress(OSError):

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import cache
+from math import inf
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, final
 
@@ -81,7 +82,7 @@ class StoreServer:
     def __init__(self, secret: bytes, address: str, port: int = 0) -> None:
         self._values: dict[bytes, bytes] = {}
         self._waiting: dict[Peer, _Waiting] = {}
-        self._closing = False
+        self._closing, self._until_s = False, inf
         self._server = Server(address, port, secret, PURPOSE, heed=self._heed, gone=self._gone, limit_bytes=LIMIT_BYTES)
         self.port = self._server.port
         self._thread = threading.Thread(target=self._run, name="store", daemon=True)
@@ -97,14 +98,20 @@ class StoreServer:
         self.stop()
         self._thread.join()
 
+    def close_after_others(self, wait_s: float) -> None:
+        """Goes on serving until all clients have closed their connections, at most so long; then closes."""
+        self._until_s = monotonic() + wait_s
+        self._server.wake()
+        self._thread.join()
+
     def _run(self) -> None:
-        while not self._closing:
+        while not self._closing and (self._until_s == inf or (self._server.peers and monotonic() < self._until_s)):
             now = monotonic()
             for peer in [peer for peer, one in self._waiting.items() if one.until_s <= now]:
                 del self._waiting[peer]
                 self._server.send(peer, pack(b"late"))
-            until_s = min((one.until_s for one in self._waiting.values()), default=None)
-            self._server.poll(None if until_s is None else max(0.0, until_s - monotonic()))
+            until_s = min(self._until_s, *(one.until_s for one in self._waiting.values()), inf)
+            self._server.poll(None if until_s == inf else max(0.0, until_s - monotonic()))
         self._server.close()
 
     def _gone(self, peer: Peer, why: str) -> None:
@@ -204,7 +211,11 @@ class StoreClient:
 
     def __del__(self) -> None:
         if hasattr(self, "_end"):
-            self._end.close()
+            self.close()
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._end.close()
 
     def ask(self, kind: Kind, *parts: bytes, answers: bool = True) -> list[bytes]:
         """Sends a request, and returns the parts of the answer where there is one."""

@@ -418,6 +418,8 @@ class World:
             group.close()
         self._groups.clear()
         self._meshes.close()
+        if self.meeting is not None:
+            self.meeting.close()
 
 
 def _first_line(error: BaseException) -> str:
