@@ -162,9 +162,13 @@ class Meshes:
         raw, why = None, ""
         knocks = _Knocks(store.clone(), self._rank, members, door, before) if is_exact else None
         try:
-            raw = self._raw(store, members)
-        except RuntimeError as error:
-            why = str(error).strip().splitlines()[0].rpartition("] ")[2]
+            try:
+                raw = self._raw(store, members)
+            except RuntimeError as error:
+                why = str(error).strip().splitlines()[0].rpartition("] ")[2]
+            # A rank that is ready first keeps its port open for the others: the first packet of a slower one would be
+            # dropped, and Gloo waits for it for minutes.
+            talk("connected", None)
         finally:
             door.shut()
             if knocks is not None:

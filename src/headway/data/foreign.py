@@ -67,8 +67,9 @@ def open_foreign(uri: str, *, mapped: bool | None, progress: Progress | None) ->
             return kept
     found = find(address.path, address.files, address.part, address.labels)
     state = _state(address, {*found.files, *found.watched})  # as it is before the scan
+    cut_before = mapping.cut_files()
     columns, description = scan(found, address.root, uri, progress)
-    mapping.check()
+    mapping.check(but=cut_before)
     data = save(columns, metadata=description.to_metadata() | {"scanned": json.dumps(state)})
     for file in address.columns_files():
         with contextlib.suppress(OSError):

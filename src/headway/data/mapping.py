@@ -86,17 +86,26 @@ def addresses_of(arrays: Iterable[NDArray[Any]]) -> UInt64:
     return np.array([array.ctypes.data for array in arrays], np.uint64)
 
 
-def check(addresses: UInt64 | None = None) -> None:
+def cut_files() -> frozenset[int]:
+    """The mapped files that are cut now, for `check`."""
+    lost = {ticket for ticket in list(_files) if native.available() and native.lost(ticket)}
+    return frozenset(lost | {ticket for ticket, file in list(_files.items()) if file.was_cut()})
+
+
+def check(addresses: UInt64 | None = None, but: frozenset[int] = frozenset()) -> None:
     """Raises DataError where a mapped file was cut while it was in use, so that what was read of it may be zeros.
 
     Args:
         addresses: look at the files that hold these; None: at every file.
+        but: not at these, which were cut before: somebody else's, who may not have let go of them yet.
     """
     if native.available():
         _look_at_one()
         if not _cut and not native.lost():
             return
     for ticket, file in list(_files.items()):
+        if ticket in but:
+            continue
         if addresses is not None and not ((addresses >= file.begin) & (addresses < file.begin + file.size)).any():
             continue
         if file.was_cut() or (native.available() and native.lost(ticket)):

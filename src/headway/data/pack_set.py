@@ -83,6 +83,7 @@ def pack_set(plan: SetPlan, folder: Path, job: Job, report: Callable[[int], None
     bad: list[tuple[str, str]] = []
     notes: dict[str, list[str]] = {}
     gray = True
+    cut_before = mapping.cut_files()
     try:
         for first, chunk in _in_order(plan, job):
             for place, (stored, crc) in enumerate(chunk, start=first):
@@ -103,7 +104,7 @@ def pack_set(plan: SetPlan, folder: Path, job: Job, report: Callable[[int], None
         finished = shards.close()
     finally:
         shards.abandon()
-    mapping.check()
+    mapping.check(but=cut_before)
     if job.skip_bad or not bad:
         columns = {name: column[: len(kept)] for name, column in columns.items()}
         _check_left(plan, kept, left_out, job.source)
