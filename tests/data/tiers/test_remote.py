@@ -115,12 +115,11 @@ def test_what_passes_is_tried_again(server: Server, remote: Remote, fault: Fault
 def test_what_does_not_pass_is_a_sentence_after_so_many_attempts(
     server: Server, remote: Remote, fault: Fault, words: str
 ) -> None:
+    if fault == "stall":
+        remote._transport._timeout_s = 1  # type: ignore[attr-defined]
     read(remote, 0, 1)
     server.asked.clear()
     if fault == "stall":
-        read(remote, SIZE - 1, 1)
-        server.asked.clear()
-        remote._transport._timeout_s = 1  # type: ignore[attr-defined]
         server.fault = lambda asked: "stall" if asked.start == SIZE - 1 else None
         with pytest.raises(DataError, match=words) as raised:
             read(remote, SIZE - 1, 1)

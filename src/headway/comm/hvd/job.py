@@ -22,6 +22,7 @@ from headway.comm.links import measure
 from headway.comm.member import Member
 from headway.core.errors import CommunicationError, Lost
 from headway.core.launched import launched
+from headway.core.meeting import Meeting
 from headway.core.world import World
 
 CPU = torch.device("cpu")
@@ -29,8 +30,8 @@ CPU = torch.device("cpu")
 EXPLAINED_S = 15.0
 """How long the launcher may take to say why a meeting failed; it notices silence after 10 s."""
 
-_met: World | None = None
-"""The world of the first `init`: it holds the store where those of later ones meet."""
+_met: Meeting | None = None
+"""Of the first `init`: it holds the store where the worlds of later ones meet, to the end of the process."""
 _times = 0
 _member: Member | None = None
 """This process as our launcher knows it; from the first `init` to the end of the process."""
@@ -138,9 +139,9 @@ def _meet(settings: Settings) -> tuple[World, tuple[int, int]]:
         return World.alone(CPU), (0, 1)
     limits: dict[str, Any] = {"timeout_s": settings.timeout_s, "interface": settings.interface}
     if _met is None:
-        world = _met = World.join(found, CPU, **limits)
+        world = World.join(found, CPU, **limits)
+        _met, world.meeting = world.meeting, None
     else:
-        assert _met.store is not None
         assert found.address is not None
         world = World.of(_met.store, found.rank, found.size, CPU, master=found.address, generation=_times, **limits)
     if found.local_rank is None or found.local_size is None:
@@ -186,8 +187,11 @@ def _refuse_part(comm: Any, size: int) -> None:
 
 def _at_exit() -> None:
     """Leaves the others in order; where an exception ended the program they take this process for lost."""
-    global _member
+    global _met, _member
     shutdown()
+    if _met is not None:
+        meeting, _met = _met, None
+        meeting.close()
     if _member is not None:
         member, _member = _member, None
         if not hasattr(sys, "last_value"):
