@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,8 @@ def test_an_old_file_without_batch_counts(tmp_path: Path) -> None:
         ((), {f"e{i}": torch.zeros(1) for i in range(7)}, "unknown to the network: e0, e1, e2, e3, e4 and 2 more."),
         ((), {"0.bias": torch.zeros(9)}, "of another shape: 0.bias (9 in the file, 3 in the network)."),
         ((), {"0.weight": torch.zeros(3, 1, 1, 1)}, "0.weight (3x1x1x1 in the file, 3x2x1x1 in the network)"),
+        ((), {"0.bias": torch.zeros(3).long()}, "of another kind: 0.bias (torch.int64 in the file, torch.float32 in"),
+        ((), {"1.num_batches_tracked": torch.tensor(0.5)}, "of another kind: 1.num_batches_tracked (torch.float32 in"),
         (("0.bias",), {"extra": torch.zeros(())}, "missing in the file: 0.bias; unknown to the network: extra"),
     ],
 )
@@ -115,3 +118,9 @@ def test_a_missing_file_and_a_folder(tmp_path: Path) -> None:
     for path in (tmp_path / "absent.safetensors", tmp_path):
         with pytest.raises(UsageError, match="the weights cannot be read"):
             weights.load(net(), path)
+
+
+def test_a_named_pipe_does_not_block(tmp_path: Path) -> None:
+    os.mkfifo(path := tmp_path / "w.safetensors")
+    with pytest.raises(UsageError, match="the weights cannot be read: it is a named pipe"):
+        weights.load(net(), path)

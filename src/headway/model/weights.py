@@ -6,9 +6,10 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
+from safetensors.torch import load as load_tensors
 
 from headway.core.errors import UsageError
+from headway.core.files import read_regular
 
 SHOWN = 5
 """Names of each kind that an error lists."""
@@ -21,7 +22,7 @@ def load(model: torch.nn.Module, path: Path) -> list[str]:
     `model.named_modules()`. It keeps its fresh initialisation. A network that does not fit is left untouched.
 
     Raises:
-        UsageError: no such file, no safetensors file, or names or shapes that do not fit.
+        UsageError: no such file, no safetensors file, or names, shapes or kinds of numbers that do not fit.
     """
     stored = _read(path)
     wanted = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
@@ -37,10 +38,17 @@ def load(model: torch.nn.Module, path: Path) -> list[str]:
         for name in differing
         if name not in head
     ]
+    # Half precision serves full precision, and the other way round; whole numbers are counts and indices.
+    mistyped = [
+        f"{name} ({stored[name].dtype} in the file, {value.dtype} in the network)"
+        for name, value in wanted.items()
+        if name in stored and _kind(stored[name]) != _kind(value)
+    ]
     faults = [
         _several(missing, "missing in the file"),
         _several(unexpected, "unknown to the network"),
         _several(misshapen, "of another shape"),
+        _several(mistyped, "of another kind"),
     ]
     if any(faults):
         what = f"the weights do not fit the network: {'; '.join(filter(None, faults))}"
@@ -54,13 +62,15 @@ def load(model: torch.nn.Module, path: Path) -> list[str]:
 
 def _read(path: Path) -> dict[str, torch.Tensor]:
     try:
-        with path.open("rb") as file:
-            begin = file.read(2)
-        return load_file(path)
+        # Not mapped: a file that is cut meanwhile would end the process.
+        data = read_regular(path)
     except OSError as error:
         raise UsageError(f"the weights cannot be read: {error.strerror or error}", where=str(path)) from None
+    try:
+        return load_tensors(data)
     except SafetensorError as error:
-        if begin != b"PK" and begin[:1] != b"\x80":  # neither a zip archive of torch.save nor a bare pickle
+        # Neither a zip archive of torch.save nor a bare pickle.
+        if data[:2] != b"PK" and data[:1] != b"\x80":
             raise UsageError(f"no safetensors file, or a damaged one: {error}", where=str(path)) from None
     convert = "safetensors.torch.save_file(torch.load(FILE, weights_only=True), 'weights.safetensors')"
     what = "this is a pickle, no safetensors file; nothing is unpickled here, as a pickle can run any code"
@@ -73,6 +83,10 @@ def _head(model: torch.nn.Module) -> set[str]:
         return set()
     prefix = f"{owners[-1]}." if owners[-1] else ""
     return {prefix + name for name in model.get_submodule(owners[-1]).state_dict()}
+
+
+def _kind(tensor: torch.Tensor) -> tuple[bool, bool]:
+    return tensor.is_floating_point(), tensor.is_complex()
 
 
 def _shape(tensor: torch.Tensor) -> str:
