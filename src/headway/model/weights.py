@@ -32,7 +32,7 @@ def load(model: torch.nn.Module, path: Path) -> list[str]:
 
     # Files from before PyTorch 0.4.1 (2018) lack this count; it matters only to batch norm without momentum.
     missing = [name for name in wanted if name not in stored and not name.endswith("num_batches_tracked")]
-    unexpected = [name for name in stored if name not in wanted]
+    unexpected = sorted(stored.keys() - wanted.keys())
     misshapen = [
         f"{name} ({_shape(stored[name])} in the file, {_shape(wanted[name])} in the network)"
         for name in differing
