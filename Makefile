@@ -67,7 +67,7 @@ endif
 	$(BIN)/headway report demo/run
 
 # One thread: the networks are tiny, and threads that wait for each other on busy cores take longer.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 PARALLEL := $(PYTEST) -n $(JOBS) --dist worksteal
 
 test: $(VENV)/.tools $(VENV)/.native ## one case of every kind, at most five minutes on 2 cores (JOBS=2 at once)

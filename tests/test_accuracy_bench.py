@@ -280,6 +280,7 @@ def test_our_kept_runs_count_until_a_file_changes_that_they_had_imported(
 
 
 @pytest.mark.fresh
+@pytest.mark.check
 def test_an_arm_says_what_it_has_imported_of_the_library() -> None:
     code = "from bench._accuracy.arm import imported; print(*imported())"
     done = subprocess.run([sys.executable, "-c", code], cwd=time_to_accuracy.ROOT, capture_output=True, check=True)

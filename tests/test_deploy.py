@@ -136,6 +136,7 @@ def trained(run: Path) -> list[int]:
 # Slurm
 
 
+@pytest.mark.check
 def test_the_slurm_script_trains_over_all_tasks(job: Path) -> None:
     process = batch(job, "small.yaml", "epochs=2", SLURM_JOB_ID="12", HEADWAY_SIF="h.sif")
     out, err = process.communicate()

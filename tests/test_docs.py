@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests._support import packed_digits
@@ -22,8 +23,12 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LABS = sorted((ROOT / "docs/labs").glob("*.md"))
 LAB_BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SAVED = re.compile(r"# (\w+\.py)\n")
-SLOW = ("assess", "error-surfaces")
-"""Labs that train networks: 40 s and more."""
+SLOW = ("assess", "error-surfaces", "checkpoint", "networks", "optimizers")
+"""Labs and pages that train networks or compile them: 5 s and more."""
+
+
+def cases(pages: list[Path]) -> list[Any]:
+    return [pytest.param(page, id=page.stem, marks=[pytest.mark.check] * (page.stem in SLOW)) for page in pages]
 
 
 def blocks(page: Path) -> list[str]:
@@ -61,7 +66,7 @@ def test_there_are_pages() -> None:
         assert name in code
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+@pytest.mark.parametrize("page", cases(PAGES))
 def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
     found = blocks(page)
     assert found, f"{page.name} shows no code"
@@ -69,9 +74,7 @@ def test_the_blocks_of_a_page_run(page: Path, folder: Path) -> None:
         assert ran(block, folder).strip(), "a page shows what comes out"
 
 
-@pytest.mark.parametrize(
-    "lab", [pytest.param(lab, id=lab.stem, marks=[pytest.mark.check] * (lab.stem in SLOW)) for lab in LABS]
-)
+@pytest.mark.parametrize("lab", cases(LABS))
 def test_the_blocks_of_a_lab_run_one_after_the_other(lab: Path, folder: Path) -> None:
     places = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = {**os.environ, "PATH": places, "OMP_NUM_THREADS": "1"}

@@ -112,6 +112,7 @@ CLEAN = {
 }
 
 
+@pytest.mark.check
 def test_the_police_names_what_a_test_leaves_behind(tmp_path: Path) -> None:
     police, waits = (ROOT / "tests/conftest.py").read_text(), "GRACE_S = 15.0"
     assert waits in police

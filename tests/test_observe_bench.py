@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from bench import observe
 
 
@@ -31,6 +32,7 @@ def test_a_block_is_a_logging_interval(tmp_path: Path) -> None:
         assert block["board"] == 0  # of a single process
 
 
+@pytest.mark.check
 def test_two_ranks_have_a_board() -> None:
     for block in observe.together(1):
         assert block["board"] > 0

@@ -90,6 +90,7 @@ def test_reading_values_one_by_one_is_named(folder: Path) -> None:
     assert found.facts["syncs a step"] == 30 * 64
 
 
+@pytest.mark.check
 def test_one_value_that_is_read_does_not_make_a_wait_of_all_that_is_done(folder: Path) -> None:
     found = examined(folder, "transform=holders.py:works")
     assert found.facts["syncs a step"] == 1
@@ -129,6 +130,7 @@ def test_noise_is_never_learnt(folder: Path) -> None:
         assert not torch.equal(first.images, job.kept()[0].images)
 
 
+@pytest.mark.check
 def test_what_comes_from_an_address_is_measured_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast its records are decoded, a server at so many bytes a second gives no more."""
     monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "columns"))
@@ -145,6 +147,7 @@ def test_what_comes_from_an_address_is_measured_as_it_comes(tmp_path: Path, monk
     assert found.seconds["storage"] > 0.5 / found.rate.value
 
 
+@pytest.mark.check
 def test_evaluations_at_every_step_are_stalls(folder: Path) -> None:
     found = examined(folder, "evaluate.every_epochs=0.05")
     assert found.verdict.kind == "stall limited"

@@ -234,6 +234,7 @@ def test_batches_shrink_by_their_nearest_pixels(job: Job) -> None:
     assert torch.equal(other.labels, batch.labels)
 
 
+@pytest.mark.check
 def test_remote_records_are_offered_a_place_on_the_disk(photos: Path, tmp_path: Path) -> None:
     pack(photos.parent / "photos", tmp_path / "far", mode="keep", threads=1)
     with serving(tmp_path / "far") as server:

@@ -181,6 +181,7 @@ def measured(recipe: Path, hosts: tuple[Host, ...], seconds: float) -> Any:
     return json.loads(out.read_text())
 
 
+@pytest.mark.check
 def test_real_ranks_try_larger_buckets_and_are_as_before(tmp_path: Path) -> None:
     found = measured(many_buckets(tmp_path), hosts_of(2, None), 600.0)
     before, after, last = ([json.loads(one) for one in found[name]] for name in ("before", "after", "last"))

@@ -244,6 +244,7 @@ def test_remote_records_are_fetched_and_not_kept(remote: Dataset, server: Server
     assert not (tmp_path / "kept").exists()
 
 
+@pytest.mark.check
 def test_remote_records_are_warm_once_they_are_kept(remote: Dataset, server: Server, tmp_path: Path) -> None:
     given = {"cold": False, "seconds": 5.0, "folder": tmp_path / "kept"}
     first = measure(remote, order_of(remote), 16, **given)  # type: ignore[arg-type]

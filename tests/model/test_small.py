@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from tests._support import digits_arrays
 
 from headway.model import small_net
 
@@ -24,12 +25,10 @@ def test_width_and_size() -> None:
 
 def test_it_reads_handwritten_digits() -> None:
     """1,797 real images, a fifth held out, six epochs; thirty epochs with shifted images reach 99 %."""
-    from sklearn.datasets import load_digits
-
     torch.manual_seed(0)
-    digits = load_digits()
-    images = (torch.tensor(digits.images, dtype=torch.float32)[:, None] - 4.9) / 6
-    labels = torch.tensor(digits.target)
+    pixels, targets = digits_arrays()
+    images = (torch.tensor(pixels, dtype=torch.float32)[:, None] - 4.9) / 6
+    labels = torch.tensor(targets)
     order = torch.randperm(len(labels))
     train, held_out = order[360:], order[:360]
     model = small_net(10, in_channels=1)

@@ -58,6 +58,7 @@ def test_json_is_the_only_thing_on_standard_output(tmp_path: Path) -> None:
     assert "epoch 0 train acc" in said.err
 
 
+@pytest.mark.check
 def test_a_script_whose_time_is_up_was_stopped_then(tmp_path: Path) -> None:
     """Also one that passes, and one that shows nothing. A shell has begun long before a Python has."""
     stopped = r"; its time was up, and the script was stopped after \d+\.\d s\."
@@ -194,6 +195,7 @@ def test_children_that_hold_its_output_do_not_hold_the_verdict(tmp_path: Path, m
     assert alive([int(pid) for pid in (tmp_path / "pids").read_text().split()]) == []
 
 
+@pytest.mark.check
 def test_a_script_has_time_to_end_well(tmp_path: Path) -> None:
     """What it prints after its time is passed on, and does not count."""
     body = "trap 'echo val acc 0.99; echo saved; exit 0' TERM; echo val acc 0.5; while :; do sleep 0.1; done"

@@ -43,6 +43,7 @@ NOISES = ("normal", "exponential", "heavy", "slow")
 
 @pytest.mark.thin(1)
 @pytest.mark.parametrize("kind", NOISES)
+@pytest.mark.check
 def test_noise_has_no_pattern(kind: str) -> None:
     """Of 200 series at most 3 % show one that is found with p < 1 %: 3 standard deviations over the nominal share."""
     steps = np.arange(300)

@@ -100,6 +100,7 @@ def surface(name: str, heights: Sequence[Sequence[float | None]], **more: Any) -
 @pytest.mark.parametrize(
     "flags", [("--window-size=1400,900",), ("--window-size=500,900", "--blink-settings=preferredColorScheme=0")]
 )
+@pytest.mark.thin(1)
 def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags: tuple[str, ...]) -> None:
     page = tmp_path / "report.html"
     page.write_text(report.render(panels(), title="<b>Run</b>", subtitle="S", footer="F"), encoding="utf-8")
@@ -129,6 +130,7 @@ def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags:
     assert "<b>bold" not in document
 
 
+@pytest.mark.check
 def test_a_surface_stands_in_three_dimensions_where_the_browser_can(tmp_path: Path) -> None:
     """Software draws it here, which the browser warns of; what it may not do is refuse the page's own script."""
     page = tmp_path / "report.html"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
+from tests._support import digits_arrays
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,9 +25,8 @@ Vectors = NDArray[np.float64]
 
 @cache
 def data() -> tuple[Tensor, Tensor]:
-    found = load_digits()
-    images = torch.from_numpy(found.images[:N].reshape(N, 64) / 16 - 0.3)
-    return images, torch.from_numpy(found.target[:N])
+    images, labels = digits_arrays()
+    return torch.from_numpy(images[:N].reshape(N, 64) / 16 - 0.3), torch.from_numpy(labels[:N])
 
 
 def loss_of(weights: Tensor, images: Tensor, labels: Tensor) -> Tensor:

@@ -121,6 +121,7 @@ def test_what_is_refused_leaves_no_thread_behind(remote: Server, tmp_path: Path,
     assert [path.name for path in tmp_path.glob("run/*")] == ["thesis.txt"] * taken
 
 
+@pytest.mark.check
 def test_remote_data_train_and_evaluate(remote: Server, tmp_path: Path) -> None:
     run = tmp_path / "run"
     said = headway("train", tmp_path / "recipe.yaml", "--run", run, "data.size=24", "data.scaled=true", "epochs=1")

@@ -249,6 +249,7 @@ def killed(rank: Rank, victim: int) -> tuple[str, str] | None:
 
 
 @pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.thin(1)
 def test_a_killed_rank_is_named_at_once(victim: int) -> None:
     for rank, said in enumerate(run_ranks(3, killed, victim, dying={victim})):
         assert rank == victim or all(f"rank {victim}" in text for text in said)

@@ -56,9 +56,8 @@ def accuracy(said: str, processes: int) -> float:
     return float(re.findall(r"accuracy ([0-9.]+)", said)[-1])
 
 
-@pytest.mark.parametrize(
-    "processes", [pytest.param(1, marks=pytest.mark.check), 2, pytest.param(4, marks=pytest.mark.check)]
-)
+@pytest.mark.check
+@pytest.mark.parametrize("processes", [1, 2, 4])
 def test_a_training_script(processes: int) -> None:
     assert accuracy(run(processes, "mnist_like.py"), processes) > 0.85
 
