@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from tests.optim import _reference as reference
 from tests.optim._cases import (
     CASES,
     OF_STATE,
@@ -46,6 +48,16 @@ def walked(name: str, kind: torch.dtype, *, fused: bool, channels_last: bool = F
     return params, optimizer
 
 
+@cache
+def walked_reference(name: str) -> list[reference.Reference]:
+    _, kind, lr, options = CASES[name]
+    peers = [kind(begin.detach().double().numpy(), **options) for begin in parameters()]
+    for grads, rate in zip(gradients(), rates(lr), strict=True):
+        for peer, grad in zip(peers, grads, strict=True):
+            peer.step(grad.float().double().numpy(), rate)
+    return peers
+
+
 @pytest.mark.thin
 @pytest.mark.parametrize("fused", WAYS)
 @pytest.mark.parametrize("name", NAMES)
@@ -53,12 +65,8 @@ def test_a_walk_is_that_of_the_reference(name: str, fused: bool) -> None:
     """20 steps over one recorded sequence of gradients, with a learning rate that moves; weights and state."""
     if fused and not native.available():
         pytest.skip("the native core is not built")
-    _, reference, lr, options = CASES[name]
     params, optimizer = walked(name, torch.float32, fused=fused, channels_last=True)
-    for number, (parameter, begin) in enumerate(zip(params, parameters(), strict=True)):
-        peer = reference(begin.detach().double().numpy(), **options)
-        for grads, rate in zip(gradients(), rates(lr), strict=True):
-            peer.step(grads[number].float().double().numpy(), rate)
+    for parameter, peer in zip(params, walked_reference(name), strict=True):
         assert distance(parameter, peer.w) <= 1e-6, parameter.shape
         state = optimizer.state[parameter]
         for key in OF_STATE:
