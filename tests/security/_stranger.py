@@ -47,7 +47,7 @@ def family_of(pid: int) -> list[int]:
 
 
 def listening(pid: int) -> Iterator[Address]:
-    """Where a process takes TCP connections, in its own network."""
+    """Where a process takes TCP connections, in its own network; 0.0.0.0 means the machine that connects to it."""
     inodes = set()
     with suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
@@ -65,8 +65,7 @@ def listening(pid: int) -> Iterator[Address]:
 def _host(text: str) -> str:
     words = struct.unpack(f"<{len(text) // 8}I", struct.pack(f">{len(text) // 8}I", *_words(text)))
     packed = struct.pack(f">{len(words)}I", *words)
-    name = socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
-    return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(name, name)
+    return socket.inet_ntop(socket.AF_INET if len(packed) == 4 else socket.AF_INET6, packed)
 
 
 def _words(text: str) -> list[int]:
