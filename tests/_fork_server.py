@@ -282,6 +282,8 @@ if __name__ == "__main__":
     for module in ["numpy", "torch", "torch.distributed", *PRELOADED]:
         if importlib.util.find_spec(module) is not None:
             importlib.import_module(module)
+    if "headway.cli" in sys.modules:
+        sys.modules["headway.cli"].command()
     gc.collect()
     gc.freeze()
     serve(socket.socket(fileno=int(sys.argv[1])))
