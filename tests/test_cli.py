@@ -116,7 +116,7 @@ def test_a_terminal_gets_a_bar_and_a_file_gets_lines(folder: Path, tmp_path: Pat
     main, side = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "200", "LINES": "40"}
     rarely = ("evaluate.every_epochs=20", "checkpoint.every_epochs=40")
-    arguments = command("train", folder / "recipe.yaml", "--run", tmp_path / "run", "epochs=80", *rarely)
+    arguments = command("train", folder / "recipe.yaml", "--run", tmp_path / "run", "epochs=40", *rarely)
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=side, env=environment, text=True)
     os.close(side)
     screen = b""
@@ -130,8 +130,8 @@ def test_a_terminal_gets_a_bar_and_a_file_gets_lines(folder: Path, tmp_path: Pat
     assert process.returncode == 0, screen.decode()
     text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.decode())
     for pattern in (
-        r"epoch 80\.00 ",
-        r"step 480/480",
+        r"epoch 40\.00 ",
+        r"step 240/240",
         r"[\d,]+ images/s",
         r"[\d.]+s to go",
         r"loss \d\.\d{4}",
@@ -165,7 +165,7 @@ def test_ctrl_c_twice_ends_at_once(folder: Path, tmp_path: Path) -> None:
 def test_output_that_nobody_reads_any_more(folder: Path, tmp_path: Path) -> None:
     """`headway predict ... | head -1` ends quietly."""
     headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", "epochs=0.2")
-    many = [str(path) for path in (folder / "digits").rglob("*.png")] * 40
+    many = [str(path) for path in (folder / "digits").rglob("*.png")] * 8
     listing = " ".join([*command("predict", tmp_path / "run"), *many])
     script = tmp_path / "pipe.sh"
     script.write_text(f"set -o pipefail\n{listing} | head -1\n")

@@ -95,10 +95,10 @@ def test_a_killed_process_does_not_end_the_training(recipe: Path, tmp_path: Path
 @pytest.mark.check
 def test_killed_processes_are_replaced(recipe: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    said = killed(recipe, run, "epochs=600", "evaluate.every_epochs=100", "checkpoint.every_steps=200", kills=4)
-    assert_whole(said, run, 600)
-    assert said.err.count(" died") == 4
-    assert said.err.count(" joined") >= 3
+    said = killed(recipe, run, "epochs=300", "evaluate.every_epochs=100", "checkpoint.every_steps=200", kills=2)
+    assert_whole(said, run, 300)
+    assert said.err.count(" died") == 2
+    assert said.err.count(" joined") >= 1
 
 
 def test_a_wrong_recipe_is_refused_before_anything_is_started(recipe: Path, tmp_path: Path) -> None:
