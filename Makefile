@@ -4,7 +4,7 @@ PYTHON ?= python3
 SRC ?=
 SPLIT ?= 0.2
 DIST ?= dist
-JOBS ?= 2
+JOBS ?=
 VENV := .venv
 PEERS := .venv-peers
 BIN := $(VENV)/bin
@@ -68,16 +68,17 @@ endif
 
 # One thread: the networks are tiny, and threads that wait for each other on busy cores take longer.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-PARALLEL := $(PYTEST) -n $(JOBS) --dist worksteal
+PARALLEL := $(PYTEST) --dist worksteal
 
-test: $(VENV)/.tools $(VENV)/.native ## one case of every kind, at most five minutes on 2 cores (JOBS=2 at once)
-	$(PARALLEL) --hypothesis-profile=quick -m "not check and not peers"
+test: $(VENV)/.tools $(VENV)/.native ## one case of every kind, at most five minutes on 2 cores (JOBS=3 at once)
+	# Three at once on two cores: a test waits for about a fifth of its time.
+	$(PARALLEL) -n $(or $(JOBS),3) --hypothesis-profile=quick -m "not check and not peers"
 
 fuzz: $(VENV)/.tools $(VENV)/.native ## hostile inputs under sanitizers (TARGET=decode COUNT= SECONDS=600 SEED=0; targets: tests/fuzz/campaign.py)
 	$(BIN)/python -m tests.fuzz.campaign $(or $(TARGET),decode) $(or $(COUNT),0) $(or $(SECONDS),$(if $(COUNT),0,600)) $(or $(SEED),0)
 
 check: lint docs peers benches ## everything that takes longer, at most 25 minutes: linters, docs, benches, peers, long tests
-	$(PARALLEL) -m "check or peers or hypothesis" $(ALONE:%=--ignore %)
+	$(PARALLEL) -n $(or $(JOBS),2) -m "check or peers or hypothesis" $(ALONE:%=--ignore %)
 	# Hosts that are network namespaces, and the memory of a process, want the machine for themselves.
 	$(PYTEST) -m check $(ALONE)
 
@@ -90,13 +91,13 @@ lint: $(VENV)/.tools ## ruff, mypy, and the floors
 docs: $(VENV)/.tools ## the documentation, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# That they run is what counts here, not what they measure: $(JOBS) at once, each on one thread. Those that make hosts or
+# That they run is what counts here, not what they measure: two (JOBS) at once, each on one thread. Those that make hosts or
 # start many processes have the machine for themselves.
 BENCHES_ALONE := $(filter doctor network plan soak,$(BENCHES))
 
 benches: $(VENV)/.tools $(VENV)/.native ## every bench, shortly
 	@mkdir -p build
-	printf '%s\n' $(filter-out $(BENCHES_ALONE),$(BENCHES)) | OMP_NUM_THREADS=1 xargs -P $(JOBS) -I{} bash -c \
+	printf '%s\n' $(filter-out $(BENCHES_ALONE),$(BENCHES)) | OMP_NUM_THREADS=1 xargs -P $(or $(JOBS),2) -I{} bash -c \
 	  '$(BIN)/python -m bench.{} --quick >build/bench-{}.log 2>&1; status=$$?; cat build/bench-{}.log; exit $$status'
 	for bench in $(BENCHES_ALONE); do $(BIN)/python -m bench.$$bench --quick; done
 	$(MAKE) --no-print-directory gpu DRY=1

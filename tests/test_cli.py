@@ -162,6 +162,7 @@ def test_ctrl_c_twice_ends_at_once(folder: Path, tmp_path: Path) -> None:
     assert "Traceback" not in err
 
 
+@pytest.mark.check
 def test_output_that_nobody_reads_any_more(folder: Path, tmp_path: Path) -> None:
     """`headway predict ... | head -1` ends quietly."""
     headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", "epochs=0.2")

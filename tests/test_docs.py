@@ -23,8 +23,8 @@ BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LABS = sorted((ROOT / "docs/labs").glob("*.md"))
 LAB_BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SAVED = re.compile(r"# (\w+\.py)\n")
-SLOW = ("assess", "error-surfaces", "checkpoint", "networks", "optimizers")
-"""Labs and pages that train networks or compile them: 5 s and more."""
+SLOW = ("assess", "error-surfaces", "augment", "checkpoint", "communication", "networks", "optimizers")
+"""Labs and pages that train networks or compile them: 3 s and more."""
 
 
 def cases(pages: list[Path]) -> list[Any]:

@@ -19,7 +19,7 @@ from headway import examine, planning, study
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.failures import expect_address_space, sentence_of
 from headway.core.files import writable
-from headway.screen import Json, say, show
+from headway.screen import Json, can_show, say, show
 
 if TYPE_CHECKING:
     from headway.train.runs import Ended
@@ -435,16 +435,7 @@ def schedule(
         say(f"Wrote {page}.")
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     result = found.to_json() | {"page": page and str(page)}
-    show(result, as_json, drawing.text(found, width, blocks=_shows(drawing.BLOCKS)))
-
-
-def _shows(text: str) -> bool:
-    """Whether standard output can hold it."""
-    try:
-        text.encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
+    show(result, as_json, drawing.text(found, width, blocks=can_show(drawing.BLOCKS)))
 
 
 @app.command("bench-links")

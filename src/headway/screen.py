@@ -21,3 +21,12 @@ def say(text: str) -> None:
 def show(result: Any, as_json: bool, text: str) -> None:
     """The result, as one line of JSON or as a text."""
     print(json.dumps(result, default=str) if as_json else plain(text), flush=True)
+
+
+def can_show(text: str) -> bool:
+    """Whether the encoding of standard output has all characters of a text."""
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

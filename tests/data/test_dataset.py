@@ -245,6 +245,7 @@ def test_a_shard_that_is_cut_after_opening_gives_short_records(copy: Path) -> No
         data.read([last])
 
 
+@pytest.mark.check
 def test_no_descriptor_is_left_open(packed: Path) -> None:
     def descriptors() -> int:
         gc.collect()

@@ -101,6 +101,7 @@ def test_one_value_that_is_read_does_not_make_a_wait_of_all_that_is_done(folder:
     assert found.verdict.stage == "transform"
 
 
+@pytest.mark.check
 def test_a_slow_loader_is_measured_beside_the_loop(folder: Path) -> None:
     """A batch of it takes many steps of the loop."""
     loaded = load_recipe(folder / "plain.yaml", [*ANY_SIZE, "data.size=128", "data.cache=none"])

@@ -232,6 +232,7 @@ def test_ranks_stand_in_their_order() -> None:
 
 
 @pytest.mark.browser
+@pytest.mark.check
 def test_a_browser_draws_every_chart(tmp_path: Path) -> None:
     page = tmp_path / "doctor.html"
     ranks = {f"rank {rank} seconds a step": 0.03 + rank / 1e3 for rank in range(4)}

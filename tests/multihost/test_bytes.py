@@ -11,20 +11,14 @@ from bench._network.ranks import Ranks
 
 from headway.core.collectives import Algorithm, Link, Network, bytes_out_of_host
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.check]
 
 NUMBERS = 1 << 18
 WIRES = {"fp32": 1.0, "fp16": 0.5, "bf16": 0.5}
 ERRORS = {"fp32": 1e-6, "fp16": 1e-3, "bf16": 8e-3}
 """Of a sum, over its largest number: two roundings of 11, and of 8, bits."""
 
-LAYOUTS = [
-    Layout(2, 2),
-    *(
-        pytest.param(layout, marks=pytest.mark.check)
-        for layout in (Layout(2, 2, "round_robin"), Layout(3, 1), Layout(2, 3, "round_robin"), Layout(3, 2))
-    ),
-]
+LAYOUTS = [Layout(2, 2), Layout(2, 2, "round_robin"), Layout(3, 1), Layout(2, 3, "round_robin"), Layout(3, 2)]
 
 
 @pytest.fixture(scope="module", params=LAYOUTS, ids=lambda layout: layout.name)

@@ -80,6 +80,7 @@ print(weight.flatten().tolist())
 """
 
 
+@pytest.mark.check
 def test_without_the_library_torch_does_it_and_one_sentence_says_what_is_lost(tmp_path: Path) -> None:
     source = Path(headway.__file__).parent
     shutil.copytree(source, tmp_path / "headway", ignore=shutil.ignore_patterns("*.so", "__pycache__"))

@@ -54,6 +54,7 @@ def test_on_two_levels_they_are_close(hosts: int, per_host: int, nbytes: float, 
 
 @given(st.integers(4, 64), st.floats(1e4, 1e9))
 @settings(deadline=None, max_examples=40)
+@pytest.mark.check
 def test_a_double_tree_is_near_to_its_closed_form(hosts: int, nbytes: float) -> None:
     """Which lets no chunk come down before the last has gone up (a simulation is down to 0.42 of it), and no chunk wait
     for a way that another one has (up to 1.36)."""

@@ -175,10 +175,10 @@ def test_the_search_for_a_good_sample_looks_at_each_damaged_one_once(
         file.write(whole)
     with_one = dataset.open(ruined)
     served = 0
-    for batch in Loader(with_one, batch=30, order=Order(len(with_one), 0), stop=180, threads=1):
+    for batch in Loader(with_one, batch=30, order=Order(len(with_one), 0), stop=60, threads=1):
         assert set(batch.served.tolist()) == {7}
         served += len(batch.served)
-    assert served == 180
+    assert served == 60
     monkeypatch.setattr(fill, "SEARCHED", 5)
     with pytest.raises(DataError, match="5 samples in a row are damaged"):
         list(Loader(with_one, batch=30, order=Order(len(with_one), 0), stop=30, threads=1))

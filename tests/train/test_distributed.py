@@ -85,6 +85,7 @@ def assert_whole(said: Said, run: Path, epochs: int) -> None:
     assert json.loads((run / "summary.json").read_text())["step"] == summary["step"]
 
 
+@pytest.mark.check
 def test_a_killed_process_does_not_end_the_training(recipe: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     said = killed(recipe, run, "epochs=60", "evaluate.every_epochs=60", "--no-respawn", kills=1)
