@@ -62,6 +62,11 @@ def given_secret(environ: Mapping[str, str] | None = None) -> bytes | None:
     return text.encode()
 
 
+def is_public(secret: bytes) -> bool:
+    """Whether a run's secret is the one that anybody can know: that of several hosts without HEADWAY_SECRET."""
+    return secret.startswith(TRUSTED.encode())
+
+
 @final
 class Meeting:
     """The store of a run that another launcher started.
