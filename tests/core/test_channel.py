@@ -248,6 +248,25 @@ def test_who_does_not_prove_himself_in_time_is_closed() -> None:
         assert made.is_well()
 
 
+def test_an_end_that_drips_does_not_put_off_the_time_out() -> None:
+    over = threading.Event()
+
+    def drip() -> None:
+        end, _ = listener.accept()
+        with end, suppress(OSError):  # it was closed
+            for byte in channel.MAGIC + bytes(channel.NONCE_BYTES + channel.PROOF_BYTES):
+                end.send(bytes([byte]))
+                over.wait(0.02)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        drips = threading.Thread(target=drip)
+        drips.start()
+        with pytest.raises(TimeoutError):
+            channel.connect("127.0.0.1", listener.getsockname()[1], SECRET, "a test", timeout_s=0.2)
+        over.set()
+        drips.join()
+
+
 def test_a_wrong_secret_is_said_so_on_the_side_that_has_it() -> None:
     with serving() as made:
         with pytest.raises(CommunicationError, match=r"does not know the secret of its run.*HEADWAY_SECRET"):
