@@ -24,7 +24,7 @@ from typing import Any, final
 import psutil
 
 from headway.core.errors import CommunicationError, UsageError
-from headway.core.hosts import address_of, means_loopback, own_address
+from headway.core.hosts import address_of, listening_address, means_loopback, own_address
 from headway.core.launched import LOOPBACK, Launched
 from headway.core.store import StoreClient, StoreServer, store_of
 
@@ -151,13 +151,9 @@ def _client(secret: bytes, address: str, port: int) -> StoreClient:
 
 
 def _serve(secret: bytes, address: str, port: int) -> StoreServer:
-    """At the address that the launcher names, which may be a router's: then on all interfaces."""
+    """At the address that the launcher names, which may be a router's."""
     try:
-        return StoreServer(secret, address, port)
-    except OSError:
-        pass
-    try:
-        return StoreServer(secret, "::" if ":" in address else "", port)
+        return StoreServer(secret, listening_address(address), port)
     except OSError as error:
         fix = "Set MASTER_PORT to a free port of rank 0's host."
         raise CommunicationError(f"rank 0 cannot listen ({error})", where=f"{address}:{port}", fix=fix) from error
