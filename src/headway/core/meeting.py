@@ -23,6 +23,7 @@ from typing import Any, final
 
 import psutil
 
+from headway.core.c10d import c10d
 from headway.core.errors import CommunicationError, UsageError
 from headway.core.hosts import address_of, listening_address, means_loopback, own_address
 from headway.core.launched import LOOPBACK, Launched
@@ -162,11 +163,9 @@ def _serve(secret: bytes, address: str, port: int) -> StoreServer:
 
 def _agent_store(address: str, port: int) -> Any:
     """torchrun's own store. Whoever reaches it can write there, so what is read from it is not believed."""
-    from torch._C import _distributed_c10d
-
     wait = timedelta(seconds=CONNECT_S)
     try:
-        return _distributed_c10d.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=wait)
+        return c10d().TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=wait)
     except RuntimeError as error:
         what, fix = "the processes' meeting point cannot be reached", "Is the address right, and the port open?"
         raise CommunicationError(what, where=f"{address}:{port}", fix=fix) from error

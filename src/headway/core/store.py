@@ -14,6 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from headway.core import channel
+from headway.core.c10d import c10d
 from headway.core.channel import Channel, Intruder
 from headway.core.server import Peer, Server
 
@@ -253,10 +254,9 @@ def store_of(client: StoreClient) -> Any:
 @cache
 def _kind() -> Any:
     """The class, made when it is needed, since it is derived from torch's."""
-    from torch._C._distributed_c10d import Store
 
     @final
-    class ClientStore(Store):
+    class ClientStore(c10d().Store):  # type: ignore[misc]
         """A part of the store: all keys that begin with `prefix`."""
 
         def __init__(self, client: StoreClient, prefix: str) -> None:

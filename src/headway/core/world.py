@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
+from headway.core.c10d import c10d
 from headway.core.errors import CommunicationError, Lost, Stalled, UsageError
-from headway.core.gloo import Meshes, c10d, under
+from headway.core.gloo import Meshes, under
 from headway.core.hosts import host_identity, interface_to
 from headway.core.launched import Launched
 from headway.core.meeting import Meeting, meet
