@@ -64,6 +64,7 @@ class Rank:
             self.size,
             torch.device("cpu"),
             master="127.0.0.1",
+            secret=b"of a test",
             timeout_s=self.timeout_s,
             interface="lo",
             identities=[f"host-{host}" for host in self.hosts],

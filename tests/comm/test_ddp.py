@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -19,6 +20,7 @@ from tests.comm._ranks import ROOT, Rank, run_ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from headway.comm import ddp
 from headway.comm.communicator import ALGORITHMS, Communicator
 from headway.comm.ddp import communicator_of, hook_of, powersgd
 from headway.core.errors import UsageError
@@ -265,6 +267,39 @@ def test_a_communicator_beside_a_process_group() -> None:
         assert part[0] == (1010 if number % 2 else 101)
         assert part[1] == part[2] == number // 2
         assert "this rank is not in the process group" in refusal
+
+
+def with_secrets(rank: Rank, given: list[str]) -> Any:
+    """The secret of the communicator's world, and the texts that went through the user's group."""
+    started(rank)
+    told: list[str] = []
+    gather = ddp.gather_json
+    ddp.gather_json = lambda value, group: told.append(json.dumps(value)) or gather(value, group)  # type: ignore[func-returns-value]
+    os.environ["HEADWAY_SECRET"] = given[rank.rank]
+    try:
+        communicator = communicator_of()
+    except UsageError as error:
+        return str(error)
+    finally:
+        dist.destroy_process_group()
+    secret = communicator.world.secret.decode()
+    communicator.world.control.barrier()
+    communicator.close()
+    communicator.world.close()
+    return secret, any(secret in text for text in told)
+
+
+def test_the_given_secret_is_taken_and_never_sent() -> None:
+    given = "a secret of thirty-two characters"
+    assert run_ranks(2, with_secrets, [given] * 2, environ=on_loopback) == [(given, False)] * 2
+    (made, was_sent), (same, _) = run_ranks(2, with_secrets, [""] * 2, environ=on_loopback)
+    assert made == same != ""
+    assert was_sent
+
+
+def test_a_secret_on_some_ranks_alone_is_refused_on_all() -> None:
+    for said in run_ranks(2, with_secrets, ["", "a secret of thirty-two characters"], environ=on_loopback):
+        assert "HEADWAY_SECRET is set on some ranks and not on others" in said
 
 
 def test_without_a_process_group_it_says_so() -> None:

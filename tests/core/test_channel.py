@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from headway.core import channel
 from headway.core.channel import Channel, Intruder
 from headway.core.errors import CommunicationError
-from headway.core.server import UNPROVED, Peer, Server
+from headway.core.server import AT_ONCE, UNPROVED, Peer, Server
 
 SECRET = b"known to the processes of the run"
 HELLO_BYTES = 40
@@ -166,12 +166,105 @@ def test_a_crowd_of_strangers_costs_the_server_few_files_and_keeps_nobody_out() 
                 end.close()
 
 
+class Slow:
+    """A process of the run whose crowd of neighbours comes between each two of its words."""
+
+    def __init__(self, server: Server, crowd: list[socket.socket], *, crowd_from: str) -> None:
+        self._server, self._crowd, self._crowd_from = server, crowd, crowd_from
+        self._spoken = Channel(SECRET, "a test", accepts=False)
+        self._end = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        crowd.append(self._end)
+        server.poll()
+
+    def hear(self) -> None:
+        self._spoken.feed(self._end.recv(1000))
+
+    def prove(self) -> None:
+        self._end.sendall(self._spoken.out)
+
+    def knock(self) -> None:
+        """As many strangers as one round takes, and one more."""
+        for _ in range(AT_ONCE + 1):
+            self._crowd.append(socket.socket())
+            self._crowd[-1].bind((self._crowd_from, 0))
+            self._crowd[-1].connect(("127.0.0.1", self._server.port))
+
+
+@pytest.fixture
+def crowd() -> Iterator[list[socket.socket]]:
+    """Connections to close."""
+    held: list[socket.socket] = []
+    yield held
+    for end in held:
+        end.close()
+
+
+@pytest.fixture
+def polled() -> Iterator[Server]:
+    """A server that the test itself polls."""
+    made = Server("127.0.0.1", 0, SECRET, "a test", heed=lambda peer, message: None)
+    yield made
+    made.close()
+
+
+def test_a_crowd_that_keeps_coming_from_one_address_pushes_out_its_own(
+    polled: Server, crowd: list[socket.socket]
+) -> None:
+    slow = Slow(polled, crowd, crowd_from="127.0.0.2")
+    for act in (lambda: None, slow.hear, slow.prove):
+        slow.knock()
+        act()
+        for _ in range(2):  # the crowd is larger than one round takes
+            polled.poll()
+    assert polled.peers == 1
+    assert len(polled._unproved) == UNPROVED
+
+
+def test_who_has_sent_his_proof_is_read_before_a_crowd_from_his_own_host_is_let_in(
+    polled: Server, crowd: list[socket.socket]
+) -> None:
+    slow = Slow(polled, crowd, crowd_from="127.0.0.1")
+    slow.hear()
+    slow.knock()
+    slow.prove()
+    polled.poll()
+    assert polled.peers == 1
+
+
+def test_a_proof_that_comes_while_a_crowd_is_let_in_is_read(polled: Server, crowd: list[socket.socket]) -> None:
+    slow = Slow(polled, crowd, crowd_from="127.0.0.1")
+    slow.hear()
+    slow.knock()
+    slow.prove()
+    polled._accept()
+    assert polled.peers == 1
+
+
 def test_who_does_not_prove_himself_in_time_is_closed() -> None:
     with serving(prove_s=0.2) as made, socket.create_connection(("127.0.0.1", made.port)) as silent:
         silent.settimeout(60)
         while silent.recv(1000):
             pass
         assert made.is_well()
+
+
+def test_an_end_that_drips_does_not_put_off_the_time_out() -> None:
+    over = threading.Event()
+
+    def drip() -> None:
+        end, _ = listener.accept()
+        with end, suppress(OSError):  # it was closed
+            for byte in channel.MAGIC + bytes(channel.NONCE_BYTES + channel.PROOF_BYTES):
+                end.send(bytes([byte]))
+                over.wait(0.02)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        drips = threading.Thread(target=drip)
+        drips.start()
+        with pytest.raises(TimeoutError):
+            channel.connect("127.0.0.1", listener.getsockname()[1], SECRET, "a test", timeout_s=0.2)
+        over.set()
+        drips.join()
 
 
 def test_a_wrong_secret_is_said_so_on_the_side_that_has_it() -> None:

@@ -22,6 +22,8 @@ from headway.core.errors import CommunicationError
 from headway.core.gloo import Meshes
 from headway.core.world import World
 
+CPU, SECRET = torch.device("cpu"), b"of a test"
+
 PATIENCE_S = 0.5
 """How long a stranger waits to be let in where he is not to be: half of what a first packet needs to come again."""
 
@@ -62,7 +64,7 @@ def with_a_stranger(rank: Rank, more: bytes, leaves: bool) -> tuple[list[bool], 
 
     Meshes._raw = awaited  # type: ignore[method-assign]
     size = rank.size - 1
-    made = World.of(rank.store, rank.rank, size, torch.device("cpu"), master="127.0.0.1", timeout_s=60)
+    made = World.of(rank.store, rank.rank, size, CPU, master="127.0.0.1", secret=SECRET, timeout_s=60)
     assert next(times) == 2  # the first group was built twice
     rank.store.set(f"built/{rank.rank}", "x")
     rank.store.get("tried again")
@@ -133,8 +135,9 @@ def a_rank_does_not_come(rank: Rank) -> str:
     if rank.rank == 1:
         return ""
     began = time.monotonic()
+    place: dict[str, Any] = {"master": "127.0.0.1", "identities": ["a", "a"], "secret": SECRET}
     with pytest.raises(CommunicationError) as raised:
-        World.of(rank.store, 0, 2, torch.device("cpu"), master="127.0.0.1", identities=["a", "a"], connect_s=0.5)
+        World.of(rank.store, 0, 2, CPU, connect_s=0.5, **place)
     assert time.monotonic() - began < gloo.ATTEMPT_S
     return str(raised.value)
 

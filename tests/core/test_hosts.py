@@ -11,7 +11,14 @@ import psutil
 import pytest
 
 from headway.core.errors import CommunicationError
-from headway.core.hosts import ANYWHERE, address_of, host_identity, interface_to, own_address
+from headway.core.hosts import (
+    ANYWHERE,
+    address_of,
+    host_identity,
+    interface_to,
+    listening_address,
+    own_address,
+)
 
 IDENTITY = "from headway.core.hosts import host_identity; print(host_identity())"
 
@@ -44,6 +51,14 @@ def test_a_network_namespace_is_a_host_of_its_own_although_its_name_is_the_same(
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.8.7", "localhost"])
 def test_the_loopback_is_reached_by_itself(address: str) -> None:
     assert interface_to(address) == loopback()
+
+
+def test_who_is_reached_by_an_address_of_his_own_listens_there_alone() -> None:
+    own = [one.address for entries in psutil.net_if_addrs().values() for one in entries if one.family == socket.AF_INET]
+    assert own
+    assert [listening_address(address) for address in (*own, "localhost")] == [*own, "localhost"]
+    # Those of a router, and a name that is not known here.
+    assert [listening_address(address) for address in (*ANYWHERE, "no.such.host.invalid")] == ["", "::", ""]
 
 
 def test_every_address_of_this_host_is_on_its_own_interface() -> None:

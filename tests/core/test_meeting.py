@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import stat
@@ -9,7 +10,9 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import final
 
+import psutil
 import pytest
 from tests._support import free_port
 from torch.distributed import TCPStore
@@ -84,6 +87,13 @@ def test_the_note_of_a_job_that_has_ended_is_passed_over(tmp_path: Path) -> None
     speak(lead, other)
 
 
+def test_a_clock_that_is_set_meanwhile_does_not_make_a_note_an_old_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = itertools.count(1e9)
+    monkeypatch.setattr(psutil.Process, "create_time", lambda self: next(clock))
+    monkeypatch.setattr(meeting, "CONNECT_S", 60.0)
+    speak(*both(8))
+
+
 def test_a_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:
     (tmp_path / "headway").mkdir(mode=0o755)
     with pytest.raises(CommunicationError, match="not this user's alone"):
@@ -121,6 +131,28 @@ def test_over_torchruns_store_only_what_the_secret_signs_is_believed(
     asks.join()
     assert found == [(lead.store.client.address, lead.store.client.port)]
     speak(lead, other)
+
+
+@final
+class Agent:
+    """A store of torchrun's to which a stranger is always quicker than rank 0, until he has nothing left to say."""
+
+    def __init__(self, values: list[bytes]) -> None:
+        self._values = iter(values)
+
+    def check(self, keys: list[str]) -> bool:
+        return True
+
+    def get(self, key: str) -> bytes:
+        return next(self._values)
+
+
+def test_nonsense_in_torchruns_store_is_passed_over() -> None:
+    place = json.dumps(["192.0.2.1", 5])
+    signed = json.dumps([place, meeting._mac(SECRET.encode(), "place", "0", place)]).encode()
+    nonsense = [b"\xff", b"", b"[" * 1_000_000, b"{" * 3, b'[1, "\xc3\xa9"]', b'[{}, "x"]', b"[1, 2, 3]", b"9" * 10_000]
+    found = meeting._told(Agent([*nonsense, signed]), "key", SECRET.encode(), 0)
+    assert found == ("192.0.2.1", 5)
 
 
 def test_several_hosts_without_a_secret_say_what_that_means(

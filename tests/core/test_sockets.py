@@ -58,7 +58,8 @@ def aborted(rank: Rank) -> tuple[int, int]:
             server = StoreServer(b"secret", "127.0.0.1")
             rank.store.set("port", str(server.port))
         store: Any = store_of(StoreClient(b"secret", "127.0.0.1", int(rank.store.get("port"))))
-        world = World.of(store, rank.rank, rank.size, torch.device("cpu"), master="127.0.0.1", timeout_s=20)
+        place: dict[str, Any] = {"master": "127.0.0.1", "secret": b"secret"}
+        world = World.of(store, rank.rank, rank.size, torch.device("cpu"), timeout_s=20, **place)
         groups = [world.control, *(world.group(name=f"group {number}") for number in range(6))]
         before = len(pairs)
     for group in groups:

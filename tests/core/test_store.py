@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -12,6 +16,7 @@ from typing import Any
 import pytest
 from torch.distributed import PrefixStore
 
+from headway.core import store as store_module
 from headway.core.errors import CommunicationError
 from headway.core.meeting import Meeting
 from headway.core.store import StoreClient, StoreServer, pack, store_of, unpack
@@ -62,6 +67,35 @@ def test_a_store_that_is_gone_is_an_error_of_every_call(server: StoreServer, sto
     server.close()
     with pytest.raises(RuntimeError, match="the store of the ranks is gone"):
         store.get("a")
+
+
+SERVES = """
+from headway.core.store import StoreServer
+
+print(StoreServer(b"of this run", "127.0.0.1").port, flush=True)
+input()
+"""
+
+
+def test_a_store_whose_process_is_stopped_ends_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernel still answers for the connection."""
+    pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, "-c", SERVES], **pipes) as process:
+        assert process.stdout is not None
+        store = store_of(StoreClient(SECRET, "127.0.0.1", int(process.stdout.readline())))
+        store.set("key", "value")
+        assert store.get("key") == b"value"
+        process.send_signal(signal.SIGSTOP)
+        os.waitpid(process.pid, os.WUNTRACED)
+        monkeypatch.setattr(store_module, "ANSWER_S", 0.1)
+        try:
+            with pytest.raises(RuntimeError, match=r"the store of the ranks is gone \(timed out\)"):
+                store.multi_get(["key"], wait_s=0.1)
+        finally:
+            process.kill()
+    # The answer to the call before must not be taken for that to this one.
+    with pytest.raises(RuntimeError, match="the store of the ranks is gone"):
+        store.check(["key"])
 
 
 def test_a_stranger_neither_reads_nor_writes(server: StoreServer, store: Any) -> None:

@@ -46,7 +46,7 @@ def run(connection: socket.socket) -> None:
 
 
 def call(port: str, address: str, command: str) -> None:
-    with socket.create_connection((address, int(port)), timeout=5) as connection:
+    with socket.create_connection((address, int(port)), timeout=60) as connection:
         connection.settimeout(None)
         connection.sendall(command.encode() + b"\0")
 

@@ -12,6 +12,8 @@ from headway.comm.communicator import Algorithm, Communicator
 from headway.comm.wire import Wire
 from headway.core.world import World
 
+SECRET = b"of the hosts of a test"
+
 
 @final
 class Sum:
@@ -35,7 +37,7 @@ class Sum:
 
 def arms(asked: Mapping[str, Any], store: Store) -> tuple[dict[str, Sum], dict[str, object]]:
     """`ALGORITHM WIRE` -> its arm; and what the rank found out about where it is."""
-    world = World.of(store, asked["rank"], asked["size"], torch.device("cpu"), master=asked["address"])
+    world = World.of(store, asked["rank"], asked["size"], torch.device("cpu"), master=asked["address"], secret=SECRET)
     communicator = Communicator(world)
     wires: tuple[Wire, ...] = ("fp32", "fp16", "bf16")
     found = {

@@ -19,9 +19,9 @@ import pytest
 from bench._hosts import Hosts
 from tests._support import refused
 
-from headway.core.errors import CommunicationError, UsageError
+from headway.core.errors import CommunicationError
 from headway.train import launch as launcher
-from headway.train.hosts import Host, hosts_of, own_address
+from headway.train.hosts import Host, hosts_of
 from headway.train.launch import launch
 
 SCRIPT = Path(__file__).with_name("_worker.py")
@@ -444,45 +444,6 @@ def test_two_hosts_and_a_cut_link(tmp_path: Path) -> None:
 
 
 # What the user names.
-
-
-@pytest.mark.parametrize(
-    ("procs", "hosts", "match"),
-    [
-        (None, "", "which is no host with a number"),
-        (None, "a", "which is no host with a number"),
-        (None, "a:4,", "'', which is no host"),
-        (None, ":4", "':4', which is no host"),
-        (None, "a:0", "'0' is no number of processes"),
-        (None, "a:b", "'b' is no number of processes"),
-        (None, "a:-1", "'-1' is no number of processes"),
-        (None, "a:99999", "'99999' is no number of processes"),
-        (None, "::1:2", "no host with a number"),
-        (None, "-oProxyCommand=x:2", "no host with a number"),
-        (None, "a b:2", "no host with a number"),
-        (None, "a:1,b:1,a:2", "names a twice"),
-        (None, "localhost:1,127.0.0.1:2", "names localhost twice"),
-        (5, "a:2,b:2", "asks for 4 processes, and --procs for 5"),
-        (0, None, "--procs is 0"),
-    ],
-)
-def test_bad_hosts_are_refused(procs: int | None, hosts: str | None, match: str) -> None:
-    with pytest.raises(UsageError, match=match):
-        hosts_of(procs, hosts)
-
-
-def test_hosts_and_processes() -> None:
-    assert hosts_of(4, "me@a:3, [fe80::1]:1") == (Host("me@a", 3, False), Host("fe80::1", 1, False))
-    assert hosts_of(None, "localhost:2") == hosts_of(2, None) == (Host("localhost", 2, True),)
-    assert hosts_of(2, "[::1]:2")[0].here
-
-
-def test_the_launchers_address_is_that_of_the_route() -> None:
-    assert own_address(hosts_of(4, None), {}) == "127.0.0.1"
-    assert own_address(hosts_of(None, "127.0.0.2:1"), {}) == "127.0.0.1"
-    assert own_address(hosts_of(None, "b:1"), {"HEADWAY_ADDRESS": "here.example"}) == "here.example"
-    with pytest.raises(UsageError, match=r"--hosts: host no\.such\.host\.invalid is not known here .*HEADWAY_ADDRESS"):
-        own_address(hosts_of(None, "localhost:1,nobody@no.such.host.invalid:1"), {})
 
 
 def test_the_verb_refuses_what_does_not_fit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from headway.core.errors import UsageError
 from headway.core.gloo import gather_json
 from headway.core.hosts import ANYWHERE, host_identity, own_address
 from headway.core.launched import LOOPBACK
-from headway.core.meeting import Meeting, new_secret
+from headway.core.meeting import Meeting, given_secret, new_secret
 from headway.core.store import StoreClient, StoreServer, store_of
 from headway.core.world import World
 
@@ -67,7 +67,8 @@ def communicator_of(
         rails: groups over which large operations between hosts are striped.
 
     Raises:
-        UsageError: there is no process group, or this rank is not in it. CommunicationError: a rank did not come.
+        UsageError: there is no process group, this rank is not in it, or HEADWAY_SECRET is set on some ranks alone.
+        CommunicationError: a rank did not come.
     """
     if not (dist.is_available() and dist.is_initialized()):
         fix = "Call torch.distributed.init_process_group first, as for DistributedDataParallel."
@@ -78,18 +79,23 @@ def communicator_of(
     if device is None:
         cuda = "nccl" in str(dist.get_backend_config(process_group)) and torch.cuda.is_available()
         device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-    identities = gather_json(host_identity(), process_group)
+    secret = given_secret()
+    told = gather_json([host_identity(), secret is not None], process_group)
+    identities, have_secret = [one[0] for one in told], {bool(one[1]) for one in told}
+    if len(have_secret) > 1:
+        fix = "Set it to the same text on every host, or on none."
+        raise UsageError("HEADWAY_SECRET is set on some ranks and not on others", fix=fix)
     meeting: list[Any] = []
     server: StoreServer | None = None
     if rank == 0:
         alone = len(set(identities)) == 1
         address = LOOPBACK if alone else own_address(os.environ.get("MASTER_ADDR") or ANYWHERE[0])
-        secret = new_secret()
-        server = StoreServer(secret.encode(), address)
-        meeting = [address, server.port, secret]
-    # The user's own group tells the secret: the new connections are as safe as those that it has.
-    address, port, secret = gather_json(meeting, process_group)[0]
-    client = StoreClient(secret.encode(), address, port)
+        made = "" if secret else new_secret()
+        server = StoreServer(secret or made.encode(), address)
+        meeting = [address, server.port, made]
+    # Where no secret is given the user's own group tells one: the new connections are as safe as those that it has.
+    address, port, made = gather_json(meeting, process_group)[0]
+    client = StoreClient(secret or made.encode(), address, port)
     store = store_of(client)
     world = World.of(
         store,

@@ -112,7 +112,7 @@ class Member:
 
     @staticmethod
     def from_environment(environ: Mapping[str, str] | None = None) -> Member | None:
-        """The member that HEADWAY_COORDINATOR, _TOKEN, _MEMBER and _JOINING describe; None where there is no launcher.
+        """The member that HEADWAY_COORDINATOR, _SECRET, _MEMBER and _JOINING describe; None where there is no launcher.
 
         Raises:
             UsageError: they are set in part, or wrong. CommunicationError: see Member.

@@ -174,10 +174,10 @@ def connect(
         CommunicationError: the other end does not know the secret, or says so of this one.
     """
     began = time.monotonic()
+    until_s = began + timeout_s
     while True:
-        left = began + timeout_s - time.monotonic()
         try:
-            end = socket.create_connection((address, port), timeout=max(0.01, left))
+            end = socket.create_connection((address, port), timeout=max(0.01, until_s - time.monotonic()))
         except ConnectionRefusedError:
             if time.monotonic() > began + refused_s:
                 raise
@@ -185,7 +185,7 @@ def connect(
             continue
         channel = Channel(secret, purpose, accepts=False, limit_bytes=limit_bytes)
         try:
-            if _prove(end, channel):
+            if _prove(end, channel, until_s):
                 end.settimeout(None)
                 return end, channel
         except ConnectionError:
@@ -200,14 +200,18 @@ def connect(
             end.close()
             raise
         end.close()
-        if time.monotonic() + PAUSE_S > began + timeout_s:
+        if time.monotonic() + PAUSE_S > until_s:
             raise TimeoutError("the connection was closed again and again before it could be used")
         time.sleep(PAUSE_S)
 
 
-def _prove(end: socket.socket, channel: Channel) -> bool:
+def _prove(end: socket.socket, channel: Channel, until_s: float) -> bool:
     """Whether the other end has heard the proof and given its own; it sends nothing more before it is spoken to."""
     while not channel.ready:
+        # For the proof as a whole: an end that sends a byte now and then would begin a time of its own with each.
+        if (left_s := until_s - time.monotonic()) <= 0:
+            raise TimeoutError("the other end took too long to prove itself")
+        end.settimeout(left_s)
         if not (data := end.recv(1 << 10)):
             return False
         channel.feed(data)

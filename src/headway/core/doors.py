@@ -14,6 +14,7 @@ from typing import Any, final
 
 import psutil
 
+from headway.core.c10d import c10d
 from headway.core.sockets import Address, Instruction, Socket, open_sockets, sockets_since
 
 DEVICES = 5
@@ -39,13 +40,11 @@ class Door:
     """
 
     def __init__(self, interface: str) -> None:
-        from torch._C import _distributed_c10d
-
         self._listener: Socket | None = None
         self.listens: list[Address] = []
         for _ in range(DEVICES):
             before = {end.inode for end in open_sockets()}
-            self.device: Any = _distributed_c10d.ProcessGroupGloo.create_device(interface=interface)
+            self.device: Any = c10d().ProcessGroupGloo.create_device(interface=interface)
             found = [(end, address) for end in sockets_since(before) if (address := end.listens_on())]
             self.listens = [address for _, address in found]
             if len(found) == 1:

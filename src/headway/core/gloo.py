@@ -21,8 +21,9 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, final
 
+from headway.core.c10d import c10d
 from headway.core.doors import Door, own_addresses
-from headway.core.sockets import Address, Socket, open_sockets
+from headway.core.sockets import Address, Socket, open_sockets, plain_address
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -39,13 +40,6 @@ TOKEN_BYTES = 16
 
 _BUILDING = threading.Lock()
 """Held while a group connects: the connections that appear between its ranks meanwhile are its own."""
-
-
-def c10d() -> Any:
-    """torch.distributed, imported when it is needed; its types lack half of its names."""
-    from torch._C import _distributed_c10d
-
-    return _distributed_c10d
 
 
 def under(store: Store, prefix: str) -> Any:
@@ -151,7 +145,7 @@ class Meshes:
         assert self._door is not None
         door = self._door
         others = {
-            _address(one)
+            plain_address(one)
             for rank, (listens, _) in zip(members, told, strict=True)
             if rank != self._rank
             for one in listens
@@ -227,7 +221,9 @@ class _Knocks:
                     self._store.set(f"knocks/{self._rank}", json.dumps(sorted(told)))
                 if not self._others or not self._store.check(self._others):
                     continue
-                theirs = {_address(one) for text in self._store.multi_get(self._others) for one in json.loads(text)}
+                theirs = {
+                    plain_address(one) for text in self._store.multi_get(self._others) for one in json.loads(text)
+                }
                 if theirs != admitted:
                     admitted = theirs
                     self._door.admit(sorted(theirs))
@@ -267,7 +263,7 @@ def _gather(
 
 def _stranger(came: Sequence[Socket], made: Sequence[Any], listens: Sequence[Address]) -> str:
     """Says what is wrong with the connections that came: each has to be one that a member says it made."""
-    expected = {_address(source) for source, target in made if _address(target) in listens}
+    expected = {plain_address(source) for source, target in made if plain_address(target) in listens}
     found = [end.comes_from() for end in came]
     foreign = [one for one in found if one not in expected]
     port = listens[0][1] if listens else 0
@@ -289,7 +285,3 @@ def _try_out(raw: Any, token: bytes, tokens: Sequence[bytes], rank: int) -> str:
     except RuntimeError as error:
         return f"a connection of rank {rank} ended at once ({str(error).strip().splitlines()[0].rpartition('] ')[2]})"
     return "" if out.numpy().tobytes() == b"".join(tokens) else f"a rank of this run is not who speaks to rank {rank}"
-
-
-def _address(told: Sequence[Any]) -> Address:
-    return str(told[0]), int(told[1])

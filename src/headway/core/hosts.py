@@ -62,6 +62,22 @@ def own_address(towards: str) -> str:
     return sources[0]
 
 
+def listening_address(address: str) -> str:
+    """Where to listen so that others come by `address`: there, or on all interfaces ("" or "::") where that is no
+    address of this host, as that of a router, or a name that means 127.0.1.1 here and something else elsewhere.
+    """
+    is_v6 = ":" in address
+    try:
+        with socket.socket(socket.AF_INET6 if is_v6 else socket.AF_INET) as end:
+            end.bind((address, 0))
+            own = _plain(end.getsockname()[0])
+    except OSError:
+        own = ""
+    if own and (means_loopback(address) or not _is_loopback(own)):
+        return address
+    return "::" if is_v6 else ""
+
+
 def address_of(interface: str) -> str:
     """This host's address on a network interface, IPv4 where there is one.
 

@@ -23,9 +23,11 @@ from typing import Any, final
 
 import psutil
 
+from headway.core.c10d import c10d
 from headway.core.errors import CommunicationError, UsageError
-from headway.core.hosts import address_of, means_loopback, own_address
+from headway.core.hosts import address_of, listening_address, means_loopback, own_address
 from headway.core.launched import LOOPBACK, Launched
+from headway.core.outside import parse_value
 from headway.core.store import StoreClient, StoreServer, store_of
 
 LOG = logging.getLogger("headway.comm")
@@ -60,6 +62,11 @@ def given_secret(environ: Mapping[str, str] | None = None) -> bytes | None:
         what = f"HEADWAY_SECRET has {len(text)} characters, which can be guessed"
         raise UsageError(what, fix=f"Give it {SHORTEST_SECRET} or more, as `openssl rand -hex 32` prints them.")
     return text.encode()
+
+
+def is_public(secret: bytes) -> bool:
+    """Whether a run's secret is the one that anybody can know: that of several hosts without HEADWAY_SECRET."""
+    return secret.startswith(TRUSTED.encode())
 
 
 @final
@@ -146,13 +153,9 @@ def _client(secret: bytes, address: str, port: int) -> StoreClient:
 
 
 def _serve(secret: bytes, address: str, port: int) -> StoreServer:
-    """At the address that the launcher names, which may be a router's: then on all interfaces."""
+    """At the address that the launcher names, which may be a router's."""
     try:
-        return StoreServer(secret, address, port)
-    except OSError:
-        pass
-    try:
-        return StoreServer(secret, "::" if ":" in address else "", port)
+        return StoreServer(secret, listening_address(address), port)
     except OSError as error:
         fix = "Set MASTER_PORT to a free port of rank 0's host."
         raise CommunicationError(f"rank 0 cannot listen ({error})", where=f"{address}:{port}", fix=fix) from error
@@ -160,11 +163,9 @@ def _serve(secret: bytes, address: str, port: int) -> StoreServer:
 
 def _agent_store(address: str, port: int) -> Any:
     """torchrun's own store. Whoever reaches it can write there, so what is read from it is not believed."""
-    from torch._C import _distributed_c10d
-
     wait = timedelta(seconds=CONNECT_S)
     try:
-        return _distributed_c10d.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=wait)
+        return c10d().TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=wait)
     except RuntimeError as error:
         what, fix = "the processes' meeting point cannot be reached", "Is the address right, and the port open?"
         raise CommunicationError(what, where=f"{address}:{port}", fix=fix) from error
@@ -174,9 +175,10 @@ def _told(agent: Any, key: str, secret: bytes, attempt: int) -> tuple[str, int]:
     """Where rank 0's store listens. What carries no MAC of the run's is passed over."""
     until_s = time.monotonic() + CONNECT_S
     while time.monotonic() < until_s:
+        # JsonError is a ValueError: a stranger's brackets, however many, are passed over too.
         with suppress(ValueError, TypeError, KeyError):
             if agent.check([key]):
-                place, mac = json.loads(agent.get(key))
+                place, mac = parse_value(agent.get(key))
                 if hmac.compare_digest(mac, _mac(secret, "place", str(attempt), place)):
                     address, port = json.loads(place)
                     return str(address), int(port)
@@ -201,8 +203,7 @@ class _Note:
     def write(self, port: int, secret: bytes) -> None:
         """Of rank 0. A note that a job before has left is replaced."""
         aside = self._path.with_suffix(f".{os.getpid()}")
-        me = psutil.Process()
-        content = json.dumps([me.pid, me.create_time(), port, secret.decode()])
+        content = json.dumps([os.getpid(), _began(os.getpid()), port, secret.decode()])
         with suppress(FileNotFoundError):
             aside.unlink()
         number = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -223,11 +224,24 @@ class _Note:
                     if os.fstat(file.fileno()).st_uid != os.getuid():
                         raise CommunicationError("this file belongs to somebody else", where=str(self._path))
                     pid, since, port, secret = json.loads(file.read())
-                if psutil.Process(pid).create_time() == since:
+                if _began(pid) == since:
                     return int(port), str(secret).encode()
             time.sleep(POLL_S)
         what, fix = "rank 0 did not say where the processes meet", "Do all processes run on one host, as one user?"
         raise CommunicationError(what, where=str(self._path), fix=fix)
+
+
+def _began(pid: int) -> float:
+    """When a process began, to tell it from another one that gets its number later.
+
+    Raises:
+        psutil.NoSuchProcess: there is none.
+    """
+    # In ticks since the boot: psutil's seconds move when somebody sets the clock.
+    with suppress(FileNotFoundError, ProcessLookupError):
+        # The name before the other fields is in brackets, and may hold some itself; the start is field 22.
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    return psutil.Process(pid).create_time()
 
 
 def _private_folder() -> Path:

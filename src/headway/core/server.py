@@ -1,13 +1,15 @@
 """Server: the accepting end of Channels. Strangers cost it little, and never keep it from its peers.
 
 Whoever connects has `PROVE_S` to prove that he knows the secret, and of those that have not yet done so at most
-`UNPROVED` are kept: the longest-waiting one goes. A process of the run that is pushed out so comes again.
+`UNPROVED` are kept. One more pushes out the longest-waiting one of the address that holds most of them, so that a crowd
+from one host pushes out its own. A process of the run that is pushed out all the same comes again.
 """
 
 from __future__ import annotations
 
 import selectors
 import socket
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, sleep
@@ -18,7 +20,7 @@ from headway.core.channel import LIMIT_BYTES, Channel
 PROVE_S = 30.0
 """How long a connection may take to prove itself."""
 UNPROVED = 64
-"""Connections that have not proved themselves yet; one more closes the oldest of them."""
+"""Connections that have not proved themselves yet; one more closes one of them."""
 AT_ONCE = 64
 """Connections accepted in one round, so that a flood of them does not hold up the peers."""
 PAUSE_S = 0.01
@@ -32,11 +34,11 @@ class Peer:
     """A connection to a process of the run.
 
     Attributes:
-        of: whatever the server's user notes with it; None at first.
+        address: from which it comes. of: whatever the server's user notes with it; None at first.
     """
 
-    def __init__(self, connection: socket.socket, channel: Channel) -> None:
-        self.connection, self.channel = connection, channel
+    def __init__(self, connection: socket.socket, address: str, channel: Channel) -> None:
+        self.connection, self.address, self.channel = connection, address, channel
         self.since_s = monotonic()
         self.finishing = self.closed = False
         self.of: Any = None
@@ -101,9 +103,10 @@ class Server:
         if self._unproved:
             left = max(0.0, next(iter(self._unproved)).since_s + self._prove_s - monotonic())
             wait_s = left if wait_s is None else min(wait_s, left)
+        knocked = False
         for key, events in self._selector.select(wait_s):
             if key.fileobj is self._listener:
-                self._accept()
+                knocked = True
             elif key.fileobj is self._woken:
                 with suppress(BlockingIOError):
                     self._woken.recv(1 << 12)
@@ -112,6 +115,9 @@ class Server:
                     self._flush(key.data)
                 if events & selectors.EVENT_READ:
                     self.read(key.data)
+        # Newcomers last: one of them may push out a connection whose proof has just been read.
+        if knocked:
+            self._accept()
         for peer in tuple(self._unproved):
             if monotonic() < peer.since_s + self._prove_s:
                 break
@@ -179,7 +185,7 @@ class Server:
     def _accept(self) -> None:
         for _ in range(AT_ONCE):
             try:
-                connection, _ = self._listener.accept()
+                connection, (address, *_) = self._listener.accept()
             except BlockingIOError:
                 return
             except OSError:  # whoever it was gave up waiting, or this process has no more files
@@ -188,12 +194,22 @@ class Server:
             connection.setblocking(False)
             with suppress(OSError):
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            peer = Peer(connection, Channel(self._secret, self._purpose, accepts=True, limit_bytes=self._limit))
+            channel = Channel(self._secret, self._purpose, accepts=True, limit_bytes=self._limit)
+            peer = Peer(connection, address, channel)
             self._unproved[peer] = None
             self._selector.register(connection, selectors.EVENT_READ, peer)
             self._flush(peer)
             if len(self._unproved) > UNPROVED:
-                self.close_peer(next(iter(self._unproved)))
+                self._push_out()
+
+    def _push_out(self) -> None:
+        """Closes one connection that has not proved itself."""
+        crowd = Counter(peer.address for peer in self._unproved).most_common(1)[0][0]
+        oldest = next(peer for peer in self._unproved if peer.address == crowd)
+        # Its proof may have come since the last round.
+        self.read(oldest)
+        if oldest in self._unproved:
+            self.close_peer(oldest)
 
     def _flush(self, peer: Peer) -> None:
         out = peer.channel.out

@@ -12,7 +12,7 @@ import socket
 import struct
 from collections.abc import Container, Sequence
 from contextlib import suppress
-from typing import final
+from typing import Any, final
 
 Address = tuple[str, int]
 """IPv4 or IPv6, without scope; and port."""
@@ -42,7 +42,7 @@ class Socket:
         if end := self._opened():
             with end:
                 if _inet(end) and end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                    return _address(end.getsockname())
+                    return plain_address(end.getsockname())
         return None
 
     def ends(self) -> tuple[Address, Address] | None:
@@ -50,7 +50,7 @@ class Socket:
         if end := self._opened():
             with end, suppress(OSError):
                 if _inet(end):
-                    return _address(end.getsockname()), _address(end.getpeername())
+                    return plain_address(end.getsockname()), plain_address(end.getpeername())
         return None
 
     def is_made_to(self, others: Container[Address]) -> bool:
@@ -63,7 +63,7 @@ class Socket:
         if end := self._opened():
             with end, suppress(OSError):
                 listens = _inet(end) and end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                return _inet(end) and not listens and _address(end.getsockname()) in own
+                return _inet(end) and not listens and plain_address(end.getsockname()) in own
         return False
 
     def comes_from(self) -> Address | None:
@@ -76,7 +76,7 @@ class Socket:
         if end := self._opened():
             with end, suppress(OSError):
                 listens = _inet(end) and end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                if _inet(end) and not listens and (found := _address(end.getsockname()))[1]:
+                if _inet(end) and not listens and (found := plain_address(end.getsockname()))[1]:
                     return found
         return None
 
@@ -136,5 +136,6 @@ def _inet(end: socket.socket) -> bool:
     return end.family in (socket.AF_INET, socket.AF_INET6) and end.type == socket.SOCK_STREAM
 
 
-def _address(name: tuple[str, int]) -> Address:
-    return name[0].partition("%")[0], name[1]
+def plain_address(name: Sequence[Any]) -> Address:
+    """Host and port of a socket's name, without the scope and the rest that IPv6 has; also as JSON brought it."""
+    return str(name[0]).partition("%")[0], int(name[1])

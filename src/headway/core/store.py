@@ -14,6 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from headway.core import channel
+from headway.core.c10d import c10d
 from headway.core.channel import Channel, Intruder
 from headway.core.server import Peer, Server
 
@@ -27,6 +28,10 @@ LIMIT_BYTES = 1 << 26
 
 WAIT_S = 300.0
 """How long `get` and `wait` wait for a key, unless they are told otherwise."""
+
+ANSWER_S = 60.0
+"""How long an answer may take beyond the time that was asked for: a process that is stopped never gives one, and its
+kernel still answers for the connection."""
 
 LENGTH = struct.Struct("!I")
 
@@ -219,8 +224,10 @@ class StoreClient:
 
     def ask(self, kind: Kind, *parts: bytes, answers: bool = True) -> list[bytes]:
         """Sends a request, and returns the parts of the answer where there is one."""
+        wait_s = int(parts[0]) / 1e3 if kind in (b"wait", b"get") else 0.0
         with self._lock:
             try:
+                self._end.settimeout(wait_s + ANSWER_S)
                 self._end.sendall(self._channel.seal(pack(kind, *parts)))
                 if not answers:
                     return []
@@ -230,10 +237,12 @@ class StoreClient:
                     self._inbox += self._channel.feed(data)
                 said, *found = unpack(self._inbox.pop())
             except (OSError, Intruder) as error:
+                # An answer that comes later would be taken for that of the next request.
+                self._end.close()
                 raise RuntimeError(f"the store of the ranks is gone ({error})") from error
         if said == b"late":
             names = b", ".join(parts[1:]).decode(errors="replace")
-            raise RuntimeError(f"wait timeout after {int(parts[0]) / 1e3:g} s, keys: {names}")
+            raise RuntimeError(f"wait timeout after {wait_s:g} s, keys: {names}")
         return found
 
 
@@ -245,10 +254,9 @@ def store_of(client: StoreClient) -> Any:
 @cache
 def _kind() -> Any:
     """The class, made when it is needed, since it is derived from torch's."""
-    from torch._C._distributed_c10d import Store
 
     @final
-    class ClientStore(Store):
+    class ClientStore(c10d().Store):  # type: ignore[misc]
         """A part of the store: all keys that begin with `prefix`."""
 
         def __init__(self, client: StoreClient, prefix: str) -> None:

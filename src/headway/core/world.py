@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
+from headway.core.c10d import c10d
 from headway.core.errors import CommunicationError, Lost, Stalled, UsageError
-from headway.core.gloo import Meshes, c10d, under
+from headway.core.gloo import Meshes, under
 from headway.core.hosts import host_identity, interface_to
 from headway.core.launched import Launched
-from headway.core.meeting import Meeting, meet, new_secret
+from headway.core.meeting import Meeting, meet
 from headway.core.sockets import Socket
 
 if TYPE_CHECKING:
@@ -291,31 +292,28 @@ class World:
         device: torch.device,
         *,
         master: str,
+        secret: bytes,
         generation: int = 0,
         timeout_s: float = CONNECT_S,
         interface: str | None = None,
         identities: Sequence[str] | None = None,
         connect_s: float = CONNECT_S,
         made: Callable[[World], None] = lambda world: None,
-        secret: bytes = b"",
     ) -> World:
         """A world of ranks that share a store.
 
         Args:
             master: address of the host that serves the store: its route gives the interface where none is named.
+            secret: of the run.
             identities: which host each rank is on; unset: the ranks tell each other.
             connect_s: how long the building of a group may take.
             made: given the world before its first group is built, so that it can be given up meanwhile.
-            secret: of the run; default: one that rank 0 tells the others through the store.
 
         Raises:
             CommunicationError: some rank did not come.
         """
         mine = under(store, f"headway/{generation}")
         try:
-            if not secret and rank == 0:
-                mine.set("secret", new_secret())
-            secret = secret or mine.get("secret")
             if identities is None:
                 mine.set(f"host/{rank}", host_identity())
                 identities = [mine.get(f"host/{other}").decode() for other in range(size)]

@@ -68,18 +68,18 @@ def _host(text: str) -> Host:
 
 
 def own_address(hosts: Sequence[Host], environ: Mapping[str, str] | None = None) -> str:
-    """By which address the workers reach this host: HEADWAY_ADDRESS; else that of the interface of the route to the
-    first of the other hosts; the loopback where there is no other.
+    """By which address the workers reach this host: the loopback where there is no other; else HEADWAY_ADDRESS, or that
+    of the interface of the route to the first of the other hosts.
 
     Raises:
         UsageError: that host is not known here, or there is no route to it.
     """
     environ = os.environ if environ is None else environ
-    if given := environ.get("HEADWAY_ADDRESS"):
-        return given
     other = next((host for host in hosts if not host.here), None)
     if other is None:
         return LOOPBACK
+    if given := environ.get("HEADWAY_ADDRESS"):
+        return given
     name = other.name.rpartition("@")[2]
     try:
         return towards(name)

@@ -17,6 +17,7 @@ from typing import Literal, final
 from headway.comm.coordinator import Began, Coordinator, Event, Formed, Left, Slot
 from headway.comm.messages import BEATS
 from headway.core.errors import CommunicationError
+from headway.core.hosts import listening_address
 from headway.core.meeting import new_secret
 from headway.core.shown import plain
 from headway.core.signals import answered
@@ -148,9 +149,7 @@ class _Launch:
         self._next_beat = monotonic()
         self._output = Output({_id(slot, 0): rank for rank, slot in enumerate(self._slots)})
         self._secret = new_secret()
-        # An address that the user gave may be a name, or that of a router: it need not be this host's own.
-        everywhere = "::" if ":" in address else ""
-        listens = everywhere if "HEADWAY_ADDRESS" in os.environ else address
+        listens = listening_address(address)
         self._store = StoreServer(self._secret.encode(), listens)
         self._coordinator = Coordinator(
             self._slots,

@@ -15,7 +15,7 @@ from tests.comm._ranks import Rank, run_ranks
 from tests.comm.hvd._start import refused, started
 
 import headway.comm.hvd as hvd
-from headway.comm.hvd import negotiator
+from headway.comm.hvd import context, negotiator
 
 
 def mismatches(rank: Rank) -> list[str]:
@@ -322,3 +322,24 @@ def test_what_is_built() -> None:
     assert hvd.rocm_built() == (torch.version.hip is not None)
     assert bool(hvd.nccl_built()) == hasattr(torch._C, "_nccl_version")
     refused(ValueError, hvd.mpi_threads_supported, "MPI")
+
+
+def met_again(rank: Rank) -> list[tuple[int, bytes]]:
+    """Three jobs in one process, as after two restarts by the launcher: generation and secret of each."""
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "2"
+    found = []
+    for _ in range(3):
+        with started(rank):
+            world = context.engine().world
+            found.append((world.generation, world.secret))
+            assert world.store is not None
+            assert not world.store.check(["secret"])
+            assert float(hvd.allreduce(torch.ones(1), op=hvd.Sum)) == rank.size
+    return found
+
+
+def test_each_job_of_a_process_has_a_generation_of_its_own_and_the_secret_of_the_run() -> None:
+    first, other = run_ranks(2, met_again)
+    assert first == other
+    assert [generation for generation, _ in first] == [2, 3, 4]
+    assert len({secret for _, secret in first}) == 1

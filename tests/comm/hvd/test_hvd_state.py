@@ -18,6 +18,7 @@ import headway.comm.hvd as hvd
 from headway.comm.hvd import objects
 from headway.comm.hvd.elastic import ElasticSampler, ObjectState, State, TorchState
 from headway.comm.hvd.errors import HorovodInternalError
+from headway.core.errors import UsageError
 
 OPTIMIZERS = {
     "sgd": lambda p, r: torch.optim.SGD(p, lr=0.1 * (r + 1), momentum=0.9, nesterov=r == 0),
@@ -103,6 +104,22 @@ def unsigned(rank: Rank) -> None:
 
 def test_a_pickle_that_nobody_of_the_job_signed_is_not_unpickled() -> None:
     run_ranks(2, unsigned)
+
+
+def without_a_secret(rank: Rank) -> float:
+    """Sums go on; what is pickled is refused on all ranks, also where it lies within something else."""
+    with started(rank):
+        fix = ("several hosts without a secret", "HEADWAY_SECRET", "openssl rand -hex 32")
+        refused(UsageError, lambda: hvd.broadcast_object(1, 0), *fix)
+        refused(UsageError, lambda: hvd.allgather_object(1), *fix)
+        refused(UsageError, lambda: hvd.broadcast_optimizer_state(torch.optim.SGD(net(0).parameters()), 0), *fix)
+        refused(UsageError, lambda: TorchState(epoch=1).sync(), *fix)
+        return float(hvd.allreduce(torch.ones(1), op=hvd.Sum))
+
+
+def test_no_object_is_unpickled_under_a_secret_that_everybody_knows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HEADWAY_SECRET", raising=False)
+    assert run_ranks(2, without_a_secret, hosts=(0, 1)) == [2.0, 2.0]
 
 
 def test_state_from_one_rank_to_all() -> None:

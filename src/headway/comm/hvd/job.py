@@ -33,6 +33,7 @@ EXPLAINED_S = 15.0
 _met: Meeting | None = None
 """Of the first `init`: it holds the store where the worlds of later ones meet, to the end of the process."""
 _times = 0
+"""Calls of `init` that found no launcher of ours."""
 _member: Member | None = None
 """This process as our launcher knows it; from the first `init` to the end of the process."""
 
@@ -143,7 +144,10 @@ def _meet(settings: Settings) -> tuple[World, tuple[int, int]]:
         _met, world.meeting = world.meeting, None
     else:
         assert found.address is not None
-        world = World.of(_met.store, found.rank, found.size, CPU, master=found.address, generation=_times, **limits)
+        # The first world took the number of the launcher's attempt.
+        generation = _met.attempt + _times - 1
+        limits |= {"master": found.address, "secret": _met.secret, "generation": generation}
+        world = World.of(_met.store, found.rank, found.size, CPU, **limits)
     if found.local_rank is None or found.local_size is None:
         return world, (world.local_rank, world.local_size)
     return world, (found.local_rank, found.local_size)

@@ -1,7 +1,7 @@
 """Python objects between ranks. They are pickled and signed.
 
 A pickle runs whatever code its writer likes: only one that a process of the job has signed with the run's secret is
-read.
+read, and none where that secret is public.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 from headway.comm.hvd import context, differentiable
 from headway.comm.hvd.errors import HorovodInternalError
 from headway.comm.hvd.process_sets import ProcessSet, global_process_set
+from headway.core.errors import UsageError
+from headway.core.meeting import is_public
 
 try:
     from cloudpickle import dumps  # type: ignore[import-not-found,import-untyped,unused-ignore] # lambdas too
@@ -36,7 +38,9 @@ def broadcast_object(
 
     Raises:
         ValueError, HorovodInternalError: see allgather_async; the root is not in the process set.
+        UsageError: the job runs on several hosts without HEADWAY_SECRET.
     """
+    _expect_secret()
     if root_rank not in (process_set.ranks or ()):
         raise ValueError(f"broadcast_object: root rank {root_rank} is not in {process_set}")
     is_root = context.rank() == root_rank
@@ -45,8 +49,17 @@ def broadcast_object(
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
-    """The objects of all ranks, in their order."""
+    """The objects of all ranks, in their order. Raises as `broadcast_object` does."""
+    _expect_secret()
     return _unpacked(differentiable.allgather(_packed(obj), name))
+
+
+def _expect_secret() -> None:
+    # On all ranks alike, before any of them waits for another: all have the same secret.
+    if is_public(context.engine().world.secret):
+        what = "Python objects are not exchanged between several hosts without a secret: a pickle can run any code"
+        fix = "Set HEADWAY_SECRET to the same text on every host, for example the output of `openssl rand -hex 32`."
+        raise UsageError(what, fix=fix)
 
 
 def _packed(*objects: Any) -> torch.Tensor:
