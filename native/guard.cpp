@@ -104,7 +104,8 @@ void on_bus(int number, siginfo_t* info, void* context) {
 }  // namespace
 
 // Whoever installs a handler after us would get our faults: faulthandler, which ends the process. So ours is put before
-// it again, whenever something is mapped or threads are made.
+// it again whenever something is mapped, threads are made, or a batch is read. Where ours is there already, that is one
+// system call.
 void watch_faults() {
   struct sigaction now = {}, ours = {};
   if (sigaction(SIGBUS, nullptr, &now)) return;
@@ -157,6 +158,8 @@ void hw_unguard(int64_t ticket) {
   int64_t hint = next.load(std::memory_order_relaxed);
   if (ticket < hint) next.compare_exchange_strong(hint, ticket);  // so that the table stays short
 }
+
+void hw_watch(void) { headway::watch_faults(); }
 
 int32_t hw_lost(int64_t ticket) {
   using namespace headway;

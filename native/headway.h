@@ -14,7 +14,7 @@ extern "C" {
 #endif
 
 #define HW_API __attribute__((visibility("default")))
-#define HW_ABI 4
+#define HW_ABI 5
 
 /* What became of one image; the numbers of headway.data.reference.Status, and one more. */
 enum { HW_OK = 0, HW_CHECKSUM = 1, HW_UNDECODABLE = 2, HW_FOREIGN = 3 /* no JPEG: for the reference */ };
@@ -96,6 +96,7 @@ HW_API int64_t hw_gather(hw_pool*, int64_t n, const uint64_t* address, const uin
  * Returns a ticket, or -1 where the range is none or memory cannot be had. */
 HW_API int64_t hw_guard(uint64_t address, uint64_t length);
 HW_API void hw_unguard(int64_t ticket); /* before the range is unmapped */
+HW_API void hw_watch(void); /* before a batch is read: takes the signal back from a handler that was installed since */
 HW_API int32_t hw_lost(int64_t ticket); /* whether it lost something; of -1: how many guarded ranges did */
 
 /* HW_OK, HW_FOREIGN, or HW_UNDECODABLE. */

@@ -45,6 +45,10 @@ if case.endswith("later"):
     faulthandler.enable()  # its handler is before ours until a decoder is made
     decode.close()
     decode = decoder(2)
+elif case == "enabled":
+    faulthandler.disable()
+    faulthandler.enable()  # its handler is before ours until a batch is read
+    records = data.read(ids)
 else:
     assert not decode(records, boxes, out).any()
 shard = folder / data.description.shards[0].name
@@ -128,7 +132,9 @@ def packed(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 @needs_core
-@pytest.mark.parametrize("case", some("native", "pillow", "gather", "python", "columns", "last", "native-later"))
+@pytest.mark.parametrize(
+    "case", some("enabled", "native", "pillow", "gather", "python", "columns", "last", "native-later")
+)
 def test_a_file_that_is_cut_while_it_is_in_use_is_named(case: str, packed: Path) -> None:
     data = dataset.open(packed)
     name = "columns.safetensors" if case == "columns" else data.description.shards[0].name

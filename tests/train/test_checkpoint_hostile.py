@@ -94,12 +94,21 @@ FORGERIES: dict[str, Callable[[Tensors], object]] = {
     "no generator": lambda t: t.pop("random/numpy"),
     "short generator": lambda t: t.update({"random/torch": torch.zeros(5, dtype=torch.uint8)}),
     "wild generator": lambda t: t.update({"random/torch": torch.full_like(t["random/torch"], 255)}),
+    "a CUDA generator of floats": lambda t: t.update({"random/cuda": torch.zeros(16)}),
+    "a CUDA generator of two rows": lambda t: t.update({"random/cuda": torch.zeros(2, 8, dtype=torch.uint8)}),
+    "a CUDA generator of 5 bytes": lambda t: t.update({"random/cuda": torch.zeros(5, dtype=torch.uint8)}),
     "beyond the words": lambda t: t["random/numpy_scalars"].__setitem__(0, 1e6),
     "no place": lambda t: t["random/numpy_scalars"].__setitem__(0, float("nan")),
 }
 
 
-@pytest.mark.parametrize("forgery", FORGERIES)
+# A checkpoint with CUDA's state may be read without a GPU, where nothing can say how long it should be.
+JUDGED_BY_CUDA = "a CUDA generator of 5 bytes"
+
+
+@pytest.mark.parametrize(
+    "forgery", [pytest.param(name, marks=[pytest.mark.gpu] * (name == JUDGED_BY_CUDA)) for name in FORGERIES]
+)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_state_of_another_shape_or_type_is_refused_and_nothing_is_changed(
     tmp_path: Path, name: str, forgery: str
@@ -180,9 +189,6 @@ def test_a_manifest_that_is_no_json_is_damaged(tmp_path: Path, text: str) -> Non
 def test_pipes_devices_folders_and_links_out_of_the_folder_are_refused(tmp_path: Path) -> None:
     """Without waiting for somebody who writes to the pipe."""
 
-    def pipe(path: Path) -> None:
-        os.mkfifo(path)
-
     outside = tmp_path / "outside"
     good = Path(str(Checkpoints(tmp_path).save(1, {"a": torch.zeros(1)}, {})))
     shutil.copy(good / TENSORS, outside)
@@ -219,6 +225,32 @@ def test_a_sparse_file_beyond_memory_is_refused(tmp_path: Path) -> None:
     forge(path, lambda tree: tree["files"][0].update(bytes=1 << 43))
     with pytest.raises(CheckpointError, match="more than memory is free for"):
         read(path)
+
+
+def pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def sparse(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+@pytest.mark.parametrize("place", ["{}", "file://{}"])
+@pytest.mark.parametrize("make", [pipe, sparse])
+def test_a_later_manifest_of_any_kind_does_not_hold_up_a_save(
+    tmp_path: Path, make: Callable[[Path], None], place: str
+) -> None:
+    """Whoever may write into the folder could stop the training otherwise."""
+    checkpoints = Checkpoints(place.format(tmp_path))
+    checkpoints.save(1, {"a": torch.zeros(1)}, {})
+    later = tmp_path / "step-99999999"
+    later.mkdir()
+    make(later / MANIFEST)
+    saved: list[str] = []
+    within_30_s(lambda: saved.append(str(checkpoints.save(2, {"a": torch.ones(1)}, {}))))
+    assert [path.rpartition("/")[2] for path in saved] == ["step-00000002"]
+    assert (tmp_path / "latest").read_text() == "step-00000002\n"
 
 
 SCALARS: dict[str, tuple[Callable[[Tree], object], str]] = {

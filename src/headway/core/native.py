@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 LIBRARY = Path(__file__).parents[1] / "data/libheadway.so"
-ABI = 4
+ABI = 5
 FIX = (
     "install a C++ compiler, cmake and the headers of libjpeg-turbo (on Debian: g++ cmake libjpeg62-turbo-dev), and "
     "then headway again"

@@ -100,6 +100,8 @@ def check(addresses: UInt64 | None = None, but: frozenset[int] = frozenset()) ->
         but: not at these, which were cut before: somebody else's, who may not have let go of them yet.
     """
     if native.available():
+        # A handler installed since, such as faulthandler's, would end the process at the first lost page.
+        native.watch()
         _look_at_one()
         if not _cut and not native.lost():
             return

@@ -102,6 +102,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     ),
     "hw_guard": (c_int64, [c_uint64, c_uint64]),
     "hw_unguard": (None, [c_int64]),
+    "hw_watch": (None, []),
     "hw_lost": (c_int32, [c_int64]),
     "hw_probe": (c_int32, [c_void_p, c_uint64, POINTER(_Info)]),
     "hw_seekable": (c_int64, [c_void_p, c_uint64, c_void_p, c_uint64, c_char_p]),
@@ -143,6 +144,11 @@ def guard(address: int, length: int) -> int:
 def unguard(ticket: int) -> None:
     """Ends a guard, before the file is unmapped."""
     _core().hw_unguard(ticket)
+
+
+def watch() -> None:
+    """Takes SIGBUS back from a handler that was installed since a file was guarded, such as faulthandler's."""
+    _core().hw_watch()
 
 
 def lost(ticket: int = -1) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ def expect_random_state(tensors: Mapping[str, torch.Tensor], where: str) -> None
     """Raises CheckpointError: there is no state of the generators, or one that they would read beyond the end of."""
     mine = random_state()
     for name, like in mine.items():
-        if name == "random/cuda":  # of a run that was on a CPU before
+        if name == "random/cuda":  # not every checkpoint has it, see below
             continue
         if name not in tensors:
             raise CheckpointError(f"{name} is missing", where=where)
@@ -53,13 +54,25 @@ def expect_random_state(tensors: Mapping[str, torch.Tensor], where: str) -> None
             raise CheckpointError(f"{name} has numbers that are no words of 32 bits", where=where)
     if has_gauss not in (0, 1):
         raise CheckpointError("random/numpy_scalars has neither 0 nor 1 as its second number", where=where)
-    before = torch.get_rng_state()
+    _expect_accepted(tensors["random/torch"], torch, "random/torch is no state of torch's generator", where)
+    if (cuda := tensors.get("random/cuda")) is None:  # of a run that was on a CPU
+        return
+    if cuda.dtype != torch.uint8 or cuda.dim() != 1:
+        raise CheckpointError(f"random/cuda is {shown(cuda)}, and should be a row of uint8", where=where)
+    # Which lengths and numbers are right is known to the device alone.
+    if torch.cuda.is_available():
+        _expect_accepted(cuda, torch.cuda, "random/cuda is no state of a CUDA device's generator", where)
+
+
+def _expect_accepted(state: torch.Tensor, module: Any, what: str, where: str) -> None:
+    """Lets a generator take a state and puts its own back. Raises CheckpointError: it takes no such state."""
+    before = module.get_rng_state()
     try:
-        torch.set_rng_state(tensors["random/torch"])
+        module.set_rng_state(state)
     except RuntimeError:
-        raise CheckpointError("random/torch is no state of torch's generator", where=where) from None
+        raise CheckpointError(what, where=where) from None
     finally:
-        torch.set_rng_state(before)
+        module.set_rng_state(before)
 
 
 def set_random_state(tensors: Mapping[str, torch.Tensor]) -> None:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from headway.core.errors import HeadwayError
-from headway.core.files import sync_folder, write_synced, write_whole
-from headway.train.manifest import MANIFEST, File, Manifest
+from headway.core.files import read_regular, sync_folder, write_synced, write_whole
+from headway.train.manifest import MANIFEST, MANIFEST_BYTES, File, Manifest
 from headway.train.tensors_file import TensorsFile
 
 if TYPE_CHECKING:
@@ -227,7 +227,8 @@ class _LocalDraft(Draft):
         return self._final
 
     def _manifest(self, name: str) -> bytes:
-        return (self._folder / name / MANIFEST).read_bytes()
+        # Anything may lie there: a named pipe would block the save for ever, a sparse file would fill the memory.
+        return read_regular(self._folder / name / MANIFEST, MANIFEST_BYTES)
 
     def discard(self) -> None:
         shutil.rmtree(self.aside, ignore_errors=True)

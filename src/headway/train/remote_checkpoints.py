@@ -21,7 +21,7 @@ import fsspec.core
 from headway.core.errors import HeadwayError, UsageError
 from headway.data.tiers.remote import Remote
 from headway.data.tiers.transport import shown
-from headway.train.manifest import MANIFEST, File, Manifest
+from headway.train.manifest import MANIFEST, MANIFEST_BYTES, File, Manifest
 from headway.train.places import LATEST, Check, Draft, Location, Place, is_passed, name_of, newest_first, step_of
 from headway.train.tensors_file import TensorsFile
 
@@ -116,8 +116,9 @@ class RemotePlace(Place):
     def write(self, name: str, data: bytes) -> None:
         self.call("pipe_file", f"{self._root}/{name}", data)
 
-    def read(self, name: str) -> bytes:
-        return bytes(self.call("cat_file", f"{self._root}/{name}"))
+    def read_manifest(self, folder: str) -> bytes:
+        """Reads the manifest of a checkpoint, of bounded size. Raises as `Url.read`."""
+        return Url(f"{self.uri}/{folder}").read(MANIFEST, MANIFEST_BYTES)
 
     def upload(self, path: Path, name: str, check: Check) -> None:
         self.call("put_file", str(path), f"{self._root}/{name}", check=check)
@@ -185,15 +186,15 @@ class _RemoteDraft(Draft):
     def publish(self, manifest: Manifest, confirm: Callable[[], None]) -> Location:
         confirm()
         self._place.write(f"{self._folder}/{MANIFEST}", manifest.to_json())
-        if not is_passed(self._folder, self._place.names(), lambda name: self._place.read(f"{name}/{MANIFEST}")):
+        if not is_passed(self._folder, self._place.names(), self._place.read_manifest):
             self._place.write(LATEST, f"{self._folder}\n".encode())
         self._clear({MANIFEST, *(file.name for file in manifest.files)})
         return Url(f"{self._place.uri}/{self._folder}")
 
     def discard(self) -> None:
-        with suppress(HeadwayError):
+        with suppress(HeadwayError, OSError):
             there = self._place.names(self._folder)
-            if MANIFEST in there and self.token.encode() in self._place.read(f"{self._folder}/{MANIFEST}"):
+            if MANIFEST in there and self.token.encode() in self._place.read_manifest(self._folder):
                 return  # the manifest had arrived, whatever failed after it
             self._clear({name for name in there if f".{self.token}." not in name})
 
