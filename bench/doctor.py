@@ -26,8 +26,9 @@ loop.
 down by one factor; regimes_named is the share of the two that the doctor calls device limited and host limited.
 
 --user-code instead: the user's own code is slow: it sleeps, or works in NumPy, in the transform, the forward pass, the
-loss or the metrics; waits for a lock, collects garbage, reads a file, or logs thousands of lines in each step. Of each
-of 24 cases the doctor is asked once, with --quick, and one run follows it; some 50 s a case.
+loss or the metrics; waits for a lock, collects garbage, reads a file, logs thousands of lines, or reads hundreds of
+values of tensors in each step. Of each of 24 cases the doctor is asked once, with --quick, and one run follows it; some
+50 s a case.
 
 user_code_named         share of the cases in which the verdict names the stage, and the file and line; 0.95 is wanted
 predict_median_error    as above; 0.05 is wanted

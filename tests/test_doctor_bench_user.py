@@ -18,22 +18,22 @@ from headway.core.recipe import load
 from headway.train.recipe import TrainRecipe
 from headway.train.task import Target
 
-FIRST = list(itertools.islice(user_draws(1), 24))
+FIRST = list(itertools.islice(user_draws(1), 26))
 
 
-def test_the_first_24_cases_have_every_injector_twice_with_other_strengths() -> None:
-    assert len(INJECTORS) == 12
-    assert list(itertools.islice(user_draws(1), 24)) == FIRST
-    assert list(itertools.islice(user_draws(2), 24)) != FIRST
-    for half in (FIRST[:12], FIRST[12:]):
+def test_the_first_26_cases_have_every_injector_twice_with_other_strengths() -> None:
+    assert len(INJECTORS) == 13
+    assert list(itertools.islice(user_draws(1), 26)) == FIRST
+    assert list(itertools.islice(user_draws(2), 26)) != FIRST
+    for half in (FIRST[:13], FIRST[13:]):
         places = {(one.where, one.does) for one in half}
-        assert len(places) == 12
+        assert len(places) == 13
         assert {does for _, does in places} == set(user_code.ALL)
         assert {where for where, does in places if does == "sleep"} == {"transform", "forward", "loss", "metrics"}
-    assert len({one.settings() for one in FIRST}) == 24
+    assert len({one.settings() for one in FIRST}) == 26
 
 
-@pytest.mark.parametrize("case", FIRST[:12], ids=lambda case: f"{case.number}-{case.text}")
+@pytest.mark.parametrize("case", FIRST[:13], ids=lambda case: f"{case.number}-{case.text}")
 def test_every_case_is_a_recipe_of_code_that_can_be_had(case: UserCase, tmp_path: Path) -> None:
     job = case.job()
     job.write(tmp_path / "recipe.yaml", "packed/train")
@@ -47,13 +47,23 @@ def test_every_case_is_a_recipe_of_code_that_can_be_had(case: UserCase, tmp_path
     assert (name, text.endswith(f"# {case.does}")) == ("user_code.py", True)
 
 
+def test_the_slow_code_of_users_can_be_drawn() -> None:
+    """A sleep of 30 ms in the transform or the forward pass, and 400 reads of values in the forward pass."""
+    drawn = list(itertools.islice(user_draws(1), 13 * 60))
+    for where, does, amount in (("transform", "sleep", 30), ("forward", "sleep", 30), ("forward", "reads", 400)):
+        near = [one for one in drawn if (one.where, one.does) == (where, does) and 0.9 <= one.amount / amount <= 1.1]
+        assert near, (where, does)
+    assert {(one.stage, one.job().recipe["batch"]) for one in drawn if one.does == "reads"} == {("sync", 8)}
+
+
 def test_what_is_slow_leaves_the_numbers_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     images, labels, keys = torch.rand(2, 3, 32, 32), torch.tensor([0, 1]), np.zeros(2, np.uint64)
     monkeypatch.setenv(user_code.DOES, "sleep")
     monkeypatch.setenv(user_code.AMOUNT, "0.1")
     assert user_code.transform(images, labels, keys)[0] is images
-    model = user_code.Net(2, does="numpy", amount=0.1)
-    assert torch.equal(model(images), model.inner(images))
+    for does, amount in (("numpy", 0.1), ("reads", 9)):
+        model = user_code.Net(2, does=does, amount=amount)
+        assert torch.equal(model(images), model.inner(images))
     target = Target(kind="class", classes=("a", "b"), numbers=1)
     outputs = torch.randn(2, 2)
     slow = user_code.Slow(target, where="loss", does="collect", amount=0.1)

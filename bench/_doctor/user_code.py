@@ -64,6 +64,12 @@ def log(lines: float) -> None:
         _logger().info("%d of %d: %s", number, lines, time.monotonic())  # log
 
 
+def reads(values: float) -> None:
+    found = _values()
+    for number in range(int(values)):
+        found[number % len(found), 0, 0, 0].item()  # reads
+
+
 ALL: Mapping[str, Callable[[float], None]] = {
     "sleep": sleep,
     "numpy": numpy,
@@ -71,6 +77,7 @@ ALL: Mapping[str, Callable[[float], None]] = {
     "collect": collect,
     "read": read,
     "log": log,
+    "reads": reads,
 }
 
 
@@ -156,6 +163,12 @@ def _file() -> Path:
     path = _temporary(".bytes")
     path.write_bytes(bytes(FILE_MB << 20))
     return path
+
+
+@cache
+def _values() -> torch.Tensor:
+    """Images whose values are read."""
+    return torch.zeros(8, 3, 32, 32)
 
 
 @cache

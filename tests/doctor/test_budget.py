@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from contextlib import closing
 from pathlib import Path
+from time import perf_counter
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,8 @@ from tests._support import packed_digits, write_recipe
 from headway.doctor.budget import FULL, QUICK, Budget, WallTime
 from headway.doctor.doctor import WANTING, examination
 from headway.doctor.job import Job
+from headway.doctor.joint import TOGETHER_S
+from headway.doctor.ranks import share_out
 from headway.train.runs import load_recipe
 
 PARTS = list(QUICK.wants())
@@ -23,6 +26,19 @@ def test_both_budgets_fit_into_what_is_promised() -> None:
     """With five seconds to start in, and one to write what was found."""
     for budget, promised in ((FULL, 120), (QUICK, 45)):
         assert sum(budget.wants().values()) + 5 <= budget.wall <= promised - 5
+
+
+def test_ranks_keep_time_for_what_they_measure_together() -> None:
+    """What each of them measures by itself has to be over by then, and what overruns shortens the rest."""
+    for budget, quick in ((FULL, False), (QUICK, True)):
+        mine, wall = share_out(quick, perf_counter() - budget.wall / 2)
+        kept = budget.wall - mine.wall
+        assert 0 < kept < budget.wall / 3
+        assert wall.allot("whole") == TOGETHER_S
+        _, late = share_out(quick, perf_counter() - mine.wall - kept / 2)
+        assert late.allot("single") < budget.whole
+        _, over = share_out(quick, perf_counter() - budget.wall)
+        assert over.allot("single") == over.allot("whole") == 0
 
 
 @given(st.lists(st.floats(0.1, 4.0), min_size=len(PARTS), max_size=len(PARTS)))

@@ -10,6 +10,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from time import perf_counter
 from typing import Any, TypeVar, final
 
@@ -31,6 +32,10 @@ T = TypeVar("T")
 
 WINDOWS, WINDOW_S = 9, 0.3
 """Of the steps that are done together."""
+FEWEST_WINDOWS = 3
+"""Whatever the limit."""
+TOGETHER_S = 4.0
+"""That `together` takes where steps are short."""
 SHORT_WINDOWS, SHORT_WINDOW_S = 5, 0.2
 """The same of what is tried."""
 SETTLES = 5
@@ -83,8 +88,14 @@ class Tried:
     gain: float
 
 
-def together(trainer: Trainer, ranks: Ranks, *, windows: int = WINDOWS, window_s: float = WINDOW_S) -> Joint:
-    """Images/s of all ranks."""
+def together(
+    trainer: Trainer, ranks: Ranks, *, windows: int = WINDOWS, window_s: float = WINDOW_S, limit_s: float = inf
+) -> Joint:
+    """Images/s of all ranks.
+
+    Args:
+        limit_s: fewer windows are timed where so many would take longer, but never less than FEWEST_WINDOWS.
+    """
     wait: Callable[[], object] = waiting(trainer.setup.device)
     control = ranks.world.control
     trainer.run(SETTLES - 2)
@@ -94,7 +105,10 @@ def together(trainer: Trainer, ranks: Ranks, *, windows: int = WINDOWS, window_s
     trainer.run(2)
     wait()
     a_step = (perf_counter() - begun) / 2
-    steps = _said(control, max(1, round(window_s / a_step)))
+    steps = max(1, round(window_s / a_step))
+    fit = int(min(windows, limit_s / (steps * a_step)))
+    # Rank 0 decides both: ranks that disagreed would wait for each other for ever.
+    steps, windows = _said(control, [steps, max(FEWEST_WINDOWS, fit)])
     window = timed(lambda: advanced(trainer, steps, wait), least_s=0.0)
     rates, first = [], trainer.step
     for _ in range(windows):

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any, final
@@ -30,10 +30,10 @@ from headway.core.run import Run
 from headway.core.world import World
 from headway.data.options import SYNTHETIC
 from headway.doctor import environment
-from headway.doctor.budget import FULL, QUICK, Budget
+from headway.doctor.budget import FULL, QUICK, Budget, WallTime
 from headway.doctor.doctor import examination
 from headway.doctor.job import MEASURED, Job, quiet, with_values
-from headway.doctor.joint import GAIN, Exchange, Joint, Tried, exchange, together, tried
+from headway.doctor.joint import GAIN, TOGETHER_S, Exchange, Joint, Tried, exchange, together, tried
 from headway.doctor.loop import looped
 from headway.doctor.model import Model
 from headway.doctor.verdict import verdict
@@ -119,27 +119,27 @@ def main(asked: dict[str, Any]) -> None:
                     norm["micro_batch"] = min(micro, share)
                 with closing(Job.of(loaded, quiet, **norm)) as job:
                     control.barrier()
-                    budget = QUICK if quick else FULL
-                    mine = examination(job, say_all, budget, quick, barrier=control.barrier)
+                    budget, wall = share_out(quick, begun)
+                    mine = examination(job, say_all, budget, quick, barrier=control.barrier, begun=begun)
                     around = surroundings(mine.environment, job, ranks.world)
                     mine = mine.model_copy(update={"environment": around})
                     found = control.gather_bytes(mine.model_dump_json().encode())
                     profiles = [Profile.model_validate_json(text) for text in found]
-                    single = _single(loaded, budget) if ranks.speaks else 0.0
+                    single = _single(loaded, wall.allot("single"), budget.side) if ranks.speaks else 0.0
                     control.barrier()
                     batches = job.kept()
                     setup.inputs.feed = lambda: itertools.cycle(batches)
-                    now = together(trainer, ranks)
-                    alone = exchange(trainer, ranks, limit_s=budget.side)
+                    now = together(trainer, ranks, limit_s=wall.allot("replay"))
+                    alone = exchange(trainer, ranks, limit_s=wall.allot("exchange"))
                     steps = _Steps.of(profiles, now.rate)
                     worth = json.loads(control.broadcast_bytes(json.dumps(steps.exposed > WORTH * steps.step).encode()))
                     others, late = list[Tried](), list[str]()
                     if worth and not quick:
                         say_all("Trying other buckets and algorithms for the exchange.")
-                        others, late = tried(trainer, ranks, loaded.recipe.comm, now, limit_s=TRIES_S)
+                        others, late = tried(trainer, ranks, loaded.recipe.comm, now, limit_s=wall.allot("tries"))
                 setup.inputs.feed = None
                 trainer.meet()  # the loader begins anew
-                whole = together(trainer, ranks)
+                whole = together(trainer, ranks, limit_s=wall.allot("whole"))
                 if ranks.speaks:
                     narrow = len(ranks.world.hosts) > 1 and loaded.recipe.comm.wire == "fp32"
                     device = setup.device.type
@@ -160,7 +160,24 @@ def surroundings(alone: Sequence[Finding], job: Job, world: World) -> tuple[Find
     return environment.examine(job.loaded.recipe, job.setup.device, job.setup.train, world.interface)
 
 
-def _single(loaded: Loaded[TrainRecipe], budget: Budget) -> float:
+def share_out(quick: bool, begun: float) -> tuple[Budget, WallTime]:
+    """Divides the wall time between what each rank measures by itself, and what all of them measure afterwards.
+
+    Args:
+        begun: the time of `perf_counter` from which the limit counts.
+    """
+    budget = QUICK if quick else FULL
+    wants = {
+        "single": budget.whole,
+        "replay": TOGETHER_S,
+        "exchange": budget.side,
+        "tries": 0.0 if quick else TRIES_S,
+        "whole": TOGETHER_S,
+    }
+    return replace(budget, wall=budget.wall - sum(wants.values())), WallTime(budget.wall, wants, begun)
+
+
+def _single(loaded: Loaded[TrainRecipe], limit_s: float, side_s: float) -> float:
     """Images/s that one process with all of this host's cores gives, while the others wait."""
     cores, before = usable_cores(), torch.get_num_threads()
     changes = {} if loaded.recipe.data.train == SYNTHETIC else {"data__threads": max(1, cores - 1)}
@@ -168,8 +185,8 @@ def _single(loaded: Loaded[TrainRecipe], budget: Budget) -> float:
     try:
         with closing(Job.of(loaded, quiet, **changes)) as job:
             if job.synthetic:
-                return looped(job, limit_s=budget.side, passes_s=budget.side).rate.value
-            return run(job, limit_s=budget.whole).rate.value
+                return looped(job, limit_s=min(side_s, limit_s), passes_s=min(side_s, limit_s)).rate.value
+            return run(job, limit_s=limit_s).rate.value
     finally:
         torch.set_num_threads(before)
 
