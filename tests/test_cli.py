@@ -103,7 +103,7 @@ def test_debug_shows_the_traceback_of_any_error(tmp_path: Path) -> None:
 def test_the_installed_command_and_the_module_are_one(folder: Path, tmp_path: Path) -> None:
     script = Path(sys.executable).parent / "headway"
     out = [
-        subprocess.run([*start, "report", "none"], capture_output=True, text=True, check=False, cwd=tmp_path)
+        subprocess.run([*start, "verify", "none"], capture_output=True, text=True, check=False, cwd=tmp_path)
         for start in ([script], [sys.executable, "-m", "headway"])
     ]
     assert [done.returncode for done in out] == [2, 2]

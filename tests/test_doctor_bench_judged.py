@@ -102,6 +102,7 @@ def digits_job(factory: str = "Perceptron") -> Job:
     return Job("digits", recipe, {"OMP_NUM_THREADS": "1"})
 
 
+@pytest.mark.check
 def test_a_run_is_ended_by_a_signal_and_tells_its_rate(tmp_path: Path) -> None:
     packed = packed_digits(tmp_path)
     place = Place(packed / "train", str(packed / "train"))

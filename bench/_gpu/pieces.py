@@ -24,6 +24,7 @@ TESTS = (
     ),
     (
         "train/test_called.py",
+        "train/test_checkpoint_hostile.py",
         "train/test_inputs.py",
         "train/test_precision.py",
         "train/test_sync.py",

@@ -74,6 +74,7 @@ def test_what_fits_leaves_room_for_what_matters_more() -> None:
     assert not wall.fits(3.5, keeps_s=4.0)
 
 
+@pytest.mark.check
 def test_without_time_the_doctor_still_concludes(tmp_path: Path) -> None:
     """By a clock on which each look takes ten seconds."""
     packed_digits(tmp_path, per_class=30)

@@ -204,6 +204,7 @@ def test_the_first_epoch_reads_from_the_disk(folder: Path) -> None:
     assert "files from the disk" in cold.note
 
 
+@pytest.mark.check
 def test_synthetic_data_have_no_input(folder: Path) -> None:
     found = examined(folder, "data={train: synthetic, synthetic: {size: [8, 8], channels: 1}}")
     assert found.together is None

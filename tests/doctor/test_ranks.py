@@ -116,6 +116,7 @@ def test_a_slow_rank_is_told_from_the_exchange() -> None:
     assert found.predicted == pytest.approx(600)
 
 
+@pytest.mark.check
 def test_no_rank_drops_files_that_others_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     packed_digits(tmp_path)
     recipe = write_recipe(tmp_path / "one.yaml", data={"cache": "none"})

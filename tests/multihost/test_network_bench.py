@@ -33,6 +33,7 @@ def test_the_probe_has_the_parameters_of_a_resnet_18() -> None:
 
 
 @pytest.mark.root
+@pytest.mark.check
 def test_a_rank_that_ends_says_why() -> None:
     with Hosts(1) as hosts, pytest.raises(RankError, match=r"No module named 'tests\.multihost\.nowhere'"):
         Ranks(hosts, Layout(1, 1), {"arms": "tests.multihost.nowhere"}).__enter__()

@@ -74,6 +74,7 @@ def test_colour_images_of_32_pixels(tmp_path: Path) -> None:
     trains(tmp_path / "r.yaml", tmp_path / "run")
 
 
+@pytest.mark.check
 def test_photographs_of_many_sizes(tmp_path: Path, data_root: Path) -> None:
     photos = sorted((data_root / "imagenet-250").glob("*.JPEG"))[:8]
     for place, path in enumerate(photos):
