@@ -30,7 +30,7 @@ _COUNTS = (torch.float32, torch.float64)
 
 
 def fault_of(optimizer: Optimizer, parameter: Tensor, saved: Mapping[str, Tensor]) -> str:
-    """What is wrong with the saved state of one of an optimizer's parameters; empty where nothing is.
+    """Describes the first fault in the saved state of one parameter, or returns an empty string.
 
     States of optimizers that Headway does not build are compared with those that the optimizer has already.
     """

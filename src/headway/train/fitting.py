@@ -1,4 +1,4 @@
-"""Whether what a checkpoint holds is what a run keeps: all of it is looked at before any of it is taken over."""
+"""Checks that a checkpoint fits a run, all of it before any of it is restored."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def expect_tensors(
 
 
 def fault_among(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
-    """What is wrong with the saved tensors, in half a sentence; empty where names, shapes and types are as wanted."""
+    """Describes the first tensor that does not match, or returns an empty string."""
     if lacking := sorted(wanted.keys() - saved.keys()):
         return f"{lacking[0]!r} is missing"
     if unknown := sorted(saved.keys() - wanted.keys()):

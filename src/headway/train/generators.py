@@ -17,6 +17,7 @@ WORDS = 624
 
 
 def random_state() -> dict[str, torch.Tensor]:
+    """Returns the states of all random generators as tensors of a checkpoint."""
     _, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
     _, state, spare = random.getstate()
     out = {
@@ -78,6 +79,7 @@ def _expect_accepted(state: torch.Tensor, module: Any, what: str, where: str) ->
 
 
 def set_random_state(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Puts all random generators into saved states; call `expect_random_state` first."""
     torch.set_rng_state(tensors["random/torch"])
     if "random/cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random/cuda"])

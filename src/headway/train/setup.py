@@ -102,6 +102,7 @@ class Setup:
 
     @property
     def recipe(self) -> TrainRecipe:
+        """The validated recipe."""
         return self.loaded.recipe
 
     @property
@@ -118,18 +119,22 @@ class Setup:
 
     @property
     def train(self) -> data.Dataset | None:
+        """Training set; None if the data are synthetic."""
         return self.inputs.train
 
     @property
     def eval(self) -> data.Dataset | None:
+        """Evaluation set; None if there is none."""
         return self.inputs.eval
 
     @property
     def size(self) -> tuple[int, int]:
+        """Height and width of the images."""
         return self.inputs.size
 
     @property
     def channels(self) -> int:
+        """Number of channels of the images."""
         return self.inputs.channels
 
     def batches(self, position: int, rank: int = 0, world: int = 1) -> Iterable[Batch]:
