@@ -15,12 +15,13 @@ if TYPE_CHECKING:  # torch is imported where it is first needed
 class Whole(Protocol):
     """A network, or whatever else hands out its tensors, and not copies of them."""
 
-    def state_dict(self) -> dict[str, Tensor]: ...
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns the tensors by name; writing to them changes the network."""
 
 
 @final
 class Copies:
-    """Of parameters and floating-point buffers, those of half precision in fp32.
+    """Copies of parameters and floating-point buffers; those of half precision are kept in fp32.
 
     Args:
         whole: on its device, in its memory format.
@@ -64,11 +65,11 @@ class Copies:
             torch._foreach_copy_(now, kept)
 
     def state(self) -> dict[str, Tensor]:
-        """What a checkpoint keeps of them."""
+        """Returns the copies as tensors of a checkpoint."""
         return {self._prefix + name: value for name, value in self._copies.items()}
 
     def found_in(self, tensors: Mapping[str, Tensor]) -> bool:
-        """Whether a checkpoint has any."""
+        """Tells whether a checkpoint holds such copies."""
         return any(name.startswith(self._prefix) for name in tensors)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:

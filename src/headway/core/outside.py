@@ -10,6 +10,7 @@ DEPTH = 32
 """Most levels of lists and objects; what Headway writes has at most ten."""
 
 _KINDS = {
+    type(None): "null",
     bool: "a truth value",
     int: "a number",
     float: "a number",
@@ -60,17 +61,7 @@ def parse_value(text: str | bytes | bytearray, *, depth: int = DEPTH) -> Any:
 
 def kind_of(value: Any) -> str:
     """What kind of JSON a value is, for a sentence."""
-    if value is None:
-        return "null"
-    kinds = {
-        bool: "a truth value",
-        int: "a number",
-        float: "a number",
-        str: "a text",
-        list: "a list",
-        dict: "an object",
-    }
-    return kinds.get(type(value), type(value).__name__)
+    return _KINDS.get(type(value), type(value).__name__)
 
 
 def is_whole(value: Any, low: int = 0, high: int = (1 << 63) - 1) -> bool:
@@ -81,6 +72,11 @@ def is_whole(value: Any, low: int = 0, high: int = (1 << 63) - 1) -> bool:
 def is_number(value: Any, low: float = float("-inf"), high: float = float("inf")) -> bool:
     """Whether it is a number in [low, high]; NaN is none, and true neither."""
     return type(value) in (int, float) and low <= value <= high
+
+
+def is_any_number(value: Any) -> bool:
+    """Whether it is a number of any kind, NaN and the infinities too; true is none."""
+    return type(value) in (int, float)
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

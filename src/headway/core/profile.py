@@ -134,7 +134,7 @@ class Step(Record):
 
     @property
     def value_bytes(self) -> int:
-        """Of one activation."""
+        """Bytes of one activation."""
         return 4 if self.precision == "fp32" else 2
 
 
@@ -180,25 +180,26 @@ class Workload(Record):
 
     @property
     def parameters(self) -> int:
+        """Number of parameters of all layers."""
         return sum(layer.parameters for layer in self.layers)
 
     @property
     def forward_multiply_adds(self) -> int:
-        """Of one sample."""
+        """Multiply-adds of the forward pass of one sample."""
         return sum(layer.forward_multiply_adds for layer in self.layers)
 
     @property
     def backward_multiply_adds(self) -> int:
-        """Of one sample."""
+        """Multiply-adds of the backward pass of one sample."""
         return sum(layer.backward_multiply_adds for layer in self.layers)
 
     @property
     def operations(self) -> int:
-        """Of one sample, forward and backward; a multiply-add is two."""
+        """Operations of one sample, forward and backward; a multiply-add counts as two."""
         return 2 * (self.forward_multiply_adds + self.backward_multiply_adds)
 
     def saved_bytes(self, samples: int) -> int:
-        """What a forward pass over so many samples at once keeps for the backward pass, weights left out."""
+        """Bytes that the forward pass of so many samples keeps for the backward pass, without the weights."""
         return sum(samples * layer.saved_bytes + layer.saved_bytes_fixed for layer in self.layers)
 
     def ready(self) -> list[Layer]:
@@ -279,7 +280,7 @@ class Ceiling(Record):
 
     @property
     def images_s(self) -> float | None:
-        """What it alone would give; None: it does not limit."""
+        """Images/s if nothing else took time; None if it does not limit."""
         return 1 / self.seconds if self.seconds > 0 else None
 
 
@@ -441,6 +442,7 @@ class Profile(Record):
         return self.model_copy(update={"verdict": self.verdict.model_copy(update=changes)})
 
     def ceiling(self, stage: str) -> Ceiling | None:
+        """Returns the ceiling of a stage, or None if the stage was not measured."""
         return next((one for one in self.ceilings if one.stage == stage), None)
 
     def write(self, path: Path) -> None:

@@ -113,6 +113,7 @@ def _refuse_many(root: yaml.Node | None, where: str) -> None:
 
 
 def parse_value(text: str, key: str) -> Any:
+    """Parses the value of an override as YAML. Raises RecipeError: it is no YAML, or has too many values."""
     try:
         _refuse_many(yaml.compose(text[:MOST_CHARACTERS], Reader), key)
         return yaml.load(text, Reader)
@@ -121,6 +122,7 @@ def parse_value(text: str, key: str) -> Any:
 
 
 def put(tree: Any, keys: Sequence[str], value: Any, whole: str) -> None:
+    """Sets the value at a path of keys in a recipe, in place. Raises RecipeError: there is no such place."""
     for place, key in enumerate(keys):
         last = place == len(keys) - 1
         if isinstance(tree, list):

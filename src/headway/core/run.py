@@ -153,6 +153,7 @@ class Run:
         write_whole(self.folder / f"{name}.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
 
     def read_json(self, name: str) -> Any:
+        """Reads an object from NAME.json. Raises UsageError: there is none. HeadwayError: it is damaged."""
         path = self.folder / f"{name}.json"
         try:
             return parse_object(read_text(path))

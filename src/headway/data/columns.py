@@ -99,6 +99,7 @@ class Description:
     """Names of the folders that were packed together with this one, and its own; empty where it was packed alone."""
 
     def to_metadata(self) -> dict[str, str]:
+        """Returns the metadata of the columns file that `from_metadata` reads."""
         return {"headway": json.dumps(asdict(self))}
 
     @staticmethod

@@ -80,16 +80,18 @@ class Dataset:
 
     @property
     def pixel_bytes(self) -> int | None:
-        """Of the decoded set; None where its images have different sizes."""
+        """Bytes of the decoded set; None if its images have different sizes."""
         size = self.description.common_size
         return None if size is None else len(self) * size[0] * size[1] * self.description.channels
 
     @property
     def classes(self) -> tuple[str, ...]:
+        """Names of the classes, in the order of their numbers."""
         return self.description.classes
 
     @property
     def fingerprint(self) -> str:
+        """Digest of the columns: equal for equal data sets."""
         return self.description.fingerprint
 
     def name(self, sample: int) -> str:
@@ -97,7 +99,7 @@ class Dataset:
         return name_of(self._columns, sample)
 
     def read(self, ids: Sequence[int] | NDArray[np.int64]) -> Records:
-        """Where the samples' bytes lie, unchecked; a damaged record may be short or empty.
+        """Returns the records of these samples without checking them; a damaged record may be short or empty.
 
         Records in mapped shards are not copied; those split by RecordIO's magic number, read by pread, or files of
         their own are, into memory that the Records keep.

@@ -141,6 +141,7 @@ class PillowDecoder(Decoder):
         crc: NDArray[np.uint32] | None = None,
         check: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.uint8]:
+        """Copies raw images into the batch; see `Decoder.gather`."""
         status = np.zeros(len(records), np.uint8)
         for place, data in enumerate(records):
             wanted = crc is not None and (check is None or check[place])
@@ -178,6 +179,7 @@ class PillowDecoder(Decoder):
         return self._pool
 
     def close(self) -> None:
+        """Ends the threads."""
         if self._pool is not None and self._process == os.getpid():
             self._pool.shutdown()
 
@@ -239,12 +241,14 @@ class NativeDecoder(Decoder):
         crc: NDArray[np.uint32] | None = None,
         check: NDArray[np.bool_] | None = None,
     ) -> NDArray[np.uint8]:
+        """Copies raw images into the batch; see `Decoder.gather`."""
         moved = None if shifts is None else shifts.astype(np.int16)
         status = self._pool.gather(records, out, planar=planar, shift=moved, flips=flips, crc=crc, check=check)
         check_mapped(records.address)
         return status
 
     def close(self) -> None:
+        """Ends the threads."""
         self._pool.close()
         self._reference.close()
 

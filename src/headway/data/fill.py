@@ -74,6 +74,7 @@ class View:
         return self.crop.random or self.flip is not None or self.translate > 0
 
     def size_at(self, epoch: int) -> Size:
+        """Returns height and width of the images of an epoch."""
         return self.size if self.progressive is None else size_at(self.progressive, self.size, epoch)
 
     def boxes(self, sample_keys: UInt64, width: NDArray[np.uint32], height: NDArray[np.uint32], size: Size) -> Any:

@@ -63,9 +63,11 @@ class _Places:
 class Source(Protocol):
     """What reads the bytes of a data set's samples."""
 
-    def read(self, ids: Ids) -> Records: ...
+    def read(self, ids: Ids) -> Records:
+        """Reads the records of these samples; a damaged one may be short or empty."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Releases files and mappings."""
 
 
 @final
@@ -78,6 +80,7 @@ class MappedShards:
         self._maps = _Maps()
 
     def read(self, ids: Ids) -> Records:
+        """Finds the records of these samples in the mapped shards; nothing is copied but split records."""
         maps, shard = self._maps, self._columns["shard"][ids]
         address = maps.address[shard]
         if not address.all():
@@ -129,6 +132,7 @@ class PreadShards:
         self._files: dict[int, _File] = {}
 
     def read(self, ids: Ids) -> Records:
+        """Reads the records of these samples."""
         shard = self._columns["shard"][ids]
         offset, length, split = self._places(ids, shard)
         ends = np.cumsum(length)
@@ -188,6 +192,7 @@ class LooseFiles:
         self._folder, self._columns = os.fsencode(folder), columns
 
     def read(self, ids: Ids) -> Records:
+        """Reads the files of these samples."""
         names, begin, length = self._columns["name"], self._columns["name_offset"], self._columns["length"]
         rows = zip(begin[ids].tolist(), begin[ids + 1].tolist(), length[ids].tolist(), strict=True)
         return Records.of([self._read(names[low:high].tobytes(), size) for low, high, size in rows])

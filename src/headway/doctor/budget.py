@@ -75,6 +75,7 @@ class WallTime:
 
     @property
     def left_s(self) -> float:
+        """Seconds until the limit."""
         return max(0.0, self._ends - self._clock())
 
     def allot(self, part: str) -> float:

@@ -216,7 +216,7 @@ def alternatives(ranks: Ranks, options: CommRecipe) -> list[dict[str, Any]]:
 
 
 def better(found: Sequence[tuple[dict[str, Any], Rate]], now: Rate) -> list[Tried]:
-    """Of what was tried, what gives more than there is now."""
+    """Returns the changes that are faster than the run as it is now, beyond the noise."""
     return [
         Tried(_name(change), _override(change), rate.value / now.value)
         for change, rate in found

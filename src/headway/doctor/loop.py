@@ -189,7 +189,7 @@ def warmed(trainer: Trainer, wait: Callable[[], object]) -> float:
 
 
 def rate_of(job: Job, *, limit_s: float) -> Rate:
-    """Of the loop alone, with batches that are there already."""
+    """Measures images/s of the loop alone, with batches that are ready."""
     with job.trainer(batches=job.kept()) as trainer:
         return stepped(job, trainer, limit_s=limit_s)[0]
 
@@ -254,8 +254,10 @@ def passing(job: Job, batch: Batch) -> Callable[[], int]:
 
 
 def intercept(seconds: Mapping[int, float]) -> float:
-    """Of a straight line through the two largest numbers of samples: what a pass takes whatever its batch, as a larger
-    one than the run's would show it. Two samples alone may go through other, cheaper code."""
+    """Returns the seconds that a pass takes whatever its batch: where a line through the two largest batches starts.
+
+    Smaller ones are left out, since two samples alone may go through other, cheaper code.
+    """
     if len(seconds) < 2:
         return 0.0
     (low, first), (high, last) = sorted(seconds.items())[-2:]

@@ -21,7 +21,7 @@ from headway.core.profile import Ceiling, Together
 
 
 def seconds_together(input_alone: float, loop_alone: float, input_beside: float, loop_beside: float) -> float:
-    """Of a sample; all arguments likewise."""
+    """Seconds of a sample when loader and loop run side by side; the arguments are seconds of a sample too."""
     both = min(input_beside, loop_beside)
     return both + (1 - both / input_beside) * input_alone + (1 - both / loop_beside) * loop_alone
 
@@ -56,6 +56,7 @@ class Model:
         return Model(self.seconds, max(1.0, slower[0]), max(1.0, slower[1]))
 
     def total(self, side: str) -> float:
+        """Returns the seconds of a sample on one side, over all its stages."""
         return sum(self.seconds[side].values())
 
     def images_s(self, *, stalls: bool = True) -> float:

@@ -63,7 +63,7 @@ _Ranges = Mapping[Path, list[tuple[int, int]]]
 @final
 @dataclass(frozen=True)
 class Eviction:
-    """What became of files that were to be read from the disk next.
+    """The result of dropping files from the page cache.
 
     Attributes:
         held: whether less than COLD of them lies in memory now.
@@ -88,6 +88,7 @@ class Mount(NamedTuple):
 
     @property
     def network(self) -> bool:
+        """Whether this is a network file system."""
         return self.kind in NETWORK_FILE_SYSTEMS
 
 

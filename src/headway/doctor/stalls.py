@@ -29,6 +29,7 @@ class Stall:
 
     @property
     def seconds(self) -> float:
+        """Seconds that it adds to each sample."""
         return self.once_s / self.every
 
 

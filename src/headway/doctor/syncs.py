@@ -63,6 +63,7 @@ class Syncs:
 
     @property
     def count(self) -> float:
+        """Number of reads in a step, over all stages."""
         return sum(self.of.values())
 
 

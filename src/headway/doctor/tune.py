@@ -63,6 +63,7 @@ class Try:
 
     @property
     def gain(self) -> float:
+        """Images/s with the knob over those without it."""
         return self.after / self.before
 
 
@@ -80,9 +81,12 @@ class Tuned:
 
     @property
     def kept(self) -> list[Try]:
+        """Knobs that were kept."""
         return [one for one in self.tries if one.kept]
 
     def to_json(self) -> dict[str, Any]:
+        """Returns all of it for `--json`."""
+
         def of(rate: Rate | None) -> Any:
             return None if rate is None else rate.model_dump()
 
@@ -96,6 +100,7 @@ class Tuned:
         }
 
     def text(self) -> str:
+        """Returns all of it as lines for a terminal."""
         lines = []
         for one in self.tries:
             what = "kept" if one.kept else "left"
@@ -262,6 +267,7 @@ def changes_of(text: str) -> dict[str, Any]:
 
 
 def with_all(loaded: Loaded[TrainRecipe], values: dict[str, Any]) -> Loaded[TrainRecipe]:
+    """Returns the recipe with these values, marked as tuned."""
     return loaded.resolve_all({key: (value, "tuned") for key, value in values.items()}) if values else loaded
 
 

@@ -65,6 +65,7 @@ WORDS = {
 
 
 def kind_of(stage: str, device: str) -> Kind:
+    """Returns the verdict for a limiting stage on a device."""
     if stage in ("normalise", "transform"):
         return "host/IO limited" if device == "cpu" else "device limited"
     return KINDS[stage]

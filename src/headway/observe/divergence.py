@@ -14,6 +14,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from headway.core.outside import is_any_number
+
 FIRST = 10
 """Steps whose median is taken for the loss at the start, where it is above the first step's own,"""
 SPREAD = 3.0
@@ -149,11 +151,11 @@ class DivergenceWatch:
         if not isinstance(state, dict) or state.keys() != mine.keys():
             raise ValueError("other entries")
         for name, value in state.items():
-            fits = _is_number(value) or (value is None and mine[name] is None)
+            fits = is_any_number(value) or (value is None and mine[name] is None)
             if name == "_looks":
                 fits = isinstance(value, list) and all(self._is_look(one) for one in value)
             elif isinstance(mine[name], list):
-                fits = isinstance(value, list) and all(map(_is_number, value))
+                fits = isinstance(value, list) and all(map(is_any_number, value))
                 fits = fits and (name != "_weights_first" or len(value) == len(mine[name]))
             elif isinstance(mine[name], bool):
                 fits = isinstance(value, bool)
@@ -165,7 +167,7 @@ class DivergenceWatch:
         if not isinstance(value, list) or len(value) != 3 or not isinstance(value[2], list):
             return False
         step, lr, moved = value
-        return type(step) is int and all(map(_is_number, [lr, *moved])) and len(moved) == len(self._layers)
+        return type(step) is int and all(map(is_any_number, [lr, *moved])) and len(moved) == len(self._layers)
 
     def _judge(
         self,
@@ -262,7 +264,3 @@ def _over(one: NDArray[np.float32], other: NDArray[np.float32]) -> NDArray[np.fl
     """one / other; 0 where both are 0, and where weights begin at zero."""
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(other == 0, 0.0, one.astype(float) / other)
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)

@@ -97,7 +97,7 @@ class Scores:
         return out
 
     def value(self, reading: Reading) -> float:
-        """As a fraction of 1, by what is known of the script's scale now."""
+        """Returns the score as a fraction of 1, by the scale that the script is known to use."""
         percent = self._percent if reading.percent is None else reading.percent
         return reading.number / 100 if percent else reading.number
 

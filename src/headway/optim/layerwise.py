@@ -21,7 +21,8 @@ from headway.core.errors import UsageError
 from headway.optim import native
 from headway.optim.work import Group, Rule, Work
 
-_NUMBER = torch.Size(())
+SCALAR = torch.Size(())
+"""The shape of a state that is one number."""
 
 
 class LayerWise(Optimizer, ABC):
@@ -111,7 +112,7 @@ class LayerWise(Optimizer, ABC):
                 state[name] = like if number else torch.zeros_like(parameter, dtype=wide)
                 continue
             value = state[name]
-            if value.dtype != wide or value.shape != (_NUMBER if number else parameter.shape):
+            if value.dtype != wide or value.shape != (SCALAR if number else parameter.shape):
                 what = f"{type(self).__name__} has {name!r} of shape {tuple(value.shape)} and {value.dtype}"
                 what += f" for a parameter of shape {tuple(parameter.shape)} and {parameter.dtype}"
                 raise UsageError(what, fix="Load the state of an optimizer of the same network.")

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, Optimizer
 
-from headway.optim.layerwise import LayerWise
+from headway.optim.layerwise import SCALAR, LayerWise
 
 
 class _Like(NamedTuple):
@@ -23,15 +23,14 @@ class _Like(NamedTuple):
     types: tuple[torch.dtype, ...]
 
     def __str__(self) -> str:
-        return _shown(self.shape, self.types[0])
+        return describe(self.shape, self.types[0])
 
 
-_NUMBER = torch.Size(())
 _COUNTS = (torch.float32, torch.float64)
 
 
 def fault_of(optimizer: Optimizer, parameter: Tensor, saved: Mapping[str, Tensor]) -> str:
-    """What is wrong with the saved state of one of an optimizer's parameters; empty where nothing is.
+    """Describes the first fault in the saved state of one parameter, or returns an empty string.
 
     States of optimizers that Headway does not build are compared with those that the optimizer has already.
     """
@@ -45,7 +44,7 @@ def fault_of(optimizer: Optimizer, parameter: Tensor, saved: Mapping[str, Tensor
                 continue
             return f"{name!r} is nothing that {type(optimizer).__name__} keeps"
         if value.shape != wanted[name].shape or value.dtype not in wanted[name].types:
-            return f"{name!r} is {_shown(value.shape, value.dtype)}, and should be {wanted[name]}"
+            return f"{name!r} is {describe(value.shape, value.dtype)}, and should be {wanted[name]}"
     # A parameter that was never trained has no state at all; a part of one is none.
     if (saved or present) and (lacking := sorted((known or present).keys() - saved.keys())):
         return f"{lacking[0]!r} is missing"
@@ -57,16 +56,17 @@ def _known(optimizer: Optimizer, parameter: Tensor, group: Mapping[str, Any]) ->
     if type(optimizer) is SGD:
         return {"momentum_buffer": same} if group["momentum"] else {}
     if isinstance(optimizer, Adam):  # AdamW is one
-        found = {"step": _Like(_NUMBER, _COUNTS), "exp_avg": same, "exp_avg_sq": same}
+        found = {"step": _Like(SCALAR, _COUNTS), "exp_avg": same, "exp_avg_sq": same}
         return found | ({"max_exp_avg_sq": same} if group["amsgrad"] else {})
     if isinstance(optimizer, LayerWise):
         return {
-            name: _Like(_NUMBER if number else parameter.shape, (kind,))
+            name: _Like(SCALAR if number else parameter.shape, (kind,))
             for name, (number, kind) in optimizer.states_of(parameter, group).items()
         }
     return None
 
 
-def _shown(shape: torch.Size, kind: torch.dtype) -> str:
+def describe(shape: torch.Size, kind: torch.dtype) -> str:
+    """Names a shape and a type in a sentence: `64x3x7x7 of float32`."""
     form = "x".join(map(str, shape)) or "a number"
     return f"{form} of {str(kind).removeprefix('torch.')}"

@@ -245,7 +245,7 @@ IMAGENET = range(1_200_000, 1_300_000)
 
 
 def is_official(workload: Workload) -> bool:
-    """Whether official runs are of the same: ResNet-50 by LARS on a set of ImageNet's size."""
+    """Tells whether official results exist for this job: ResNet-50 by LARS on a set of the size of ImageNet."""
     name, optimizer = workload.name.lower(), workload.step.update.optimizer.lower()
     return "resnet50" in name and optimizer == "lars" and workload.run.samples in IMAGENET
 

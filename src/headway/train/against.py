@@ -57,20 +57,23 @@ class Side:
 
     @cached_property
     def images(self) -> float:
+        """Number of images that the run trained on."""
         found: float = self.summary["epochs"] * self.about["samples"]
         return found
 
     @property
     def images_a_step(self) -> float:
+        """Number of images in a step, on average."""
         found: float = self.images / self.summary["step"]
         return found
 
     @cached_property
     def recipe(self) -> dict[str, str]:
+        """Values of the recipe by dotted key."""
         return flat(self.run.recipe_text())
 
     def metrics(self) -> dict[str, float | None]:
-        """Of the last evaluation, the loss last."""
+        """Metrics of the last evaluation, the loss last."""
         last = self.evaluated[-1].items() if self.evaluated else ()
         found = {name: value for name, value in last if name not in BESIDES_METRICS}
         return dict(sorted(found.items(), key=lambda item: item[0] == "loss"))
@@ -79,7 +82,7 @@ class Side:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """What one run has one way and the other another."""
+    """A value that differs between two runs."""
 
     what: str
     run: str
@@ -96,10 +99,11 @@ class Comparison:
 
     @property
     def sides(self) -> tuple[Side, Side]:
+        """Both runs, the measured one first."""
         return self.run, self.against
 
     def numbers(self) -> dict[str, tuple[float | None, float | None]]:
-        """Of both: images/s, seconds, the waiting share, seconds to one goal of both, and metrics that both have."""
+        """Numbers of both runs: images/s, seconds, waiting share, seconds to a common goal, and common metrics."""
         found: dict[str, tuple[float | None, float | None]]
         found = {name: _both(self.sides, name) for name in ("images_s", "seconds", "wait_share")}
         goals = [side.summary.get("stop_at") for side in self.sides]
@@ -110,12 +114,13 @@ class Comparison:
 
     @property
     def per_step(self) -> bool:
-        """Whether a step is as many images in both; else stages are compared for 1,000 images."""
+        """Tells whether a step has as many images in both runs; if not, stages are compared for 1,000 images."""
         mine, theirs = (side.images_a_step for side in self.sides)
         return abs(mine - theirs) < 1e-6 * theirs
 
     @property
     def unit(self) -> str:
+        """Unit in which stages are shown."""
         return "ms a step" if self.per_step else "ms for 1,000 images"
 
     def stages(self) -> dict[str, tuple[float, float]]:

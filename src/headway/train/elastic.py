@@ -95,16 +95,19 @@ class Ranks:
 
     @property
     def world(self) -> World:
+        """World of this generation."""
         assert self._joined is not None
         return self._joined.world
 
     @property
     def communicator(self) -> Communicator:
+        """Communicator of this generation."""
         assert self._joined is not None
         return self._joined.communicator
 
     @property
     def reducer(self) -> Reducer:
+        """Reducer of this generation."""
         assert self._joined is not None
         return self._joined.reducer
 
@@ -167,7 +170,7 @@ class Ranks:
             self._member.check()
 
     def reason(self, error: CommunicationError) -> CommunicationError:
-        """What a failed collective means: Lost where the others go on in a next generation, and this process too."""
+        """Explains a failed collective: returns Lost if the other ranks and this process go on in a next generation."""
         member = self._member
         if member is None or isinstance(error, Fenced):
             return error

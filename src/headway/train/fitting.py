@@ -1,4 +1,4 @@
-"""Whether what a checkpoint holds is what a run keeps: all of it is looked at before any of it is taken over."""
+"""Checks that a checkpoint fits a run, all of it before any of it is restored."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from headway.core.errors import CheckpointError, TrainingError
-from headway.core.outside import is_number, is_whole, kind_of
+from headway.core.outside import is_any_number, is_number, is_whole, kind_of
 from headway.data.batch_plan import BatchPlan
 from headway.optim import Masters
-from headway.optim.states import fault_of
+from headway.optim.states import describe, fault_of
 
 Check = Callable[[Any], bool]
 
@@ -48,7 +48,7 @@ def expect_tensors(
 
 
 def fault_among(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
-    """What is wrong with the saved tensors, in half a sentence; empty where names, shapes and types are as wanted."""
+    """Describes the first tensor that does not match, or returns an empty string."""
     if lacking := sorted(wanted.keys() - saved.keys()):
         return f"{lacking[0]!r} is missing"
     if unknown := sorted(saved.keys() - wanted.keys()):
@@ -56,19 +56,13 @@ def fault_among(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> st
     for name, value in saved.items():
         like = wanted[name]
         if value.shape != like.shape or value.dtype != like.dtype:
-            return f"{name!r} is {shown(value)}, and should be {shown(like)}"
+            return f"{name!r} is {describe(value.shape, value.dtype)}, and should be {describe(like.shape, like.dtype)}"
     return ""
-
-
-def shown(tensor: Tensor) -> str:
-    """`64x3x7x7 of float32`."""
-    form = "x".join(map(str, tensor.shape)) or "a number"
-    return f"{form} of {str(tensor.dtype).removeprefix('torch.')}"
 
 
 def _is_metrics(value: Any) -> bool:
     # A metric may be NaN or infinite; JSON as Python writes it says so.
-    return isinstance(value, dict) and all(type(one) in (int, float) for one in value.values())
+    return isinstance(value, dict) and all(map(is_any_number, value.values()))
 
 
 def _is_best(value: Any) -> bool:

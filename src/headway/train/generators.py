@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from headway.core.errors import CheckpointError
-from headway.train.fitting import shown
+from headway.optim.states import describe
 
 WORDS = 624
 """Of the state of a Mersenne twister."""
 
 
 def random_state() -> dict[str, torch.Tensor]:
+    """Returns the states of all random generators as tensors of a checkpoint."""
     _, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
     _, state, spare = random.getstate()
     out = {
@@ -41,7 +42,8 @@ def expect_random_state(tensors: Mapping[str, torch.Tensor], where: str) -> None
             raise CheckpointError(f"{name} is missing", where=where)
         value, spare = tensors[name], name == "random/python_spare"
         if value.dtype != like.dtype or (value.shape not in ((0,), (1,)) if spare else value.shape != like.shape):
-            raise CheckpointError(f"{name} is {shown(value)}, and should be {shown(like)}", where=where)
+            said, wanted = (describe(one.shape, one.dtype) for one in (value, like))
+            raise CheckpointError(f"{name} is {said}, and should be {wanted}", where=where)
     # numpy looks at none of its numbers, and with a place above 624 reads what lies behind its words.
     place, has_gauss, _ = tensors["random/numpy_scalars"].tolist()
     places = {"random/numpy_scalars": place, "random/python": int(tensors["random/python"][-1])}
@@ -58,7 +60,8 @@ def expect_random_state(tensors: Mapping[str, torch.Tensor], where: str) -> None
     if (cuda := tensors.get("random/cuda")) is None:  # of a run that was on a CPU
         return
     if cuda.dtype != torch.uint8 or cuda.dim() != 1:
-        raise CheckpointError(f"random/cuda is {shown(cuda)}, and should be a row of uint8", where=where)
+        said = describe(cuda.shape, cuda.dtype)
+        raise CheckpointError(f"random/cuda is {said}, and should be a row of uint8", where=where)
     # Which lengths and numbers are right is known to the device alone.
     if torch.cuda.is_available():
         _expect_accepted(cuda, torch.cuda, "random/cuda is no state of a CUDA device's generator", where)
@@ -76,6 +79,7 @@ def _expect_accepted(state: torch.Tensor, module: Any, what: str, where: str) ->
 
 
 def set_random_state(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Puts all random generators into saved states; call `expect_random_state` first."""
     torch.set_rng_state(tensors["random/torch"])
     if "random/cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random/cuda"])

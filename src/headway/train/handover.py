@@ -27,17 +27,17 @@ class Choice(Protocol):
     """Something that ranks agree on by what each has found."""
 
     def finding(self) -> Any:
-        """Of this rank, for JSON."""
+        """Returns what this rank has found, for JSON."""
 
     def agree(self, findings: Sequence[Any]) -> str:
         """Given the findings of all, in one order; decides, and returns what there is to say."""
 
 
 class Fallback(Protocol):
-    """What a run has left on the disk, as this rank sees it."""
+    """The files that a run has left on the disk, as this rank sees them."""
 
     def is_ahead(self, step: int) -> bool:
-        """Whether a checkpoint that is whole is of a later step."""
+        """Tells whether a later step has a complete checkpoint."""
 
     def look(self) -> dict[str, Any]:
         """For JSON: `step` of the newest checkpoint (-1: none), whether the run folder is `seen`, the steps `recorded`
@@ -51,26 +51,26 @@ class Fallback(Protocol):
 
 
 class Traveller(Protocol):
-    """Who goes from generation to generation with a state: the Trainer. `step`: how many it has done."""
+    """Carries a state from generation to generation: the Trainer. `step`: number of steps done."""
 
     step: int
 
     @property
     def precision(self) -> Choice:
-        """What each rank has found for itself, and all decide together."""
+        """The choice of precision, which all ranks make together."""
 
     @property
     def past(self) -> Fallback:
-        """What to go on from where nobody holds the state."""
+        """The files to continue from if no rank holds the state."""
 
     def identity(self) -> dict[str, Any]:
-        """What has to be alike on all ranks, for JSON."""
+        """Returns the settings that must be equal on all ranks, for JSON."""
 
     def progress(self) -> int:
         """How far it is: grows alike on all ranks; -1: it has no state yet."""
 
     def unsaved(self) -> bool:
-        """Whether a checkpoint is being written, which may not come about."""
+        """Tells whether a checkpoint is being written; it may still fail."""
 
     def state(self) -> State:
         """Asked of the rank that is ahead."""

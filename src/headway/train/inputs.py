@@ -108,7 +108,7 @@ class Inputs:
         return self.loader
 
     def state(self, recipe: TrainRecipe) -> dict[str, Any]:
-        """What a run's samples depend on: it can go on with no other."""
+        """Returns everything that the samples of a run depend on; a resumed run must match it."""
         train = self.train
         return {
             "seed": recipe.seed,
@@ -182,6 +182,7 @@ class Inputs:
                 dataset.close()
 
     def training(self, dataset: data.Dataset, recipe: TrainRecipe, **more: Any) -> Loader:
+        """Builds a loader of training batches, as the recipe augments them."""
         options, host = recipe.data, recipe.augment.on_host(self.device.type)
         given: dict[str, Any] = {
             "batch": recipe.batch,

@@ -51,6 +51,7 @@ class Manifest:
     files: tuple[File, ...]
 
     def to_json(self) -> bytes:
+        """Returns the content of `manifest.json`, with its checksum."""
         tree: dict[str, Any] = {"format": FORMAT, "step": self.step, "scalars": self.scalars}
         tree["files"] = [{"name": file.name, "bytes": file.length, "sha256": file.sha256} for file in self.files]
         tree["sha256"] = _digest(tree)

@@ -30,7 +30,7 @@ Numbers = NDArray[np.float64]
 
 
 def panels(run: Run, train: Sequence[dict[str, Any]], beside: Sequence[Run] = ()) -> list[Panel]:
-    """Of a run, as far as it has observed something; with other runs beside it, their layers' rates too.
+    """Returns the panels of what a run has observed; other runs add the rates of their layers.
 
     Args:
         train: its records of training.

@@ -20,7 +20,7 @@ OF_THE_PROCESS = (*OF_THE_MACHINE, "micro_batch")
 
 
 def identity(setup: Setup) -> dict[str, Any]:
-    """What all ranks have to have alike: recipe and data, but for what is of each machine."""
+    """Returns the settings that must be equal on all ranks: recipe and data, without machine-specific settings."""
     recipe = _compared(dict(setup.loaded.leaves()), setup)
     data = setup.inputs.state(setup.recipe)
     return {**recipe, **{f"the data's {name}": data[name] for name in ("fingerprint", "channels", "classes")}}
@@ -33,7 +33,7 @@ def _compared(leaves: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
 
 @final
 class Past:
-    """What this process sees of the run.
+    """The files of the run, as far as this process sees them.
 
     Args:
         setup: of this process, with which it would go on. run, checkpoints: what it sees.
@@ -49,7 +49,7 @@ class Past:
         return load(self._run.recipe_path, (), TrainRecipe).recipe.precision
 
     def is_ahead(self, step: int) -> bool:
-        """Whether a checkpoint that is whole is of a later step. Costs one look at the names where none is."""
+        """Tells whether a later step has a complete checkpoint. If none has, this only lists the names."""
         try:
             paths = self._checkpoints.paths()
             if not paths or (step_of(paths[0].name) or 0) <= step:
@@ -60,9 +60,12 @@ class Past:
         return newest is not None and newest.step > step
 
     def look(self) -> dict[str, Any]:
-        """What there is to go on from, for JSON: `step` of the newest checkpoint by its name (-1: none), whether the
-        run folder is `seen`, how many steps were `recorded` in it, and the `error` where checkpoints are out of
-        reach."""
+        """Summarises the run folder and its newest checkpoint, for JSON.
+
+        Returns:
+            `step` of the newest checkpoint by its name (-1: none), whether the run folder is `seen`, how many steps
+            were `recorded` in it, and the `error` if the checkpoints are out of reach.
+        """
         found: dict[str, Any] = {
             "step": -1,
             "seen": self._run.recipe_path.is_file(),

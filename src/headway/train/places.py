@@ -61,7 +61,7 @@ class Draft(ABC):
 
 
 class Place(ABC):
-    """Where the checkpoints of a run lie."""
+    """The folder or address that holds the checkpoints of a run."""
 
     shown: str
     """As sentences name it."""
@@ -84,6 +84,7 @@ class Place(ABC):
 
 
 def name_of(step: int) -> str:
+    """Returns the name of a step's folder."""
     return f"step-{step:08d}"
 
 
@@ -94,11 +95,12 @@ def step_of(name: str) -> int | None:
 
 
 def newest_first(paths: list[Location]) -> list[Location]:
+    """Sorts checkpoints by their steps, the latest first."""
     return sorted(paths, key=lambda path: step_of(path.name) or 0, reverse=True)
 
 
 def is_passed(name: str, names: Collection[str], manifest: Callable[[str], bytes]) -> bool:
-    """Whether a checkpoint of a later step is there, whose manifest is whole: `latest` names that one then.
+    """Tells whether a later step has a checkpoint with a valid manifest, which `latest` names then.
 
     Args:
         names: in the place. manifest: reads the one of a name.
@@ -160,9 +162,11 @@ class LocalPlace(Place):
         self.folder, self.shown = folder, str(folder)
 
     def paths(self) -> list[Location]:
+        """Lists the checkpoints, the newest first."""
         return newest_first([path for path in self.folder.glob("step-*") if step_of(path.name) is not None])
 
     def draft(self, step: int) -> Draft:
+        """Begins a new checkpoint and removes unfinished ones."""
         for left in self.folder.glob(".step-*"):
             shutil.rmtree(left, ignore_errors=True)
         for left in self.folder.glob(f".{LATEST}.*"):
@@ -172,6 +176,7 @@ class LocalPlace(Place):
         return draft
 
     def joined(self, step: int, token: str) -> Draft | None:
+        """Finds the draft of another rank, or returns None."""
         draft = _LocalDraft(self.folder, step, token)
         for look in range(LOOKS):
             if look:
@@ -181,6 +186,7 @@ class LocalPlace(Place):
         return None
 
     def remove(self, path: Location) -> None:
+        """Removes a checkpoint; readers see all of it or nothing."""
         hidden = self.folder / f".{path.name}.{secrets.token_hex(8)}"
         os.replace(self.folder / path.name, hidden)  # a reader elsewhere sees all of it or nothing
         shutil.rmtree(hidden, ignore_errors=True)

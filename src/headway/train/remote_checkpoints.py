@@ -41,6 +41,7 @@ class Url:
 
     @property
     def name(self) -> str:
+        """Name of the checkpoint: the last part of the address."""
         return self.uri.rpartition("/")[2]
 
     def __str__(self) -> str:
@@ -83,10 +84,12 @@ class RemotePlace(Place):
         self._root = str(root).rstrip("/")
 
     def paths(self) -> list[Location]:
+        """Lists the checkpoints that have a manifest, the newest first."""
         whole = [name for name in self.names() if step_of(name) is not None and MANIFEST in self.names(name)]
         return newest_first([Url(f"{self.uri}/{name}") for name in whole])
 
     def draft(self, step: int) -> Draft:
+        """Begins a new checkpoint and removes unfinished ones."""
         for name in self.names():
             if name.startswith(_DRAFT):
                 self.delete(name)
@@ -98,9 +101,11 @@ class RemotePlace(Place):
         return draft
 
     def joined(self, step: int, token: str) -> Draft | None:
+        """Finds the draft of another rank, or returns None."""
         return _RemoteDraft(self, step, token) if f"{_DRAFT}{token}" in self.names() else None
 
     def remove(self, path: Location) -> None:
+        """Removes a checkpoint, its manifest first."""
         self.delete(f"{path.name}/{MANIFEST}")
         self.delete_folder(path.name)
 
@@ -114,6 +119,7 @@ class RemotePlace(Place):
         return [str(path).rstrip("/").rpartition("/")[2] for path in found]
 
     def write(self, name: str, data: bytes) -> None:
+        """Writes a small object."""
         self.call("pipe_file", f"{self._root}/{name}", data)
 
     def read_manifest(self, folder: str) -> bytes:
@@ -121,16 +127,20 @@ class RemotePlace(Place):
         return Url(f"{self.uri}/{folder}").read(MANIFEST, MANIFEST_BYTES)
 
     def upload(self, path: Path, name: str, check: Check) -> None:
+        """Uploads a file; `check` is called before each further attempt."""
         self.call("put_file", str(path), f"{self._root}/{name}", check=check)
 
     def make_folder(self, name: str) -> None:
+        """Makes a folder, where the file system has folders."""
         self.call("makedirs", f"{self._root}/{name}", exist_ok=True)
 
     def delete(self, name: str) -> None:
+        """Deletes an object, if it exists."""
         with suppress(FileNotFoundError):
             self.call("rm_file", f"{self._root}/{name}")
 
     def delete_folder(self, folder: str) -> None:
+        """Deletes a folder and the objects in it."""
         for name in self.names(folder):
             self.delete(f"{folder}/{name}")
         with suppress(Exception):  # some file systems have folders; in others this one is gone with its last object

@@ -102,15 +102,15 @@ class Setup:
 
     @property
     def recipe(self) -> TrainRecipe:
+        """The validated recipe."""
         return self.loaded.recipe
 
     @property
     def agreed(self) -> Loaded[TrainRecipe]:
         """The recipe with the precision that all ranks have."""
         precision = self.precision
-        if precision.name == self.recipe.precision:
-            return self.loaded
-        return self.loaded.resolve("precision", precision.name, precision.reason)
+        same = precision.name == self.recipe.precision
+        return self.loaded if same else self.loaded.resolve("precision", precision.name, precision.reason)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The network's state as it is saved: fp32 masters in the place of 16-bit weights."""
@@ -118,18 +118,22 @@ class Setup:
 
     @property
     def train(self) -> data.Dataset | None:
+        """Training set; None if the data are synthetic."""
         return self.inputs.train
 
     @property
     def eval(self) -> data.Dataset | None:
+        """Evaluation set; None if there is none."""
         return self.inputs.eval
 
     @property
     def size(self) -> tuple[int, int]:
+        """Height and width of the images."""
         return self.inputs.size
 
     @property
     def channels(self) -> int:
+        """Number of channels of the images."""
         return self.inputs.channels
 
     def batches(self, position: int, rank: int = 0, world: int = 1) -> Iterable[Batch]:
@@ -471,9 +475,8 @@ def _check_metrics(names: list[str], task: tasks.Task) -> None:
             fix = "Rename it: letters, digits and _, and none of the names that a record has already."
             raise RecipeError(f"a metric cannot be called {name!r}", where="task", fix=fix)
     if task.primary not in names:
-        raise RecipeError(
-            f"its primary metric {task.primary!r} is not reported", where="task", fix=nearest(task.primary, names)
-        )
+        said = f"its primary metric {task.primary!r} is not reported"
+        raise RecipeError(said, where="task", fix=nearest(task.primary, names))
 
 
 def _check_ghost(recipe: TrainRecipe, micro: int) -> None:
@@ -486,10 +489,8 @@ def _check_ghost(recipe: TrainRecipe, micro: int) -> None:
 def _say_ghost(recipe: TrainRecipe, ranks: int, say: Say) -> None:
     norm, share = recipe.model.batch_norm, -(-recipe.largest_batch // ranks)
     if norm is not None and norm.ghost is not None and norm.ghost > share:
-        say(
-            f"Batch norm sees at most {share} samples at once on each of {ranks} processes, so that "
-            f"model.batch_norm.ghost {norm.ghost} divides nothing. Set it to less, or remove it."
-        )
+        said = f"Batch norm sees at most {share} samples at once on each of {ranks} processes, so that "
+        say(f"{said}model.batch_norm.ghost {norm.ghost} divides nothing. Set it to less, or remove it.")
 
 
 def _check_stop(recipe: TrainRecipe, metrics: list[str]) -> None:

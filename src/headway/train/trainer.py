@@ -303,7 +303,7 @@ class Trainer:
         return verdict
 
     def _go_on_after(self, error: CommunicationError) -> None:
-        """What a lost rank has interrupted goes on with the others, where it can."""
+        """Continues with the remaining ranks after one was lost, or raises the error."""
         if self.ranks is None:
             raise error
         if not isinstance(seen := self.ranks.reason(error), Lost):
@@ -312,7 +312,7 @@ class Trainer:
         self.clock.lap("regroup")
 
     def identity(self) -> dict[str, Any]:
-        """What all ranks have to have alike."""
+        """Returns the settings that must be equal on all ranks."""
         return identity(self.setup)
 
     def progress(self) -> int:

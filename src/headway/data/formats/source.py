@@ -65,12 +65,15 @@ class Files:
         self.paths = paths
 
     def together(self, samples: Sequence[int]) -> Images:
+        """Returns itself, since files need nothing in common."""
         return self
 
     def sizes(self) -> NDArray[np.int64]:
+        """Returns the size of each file in bytes."""
         return np.fromiter(map(_size, self.paths), np.int64, len(self.paths))
 
     def read(self, sample: int) -> bytes:
+        """Reads the bytes of one image."""
         with open_regular(self.paths[sample]) as file:
             return file.read()
 

@@ -99,7 +99,7 @@ class _Place:
 
 @final
 class Near:
-    """What is known of a data set and of the room for it."""
+    """Chooses where a data set is kept, by its size and the free memory."""
 
     def __init__(self, dataset: Dataset, device: str, folder: Path, budget_bytes: int) -> None:
         self._dataset, self._device, self._folder, self._budget_bytes = dataset, device, folder, budget_bytes
@@ -109,6 +109,7 @@ class Near:
         self._raw = bool(len(dataset)) and bool((dataset.flags & FLAG_RAW).all())
 
     def auto(self) -> _Place:
+        """Chooses the place for `data.cache: auto`."""
         mapped = isinstance(self._dataset.source, MappedShards)
         if self._pixels is not None and self._on_gpu and self._pixels <= (free := self._free_device()) // SHARE:
             reason = f"the decoded set of {_size(self._pixels)} fits into a quarter of its free memory of {_size(free)}"
@@ -123,7 +124,7 @@ class Near:
         return self.bare()
 
     def bare(self) -> _Place:
-        """Where records are read from that are kept neither in memory nor on the device."""
+        """Returns the place of records that are kept neither in memory nor on the device."""
         if self._remote:
             return _Place("disk", f"the set is remote: at most {_size(self._budget_bytes)} of it in {self._folder}")
         if isinstance(self._dataset.source, MappedShards):
@@ -131,7 +132,7 @@ class Near:
         return _Place("none", "its files are read as they are needed")
 
     def asked(self, cache: Cache) -> _Place:
-        """What the user asks for. Raises UsageError where that cannot be."""
+        """Returns the place that the recipe asks for. Raises UsageError: the set does not fit there."""
         if cache == "none":
             return _Place("none", "remote records are kept until they are read") if self._remote else self.bare()
         if cache == "disk":
@@ -155,6 +156,7 @@ class Near:
         raise _refusal(what, "Leave data.cache out, or make the images smaller.")
 
     def unfilled(self, place: _Place) -> Tier:
+        """Builds the tier that reads from such a place; nothing is loaded into memory yet."""
         if self._remote is None:
             return MappedTier(self._dataset, place.why)
         folder = self._folder if place.name == "disk" else None

@@ -68,6 +68,7 @@ class MemoryTier(Tier):
         return MemoryTier(dataset, why, data, ends)
 
     def read(self, ids: Sequence[int] | Ids) -> Records:
+        """Finds the records of these samples in memory."""
         ids = np.asarray(ids, np.int64)
         base = np.uint64(self._data.ctypes.data)
         if self._ends is None:

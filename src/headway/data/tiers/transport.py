@@ -83,10 +83,12 @@ class Http(Transport):
         weakref.finalize(self, _close_all, self._all)
 
     def mark(self, name: str) -> Mark | str:
+        """Returns the mark of a file; see `Transport.mark`."""
         part = self.read(name, 0, memoryview(bytearray(1)))
         return part.mark or part.reason
 
     def read(self, name: str, start: int, into: memoryview) -> Part:
+        """Reads bytes of a file; see `Transport.read`."""
         count, mark = 0, None
         try:
             answer = self._ask(self._url(name), start, start + len(into) - 1)
@@ -113,6 +115,7 @@ class Http(Transport):
         return Part(count, "", mark)
 
     def stop(self) -> None:
+        """Closes the connections, which ends reads in other threads."""
         with self._lock:
             self._stopped = True
             for connection in self._all:
@@ -121,6 +124,7 @@ class Http(Transport):
                         connection.sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for it
 
     def close(self) -> None:
+        """Closes the connections."""
         with self._lock:
             _close_all(self._all)
 
@@ -212,6 +216,7 @@ class FileSystem(Transport):
         self._sync = fsspec.asyn.sync
 
     def mark(self, name: str) -> Mark | str:
+        """Returns the mark of a file; see `Transport.mark`."""
         try:
             self._files.invalidate_cache()
             found = self._call("info", f"{self._root}/{name}")
@@ -223,6 +228,7 @@ class FileSystem(Transport):
         return Mark(int(found["size"]), next((str(found[key]) for key in keys if found.get(key)), ""))
 
     def read(self, name: str, start: int, into: memoryview) -> Part:
+        """Reads bytes of a file; see `Transport.read`."""
         asked = min(len(into), _PIECE_BYTES)
         try:
             data = self._call("cat_file", f"{self._root}/{name}", start=start, end=start + asked)
