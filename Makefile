@@ -10,8 +10,8 @@ PEERS := .venv-peers
 BIN := $(VENV)/bin
 PIP := -m pip install --quiet --disable-pip-version-check
 INSTALL := $(BIN)/python $(PIP) -c constraints.txt --build-constraint constraints.txt
-# `make gpu DRY=1` runs the others.
-BENCHES := $(filter-out gpu compile device input loop optim precision time_to_accuracy,$(patsubst bench/%.py,%,$(filter-out bench/_%,$(wildcard bench/*.py))))
+# The longest come first, and `gpu --quick` (make gpu DRY=1) runs those that are left out.
+BENCHES := gpu doctor $(filter-out gpu doctor compile device input loop optim precision time_to_accuracy,$(patsubst bench/%.py,%,$(filter-out bench/_%,$(wildcard bench/*.py))))
 NAME := $(if $(SRC),images,digits)
 
 ALONE := tests/multihost tests/data/test_loader_memory.py
@@ -68,17 +68,17 @@ endif
 
 # One thread: the networks are tiny, and threads that wait for each other on busy cores take longer.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-PARALLEL := $(PYTEST) --dist worksteal
+# Three at once on two cores: a test waits for about a fifth of its time.
+PARALLEL := $(PYTEST) -n $(or $(JOBS),3) --dist worksteal
 
 test: $(VENV)/.tools $(VENV)/.native ## one case of every kind, at most five minutes on 2 cores (JOBS=3 at once)
-	# Three at once on two cores: a test waits for about a fifth of its time.
-	$(PARALLEL) -n $(or $(JOBS),3) --hypothesis-profile=quick -m "not check and not peers"
+	$(PARALLEL) --hypothesis-profile=quick -m "not check and not peers"
 
 fuzz: $(VENV)/.tools $(VENV)/.native ## hostile inputs under sanitizers (TARGET=decode COUNT= SECONDS=600 SEED=0; targets: tests/fuzz/campaign.py)
 	$(BIN)/python -m tests.fuzz.campaign $(or $(TARGET),decode) $(or $(COUNT),0) $(or $(SECONDS),$(if $(COUNT),0,600)) $(or $(SEED),0)
 
 check: lint docs peers benches ## everything that takes longer, at most 25 minutes: linters, docs, benches, peers, long tests
-	$(PARALLEL) -n $(or $(JOBS),2) -m "check or peers or hypothesis" $(ALONE:%=--ignore %)
+	$(PARALLEL) -m "check or peers or hypothesis" $(ALONE:%=--ignore %)
 	# Hosts that are network namespaces, and the memory of a process, want the machine for themselves.
 	$(PYTEST) -m check $(ALONE)
 
@@ -91,16 +91,15 @@ lint: $(VENV)/.tools ## ruff, mypy, and the floors
 docs: $(VENV)/.tools ## the documentation, in site/
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# That they run is what counts here, not what they measure: two (JOBS) at once, each on one thread. Those that make hosts or
-# start many processes have the machine for themselves.
-BENCHES_ALONE := $(filter doctor network plan soak,$(BENCHES))
+# That they run is what counts here, not what they measure: two (JOBS) at once, each on one thread. Those that make hosts, or
+# strike at moments, have the machine for themselves.
+BENCHES_ALONE := network soak
 
 benches: $(VENV)/.tools $(VENV)/.native ## every bench, shortly
 	@mkdir -p build
 	printf '%s\n' $(filter-out $(BENCHES_ALONE),$(BENCHES)) | OMP_NUM_THREADS=1 xargs -P $(or $(JOBS),2) -I{} bash -c \
 	  '$(BIN)/python -m bench.{} --quick >build/bench-{}.log 2>&1; status=$$?; cat build/bench-{}.log; exit $$status'
 	for bench in $(BENCHES_ALONE); do $(BIN)/python -m bench.$$bench --quick; done
-	$(MAKE) --no-print-directory gpu DRY=1
 
 # No prerequisites: on a machine without a network there is no .venv, and the kit has what python3 lacks.
 gpu: ## everything that needs a GPU, in pieces (DRY=1 tries it on the processor; OUT=DIR MINUTES=8 AGAIN=1)
