@@ -71,7 +71,7 @@ from bench._family import run_bench
 SECONDS, QUICK_SECONDS = 10.0, 2.0
 USER_SECONDS, USER_CASE_S = 5.0, 60.0
 """Of the run of a case of user code, and of the whole case."""
-QUICK = ("transform", "kernels")
+QUICK = ("transform",)
 DRAWS = 4
 """Cases are drawn until so many times as many as are wanted: some cannot be had here, or do not count."""
 DOCTOR = ROOT / "src/headway/doctor"
@@ -228,7 +228,7 @@ def tell(record: dict[str, Any]) -> None:
 
 
 def quick(options: argparse.Namespace, folder: Path) -> None:
-    """Two cases on 1,200 images, each run once, of which the truth is taken for granted."""
+    """One case on 1,200 images, run once, whose truth is taken for granted."""
     sets, how = Sets(cifar.part(folder, 120, 20), folder / "sets"), How(QUICK_SECONDS, 1, quick=True)
     records = []
     for number, name in enumerate(QUICK):

@@ -70,6 +70,7 @@ def examined(folder: Path, *overrides: str, cold: bool = False) -> Profile:
     return found
 
 
+@pytest.mark.check
 def test_a_wait_in_the_transform_is_named_with_what_it_costs(folder: Path) -> None:
     found = examined(folder, "transform=holders.py:waits")
     assert found.verdict.kind == "host/IO limited"
@@ -158,6 +159,7 @@ def test_evaluations_at_every_step_are_stalls(folder: Path) -> None:
     assert 1 < first.gain <= found.verdict.most * (1 + 1e-6)
 
 
+@pytest.mark.check
 def test_the_profile_adds_up_and_is_read_as_it_was_written(folder: Path, tmp_path: Path) -> None:
     found = examined(folder)
     path = tmp_path / "profile.json"

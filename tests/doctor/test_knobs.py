@@ -45,6 +45,7 @@ def found(recipe: Path) -> Profile:
         return examination(job, quiet, short, quick=True)
 
 
+@pytest.mark.check
 def test_every_knob_is_taken_by_the_recipe(recipe: Path, found: Profile) -> None:
     assert found.knobs
     for knob in found.knobs:

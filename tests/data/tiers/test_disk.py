@@ -185,6 +185,7 @@ def misses(served: list[int], capacity: int) -> int:
     return count
 
 
+@pytest.mark.check
 def test_a_bounded_cache_never_grows_over_its_budget_and_fetches_little_more_than_it_must(
     tier: Open, server: Server, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,6 +225,7 @@ def test_a_budget_smaller_than_a_batch_still_serves(tier: Open, wanted: list[byt
         assert on_disk(tmp_path / "cache") <= 30_000
 
 
+@pytest.mark.check
 def test_one_of_several_hosts_keeps_what_it_needs_soonest_and_records_in_use_stay(
     tier: Open, server: Server, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

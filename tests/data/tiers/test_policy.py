@@ -96,6 +96,7 @@ def misses_by_order(order: Order, stop: int, capacity: int, slots: Slots | None 
 @pytest.mark.parametrize("window", [None, 8])
 @given(n=st.integers(2, 24), seed=st.integers(0, 999), data=st.data())
 @settings(deadline=None, max_examples=20)
+@pytest.mark.thin(1)
 def test_no_choice_has_fewer_misses(window: int | None, n: int, seed: int, data: st.DataObject) -> None:
     """A cache of c records is hit at most c times an epoch. That is reached, and Belady's choice does no better."""
     capacity, epochs = data.draw(st.integers(1, n)), 6
