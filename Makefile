@@ -71,13 +71,13 @@ PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 # Three at once on two cores: a test waits for about a fifth of its time.
 PARALLEL := $(PYTEST) -n $(or $(JOBS),3) --dist worksteal
 
-test: $(VENV)/.tools $(VENV)/.native ## one case of every kind, at most five minutes on 2 cores (JOBS=3 at once)
+test: $(VENV)/.tools $(VENV)/.native ## one case of every kind, some five minutes on 2 cores (JOBS=3 at once)
 	$(PARALLEL) --hypothesis-profile=quick -m "not check and not peers"
 
 fuzz: $(VENV)/.tools $(VENV)/.native ## hostile inputs under sanitizers (TARGET=decode COUNT= SECONDS=600 SEED=0; targets: tests/fuzz/campaign.py)
 	$(BIN)/python -m tests.fuzz.campaign $(or $(TARGET),decode) $(or $(COUNT),0) $(or $(SECONDS),$(if $(COUNT),0,600)) $(or $(SEED),0)
 
-check: lint docs peers benches ## everything that takes longer, at most 25 minutes: linters, docs, benches, peers, long tests
+check: lint docs peers benches ## everything that takes longer, some 25 minutes: linters, docs, benches, peers, long tests
 	$(PARALLEL) -m "check or peers or hypothesis" $(ALONE:%=--ignore %)
 	# Hosts that are network namespaces, and the memory of a process, want the machine for themselves.
 	$(PYTEST) -m check $(ALONE)
