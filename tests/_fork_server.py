@@ -283,7 +283,7 @@ if __name__ == "__main__":
         if importlib.util.find_spec(module) is not None:
             importlib.import_module(module)
     if "headway.cli" in sys.modules:
-        sys.modules["headway.cli"].command()
+        sys.modules["headway.cli"].build_command()
     gc.collect()
     gc.freeze()
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -46,6 +46,14 @@ std::vector<Bytes> read_seeds(const char* folder);
 // A pool for each instruction set that this processor has.
 std::vector<Crew> make_crews(int threads);
 
+// Runs the campaign with one(pool, random), each time on one of these pools.
+template <class One>
+void run_on_crews(const Campaign& campaign, int threads, One one) {
+  const std::vector<Crew> crews = make_crews(threads);
+  campaign.run([&](Random& random) { return one(crews[random.below(crews.size())].pool, random); });
+  for (const Crew& crew : crews) hw_pool_destroy(crew.pool);
+}
+
 // A number that bounds checks get wrong, or a small one.
 inline uint32_t odd_number(Random& random) {
   static constexpr uint32_t kOdd[] = {0,  1,  2,  3,  4,     7,     8,          9,          15,        16,

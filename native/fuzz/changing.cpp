@@ -73,9 +73,7 @@ size_t one(hw_pool* pool, const std::vector<Bytes>& seeds, Random& random) {
 
 int fuzz_changing(const Campaign& campaign) {
   const std::vector<Bytes> seeds = read_seeds(campaign.folder);
-  const std::vector<Crew> crews = make_crews(1);
-  campaign.run([&](Random& random) { return one(crews[random.below(crews.size())].pool, seeds, random); });
-  for (const Crew& crew : crews) hw_pool_destroy(crew.pool);
+  run_on_crews(campaign, 1, [&](hw_pool* pool, Random& random) { return one(pool, seeds, random); });
   return 0;
 }
 

@@ -97,9 +97,7 @@ size_t one(hw_pool* pool, Random& random) {
 }  // namespace
 
 int fuzz_gather(const Campaign& campaign) {
-  const std::vector<Crew> crews = make_crews(2);
-  campaign.run([&](Random& random) { return one(crews[random.below(crews.size())].pool, random); });
-  for (const Crew& crew : crews) hw_pool_destroy(crew.pool);
+  run_on_crews(campaign, 2, one);
   return 0;
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -220,23 +220,17 @@ def test_a_crowd_that_keeps_coming_from_one_address_pushes_out_its_own(
     assert len(polled._unproved) == UNPROVED
 
 
-def test_who_has_sent_his_proof_is_read_before_a_crowd_from_his_own_host_is_let_in(
-    polled: Server, crowd: list[socket.socket]
+@pytest.mark.parametrize(
+    "act", [pytest.param(Server.poll, id="before"), pytest.param(Server._accept, id="while the crowd is let in")]
+)
+def test_who_has_sent_his_proof_is_read_though_a_crowd_from_his_own_host_comes(
+    polled: Server, crowd: list[socket.socket], act: Callable[[Server], None]
 ) -> None:
     slow = Slow(polled, crowd, crowd_from="127.0.0.1")
     slow.hear()
     slow.knock()
     slow.prove()
-    polled.poll()
-    assert polled.peers == 1
-
-
-def test_a_proof_that_comes_while_a_crowd_is_let_in_is_read(polled: Server, crowd: list[socket.socket]) -> None:
-    slow = Slow(polled, crowd, crowd_from="127.0.0.1")
-    slow.hear()
-    slow.knock()
-    slow.prove()
-    polled._accept()
+    act(polled)
     assert polled.peers == 1
 
 

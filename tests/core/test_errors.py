@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core import errors
+from headway.core.c10d import first_line
 from headway.core.errors import HeadwayError, RecipeError, UsageError, nearest
 
 
@@ -50,3 +51,17 @@ def test_a_hint_names_known_words_only(word: str, known: set[str]) -> None:
         assert hint == f"Known here: {', '.join(sorted(known))}."
     if word in known:
         assert hint == f"Did you mean {word!r}?"
+
+
+@pytest.mark.parametrize(
+    ("said", "line"),
+    [
+        ("[../third_party/gloo/pair.cc:553] Connection closed by peer [127.0.0.1]:4242", "Connection closed by peer"),
+        ("[enforce fail at tcp.cc:9] [rank 1] timed out.\nframe #0: 0x7f", "timed out"),
+        ("the store of the ranks is gone ([Errno 9] Bad file descriptor)", "gone ([Errno 9] Bad file descriptor)"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_of_an_error_of_torch_its_first_line_is_told_without_the_place_in_its_sources(said: str, line: str) -> None:
+    assert line in first_line(RuntimeError(said))
+    assert not first_line(RuntimeError(said)).startswith("[")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
+
+_PLACES = re.compile(r"^(\[[^\]]*\] )+")
 
 
 def c10d() -> Any:
@@ -10,3 +13,9 @@ def c10d() -> Any:
     from torch._C import _distributed_c10d
 
     return _distributed_c10d
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error of torch's, without the place in its sources that stands before it."""
+    lines = str(error).strip().splitlines()
+    return _PLACES.sub("", lines[0]).rstrip(".") if lines else type(error).__name__

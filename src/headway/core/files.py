@@ -73,6 +73,11 @@ def read_text(path: str | os.PathLike[str], limit: int = TEXT_BYTES) -> str:
     return read_regular(path, limit).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
+def reason_of(error: OSError | UnicodeDecodeError) -> str:
+    """Why a file cannot be read or written, for a sentence; its name is not in it."""
+    return getattr(error, "strerror", None) or str(error)
+
+
 def expect_inside(folder: Path, name: str) -> None:
     """Raises OSError: a file of a folder from outside is a link to one that lies elsewhere."""
     root = os.path.realpath(folder)

@@ -21,7 +21,7 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, final
 
-from headway.core.c10d import c10d
+from headway.core.c10d import c10d, first_line
 from headway.core.doors import Door, own_addresses
 from headway.core.sockets import Address, Socket, open_sockets, plain_address
 
@@ -159,7 +159,7 @@ class Meshes:
             try:
                 raw = self._raw(store, members)
             except RuntimeError as error:
-                why = str(error).strip().splitlines()[0].rpartition("] ")[2]
+                why = first_line(error)
             # A rank that is ready first keeps its port open for the others: the first packet of a slower one would be
             # dropped, and Gloo waits for it for minutes.
             talk("connected", None)
@@ -283,5 +283,5 @@ def _try_out(raw: Any, token: bytes, tokens: Sequence[bytes], rank: int) -> str:
         # A stranger in a rank's place may say nothing: then it ends long before the group's own time-out.
         raw.alltoall_base(out, mine, [], [], c10d().AllToAllOptions()).wait(timedelta(seconds=ATTEMPT_S))
     except RuntimeError as error:
-        return f"a connection of rank {rank} ended at once ({str(error).strip().splitlines()[0].rpartition('] ')[2]})"
+        return f"a connection of rank {rank} ended at once ({first_line(error)})"
     return "" if out.numpy().tobytes() == b"".join(tokens) else f"a rank of this run is not who speaks to rank {rank}"

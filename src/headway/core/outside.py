@@ -79,6 +79,11 @@ def is_any_number(value: Any) -> bool:
     return type(value) in (int, float)
 
 
+def is_sha256(value: Any) -> bool:
+    """Whether it is a SHA-256 as text: 64 hexadecimal digits in lower case."""
+    return isinstance(value, str) and len(value) == 64 and set(value) <= set("0123456789abcdef")
+
+
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headway.core.errors import UsageError
-from headway.core.files import read_text, write_whole
+from headway.core.files import read_text, reason_of, write_whole
 from headway.core.outside import JsonError, parse_object
 
 VERSION = 1
@@ -243,6 +243,10 @@ class Rate(Record):
     windows: int = Field(ge=1)
 
 
+What = Literal["python", "sync", "sleep", "lock", "file", "gc"]
+"""What a line of the user's own code does; as many stages."""
+
+
 class Code(Record):
     """A line of the user's own code, and what it takes of a stage."""
 
@@ -250,7 +254,7 @@ class Code(Record):
     line: int = Field(ge=1)
     within: str
     """The part of a step that runs it: transform, forward, backward, or the function that was called, such as loss."""
-    what: Literal["python", "sync", "sleep", "lock", "file", "gc"]
+    what: What
     """What it does: Python or NumPy, reading values of tensors, sleeping or waiting for something outside, waiting for
     a lock, dealing with a file or a connection, setting off garbage collections."""
     seconds: float = Field(ge=0)
@@ -459,7 +463,7 @@ def _read(path: Path, kind: type[R], fix: str) -> R:
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        what = f"it cannot be read ({getattr(error, 'strerror', None) or error})"
+        what = f"it cannot be read ({reason_of(error)})"
         raise UsageError(what, where=str(path), fix=fix) from None
     try:
         parse_object(text)

@@ -14,7 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from headway.core.errors import RecipeError, nearest
-from headway.core.files import read_text
+from headway.core.files import read_text, reason_of
 from headway.core.recipe_yaml import Writer, parse, parse_value, put
 
 
@@ -93,7 +93,7 @@ def load(
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        what = f"the {kind} cannot be read ({getattr(error, 'strerror', None) or error})"
+        what = f"the {kind} cannot be read ({reason_of(error)})"
         known = isinstance(error, FileNotFoundError | IsADirectoryError)
         raise RecipeError(what, where=str(path), fix=fix if known else "") from None
     tree, lines = parse(text, str(path), kind)

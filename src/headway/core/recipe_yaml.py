@@ -115,8 +115,10 @@ def _refuse_many(root: yaml.Node | None, where: str) -> None:
 def parse_value(text: str, key: str) -> Any:
     """Parses the value of an override as YAML. Raises RecipeError: it is no YAML, or has too many values."""
     try:
-        _refuse_many(yaml.compose(text[:MOST_CHARACTERS], Reader), key)
-        return yaml.load(text, Reader)
+        loader = Reader(text)
+        node = loader.get_single_node()
+        _refuse_many(node, key)
+        return None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise RecipeError(f"the value {text!r} is no YAML", where=key) from None
 

@@ -27,7 +27,7 @@ import numpy as np
 
 from headway.core import rows
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.files import open_regular, read_text, write_whole
+from headway.core.files import open_regular, read_text, reason_of, write_whole
 from headway.core.outside import JsonError, is_whole, kind_of, parse_object
 from headway.core.recipe_yaml import parse
 
@@ -162,7 +162,7 @@ class Run:
         except JsonError as error:
             raise HeadwayError(f"{path.name} is damaged: {error}", where=str(self.folder)) from None
         except (OSError, UnicodeDecodeError) as error:
-            what = f"{path.name} cannot be read ({getattr(error, 'strerror', None) or error})"
+            what = f"{path.name} cannot be read ({reason_of(error)})"
             raise HeadwayError(what, where=str(self.folder)) from None
 
     def about(self, **wanted: type) -> dict[str, Any]:
@@ -186,7 +186,7 @@ class Run:
         try:
             return read_text(self.recipe_path)
         except (OSError, UnicodeDecodeError) as error:
-            what = f"recipe.yaml cannot be read ({getattr(error, 'strerror', None) or error})"
+            what = f"recipe.yaml cannot be read ({reason_of(error)})"
             raise HeadwayError(what, where=str(self.folder)) from None
 
     def recipe_tree(self) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def _usable(folder: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise
-        what = f"this folder cannot be made or used ({error.strerror or error})"
+        what = f"this folder cannot be made or used ({reason_of(error)})"
         raise UsageError(what, where=str(folder), fix=ANOTHER) from error
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
-from headway.core.c10d import c10d
+from headway.core.c10d import c10d, first_line
 from headway.core.errors import CommunicationError, Lost, Stalled, UsageError
 from headway.core.gloo import Meshes, under
 from headway.core.hosts import host_identity, interface_to
@@ -335,7 +335,7 @@ class World:
                 secret=secret,
             )
         except RuntimeError as error:
-            what = f"rank {rank} of {size} could not meet the others: {_first_line(error)}"
+            what = f"rank {rank} of {size} could not meet the others: {first_line(error)}"
             fix = f"Do all processes run, and can they reach each other through the interface {interface or 'chosen'}?"
             raise CommunicationError(what, where=f"generation {generation}", fix=fix) from error
 
@@ -393,7 +393,7 @@ class World:
         """The error that a failed operation is to its caller."""
         if self._over is not None:
             return Lost(self._over)
-        said = _first_line(error)
+        said = first_line(error)
         kind = Stalled if "Timed out" in said else CommunicationError
         who = self.explain()
         what = f"a collective failed: {said}"
@@ -418,9 +418,3 @@ class World:
         self._meshes.close()
         if self.meeting is not None:
             self.meeting.close()
-
-
-def _first_line(error: BaseException) -> str:
-    """torch's message without the place in its sources, and without a stack."""
-    lines = str(error).strip().splitlines()
-    return (lines[0].rpartition("] ")[2] if lines else type(error).__name__).rstrip(".")

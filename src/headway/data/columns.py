@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.core.files import open_regular
-from headway.core.outside import JsonError, is_whole, parse_object
+from headway.core.outside import JsonError, is_sha256, is_whole, parse_object
 from headway.data.mapping import map_file
 
 COLUMNS_FILE = "columns.safetensors"
@@ -143,7 +142,7 @@ def _is_text(value: Any) -> bool:
 
 _ENTRIES: Mapping[str, Callable[[Any], bool]] = {
     "pack_id": lambda value: is_whole(value, 0, (1 << 64) - 1),
-    "fingerprint": lambda value: isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None,
+    "fingerprint": is_sha256,
     "format": _is_text,
     "mode": _is_text,
     "label_kind": lambda value: value in ("class", "multi", "value"),

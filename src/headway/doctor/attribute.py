@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import linecache
 from collections.abc import Mapping
-from typing import Literal
 
+from headway.core.profile import What
 from headway.doctor.stack_sampler import StackSampler
 from headway.doctor.syncs import Line, Syncs
 from headway.doctor.user_code import FORWARD, Place
 
-What = Literal["sync", "sleep", "lock", "file", "gc", "python"]
 Spent = dict[tuple[Place, What], float]
 
 MOSTLY = 0.5

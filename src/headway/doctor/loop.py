@@ -8,14 +8,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter, thread_time
-from typing import final
+from typing import final, get_args
 
 import torch
 
 from headway.core.modules import leaving_no_trace
-from headway.core.profile import Code, Rate
+from headway.core.profile import Code, Rate, What
 from headway.data.batch import Batch
-from headway.doctor.attribute import ELSEWHERE, What, attribute, share_of
+from headway.doctor.attribute import ELSEWHERE, attribute, share_of
 from headway.doctor.budget import LOOK_SHARE
 from headway.doctor.job import Job, resized
 from headway.doctor.measure import least_window_s, settled, timed
@@ -38,7 +38,7 @@ PASSES = ("forward", "loss", "backward")
 """Stages of the Clock that are forward and backward."""
 OF_PASSES = (*PASSES, ELSEWHERE.within)
 """Parts of a step that the user's lines in those belong to."""
-OWN = ("python", "sync", "sleep", "lock", "file", "gc")
+OWN = get_args(What)
 """Stages that the user's own lines make."""
 READS = 200
 

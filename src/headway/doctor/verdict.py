@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import get_args
 
-from headway.core.profile import OFF, Ceiling, Code, Kind, Verdict, WholeRun
+from headway.core.profile import OFF, Ceiling, Code, Kind, Verdict, What, WholeRun
 from headway.doctor.model import Model
 
 CONFIRMED = 0.10
@@ -133,8 +134,7 @@ def _unexplained(model: Model, run: WholeRun, laps: Sequence[Ceiling]) -> str:
         return f"The whole job is {off:.0%} faster than its stages say: something was slower while they were measured."
     alone_of = {**model.seconds["loop"]}
     # The Clock has one lap for each of these.
-    of_passes = ("launch", "python", "sync", "sleep", "lock", "file", "gc")
-    alone_of["compute"] = sum(alone_of.get(stage, 0.0) for stage in ("compute", *of_passes))
+    alone_of["compute"] = sum(alone_of.get(stage, 0.0) for stage in ("compute", "launch", *get_args(What)))
     alone_of["transform"] = alone_of.get("transform", 0.0) + alone_of.get("normalise", 0.0)
     worst = max(laps, key=lambda one: one.seconds - alone_of.get(one.stage, 0.0), default=None)
     text = (

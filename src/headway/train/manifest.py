@@ -10,7 +10,7 @@ from typing import Any, NoReturn, final
 
 from headway.core.errors import CheckpointError
 from headway.core.files import is_plain_name
-from headway.core.outside import DEPTH, JsonError, is_whole, kind_of, parse_object
+from headway.core.outside import DEPTH, JsonError, is_sha256, is_whole, kind_of, parse_object
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -124,7 +124,7 @@ class _Entries:
 
     def digest(self, name: str) -> str:
         value = self.of(name)
-        if not isinstance(value, str) or len(value) != 64 or set(value) - set("0123456789abcdef"):
+        if not is_sha256(value):
             self._refuse(name, value, "64 hexadecimal digits")
         found: str = value
         return found

@@ -19,6 +19,7 @@ from typing import Any, final
 import torch
 
 from headway.core.errors import CheckpointError, CommunicationError, HeadwayError, Lost
+from headway.core.files import reason_of
 from headway.train.exchange import Exchange
 from headway.train.manifest import File, Manifest, copied_scalars
 from headway.train.places import Draft, Location, Place, prune
@@ -216,7 +217,7 @@ class Flight:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             what, mend = f"the disk is full, {what}", "make room"
         else:
-            what += f" ({error.strerror or error})"
+            what += f" ({reason_of(error)})"
         return HeadwayError(what, where=self._place.shown, fix=f"Nothing before it is lost: {mend}.")
 
     def _with_the_way_on(self, error: BaseException) -> BaseException:

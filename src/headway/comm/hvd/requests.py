@@ -11,6 +11,8 @@ from dataclasses import astuple, dataclass
 from math import prod
 from typing import Any, Literal, final, get_args
 
+from headway.core.outside import is_any_number, is_whole
+
 Kind = Literal[
     "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "add_set", "remove_set"
 ]
@@ -154,22 +156,18 @@ def disagreement(requests: Mapping[int, Request], someone_joined: bool) -> str:
     return ""
 
 
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 63
-
-
 _FORM: tuple[tuple[str, Callable[[Request], bool]], ...] = (
-    ("process set", lambda request: _is_count(request.process_set)),
+    ("process set", lambda request: is_whole(request.process_set)),
     ("name", lambda request: isinstance(request.name, str)),
     ("kind", lambda request: request.kind in get_args(Kind)),
     ("type", lambda request: all(isinstance(kind, str) and kind in ITEM_BYTES for kind in request.types)),
     ("shape", lambda request: len(request.shapes) == len(request.types)),
-    ("shape", lambda request: all(_is_count(side) for shape in request.shapes for side in shape)),
+    ("shape", lambda request: all(is_whole(side) for shape in request.shapes for side in shape)),
     ("device", lambda request: isinstance(request.device, str)),
     ("operation", lambda request: request.op in get_args(Op)),
-    ("factor", lambda request: all(type(one) in (int, float) for one in (request.prescale, request.postscale))),
-    ("root rank", lambda request: _is_count(request.root)),
-    ("split", lambda request: all(map(_is_count, request.splits))),
+    ("factor", lambda request: all(map(is_any_number, (request.prescale, request.postscale)))),
+    ("root rank", lambda request: is_whole(request.root)),
+    ("split", lambda request: all(map(is_whole, request.splits))),
 )
 """What a request that came over a connection has to be."""
 
