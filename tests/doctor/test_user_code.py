@@ -26,6 +26,7 @@ from headway.train.runs import load_recipe
 
 HOLDERS = """
 import gc
+import sys
 import threading
 import time
 from pathlib import Path
@@ -86,6 +87,12 @@ class Net(nn.Module):
 
 def waits(images, labels, keys):
     time.sleep(0.05)  # here: waits
+    return images, labels
+
+
+def hurries(images, labels, keys):
+    in_a_run = sys._getframe(1).f_code.co_name == "prepared"
+    time.sleep(0.05 if in_a_run else 0.005)
     return images, labels
 
 
@@ -193,6 +200,12 @@ def test_the_verdict_names_the_line_of_a_transform(folder: Path) -> None:
     assert row.seconds >= 0.5 * 0.05 / found.batch
     assert found.knobs
     assert any(str(row.code[0]) in knob.name and not knob.override for knob in found.knobs)
+
+
+def test_a_transform_that_is_faster_alone_than_in_the_run_makes_no_work_of_others(folder: Path) -> None:
+    # As on a machine that was busy in between: what it took less came to `normalise` once.
+    found = loop_of(folder, "transform=holders.py:hurries")
+    assert found.seconds["transform"] > 2 * found.seconds["normalise"]
 
 
 def test_a_network_of_ours_has_no_lines(folder: Path) -> None:

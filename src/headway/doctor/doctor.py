@@ -338,7 +338,7 @@ class _Examination:
 def _of_loop(found: Looped, handed_s: float) -> list[Ceiling]:
     how = {
         "normalise": "normalising and augmenting a batch",
-        "transform": "the recipe's transform, alone",
+        "transform": "the recipe's transform, timed in turns with normalising",
         "launch": "forward and backward: what a line through two batches starts from",
         "compute": "forward and backward: the rest",
         "python": "Python and NumPy in the recipe's own code",

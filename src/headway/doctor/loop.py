@@ -22,7 +22,7 @@ from headway.doctor.measure import least_window_s, settled, timed
 from headway.doctor.stack_sampler import StackSampler
 from headway.doctor.syncs import Syncs, count_syncs
 from headway.doctor.user_code import TRANSFORM, Place
-from headway.train.prepare import divided, prepared
+from headway.train.prepare import augmented, divided, prepared
 from headway.train.trainer import Trainer
 
 SMALL = 2
@@ -89,12 +89,11 @@ def looped(job: Job, *, limit_s: float, passes_s: float) -> Looped:
     if not on_cpu:  # whose laps are the time to hand work over
         at = min(passes, key=lambda count: abs(count - job.batch))
         passed = passes[at] / at
-    transform = 0.0
-    if job.setup.transform is not None:
-        transform = min(laps.get("augment", 0.0), _transform(job, limit_s=passes_s))
+    augment = laps.get("augment", 0.0)
+    transform = 0.0 if job.setup.transform is None else augment * _share_of_transform(job, limit_s=passes_s)
     launch = min(passed, intercept(passes) / job.batch)
     seconds = {
-        "normalise": laps.get("augment", 0.0) - transform,
+        "normalise": augment - transform,
         "transform": transform,
         "launch": launch,
         "compute": passed - launch,
@@ -285,18 +284,30 @@ def read_s(device: str) -> float:
     return median(taken)
 
 
-def _transform(job: Job, *, limit_s: float) -> float:
-    """Seconds of a sample in the user's transform, alone."""
+def _share_of_transform(job: Job, *, limit_s: float) -> float:
+    """How much of preparing a batch the user's transform takes, from 0 to 1.
+
+    Both parts are timed in turns, so that a machine that slows down slows both: what the transform takes alone, taken
+    away from a lap of minutes before, made `normalise` of whatever else ran on the machine by then.
+    """
     setup, batch = job.setup, job.kept()[0]
-    images, labels = setup.augment.normalise(batch.images), batch.labels.clone()
     keys, wait, transform = batch.keys(), waiting(setup.device), setup.transform
     assert transform is not None
-    with leaving_no_trace(setup.model):
-        transform(images, labels, keys)
+    least = least_window_s()
 
-        def work() -> int:
+    def window() -> float:
+        spent, begun = 0.0, perf_counter()
+        while True:
+            images, labels = augmented(setup, batch, keys)
+            wait()
+            before = perf_counter()
             transform(images, labels, keys)
             wait()
-            return len(images)
+            now = perf_counter()
+            spent += now - before
+            if now - begun >= least:
+                return spent / (now - begun)
 
-        return 1 / settled(timed(work), limit_s=limit_s).value
+    with leaving_no_trace(setup.model):
+        transform(*augmented(setup, batch, keys), keys)
+        return settled(window, limit_s=limit_s).value

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.core.errors import UserCodeError
+from headway.core.keys import UInt64
 from headway.core.keys import keys as keys_of
 from headway.data.batch import Batch
 from headway.train.setup import Setup
@@ -19,14 +20,8 @@ def prepared(setup: Setup, batch: Batch, step: int) -> tuple[torch.Tensor, torch
     Raises:
         UserCodeError: the transform failed.
     """
-    images, labels = setup.augment(
-        batch.images,
-        batch.labels,
-        keys := batch.keys() if setup.augment.random or setup.transform else None,
-        epochs=batch.epochs,
-        first=keys_of(batch.seed, 0, batch.samples) if setup.augment.alternating else None,
-        masked=batch.served < 0 if batch.bad else None,
-    )
+    keys = batch.keys() if setup.augment.random or setup.transform else None
+    images, labels = augmented(setup, batch, keys)
     if setup.transform is None:
         return images, labels
     try:
@@ -35,6 +30,22 @@ def prepared(setup: Setup, batch: Batch, step: int) -> tuple[torch.Tensor, torch
         what = f"the transform {setup.recipe.transform!r} failed: {type(error).__name__}: {error}"
         raise UserCodeError(what, where=f"step {step}") from error
     return images, labels
+
+
+def augmented(setup: Setup, batch: Batch, keys: UInt64 | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """A batch's images and labels, augmented and normalised.
+
+    Args:
+        keys: uint64 [b], the samples' keys; None is enough where the augmentation is not `random`.
+    """
+    return setup.augment(
+        batch.images,
+        batch.labels,
+        keys,
+        epochs=batch.epochs,
+        first=keys_of(batch.seed, 0, batch.samples) if setup.augment.alternating else None,
+        masked=batch.served < 0 if batch.bad else None,
+    )
 
 
 def divided(setup: Setup, *tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
