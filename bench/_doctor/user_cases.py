@@ -26,12 +26,12 @@ RANGES = {
 }
 """Milliseconds, thousands of numbers, milliseconds, thousands of objects, MB, lines, and values.
 
-Each costs more than two steps of the base, which takes 6 to 8 ms on a core with AVX2 alone. In batches of 128 it takes
-22 to 33 ms there: forward and backward limited 4 of 20 cases of seed 77, and the verdicts that said so were right, not
-what counted as the truth. Of a lock a step waits for what is left after its own work. A collection costs more, since it
-also looks at some 100 ms' worth of torch's own objects."""
+Each costs one to four steps of the base, which takes some 11 ms in batches of 32 on two cores with AVX2 alone. In
+batches of 128 it takes 22 to 33 ms there: forward and backward limited 4 of 20 cases of seed 77, and the verdicts that
+said so were right. Of a lock a step waits for what is left after its own work. A collection costs more, since it also
+looks at some 100 ms' worth of torch's own objects."""
 BATCH = {"batch": 32}
-"""What every job differs in from the other benches' base."""
+"""The batch of all other jobs: small enough for the slow code to limit the job on a slow processor."""
 FEW = {"batch": 8, "log_every_steps": 200}
 """What the job with `reads` differs in: 400 values take 2 ms, which is nothing beside more images."""
 STAGES = {

@@ -203,7 +203,7 @@ def test_the_verdict_names_the_line_of_a_transform(folder: Path) -> None:
 
 
 def test_a_transform_that_is_faster_alone_than_in_the_run_makes_no_work_of_others(folder: Path) -> None:
-    # As on a machine that was busy in between: what it took less came to `normalise` once.
+    # A machine that is busy during the run slows the transform there alone. The rest once counted as normalising.
     found = loop_of(folder, "transform=holders.py:hurries")
     assert found.seconds["transform"] > 2 * found.seconds["normalise"]
 

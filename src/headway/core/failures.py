@@ -7,6 +7,7 @@ import re
 import resource
 
 from headway.core.errors import HeadwayError, UsageError
+from headway.core.files import reason_of
 
 FIXES = {
     errno.EROFS: "Name a place on a file system that can be written.",
@@ -74,7 +75,7 @@ def _of_system(error: OSError) -> HeadwayError:
     if error.errno in FULL:
         what = f"the disk is full ({where or 'no space left'})"
         return HeadwayError(what, fix="Nothing before it is lost; make room and try again.")
-    reason = error.strerror or str(error) or type(error).__name__
+    reason = reason_of(error) or type(error).__name__
     if error.filename2 is not None:
         where = f"{where} -> {error.filename2}"
     if isinstance(error, BrokenPipeError) and not where:

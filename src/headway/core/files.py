@@ -73,8 +73,8 @@ def read_text(path: str | os.PathLike[str], limit: int = TEXT_BYTES) -> str:
     return read_regular(path, limit).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def reason_of(error: OSError | UnicodeDecodeError) -> str:
-    """Why a file cannot be read or written, for a sentence; its name is not in it."""
+def reason_of(error: Exception) -> str:
+    """Returns why a file or an address cannot be read or written, without its name; it may be empty."""
     return getattr(error, "strerror", None) or str(error)
 
 

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
+from headway.core.c10d import first_line
 from headway.core.errors import CommunicationError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.25
@@ -119,5 +120,5 @@ class StoreExchange:
         try:
             return function(*arguments)
         except RuntimeError as error:  # DistError is one
-            what = f"the store of the ranks cannot be reached ({str(error).splitlines()[0]})"
+            what = f"the store of the ranks cannot be reached ({first_line(error)})"
             raise CommunicationError(what, fix="Start again with headway train --resume.") from None

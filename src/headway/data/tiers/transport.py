@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 from headway.core.errors import DataError, UsageError
+from headway.core.files import reason_of
 
 _PIECE_BYTES = 4 << 20
 _REDIRECTS = 5
@@ -296,5 +297,5 @@ def _reason(error: Exception) -> str:
         return "no answer came in time"
     if isinstance(error, (http.client.RemoteDisconnected, http.client.IncompleteRead)):
         return "the connection was cut"
-    text = str(getattr(error, "strerror", None) or error).strip()
+    text = reason_of(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
