@@ -161,9 +161,15 @@ def _children(of: int | str = "self") -> set[int]:
 
 
 def _command_of(child: int) -> bytes:
-    """Its arguments; nothing of one that has ended."""
-    with contextlib.suppress(OSError), open(f"/proc/{child}/cmdline", "rb") as file:
-        return file.read().rstrip(b"\0").replace(b"\0", b" ")
+    """Its arguments; nothing of one that has ended.
+
+    One that is just being started has no arguments for a moment, though Popen has returned: then its name counts.
+    """
+    with contextlib.suppress(OSError), open(f"/proc/{child}/stat", "rb") as stat:
+        name, _, rest = stat.read().partition(b"(")[2].rpartition(b")")
+        with open(f"/proc/{child}/cmdline", "rb") as file:
+            arguments = file.read().rstrip(b"\0").replace(b"\0", b" ")
+        return b"" if rest.split()[0] in (b"Z", b"X") else arguments or name
     return b""
 
 
