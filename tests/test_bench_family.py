@@ -38,6 +38,8 @@ def main():
         arms.run(1, 0.01)
         print("begun", flush=True)
         signal.pause()
+# A shell in the background has its children ignore Ctrl-C, and whoever runs the tests may be one.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 run_bench(main)
 """
 ENDS = [
