@@ -22,6 +22,13 @@ from headway.page.panel import Panel
 DEEP = '{"a":' * 100_000
 
 
+@pytest.mark.parametrize("value", [1 << 31, None, True, [1, 2], {"a": 1}])
+def test_what_is_no_text_is_not_made_one(value: object) -> None:
+    """`bytes` of a whole number is so many zeros: a pack's description of 2147483648 once took 2 GB."""
+    with pytest.raises(JsonError, match=r"it is .*, not a text"):
+        parse_object(value)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -42,7 +42,9 @@ def parse_object(text: str | bytes | bytearray, *, depth: int = DEPTH) -> dict[s
 
 
 def parse_value(text: str | bytes | bytearray, *, depth: int = DEPTH) -> Any:
-    """The same for JSON of any kind."""
+    """The same for JSON of any kind. What stands in place of a text may be of any kind too."""
+    if not isinstance(text, str | bytes | bytearray):  # bytes(2147483648) is 2 GB of zeros
+        raise JsonError(f"it is {kind_of(text)}, not a text")
     try:
         # Not `json.loads` on bytes, which would also take UTF-16 and UTF-32.
         whole = text if isinstance(text, str) else bytes(text).decode("utf-8")
