@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Sequence
-from contextlib import closing
 from pathlib import Path
 from time import perf_counter
 from typing import Any, final
@@ -30,6 +29,7 @@ from headway.doctor.loop import Looped, looped
 from headway.doctor.model import Model
 from headway.doctor.page_cache import as_it_was, evict
 from headway.doctor.roof import roof
+from headway.doctor.shorten import shortened
 from headway.doctor.stalls import checkpoint, evaluation
 from headway.doctor.verdict import verdict
 from headway.doctor.whole import MOST_STEPS, Ran, run
@@ -75,9 +75,9 @@ def examine(
         HeadwayError: whatever is wrong with recipe, data, network or task. UsageError: `cold`, and nothing is read.
     """
     begun = perf_counter() if begun is None else begun
-    loaded = load_recipe(recipe, overrides)
-    with closing(Job.of(loaded, say)) as job:
-        found = examination(job, say, QUICK if quick else FULL, quick, cold=cold, begun=begun)
+    budget = QUICK if quick else FULL
+    with shortened(load_recipe(recipe, overrides), say, budget.step) as job:
+        found = examination(job, say, budget, quick, cold=cold, begun=begun)
     return found.model_copy(update={"seconds": perf_counter() - begun})
 
 
@@ -117,7 +117,7 @@ class _Examination:
         self._wall = wall
         self._barrier, self._others = barrier or (lambda: None), barrier is not None
         self._job, self._say, self._budget, self._quick, self._cold = job, say, budget, quick, cold
-        self._missing = list[str]()
+        self._missing = [job.shortened] if job.shortened else []
         self._facts: dict[str, float] = {}
         self._runs = list[WholeRun]()
         self._handed_s = 0.0

@@ -47,11 +47,13 @@ class Job:
         loaded: as the user has it, with what `auto` stands for.
         setup: of the measured recipe.
         batch: samples of a step.
+        shortened: why these are fewer than the user's recipe has; empty: they are not.
     """
 
     def __init__(self, loaded: Loaded[TrainRecipe], setup: Setup) -> None:
         self.loaded, self.setup = loaded, setup
         self.batch = setup.plan.batch_at(0)
+        self.shortened = ""
         self._kept: list[Batch] = []
 
     @staticmethod

@@ -334,7 +334,7 @@ class Knobs:
                 cost = "memory for the activations"
                 yield from self._tried("no second forward pass", "compute", {"recompute": False}, cost=cost)
         fixed = sum(seconds.get(one, 0.0) for one in ("launch", "optimizer", "other"))
-        if fixed >= 0.1 * self._model.total("loop") and recipe.batch_growth is None:
+        if fixed >= 0.1 * self._model.total("loop") and recipe.batch_growth is None and not job.shortened:
             yield from self._larger_batch({"batch": LARGER * job.loaded.recipe.batch})
         log, every = seconds.get("log", 0.0), job.loaded.recipe.log_every_steps
         if every < 50 and log > 0:
