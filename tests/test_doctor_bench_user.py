@@ -10,6 +10,7 @@ import pytest
 import torch
 from bench import doctor
 from bench._doctor import user_code
+from bench._doctor.trial import steady
 from bench._doctor.user_cases import INJECTORS, UserCase, user_draws
 from bench._doctor.user_trial import error_of, right, user_claims, user_rows
 
@@ -75,7 +76,7 @@ def test_what_is_slow_leaves_the_numbers_as_they_are(monkeypatch: pytest.MonkeyP
 
 def record(number: int, said: dict[str, object], images_s: float = 100.0) -> dict[str, object]:
     case = FIRST[number]
-    return {**case.to_json(), "said": said, "images_s": images_s}
+    return {**case.to_json(), "said": said, "images_s": images_s, "calibration": [1.0, 1.0]}
 
 
 def test_a_case_is_right_where_stage_and_line_are() -> None:
@@ -96,6 +97,19 @@ def test_a_case_is_right_where_stage_and_line_are() -> None:
     assert len(rows) == 5
     assert len({len(row) for row in rows}) == 1
     assert user_claims([]) == []
+
+
+def test_a_case_is_measured_again_until_the_machine_stays_as_it_was() -> None:
+    def attempts(*times: float, most: int = 3) -> tuple[int, int]:
+        """(attempt that is kept, attempts) where the fixed piece of work takes these times, before and after each."""
+        clock = iter(times)
+        found = steady(lambda number: {"number": number}, most=most, calibrate=lambda: next(clock))
+        return found["number"], found["attempts"]
+
+    assert attempts(1.0, 1.02) == (1, 1)
+    assert attempts(1.0, 1.5, 1.0, 1.0) == (2, 2)
+    assert attempts(1.0, 1.1, 1.0, 0.8, 1.0, 1.2) == (1, 3)
+    assert attempts(1.0, 1.5, most=1) == (1, 1)
 
 
 def test_cases_are_held_against_what_is_kept_of_them(capsys: pytest.CaptureFixture[str]) -> None:

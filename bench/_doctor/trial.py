@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,21 +63,44 @@ def tried(case: Case, sets: Sets, folder: Path, how: How) -> dict[str, Any]:
     for job in arms.values():
         with around(job, sets):  # whatever is lacking is known before anything is measured
             pass
-    best: dict[str, Any] = {}
-    for attempt in range(1, ATTEMPTS + 1):
-        before = calibrated()
-        found = _measured(arms, sets, folder / f"attempt-{attempt}", how)
-        found["calibration"] = [before, calibrated()]
-        if not best or moved(found) < moved(best):
-            best = found
-        best["attempts"] = attempt
-        late = monotonic() + how.expected_s(len(arms) + 1) > how.ends
-        if moved(best) <= MOVED or how.quick or late:
-            break
+    best = steady(
+        lambda attempt: _measured(arms, sets, folder / f"attempt-{attempt}", how),
+        most=1 if how.quick else ATTEMPTS,
+        ends=how.ends - how.expected_s(len(arms) + 1),
+    )
     if not how.quick:
         with around(arms[CASE], sets) as place:
             best["peers"] = peers.asked(arms[CASE], place, folder / "peers")
     return {**case.to_json(), **best}
+
+
+def steady(
+    measure: Callable[[int], dict[str, Any]],
+    *,
+    most: int,
+    ends: float = float("inf"),
+    calibrate: Callable[[], float] = calibrated,
+) -> dict[str, Any]:
+    """Measures again, at most so many times, until the machine is as fast after it as it was before.
+
+    Args:
+        measure: gives a record of the attempt whose number it takes. ends: no further one begins later than this, by
+            `time.monotonic`. calibrate: seconds of a fixed piece of work.
+
+    Returns:
+        the record between whose ends the machine changed least, with the number of attempts.
+    """
+    best: dict[str, Any] = {}
+    for attempt in range(1, most + 1):
+        before = calibrate()
+        found = measure(attempt)
+        found["calibration"] = [before, calibrate()]
+        if not best or moved(found) < moved(best):
+            best = found
+        best["attempts"] = attempt
+        if moved(best) <= MOVED or monotonic() > ends:
+            break
+    return best
 
 
 def moved(record: dict[str, Any]) -> float:
