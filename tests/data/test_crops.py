@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from scipy import stats
 
 from headway.core.errors import UsageError
 from headway.core.keys import keys, uniform
@@ -105,18 +105,20 @@ def test_boxes_are_distributed_as_torchvisions(
     theirs = np.array([torchvisions(width, height, scale, ratio) for _ in range(count)])
     ours = boxes_of(count, width, height, seed=9, scale=scale, ratio=ratio).astype(np.float64)
     for column in range(4):
-        assert stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
-    assert stats.ks_2samp(ours[:, 2] / ours[:, 3], theirs[:, 2] / theirs[:, 3]).pvalue > 1e-3
-    assert stats.ks_2samp(ours[:, 2] * ours[:, 3], theirs[:, 2] * theirs[:, 3]).pvalue > 1e-3
+        assert scipy.stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
+    assert scipy.stats.ks_2samp(ours[:, 2] / ours[:, 3], theirs[:, 2] / theirs[:, 3]).pvalue > 1e-3
+    assert scipy.stats.ks_2samp(ours[:, 2] * ours[:, 3], theirs[:, 2] * theirs[:, 3]).pvalue > 1e-3
 
 
 def test_area_and_ratio_place_and_size_are_drawn_apart() -> None:
     left, top, w, h = boxes_of(40_000, 4000, 4000, seed=2, scale=(0.2, 0.4)).astype(np.float64).T
-    assert stats.kstest(w * h / 4000**2, stats.uniform(0.2, 0.2).cdf).pvalue > 1e-3
-    assert stats.kstest(np.log(w / h), stats.uniform(math.log(3 / 4), 2 * math.log(4 / 3)).cdf).pvalue > 1e-3
+    assert scipy.stats.kstest(w * h / 4000**2, scipy.stats.uniform(0.2, 0.2).cdf).pvalue > 1e-3
+    assert (
+        scipy.stats.kstest(np.log(w / h), scipy.stats.uniform(math.log(3 / 4), 2 * math.log(4 / 3)).cdf).pvalue > 1e-3
+    )
     across, down = left / (4000 - w), top / (4000 - h)
     for place in (across, down):
-        assert stats.kstest(place, stats.uniform.cdf).pvalue > 1e-3
+        assert scipy.stats.kstest(place, scipy.stats.uniform.cdf).pvalue > 1e-3
     columns = np.stack([w * h, w / h, across, down])
     assert np.abs(np.corrcoef(columns) - np.eye(4)).max() < 4 / 40_000**0.5
 
@@ -174,5 +176,5 @@ def test_shifts_are_uniform_both_ways() -> None:
     assert drawn.shape == (50_000, 2)
     counts = np.bincount((drawn[:, 0] + 2) * 5 + drawn[:, 1] + 2, minlength=25)
     assert len(counts) == 25
-    assert stats.chisquare(counts).pvalue > 1e-3
+    assert scipy.stats.chisquare(counts).pvalue > 1e-3
     assert (shifts(keys(3, 0, np.arange(9)), 0) == 0).all()

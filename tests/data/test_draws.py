@@ -5,9 +5,9 @@ from math import exp, log, sqrt
 
 import numpy as np
 import pytest
+import scipy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
 from headway.core.errors import UsageError
 from headway.core.keys import keys, words
@@ -33,11 +33,11 @@ KEYS = keys(11, 0, np.arange(COUNT))
 def test_beta_variates_have_the_beta_distribution(alpha: float) -> None:
     drawn = symmetric_beta(KEYS, alpha)
     assert ((drawn >= 0) & (drawn <= 1)).all()
-    expected = stats.beta(alpha, alpha)
-    assert stats.kstest(drawn[drawn < 0.5], lambda value: 2 * expected.cdf(value)).pvalue > 1e-3
+    expected = scipy.stats.beta(alpha, alpha)
+    assert scipy.stats.kstest(drawn[drawn < 0.5], lambda value: 2 * expected.cdf(value)).pvalue > 1e-3
     assert abs((drawn < 0.5).mean() - 0.5) < 4 * 0.5 / COUNT**0.5
     if alpha >= 0.2:  # of less, a third lies nearer to 1 than a double can tell
-        assert stats.kstest(drawn, expected.cdf).pvalue > 1e-3
+        assert scipy.stats.kstest(drawn, expected.cdf).pvalue > 1e-3
 
 
 def test_an_alpha_of_0_is_refused() -> None:
@@ -49,7 +49,7 @@ def test_an_alpha_of_0_is_refused() -> None:
 @pytest.mark.parametrize(("spread", "low", "high"), [(0.4, 0.6, 1.4), (1.0, 0.0, 2.0), (2.5, 0.0, 3.5)])
 def test_factors_are_uniform_around_1_and_never_negative(spread: float, low: float, high: float) -> None:
     drawn = factors(KEYS, 9, spread)
-    assert stats.kstest(drawn, stats.uniform(low, high - low).cdf).pvalue > 1e-3
+    assert scipy.stats.kstest(drawn, scipy.stats.uniform(low, high - low).cdf).pvalue > 1e-3
 
 
 @quick
@@ -82,7 +82,7 @@ def test_a_pixel_is_drawn_by_the_two_halves_of_a_word(size: tuple[int, int], see
 def test_every_pixel_is_cut_out_equally_often_but_at_the_border() -> None:
     left, top, w, h = cutout_boxes(KEYS, 1, (6, 9)).T
     assert (w * h == 1).all()
-    assert stats.chisquare(np.bincount(top * 9 + left, minlength=54)).pvalue > 1e-3
+    assert scipy.stats.chisquare(np.bincount(top * 9 + left, minlength=54)).pvalue > 1e-3
 
 
 def torchvisions_erasing(height: int, width: int, p: float) -> list[int]:
@@ -104,7 +104,7 @@ def test_erased_boxes_are_distributed_as_torchvisions(size: tuple[int, int]) -> 
     theirs = np.array([torchvisions_erasing(*size, 0.7) for _ in range(COUNT)])
     ours = erasing_boxes(KEYS, size, p=0.7)
     for column in range(4):
-        assert stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
+        assert scipy.stats.ks_2samp(ours[:, column], theirs[:, column]).pvalue > 1e-3
     share = (ours[:, 2] > 0).mean(), (theirs[:, 2] > 0).mean()
     assert abs(share[0] - share[1]) < 4 * (0.5 / COUNT) ** 0.5
     assert (ours[:, :2] + ours[:, 2:] <= size[::-1]).all()
@@ -151,7 +151,7 @@ def test_the_middle_of_a_cutmix_box_is_a_uniform_pixel() -> None:
     left, top, w, h = cutmix_boxes(KEYS, np.full(COUNT, 1 - (4 / 9) ** 2), (9, 9)).T  # 4 x 4, its middle at 2
     for first, side in ((left, w), (top, h)):
         assert set(side) == {2, 3, 4}
-        assert stats.chisquare(np.bincount(first), COUNT / 9 * np.array([3, 1, 1, 1, 1, 1, 1])).pvalue > 1e-3
+        assert scipy.stats.chisquare(np.bincount(first), COUNT / 9 * np.array([3, 1, 1, 1, 1, 1, 1])).pvalue > 1e-3
 
 
 @quick

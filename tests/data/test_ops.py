@@ -8,11 +8,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
-from scipy import stats
 from tests._waits import counted
 
 from headway.core.errors import UsageError
@@ -319,7 +319,7 @@ def test_erase_fills_the_boxes_and_nothing_else(random: bool) -> None:
 def test_noise_is_independent_uniform_bytes(channels: int) -> None:
     images = some(64, 32, 32, channels)
     drawn = noise(images, keys(3, 0, np.arange(64))).numpy().astype(np.int64)
-    assert stats.chisquare(np.bincount(drawn.reshape(-1), minlength=256)).pvalue > 1e-3
+    assert scipy.stats.chisquare(np.bincount(drawn.reshape(-1), minlength=256)).pvalue > 1e-3
     flat = drawn.reshape(64, -1)
     for one, other in [
         (flat[:, :-1], flat[:, 1:]),
@@ -328,7 +328,7 @@ def test_noise_is_independent_uniform_bytes(channels: int) -> None:
         (drawn[..., 0], drawn[..., -1]) if channels > 1 else (flat[:-2], flat[2:]),
     ]:
         joint = np.bincount((one.reshape(-1) // 16) * 16 + other.reshape(-1) // 16, minlength=256)
-        assert stats.chisquare(joint).pvalue > 1e-3
+        assert scipy.stats.chisquare(joint).pvalue > 1e-3
     assert (noise(images[:2], keys(4, 0, [0, 1])).numpy() != drawn[:2]).mean() > 0.9
     with pytest.raises(UsageError, match="Fill with the mean or a number"):
         noise(some(1, 2, 2, 5), keys(0, 0, [0]))

@@ -4,11 +4,11 @@ import math
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageOps
-from scipy import stats
 from tests._waits import counted
 
 from headway.core.errors import UsageError
@@ -112,14 +112,14 @@ def strengths_of(name: str, drawn: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
 def test_trivial_augment_draws_operation_level_and_sign_uniformly() -> None:
     drawn = trivial_augment(KEYS, (224, 160))
     assert drawn[0].shape == drawn[1].shape == (COUNT, 1)
-    assert stats.chisquare(np.bincount(drawn[0][:, 0], minlength=14)).pvalue > 1e-3
+    assert scipy.stats.chisquare(np.bincount(drawn[0][:, 0], minlength=14)).pvalue > 1e-3
     largest = {"shear_x": 0.99, "shear_y": 0.99, "translate_x": 32, "translate_y": 32, "rotate": 135}
     largest |= dict.fromkeys(("brightness", "color", "contrast", "sharpness"), 0.99)
     for name, most in largest.items():
         found = strengths_of(name, drawn)
         assert np.abs(found).max() == pytest.approx(most)
         levels = np.rint(np.abs(found) / most * 30).astype(int)
-        assert stats.chisquare(np.bincount(levels, minlength=31)).pvalue > 1e-3
+        assert scipy.stats.chisquare(np.bincount(levels, minlength=31)).pvalue > 1e-3
         assert abs((found[levels > 0] > 0).mean() - 0.5) < 4 * 0.5 / len(found) ** 0.5
     assert set(strengths_of("posterize", drawn)) == {2, 3, 4, 5, 6, 7, 8}
     assert np.allclose(np.unique(strengths_of("solarize", drawn)), np.linspace(0, 255, 31))
@@ -130,7 +130,7 @@ def test_trivial_augment_draws_operation_level_and_sign_uniformly() -> None:
 def test_rand_augment_has_one_level_and_its_rounds_are_independent() -> None:
     drawn = rand_augment(KEYS, (224, 160), n=2, m=15)
     joint = np.bincount(drawn[0][:, 0] * 14 + drawn[0][:, 1], minlength=196)
-    assert stats.chisquare(joint).pvalue > 1e-3
+    assert scipy.stats.chisquare(joint).pvalue > 1e-3
     expected = {
         "shear_x": 0.15,
         "translate_x": 160 * 150 / 331 / 2,

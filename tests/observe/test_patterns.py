@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import scipy
 from numpy.typing import NDArray
-from scipy import stats
 
 from headway.observe import patterns
 from headway.observe.patterns import (
@@ -108,7 +108,9 @@ def test_the_chance_is_that_of_the_rank_sum(ties: bool) -> None:
     found = recurring(values, 4)
     assert found is not None
     here, others = values[1::4], np.delete(values, np.s_[1::4])
-    known = stats.mannwhitneyu(here, others, alternative="greater", method="asymptotic", use_continuity=False).pvalue
+    known = scipy.stats.mannwhitneyu(
+        here, others, alternative="greater", method="asymptotic", use_continuity=False
+    ).pvalue
     assert found.p_value == pytest.approx(4 * known), "of four phases"
     assert recurring(values, 4, tried=10**9) is None, "chance over all that was tried"
 
@@ -154,7 +156,7 @@ def test_drift_is_mann_and_kendalls() -> None:
     found = drift(values)
     assert found is not None
     # All 45 pairs rise; the variance of ten values is 10 * 9 * 25 / 18 = 125.
-    assert found.p_value == pytest.approx(2 * stats.norm.sf(44 / np.sqrt(125)))
+    assert found.p_value == pytest.approx(2 * scipy.stats.norm.sf(44 / np.sqrt(125)))
     assert found.change == pytest.approx(9 / 5.5)
     down = drift(values[::-1])
     assert down is not None
@@ -171,12 +173,12 @@ def test_drift_counts_ties_and_takes_sens_slope() -> None:
     values = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9], np.float64)
     found = drift(values)
     assert found is not None
-    slope = stats.theilslopes(values).slope
+    slope = scipy.stats.theilslopes(values).slope
     assert found.change == pytest.approx(slope * 14 / np.median(values))
     n, ties = 15, np.unique(values, return_counts=True)[1]
     score = sum(np.sign(values[j] - values[i]) for i in range(n) for j in range(i + 1, n))
     variance = (n * (n - 1) * (2 * n + 5) - (ties * (ties - 1) * (2 * ties + 5)).sum()) / 18
-    assert found.p_value == pytest.approx(2 * stats.norm.sf((score - 1) / np.sqrt(variance)))
+    assert found.p_value == pytest.approx(2 * scipy.stats.norm.sf((score - 1) / np.sqrt(variance)))
 
 
 def test_a_rank_that_is_always_behind() -> None:
@@ -224,7 +226,7 @@ def test_share_and_its_interval() -> None:
 
 def test_the_tails_are_those_of_the_distributions() -> None:
     for z in (0.0, 1.0, 3.0, 8.0):
-        assert patterns._upper(z) == pytest.approx(stats.norm.sf(z))
-        assert patterns._quantile(stats.norm.sf(z)) == pytest.approx(z, abs=1e-6)
+        assert patterns._upper(z) == pytest.approx(scipy.stats.norm.sf(z))
+        assert patterns._quantile(scipy.stats.norm.sf(z)) == pytest.approx(z, abs=1e-6)
     for hits, tries, chance in ((3, 4, 0.5), (0, 5, 0.2), (700, 2000, 1 / 3)):
-        assert patterns._at_least(hits, tries, chance) == pytest.approx(stats.binom.sf(hits - 1, tries, chance))
+        assert patterns._at_least(hits, tries, chance) == pytest.approx(scipy.stats.binom.sf(hits - 1, tries, chance))

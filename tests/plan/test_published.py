@@ -21,6 +21,7 @@ def claims() -> dict[str, Claim]:
     return {one.name: one for one in (*scaled(), left_out(), timed(), swept())}
 
 
+@pytest.mark.check
 @pytest.mark.parametrize("name", BARS)
 def test_the_planner_is_as_near_as_it_is_promised_to_be(claims: dict[str, Claim], name: str) -> None:
     assert 0 < claims[name].value <= BARS[name], claims[name].how
