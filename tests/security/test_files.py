@@ -22,7 +22,7 @@ from tests._support import headway, packed_digits, refused, write_recipe
 
 from headway.core.errors import DataError, HeadwayError
 from headway.data import dataset, fill
-from headway.data.columns import COLUMNS_FILE, load_columns
+from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, load_columns
 from headway.data.loader import Loader
 from headway.data.order import Order
 from headway.data.tiers.remote import Remote
@@ -89,6 +89,15 @@ def test_a_wrong_entry_of_a_description_is_a_sentence(folder: Path, name: str) -
     pack = folder / "digits.packed/train"
     forge(pack, WRONG[name])
     with pytest.raises(DataError, match="the columns file is damaged"):
+        dataset.open(pack)
+
+
+@pytest.mark.parametrize("name", [*COLUMN_TYPES, "name", "label"])
+def test_a_column_with_another_number_of_dimensions_is_a_sentence(folder: Path, name: str) -> None:
+    """A `shard` of shape [9, 1] once ended in NumPy's own error while records were read."""
+    pack = folder / "digits.packed/train"
+    forge(pack, lambda _: None, lambda found: found.update({name: found[name].reshape(-1, 1, 1)}))
+    with pytest.raises(DataError, match=f"wrong number of dimensions: {name}"):
         dataset.open(pack)
 
 

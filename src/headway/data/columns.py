@@ -217,6 +217,10 @@ def _map(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     if wrong or "label" not in header:
         what = f"columns are missing or of another type: {', '.join(wrong) or 'label'}"
         raise DataError(what, where=str(path), fix=AGAIN)
+    deep = [name for name in (*COLUMN_TYPES, "name", "name_offset") if len(header.get(name, {}).get("shape", [0])) != 1]
+    if deep or len(header["label"]["shape"]) not in (1, 2):
+        what = f"columns have the wrong number of dimensions: {', '.join(deep) or 'label'}"
+        raise DataError(what, where=str(path), fix=AGAIN)
     samples = {header[name]["shape"][0] for name in (*COLUMN_TYPES, "label")}
     if len(samples) != 1:
         raise DataError("its columns have different lengths", where=str(path), fix=AGAIN)
