@@ -70,9 +70,12 @@ def test_classes_and_images_are_in_order_of_name(tmp_path: Path) -> None:
 
 def test_hidden_files_and_files_that_are_no_images_are_left_out(tmp_path: Path) -> None:
     names = ["cat/a.jpg", "cat/.b.jpg", "cat/README.txt", ".git/x.jpg", "cat/.ipynb_checkpoints/a.jpg", "LICENSE"]
-    source = list_folder(touch(tmp_path, names))
+    source = list_folder(touch(tmp_path, [*names, "astray.jpg"]))
     assert source.names == ("cat/a.jpg",)
-    assert source.notes == ("left out, being no images by their ending: 'cat/README.txt', 'LICENSE'",)
+    assert source.notes == (
+        "left out, being no images by their ending: 'cat/README.txt', 'LICENSE'",
+        "left out, lying in no class folder: 'astray.jpg'",
+    )
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def list_folder(root: Path) -> Source:
     """Lists the images of a folder: a sub-folder is a class; classes, and images within a class, in order of name.
 
     Images may lie deeper inside their class folder. Hidden files and folders are left out without a word, files that
-    are no images by their ending with a note.
+    are no images by their ending, and images beside the class folders, with a note.
 
     Raises:
         UsageError: the folder is missing or empty, or has images but no class folders.
@@ -94,8 +94,13 @@ def _listed(root: Path) -> tuple[Source, list[Path]]:
     if empty:
         what = f"class {empty[0]!r} has no image" if len(empty) == 1 else f"{_few(empty)} have no image"
         raise DataError(what, where=str(root), fix="Put images into the class folder, or remove it.")
-    ignored = sorted(map(_text, others)) + sorted(map(_text, loose))
-    notes = (f"left out, being no images by their ending: {_few(ignored)}",) if ignored else ()
+    astray = sorted(_text(name) for name in loose if is_image(name))
+    ignored = sorted(map(_text, others)) + sorted(_text(name) for name in loose if not is_image(name))
+    notes = tuple(
+        f"left out, {why}: {_few(names_of)}"
+        for why, names_of in (("being no images by their ending", ignored), ("lying in no class folder", astray))
+        if names_of
+    )
     source = Source(
         names=tuple(names),
         images=Files(tuple(paths)),
