@@ -101,6 +101,8 @@ def test_a_verdict_that_is_not_confirmed_says_so() -> None:
     doubtful = found.verdict.model_copy(update={"confirmed": False, "unexplained": "9% is not explained."})
     said = text(found.model_copy(update={"verdict": doubtful, "measured": 2500.0}))
     assert "measured 2,500 (+24.8 %), stalls computed in both: not confirmed.\n9% is not explained.\n" in said
+    assert "measured?" in said
+    assert not re.search(r"measured\?|computed\?", text(found))
     assert "Predicted 3,120 images/s; nothing was measured to confirm it." in text(profile(measured=None))
 
 

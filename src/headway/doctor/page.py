@@ -11,7 +11,7 @@ from typing import Any
 from headway.core.files import write_whole
 from headway.core.profile import Ceiling, Profile, Side, WholeRun
 from headway.doctor.roof import SAME_SIZE
-from headway.doctor.text import SIDES, alone, caution, how_to, number, percent, prediction, signed, together
+from headway.doctor.text import SIDES, alone, caution, how_sure, how_to, number, percent, prediction, signed, together
 from headway.page import panel, report
 from headway.page.panel import Panel
 
@@ -335,7 +335,7 @@ def _knobs(profile: Profile) -> Panel:
             how_to(knob),
             caution(knob),
             knob.cures,
-            "measured" if knob.measured else "computed",
+            how_sure(knob, profile),
             number(knob.images_s),
             f"{knob.gain:.2f}",
         )
@@ -350,6 +350,7 @@ def _knobs(profile: Profile) -> Panel:
         order=400,
         width="full",
         note=f"Each alone, beside the {number(profile.predicted)} images/s that are predicted now, the best first. "
+        "A question mark: the short run of the whole job did not confirm the prediction. "
         "What is no command goes behind: headway train RECIPE",
     )
 

@@ -190,12 +190,20 @@ def _knobs(profile: Profile) -> list[str]:
     if not profile.knobs:
         return ["No setting of the recipe is known to give more."]
     heading = _columns("What can be set otherwise", ("images/s", "times", "how sure"))
-    return [f"{heading}  how", *_fitting([_of_knob(knob) for knob in profile.knobs], KNOBS - 1)]
+    return [
+        f"{heading}  how",
+        *_fitting([_of_knob(knob, how_sure(knob, profile)) for knob in profile.knobs], KNOBS - 1),
+    ]
 
 
-def _of_knob(knob: Knob) -> list[str]:
+def how_sure(knob: Knob, profile: Profile) -> str:
+    """Whether its gain was measured or computed, with a question mark where a run did not confirm the prediction."""
+    doubtful = profile.measured is not None and not profile.verdict.confirmed
+    return ("measured" if knob.measured else "computed") + "?" * doubtful
+
+
+def _of_knob(knob: Knob, sure: str) -> list[str]:
     """A row; the override, which is there to be copied, on lines of its own where it does not fit; what to know."""
-    sure = "measured" if knob.measured else "computed"
     row = _columns(f"  {knob.name}", (number(knob.images_s), f"{knob.gain:.2f}", sure))
     how = how_to(knob)
     if len(row) + 2 + len(how) <= COLUMNS:
