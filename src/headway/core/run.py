@@ -115,7 +115,9 @@ class Run:
         """
         run = Run(folder)
         if not run.recipe_path.is_file():
-            what = "this is no run folder (it has no recipe.yaml)" if folder.is_dir() else "there is no such run folder"
+            what = "there is no such run folder"
+            if folder.exists():
+                what = f"this is no run folder ({'it has no recipe.yaml' if folder.is_dir() else 'it is a file'})"
             raise UsageError(what, where=str(folder), fix="headway train RECIPE makes one.")
         return run
 
