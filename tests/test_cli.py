@@ -86,7 +86,14 @@ def test_sentences_without_json(folder: Path, tmp_path: Path) -> None:
     assert headway("verify", tmp_path / "split").out == "Every record of 2 parts (190 + 50 samples) is whole.\n"
     said = headway("train", folder / "recipe.yaml", "--run", tmp_path / "run")
     pattern = r"Trained \S+/run:  loss \d\.\d{4}  accuracy 0\.\d{4}  \d+\.\d s  [\d,]+ images/s\n"
-    assert re.fullmatch(pattern, said.out), said.out
+    kept = r"Kept are the best weights, those of step (\d+): loss \d\.\d{4}, accuracy (0\.\d{4})\n"
+    found = re.fullmatch(f"{pattern}(?:{kept})?", said.out)
+    assert found, said.out
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    best = summary["best"]
+    assert found.groups() == (
+        (None, None) if best["step"] == summary["step"] else (str(best["step"]), f"{best['accuracy']:.4f}")
+    )
     lines = [line for line in said.err.splitlines() if line.startswith("evaluate")]
     assert [re.split(r"\s{2,}", line)[1] for line in lines] == ["epoch 1.00", "epoch 2.00"]
 

@@ -237,7 +237,7 @@ def train(
         raise UsageError("--out, --samples, --classes and --eval-samples are of a dry run", fix=fix)
     if resume is not None and (recipe is not None or folder is not None or repeat > 1):
         fix = "A run goes on with the recipe it began with: headway train --resume RUN."
-        raise UsageError("--resume takes a run folder and nothing else", fix=fix)
+        raise UsageError("a recipe, --run and --repeat do not go with --resume", fix=fix)
     if resume is None and recipe is None:
         raise UsageError("train wants a recipe", fix="headway train RECIPE, or headway train --resume RUN.")
     if procs is not None or hosts is not None:
@@ -302,10 +302,15 @@ def _ended(ended: Ended, as_json: bool) -> None:
     if ended.interrupted:
         text = f"Stopped at step {summary['step']} of {summary['steps']}; go on with: {ended.run.go_on}"
     else:
-        known = [f"{name} {summary[name]:.4f}" for name in summary.get("best") or () if name not in ("step", "epoch")]
+        best = dict(summary.get("best") or {})
+        step, _ = best.pop("step", summary["step"]), best.pop("epoch", None)
+        known = [f"{name} {summary[name]:.4f}" for name in best]
         text = "  ".join(
             [f"Trained {folder}:", *known, f"{summary['seconds']:.1f} s", f"{summary['images_s']:,.0f} images/s"]
         )
+        if step != summary["step"]:
+            kept = ", ".join(f"{name} {value:.4f}" for name, value in best.items())
+            text += f"\nKept are the best weights, those of step {step:,}: {kept}"
         if summary["damaged_samples"]:
             text += (
                 f"\nDamaged samples came up {summary['damaged_samples']:,} times: see {folder / 'quarantine.jsonl'}."

@@ -285,5 +285,5 @@ def test_two_processes_cannot_train_in_one_folder(folder: Path) -> None:
 def test_resume_takes_a_run_and_nothing_else(folder: Path) -> None:
     for more in (("recipe.yaml",), ("--run", folder / "x"), ("--repeat", "2")):
         said = headway("train", "--resume", folder / "x", *more, status=2)
-        assert "--resume takes a run folder and nothing else" in said.err
+        assert "a recipe, --run and --repeat do not go with --resume" in said.err
     assert "there is no such run folder" in headway("train", "--resume", folder / "x", status=2).err
