@@ -251,7 +251,7 @@ def test_attention_counts_on_a_cpu_as_its_matrix_products() -> None:
     assert counter.total >= 3 * 2 * 4 * 9 * 9 * 8 * 2
 
 
-@pytest.mark.thin(1)
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("make", "size", "parameters", "multiply_adds"), [(resnet50, 224, 25e6, 4e9), (alexnet, 227, 62e6, 727e6)]
 )

@@ -100,7 +100,7 @@ def surface(name: str, heights: Sequence[Sequence[float | None]], **more: Any) -
 @pytest.mark.parametrize(
     "flags", [("--window-size=1400,900",), ("--window-size=500,900", "--blink-settings=preferredColorScheme=0")]
 )
-@pytest.mark.thin(1)
+@pytest.mark.check
 def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags: tuple[str, ...]) -> None:
     page = tmp_path / "report.html"
     page.write_text(report.render(panels(), title="<b>Run</b>", subtitle="S", footer="F"), encoding="utf-8")
