@@ -401,7 +401,6 @@ def test_columns_that_do_not_belong_together_are_refused(copy: Path) -> None:
         ({"flags": np.zeros(19, np.uint8)}, "its columns have different lengths"),
         ({"label": np.zeros(21, np.int64)}, "its columns have different lengths"),
         ({"label": np.zeros((), np.int64)}, "columns have the wrong number of dimensions: label"),
-        ({"shard": np.zeros((20, 1), np.uint16)}, "columns have the wrong number of dimensions: shard"),
         ({"label": np.zeros(20, np.float64)}, "the columns file is damaged"),
     ]:
         (copy / COLUMNS_FILE).write_bytes(intact)
