@@ -86,7 +86,7 @@ def test_sentences_without_json(folder: Path, tmp_path: Path) -> None:
     assert headway("verify", tmp_path / "split").out == "Every record of 2 parts (190 + 50 samples) is whole.\n"
     said = headway("train", folder / "recipe.yaml", "--run", tmp_path / "run")
     pattern = r"Trained \S+/run:  loss \d\.\d{4}  accuracy 0\.\d{4}  \d+\.\d s  [\d,]+ images/s\n"
-    kept = r"Kept are the best weights, those of step (\d+): loss \d\.\d{4}, accuracy (0\.\d{4})\n"
+    kept = r"The run keeps the best weights, those of step (\d+): loss \d\.\d{4}, accuracy (0\.\d{4})\n"
     found = re.fullmatch(f"{pattern}(?:{kept})?", said.out)
     assert found, said.out
     summary = json.loads((tmp_path / "run/summary.json").read_text())

@@ -310,7 +310,7 @@ def _ended(ended: Ended, as_json: bool) -> None:
         )
         if step != summary["step"]:
             kept = ", ".join(f"{name} {value:.4f}" for name, value in best.items())
-            text += f"\nKept are the best weights, those of step {step:,}: {kept}"
+            text += f"\nThe run keeps the best weights, those of step {step:,}: {kept}"
         if summary["damaged_samples"]:
             text += (
                 f"\nDamaged samples came up {summary['damaged_samples']:,} times: see {folder / 'quarantine.jsonl'}."

@@ -416,7 +416,7 @@ def _check_network(
                 said = f"it gives {gave} for a sample, the data needs ({task.outputs},)"
                 if where:
                     raise RecipeError(f"{what} takes no images of {shape}: {said}", where=where, fix=ANY_SIZE)
-                fix = f"Let it give {task.outputs} for a sample; a factory that takes num_classes is given that number."
+                fix = f"Make the network give {task.outputs} outputs; a factory that takes num_classes gets it."
                 raise RecipeError(said, where="model", fix=fix)
             what = "the task"
             outputs = outputs.float()

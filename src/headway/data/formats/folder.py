@@ -97,9 +97,9 @@ def _listed(root: Path) -> tuple[Source, list[Path]]:
     astray = sorted(_text(name) for name in loose if is_image(name))
     ignored = sorted(map(_text, others)) + sorted(_text(name) for name in loose if not is_image(name))
     notes = tuple(
-        f"left out, {why}: {_few(names_of)}"
-        for why, names_of in (("being no images by their ending", ignored), ("lying in no class folder", astray))
-        if names_of
+        f"left out, {why}: {_few(files)}"
+        for why, files in (("being no images by their ending", ignored), ("lying in no class folder", astray))
+        if files
     )
     source = Source(
         names=tuple(names),
