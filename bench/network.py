@@ -183,7 +183,7 @@ def main() -> None:
     sys.stdout.reconfigure(line_buffering=True)  # it takes minutes
     # 256 images a step, as this network is often trained. With 256 a rank computation was 91 % of DDP's step on two
     # slow cores, which no exchange can shorten: 1.14 was the most to be had, 1.08 and 1.06 (fp16) were measured.
-    rounds, width, batch = (3, 8, 32) if options.quick else (15, 32, 64)
+    rounds, width, batch = (3, 8, 8) if options.quick else (15, 32, 64)
     with Hosts(2) as hosts:
         print(f"Links of 200 Mbit/s, TCP's congestion control is {hosts.congestion}.\n")
         claims = probes(hosts, LAYOUTS[:1] if options.quick else LAYOUTS, width, rounds)

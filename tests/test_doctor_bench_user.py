@@ -49,9 +49,9 @@ def test_every_case_is_a_recipe_of_code_that_can_be_had(case: UserCase, tmp_path
 
 
 def test_the_slow_code_of_users_can_be_drawn() -> None:
-    """A sleep of 30 ms in the transform or the forward pass, and 400 reads of values in the forward pass."""
+    """A sleep of 30 ms in the transform or the forward pass, and 800 reads of values in the forward pass."""
     drawn = list(itertools.islice(user_draws(1), 13 * 60))
-    for where, does, amount in (("transform", "sleep", 30), ("forward", "sleep", 30), ("forward", "reads", 400)):
+    for where, does, amount in (("transform", "sleep", 30), ("forward", "sleep", 30), ("forward", "reads", 800)):
         near = [one for one in drawn if (one.where, one.does) == (where, does) and 0.9 <= one.amount / amount <= 1.1]
         assert near, (where, does)
     assert {(one.stage, one.job().recipe["batch"]) for one in drawn if one.does == "reads"} == {("sync", 8)}

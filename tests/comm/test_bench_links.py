@@ -33,6 +33,7 @@ def swept(rank: Rank) -> tuple[Any, ...]:
     return names, whole, cut
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("hosts", [(0, 0, 1), (0, 1)], ids=lambda hosts: "".join(map(str, hosts)))
 def test_every_algorithm_is_timed_at_every_size(hosts: tuple[int, ...]) -> None:
     results = run_ranks(len(hosts), swept, hosts=hosts)

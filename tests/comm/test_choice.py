@@ -193,6 +193,7 @@ def tried_out(rank: Rank) -> tuple[Any, ...]:
     return names, found, digest
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("hosts", "names"),
     [

@@ -53,7 +53,7 @@ def sums(rank: Rank) -> list[Any]:
 
 
 @pytest.mark.parametrize("hosts", LAYOUTS, ids=lambda hosts: "".join(map(str, hosts)))
-@pytest.mark.thin(4)
+@pytest.mark.thin(2)
 def test_every_algorithm_is_the_sum_and_the_same_bits_everywhere(hosts: tuple[int, ...]) -> None:
     results = run_ranks(len(hosts), sums, hosts=hosts)
     assert {result[-1] for result in results} == {results[0][-1]}  # one digest, one log

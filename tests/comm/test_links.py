@@ -197,6 +197,7 @@ def measured(rank: Rank) -> tuple[Any, ...]:
     return links, said, given, later == links, network
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("hosts", [(0, 0), (0, 1, 0, 1), (0, 1, 1)], ids=lambda hosts: "".join(map(str, hosts)))
 def test_every_rank_learns_the_same_links(hosts: tuple[int, ...]) -> None:
     results = run_ranks(len(hosts), measured, hosts=hosts)

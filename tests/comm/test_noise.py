@@ -41,7 +41,7 @@ def quadratic() -> tuple[Tensor, Tensor]:
     return mean * (2 / mean.norm()), spread * (10 / spread.norm())
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("sizes", [(8, 8), (4, 4, 4, 4), (13, 2, 1), (7, 0, 9)])
 def test_it_gives_the_known_answer_within_its_interval(sizes: tuple[int, ...]) -> None:
     found = run_of(sizes, steps=2000, seed=1, window=2000)

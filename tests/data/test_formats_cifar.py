@@ -280,6 +280,7 @@ def test_what_is_no_cifar_is_refused(tmp_path: Path, cache: Path) -> None:
     assert said(path) == f"{path}: this is no pickle of plain data, or it is damaged. {SAVE}"
 
 
+@pytest.mark.check
 def test_no_damage_makes_anything_but_a_sentence(tmp_path: Path, cache: Path) -> None:
     rng = random.Random(0)
     for name, file in (("cifar-10-batches-py", "test_batch"), ("cifar-10-batches-py", "batches.meta")):

@@ -83,6 +83,7 @@ def test_threads_change_nothing(data: Dataset, backend: str, threads: int) -> No
     assert served(loader(data, backend=backend, threads=threads), 9) == served(loader(data, backend=backend), 9)
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 def test_the_ranks_of_any_world_together_serve_what_one_serves(data: Dataset, world: int) -> None:
     together: Samples = {}

@@ -94,6 +94,7 @@ def test_it_has_the_same_pixels_and_is_its_own_transcode(case: tuple[bytes, int,
     assert info.restart == across or 56 <= info.restart * info.mcu_width <= 128
 
 
+@pytest.mark.check
 def test_real_files_keep_their_pixels_and_hardly_grow(real: list[bytes]) -> None:
     seekable = [native.seekable(data) for data in real]
     assert sum(map(len, seekable)) <= SIZE_RATIO * sum(map(len, real))

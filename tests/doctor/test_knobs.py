@@ -55,6 +55,7 @@ def test_every_knob_is_taken_by_the_recipe(recipe: Path, found: Profile) -> None
                 assert dict(loaded.leaves())[key] == value
 
 
+@pytest.mark.check
 def test_checkpoints_at_every_step_are_in_the_way(found: Profile) -> None:
     rarer = next(knob for knob in found.knobs if knob.override == "checkpoint.every_steps=4")
     stall = found.ceiling("checkpoint")

@@ -240,6 +240,7 @@ def test_a_batch_of_another_size_is_no_second_size(user: Any, images: torch.Tens
     assert not any(seen)
 
 
+@pytest.mark.check
 @OWN_WARNING
 def test_what_was_compiled_before_stays_so(user: Any, images: torch.Tensor) -> None:
     torch._dynamo.reset()
@@ -253,6 +254,7 @@ def test_what_was_compiled_before_stays_so(user: Any, images: torch.Tensor) -> N
     assert len(seen) == count
 
 
+@pytest.mark.check
 def test_a_whole_network_is_looked_at_any_number_of_times(user: Any, images: torch.Tensor) -> None:
     """Torch gives a function up that it has compiled anew eight times."""
     torch._dynamo.reset()

@@ -126,7 +126,7 @@ def test_the_layers_add_up_to_the_whole(name: str) -> None:
     assert len({layer.name for layer in found}) == len(found)
 
 
-@pytest.mark.thin
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("autocast", [nullcontext, low])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_what_is_kept_for_backward_is_what_hooks_see(name: str, autocast: Context) -> None:
@@ -140,7 +140,7 @@ def test_what_is_kept_for_backward_is_what_hooks_see(name: str, autocast: Contex
     assert said + more == saved_by(model, images, autocast)
 
 
-@pytest.mark.thin
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("autocast", [nullcontext, low])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_without_values_it_is_the_same(name: str, autocast: Context) -> None:

@@ -23,6 +23,7 @@ def test_width_and_size() -> None:
     assert sum(parameter.numel() for parameter in small_net(width=64).parameters()) > 4 * 60_000
 
 
+@pytest.mark.check
 def test_it_reads_handwritten_digits() -> None:
     """1,797 real images, a fifth held out, six epochs; thirty epochs with shifted images reach 99 %."""
     torch.manual_seed(0)

@@ -100,6 +100,7 @@ def test_one_worker_or_none_makes_no_pattern() -> None:
     assert of_workers(waits, np.arange(100), 1) is None
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("ties", [False, True])
 def test_the_chance_is_that_of_the_rank_sum(ties: bool) -> None:
     draw = np.random.default_rng(5)

@@ -58,7 +58,7 @@ def walked_reference(name: str) -> list[reference.Reference]:
     return peers
 
 
-@pytest.mark.thin
+@pytest.mark.thin(30)
 @pytest.mark.parametrize("fused", WAYS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_walk_is_that_of_the_reference(name: str, fused: bool) -> None:

@@ -284,7 +284,7 @@ def test_memory_is_what_a_device_holds() -> None:
 STILL = ("masters", "gradients of masters", "buffers", "averaged weights", "looked at")
 
 
-@pytest.mark.thin(2)
+@pytest.mark.thin(1)
 @pytest.mark.parametrize(
     ("ranks", "options", "there"),
     [

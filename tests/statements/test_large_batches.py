@@ -151,6 +151,7 @@ def test_batch_norm_is_its_equation(group: int) -> None:
         torch.testing.assert_close(norm.running_var, running, rtol=1e-12, atol=0)
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("k", [4, 16])
 def test_the_square_root_rule_keeps_the_covariance_of_the_step(k: int) -> None:
     """cov(dw) is about eta^2 / M times that of single gradients, so k times the batch at sqrt(k) times the rate has the

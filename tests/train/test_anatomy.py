@@ -160,6 +160,7 @@ def reads(images, labels, keys):
 """
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [

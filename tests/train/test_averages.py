@@ -100,6 +100,7 @@ def test_best_weights_are_those_that_were_best(folder: Path, tmp_path: Path) -> 
     assert [record["step"] for record in records(run, "evaluate")] == [6, 12, 18]
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize(
     ("switches", "kept"),
     [

@@ -166,7 +166,8 @@ def normed(num_classes):
 @pytest.mark.parametrize(
     ("procs", "options"),
     [
-        (2, ("model.factory=normed.py:normed", "comm.batch_norm=sync")),  # running statistics are shares of a step too
+        # Running statistics are shares of a step too.
+        (2, ("model.factory=normed.py:normed", "comm.batch_norm=sync")),
         pytest.param(3, ("model.factory=net.py:linear", "micro_batch=5"), marks=pytest.mark.check),
     ],
 )

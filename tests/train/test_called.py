@@ -38,6 +38,7 @@ MODELS = {
 }
 
 
+@pytest.mark.thin(2)
 @pytest.mark.parametrize("case", MODELS)
 def test_a_run_that_computes_again_ends_as_one_that_keeps(folder: Path, tmp_path: Path, case: str) -> None:
     """Weights, statistics, the optimizer's state and random generators of the last checkpoint, bit for bit."""

@@ -293,6 +293,7 @@ def test_addresses_that_cannot_be_written(uri: str, sentence: str) -> None:
 # Runs
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("uri", ["bucket", "file"], indirect=True)
 def test_a_run_keeps_its_checkpoints_where_the_recipe_says_and_goes_on_from_there(uri: str, tmp_path: Path) -> None:
     packed_digits(tmp_path)

@@ -37,6 +37,7 @@ def said(folder: Path) -> Said:
     return finished("train", folder / "recipe.yaml", "--procs", "2", "--run", folder / "run")
 
 
+@pytest.mark.check
 def test_records_name_a_slowest_rank(folder: Path, said: Said) -> None:
     """Of the interval that all ranks had told of by then, each once."""
     assert said.status == 0, said.err

@@ -56,6 +56,7 @@ def table_of(run: Path, kind: str) -> Table:
     return found
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("more", [(), ("micro_batch=7",), ("optimizer={name: adamw, lr: 0.01, clip_norm: 0.5}",)])
 def test_a_run_is_the_same_with_it_and_without(folder: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     """Bit for bit, with dropout and batch norm, whose generators and statistics an observing pass could disturb."""
@@ -88,6 +89,7 @@ def test_a_resumed_run_has_observed_what_a_whole_one_has(folder: Path, tmp_path:
     assert mine[-1][2] is not None
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize(("parts", "more"), [(2, ()), (3, ("micro_batch=10",)), (2, ("micro_batch=20",))])
 def test_the_noise_scale_is_that_of_the_samples_own_gradients(
     folder: Path, tmp_path: Path, parts: int, more: tuple[str, ...]

@@ -185,6 +185,7 @@ def test_killed_at_twenty_random_moments(folder: Path, whole: Callable[[str], Pa
     assert killed  # the others had ended before they were killed
 
 
+@pytest.mark.check
 def test_killed_twice(folder: Path, whole: Callable[[str], Path]) -> None:
     seed = random.SystemRandom().randrange(1 << 32)
     print(f"seed {seed}")

@@ -182,6 +182,7 @@ def reads_of_ranks(rank: Rank, folder: Path, run: Path, overrides: tuple[str, ..
         return out
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("case", ["batch norm", "small buckets, noise scale", "all is observed"])
 def test_ranks_on_a_cpu_read_the_verdict_and_nothing_else(folder: Path, tmp_path: Path, case: str) -> None:
     """There the host waits for the sums in any case: two reads, of what was agreed on and of who used what."""

@@ -329,6 +329,7 @@ def test_several_labels(tmp_path: Path) -> None:
     headway("report", tmp_path / "run")
 
 
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("several", [False, True])
 def test_regression(tmp_path: Path, several: bool) -> None:
     rows = images_for_a_list(tmp_path)
