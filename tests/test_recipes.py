@@ -50,6 +50,7 @@ def read(name: str) -> TrainRecipe:
     "path",
     [pytest.param(path, marks=() if path.stem in PLAIN else pytest.mark.check, id=path.stem) for path in RECIPES],
 )
+@pytest.mark.thin(3)
 def test_it_is_built(path: Path) -> None:
     found = built(path)
     work = found.workload

@@ -68,6 +68,7 @@ def missed(runs: NDArray[np.float64], truth: float) -> tuple[float, float]:
 
 @pytest.mark.parametrize("half", [2, 16, 128])
 @pytest.mark.parametrize("steps", [8, 20, 64, 200])
+@pytest.mark.thin(3)
 def test_its_interval_holds_the_truth_as_often_as_it_says(steps: int, half: int) -> None:
     """95 %, from batches six times below the noise scale of 25 to ten times above; standard error of a share: 1 %."""
     below, above = missed(pairs_of(500, steps, half), 25)

@@ -97,6 +97,7 @@ def torchvisions(width: int, height: int, scale: tuple[float, float], ratio: tup
         (33, 48, (0.25, 0.25), (1.0, 1.0)),
     ],
 )
+@pytest.mark.thin(2)
 def test_boxes_are_distributed_as_torchvisions(
     width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float]
 ) -> None:

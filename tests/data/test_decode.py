@@ -96,6 +96,7 @@ def test_a_bad_image_is_zeros_with_a_status_and_leaves_its_neighbours_alone(back
 
 @both
 @pytest.mark.parametrize("count", [0, 1, 2, 7, 33, 400])
+@pytest.mark.thin(4)
 def test_a_batch_is_the_same_on_any_number_of_threads(backend: Backend, count: int) -> None:
     images = [picture("RGB", 9 + number % 50, 40 - number % 37, seed=number) for number in range(count)]
     records = Records.of([encoded(image, "PNG" if number % 5 == 3 else "JPEG") for number, image in enumerate(images)])
@@ -276,6 +277,7 @@ sys.exit(failed)
 
 
 @both
+@pytest.mark.thin(1)
 def test_a_fork_in_the_middle_of_a_decode_works(backend: Backend, tmp_path: Path) -> None:
     if backend == "native" and not native.available():
         absent("the native core is not built")

@@ -182,6 +182,7 @@ def test_cold_records_are_measured_and_lie_in_memory_again(local: Dataset) -> No
 
 
 @pytest.mark.parametrize("loaded", [False, True])
+@pytest.mark.thin(4)
 def test_cold_records_come_from_the_disk(local: Dataset, loaded: bool) -> None:
     if not on_disk(local):
         pytest.skip("files cannot be evicted here")

@@ -21,6 +21,7 @@ def test_the_published_size(two_towers: bool) -> None:
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 @pytest.mark.parametrize("pool5_norm", [False, True])
+@pytest.mark.thin(1)
 def test_two_towers_are_convolutions_in_two_groups(batch_norm: bool, pool5_norm: bool) -> None:
     """In float64, features, logits and gradients; one network's weights loaded into the other."""
     torch.manual_seed(0)

@@ -186,6 +186,7 @@ LARGE: dict[str, tuple[Callable[[], nn.Module], tuple[int, int]]] = {
 
 
 @pytest.mark.parametrize("name", [*OURS, *(pytest.param(one, marks=pytest.mark.check) for one in LARGE)])
+@pytest.mark.thin(1)
 def test_our_networks_are_whole(name: str) -> None:
     make, (channels, side) = (OURS | LARGE)[name]
     found = try_compiling(make(), torch.rand(2, channels, side, side))

@@ -21,6 +21,7 @@ Factory = Callable[..., ResNet]
         (resnet101, 44_549_160, 626, 7.8),
     ],
 )
+@pytest.mark.thin(1)
 def test_published_sizes(factory: Factory, parameters: int, tensors: int, billions: float) -> None:
     with torch.device("meta"):
         model = factory()

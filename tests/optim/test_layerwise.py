@@ -58,7 +58,7 @@ def walked_reference(name: str) -> list[reference.Reference]:
     return peers
 
 
-@pytest.mark.thin(30)
+@pytest.mark.thin(12)
 @pytest.mark.parametrize("fused", WAYS)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_walk_is_that_of_the_reference(name: str, fused: bool) -> None:
@@ -107,6 +107,7 @@ TORCH: list[tuple[Any, dict[str, Any], Any]] = [
 
 @pytest.mark.parametrize("fused", WAYS)
 @pytest.mark.parametrize(("kind", "options", "peer"), TORCH)
+@pytest.mark.thin(5)
 def test_with_its_own_part_off_it_is_an_optimizer_of_torch(
     kind: Any, options: dict[str, Any], peer: Any, fused: bool
 ) -> None:
@@ -185,7 +186,7 @@ class NoReads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.thin
+@pytest.mark.thin(15)
 @pytest.mark.parametrize("fused", WAYS)
 @pytest.mark.parametrize("name", NAMES)
 def test_no_step_reads_a_value(name: str, fused: bool) -> None:

@@ -29,7 +29,7 @@ def _built() -> None:
         absent("the native core is not built")
 
 
-@pytest.mark.thin
+@pytest.mark.thin(13)
 @pytest.mark.parametrize("kind", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", NATIVE)
 def test_every_instruction_set_gives_the_same_bits(

@@ -172,6 +172,7 @@ def test_the_square_root_rule_keeps_the_covariance_of_the_step(k: int) -> None:
 
 
 @pytest.mark.parametrize("batch", [24, 96])
+@pytest.mark.thin(1)
 def test_multiplicative_noise_keeps_the_mean_and_has_its_covariance(batch: int) -> None:
     """g' = 1 / M sum g_n z_n with z ~ N(1, sigma^2), sigma^2 proportional to M: over the draws of z its mean is the
     gradient of the batch, its covariance sigma^2 / M^2 sum g_n g_n^T, which for sigma^2 = M / m is that of batches of m

@@ -142,6 +142,7 @@ def test_resumed_is_uninterrupted(folder: Path, tmp_path: Path, switches: tuple[
 
 
 @pytest.mark.parametrize("averages", [(), (EMA,), (AHEAD,)], ids=["newest", "ema", "lookahead"])
+@pytest.mark.thin(1)
 def test_statistics_are_those_of_the_newest_batches(folder: Path, tmp_path: Path, averages: tuple[str, ...]) -> None:
     """By hand: the last 4 batches as they were trained on, through the weights that are evaluated, in ghost batches."""
     more = ("augment={translate: 1}", "micro_batch=15", "stop_at={loss: 0}", "evaluate.every_epochs=3")

@@ -92,7 +92,7 @@ DAMAGES = {
 }
 
 
-@pytest.mark.thin(12)
+@pytest.mark.thin(4)
 @pytest.mark.parametrize("name", DAMAGES)
 def test_the_newest_is_refused_by_name_and_the_one_before_is_used(run: Path, tmp_path: Path, name: str) -> None:
     copy = tmp_path / "run"

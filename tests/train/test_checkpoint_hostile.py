@@ -110,6 +110,7 @@ JUDGED_BY_CUDA = "a CUDA generator of 5 bytes"
     "forgery", [pytest.param(name, marks=[pytest.mark.gpu] * (name == JUDGED_BY_CUDA)) for name in FORGERIES]
 )
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.thin(25)
 def test_a_state_of_another_shape_or_type_is_refused_and_nothing_is_changed(
     tmp_path: Path, name: str, forgery: str
 ) -> None:
@@ -285,6 +286,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", SCALARS)
+@pytest.mark.thin(5)
 def test_a_run_does_not_go_on_from_wrong_numbers(run: Path, tmp_path: Path, name: str) -> None:
     copy = tmp_path / "run"
     shutil.copytree(run, copy)

@@ -118,6 +118,7 @@ def overwritten(data: bytes, tenth: int) -> bytes:
 
 @pytest.mark.parametrize("damage", [cut, overwritten])
 @pytest.mark.parametrize("size", SAVED)
+@pytest.mark.thin(2)
 def test_torn_at_every_tenth_of_its_bytes_the_one_before_is_used(
     saved: dict[int, Path], size: int, damage: Callable[[bytes, int], bytes]
 ) -> None:

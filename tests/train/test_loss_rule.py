@@ -66,6 +66,7 @@ def assert_close(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor], t
 
 
 @pytest.mark.parametrize("micro", [30, 15, 7, 4, 1])
+@pytest.mark.thin(2)
 def test_micro_batches_make_the_whole_batch(folder: Path, tmp_path: Path, micro: int) -> None:
     _, whole = stepped(folder, tmp_path / "whole", steps=3)
     setup, parts = stepped(folder, tmp_path / "parts", f"micro_batch={micro}", steps=3)

@@ -232,6 +232,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.thin(5)
 def test_user_code_of_the_wrong_form_is_refused(folder: Path, case: str) -> None:
     override, expected = REFUSED[case]
     sentence = refused("train", folder / "recipe.yaml", override, "--run", folder / "run", status=2)
