@@ -350,6 +350,7 @@ def test_a_full_disk_while_packing(small_disk: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.root
+@pytest.mark.thin(1)
 @pytest.mark.parametrize("what", ["checkpoint", "weights"])
 def test_a_full_disk_while_checkpointing(small_disk: Path, tmp_path: Path, what: str) -> None:
     """Two checkpoints and the best weights fit on the disk; a third, or new weights beside the old ones, do not."""

@@ -117,6 +117,7 @@ def test_the_installed_command_and_the_module_are_one(folder: Path, tmp_path: Pa
     assert out[0].stderr == out[1].stderr != ""
 
 
+@pytest.mark.check
 @pytest.mark.fresh
 def test_a_terminal_gets_a_bar_and_a_file_gets_lines(folder: Path, tmp_path: Path) -> None:
     """On a pseudo-terminal: epoch, step, images/s, time to go, loss, waiting share, accuracy, drawn in place."""
@@ -150,6 +151,7 @@ def test_a_terminal_gets_a_bar_and_a_file_gets_lines(folder: Path, tmp_path: Pat
     assert out.startswith("Trained ")
 
 
+@pytest.mark.check
 @pytest.mark.fresh
 def test_ctrl_c_twice_ends_at_once(folder: Path, tmp_path: Path) -> None:
     """A network that never gives its step back can still be left."""

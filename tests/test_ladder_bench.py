@@ -186,6 +186,7 @@ def test_what_compilation_makes_slower_ends_uncompiled(tmp_path: Path) -> None:
         assert rows["batch, compiled"][4] == rungs.times(arms.ratio("batch, compiled", "compile"))
 
 
+@pytest.mark.check
 def test_the_lowest_rungs_train_in_processes_of_their_own(loose: Path, tmp_path: Path) -> None:
     headway.pack(loose, tmp_path / "packed", threads=1)
     ladder = rungs.rungs("cpu", ("fp32",), tmp_path / "packed")[:3]

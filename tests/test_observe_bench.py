@@ -21,6 +21,7 @@ def test_every_part_is_called_and_is_a_part_of_the_step(tmp_path: Path) -> None:
         assert sum(meter.ns.values()) > 0
 
 
+@pytest.mark.check
 def test_a_block_is_a_logging_interval(tmp_path: Path) -> None:
     with observe.trainer_of("observe_share", tmp_path, "batch=4") as trainer:
         blocks = observe.measured(trainer, 2)

@@ -45,6 +45,7 @@ def test_links_are_read_by_one_rule_for_each_kind(link: str, gigabytes_s: float)
     assert between_of(link).bytes_s == pytest.approx(gigabytes_s * 1e9)
 
 
+@pytest.mark.check
 def test_what_a_series_was_calibrated_by_is_explained() -> None:
     """A single run exactly; two, within their errors."""
     for one in rows():
@@ -89,6 +90,7 @@ def test_sweeps_predict_what_they_were_not_fitted_to() -> None:
     assert all(len(one.points) >= 4 for one in sweeps())
 
 
+@pytest.mark.check
 def test_minutes_are_those_of_rows_that_are_predicted_and_most_lie_in_their_bands() -> None:
     found = times()
     assert all(row(one.series, one.gpus).role == "predict" for one in found)

@@ -99,6 +99,7 @@ def clean() -> dict[str, str]:
     return {**{name: value for name, value in os.environ.items() if name not in VARIABLES}, "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.check
 def test_the_verb_starts_its_processes_and_prints_one_line_of_json() -> None:
     command = [sys.executable, "-m", "headway", "bench-links", "--procs", "2", "--seconds", "0.5", "--json"]
     done = subprocess.run(command, env=clean(), capture_output=True, text=True, check=False)

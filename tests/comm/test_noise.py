@@ -76,6 +76,7 @@ def test_its_interval_holds_the_truth_as_often_as_it_says(steps: int, half: int)
     assert max(below, above) <= 0.06
 
 
+@pytest.mark.check
 def test_steps_that_follow_each_other_are_not_taken_as_independent() -> None:
     """Each measurement moves by a fifth towards a new one (autoregressive, 0.8): as if there were a ninth of them."""
     made = pairs_of(400, 960, 16)

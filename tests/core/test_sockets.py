@@ -81,6 +81,7 @@ def aborted(rank: Rank) -> tuple[int, int]:
     return before, alive
 
 
+@pytest.mark.check
 def test_sockets_of_other_threads_survive_the_end_of_a_group() -> None:
     for opened, alive in run_ranks(3, aborted):
         assert opened > 0

@@ -87,6 +87,7 @@ def torchvisions(width: int, height: int, scale: tuple[float, float], ratio: tup
     return [(width - w) // 2, (height - h) // 2, w, h]
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     ("width", "height", "scale", "ratio"),
     [

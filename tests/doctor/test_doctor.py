@@ -113,6 +113,7 @@ def test_a_slow_loader_is_measured_beside_the_loop(folder: Path) -> None:
     assert found.input_beside != found.input_alone, "too few batches came to tell what they take beside the loop"
 
 
+@pytest.mark.check
 def test_handing_batches_over_costs_short_steps_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a thread that takes 0.1 s for each round of a ring of three, which is at least twice in ten steps."""
     monkeypatch.setattr("headway.doctor.beside.PAUSE_S", 0.1)

@@ -176,6 +176,7 @@ def at_stated_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(knobs, "rate_of", of_loop)
 
 
+@pytest.mark.check
 @needs_native
 @pytest.mark.usefixtures("at_stated_rates")
 def test_packs_are_offered_with_what_they_cost(job: Job) -> None:

@@ -188,6 +188,7 @@ def test_a_loss_and_a_metric_are_told_from_the_network(
     assert_named(loop_of(folder, *overrides), "sleep", within, "sleep", line)
 
 
+@pytest.mark.check
 def test_the_verdict_names_the_line_of_a_transform(folder: Path) -> None:
     short = Budget(each=0.4, passes=0.2, side=0.1, whole=0.4, tries=0.2)
     with closing(Job.of(load_recipe(folder / "plain.yaml", ["transform=holders.py:waits"]), str)) as job:
@@ -209,6 +210,7 @@ def test_a_transform_that_is_faster_alone_than_in_the_run_makes_no_work_of_other
     assert found.seconds["transform"] > 2 * found.seconds["normalise"]
 
 
+@pytest.mark.check
 def test_a_network_of_ours_has_no_lines(folder: Path) -> None:
     found = loop_of(folder)
     assert not found.code
@@ -298,6 +300,7 @@ def test_functions_that_wait_are_known_by_their_modules() -> None:
     assert waits_in(len) is waits_in(time.perf_counter) is waits_in([].append) is None
 
 
+@pytest.mark.check
 def test_taking_the_time_of_calls_does_not_count() -> None:
     """It was a third of the loop, and a line that logs was said to write to a file all the time."""
     found, nothing = Syncs(), io.BytesIO().tell

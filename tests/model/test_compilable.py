@@ -200,6 +200,7 @@ def test_16_bit_networks_are_whole(user: Any, images: torch.Tensor) -> None:
     assert try_compiling(user.Net(nn.ReLU()), images, partial(torch.autocast, "cpu", torch.bfloat16)).whole
 
 
+@pytest.mark.check
 def test_the_network_and_the_generators_are_as_before(user: Any, images: torch.Tensor) -> None:
     model = user.Net(user.Talks(), user.Draws())
     (model(images).sum()).backward()
@@ -230,6 +231,7 @@ OWN_WARNING = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor
 """Of torch's own, where it goes on behind a break."""
 
 
+@pytest.mark.check
 @OWN_WARNING
 def test_a_batch_of_another_size_is_no_second_size(user: Any, images: torch.Tensor) -> None:
     """Torch would compile with sizes that are free where it has seen two."""
@@ -265,6 +267,7 @@ def test_a_whole_network_is_looked_at_any_number_of_times(user: Any, images: tor
         assert try_compiling(model, images).whole
 
 
+@pytest.mark.check
 def test_torch_knows_nothing_of_it(
     user: Any, images: torch.Tensor, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -169,6 +169,7 @@ def test_rescaling_a_convolution_before_a_batch_norm_leaves_the_curve(factor: fl
     assert max(before) > 1.3 * before[2]
 
 
+@pytest.mark.check
 def test_the_relative_eigenvalue_stays_and_the_plain_one_and_keskars_do_not() -> None:
     """Dinh et al. 2017: the same function is sharper by smaller weights."""
 

@@ -133,6 +133,7 @@ def test_the_panels_show_each_rank(tmp_path: Path) -> None:
     report.render([bars, grid], title="t", subtitle="s")
 
 
+@pytest.mark.check
 def test_many_ranks_over_many_intervals_stay_a_picture(tmp_path: Path) -> None:
     """Of the ranks the slowest are drawn; an interval that was written twice is drawn once."""
     seconds = intervals([90] * 500, 100)

@@ -94,6 +94,7 @@ def test_what_other_threads_read_is_not_of_the_step() -> None:
     assert ran(step)["a_step"] == 0
 
 
+@pytest.mark.check
 def test_a_compiled_network_is_not_compiled_anew() -> None:
     """Also one that reads a value, at which its graph breaks, which is not counted; what is read outside of it is."""
     compiled = list[Any]()

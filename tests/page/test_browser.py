@@ -143,6 +143,7 @@ def test_a_surface_stands_in_three_dimensions_where_the_browser_can(tmp_path: Pa
     assert not [line for line in console if re.search("error|refused|violates|eval", line, re.IGNORECASE)]
 
 
+@pytest.mark.check
 def test_the_console_is_really_read(tmp_path: Path) -> None:
     page = tmp_path / "broken.html"
     page.write_text("<!doctype html><script>missing()</script>", encoding="utf-8")

@@ -167,6 +167,7 @@ def test_evaluation_where_every_record_is_damaged_ends_with_a_sentence(folder: P
     assert "60 of 60 samples are damaged" in said
 
 
+@pytest.mark.check
 def test_the_search_for_a_good_sample_looks_at_each_damaged_one_once(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -82,6 +82,7 @@ def slope(sizes: tuple[int, ...], correct: bool) -> tuple[float, float]:
     return float((weight * centred) @ y / (weight @ centred**2)), float((weight @ centred**2) ** -0.5)
 
 
+@pytest.mark.check
 def test_the_variance_of_a_gradient_falls_as_one_over_the_batch() -> None:
     """Var(g) = Var(g_1) / m: the slope is -1 within its 95 % interval, which is narrow; and the level is that of single
     gradients."""
@@ -151,6 +152,7 @@ def test_batch_norm_is_its_equation(group: int) -> None:
         torch.testing.assert_close(norm.running_var, running, rtol=1e-12, atol=0)
 
 
+@pytest.mark.check
 @pytest.mark.thin(1)
 @pytest.mark.parametrize("k", [4, 16])
 def test_the_square_root_rule_keeps_the_covariance_of_the_step(k: int) -> None:

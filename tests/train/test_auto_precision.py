@@ -172,6 +172,7 @@ def test_ranks_that_found_otherwise_agree(folder: Path, tmp_path: Path) -> None:
     assert "Precision: fp32, 4 times as fast as bf16 on the slowest rank." in said
 
 
+@pytest.mark.check
 def test_a_rank_that_was_told_and_one_that_measures_are_no_one_run(folder: Path, tmp_path: Path) -> None:
     found = run_ranks(2, meets, folder, tmp_path, ("precision=bf16",), free_port())
     assert all("precision is 'bf16' on rank 1 and 'auto' on rank 0" in sentence for _, sentence, _ in found)

@@ -249,6 +249,7 @@ def test_what_cannot_work_is_refused(folder: Path, tmp_path: Path, case: str) ->
     assert sentence in refused("train", folder / "recipe.yaml", "--run", tmp_path / "run", *overrides, status=2)
 
 
+@pytest.mark.check
 def test_all_switches_together_on_a_residual_network(folder: Path, tmp_path: Path) -> None:
     more = ["model.factory=headway.model:cifar_resnet", "model.args={depth: 8}", "model.zero_init=true"]
     more += ["model.blur_pool=true", EMA, "model.batch_norm={ghost: 7, momentum: 0.8}", "evaluate.flip=true"]

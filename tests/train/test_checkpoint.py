@@ -326,6 +326,7 @@ def test_what_another_process_removes_while_it_is_read_is_no_damage(
     assert (found.step, said) == (2, [])
 
 
+@pytest.mark.check
 def test_a_reader_elsewhere_never_finds_half_a_checkpoint(tmp_path: Path) -> None:
     """One is kept, so each save removes what may be being read."""
     checkpoints = Checkpoints(tmp_path, keep=1)

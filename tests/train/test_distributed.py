@@ -116,6 +116,7 @@ def test_a_run_that_is_at_its_end_is_not_started_again(recipe: Path, tmp_path: P
     assert said.out.startswith(f"Trained {run}:")
 
 
+@pytest.mark.check
 @pytest.mark.root
 def test_a_full_disk_ends_all_processes_and_is_said_once(small_disk: Path, tmp_path: Path) -> None:
     packed_digits(tmp_path)

@@ -194,6 +194,7 @@ def test_micro_batch_auto_is_estimated_from_what_a_run_measures(folder: Path, mo
     assert "micro_batch: auto is estimated" in page(found)
 
 
+@pytest.mark.check
 def test_progressive_phases_have_their_own_multiply_adds(folder: Path, tmp_path: Path) -> None:
     options = ("model={factory: headway.model:small_net}", "data.progressive={start: 8, until_epoch: 1.5, step: 2}")
     found = dried(folder / "recipe.yaml", *options, "data.size=12", "epochs=3").workload
@@ -268,6 +269,7 @@ def test_a_network_that_asks_for_values_is_measured_with_them(folder: Path) -> N
     assert "no training today" in sentence
 
 
+@pytest.mark.check
 def test_it_says_what_torch_compile_makes_of_the_network(folder: Path) -> None:
     whole = dried(folder / "recipe.yaml", compiles=True)
     assert "\ncompile      false: torch.compile would take the network whole, as one graph\n" in page(whole)
@@ -286,6 +288,7 @@ def test_torch_compile_is_not_asked_where_it_cannot_be_used(folder: Path) -> Non
     assert "\ncompile      false\n" in page(found)
 
 
+@pytest.mark.check
 def test_fp16_can_be_looked_at_without_a_gpu(folder: Path) -> None:
     found = dried(folder / "recipe.yaml", "precision=fp16", "device=cuda", "micro_batch=10")
     half, whole = found.workload, dried(folder / "recipe.yaml", "micro_batch=10").workload

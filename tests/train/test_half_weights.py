@@ -37,6 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.check
 @pytest.mark.parametrize(
     "more", [(), (EMA, "optimizer={name: lamb, lr: 0.01, clip_norm: 1.0}")], ids=["sgd", "lamb, ema"]
 )
@@ -145,6 +146,7 @@ def reduced(rank: Rank, folder: Path, run: Path, port: int) -> dict[str, Any]:
             return {"kinds": [str(kind) for kind in kinds], "state": state}
 
 
+@pytest.mark.check
 def test_ranks_sum_16_bit_gradients_as_they_are_and_end_alike(folder: Path, tmp_path: Path) -> None:
     found = run_ranks(2, reduced, folder, tmp_path, free_port())
     assert "torch.bfloat16" in found[0]["kinds"]

@@ -47,6 +47,7 @@ def drawn(folder: Path, *names: str, **options: Any) -> Landscape:
     return landscape([folder / name for name in names], Options(**QUICK | options), say=lambda text: None)
 
 
+@pytest.mark.check
 def test_at_the_solution_it_is_the_evaluation(folder: Path) -> None:
     """And over a whole set, which has no order then."""
     held_out = json.loads(headway("evaluate", folder / "a", "--json").out)
@@ -177,6 +178,7 @@ def test_training_goes_on_from_a_run_that_was_drawn(folder: Path) -> None:
     assert {path: after[path] for path in before} == before
 
 
+@pytest.mark.check
 def test_the_verb_its_page_and_its_report(folder: Path) -> None:
     options = ("--points", "3", "--grid", "3", "--samples", "20", "--plane", "--path")
     found = headway("landscape", folder / "c", *options, "--json").json()

@@ -54,6 +54,7 @@ def test_records_name_a_slowest_rank(folder: Path, said: Said) -> None:
     assert "slowest" not in said.err + said.out  # a line of the log has room for numbers
 
 
+@pytest.mark.check
 def test_rows_hold_what_all_ranks_told(folder: Path, said: Said) -> None:
     table = rows.read(folder / "run/ranks.rows")
     assert table is not None

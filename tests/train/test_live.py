@@ -117,6 +117,7 @@ def test_a_run_that_ends_before_its_trace_leaves_what_there_is(
         assert len([event for event in events(run) if event.get("tid") == 1 and event["ph"] == "X"]) == left
 
 
+@pytest.mark.check
 def test_each_rank_leaves_a_trace_of_its_own(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     said = finished("train", folder / "recipe.yaml", "--run", run, "--procs", "2", "observe.trace_steps=4")

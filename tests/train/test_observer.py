@@ -289,6 +289,7 @@ def panels(run: Path) -> dict[str, Panel]:
     return {path.stem: Panel.from_json(path.read_text()) for path in (run / "panels").glob("*.json")}
 
 
+@pytest.mark.check
 def test_the_report_shows_it_also_beside_another_run(folder: Path, tmp_path: Path) -> None:
     small, large = tmp_path / "small", tmp_path / "large"
     headway("train", folder / "recipe.yaml", "--run", small, ALL)

@@ -131,6 +131,7 @@ def test_any_run_can_be_drawn(
     assert max(turn.lr for turn in turns) == pytest.approx(highest, rel=0.2 if "triangular" in shape else 1e-9)
 
 
+@pytest.mark.check
 def test_a_terminal_without_blocks_gets_plain_letters(goyal: Path) -> None:
     out = {}
     for encoding in ("ascii", "utf-8"):

@@ -222,6 +222,7 @@ def check_whole(found: Launched, epochs: int, faults: int, err: str) -> None:
     assert compared > epochs // 4
 
 
+@pytest.mark.check
 def test_the_run_goes_on_without_a_killed_rank_0(folder: Path, tmp_path: Path) -> None:
     """Part of the network is frozen by then, but not in the process that comes in its place."""
     frozen = "model.freeze_after=[{match: 'net.0', after_epochs: 2}]"

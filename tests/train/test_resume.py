@@ -228,6 +228,7 @@ def test_a_finished_run_is_left_as_it_is(folder: Path, whole: Callable[[str], Pa
     assert files(run) == before
 
 
+@pytest.mark.check
 def test_a_run_without_a_checkpoint_begins_anew(folder: Path, whole: Callable[[str], Path], tmp_path: Path) -> None:
     """Killed in its first steps: there is a recipe, some logs, and nothing to go on from."""
     run = folder / "no-checkpoint"

@@ -275,6 +275,7 @@ def test_one_value_has_no_interval() -> None:
     assert math.isnan(half)
 
 
+@pytest.mark.check
 def test_a_runs_own_recipe_trains_again(trained: Path, tmp_path: Path) -> None:
     """Its paths start where the run's recipe lay, wherever the run folder is."""
     again = load(trained / "recipe.yaml", (), TrainRecipe)

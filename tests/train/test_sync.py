@@ -113,6 +113,7 @@ def trainer_of(folder: Path, run: Path, overrides: tuple[str, ...]) -> Iterator[
         trainer.close()
 
 
+@pytest.mark.thin(10)
 @pytest.mark.parametrize("case", CASES)
 def test_no_wait_between_logging_steps(folder: Path, tmp_path: Path, case: str) -> None:
     with trainer_of(folder, tmp_path / "run", CASES[case]) as trainer, counted() as found:

@@ -258,6 +258,7 @@ def wrong_groups() -> None:
         refused(ValueError, lambda groups=groups: hvd.DistributedOptimizer(optimizer, groups=groups), "group")
 
 
+@pytest.mark.check
 def test_what_else_scripts_do_with_it() -> None:
     run_ranks(3, the_rest)
 

@@ -108,6 +108,7 @@ def test_no_choice_has_fewer_misses(window: int | None, n: int, seed: int, data:
     assert misses <= misses_of_belady(longer, capacity, epochs * n)
 
 
+@pytest.mark.check
 @pytest.mark.thin(1)
 @pytest.mark.parametrize(("hosts", "capacity"), [(2, 30), (4, 30), (4, 10)])
 def test_with_other_hosts_there_are_hardly_more_misses_than_beladys(hosts: int, capacity: int) -> None:
