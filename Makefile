@@ -68,17 +68,17 @@ endif
 
 # One thread: the networks are tiny, and threads that wait for each other on busy cores take longer.
 PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=1 $(BIN)/python -m pytest
-# Three at once on two cores: a test waits for about a fifth of its time.
-PARALLEL := $(PYTEST) -n $(or $(JOBS),3) --dist worksteal
+# Three at once on two cores: a test waits for about a fifth of its time. Those of `check` wait for a third: four at once.
+PARALLEL = $(PYTEST) -n $(or $(JOBS),$(1)) --dist worksteal
 
 test: $(VENV)/.tools $(VENV)/.native ## one case of every kind, some five minutes on 2 cores (JOBS=3 at once)
-	$(PARALLEL) --hypothesis-profile=quick -m "not check and not peers"
+	$(call PARALLEL,3) --hypothesis-profile=quick -m "not check and not peers"
 
 fuzz: $(VENV)/.tools $(VENV)/.native ## hostile inputs under sanitizers (TARGET=decode COUNT= SECONDS=600 SEED=0; targets: tests/fuzz/campaign.py)
 	$(BIN)/python -m tests.fuzz.campaign $(or $(TARGET),decode) $(or $(COUNT),0) $(or $(SECONDS),$(if $(COUNT),0,600)) $(or $(SEED),0)
 
 check: lint docs peers benches ## everything that takes longer, some 25 minutes: linters, docs, benches, peers, long tests
-	$(PARALLEL) -m "check or peers or hypothesis" $(ALONE:%=--ignore %)
+	$(call PARALLEL,4) -m "check or peers or hypothesis" $(ALONE:%=--ignore %)
 	# Hosts that are network namespaces, and the memory of a process, want the machine for themselves.
 	$(PYTEST) -m check $(ALONE)
 
