@@ -94,10 +94,17 @@ def serve(channel: socket.socket) -> None:
         between = os.fork()
         if between == 0:
             between = os.getpid()
+            ready, grouped = os.pipe()
             child = os.fork()
             if child:
+                # As after a start by exec, whoever asked may signal the child's group at once: it has to be there.
+                os.close(grouped)
+                os.read(ready, 1)
                 _send(channel, child)
                 os._exit(0)
+            _join_group(request)
+            os.close(grouped)
+            os.close(ready)
             while os.getppid() == between:
                 time.sleep(0.0002)
             channel.close()
@@ -120,17 +127,20 @@ def _run(request: dict[str, Any], fds: list[int]) -> NoReturn:
     _leave(_main(request["argv"]))
 
 
+def _join_group(request: dict[str, Any]) -> None:
+    if request["session"]:
+        os.setsid()
+    if request["group"] is not None:
+        os.setpgid(0, request["group"])
+
+
 def _place(request: dict[str, Any], fds: list[int]) -> None:
-    """Descriptors, groups, signals, limits, folder and environment."""
+    """Descriptors, signals, limits, folder and environment."""
     fds = [_far(fd) for fd in fds]
     numbers = [0, 1, 2, *request["pass_fds"]]
     for fd, number in zip(fds, numbers, strict=True):
         os.dup2(fd, number, inheritable=True)
         os.close(fd)
-    if request["session"]:
-        os.setsid()
-    if request["group"] is not None:
-        os.setpgid(0, request["group"])
     for number in signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}:
         with contextlib.suppress(OSError, ValueError):
             signal.signal(number, signal.SIG_IGN if number in request["ignored"] else signal.SIG_DFL)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -108,3 +109,10 @@ def test_nothing_is_left_of_what_was_killed() -> None:
     process.kill()
     process.communicate()
     assert psutil.wait_procs(family, timeout=60)[1] == []
+
+
+@pytest.mark.parametrize("options", [{"process_group": 0}, {"start_new_session": True}])
+def test_its_group_is_there_as_soon_as_it_is_started(options: dict[str, Any], way: str) -> None:
+    for _ in range(20 if way == "fork" else 1):
+        with subprocess.Popen([sys.executable, "-c", "pass"], **options) as process:
+            assert os.getpgid(process.pid) == process.pid
