@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,21 +15,15 @@ import pytest
 from bench._soak.faults import Faults, SoakError
 from bench._soak.network import FOLDER, Watched
 from bench._soak.traces import Steps, Weights, lost_positions, read_given, read_weights, weights
+from tests.comm._fleet import until
 
 # The bench counts the children of a launcher, which are workers all.
 pytestmark = pytest.mark.fresh
 WHOLE = list(range(100, 120))
 
 
-def until(condition: Callable[[], bool]) -> None:
-    """A signal that was sent is taken when the process has its turn on a busy processor."""
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
 def dead(launcher: subprocess.Popen[bytes]) -> set[int]:
+    """Children that have ended. A busy processor delivers a signal some time after it was sent: wait for them."""
     children = psutil.Process(launcher.pid).children()
     return {child.pid for child in children if child.status() == psutil.STATUS_ZOMBIE}
 
@@ -167,7 +161,7 @@ def test_faults_hit_members_and_the_lead_is_known(
     harm.harm(2, 40)
     first, second = harm.done
     assert (first.kind, first.lead, second.lead) == ("kill", True, False)
-    until(lambda: dead(launchers[0]) == {*first.victims, *second.victims})
+    until(lambda: dead(launchers[0]) == {*first.victims, *second.victims}, "the death of both victims alone")
 
 
 def test_two_at_once_and_one_while_a_checkpoint_is_written(
@@ -183,7 +177,7 @@ def test_two_at_once_and_one_while_a_checkpoint_is_written(
         harm.harm(1, 20)
         (fault,) = harm.done
         assert len(set(fault.victims)) == count
-        until(lambda fault=fault: dead(launchers[-1]) == set(fault.victims))
+        until(lambda fault=fault: dead(launchers[-1]) == set(fault.victims), "the death of the victims alone")
 
 
 def test_who_is_stopped_to_wake_is_woken(
@@ -195,7 +189,8 @@ def test_who_is_stopped_to_wake_is_woken(
         harm = Faults(launchers[-1], tmp_path, 0.05, seed=0)
         harm.harm(1, 20)
         victim = psutil.Process(harm.done[0].victims[0])
-        until(lambda victim=victim, kind=kind: (victim.status() == psutil.STATUS_STOPPED) == (kind == "stop"))
+        stops = kind == "stop"
+        until(lambda one=victim, stops=stops: (one.status() == psutil.STATUS_STOPPED) == stops, f"the end of {kind}")
 
 
 def test_a_run_that_ends_before_its_faults(tmp_path: Path, launchers: list[subprocess.Popen[bytes]]) -> None:

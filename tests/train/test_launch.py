@@ -437,11 +437,12 @@ def test_two_hosts_and_a_cut_link(tmp_path: Path) -> None:
         hosts.cut(1)
         _, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, err
+        # Both workers behind the cut fall silent, maybe not in the same beat: generation 1 then waits in vain for the
+        # second one, and generation 2 is that of the two that are left.
+        number = log(tmp_path, "0.0.0")[-1][0]
+        assert number in (1, 2)
         for rank in range(2):
-            # A rank that misses the others before the launcher does tries generation 1 with all four, in vain.
-            first, *_, last = log(tmp_path, f"0.{rank}.0")
-            assert first == [0, rank, 4, 0]
-            assert last[1:] == [rank, 2, 0]
+            assert log(tmp_path, f"0.{rank}.0") == [[0, rank, 4, 0], [number, rank, 2, 0]]
         assert log(tmp_path, "1.1.0") == [[0, 3, 4, 0]]
         assert_gone(tmp_path, "1.0.0", "1.1.0")
 
