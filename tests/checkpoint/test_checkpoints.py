@@ -302,8 +302,8 @@ def test_what_another_process_removes_while_it_is_read_is_no_damage(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A newer one is there then. The folder goes when the first of its two files has been read."""
-    checkpoints = Checkpoints(tmp_path)
-    slow = Path(str(checkpoints.save(1, {"a": torch.zeros(1)}, {})))
+    kept = Checkpoints(tmp_path)
+    slow = Path(str(kept.save(1, {"a": torch.zeros(1)}, {})))
     data = save_tensors({"b": torch.zeros(1)})
     (slow / "tensors-1.safetensors").write_bytes(data)
     manifest = Manifest.from_json((slow / MANIFEST).read_bytes(), "")
@@ -314,13 +314,13 @@ def test_what_another_process_removes_while_it_is_read_is_no_damage(
 
     def load_and_remove(data: bytes) -> dict[str, torch.Tensor]:
         if slow.exists():
-            checkpoints.save(2, {"a": torch.ones(1)}, {})
+            kept.save(2, {"a": torch.ones(1)}, {})
             shutil.rmtree(slow)
         return loads(data)
 
     monkeypatch.setattr(checkpoints, "load_tensors", load_and_remove)
     said: list[str] = []
-    found = checkpoints.newest(said.append)
+    found = kept.newest(said.append)
     assert found is not None
     assert (found.step, said) == (2, [])
 

@@ -179,9 +179,9 @@ def test_filling_and_scanning_are_shown(folder: Path, tmp_path: Path, monkeypatc
 def test_a_counter_is_a_bar_on_a_terminal() -> None:
     main, side = pty.openpty()
     script = (
-        "import sys\nfrom headway.train import counter\n"
-        "counter.PATIENCE_S = counter.REFRESH_S = 0.0\n"
-        "with counter.Counter('Packing', 'images', print) as count:\n"
+        "import sys\nfrom headway.core import sample_counter\n"
+        "sample_counter.PATIENCE_S = sample_counter.REFRESH_S = 0.0\n"
+        "with sample_counter.Counter('Packing', 'images', print) as count:\n"
         "    for done in range(0, 1001, 10):\n        count(done, 1000)\n"
         "assert 'torch' not in sys.modules\n"
     )
