@@ -21,6 +21,7 @@ from tests._support import headway, packed_digits, records, write_recipe
 from torch import nn
 
 import headway as public
+from headway.checkpoint import checkpoints
 from headway.checkpoint.checkpoints import Checkpoints, read, restore, state_of
 from headway.checkpoint.locations import held
 from headway.checkpoint.manifest import FORMAT, MANIFEST, File, Manifest
