@@ -20,7 +20,7 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from headway.checkpoint import background_saver as saver_module
 from headway.checkpoint.agreement import StoreExchange
-from headway.checkpoint.background_saver import Saver
+from headway.checkpoint.background_saver import BackgroundSaver
 from headway.checkpoint.checkpoints import Checkpoints, read
 from headway.checkpoint.manifest import MANIFEST
 from headway.core.errors import CommunicationError, Fenced, HeadwayError, Lost
@@ -44,10 +44,10 @@ def same(tensors: dict[str, torch.Tensor], step: int) -> bool:
     return tensors.keys() == expected.keys() and all(torch.equal(tensors[name], expected[name]) for name in expected)
 
 
-def saver_of(rank: Rank, folder: Path, keep: int = 9, **more: Any) -> tuple[Saver, list[str]]:
+def saver_of(rank: Rank, folder: Path, keep: int = 9, **more: Any) -> tuple[BackgroundSaver, list[str]]:
     """A Saver that has met all ranks, and what it says."""
     said: list[str] = []
-    saver = Saver(Checkpoints(folder, keep), say=said.append)
+    saver = BackgroundSaver(Checkpoints(folder, keep), say=said.append)
     saver.meet(StoreExchange(rank.store, rank.rank, rank.size), **more)
     return saver, said
 
@@ -241,7 +241,7 @@ def moves_away(rank: Rank, root: Path) -> str:
 def test_a_folder_that_a_rank_loses_sight_of_is_named(tmp_path: Path) -> None:
     sentences = run_ranks(2, moves_away, tmp_path)
     assert len(set(sentences)) == 1
-    assert sentences[0].startswith("checkpoints: rank 1 can no longer see where the checkpoints lie. Mount it there")
+    assert sentences[0].startswith("checkpoints: rank 1 can no longer see the folder of checkpoints. Mount it")
     assert stored(tmp_path / "checkpoints") == ["latest", "step-00000010"]
 
 
@@ -262,7 +262,7 @@ def _fails(rank: Rank, folder: Path, what: str) -> tuple[str, str]:
             raise Lost("a member was lost")
 
     failing, step, tensors = False, 20, state(20, rank.rank)
-    saver = Saver(Checkpoints(folder))
+    saver = BackgroundSaver(Checkpoints(folder))
     saver.meet(StoreExchange(PrefixStore(what, rank.store), rank.rank, rank.size), confirm)
     saver.save(10, state(10, rank.rank), {})
     saver.wait()
@@ -354,7 +354,7 @@ def test_a_store_that_is_gone_is_named() -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     exchange = StoreExchange(TCPStore("127.0.0.1", server.port, is_master=False), 1, 2)
     del server
-    with pytest.raises(CommunicationError, match="the store of the ranks cannot be reached"):
+    with pytest.raises(CommunicationError, match="the ranks' store cannot be reached"):
         exchange.collect("a", [0], lambda: None)
 
 
@@ -362,8 +362,8 @@ def test_an_answer_from_before_a_restart_is_refused(tmp_path: Path) -> None:
     store = HashStore()
     old = {"token": "another", "file": {"name": "tensors-1.safetensors", "length": 9, "sha256": ""}}
     StoreExchange(store, 1, 2).publish("1/share", json.dumps(old).encode())
-    saver = Saver(Checkpoints(tmp_path), asynchronous=False)
+    saver = BackgroundSaver(Checkpoints(tmp_path), asynchronous=False)
     saver.meet(StoreExchange(store, 0, 2))
-    with pytest.raises(HeadwayError, match=r"rank 1 answers to another save\. Give the ranks another store, or name"):
+    with pytest.raises(HeadwayError, match=r"rank 1 answered for another save\. Give the ranks a new store or name"):
         saver.save(10, state(10), {})
     assert stored(tmp_path) == []

@@ -20,7 +20,7 @@ import pytest
 from safetensors.numpy import load, save
 from tests._support import headway, packed_digits, refused, write_recipe
 
-from headway.checkpoint.remote import Url
+from headway.checkpoint.remote import CheckpointUrl
 from headway.core.errors import DataError, HeadwayError
 from headway.data import dataset, fill
 from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, load_columns
@@ -270,7 +270,7 @@ def test_a_server_that_claims_a_petabyte_is_not_believed() -> None:
             with pytest.raises(DataError, match=f"{CLAIM:,} bytes are to be read, and memory is free for"):
                 ask()
         with pytest.raises(OSError, match="should have at most 100"):
-            Url(f"{uri}/step-00000001").read("manifest.json", 100)
+            CheckpointUrl(f"{uri}/step-00000001").read("manifest.json", 100)
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert most < 64 << 20

@@ -1,4 +1,4 @@
-"""Checks that a checkpoint fits a run, all of it before any of it is restored."""
+"""Checks that a checkpoint fits a run before anything is restored from it."""
 
 from __future__ import annotations
 
@@ -16,26 +16,28 @@ from headway.optim.states import describe, fault_of
 
 Check = Callable[[Any], bool]
 
+# Entries of `data` that checkpoints of older versions do not have.
 ADDED = ("channels", "classes")
-"""Entries of `data` that older checkpoints do not have."""
 
 
 def expect_tensors(
     tensors: Mapping[str, Tensor], where: str, whole: torch.nn.Module | Masters, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Looks at `model/NAME` and `optimizer/PARAMETER/STATE`.
+    """Checks the tensors `model/NAME` and `optimizer/PARAMETER/STATE` against the network and optimizer.
 
-    Raises CheckpointError: one is missing, of another shape or type, or unknown.
+    Raises CheckpointError: a tensor is missing, unknown, or has another shape or dtype.
     """
     mine: dict[str, Any] = whole.state_dict()
+    # The network first: a wrong network makes every optimizer state wrong too, and its message is the clearer one.
     saved = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
-    if fault := fault_among(saved, mine):
+    if fault := find_mismatch(saved, mine):
         raise CheckpointError(f"this checkpoint belongs to another network: {fault}", where=where)
     states: dict[str, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name.startswith("optimizer/"):
             parameter, _, state = name.removeprefix("optimizer/").rpartition("/")
             states.setdefault(parameter, {})[state] = value
+    # Frozen parameters have no optimizer state, so only those in a parameter group are expected.
     optimized = {id(one) for group in optimizer.param_groups for one in group["params"]}
     parameters = {name: one for name, one in whole.named_parameters() if id(one) in optimized}
     if unknown := sorted(states.keys() - parameters.keys()):
@@ -47,7 +49,7 @@ def expect_tensors(
             raise CheckpointError(what, where=where, fix="It belongs to another optimizer, or was damaged.")
 
 
-def fault_among(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+def find_mismatch(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
     """Describes the first tensor that does not match, or returns an empty string."""
     if lacking := sorted(wanted.keys() - saved.keys()):
         return f"{lacking[0]!r} is missing"
@@ -91,11 +93,15 @@ SCALARS: Mapping[str, tuple[Check, str]] = {
     "damaged": (is_whole, "a whole number"),
     "seconds": (_is_seconds, "an object of seconds by stage"),
 }
-"""What a run writes into a manifest beside its tensors; `observer` is looked at by whoever takes it."""
+"""Entries that a run writes into a manifest beside its tensors, each with its check and its description.
+
+`observer` is checked by the code that restores it.
+"""
 
 
 def expect_scalars(scalars: Mapping[str, Any], where: str) -> None:
-    """Raises CheckpointError that names the first entry that is missing or wrong."""
+    """Checks the scalars of a manifest. Raises CheckpointError that names the first missing or wrong entry."""
+    # Only a short value is quoted in a message: a hostile manifest may hold megabytes.
     for name, (check, wanted) in SCALARS.items():
         if name not in scalars:
             raise CheckpointError(f"its manifest lacks scalars.{name}", where=where)
@@ -108,15 +114,16 @@ def expect_scalars(scalars: Mapping[str, Any], where: str) -> None:
 
 
 def expect_position(position: int, step: int, plan: BatchPlan, where: str) -> None:
-    """Raises CheckpointError: the step of a checkpoint does not begin at its position."""
+    """Checks that a checkpoint's step begins at its position under the plan of batches. Raises CheckpointError."""
     if (begins := plan.position_of(step)) != position:
         what = f"it stands at sample {position:,}, and step {step:,} of this recipe begins at {begins:,}"
         raise CheckpointError(what, where=where, fix="Put batch back to what the run began with.")
 
 
 def expect_same_data(recorded: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
-    """Raises TrainingError that names what differs of what a run's samples depend on."""
+    """Checks that data, seed and decoder are those of the run's start. Raises TrainingError that names the change."""
     for name, value in now.items():
+        # A checkpoint of an older version says nothing of it, so nothing can differ.
         if name not in recorded and name in ADDED:
             continue
         if recorded.get(name) != value:

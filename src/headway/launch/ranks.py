@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from headway.checkpoint.agreement import Alone, Exchange, StoreExchange
+from headway.checkpoint.agreement import SaveExchange, SingleRankExchange, StoreExchange
 from headway.comm.batch_norm import SyncBatchNorm
 from headway.comm.choice import Chooser, Trial, candidates, try_out
 from headway.comm.communicator import Algorithm, Communicator
@@ -238,10 +238,14 @@ class Ranks:
             regroup = self._member.regroup
         return self.reducer.finish(loss, (float(bad), float(stopping), float(regroup)))
 
-    def exchange(self) -> Exchange:
+    def exchange(self) -> SaveExchange:
         """By which the ranks of this generation agree on a checkpoint."""
         world = self.world
-        return Alone() if world.store is None else StoreExchange(world.store, world.rank, world.size, alive=self.check)
+        return (
+            SingleRankExchange()
+            if world.store is None
+            else StoreExchange(world.store, world.rank, world.size, alive=self.check)
+        )
 
     def confirmer(self) -> Callable[[], None]:
         """What is to be called, from any thread, right before something of this generation becomes final: it raises

@@ -13,7 +13,7 @@ import numpy as np
 
 from headway.checkpoint.checkpoints import Checkpoints
 from headway.checkpoint.checkpoints import read as read_checkpoint
-from headway.checkpoint.locations import held
+from headway.checkpoint.locations import hold
 from headway.core.errors import UsageError, nearest
 from headway.core.run import Run
 from headway.observe import directions
@@ -348,7 +348,7 @@ def _path(solution: Solution) -> list[tuple[str, Vector]]:
         UsageError: it has fewer than three.
     """
     recipe, base = solution.setup.recipe, solution.setup.loaded.base
-    checkpoints = Checkpoints.of_run(solution.run.folder, recipe.checkpoint.keep, recipe.checkpoint.folder, base)
+    checkpoints = Checkpoints.locate(solution.run.folder, recipe.checkpoint.keep, recipe.checkpoint.folder, base)
     locations = list(reversed(checkpoints.paths()))
     if len(locations) < 3:
         what = f"a path wants three checkpoints or more, and this run has kept {len(locations)}"
@@ -357,7 +357,7 @@ def _path(solution: Solution) -> list[tuple[str, Vector]]:
     wanted = directions.tensors_of(solution.setup.model)
     out: list[tuple[str, Vector]] = []
     for location in locations:
-        with held(location):
+        with hold(location):
             read = read_checkpoint(location)
         tensors = {name.removeprefix("model/"): one for name, one in read.tensors.items() if name.startswith("model/")}
         state = {name: tensors[name].to(one) for name, one in wanted.items() if name in tensors}

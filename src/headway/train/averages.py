@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from headway.checkpoint.compatibility import fault_among
+from headway.checkpoint.compatibility import find_mismatch
 from headway.core.errors import CheckpointError
 from headway.launch.ranks import Ranks, running_statistics
 from headway.model.ema import Ema
@@ -116,7 +116,7 @@ class Averages:
             self._weights.load(tensors)
         found = {name: value for name, value in tensors.items() if name.startswith(PREFIX)}
         wanted = {f"{PREFIX}{place}": one for place, one in enumerate(self._running)}
-        if found and (fault := fault_among(found, wanted)):
+        if found and (fault := find_mismatch(found, wanted)):
             raise CheckpointError(f"its statistics of batch norm do not fit: {fault}", where=where)
         self._found = [found[name].to(one) for name, one in wanted.items()] if found else []
 

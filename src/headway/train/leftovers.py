@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, final
 
 from headway.checkpoint.checkpoints import Checkpoint, Checkpoints
-from headway.checkpoint.locations import step_of
+from headway.checkpoint.locations import parse_step
 from headway.core.errors import CheckpointError, HeadwayError, TrainingError
 from headway.core.recipe import load
 from headway.core.run import Run
@@ -52,7 +52,7 @@ class Past:
         """Tells whether a later step has a complete checkpoint. If none has, this only lists the names."""
         try:
             paths = self._checkpoints.paths()
-            if not paths or (step_of(paths[0].name) or 0) <= step:
+            if not paths or (parse_step(paths[0].name) or 0) <= step:
                 return False
             newest = self._checkpoints.newest(lambda text: None)
         except HeadwayError:  # damaged, or out of reach: nobody would go on from it
@@ -74,7 +74,7 @@ class Past:
         }
         try:
             if paths := self._checkpoints.paths():
-                found["step"] = step_of(paths[0].name)
+                found["step"] = parse_step(paths[0].name)
         except HeadwayError as error:
             found["error"] = {"what": error.what, "where": error.where, "fix": error.fix}
         return found
@@ -88,7 +88,7 @@ class Past:
         said: list[str] = []
         checkpoint = self._checkpoints.newest(said.append)
         if checkpoint is None:
-            raise CheckpointError("the checkpoints have gone", where=self._checkpoints.place.shown)
+            raise CheckpointError("the checkpoints have gone", where=self._checkpoints.folder.shown)
         self._expect_own_recipe()
         return checkpoint, said
 

@@ -261,7 +261,7 @@ def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, ranks:
 
 def _checkpoints(run: Run, loaded: Loaded[TrainRecipe]) -> Checkpoints:
     options = loaded.recipe.checkpoint
-    return Checkpoints.of_run(run.folder, options.keep, options.folder, loaded.base)
+    return Checkpoints.locate(run.folder, options.keep, options.folder, loaded.base)
 
 
 @contextmanager

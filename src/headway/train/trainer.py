@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import torch
 
-from headway.checkpoint.background_saver import Saver
+from headway.checkpoint.background_saver import BackgroundSaver
 from headway.checkpoint.checkpoints import Checkpoint, Checkpoints, restore, state_of
 from headway.checkpoint.compatibility import expect_position, expect_same_data, expect_scalars
 from headway.comm.reducer import Verdict
@@ -77,10 +77,12 @@ class Trainer:
         self.clock, self.reads = Clock(), ValueReads()
         self._ledger = Ledger(setup, run, ranks, display.record)
         options = recipe.checkpoint
-        self._checkpoints = Checkpoints.of_run(run.folder, options.keep, options.folder, setup.loaded.base)
+        self._checkpoints = Checkpoints.locate(run.folder, options.keep, options.folder, setup.loaded.base)
         self.say = print if ranks is None else ranks.say
         self._diverged = ""
-        self._saver = Saver(self._checkpoints, asynchronous=options.asynchronous, say=self.say, go_on=run.go_on)
+        self._saver = BackgroundSaver(
+            self._checkpoints, asynchronous=options.asynchronous, say=self.say, resume_command=run.go_on
+        )
         self._averages = Averages(setup)
         self._lock = ExitStack()
         self._stream: Iterator[Batch] | None = None
@@ -133,7 +135,7 @@ class Trainer:
                 if not self._chores:
                     ending = self.stopping if self.ranks is None else self._ledger.ending
                     if self.finished or self.step >= last or (ending and self._saved_step == self.step):
-                        if not self._saver.busy:
+                        if not self._saver.is_pending:
                             break
                         self._chores.append("settle")
                     elif ending:
@@ -322,7 +324,7 @@ class Trainer:
 
     def unsaved(self) -> bool:
         """Whether a checkpoint is being written."""
-        return self._saver.writing
+        return self._saver.is_writing
 
     def go_back(self, checkpoint: Checkpoint | None, progress: int) -> None:
         """Goes on from a checkpoint, or from the beginning, as the rank that gives its state to the others."""
