@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from tests._support import finished, headway, packed_digits, records, refused, write_recipe
 from torch.nn import functional as F
 
-from headway.core.run import IDS_BYTES
+from headway.core.run_folder import IDS_BYTES
 from headway.data import dataset
 from headway.data.batch_plan import BatchGrowthRecipe, BatchPlan
 from headway.data.loader import Loader

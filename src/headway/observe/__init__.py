@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.core.lazy import lazily
+from headway.core.lazy_exports import build_lazy_exports
 
 if TYPE_CHECKING:
     from headway.observe.watch_result import Observed as Observed
@@ -14,4 +14,4 @@ if TYPE_CHECKING:
 _HOMES = {"Observed": "watch_result", "Watch": "watching", "watch": "watching"}
 
 
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = build_lazy_exports(__name__, _HOMES)

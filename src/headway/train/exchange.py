@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
-from headway.core.c10d import first_line
 from headway.core.errors import CommunicationError
+from headway.core.torch_c10d import summarise_error
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.25
 """Between two looks into the store: doubled from the one to the other."""
@@ -120,5 +120,5 @@ class StoreExchange:
         try:
             return function(*arguments)
         except RuntimeError as error:  # DistError is one
-            what = f"the store of the ranks cannot be reached ({first_line(error)})"
+            what = f"the store of the ranks cannot be reached ({summarise_error(error)})"
             raise CommunicationError(what, fix="Start again with headway train --resume.") from None

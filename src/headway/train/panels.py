@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from headway.core.files import read_text, write_whole
-from headway.core.recipe import written
-from headway.core.recipe_yaml import parse
-from headway.core.run import Run
+from headway.core.files import read_text, write_atomically
+from headway.core.recipe import format_value
+from headway.core.recipe_yaml import parse_recipe
+from headway.core.run_folder import RunFolder
 from headway.data.dataset import Dataset
 from headway.data.reference import picture
 from headway.observe import stragglers
@@ -33,10 +33,10 @@ THUMBNAIL = 128
 SECTIONS = ("Result", "Training", observed.SECTION, "Time", "Evaluation", "Loss landscape", "Recipe and machine")
 
 
-def write(run: Run, made: Sequence[Panel]) -> None:
+def write(run: RunFolder, made: Sequence[Panel]) -> None:
     """Writes panels/NAME.json of each."""
     for one in made:
-        write_whole(run.panels / f"{one.name}.json", one.to_json())
+        write_atomically(run.panels / f"{one.name}.json", one.to_json())
 
 
 def of_evaluation(dataset: Dataset, evaluation: Evaluation, weights: str) -> list[Panel]:
@@ -85,15 +85,15 @@ def _where(dataset: Dataset) -> str:
     return "/".join(dataset.folder.resolve().parts[-2:])
 
 
-def report(run: Run, beside: Sequence[Run] = ()) -> Path:
+def report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
     """Writes report.html from the run's metrics and panels; returns its path.
 
     Args:
         beside: other runs, whose layers' rates are drawn with this one's.
     """
-    records = list(run.metrics())
-    about, recipe = run.about(origins=dict, command=list, host=dict, versions=dict), run.recipe_text()
-    summary = run.summary()
+    records = list(run.read_metrics())
+    about, recipe = run.read_provenance(origins=dict, command=list, host=dict, versions=dict), run.read_recipe_text()
+    summary = run.read_summary()
     for path in run.panels.glob("compared-*.json"):  # with runs that may not be beside it now
         path.unlink()
     train = [record for record in records if record["kind"] == "train"]
@@ -108,7 +108,7 @@ def report(run: Run, beside: Sequence[Run] = ()) -> Path:
         sections=SECTIONS,
         footer=f"headway {about['versions']['headway']}, torch {about['versions']['torch']}",
     )
-    write_whole(run.report_path, html)
+    write_atomically(run.report_path, html)
     return run.report_path
 
 
@@ -301,9 +301,9 @@ def flat(recipe: str) -> dict[str, str]:
             for key, value in tree.items():
                 walk(value, f"{path}.{key}" if path else str(key))
         else:
-            out[path] = written(tree)
+            out[path] = format_value(tree)
 
-    walk(parse(recipe, "recipe.yaml")[0], "")
+    walk(parse_recipe(recipe, "recipe.yaml")[0], "")
     return out
 
 

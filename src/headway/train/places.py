@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, final
 
 from headway.core.errors import HeadwayError
-from headway.core.files import read_regular, sync_folder, write_synced, write_whole
+from headway.core.files import read_regular, sync_folder, write_and_sync, write_atomically
 from headway.train.manifest import MANIFEST, MANIFEST_BYTES, File, Manifest
 from headway.train.tensors_file import TensorsFile
 
@@ -212,7 +212,7 @@ class _LocalDraft(Draft):
         for path in self.aside.iterdir():
             if path.name not in {file.name for file in manifest.files}:
                 path.unlink()
-        write_synced(self.aside / MANIFEST, manifest.to_json())
+        write_and_sync(self.aside / MANIFEST, manifest.to_json())
         sync_folder(self.aside)
         replaced = self.aside.with_name(f"{self.aside.name}.replaced")
         confirm()
@@ -228,7 +228,7 @@ class _LocalDraft(Draft):
             raise
         sync_folder(self._folder)
         if not is_passed(self._final.name, [path.name for path in self._folder.glob("step-*")], self._manifest):
-            write_whole(self._folder / LATEST, self._final.name + "\n")
+            write_atomically(self._folder / LATEST, self._final.name + "\n")
         shutil.rmtree(replaced, ignore_errors=True)
         return self._final
 

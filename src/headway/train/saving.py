@@ -18,8 +18,8 @@ from typing import Any, final
 
 import torch
 
-from headway.core.errors import CheckpointError, CommunicationError, HeadwayError, Lost
-from headway.core.files import reason_of
+from headway.core.errors import CheckpointError, CommunicationError, GenerationEndedError, HeadwayError
+from headway.core.files import describe_os_error
 from headway.train.exchange import Exchange
 from headway.train.manifest import File, Manifest, copied_scalars
 from headway.train.places import Draft, Location, Place, prune
@@ -217,7 +217,7 @@ class Flight:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             what, mend = f"the disk is full, {what}", "make room"
         else:
-            what += f" ({reason_of(error)})"
+            what += f" ({describe_os_error(error)})"
         return HeadwayError(what, where=self._place.shown, fix=f"Nothing before it is lost: {mend}.")
 
     def _with_the_way_on(self, error: BaseException) -> BaseException:
@@ -234,7 +234,7 @@ def _nothing() -> None:
 
 def _ends_quietly(error: BaseException) -> bool:
     """Whoever gave it up, or ended the generation, knows already."""
-    return isinstance(error, GivenUpError | Lost)
+    return isinstance(error, GivenUpError | GenerationEndedError)
 
 
 def _plain(error: BaseException) -> dict[str, str]:
