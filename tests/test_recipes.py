@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests._support import headway, records
 
-from headway.core.recipe import load
+from headway.core.recipe import read_recipe
 from headway.data.pack import pack
 from headway.data.resolution import size_at
 from headway.report.dry_run_page import page
@@ -43,7 +43,7 @@ def built(path: Path) -> DryRun:
 
 
 def read(name: str) -> TrainRecipe:
-    return load(ROOT / "recipes" / f"{name}.yaml", (), TrainRecipe).recipe
+    return read_recipe(ROOT / "recipes" / f"{name}.yaml", (), TrainRecipe).recipe
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ from bench._doctor.data import Sets
 from bench._doctor.jobs import BASES, Job, network, own
 from bench._doctor.measure import examined, trained
 from bench._synthetic import setup, trainer
-from headway.core.cores import usable_cpus
+from headway.core.cpu_count import list_usable_cpus
 from headway.train.progress import Silent
 
 SIDE, BATCH = 224, 32
@@ -133,7 +133,7 @@ def job_of(channels: int) -> Job:
 
 def real_job(factory: str) -> Job:
     """Photographs decoded by all processors, and a network of full size on a GPU."""
-    values = {"data.crop": "random", "data.size": SIDE, "batch": REAL_BATCH, "data.threads": usable_cpus()}
+    values = {"data.crop": "random", "data.size": SIDE, "batch": REAL_BATCH, "data.threads": list_usable_cpus()}
     gpu = {"device": "cuda", "precision": "bf16", **network(factory)}
     return BASES["photos"].but({**values, **gpu}, data="photos x 1")
 

@@ -17,7 +17,7 @@ import torch
 from headway.checkpoint import locations
 from headway.checkpoint.background_saver import BackgroundSaver
 from headway.checkpoint.checkpoints import Checkpoints, read
-from headway.core.errors import CheckpointError, CommunicationError, Fenced, HeadwayError, Lost
+from headway.core.errors import CheckpointError, CommunicationError, FencedError, GenerationEndedError, HeadwayError
 
 
 class Gate:
@@ -182,13 +182,13 @@ def test_whoever_was_declared_lost_publishes_nothing(tmp_path: Path, gate: Gate)
     def confirm() -> None:
         (aside,) = tmp_path.glob(".step-*")
         seen.append(stored(aside))
-        raise Fenced("this process was declared lost")
+        raise FencedError("this process was declared lost")
 
     gate.opened.set()
     with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
         saver.meet(gate, confirm)
         saver.save(1, state(1), {})
-        with pytest.raises(Fenced, match="declared lost"):
+        with pytest.raises(FencedError, match="declared lost"):
             saver.wait()
     assert seen == [["manifest.json", "tensors-0.safetensors"]]
     assert stored(tmp_path) == []
@@ -196,7 +196,7 @@ def test_whoever_was_declared_lost_publishes_nothing(tmp_path: Path, gate: Gate)
 
 def test_where_the_generation_is_over_the_save_ends_quietly(tmp_path: Path, gate: Gate) -> None:
     def confirm() -> None:
-        raise Lost("a member was lost")
+        raise GenerationEndedError("a member was lost")
 
     gate.opened.set()
     with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
@@ -290,7 +290,7 @@ def test_it_knows_whether_the_newest_save_has_come_about(tmp_path: Path, gate: G
 
     def confirm() -> None:
         if over:
-            raise Lost(over[0])
+            raise GenerationEndedError(over[0])
 
     with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
         assert (saver.is_pending, saver.is_writing) == (False, False)

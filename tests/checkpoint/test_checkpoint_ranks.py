@@ -23,7 +23,7 @@ from headway.checkpoint.agreement import StoreExchange
 from headway.checkpoint.background_saver import BackgroundSaver
 from headway.checkpoint.checkpoints import Checkpoints, read
 from headway.checkpoint.manifest import MANIFEST
-from headway.core.errors import CommunicationError, Fenced, HeadwayError, Lost
+from headway.core.errors import CommunicationError, FencedError, GenerationEndedError, HeadwayError
 
 SAVED, LOADED = (1, 2, 4), (1, 2, 3, 4)
 
@@ -257,9 +257,9 @@ def _fails(rank: Rank, folder: Path, what: str) -> tuple[str, str]:
 
     def confirm() -> None:
         if failing and what == "fenced":
-            raise Fenced("rank 0 was declared lost")
+            raise FencedError("rank 0 was declared lost")
         if failing and what == "lost":
-            raise Lost("a member was lost")
+            raise GenerationEndedError("a member was lost")
 
     failing, step, tensors = False, 20, state(20, rank.rank)
     saver = BackgroundSaver(Checkpoints(folder))
@@ -318,7 +318,7 @@ def test_a_failure_of_one_is_the_same_for_all_and_the_next_save_works(
     expected = FAILURES[what]
     assert all(expected in sentence and bool(sentence) == bool(expected) for _, sentence in caught), caught
     assert len({sentence for _, sentence in caught}) == 1
-    assert caught[0][0] == {"fenced": "Fenced", "lost": ""}.get(what, "HeadwayError")
+    assert caught[0][0] == {"fenced": "FencedError", "lost": ""}.get(what, "HeadwayError")
     assert stored(folder) == ["latest", "step-00000010", "step-00000030"]
     assert all(read(path).step in (10, 30) for path in Checkpoints(folder).paths())
 

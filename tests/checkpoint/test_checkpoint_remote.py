@@ -268,9 +268,7 @@ def test_a_full_staging_folder_is_named(bucket: str, tmp_path: Path, monkeypatch
         assert list(stage.iterdir()) == []
     finally:
         subprocess.run(["umount", "--lazy", stage], check=True)
-    sentence = (
-        f"{stage}: the disk is full that holds a checkpoint until it is uploaded. Make room there, or set TMPDIR"
-    )
+    sentence = f"{stage}: the disk is full that holds a checkpoint until it is uploaded. Make room there, or set TMPDIR"
     assert sentence in str(caught.value)
     assert stored(bucket) == []
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headway.core.modules import leaving_no_trace
+from headway.core.modules import preserve_training_state
 from headway.model.layers import layers
 from headway.setup.trial import attempt
 
@@ -34,7 +34,7 @@ class Careless(nn.Module):
 
 
 def within(model: nn.Module, images: Tensor) -> None:
-    with pytest.raises(AttributeError), leaving_no_trace(model):
+    with pytest.raises(AttributeError), preserve_training_state(model):
         model(images).sum().backward().fails()
 
 

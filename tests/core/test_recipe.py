@@ -11,23 +11,23 @@ from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
 from headway.core.errors import RecipeError
-from headway.core.recipe import Loaded, Part, load
+from headway.core.recipe import LoadedRecipe, RecipePart, read_recipe
 from headway.setup.recipe import TrainRecipe
 
 
-class Group(Part):
+class Group(RecipePart):
     match: str
     scale: float = 1.0
 
 
-class Engine(Part):
+class Engine(RecipePart):
     name: Literal["steam", "diesel"] = "diesel"
     lr: float = 0.1
     betas: tuple[float, ...] = (0.9, 0.99)
     groups: tuple[Group, ...] = ()
 
 
-class Wagon(Part):
+class Wagon(RecipePart):
     train: str
     seats: int | None = None
     size: int | tuple[int, int] | None = None
@@ -38,7 +38,7 @@ class Wagon(Part):
         return {"train": value} if isinstance(value, str) else value
 
 
-class Tree(Part):
+class Tree(RecipePart):
     name: str = "run"
     engine: Engine = Engine()
     wagon: Wagon | None = None
@@ -61,9 +61,9 @@ def recipe(tmp_path: Path) -> Path:
     return tmp_path / "r.yaml"
 
 
-def loaded(recipe: Path, text: str, *overrides: str) -> Loaded[Tree]:
+def loaded(recipe: Path, text: str, *overrides: str) -> LoadedRecipe[Tree]:
     recipe.write_text(text, encoding="utf-8")
-    return load(recipe, overrides, Tree)
+    return read_recipe(recipe, overrides, Tree)
 
 
 def refusal(recipe: Path, text: str, *overrides: str) -> str:
@@ -190,12 +190,12 @@ def test_what_is_no_recipe_is_refused_with_its_line(recipe: Path, text: str, sai
 
 def test_a_recipe_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"nowhere\.yaml: the recipe cannot be read \(.*No such file"):
-        load(tmp_path / "nowhere.yaml", [], Tree)
+        read_recipe(tmp_path / "nowhere.yaml", [], Tree)
     with pytest.raises(RecipeError, match="the recipe cannot be read"):
-        load(tmp_path, [], Tree)
+        read_recipe(tmp_path, [], Tree)
     (tmp_path / "latin.yaml").write_bytes("name: caf\u00e9".encode("latin-1"))
     with pytest.raises(RecipeError, match=r"the recipe cannot be read \('utf-8' codec"):
-        load(tmp_path / "latin.yaml", [], Tree)
+        read_recipe(tmp_path / "latin.yaml", [], Tree)
 
 
 # Overrides
@@ -326,7 +326,7 @@ trees = st.builds(
 @in_one_folder
 @given(tree=trees)
 def test_a_resolved_recipe_is_read_as_it_was_written(recipe: Path, tree: Tree) -> None:
-    text = Loaded(tree, {}, recipe.parent).to_yaml()
+    text = LoadedRecipe(tree, {}, recipe.parent).to_yaml()
     again = loaded(recipe, text)
     assert again.recipe == tree
     assert "default" not in [origin for key, origin in again.origins.items() if not key.startswith("args")]
@@ -362,14 +362,14 @@ stop_at: {accuracy: 0.88}
 
 def test_a_training_recipe_survives_the_round_trip(recipe: Path) -> None:
     recipe.write_text(TRAIN)
-    first = load(recipe, ["precision=bf16", "task.args={label_smoothing: 0.1}"], TrainRecipe)
+    first = read_recipe(recipe, ["precision=bf16", "task.args={label_smoothing: 0.1}"], TrainRecipe)
     assert first.recipe.optimizer.lr == 0.001
     assert first.origins["optimizer.lr"] == "r.yaml:4"
     assert first.origins["precision"] == "command line"
     assert first.origins["schedule.peak"] == "default"
     resolved = first.resolve("augment.mean", (1.0, 2.0, 3.0), "measured").resolve("data.size", (32, 32), "their own")
     recipe.write_text(resolved.to_yaml())
-    again = load(recipe, [], TrainRecipe)
+    again = read_recipe(recipe, [], TrainRecipe)
     assert again.recipe == resolved.recipe
     assert yaml.safe_load(resolved.to_yaml())["data"]["size"] == [32, 32]
 
@@ -408,6 +408,6 @@ def test_a_training_recipe_survives_the_round_trip(recipe: Path) -> None:
 def test_a_wrong_training_recipe_is_refused(recipe: Path, overrides: list[str], said: str) -> None:
     recipe.write_text(TRAIN)
     with pytest.raises(RecipeError) as refused:
-        load(recipe, overrides, TrainRecipe)
+        read_recipe(recipe, overrides, TrainRecipe)
     assert said in str(refused.value)
     assert refused.value.exit_status == 2

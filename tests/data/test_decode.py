@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.conftest import absent
 
-from headway.core.cores import default_threads, local_ranks, usable_cores
+from headway.core.cpu_count import choose_thread_count, count_usable_cores, read_local_ranks
 from headway.core.errors import UsageError
 from headway.data import native
 from headway.data.crops import center_boxes
@@ -290,7 +290,7 @@ def test_a_fork_in_the_middle_of_a_decode_works(backend: Backend, tmp_path: Path
 def test_the_training_loop_keeps_a_core() -> None:
     found = decoder()
     found.close()
-    assert found.threads == default_threads() == max(1, usable_cores() // (local_ranks() or 1) - 1)
+    assert found.threads == choose_thread_count() == max(1, count_usable_cores() // (read_local_ranks() or 1) - 1)
     assert found.backend == chosen() == ("native" if native.available() else "pillow")
 
 

@@ -16,7 +16,7 @@ from PIL import Image
 from tests.data._loaders import SEED, SIZE, N, Rows, loader, mixed, own_threads, rows, rows_of, uniform
 
 from headway.core.errors import DataError, UsageError
-from headway.core.keys import keys
+from headway.core.random_keys import make_keys
 from headway.data import dataset
 from headway.data.crops import center_boxes
 from headway.data.dataset import Dataset
@@ -65,8 +65,8 @@ def test_a_batch_says_what_it_is(data: Dataset) -> None:
     assert (batch.images.shape, batch.images.dtype) == ((7, *SIZE, 3), torch.uint8)
     assert batch.labels.dtype == torch.int64
     assert (batch.seed, batch.bad) == (SEED, ())
-    assert (batch.keys() == keys(SEED, batch.epochs, batch.samples)).all()
-    assert (batch.keys(view=1) == keys(SEED, batch.epochs, batch.samples, 1)).all()
+    assert (batch.keys() == make_keys(SEED, batch.epochs, batch.samples)).all()
+    assert (batch.keys(view=1) == make_keys(SEED, batch.epochs, batch.samples, 1)).all()
     assert (batch.keys() != batch.keys(view=1)).all()
 
 

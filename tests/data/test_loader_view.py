@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from headway.core.errors import UsageError
-from headway.core.keys import keys
+from headway.core.random_keys import make_keys
 from headway.data import dataset, native
 from headway.data.crops import flips, random_resized_boxes, shifts
 from headway.data.dataset import Dataset
@@ -114,10 +114,10 @@ def test_epochs_differ(data: Dataset) -> None:
 
 def drawn_by_the_reference(data: Dataset, position: int, flip: str = "random") -> np.ndarray[Any, Any]:
     epochs, samples = Order(N, SEED)(np.array([position]))
-    key, out = keys(SEED, epochs, samples), np.zeros((*SIZE, 3), np.uint8)
+    key, out = make_keys(SEED, epochs, samples), np.zeros((*SIZE, 3), np.uint8)
     box = random_resized_boxes(key, data.width[samples], data.height[samples])[0]
     decode_one(data.read(samples)[0], out, box)
-    first = keys(SEED, 0, samples) if flip == "alternating" else key
+    first = make_keys(SEED, 0, samples) if flip == "alternating" else key
     mirrored, moved = flips(first, epochs, flip), shifts(key, 3)
     return flip_and_translate(torch.from_numpy(out[None]), mirrored, moved)[0].numpy()
 

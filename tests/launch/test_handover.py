@@ -18,10 +18,10 @@ from headway.checkpoint.checkpoints import Checkpoint, Checkpoints
 from headway.comm.coordinator import Coordinator, Event, Formed
 from headway.comm.member import Member
 from headway.core.errors import CheckpointError, CommunicationError, HeadwayError
-from headway.core.launched import LOOPBACK, Launched
-from headway.core.recipe import load
-from headway.core.run import IDS_BYTES, Run
-from headway.core.store import StoreServer
+from headway.core.key_value_store import StoreServer
+from headway.core.launcher_environment import LOOPBACK, LaunchedProcess
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import IDS_BYTES, RunFolder
 from headway.launch.handover import hand_over
 from headway.launch.ranks import Ranks
 from headway.setup.build import set_up
@@ -56,13 +56,13 @@ class Place:
     def process(self, attempt: int, said: list[str], *options: str) -> tuple[Member, Trainer]:
         """A training process; all but the first join the run."""
         joins = attempt > 0
-        loaded = load(self._recipe, (*OPTIONS, *options), TrainRecipe)
+        loaded = read_recipe(self._recipe, (*OPTIONS, *options), TrainRecipe)
         member = Member(LOOPBACK, self.coordinator.port, secret="x", worker=f"0.0.{attempt}", joining=joins)
         self._stack.callback(member.close)
-        ranks = Ranks(loaded.recipe.comm, Launched(0, 1, 0, 1, None, None, "headway"), member, said.append)
+        ranks = Ranks(loaded.recipe.comm, LaunchedProcess(0, 1, 0, 1, None, None, "headway"), member, said.append)
         setup = set_up(loaded, say=said.append, ranks=ranks)
         self._stack.callback(setup.inputs.close)
-        run = Run(self._run) if joins else Run.create(self._run)
+        run = RunFolder(self._run) if joins else RunFolder.create(self._run)
         if not joins:
             runs._record_recipe(run, setup, ranks)
         trainer = self._stack.enter_context(closing(Trainer(setup, run, Lines(), ranks)))

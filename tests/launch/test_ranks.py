@@ -11,10 +11,10 @@ from tests._support import packed_digits, write_recipe
 
 from headway.comm.coordinator import Coordinator, Event, Formed
 from headway.comm.member import Member
-from headway.core.launched import LOOPBACK, Launched
-from headway.core.recipe import load
-from headway.core.run import Run
-from headway.core.store import StoreServer
+from headway.core.key_value_store import StoreServer
+from headway.core.launcher_environment import LOOPBACK, LaunchedProcess
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
 from headway.setup.build import set_up
 from headway.setup.recipe import TrainRecipe
@@ -37,14 +37,16 @@ def member_alone(tmp_path: Path, said: list[str], events: list[Event], *override
     packed_digits(tmp_path)
     write_recipe(tmp_path / "recipe.yaml", batch=12, epochs=4)
     (tmp_path / "idle.py").write_text(IDLE)
-    loaded = load(tmp_path / "recipe.yaml", ("model.factory=idle.py:net", *overrides), TrainRecipe)
+    loaded = read_recipe(tmp_path / "recipe.yaml", ("model.factory=idle.py:net", *overrides), TrainRecipe)
     store = StoreServer(b"x", LOOPBACK)
     coordinator = Coordinator([(0, 0)], secret=b"x", timeout_s=20, store_port=store.port, tell=events.append)
     with closing(store), closing(coordinator):
         member = Member(LOOPBACK, coordinator.port, secret="x", worker="0.0.0")
-        with Ranks(loaded.recipe.comm, Launched(0, 1, 0, 1, None, None, "headway"), member, said.append) as ranks:
+        with Ranks(
+            loaded.recipe.comm, LaunchedProcess(0, 1, 0, 1, None, None, "headway"), member, said.append
+        ) as ranks:
             setup = set_up(loaded, say=said.append, ranks=ranks)
-            with closing(Trainer(setup, Run.create(tmp_path / "run"), Lines(), ranks)) as trainer:
+            with closing(Trainer(setup, RunFolder.create(tmp_path / "run"), Lines(), ranks)) as trainer:
                 yield trainer
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from headway.core.profile import Layer
+from headway.core.profile import WorkloadLayer
 from headway.model import alexnet, cifar_net, cifar_resnet, convert_ghost, count, resnet50
 from headway.model.flops import MultiplyAdds
 from headway.model.layers import layers
@@ -107,7 +107,7 @@ def saved_by(model: nn.Module, images: Tensor, autocast: Context = nullcontext) 
     return sum(kept.values())
 
 
-def total(found: tuple[Layer, ...], name: str) -> int:
+def total(found: tuple[WorkloadLayer, ...], name: str) -> int:
     return sum(getattr(layer, name) for layer in found)
 
 

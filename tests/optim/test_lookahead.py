@@ -46,7 +46,7 @@ def test_it_is_the_papers_recursion(alpha: float, every: int, power: float) -> N
                 fast[name] = slow[name].clone()
         for name, value in places.items():
             torch.testing.assert_close(value, fast[name], rtol=0, atol=1e-9)
-    with ahead.swapped():
+    with ahead.swap_in():
         for name, value in places.items():
             torch.testing.assert_close(value, slow[name], rtol=0, atol=1e-9)
     for name, value in places.items():
@@ -97,7 +97,7 @@ def test_an_error_within_leaves_the_newest_weights() -> None:
     ahead = Lookahead(model)
     step_of(model, 1)
     now = model[0].weight.clone()  # type: ignore[operator]
-    with pytest.raises(ZeroDivisionError), ahead.swapped():
+    with pytest.raises(ZeroDivisionError), ahead.swap_in():
         raise ZeroDivisionError
     assert torch.equal(model[0].weight, now)  # type: ignore[arg-type]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests._support import write_recipe
 
 from headway.core.errors import RecipeError
-from headway.core.recipe import load
+from headway.core.recipe import read_recipe
 from headway.optim import OptimizerRecipe, build
 from headway.optim.optimizer import LAYER_WISE
 from headway.optim.rate import ScaledRecipe, number
@@ -55,7 +55,7 @@ def test_what_follows_a_batch_needs_one() -> None:
 
 def resolved(tmp_path: Path, *overrides: str, **changes: Any) -> tuple[TrainRecipe, dict[str, str]]:
     path = write_recipe(tmp_path / "recipe.yaml", **changes)
-    loaded = resolve_rates(load(path, overrides, TrainRecipe))
+    loaded = resolve_rates(read_recipe(path, overrides, TrainRecipe))
     return loaded.recipe, dict(loaded.origins)
 
 

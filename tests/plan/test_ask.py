@@ -13,7 +13,7 @@ from tests.plan._workload import workload
 
 from headway.core import collectives
 from headway.core.errors import UsageError
-from headway.core.profile import Ceiling, Profile, Side, Together
+from headway.core.profile import JointTiming, PipelineSide, Profile, StageCeiling
 from headway.doctor.model import Model
 from headway.plan.answer import one_answer, step_of
 from headway.plan.ask import (
@@ -120,17 +120,19 @@ def test_a_profile_says_what_a_machine_loads() -> None:
 def test_a_processor_that_loads_and_trains_is_as_slow_as_the_doctor_says(
     loader: float, loop: float, loader_slower: float, loop_slower: float, stall: float
 ) -> None:
-    together = Together(
+    together = JointTiming(
         input_alone=loader,
         loop_alone=loop,
         input_beside=loader * loader_slower,
         loop_beside=loop * loop_slower,
         cores=2,
     )
-    parts: list[tuple[str, Side, float]] = [
+    parts: list[tuple[str, PipelineSide, float]] = [
         ("decode", "input", loader), ("compute", "loop", loop), ("evaluate", "stall", stall)
     ]  # fmt: skip
-    ceilings = [Ceiling(stage=stage, side=side, resource="host", seconds=took, how="") for stage, side, took in parts]
+    ceilings = [
+        StageCeiling(stage=stage, side=side, resource="host", seconds=took, how="") for stage, side, took in parts
+    ]
     model = Model.of(ceilings, together)
     found = like(
         profile(machine={"device": "cpu"}), ceilings=tuple(ceilings), together=together, predicted=model.images_s()
@@ -142,7 +144,7 @@ def test_a_processor_that_loads_and_trains_is_as_slow_as_the_doctor_says(
 
 
 def test_values_that_are_read_of_each_sample_grow_with_the_batch() -> None:
-    sync = Ceiling(stage="sync", side="loop", resource="device", seconds=2e-3, how="")
+    sync = StageCeiling(stage="sync", side="loop", resource="device", seconds=2e-3, how="")
     slow = on_gpu(profile(), ceilings=(*(one for one in profile().ceilings if one.stage != "sync"), sync))
     fixed, each = (of_profile(like(slow, facts={"syncs a step": reads}), workload()).compute for reads in (3.0, 128.0))
     assert each.seconds(128) == pytest.approx(fixed.seconds(128))
@@ -170,7 +172,7 @@ def test_a_profile_of_ranks_says_what_they_tell_each_other() -> None:
     assert found.inside.latency_us == pytest.approx(100)
     assert found.jitter == pytest.approx(0.0127, rel=0.01)
     one = clusters()["dgx-1"].model_copy(update={"devices": 4, "inside": found.inside})
-    ring = collectives.line("ring", one.network(1))
+    ring = collectives.predict_cost("ring", one.network(1))
     assert ring.latency_s == pytest.approx(6e-4)
     with pytest.raises(UsageError, match="no exchange between processes"):
         links_of(profile(), clusters()["dgx-1"])

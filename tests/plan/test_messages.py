@@ -30,14 +30,14 @@ flat = st.one_of(st.tuples(st.integers(2, 16), st.just(1)), st.tuples(st.just(1)
 @given(flat, st.floats(1, 1e9), st.sampled_from(("ring", "two_dimensional")))
 def test_on_one_level_both_are_equal(shape: tuple[int, int], nbytes: float, algorithm: Algorithm) -> None:
     net = network(*shape)
-    assert seconds(algorithm, nbytes, net) == pytest.approx(collectives.seconds(algorithm, nbytes, net))
+    assert seconds(algorithm, nbytes, net) == pytest.approx(collectives.predict_seconds(algorithm, nbytes, net))
 
 
 @given(st.integers(1, 4), st.floats(1, 1e9), st.booleans())
 def test_a_tree_of_a_power_of_two_too(power: int, nbytes: float, inside: bool) -> None:
     """Otherwise the closed form counts a round more for who has no partner."""
     net = network(1, 2**power) if inside else network(2**power, 1)
-    assert seconds("tree", nbytes, net) == pytest.approx(collectives.seconds("tree", nbytes, net))
+    assert seconds("tree", nbytes, net) == pytest.approx(collectives.predict_seconds("tree", nbytes, net))
 
 
 @given(st.integers(2, 8), st.integers(2, 8), st.floats(1e5, 1e9), st.sampled_from(("ring", "two_dimensional")))
@@ -46,10 +46,10 @@ def test_on_two_levels_they_are_close(hosts: int, per_host: int, nbytes: float, 
     adds up (in 1,500 such networks it is up to 1.46 times as long); never less is left than the hops' latencies alone,
     or the bytes over the slowest way."""
     net = network(hosts, per_host)
-    line = collectives.line(algorithm, replace(net, reduce_bytes_s=math.inf))
+    line = collectives.predict_cost(algorithm, replace(net, reduce_bytes_s=math.inf))
     found = seconds(algorithm, nbytes, net)
     assert max(line.latency_s, nbytes * line.s_per_byte) <= found * (1 + 1e-9)
-    assert found < 1.1 * collectives.seconds(algorithm, nbytes, net)
+    assert found < 1.1 * collectives.predict_seconds(algorithm, nbytes, net)
 
 
 @given(st.integers(4, 64), st.floats(1e4, 1e9))
@@ -59,7 +59,7 @@ def test_a_double_tree_is_near_to_its_closed_form(hosts: int, nbytes: float) -> 
     """Which lets no chunk come down before the last has gone up (a simulation is down to 0.42 of it), and no chunk wait
     for a way that another one has (up to 1.36)."""
     net = network(hosts, 1)
-    found, closed = seconds("double_tree", nbytes, net), collectives.seconds("double_tree", nbytes, net)
+    found, closed = seconds("double_tree", nbytes, net), collectives.predict_seconds("double_tree", nbytes, net)
     assert found >= 2 * (hosts - 1) / hosts * nbytes / 40e9
     assert found >= 2 * math.floor(math.log2(hosts)) * 14e-6
     assert 0.4 < found / closed < 1.5

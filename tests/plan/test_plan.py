@@ -17,7 +17,7 @@ from tests.doctor._profile import profile
 from tests.plan._workload import workload
 
 from headway.core.errors import UsageError
-from headway.core.profile import Threads, Workload
+from headway.core.profile import ThreadScaling, Workload
 from headway.plan.answer import answers
 from headway.plan.ask import job_of, of_device
 from headway.plan.choices import Choice, choices, dense_layers, memory, useful_nodes
@@ -118,7 +118,7 @@ def test_a_clusters_own_nodes_are_the_default(path: Path, tmp_path: Path) -> Non
 
 def test_a_profile_brings_computing_and_loading(path: Path, tmp_path: Path) -> None:
     wanted = {"multiply_adds": workload().forward_multiply_adds}
-    slow = Threads(threads=(1, 2), images_s=(200, 400), serial_s=1e-6, parallel_s=5e-3)
+    slow = ThreadScaling(threads=(1, 2), images_s=(200, 400), serial_s=1e-6, parallel_s=5e-3)
     on_gpu = wanted | {"machine": profile().machine | {"device": "Tesla V100-SXM2-16GB"}, "threads": slow}
     profile().model_copy(update=on_gpu).write(tmp_path / "one.json")
     asked = ("plan", path, "--cluster", "dgx-1", "--nodes", "1,8", "--profile", tmp_path / "one.json")
@@ -130,7 +130,7 @@ def test_a_profile_brings_computing_and_loading(path: Path, tmp_path: Path) -> N
     assert "The profile is of a CPU, and DGX-1" in said.partition("nodes  devices")[0]
     assert "contradict" not in said
     replay = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in profile().runs]
-    profile().model_copy(update=on_gpu | {"runs": tuple(replay)}).doubted().write(tmp_path / "busy.json")
+    profile().model_copy(update=on_gpu | {"runs": tuple(replay)}).check_confirmed().write(tmp_path / "busy.json")
     warned = headway("plan", path, "--cluster", "dgx-1", "--profile", tmp_path / "busy.json", "--json").json()
     assert [one.partition(" by 4.8 times; ")[0] for one in warned["warnings"]] == [
         f"{tmp_path / 'busy.json'} was not confirmed. The short runs contradict each other"

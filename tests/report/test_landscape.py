@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from tests._support import headway, packed_digits, refused, write_recipe
 
 from headway.core.errors import UsageError
-from headway.core.run import Run
+from headway.core.run_folder import RunFolder
 from headway.data import dataset
 from headway.page.panel import Panel
 from headway.report.landscape import Landscape, Options, landscape
@@ -142,7 +142,7 @@ def test_networks_of_two_kinds_side_by_side(folder: Path) -> None:
 def test_rescaled_weights_have_the_same_curve(folder: Path) -> None:
     """A convolution ten times as large, and what its batch norm takes out again: the curve and the relative eigenvalue
     stay, to what batch norm adds to the variance."""
-    with closing(opened("a", Run.open(folder / "a"), "both", 60, 0, say=print)) as solution:
+    with closing(opened("a", RunFolder.open(folder / "a"), "both", 60, 0, say=print)) as solution:
         names = dict(solution.setup.model.named_buffers())
 
         def measured() -> tuple[list[float], float, float]:

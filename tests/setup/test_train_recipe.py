@@ -14,7 +14,7 @@ import torch
 import yaml
 from tests._support import headway, packed_digits, records, refused, write_recipe
 
-from headway.core.recipe import load
+from headway.core.recipe import read_recipe
 from headway.data.order import Order
 from headway.setup import micro_batch
 from headway.setup.recipe import TrainRecipe
@@ -302,7 +302,9 @@ def test_micro_batch_auto_is_the_largest_that_fits(
     a_sample = 4 * (64 + 256 + 256)  # float32: the input, and the outputs of both sigmoids
     for fits, expected in ((30, 30), (29, 15), (14, 10), (7, 6), (1, 1), (0, 1)):
         monkeypatch.setattr(
-            micro_batch, "free_memory_bytes", lambda fits=fits: int(fits * a_sample / micro_batch.SHARE_OF_MEMORY) + 1
+            micro_batch,
+            "read_free_memory_bytes",
+            lambda fits=fits: int(fits * a_sample / micro_batch.SHARE_OF_MEMORY) + 1,
         )
         run = tmp_path / f"fits-{fits}"
         overrides = ("micro_batch=auto", "model.factory=known.py:net", "epochs=0.1")
@@ -393,6 +395,6 @@ def test_a_resolved_recipe_loads_as_it_is(folder: Path, tmp_path: Path, seed: in
         "evaluate.every_epochs=1e300",
     ]
     headway("train", folder / "recipe.yaml", *overrides, "--run", tmp_path / "run")
-    first = load(tmp_path / "run/recipe.yaml", (), TrainRecipe)
+    first = read_recipe(tmp_path / "run/recipe.yaml", (), TrainRecipe)
     assert first.to_yaml() == (tmp_path / "run/recipe.yaml").read_text()
     assert first.recipe.name == "1e-3"

@@ -15,7 +15,7 @@ from tests._support import finished, headway, packed_digits, records, refused, w
 from torch.nn import functional as F
 
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.core.run import IDS_BYTES
+from headway.core.run_folder import IDS_BYTES
 from headway.data import dataset
 from headway.data.batch_plan import BatchGrowthRecipe, BatchPlan
 from headway.data.loader import Loader

@@ -185,7 +185,7 @@ def test_micro_batch_auto_is_estimated_from_what_a_run_measures(folder: Path, mo
     """A run also counts the images that go in, which lie in the batch anyway."""
     options = ("micro_batch=auto", "batch=60")
     for free in (10**5, 10**6, 10**9):
-        monkeypatch.setattr(micro_batch, "free_memory_bytes", lambda free=free: free)
+        monkeypatch.setattr(micro_batch, "read_free_memory_bytes", lambda free=free: free)
         found = dried(folder / "recipe.yaml", *options)
         setup = set_up(load_recipe(folder / "recipe.yaml", options), say=lambda text: None)
         setup.inputs.close()
@@ -241,7 +241,7 @@ def test_a_stated_set_is_built_as_the_real_one(folder: Path) -> None:
 
 def test_no_cache_is_filled(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no room for one, a run says so, and a dry run does not look."""
-    monkeypatch.setattr(choice, "free_memory_bytes", lambda: 1)
+    monkeypatch.setattr(choice, "read_free_memory_bytes", lambda: 1)
     run = ("train", folder / "recipe.yaml", "data.cache=memory", "--run", tmp_path / "run")
     assert "has 1 bytes free" in refused(*run, status=2)
     assert dried(folder / "recipe.yaml", "data.cache=memory").loaded.recipe.data.cache == "memory"

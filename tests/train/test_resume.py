@@ -18,7 +18,7 @@ import torch
 from tests._support import files, finished, headway, paced, packed_digits, records, running, slowly, write_recipe
 
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.core.run import IDS_BYTES
+from headway.core.run_folder import IDS_BYTES
 from headway.data import dataset
 from headway.data.order import Order
 

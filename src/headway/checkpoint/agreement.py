@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
-from headway.core.c10d import first_line
 from headway.core.errors import CommunicationError
+from headway.core.torch_c10d import summarise_error
 
 # Pauses between two polls of the store double from the first to the longest: a fast save is noticed within 5 ms, and a
 # slow one costs four polls a second.
@@ -121,5 +121,5 @@ class StoreExchange:
             return function(*arguments)
         # torch.distributed.DistError is a RuntimeError too.
         except RuntimeError as error:
-            what = f"the ranks' store cannot be reached ({first_line(error)})"
+            what = f"the ranks' store cannot be reached ({summarise_error(error)})"
             raise CommunicationError(what, fix="Start again with headway train --resume.") from None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headway.core.errors import CheckpointError, TrainingError
-from headway.core.outside import is_any_number, is_number, is_whole, kind_of
+from headway.core.untrusted_json import describe_kind, is_any_number, is_number, is_whole_number
 from headway.data.batch_plan import BatchPlan
 from headway.optim import Masters
 from headway.optim.states import describe, fault_of
@@ -68,7 +68,7 @@ def _is_metrics(value: Any) -> bool:
 
 
 def _is_best(value: Any) -> bool:
-    return _is_metrics(value) and is_whole(value.get("step")) and is_number(value.get("epoch"), 0)
+    return _is_metrics(value) and is_whole_number(value.get("step")) and is_number(value.get("epoch"), 0)
 
 
 def _is_seconds(value: Any) -> bool:
@@ -84,13 +84,13 @@ def _or_none(check: Check) -> Check:
 
 
 SCALARS: Mapping[str, tuple[Check, str]] = {
-    "position": (is_whole, "a whole number of samples"),
+    "position": (is_whole_number, "a whole number of samples"),
     "data": (lambda value: isinstance(value, dict), "an object that says what the data are"),
     "precision": (_is_numbers, "an object of numbers"),
     "best": (_or_none(_is_best), "an object of metrics with step and epoch, or null"),
     "metrics": (_or_none(_is_metrics), "an object of metrics, or null"),
     "reached_s": (_or_none(lambda value: is_number(value, 0, 1e12)), "seconds, or null"),
-    "damaged": (is_whole, "a whole number"),
+    "damaged": (is_whole_number, "a whole number"),
     "seconds": (_is_seconds, "an object of seconds by stage"),
 }
 """Entries that a run writes into a manifest beside its tensors, each with its check and its description.
@@ -106,11 +106,13 @@ def expect_scalars(scalars: Mapping[str, Any], where: str) -> None:
         if name not in scalars:
             raise CheckpointError(f"its manifest lacks scalars.{name}", where=where)
         if not check(scalars[name]):
-            found = scalars[name] if type(scalars[name]) in (int, float, str) else kind_of(scalars[name])
+            found = scalars[name] if type(scalars[name]) in (int, float, str) else describe_kind(scalars[name])
             raise CheckpointError(f"its manifest has {found!r:.100} as scalars.{name}, not {wanted}", where=where)
     observer = scalars.get("observer")
     if observer is not None and not isinstance(observer, dict):
-        raise CheckpointError(f"its manifest has {kind_of(observer)} as scalars.observer, not an object", where=where)
+        raise CheckpointError(
+            f"its manifest has {describe_kind(observer)} as scalars.observer, not an object", where=where
+        )
 
 
 def expect_position(position: int, step: int, plan: BatchPlan, where: str) -> None:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias, final
 from headway.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, FileEntry, Manifest
 from headway.checkpoint.tensors_file import TensorsFile
 from headway.core.errors import HeadwayError
-from headway.core.files import read_regular, sync_folder, write_synced, write_whole
+from headway.core.files import read_regular, sync_folder, write_and_sync, write_atomically
 
 if TYPE_CHECKING:
     from headway.checkpoint.remote import CheckpointUrl
@@ -217,7 +217,7 @@ class _LocalDraft(CheckpointDraft):
             if path.name not in {file.name for file in manifest.files}:
                 path.unlink()
         # All bytes reach the disk before the rename that makes them a checkpoint.
-        write_synced(self.aside / MANIFEST, manifest.to_json())
+        write_and_sync(self.aside / MANIFEST, manifest.to_json())
         sync_folder(self.aside)
         replaced = self.aside.with_name(f"{self.aside.name}.replaced")
         confirm()
@@ -238,7 +238,7 @@ class _LocalDraft(CheckpointDraft):
         if not has_later_checkpoint(
             self._final.name, [path.name for path in self._folder.glob("step-*")], self._manifest
         ):
-            write_whole(self._folder / LATEST, self._final.name + "\n")
+            write_atomically(self._folder / LATEST, self._final.name + "\n")
         shutil.rmtree(replaced, ignore_errors=True)
         return self._final
 

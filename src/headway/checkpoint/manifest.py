@@ -10,7 +10,7 @@ from typing import Any, NoReturn, final
 
 from headway.core.errors import CheckpointError
 from headway.core.files import is_plain_name
-from headway.core.outside import DEPTH, JsonError, is_sha256, is_whole, kind_of, parse_object
+from headway.core.untrusted_json import DEPTH, JsonError, describe_kind, is_sha256, is_whole_number, parse_object
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -97,7 +97,7 @@ def copy_scalars(scalars: Mapping[str, Any]) -> dict[str, Any]:
 
 def _file(entry: Any, path: str, where: str) -> FileEntry:
     if not isinstance(entry, dict):
-        raise CheckpointError(f"{MANIFEST} has {kind_of(entry)} as {path}, not an object", where=where)
+        raise CheckpointError(f"{MANIFEST} has {describe_kind(entry)} as {path}, not an object", where=where)
     entries = _Entries(entry, f"{path}.", where)
     name = entries.get("name")
     # A name with a slash would let a manifest read files outside its folder.
@@ -121,7 +121,7 @@ class _Entries:
 
     def get_whole(self, name: str, low: int, high: int) -> int:
         value = self.get(name)
-        if not is_whole(value, low, high):
+        if not is_whole_number(value, low, high):
             self._refuse(name, value, f"a whole number from {low:,} to {high:,}")
         found: int = value
         return found
@@ -148,7 +148,7 @@ class _Entries:
         return found
 
     def _refuse(self, name: str, value: Any, wanted: str) -> NoReturn:
-        shown = repr(value)[:100] if type(value) in (int, float, str) else kind_of(value)
+        shown = repr(value)[:100] if type(value) in (int, float, str) else describe_kind(value)
         raise CheckpointError(f"{MANIFEST} has {shown} as {self._path}{name}, not {wanted}", where=self._where)
 
 

@@ -25,8 +25,8 @@ from headway.checkpoint.locations import CheckpointDraft, CheckpointFolder, Loca
 from headway.checkpoint.manifest import FileEntry, Manifest, copy_scalars
 from headway.checkpoint.sharding import assign_owners, compute_layout_digest, copy_to_host
 from headway.checkpoint.tensors_file import TensorsFile
-from headway.core.errors import CheckpointError, CommunicationError, HeadwayError, Lost
-from headway.core.files import reason_of
+from headway.core.errors import CheckpointError, CommunicationError, GenerationEndedError, HeadwayError
+from headway.core.files import describe_os_error
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -233,7 +233,7 @@ class SaveJob:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             what, mend = f"the disk is full, {what}", "make room"
         else:
-            what += f" ({reason_of(error)})"
+            what += f" ({describe_os_error(error)})"
         return HeadwayError(what, where=self._folder.shown, fix=f"Nothing before it is lost: {mend}.")
 
     def _add_resume_command(self, error: BaseException) -> BaseException:
@@ -254,7 +254,7 @@ def _nothing() -> None:
 
 def _ends_quietly(error: BaseException) -> bool:
     """Tells whether an error needs no message: whoever gave the save up, or ended the generation, knows already."""
-    return isinstance(error, GivenUpError | Lost)
+    return isinstance(error, GivenUpError | GenerationEndedError)
 
 
 def _plain(error: BaseException) -> dict[str, str]:

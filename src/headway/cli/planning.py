@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headway.cli.screen import Json, say, show
+from headway.cli.screen import Json, print_result, say
 from headway.core.errors import UsageError
-from headway.core.files import writable
+from headway.core.files import expect_writable
 
 if TYPE_CHECKING:
     from headway.core.profile import Workload
@@ -133,7 +133,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Plan machines before they are rented: what they would give a job, or what a room for them takes."""
-    writable(page, trace)
+    expect_writable(page, trace)
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     if facility is not None:
@@ -219,7 +219,7 @@ def _written(found: Plan, cluster: Cluster, page: Path | None, trace: Path | Non
         last = found.answers[-1]
         of_answer(found.job, cluster, last).write(trace)
         say(f"Wrote {trace}: {last.devices:,} devices, the slowest of them step by step.")
-    show(found.to_json(), as_json, text(found))
+    print_result(found.to_json(), as_json, text(found))
 
 
 def _facility(wanted: Wanted, jobs: str | None, gradient_bytes: float, page: Path | None, as_json: bool) -> None:
@@ -235,7 +235,7 @@ def _facility(wanted: Wanted, jobs: str | None, gradient_bytes: float, page: Pat
         facility_page.write(found, page, placed)
         say(f"Wrote {page}.")
     result: dict[str, Any] = found.to_json() | ({} if placed is None else {"placement": placed.to_json()})
-    show(result, as_json, text(found, placed))
+    print_result(result, as_json, text(found, placed))
 
 
 def _workload(path: Path, overrides: Sequence[str]) -> Workload:

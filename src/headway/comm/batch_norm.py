@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from headway.core.errors import UsageError
-from headway.core.modules import replaced
+from headway.core.modules import replace_modules
 from headway.core.world import Group
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -171,7 +171,9 @@ def convert_sync(module: nn.Module, group: Group) -> nn.Module:
     Raises:
         UsageError: a batch norm with a forward pass of its own, or a LazyBatchNorm that has seen no batch yet.
     """
-    return replaced(module, lambda one, name: _synchronised(one, group, name) if isinstance(one, _BatchNorm) else one)
+    return replace_modules(
+        module, lambda one, name: _synchronised(one, group, name) if isinstance(one, _BatchNorm) else one
+    )
 
 
 def _synchronised(module: _BatchNorm, group: Group, name: str) -> SyncBatchNorm:

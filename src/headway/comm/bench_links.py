@@ -22,8 +22,8 @@ from headway.comm.choice import Chooser, try_out
 from headway.comm.communicator import Algorithm, Communicator
 from headway.comm.links import measure, slowest, table
 from headway.core.errors import CommunicationError, UsageError
-from headway.core.launched import LOOPBACK, launched
-from headway.core.meeting import new_secret
+from headway.core.launcher_environment import LOOPBACK, read_launcher_environment
+from headway.core.rendezvous import new_secret
 from headway.core.world import World
 
 SIZES = (*(1 << 10 + 2 * step for step in range(9)), 128 << 20)
@@ -124,7 +124,7 @@ def bench(procs: int | None, seconds: float) -> Result | None:
     if not 0 < seconds < math.inf:
         fix = "It is about how long the sums may take: a number of seconds above 0."
         raise UsageError(f"--seconds is {seconds:g}", fix=fix)
-    told = launched()
+    told = read_launcher_environment()
     if procs is not None:
         if told is not None:
             fix = "Leave --procs out, or run it without a launcher."

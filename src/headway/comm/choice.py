@@ -20,7 +20,7 @@ from headway.comm.buckets import ALIGNED, LAST_SHARE
 from headway.comm.communicator import Algorithm, Communicator
 from headway.comm.links import slowest
 from headway.comm.wire import Wire
-from headway.core.collectives import Line, Network, best_bucket_bytes, line, phase_lines
+from headway.core.collectives import LinearCost, Network, choose_bucket_for_cost, predict_cost, predict_phase_costs
 
 BUDGET_S = 0.4
 """For the trials of all algorithms together."""
@@ -64,12 +64,12 @@ def try_out(
         wire: as the gradients will go. budget_s: about how long it may take.
 
     Raises:
-        Lost, CommunicationError: a rank did not answer.
+        GenerationEndedError, CommunicationError: a rank did not answer.
     """
     world, names = communicator.world, candidates(communicator)
     if world.size == 1:
         return {}
-    lines = {name: line(name, network, wire_ratio=ratio(wire)) for name in names}
+    lines = {name: predict_cost(name, network, wire_ratio=ratio(wire)) for name in names}
     per_byte = sum(cost.s_per_byte for cost in lines.values()) + lines[names[0]].s_per_byte
     even = math.lcm(ALIGNED, *(len(ranks) for ranks in world.hosts))  # slices that need no padding, as in buckets
     large = -(-int(min(max(budget_s / ROUNDS / per_byte / 4, LEAST), MOST)) // even) * even
@@ -144,15 +144,17 @@ class Chooser:
     ) -> None:
         names: tuple[Algorithm, ...] = tuple(trials) or ("ring",)
         self._among = names if algorithm == "auto" else (algorithm,)
-        self._alone: dict[Algorithm, Line] = {}
-        self._followed: dict[Algorithm, Line] = {}
+        self._alone: dict[Algorithm, LinearCost] = {}
+        self._followed: dict[Algorithm, LinearCost] = {}
         for name in dict.fromkeys((*names, *self._among)):
-            model = line(name, network, wire_ratio=ratio(wire))
+            model = predict_cost(name, network, wire_ratio=ratio(wire))
             trial = trials.get(name, Trial(model.latency_s, 1.0))
-            first, second, third = (part.s_per_byte for part in phase_lines(name, network, wire_ratio=ratio(wire)))
+            first, second, third = (
+                part.s_per_byte for part in predict_phase_costs(name, network, wire_ratio=ratio(wire))
+            )
             slowest = max(second, first + third) if phased else first + second + third
-            self._alone[name] = Line(trial.latency_s, trial.factor * model.s_per_byte)
-            self._followed[name] = Line(trial.latency_s, trial.factor * slowest)
+            self._alone[name] = LinearCost(trial.latency_s, trial.factor * model.s_per_byte)
+            self._followed[name] = LinearCost(trial.latency_s, trial.factor * slowest)
         self.bucket_bytes = bucket_bytes or self._best_size(total_bytes)
 
     def __call__(self, nbytes: int) -> Algorithm:
@@ -191,4 +193,4 @@ class Chooser:
     def _best_size(self, total_bytes: int) -> int:
         """Of the algorithm that is the cheapest for 4 MB: which one that is hardly depends on the size up there."""
         name = min(self._among, key=lambda name: self._followed[name].seconds(4e6))
-        return best_bucket_bytes(total_bytes, self._alone[name])
+        return choose_bucket_for_cost(total_bytes, self._alone[name])

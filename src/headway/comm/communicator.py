@@ -26,7 +26,7 @@ import torch
 
 from headway.comm.wire import Codec, Wire
 from headway.core.errors import UsageError
-from headway.core.world import Group, Work, World
+from headway.core.world import CollectiveWork, Group, World
 
 Algorithm = Literal["ring", "tree", "leader", "two_dimensional"]
 ALGORITHMS: tuple[Algorithm, ...] = ("ring", "tree", "leader", "two_dimensional")
@@ -66,7 +66,7 @@ class Pending:
         """Waits for its end; on CUDA only the current stream does.
 
         Raises:
-            Lost: the generation was given up. CommunicationError: it failed or timed out.
+            GenerationEndedError: the generation was given up. CommunicationError: it failed or timed out.
         """
         self._ended.wait()
         if self._error is not None:
@@ -103,7 +103,7 @@ class _Job:
     def __init__(self, buffer: torch.Tensor, algorithm: Algorithm, codec: Codec | None, pending: Pending) -> None:
         self.buffer, self.algorithm, self.codec, self.pending = buffer, algorithm, codec, pending
         self.piece = buffer
-        self.works: list[Work] = []
+        self.works: list[CollectiveWork] = []
 
 
 @final
@@ -375,7 +375,7 @@ class Communicator:
         job.pending._end()
 
 
-def _striped(groups: list[Group], values: torch.Tensor) -> list[Work]:
+def _striped(groups: list[Group], values: torch.Tensor) -> list[CollectiveWork]:
     """One all-reduce, or a part of it on each rail."""
     if len(groups) == 1 or values.numel() * values.element_size() < STRIPED_BYTES:
         return [groups[0].all_reduce(values)]

@@ -15,8 +15,8 @@ from time import monotonic
 from typing import Literal, final
 
 from headway.comm.messages import BEATS, Message, decode, encode, text, whole
-from headway.core.channel import tune
-from headway.core.server import Peer, Server
+from headway.core.channel import tune_socket
+from headway.core.channel_server import ChannelPeer, ChannelServer
 
 PURPOSE = "coordinator"
 
@@ -106,14 +106,14 @@ class Coordinator:
         self._peers: set[_Peer] = set()
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._closing = False
-        self._server = Server(
+        self._server = ChannelServer(
             address,
             0,
             secret,
             PURPOSE,
-            came=self._came,
-            heed=self._read,
-            gone=self._gone,
+            on_connect=self._came,
+            on_message=self._read,
+            on_disconnect=self._gone,
             limit_bytes=LIMIT_BYTES,
             prove_s=timeout_s,
         )
@@ -164,12 +164,12 @@ class Coordinator:
 
     # Connections.
 
-    def _came(self, end: Peer) -> None:
-        tune(end.connection, self._timeout_s)
+    def _came(self, end: ChannelPeer) -> None:
+        tune_socket(end.connection, self._timeout_s)
         end.of = _Peer(end)
         self._peers.add(end.of)
 
-    def _read(self, end: Peer, data: bytes) -> None:
+    def _read(self, end: ChannelPeer, data: bytes) -> None:
         peer: _Peer = end.of
         try:
             self._heed(peer, decode(data))
@@ -179,7 +179,7 @@ class Coordinator:
             elif not peer.left:
                 self._lose(peer, "died", f"sent what is no message ({error})")
 
-    def _gone(self, end: Peer, why: str) -> None:
+    def _gone(self, end: ChannelPeer, why: str) -> None:
         peer: _Peer = end.of
         if peer.worker is not None and not peer.left:
             self._lose(peer, "died", f"sent what is no message ({why})" if why else "died")
@@ -193,7 +193,7 @@ class Coordinator:
         """The last message."""
         peer.left = True
         self._send(peer, encode(kind, why=why))
-        self._server.finish(peer.end)
+        self._server.finish_sending(peer.end)
 
     def _close(self, peer: _Peer) -> None:
         peer.left = True
@@ -377,7 +377,7 @@ class _Peer:
         left: it is out of the run; what still comes from it is not looked at.
     """
 
-    def __init__(self, end: Peer) -> None:
+    def __init__(self, end: ChannelPeer) -> None:
         self.end = end
         self.worker: Worker | None = None
         self.silent_beats = 0

@@ -18,10 +18,10 @@ from headway.comm.links import measure
 from headway.comm.wire import Wire
 from headway.core.errors import UsageError
 from headway.core.gloo import gather_json
-from headway.core.hosts import ANYWHERE, host_identity, own_address
-from headway.core.launched import LOOPBACK
-from headway.core.meeting import Meeting, given_secret, new_secret
-from headway.core.store import StoreClient, StoreServer, store_of
+from headway.core.hosts import ANYWHERE, find_own_address, identify_host
+from headway.core.key_value_store import StoreClient, StoreServer, build_store
+from headway.core.launcher_environment import LOOPBACK
+from headway.core.rendezvous import Rendezvous, new_secret, read_secret
 from headway.core.world import World
 
 Future = torch.futures.Future
@@ -79,8 +79,8 @@ def communicator_of(
     if device is None:
         cuda = "nccl" in str(dist.get_backend_config(process_group)) and torch.cuda.is_available()
         device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-    secret = given_secret()
-    told = gather_json([host_identity(), secret is not None], process_group)
+    secret = read_secret()
+    told = gather_json([identify_host(), secret is not None], process_group)
     identities, have_secret = [one[0] for one in told], {bool(one[1]) for one in told}
     if len(have_secret) > 1:
         fix = "Set it to the same text on every host, or on none."
@@ -89,15 +89,15 @@ def communicator_of(
     server: StoreServer | None = None
     if rank == 0:
         alone = len(set(identities)) == 1
-        address = LOOPBACK if alone else own_address(os.environ.get("MASTER_ADDR") or ANYWHERE[0])
+        address = LOOPBACK if alone else find_own_address(os.environ.get("MASTER_ADDR") or ANYWHERE[0])
         made = "" if secret else new_secret()
         server = StoreServer(secret or made.encode(), address)
         meeting = [address, server.port, made]
     # Where no secret is given the user's own group tells one: the new connections are as safe as those that it has.
     address, port, made = gather_json(meeting, process_group)[0]
     client = StoreClient(secret or made.encode(), address, port)
-    store = store_of(client)
-    world = World.of(
+    store = build_store(client)
+    world = World.create(
         store,
         rank,
         size,
@@ -107,7 +107,7 @@ def communicator_of(
         identities=identities,
         secret=client.secret,
     )
-    world.meeting = Meeting(server, client, 0)
+    world.meeting = Rendezvous(server, client, 0)
     return Communicator(world, rails=rails)
 
 

@@ -21,7 +21,7 @@ import torch
 
 from headway.comm.hardware import gpu_links, nccl_chose, nccl_log, nics
 from headway.core.collectives import Link, Network
-from headway.core.line_fit import FASTER, SHORTEST_S, fitted
+from headway.core.line_fit import FASTER, SHORTEST_S, fit_line
 from headway.core.world import Group, World
 
 BUDGET_S = 0.9
@@ -80,8 +80,8 @@ class Fit:
 
 
 def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Fit:
-    """As `headway.core.line_fit.fitted` has it."""
-    line = fitted(list(zip(map(float, sizes), seconds, strict=True)))
+    """As `headway.core.line_fit.fit_line` has it."""
+    line = fit_line(list(zip(map(float, sizes), seconds, strict=True)))
     off = [line.seconds(size) / max(took, SHORTEST_S) - 1 for size, took in zip(sizes, seconds, strict=True)]
     residual = math.sqrt(sum(error**2 for error in off) / len(off))
     return Fit(Link(line.latency_s, 1 / line.s_per_byte), residual, tuple(sizes), tuple(seconds))
@@ -188,7 +188,7 @@ def measure(world: World, *, rails: int | Literal["auto"] = "auto", budget_s: fl
         budget_s: about how long it may take.
 
     Raises:
-        Lost, CommunicationError: a rank did not answer.
+        GenerationEndedError, CommunicationError: a rank did not answer.
     """
     with nccl_log() as said:
         found = _measured(world, rails, budget_s)

@@ -16,9 +16,9 @@ from headway.comm.coordinator import PURPOSE
 from headway.comm.messages import BEATS, Message, decode, encode, text, whole
 from headway.core import channel
 from headway.core.channel import Channel
-from headway.core.errors import CommunicationError, Fenced, Lost, UsageError
-from headway.core.hosts import host_identity
-from headway.core.store import StoreClient, store_of
+from headway.core.errors import CommunicationError, FencedError, GenerationEndedError, UsageError
+from headway.core.hosts import identify_host
+from headway.core.key_value_store import StoreClient, build_store
 from headway.core.world import CONNECT_S as MEET_S
 from headway.core.world import World
 
@@ -94,7 +94,7 @@ class Member:
         self._where = f"{address}:{port}"
         self._connection, self._channel = self._connect(port)
         hello = {"id": worker, "host": int(parts[0]), "local": int(parts[1]), "joining": joining}
-        self._send("hello", **hello, identity=host_identity(), pid=os.getpid())
+        self._send("hello", **hello, identity=identify_host(), pid=os.getpid())
         try:
             welcome, rest = self._welcome()
         except CommunicationError:
@@ -102,7 +102,7 @@ class Member:
             raise
         self._timeout_s = float(welcome["timeout_s"])
         self._store_port = whole(welcome, "store_port")
-        channel.tune(self._connection, self._timeout_s)
+        channel.tune_socket(self._connection, self._timeout_s)
         self._connection.settimeout(self._timeout_s)
         self._wake, self._woken = socket.socketpair()
         for message in rest:
@@ -147,7 +147,7 @@ class Member:
         its members say so, with the newcomers that wait.
 
         Raises:
-            Fenced: this process was declared lost. CommunicationError: the launcher is gone.
+            FencedError: this process was declared lost. CommunicationError: the launcher is gone.
         """
         asked = -1
         with self._state:
@@ -179,12 +179,12 @@ class Member:
         """The world of a generation, which is given up when the generation is over, also while it comes together.
 
         Args:
-            why: a sentence for whoever waits in it then. The rest: see `World.of`.
+            why: a sentence for whoever waits in it then. The rest: see `World.create`.
 
         Raises:
-            Lost: it is over already. CommunicationError: some rank did not come.
+            GenerationEndedError: it is over already. CommunicationError: some rank did not come.
         """
-        return World.of(
+        return World.create(
             self._store(generation),
             generation.rank,
             generation.size,
@@ -195,7 +195,7 @@ class Member:
             connect_s=connect_s,
             interface=interface,
             identities=generation.identities,
-            made=lambda world: self.watch(generation.number, lambda: world.abort(why)),
+            on_created=lambda world: self.watch(generation.number, lambda: world.abort(why)),
             secret=self._secret,
         )
 
@@ -210,8 +210,8 @@ class Member:
         """Costs nothing while nothing has happened.
 
         Raises:
-            Lost: the generation in use is over. Fenced: this process was declared lost. CommunicationError: the
-                launcher is gone.
+            GenerationEndedError: the generation in use is over. FencedError: this process was declared lost.
+            CommunicationError: the launcher is gone.
         """
         if self.changed:
             with self._state:
@@ -225,7 +225,7 @@ class Member:
         """Asks the launcher whether generation `number` is still the newest: before something is made final.
 
         Raises:
-            Lost, Fenced, CommunicationError: it is not; see `check`.
+            GenerationEndedError, FencedError, CommunicationError: it is not; see `check`.
         """
         self.check()
         with self._state:
@@ -239,7 +239,7 @@ class Member:
                 self._raise()
         if not answer:
             self.check()
-            raise Lost(f"generation {number} is over")
+            raise GenerationEndedError(f"generation {number} is over")
 
     def bye(self, done: bool) -> None:
         """Leaves in order: the others go on without a new generation. Returns when the launcher has heard it.
@@ -248,7 +248,7 @@ class Member:
             done: the run is at its end; else it was stopped before it.
 
         Raises:
-            Fenced, CommunicationError: it was out already, or the launcher is gone.
+            FencedError, CommunicationError: it was out already, or the launcher is gone.
         """
         with self._state:
             self._on_change = None
@@ -278,7 +278,7 @@ class Member:
 
     def _store(self, generation: Generation) -> Any:
         try:
-            return store_of(StoreClient(self._secret, generation.store_address, generation.store_port))
+            return build_store(StoreClient(self._secret, generation.store_address, generation.store_port))
         except OSError as error:
             where = f"{generation.store_address}:{generation.store_port}"
             raise CommunicationError(f"the launcher's store cannot be reached ({error})", where=where) from error
@@ -322,7 +322,7 @@ class Member:
         if self._end is not None:
             raise self._end
         if self._newest is not None and whole(self._newest, "number") > self._used:
-            raise Lost("; ".join(self._whys))
+            raise GenerationEndedError("; ".join(self._whys))
 
     def _send(self, kind: str, **fields: Any) -> None:
         """A message; where the connection has ended, the thread says so: what it still holds has to be read first."""
@@ -386,7 +386,7 @@ class Member:
             elif kind == "farewell":
                 self._farewell = True
             elif kind == "fenced":
-                self._over(Fenced(text(message, "why")))
+                self._over(FencedError(text(message, "why")))
             self._state.notify_all()
 
     def _over(self, error: CommunicationError) -> None:

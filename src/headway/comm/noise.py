@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.core.errors import UsageError
-from headway.core.statistics import student_t
+from headway.core.statistics import compute_student_t
 
 BATCHES = 16
 """Of neighbouring measurements, whose means are taken as independent."""
@@ -181,7 +181,7 @@ def ratio(pairs: NDArray[np.float64]) -> Estimate:
     if batches < FEWEST:
         return Estimate(scale=scale, low=0.0, high=math.inf, noise=noise, signal=signal)
     means = pairs[len(pairs) - size * batches :].reshape(batches, size, 2).mean(1)
-    (nn, ns), (_, ss) = (np.cov(means.T) * (student_t(batches - 1) ** 2 / batches)).tolist()
+    (nn, ns), (_, ss) = (np.cov(means.T) * (compute_student_t(batches - 1) ** 2 / batches)).tolist()
     # Ratios r with (noise - r signal)^2 <= nn - 2 r ns + r^2 ss: between or outside the roots of a r^2 - 2 b r + c.
     a, b, c = signal**2 - ss, noise * signal - ns, noise**2 - nn
     inside = b * b - a * c

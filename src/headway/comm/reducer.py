@@ -181,7 +181,7 @@ class Reducer:
                 Where the verdict has no live rank, all are at their end.
 
         Raises:
-            Lost, CommunicationError: a sum failed, or ranks issued different operations.
+            GenerationEndedError, CommunicationError: a sum failed, or ranks issued different operations.
         """
         if not self._armed or not contributes:
             self.arm()

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.core.keys import UInt64, uniform
+from headway.core.random_keys import UInt64, draw_uniform
 from headway.data import draws, policy
 from headway.data.augment_options import HOST_PARTS, AugmentRecipe
 from headway.data.crops import Float64, flips, shifts
@@ -183,7 +183,7 @@ class Augment:
         if self._flip is not None:
             if self._flip == "alternating" and first is None:
                 what = "an alternating flip needs the samples' keys in the first epoch"
-                raise UsageError(what, fix="Give first=headway.keys(seed, 0, samples), and epochs.")
+                raise UsageError(what, fix="Give first=headway.make_keys(seed, 0, samples), and epochs.")
             found["flips"] = flips(keys if first is None or self._flip == "random" else first, epochs, self._flip)
         if self._translate:
             found["shifts"] = shifts(keys, self._translate)
@@ -209,7 +209,7 @@ class Augment:
         alone = np.zeros(len(keys), bool) if masked is None else masked[partner]
         pasted = np.full(len(keys), recipe.cutmix is not None)  # cutmix or mixup: each sample takes one of both
         if recipe.cutmix is not None and recipe.mixup is not None:
-            pasted = uniform(keys, STREAM_MIX) < 0.5
+            pasted = draw_uniform(keys, STREAM_MIX) < 0.5
         out: dict[str, NDArray[np.generic]] = {"partner": partner}
         kept = np.ones(len(keys))
         if recipe.cutmix is not None:

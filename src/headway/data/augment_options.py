@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from headway.core.recipe import Part
+from headway.core.recipe import RecipePart
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -18,7 +18,7 @@ HOST_PARTS = frozenset({"flip", "translate"})
 """What a loader can do on the host."""
 
 
-class ErasingRecipe(Part):
+class ErasingRecipe(RecipePart):
     """Random erasing: a rectangle of some samples is filled (Zhong et al. 2017, arXiv 1708.04896)."""
 
     p: Share = 0.25
@@ -38,7 +38,7 @@ class ErasingRecipe(Part):
         return value
 
 
-class JitterRecipe(Part):
+class JitterRecipe(RecipePart):
     """Colour jitter: factors uniform in [1 - x, 1 + x], in this order (Howard 2013, arXiv 1312.5402)."""
 
     brightness: Factor = 0.0
@@ -55,21 +55,21 @@ class JitterRecipe(Part):
         return self
 
 
-class MixupRecipe(Part):
+class MixupRecipe(RecipePart):
     """Mixup: each sample is blended with another of its batch, label and all (Zhang et al. 2017, arXiv 1710.09412)."""
 
     alpha: Positive = 0.2
     """The sample's own share is drawn from Beta(alpha, alpha): small is mostly one of both, 1 is uniform."""
 
 
-class CutmixRecipe(Part):
+class CutmixRecipe(RecipePart):
     """Cutmix: a box of each sample comes from another of its batch (Yun et al. 2019, arXiv 1905.04899)."""
 
     alpha: Positive = 1.0
     """The share of the area that stays is drawn from Beta(alpha, alpha); 1 is uniform."""
 
 
-class PolicyRecipe(Part):
+class PolicyRecipe(RecipePart):
     """Operations chosen at random for each sample. `policy: trivial` is short for `policy: {name: trivial}`."""
 
     name: Literal["trivial", "rand"]
@@ -97,7 +97,7 @@ class PolicyRecipe(Part):
         return handler(self) if self.name == "rand" else {"name": self.name}
 
 
-class AugmentRecipe(Part):
+class AugmentRecipe(RecipePart):
     """Augmentation of training batches, in the order of the keys here, and the normalisation of all batches."""
 
     where: Literal["auto", "host", "device"] = "auto"

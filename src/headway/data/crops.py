@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.core.keys import GOLDEN, MASK, UInt64, integers, mix, uniform, words
+from headway.core.random_keys import GOLDEN, MASK, UInt64, draw_integers, draw_uniform, draw_words, mix
 from headway.data.streams import STREAM_CROP, STREAM_CROP_PLACE, STREAM_DOWN, STREAM_FLIP, STREAM_RIGHT
 
 Float64 = NDArray[np.float64]
@@ -65,7 +65,7 @@ def random_resized_boxes(
     """
     w, h = width.astype(np.float64), height.astype(np.float64)
     box_w, box_h, fitted = first_fitting(keys, STREAM_CROP, w, h, scale, ratio, attempts, _inside)
-    word = words(keys, STREAM_CROP_PLACE)
+    word = draw_words(keys, STREAM_CROP_PLACE)
     left, top = place(word >> _S32, w - box_w), place(word & _LOW32, h - box_h)
     if not fitted.all():
         rest = np.flatnonzero(~fitted)
@@ -109,7 +109,7 @@ def first_fitting(
         return np.rint(side * stretch), np.rint(side / stretch)
 
     area = width * height
-    box_w, box_h = sides(words(keys, stream), area)
+    box_w, box_h = sides(draw_words(keys, stream), area)
     fitted = fits(box_w, box_h, width, height)
     rest = np.flatnonzero(~fitted)
     if rest.size and attempts > 1:  # few: all their other attempts at once
@@ -133,7 +133,7 @@ def flips(
 
     Args:
         keys: uint64 [k]. Of `alternating` those of epoch 0, which do not change from epoch to epoch:
-            `headway.keys(seed, 0, samples)`.
+            `headway.make_keys(seed, 0, samples)`.
         epochs: epoch of each sample, [k]; `random` does not need them.
         mode: `random` mirrors half of the samples in each epoch, each time anew. `alternating` does so in epoch 0, and
             mirrors in every odd epoch just the others: in two epochs each sample is seen both ways.
@@ -146,7 +146,7 @@ def flips(
 
     Source of `alternating`: Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv 2404.00498).
     """
-    mirrored: NDArray[np.bool_] = uniform(keys, STREAM_FLIP) < 0.5
+    mirrored: NDArray[np.bool_] = draw_uniform(keys, STREAM_FLIP) < 0.5
     if mode == "alternating":
         if epochs is None:
             raise UsageError("an alternating flip needs the epoch of each sample", fix="Give epochs.")
@@ -157,4 +157,4 @@ def flips(
 def shifts(keys: UInt64, translate: int) -> NDArray[np.int64]:
     """How far each sample's window moves, int64 [k, 2] (down, right), each uniform in [-translate, translate]."""
     low, high = -translate, translate + 1
-    return np.stack([integers(keys, STREAM_DOWN, low, high), integers(keys, STREAM_RIGHT, low, high)], axis=1)
+    return np.stack([draw_integers(keys, STREAM_DOWN, low, high), draw_integers(keys, STREAM_RIGHT, low, high)], axis=1)

@@ -16,7 +16,7 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from headway.core.cores import default_threads, usable_cpus
+from headway.core.cpu_count import choose_thread_count, list_usable_cpus
 from headway.core.errors import UsageError
 from headway.data import native
 from headway.data.mapping import check as check_mapped
@@ -264,7 +264,7 @@ def decoder(threads: int | None = None, backend: Backend = "auto", *, pin: bool 
     """A decoder of batches; close it after use.
 
     Args:
-        threads: how many decode; None: see `default_threads`.
+        threads: how many decode; None: see `choose_thread_count`.
         backend: see `chosen`.
         pin: each thread of the native core keeps to one of the usable CPUs. Not the default: processes that share
             the CPUs of a machine would all pin to the first of them, and on few cores a pinned thread waits for
@@ -274,9 +274,9 @@ def decoder(threads: int | None = None, backend: Backend = "auto", *, pin: bool 
     """
     if threads is not None and threads < 1:
         raise UsageError(f"{threads} decoding threads", fix="Set 1 or more, or leave it out.")
-    threads = threads or default_threads()
+    threads = threads or choose_thread_count()
     if chosen(backend) == "native":
-        return NativeDecoder(threads, usable_cpus() if pin else None)
+        return NativeDecoder(threads, list_usable_cpus() if pin else None)
     if pin:
         raise UsageError("Pillow's threads cannot be pinned", fix="Leave pin out, or build the native core.")
     return PillowDecoder(threads)

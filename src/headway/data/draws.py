@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.core.keys import UInt64, uniform, words
+from headway.core.random_keys import UInt64, draw_uniform, draw_words
 from headway.data.crops import Float64, Range, first_fitting, place
 from headway.data.streams import (
     STREAM_BETA,
@@ -31,7 +31,7 @@ _S32, _LOW32 = np.uint64(32), np.uint64(0xFFFFFFFF)
 def factors(keys: UInt64, stream: int, spread: float) -> Float64:
     """Uniform in [1 - spread, 1 + spread], never below 0; [k]. Of brightness, contrast and saturation."""
     low = max(0.0, 1.0 - spread)
-    return low + uniform(keys, stream) * (1.0 + spread - low)
+    return low + draw_uniform(keys, stream) * (1.0 + spread - low)
 
 
 def cutout_boxes(keys: UInt64, side: int, size: tuple[int, int]) -> Boxes:
@@ -64,9 +64,9 @@ def erasing_boxes(
     box_h, box_w, fitted = first_fitting(
         keys, STREAM_ERASE_SIDES, height, width, scale, ratio, ERASE_ATTEMPTS, lambda h, w, H, W: (h < H) & (w < W)
     )
-    word = words(keys, STREAM_ERASE_PLACE)
+    word = draw_words(keys, STREAM_ERASE_PLACE)
     out = np.stack([place(word >> _S32, width - box_w), place(word & _LOW32, height - box_h), box_w, box_h], axis=1)
-    out[~(fitted & (uniform(keys, STREAM_ERASE) < p))] = 0
+    out[~(fitted & (draw_uniform(keys, STREAM_ERASE) < p))] = 0
     return out.astype(np.int32)
 
 
@@ -76,7 +76,7 @@ def partners(keys: UInt64) -> NDArray[np.int64]:
     The batch is put in the order of a word of each key, and each sample takes the next one. So the pairs depend on
     which keys are in the batch, and not on where in it they lie.
     """
-    order = np.argsort(words(keys, STREAM_PARTNER), kind="stable")
+    order = np.argsort(draw_words(keys, STREAM_PARTNER), kind="stable")
     out = np.empty_like(order)
     out[order] = np.roll(order, -1)
     return out
@@ -91,9 +91,9 @@ def symmetric_beta(keys: UInt64, alpha: float) -> Float64:
     """
     if not alpha > 0:
         raise UsageError(f"a beta distribution with alpha {alpha}", fix="Give a number above 0.")
-    cosine = np.cos(2 * np.pi * uniform(keys, STREAM_BETA + 1))
+    cosine = np.cos(2 * np.pi * draw_uniform(keys, STREAM_BETA + 1))
     with np.errstate(over="ignore"):  # of a small alpha: infinity, which makes a 0 or a 1
-        square = np.expm1(-np.log1p(-uniform(keys, STREAM_BETA)) / alpha) * (cosine * cosine)  # t^2 / (2 alpha)
+        square = np.expm1(-np.log1p(-draw_uniform(keys, STREAM_BETA)) / alpha) * (cosine * cosine)  # t^2 / (2 alpha)
     smaller = 0.5 / (1 + square + np.sqrt(square) * np.sqrt(1 + square))  # the identity, without its cancellation
     out: Float64 = np.where(cosine < 0, smaller, 1 - smaller)
     return out
@@ -121,7 +121,7 @@ def kept_share(boxes: Boxes, size: tuple[int, int]) -> Float64:
 
 def _pixels(keys: UInt64, stream: int, size: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(column, row) of a uniform pixel of each image, [k]."""
-    word = words(keys, stream)
+    word = draw_words(keys, stream)
     width, height = np.uint64(size[1]), np.uint64(size[0])
     return ((word >> _S32) * width >> _S32).astype(np.int64), ((word & _LOW32) * height >> _S32).astype(np.int64)
 

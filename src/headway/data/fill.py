@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError, UsageError
-from headway.core.keys import UInt64, keys
+from headway.core.random_keys import UInt64, make_keys
 from headway.data.batch import Bad, Batch
 from headway.data.columns import FLAG_PLANAR, FLAG_RAW
 from headway.data.crops import center_boxes, flips, random_resized_boxes, shifts
@@ -206,10 +206,10 @@ class Filler:
         view = self._view
         if not view.random:
             return _Drawn(np.empty(0, np.uint64), None, None)
-        drawn = keys(self._seed, epochs, samples)
+        drawn = make_keys(self._seed, epochs, samples)
         mirrored = None
         if view.flip:
-            first = drawn if view.flip == "random" else keys(self._seed, 0, samples)
+            first = drawn if view.flip == "random" else make_keys(self._seed, 0, samples)
             mirrored = flips(first, epochs, view.flip)
         return _Drawn(drawn, mirrored, shifts(drawn, view.translate) if view.translate else None)
 

@@ -13,8 +13,8 @@ from typing import Any, Literal, final
 import numpy as np
 import torch
 
-from headway.core.cores import local_ranks
-from headway.core.errors import UsageError, nearest
+from headway.core.cpu_count import read_local_ranks
+from headway.core.errors import UsageError, suggest_nearest
 from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
 from headway.data.dataset import Dataset
@@ -54,7 +54,7 @@ class Loader:
         translate: moved by up to so many pixels both ways; the border is filled by reflection.
         progressive: smaller images in the first epochs.
         scaled: decode large JPEGs smaller; see `DataRecipe`.
-        threads: decoding threads; see `default_threads`.
+        threads: decoding threads; see `choose_thread_count`.
         backend: what decodes: "auto", "native" or "pillow".
         ahead: slots of the ring, so many batches are decoded ahead of need.
         device: where the batch is put.
@@ -111,12 +111,12 @@ class Loader:
         if not all(isinstance(side, int) and side >= 1 for side in sides) or len(sides) not in (0, 1, 2):
             raise UsageError(f"{size!r} is no size", fix="Give one side, or (height, width), in pixels.")
         if isinstance(flip, str) and flip not in ("random", "alternating"):
-            fix = nearest(flip, ("random", "alternating"))
+            fix = suggest_nearest(flip, ("random", "alternating"))
             raise UsageError(f"{flip!r} is no kind of flip", fix=f"{fix} Or give True or False.".strip())
         if isinstance(crop, str) and crop not in ("center", "random"):
-            raise UsageError(f"{crop!r} is no kind of crop", fix=nearest(crop, ("center", "random")))
+            raise UsageError(f"{crop!r} is no kind of crop", fix=suggest_nearest(crop, ("center", "random")))
         if backend not in ("auto", "native", "pillow"):
-            raise UsageError(f"{backend!r} is no decoder", fix=nearest(backend, ("auto", "native", "pillow")))
+            raise UsageError(f"{backend!r} is no decoder", fix=suggest_nearest(backend, ("auto", "native", "pillow")))
         if ahead < 1:
             raise UsageError(f"{ahead} batches ahead", fix="Set 1 or more.")
         if not 0 <= rank < world:
@@ -218,7 +218,7 @@ class Loader:
 
     def _slots_of_host(self) -> Slots | None:
         """The slots of a step that the ranks of this host take, where the launcher says how many they are."""
-        ranks = local_ranks()
+        ranks = read_local_ranks()
         if self.world == 1 or ranks is None or self.world % ranks or self.order is None:
             return None
         first = self.rank // ranks * ranks

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
-from headway.core.keys import UInt64
+from headway.core.random_keys import UInt64
 from headway.data import native
 
 

@@ -116,7 +116,7 @@ _LOSS = "Pillow decodes images, which takes about six times as long, and JPEGs c
 @cache
 def _library() -> ctypes.CDLL | None:
     """Loads it at first use."""
-    return native.library(_SIGNATURES, loss=_LOSS)
+    return native.load_library(_SIGNATURES, loss=_LOSS)
 
 
 def available() -> bool:

@@ -12,7 +12,7 @@ from pydantic import (
     model_validator,
 )
 
-from headway.core.recipe import Part
+from headway.core.recipe import RecipePart
 from headway.data.resolution import ProgressiveRecipe
 
 Verify = Literal["first", "always", "never"]
@@ -24,7 +24,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class SyntheticRecipe(Part):
+class SyntheticRecipe(RecipePart):
     """Random images that lie on the device already: what a run would do if its input were free."""
 
     samples: int = Field(default=50_000, ge=1)
@@ -35,7 +35,7 @@ class SyntheticRecipe(Part):
     channels: Literal[1, 3] = 3
 
 
-class CropRecipe(Part):
+class CropRecipe(RecipePart):
     """Which box of an image is resized to `size`. `crop: random` is short for `crop: {name: random}`."""
 
     name: Literal["center", "random"] = "center"
@@ -77,7 +77,7 @@ class CropRecipe(Part):
         return handler(self) if self.random else {"name": self.name, "share": self.share}
 
 
-class DataRecipe(Part):
+class DataRecipe(RecipePart):
     """Where samples come from. `data: synthetic` is short for `data: {train: synthetic}`."""
 
     train: str

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.core.keys import GOLDEN, MASK, UInt64, mix_int
+from headway.core.random_keys import GOLDEN, MASK, UInt64, mix_int
 
 Int64 = NDArray[np.int64]
 

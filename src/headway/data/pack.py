@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from headway.core.cores import usable_cores
-from headway.core.errors import DataError, UsageError, nearest
-from headway.core.files import write_synced
-from headway.core.importing import import_path
+from headway.core.cpu_count import count_usable_cores
+from headway.core.errors import DataError, UsageError, suggest_nearest
+from headway.core.files import write_and_sync
+from headway.core.user_code import import_user_object
 from headway.data import native
 from headway.data.columns import COLUMNS_FILE
 from headway.data.formats.source import Source, is_address, local_path, open_split
@@ -128,7 +128,7 @@ def pack(
         format=chosen,
         treatment=treatment,
         transform=transform if isinstance(transform, str) else _name_of(transform),
-        threads=threads or usable_cores(),
+        threads=threads or count_usable_cores(),
         shard_bytes=shard_bytes,
         skip_bad=skip_bad,
         parts=tuple(plan.name for plan in plans if plan.name),
@@ -153,7 +153,7 @@ def pack(
             raise _bad_files(bad, total, named)
         if bad:
             lines = [f"{name}\t{reason}\n" for name, reason in bad]
-            write_synced(staging / SKIPPED_FILE, "".join(lines).encode())
+            write_and_sync(staging / SKIPPED_FILE, "".join(lines).encode())
     return Packed(
         folders=tuple(dst / plan.name for plan in plans),
         format=chosen,
@@ -211,7 +211,7 @@ def _of_pixels(wanted: Mode | None, treatment: Treatment) -> tuple[str, ...]:
 
 
 def _imported(path: str) -> Transform:
-    function = import_path(path, base=Path.cwd(), what="--transform")
+    function = import_user_object(path, base=Path.cwd(), what="--transform")
     if not callable(function):
         raise UsageError(
             f"{path!r} is no function", where="--transform", fix="Name a function of (image, label, name)."
@@ -241,7 +241,7 @@ def _all_gray(source: Source) -> bool:
 def _chosen(format: str | None, mode: Mode | None, *, raw_source: bool, transformed: bool) -> tuple[str, Mode]:
     """Format and mode where either may be left out."""
     if format is not None and format not in WRITERS:
-        raise UsageError(f"{format!r} is no format that can be written", fix=nearest(format, WRITERS))
+        raise UsageError(f"{format!r} is no format that can be written", fix=suggest_nearest(format, WRITERS))
     lossless = mode is None or mode.kind in ("keep", "seekable")
     if format is None:
         format = "raw" if (raw_source and lossless) or (mode and mode.kind == "raw") else "recordio"

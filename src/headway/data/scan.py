@@ -15,7 +15,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 from PIL import Image
 
-from headway.core.cores import usable_cores
+from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import DataError
 from headway.data import native
 from headway.data.columns import COLUMN_TYPES, FLAG_NOT_JPEG, NUMPY_TYPES, Description, Shard, fingerprint_of
@@ -92,7 +92,7 @@ def _measure(data: Dataset, columns: dict[str, NDArray[Any]], found: Found, prog
         return good, gray
 
     results = []
-    with ThreadPoolExecutor(usable_cores(), "headway-scan") as pool, warnings.catch_warnings():
+    with ThreadPoolExecutor(count_usable_cores(), "headway-scan") as pool, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
         for low, result in zip(range(0, n, _CHUNK), pool.map(chunk, range(0, n, _CHUNK)), strict=True):
             results.append(result)

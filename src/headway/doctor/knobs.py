@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 
 from headway.core.errors import HeadwayError
-from headway.core.profile import Knob, Threads, Together
+from headway.core.profile import JointTiming, Knob, ThreadScaling
 from headway.data.batch import Batch
 from headway.data.columns import FLAG_RAW, PACK_FORMATS
 from headway.data.modes import Mode
@@ -62,9 +62,9 @@ class Knobs:
         self,
         job: Job,
         model: Model,
-        together: Together | None,
+        together: JointTiming | None,
         found: Fed | None,
-        threads: Threads | None,
+        threads: ThreadScaling | None,
         loop: Looped,
         say: Say,
         side_s: float,
@@ -347,7 +347,7 @@ class Knobs:
         if self._time_is_up(text, 4 * self._side_s):
             return
 
-        seen = list[tuple[Fed, Together]]()
+        seen = list[tuple[Fed, JointTiming]]()
 
         def look(other: Job, rate: float) -> None:
             loader = self._job.setup.inputs.loader

@@ -14,8 +14,8 @@ from typing import final
 
 import numpy as np
 
-from headway.core.cores import usable_cores
-from headway.core.recipe import Loaded
+from headway.core.cpu_count import count_usable_cores
+from headway.core.recipe import LoadedRecipe
 from headway.data import native
 from headway.data.columns import FLAG_NOT_JPEG, FLAG_RAW, PACK_FORMATS
 from headway.data.dataset import Dataset
@@ -63,7 +63,7 @@ class Packing:
     folder: Path
     mode: Mode
 
-    def command(self, loaded: Loaded[TrainRecipe]) -> str:
+    def command(self, loaded: LoadedRecipe[TrainRecipe]) -> str:
         """Two commands, to be pasted."""
         named = self.folder.name if self.folder.parent == loaded.base else str(self.folder)
         pack = ["headway", "pack", self.source, shown(self.folder), "--mode", str(self.mode)]
@@ -94,7 +94,7 @@ def kind_of(mode: Mode) -> str:
     return mode.kind if mode.side is None else f"{mode.side}"
 
 
-def recipe_of(loaded: Loaded[TrainRecipe]) -> Path:
+def recipe_of(loaded: LoadedRecipe[TrainRecipe]) -> Path:
     """The file that a recipe was read from, as its values' origins say it; `RECIPE` where they do not."""
     for origin in loaded.origins.values():
         if found := re.fullmatch(r"(.+\.ya?ml):\d+", origin):
@@ -174,7 +174,7 @@ class First:
         images = Samples(self._dataset, isinstance(self._dataset.source, RemoteShards))
         treatment = treatment_of(mode, None, False, [])[0]
         until, ids, stored, nbytes = perf_counter() + limit_s, list[int](), list[Stored](), 0
-        with strict_pillow(), ThreadPoolExecutor(usable_cores()) as pool:
+        with strict_pillow(), ThreadPoolExecutor(count_usable_cores()) as pool:
             for low in range(0, len(self._ids), CHUNK):
                 some = self._ids[low : low + CHUNK].tolist()
                 for sample, one in zip(some, _treated(pool, treatment, images, some), strict=True):

@@ -17,11 +17,11 @@ from typing import Literal, final
 from headway.comm.coordinator import Began, Coordinator, Event, Formed, Left, Slot
 from headway.comm.messages import BEATS
 from headway.core.errors import CommunicationError
-from headway.core.hosts import listening_address
-from headway.core.meeting import new_secret
-from headway.core.shown import plain
-from headway.core.signals import answered
-from headway.core.store import StoreServer
+from headway.core.hosts import choose_listening_address
+from headway.core.key_value_store import StoreServer
+from headway.core.printable import escape_controls
+from headway.core.rendezvous import new_secret
+from headway.core.signals import handle_signals
 from headway.launch.hosts import Host, own_address
 from headway.launch.remote_workers import RSH, Remote
 from headway.launch.worker_output import SENTENCE, Output, clear_line
@@ -85,7 +85,7 @@ def launch(
 
 
 def _say(text: str) -> None:
-    print(clear_line() + SENTENCE + plain(text), file=sys.stderr, flush=True)
+    print(clear_line() + SENTENCE + escape_controls(text), file=sys.stderr, flush=True)
 
 
 @dataclass
@@ -149,7 +149,7 @@ class _Launch:
         self._next_beat = monotonic()
         self._output = Output({_id(slot, 0): rank for rank, slot in enumerate(self._slots)})
         self._secret = new_secret()
-        listens = listening_address(address)
+        listens = choose_listening_address(address)
         self._store = StoreServer(self._secret.encode(), listens)
         self._coordinator = Coordinator(
             self._slots,
@@ -193,7 +193,7 @@ class _Launch:
         self._events.put(event)
 
     def _signals(self) -> AbstractContextManager[None]:
-        return answered(lambda number, frame: self._events.put(number), signal.SIGTERM, signal.SIGINT)
+        return handle_signals(lambda number, frame: self._events.put(number), signal.SIGTERM, signal.SIGINT)
 
     # Workers come and go.
 

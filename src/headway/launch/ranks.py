@@ -28,9 +28,15 @@ from headway.comm.reducer import Reducer, Verdict
 from headway.comm.watch import Watch
 from headway.comm.wire import Wire
 from headway.core.collectives import Network
-from headway.core.errors import CommunicationError, Fenced, Lost, Stalled, UsageError
-from headway.core.keys import GOLDEN, mix_int
-from headway.core.launched import Launched, launched
+from headway.core.errors import (
+    CollectiveTimeoutError,
+    CommunicationError,
+    FencedError,
+    GenerationEndedError,
+    UsageError,
+)
+from headway.core.launcher_environment import LaunchedProcess, read_launcher_environment
+from headway.core.random_keys import GOLDEN, mix_int
 from headway.core.world import World
 from headway.launch.handover import Met, Traveller, hand_over
 from headway.launch.hosts import shared
@@ -69,7 +75,7 @@ class Ranks:
         noise_scale: whether gradients tell the noise scale; to be set before the ranks meet.
     """
 
-    def __init__(self, recipe: CommRecipe, launched: Launched, member: Member | None, say: Say) -> None:
+    def __init__(self, recipe: CommRecipe, launched: LaunchedProcess, member: Member | None, say: Say) -> None:
         self.options, self._launched, self._member, self._loud = recipe, launched, member, say
         self.name = str(launched.rank) if member is None else member.worker
         self.speaks = launched.rank == 0 and (member is None or not member.joining)
@@ -88,7 +94,7 @@ class Ranks:
         Raises:
             UsageError: variables that contradict each other. CommunicationError: the launcher cannot be reached.
         """
-        found, member = launched(), Member.from_environment()
+        found, member = read_launcher_environment(), Member.from_environment()
         if found is None or (found.size == 1 and member is None):
             return None
         return Ranks(recipe, found, member, say)
@@ -141,7 +147,7 @@ class Ranks:
         All have one state then; see `hand_over`.
 
         Raises:
-            Fenced: the others have gone on without this process. CommunicationError: they cannot be reached.
+            FencedError: the others have gone on without this process. CommunicationError: they cannot be reached.
             HeadwayError: nobody holds the state of the run any more, and there is nothing to go on from.
         """
         failures = 0
@@ -158,23 +164,23 @@ class Ranks:
                     raise
                 try:
                     self._member.check()
-                except Lost:
+                except GenerationEndedError:
                     continue  # somebody was lost meanwhile: there is a generation after this one
                 failures += 1
                 if failures == ATTEMPTS:
                     raise error
 
     def check(self) -> None:
-        """Raises Lost, Fenced or CommunicationError where the generation is over; costs nothing else."""
+        """Raises GenerationEndedError, FencedError or CommunicationError if the generation is over."""
         if self._member is not None:
             self._member.check()
 
     def reason(self, error: CommunicationError) -> CommunicationError:
-        """Explains a failed collective: returns Lost if the other ranks and this process go on in a next generation."""
+        """Explains a failed collective: GenerationEndedError if this process goes on in the next generation."""
         member = self._member
-        if member is None or isinstance(error, Fenced):
+        if member is None or isinstance(error, FencedError):
             return error
-        if isinstance(error, Stalled) and self._joined is not None and self._joined.watch is not None:
+        if isinstance(error, CollectiveTimeoutError) and self._joined is not None and self._joined.watch is not None:
             for rank in self._joined.watch.behind():
                 member.accuse(self.world.generation, rank)
         # A connection breaks a moment before the launcher has told why; silence it notices after its own time-out.
@@ -230,7 +236,7 @@ class Ranks:
         """Waits for the sums of a step; see `Reducer.finish`.
 
         Raises:
-            Lost: the step did not come about.
+            GenerationEndedError: the step did not come about.
         """
         regroup = False
         if self._member is not None:
@@ -249,7 +255,7 @@ class Ranks:
 
     def confirmer(self) -> Callable[[], None]:
         """What is to be called, from any thread, right before something of this generation becomes final: it raises
-        Lost or Fenced where the others have gone on meanwhile."""
+        GenerationEndedError or FencedError where the others have gone on meanwhile."""
         member, number = self._member, self.world.generation
         return (lambda: None) if member is None else (lambda: member.confirm(number))
 

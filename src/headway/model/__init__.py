@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.core.lazy import lazily
+from headway.core.lazy_exports import build_lazy_exports
 
 if TYPE_CHECKING:
     from headway.model.alex import alexnet as alexnet
@@ -62,4 +62,4 @@ _HOMES = {
 }
 
 
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = build_lazy_exports(__name__, _HOMES)

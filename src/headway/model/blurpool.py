@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headway.core.modules import replaced
+from headway.core.modules import replace_modules
 
 LEAST_CHANNELS = 16
 """Of a convolution's input; the first layer, with 3, sees whole images, and blurring these costs the most."""
@@ -41,7 +41,7 @@ def add_blur_pool(module: nn.Module) -> tuple[nn.Module, list[str]]:
         changed.append(name)
         return new
 
-    return replaced(module, made), changed
+    return replace_modules(module, made), changed
 
 
 @final

@@ -18,7 +18,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 
-from headway.core.modules import leaving_no_trace
+from headway.core.modules import preserve_training_state
 
 SAMPLES = 2
 """That go through the network; batch norm may want two at least."""
@@ -117,7 +117,7 @@ def try_compiling(
     # one that breaks, what it stops in and goes on with.
     fresh = types.FunctionType(through.__code__.replace(), through.__globals__, closure=through.__closure__)
     failed = ""
-    with leaving_no_trace(model), _leaving_torch_alone(), noted() as notes:
+    with preserve_training_state(model), _leaving_torch_alone(), noted() as notes:
         try:
             with autocast():
                 torch.compile(fresh, backend=count)(images[:SAMPLES])

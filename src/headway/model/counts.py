@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from headway.core.modules import evaluating
+from headway.core.modules import switch_to_evaluation
 from headway.model.flops import MultiplyAdds
 
 
@@ -34,7 +34,7 @@ def count(model: nn.Module, images: Tensor) -> Counts:
     """Counts in one forward pass over some images [N, C, H, W], in evaluation mode, without gradients; network and
     images may lie on the device `meta`, which computes nothing. The network is left as it was.
     """
-    with torch.no_grad(), evaluating(model), MultiplyAdds() as counter:
+    with torch.no_grad(), switch_to_evaluation(model), MultiplyAdds() as counter:
         model(images)
     parameters = sum(value.numel() for value in model.parameters())
     return Counts(parameters, counter.total // len(images))

@@ -8,7 +8,7 @@ from typing import final
 
 from torch import nn
 
-from headway.core.epochs import position_of
+from headway.core.epochs import epochs_to_position
 from headway.core.errors import RecipeError
 from headway.model.options import FreezeAfterRecipe
 
@@ -37,7 +37,7 @@ class Freezing:
             if not matched:
                 what, where = f"{part.match!r} matches no trained parameter", f"model.freeze_after.{place}"
                 raise RecipeError(what, where=where, fix=f"There are for example: {', '.join(list(trained)[:3])}.")
-            self._due += [(position_of(part.after_epochs, epoch), trained[name]) for name in matched]
+            self._due += [(epochs_to_position(part.after_epochs, epoch), trained[name]) for name in matched]
         if parts and len({id(parameter) for _, parameter in self._due}) == len(trained):
             what = "every parameter would be frozen before the run ends"
             raise RecipeError(what, where="model.freeze_after", fix="Leave out what matches the last layer.")

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from headway.core.modules import leaving_no_trace
-from headway.core.profile import Layer
+from headway.core.modules import preserve_training_state
+from headway.core.profile import WorkloadLayer
 from headway.model.flops import MultiplyAdds
 
 SAMPLES = (2, 3)
@@ -21,7 +21,7 @@ SAMPLES = (2, 3)
 Context = Callable[[], AbstractContextManager[Any]]
 
 
-def layers(model: nn.Module, images: Tensor, autocast: Context) -> tuple[Layer, ...]:
+def layers(model: nn.Module, images: Tensor, autocast: Context) -> tuple[WorkloadLayer, ...]:
     """The layers of a network, in the order in which they are first called; those that never are come last.
 
     The network does two forward passes and one backward pass in the mode in which it is. Parameters, buffers and random
@@ -32,7 +32,7 @@ def layers(model: nn.Module, images: Tensor, autocast: Context) -> tuple[Layer, 
         autocast: makes the context of a forward pass.
     """
     fewer, more = SAMPLES
-    with leaving_no_trace(model):
+    with preserve_training_state(model):
         two = _watched(model, images[:fewer], autocast, backward=True)
         three = _watched(model, images[:more], autocast, backward=False)
     out = []
@@ -44,7 +44,7 @@ def layers(model: nn.Module, images: Tensor, autocast: Context) -> tuple[Layer, 
         saved = max(0, other.saved_bytes - tally.saved_bytes) // (more - fewer)
         trained = [value for value in own if value.requires_grad]
         out.append(
-            Layer(
+            WorkloadLayer(
                 name=name,
                 kind=type(module).__name__,
                 parameters=sum(value.numel() for value in own),

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from headway.core.errors import UsageError
-from headway.core.modules import evaluating, replaced
+from headway.core.modules import replace_modules, switch_to_evaluation
 
 
 @final
@@ -106,7 +106,7 @@ def convert_ghost(module: nn.Module, group: int) -> nn.Module:
         UsageError: a batch norm with a forward pass of its own, or none at all.
     """
     batch_norms(module)
-    return replaced(module, lambda one, name: _ghost(one, group, name) if isinstance(one, _BatchNorm) else one)
+    return replace_modules(module, lambda one, name: _ghost(one, group, name) if isinstance(one, _BatchNorm) else one)
 
 
 def set_momentum(module: nn.Module, kept: float) -> None:
@@ -136,7 +136,7 @@ def recomputing(module: nn.Module) -> Iterator[None]:
     """
     moving = [one for one in batch_norms(module) if one.training and one.track_running_stats]
     kept = [(one, one.momentum, one.num_batches_tracked) for one in moving]
-    with evaluating(module):
+    with switch_to_evaluation(module):
         try:
             for norm in moving:
                 norm.train()

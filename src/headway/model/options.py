@@ -5,10 +5,10 @@ from __future__ import annotations
 from pydantic import Field, field_validator, model_validator
 
 from headway.core.epochs import Epochs
-from headway.core.recipe import Part, expect_patterns
+from headway.core.recipe import RecipePart, check_patterns
 
 
-class BatchNormRecipe(Part):
+class BatchNormRecipe(RecipePart):
     """Of every batch norm of the network."""
 
     ghost: int | None = Field(default=None, ge=2)
@@ -32,7 +32,7 @@ class BatchNormRecipe(Part):
         return self
 
 
-class EmaRecipe(Part):
+class EmaRecipe(RecipePart):
     """Evaluate and save the exponential moving average of the weights, which is more accurate than the newest weights
     while the learning rate is high (Polyak and Juditsky 1992, "Acceleration of Stochastic Approximation by Averaging";
     Composer's ImageNet recipes: half-life 100 steps, updated every 20)."""
@@ -43,7 +43,7 @@ class EmaRecipe(Part):
     """Steps between two updates: each is one pass over the weights."""
 
 
-class FreezeAfterRecipe(Part):
+class FreezeAfterRecipe(RecipePart):
     """Parameters that are trained for the first epochs only: from then on no gradient is computed for them, nor below
     them where nothing else is trained there (Brock et al. 2017, "FreezeOut", arXiv 1706.04983; airbench94 freezes the
     bias of its whitening layer after 3 epochs, Jordan 2024, arXiv 2404.00498)."""
@@ -56,5 +56,5 @@ class FreezeAfterRecipe(Part):
     @field_validator("match")
     @classmethod
     def _compile(cls, pattern: str) -> str:
-        expect_patterns(pattern)
+        check_patterns(pattern)
         return pattern

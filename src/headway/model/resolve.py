@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeError, nearest
-from headway.core.importing import import_path
-from headway.core.recipe import Part, expect_patterns
+from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeError, suggest_nearest
+from headway.core.recipe import RecipePart, check_patterns
+from headway.core.user_code import import_user_object
 from headway.model.options import BatchNormRecipe, EmaRecipe, FreezeAfterRecipe
 
 if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes seconds
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes secon
 LOG = logging.getLogger("headway.model")
 
 
-class ModelRecipe(Part):
+class ModelRecipe(RecipePart):
     """Which network, and the state it begins with."""
 
     factory: str
@@ -62,7 +62,7 @@ class ModelRecipe(Part):
     @field_validator("freeze")
     @classmethod
     def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        expect_patterns(*patterns)
+        check_patterns(*patterns)
         return patterns
 
 
@@ -89,7 +89,7 @@ def build(
     """
     from torch.nn import Module
 
-    factory = import_path(recipe.factory, base=base, what="model.factory")
+    factory = import_user_object(recipe.factory, base=base, what="model.factory")
     if not callable(factory):
         raise RecipeError(f"{recipe.factory!r} is a {type(factory).__name__}, no function", where="model.factory")
     model = _call(factory, recipe, {"num_classes": num_outputs, "in_channels": in_channels})
@@ -117,7 +117,7 @@ def initialiser(recipe: ModelRecipe, model: torch.nn.Module, *, base: Path) -> C
     import torch
 
     if recipe.init is not None:
-        function = import_path(recipe.init, base=base, what="model.init")
+        function = import_user_object(recipe.init, base=base, what="model.init")
         if not callable(function):
             raise RecipeError(f"{recipe.init!r} is a {type(function).__name__}, no function", where="model.init")
         name, arguments = recipe.init, [model]
@@ -152,7 +152,7 @@ def _call(factory: Callable[..., Any], recipe: ModelRecipe, offered: dict[str, i
         takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
         for name in recipe.args.keys() - taken if not takes_any else ():
             what = f"{recipe.factory!r} has no argument {name!r}"
-            raise RecipeError(what, where=f"model.args.{name}", fix=nearest(name, taken))
+            raise RecipeError(what, where=f"model.args.{name}", fix=suggest_nearest(name, taken))
         # **kwargs are not told what is in them: most networks take num_classes there, few take in_channels
         given = taken | {"num_classes"} if takes_any else taken
         arguments = {name: value for name, value in offered.items() if name in given} | recipe.args

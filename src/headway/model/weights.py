@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
 from headway.core.errors import UsageError
-from headway.core.files import read_regular, reason_of
+from headway.core.files import describe_os_error, read_regular
 
 SHOWN = 5
 """Names of each kind that an error lists."""
@@ -65,7 +65,7 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
         # Not mapped: a file that is cut meanwhile would end the process.
         data = read_regular(path)
     except OSError as error:
-        raise UsageError(f"the weights cannot be read: {reason_of(error)}", where=str(path)) from None
+        raise UsageError(f"the weights cannot be read: {describe_os_error(error)}", where=str(path)) from None
     try:
         return load_tensors(data)
     except SafetensorError as error:

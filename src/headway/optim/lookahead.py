@@ -9,8 +9,8 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from headway.core.copies import Copies
 from headway.core.errors import UsageError
+from headway.core.weight_copies import WeightCopies
 from headway.optim.masters import Masters
 
 
@@ -56,7 +56,7 @@ class Lookahead:
             raise UsageError(what, fix=f"Set every_steps to at most {steps}.")
         self.every_steps = every_steps
         self._alpha, self._power, self._steps = alpha, power, steps
-        self._slow = Copies(model, prefix="lookahead/", what="slow weights")
+        self._slow = WeightCopies(model, prefix="lookahead/", what="slow weights")
 
     def share(self, step: int) -> float:
         """How far the slow weights go at a step; the first one is 1."""
@@ -69,13 +69,13 @@ class Lookahead:
         """After a step; the first one is 1. Whether it did something: it does at multiples of `every_steps`."""
         if step % self.every_steps:
             return False
-        self._slow.follow(self.share(step))
-        self._slow.lead()
+        self._slow.update(self.share(step))
+        self._slow.copy_to_network()
         return True
 
-    def swapped(self) -> AbstractContextManager[None]:
+    def swap_in(self) -> AbstractContextManager[None]:
         """Within it the network has the slow weights: before the first update those it began with."""
-        return self._slow.swapped()
+        return self._slow.swap_in()
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of it."""

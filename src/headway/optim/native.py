@@ -65,7 +65,7 @@ _LOSS = "LARS, LAMB and their like take several times as long on a CPU"
 @cache
 def _library() -> ctypes.CDLL | None:
     """Loads it at first use."""
-    return native.library({"hw_optimize": (c_int32, [ctypes.POINTER(_Step)])}, loss=_LOSS)
+    return native.load_library({"hw_optimize": (c_int32, [ctypes.POINTER(_Step)])}, loss=_LOSS)
 
 
 def available() -> bool:

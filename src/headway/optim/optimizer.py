@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from headway.core.epochs import Epochs
-from headway.core.recipe import Part
+from headway.core.recipe import RecipePart
 from headway.optim import pace
 from headway.optim.groups import GroupRecipe
 from headway.optim.options import refuse_unused, without_unused
@@ -55,7 +55,7 @@ EPOCHS = ("center_epochs", "period_epochs", "warmup_epochs")
 Share = Annotated[float, Field(ge=0, lt=1)]
 
 
-class LookaheadRecipe(Part):
+class LookaheadRecipe(RecipePart):
     """Every few steps, slow weights go a share of the way to the newest, and training goes on from there; evaluated and
     saved are the slow ones (Zhang et al. 2019, "Lookahead Optimizer", arXiv 1907.08610)."""
 
@@ -68,7 +68,7 @@ class LookaheadRecipe(Part):
     is held back at first (airbench94: every_steps 5, alpha 0.226, power 3)."""
 
 
-class OptimizerRecipe(Part):
+class OptimizerRecipe(RecipePart):
     """How gradients become steps."""
 
     name: Literal[

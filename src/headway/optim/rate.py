@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag
 
 from headway.core.errors import RecipeError
-from headway.core.recipe import Part
+from headway.core.recipe import RecipePart
 
 
-class ScaledRecipe(Part):
+class ScaledRecipe(RecipePart):
     """A number that suits one batch, and how it follows another.
 
     Linear: k times the batch, k times the learning rate (Goyal et al. 2017, arXiv 1706.02677). Square root: it keeps

@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, NamedTuple, final
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from headway.core.epochs import Epochs, Milestones, position_of
+from headway.core.epochs import Epochs, Milestones, epochs_to_position
 from headway.core.errors import UsageError
-from headway.core.recipe import Part
+from headway.core.recipe import RecipePart
 from headway.optim.options import refuse_unused, without_unused
 
 _WITH_WARMUP = ("constant", "step", "multi_step", "exponential", "cosine", "polynomial")
@@ -31,7 +31,7 @@ USERS = {
 Factor = Annotated[float, Field(ge=0, le=1)]
 
 
-class ScheduleRecipe(Part):
+class ScheduleRecipe(RecipePart):
     """How the learning rate moves during a run; it is the optimizer's `lr` times a factor from 0 to 1. A name alone
     stands for its defaults: `schedule: cosine`."""
 
@@ -126,7 +126,9 @@ class Schedule:
         if recipe.warmup_start == "base":
             what = "the warm-up starts at base, and the base of the learning rate is not known here"
             raise UsageError(what, where="schedule.warmup_start", fix="Give the factor: per / batch.")
-        warmup = min(position_of(recipe.warmup_epochs, epoch), total)  # a run ends at a whole step, maybe before it
+        warmup = min(
+            epochs_to_position(recipe.warmup_epochs, epoch), total
+        )  # a run ends at a whole step, maybe before it
         self._recipe, self._total, self._epoch, self._warmup = recipe, total, epoch, warmup
         self._start: float = recipe.warmup_start
         self._power: float = recipe.warmup_power
@@ -144,7 +146,7 @@ class Schedule:
         out = [Mark(self._warmup, "end of the warm-up")] if self._warmup else []
         if recipe.name == "triangular":
             out.append(Mark(math.ceil(recipe.peak * total), "peak"))
-        milestones = [position_of(milestone, epoch) for milestone in recipe.milestones_epochs]
+        milestones = [epochs_to_position(milestone, epoch) for milestone in recipe.milestones_epochs]
         if recipe.name == "step":
             assert recipe.every_epochs is not None
             every = recipe.every_epochs * epoch
@@ -165,7 +167,7 @@ def _curve(recipe: ScheduleRecipe, total: int, epoch: int, warmup: int) -> Calla
         case "step":
             return lambda position: gamma ** ((position + 0.5) // every)  # at the nearest position, as milestones are
         case "multi_step":
-            milestones = [position_of(milestone, epoch) for milestone in recipe.milestones_epochs]
+            milestones = [epochs_to_position(milestone, epoch) for milestone in recipe.milestones_epochs]
             factors = [gamma**count for count in range(len(milestones) + 1)]
             return lambda position: factors[bisect_right(milestones, position)]
         case "exponential":

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, final, get_args
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from headway.core.errors import HeadwayError, nearest
+from headway.core.errors import HeadwayError, suggest_nearest
 from headway.page.panel import Kind, Panel
 
 LARGEST = 12  # cells named beside a matrix: as many as fit beside it without scrolling
@@ -343,7 +343,8 @@ def picture(panel: Panel) -> Picture:
     """Check a panel and make it ready for the page; HeadwayError, naming the panel, where it cannot be drawn."""
     if panel.kind not in DOCUMENTS:
         raise HeadwayError(
-            f"panel {panel.name!r} is of unknown kind {panel.kind!r}", fix=nearest(str(panel.kind), get_args(Kind))
+            f"panel {panel.name!r} is of unknown kind {panel.kind!r}",
+            fix=suggest_nearest(str(panel.kind), get_args(Kind)),
         )
     text = panel.to_json()
     try:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, final
 
 from headway.core.errors import HeadwayError
-from headway.core.outside import parse_object
+from headway.core.untrusted_json import parse_object
 
 Kind = Literal["cards", "lines", "bars", "matrix", "surface", "grid", "images", "table", "text"]
 

@@ -10,7 +10,7 @@ from typing import final
 
 from headway.core import collectives
 from headway.core.collectives import Network
-from headway.core.profile import Layer, Workload
+from headway.core.profile import Workload, WorkloadLayer
 from headway.plan.answer import Answer, Job, one_answer
 from headway.plan.cluster import Cluster
 from headway.plan.step import gradients_of
@@ -125,7 +125,7 @@ def _longer(job: Job, cluster: Cluster, nodes: int, seconds: float) -> Answer:
 def _with_parts(workload: Workload, names: set[str], parts: int) -> Workload:
     """Whose layers of these names are in parts; and so are the optimizer's state of them, and what is beside it."""
 
-    def part(layer: Layer) -> Layer:
+    def part(layer: WorkloadLayer) -> WorkloadLayer:
         if layer.name not in names:
             return layer
         less = {"weight_bytes": layer.weight_bytes // parts, "gradient_bytes": layer.gradient_bytes // parts}
@@ -139,21 +139,23 @@ def _with_parts(workload: Workload, names: set[str], parts: int) -> Workload:
     return workload.model_copy(update=changes)
 
 
-def dense_layers(workload: Workload) -> list[Layer]:
+def dense_layers(workload: Workload) -> list[WorkloadLayer]:
     """Fully connected ones, of networks in which they hold a tenth of the gradients or more."""
     found = [one for one in workload.layers if one.kind == "Linear" and one.gradient_bytes and one.input_shape]
     total = workload.step.exchange.gradient_bytes
     return found if sum(one.gradient_bytes for one in found) >= MANY * total else []
 
 
-def dense_in_parts(workload: Workload, network: Network, dense: Sequence[Layer], each: float) -> tuple[float, float]:
+def dense_in_parts(
+    workload: Workload, network: Network, dense: Sequence[WorkloadLayer], each: float
+) -> tuple[float, float]:
     """(seconds, bytes that a device receives) in a micro-batch, where each device has a part of these layers' outputs.
 
     Krizhevsky 2014 (arXiv 1404.5997), scheme (a): all inputs of such a layer are brought to all devices, and their
     gradients back; the layer's own gradients stay where they are. The batch of the whole is in each device then, which
     has its part of the layer's products to do: the same work as before.
     """
-    ring, moved, taken = collectives.line("ring", network), 0.0, 0.0
+    ring, moved, taken = collectives.predict_cost("ring", network), 0.0, 0.0
     for layer in dense:
         nbytes = math.prod(layer.input_shape or ()) * workload.step.value_bytes * each * network.ranks
         taken += ring.seconds(nbytes)  # an all-gather forward and a reduce-scatter backward: an all-reduce together

@@ -8,9 +8,9 @@ from typing import final
 
 from pydantic import Field
 
-from headway.core.collectives import Link, Network, Sum
-from headway.core.errors import UsageError, nearest
-from headway.core.recipe import Part, load
+from headway.core.collectives import AllReduceAlgorithm, Link, Network
+from headway.core.errors import UsageError, suggest_nearest
+from headway.core.recipe import RecipePart, read_recipe
 from headway.plan.catalogs import read_catalog
 from headway.plan.step import GPU_ALGORITHMS
 
@@ -18,7 +18,7 @@ SUM_SHARE = 1 / 3
 """Of a device's memory bandwidth, with which it sums up arrays: two are read, one is written."""
 
 
-class Finite(Part, allow_inf_nan=False):
+class Finite(RecipePart, allow_inf_nan=False):
     """Base of what a user may write in YAML."""
 
 
@@ -124,7 +124,7 @@ class Cluster(Finite):
     """By how much a device's step varies: standard deviation over mean."""
     pue: float = Field(default=1.4, ge=1, le=3)
     """Power of the building over that of the machines."""
-    algorithms: tuple[Sum, ...] = Field(default=GPU_ALGORITHMS, min_length=1)
+    algorithms: tuple[AllReduceAlgorithm, ...] = Field(default=GPU_ALGORITHMS, min_length=1)
     """That its library of collectives has; the cheapest is taken for each bucket."""
     overlap: bool = True
     """Whether gradients are exchanged while the backward pass makes others."""
@@ -137,7 +137,7 @@ class Cluster(Finite):
         found = devices()
         if self.device not in found:
             what = f"there is no device {self.device!r} in the catalog"
-            raise UsageError(what, where=f"{self.title}: device", fix=nearest(self.device, found))
+            raise UsageError(what, where=f"{self.title}: device", fix=suggest_nearest(self.device, found))
         return found[self.device]
 
     def network(self, nodes: int, *, spread: bool = False) -> Network:
@@ -175,9 +175,9 @@ def cluster_of(name: str) -> Cluster:
         return clusters()[name]
     path = Path(name).expanduser()
     if path.suffix not in (".yaml", ".yml"):
-        fix = nearest(name, clusters())
+        fix = suggest_nearest(name, clusters())
         raise UsageError("there is no such cluster in the catalog, and it is no YAML file", where=name, fix=fix)
-    found = load(path, (), Cluster, kind="cluster", fix="docs/plan.md shows one.")
+    found = read_recipe(path, (), Cluster, kind="cluster", fix="docs/plan.md shows one.")
     try:
         _ = found.recipe.of
     except UsageError as error:

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any, Literal, final
 
-from headway.core.errors import UsageError, nearest
+from headway.core.errors import UsageError, suggest_nearest
 from headway.core.profile import Workload
 from headway.plan.ask import job_of, of_device
 from headway.plan.catalogs import read_catalog
@@ -76,7 +76,7 @@ def node_of(name: str) -> Node:
     """Raises UsageError: there is none of this name."""
     found = catalog()
     if name not in found:
-        raise UsageError(f"there is no node {name!r} in the catalog", where="--node", fix=nearest(name, found))
+        raise UsageError(f"there is no node {name!r} in the catalog", where="--node", fix=suggest_nearest(name, found))
     return found[name]
 
 

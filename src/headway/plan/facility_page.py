@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from headway.core.files import write_whole
+from headway.core.files import write_atomically
 from headway.page import panel, report
 from headway.page.panel import Panel
 from headway.plan import facility_text as said
@@ -28,7 +28,7 @@ def write(found: Facility, path: Path, placed: Placement | None = None) -> None:
     html = report.render(
         panels(found, placed), title=f"A facility of {nodes:,} nodes", subtitle=found.machine.title, sections=("Plan",)
     )
-    write_whole(path, html)
+    write_atomically(path, html)
 
 
 def panels(found: Facility, placed: Placement | None = None) -> list[Panel]:

@@ -14,7 +14,7 @@ from typing import final
 import numpy as np
 
 from headway.core.errors import UsageError
-from headway.core.statistics import student_t
+from headway.core.statistics import compute_student_t
 
 PF_S_DAY = 1e15 * 86_400
 """Operations of a day at 10^15 a second; a multiply-add is two."""
@@ -51,7 +51,7 @@ class PowerLaw:
         if free < 1:
             return 0.0, math.inf
         far = (math.log(x) - self.mean_log) ** 2 / self.squares
-        width = student_t(free) * self.spread * math.sqrt(1 + 1 / self.count + far)
+        width = compute_student_t(free) * self.spread * math.sqrt(1 + 1 / self.count + far)
         return self(x) * math.exp(-width), self(x) * math.exp(width)
 
 

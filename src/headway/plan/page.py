@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
-from headway.core.files import write_whole
+from headway.core.files import write_atomically
 from headway.page import panel
 from headway.page import report as pages
 from headway.page.panel import Panel
@@ -27,7 +27,7 @@ def write(found: Plan, path: Path) -> None:
         subtitle=" ".join(said.verdicts(found)[:1]),
         sections=SECTIONS,
     )
-    write_whole(path, html)
+    write_atomically(path, html)
 
 
 def panels(found: Plan) -> list[Panel]:

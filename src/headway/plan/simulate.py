@@ -20,7 +20,7 @@ import numpy.typing as npt
 from headway.core import collectives
 from headway.core.collectives import Algorithm, Network
 from headway.core.errors import UsageError
-from headway.core.files import write_whole
+from headway.core.files import write_atomically
 from headway.plan.answer import Answer, Job, buckets_of, edges_s
 from headway.plan.cluster import Cluster
 from headway.plan.step import BACKWARD, GPU_ALGORITHMS, Bucket, Compute
@@ -94,7 +94,7 @@ class Simulated:
     def write(self, path: Path) -> None:
         """As a trace for Perfetto or chrome://tracing: a process for each rank, a row for its computing, one for its
         input and one for the exchange."""
-        write_whole(path, json.dumps({"traceEvents": self.events, "displayTimeUnit": "ms"}) + "\n")
+        write_atomically(path, json.dumps({"traceEvents": self.events, "displayTimeUnit": "ms"}) + "\n")
 
 
 def simulate(scenario: Scenario) -> Simulated:
@@ -169,8 +169,8 @@ def _check(scenario: Scenario) -> None:
 def _cost(nbytes: float, scenario: Scenario) -> tuple[float, float, float]:
     """Seconds inside the host, between hosts and inside again, of the cheapest algorithm."""
     ratio = scenario.wire_ratio
-    algorithm = collectives.choose(nbytes, scenario.network, scenario.among, wire_ratio=ratio).algorithm
-    return collectives.phases(algorithm, nbytes, scenario.network, wire_ratio=ratio)
+    algorithm = collectives.choose_algorithm(nbytes, scenario.network, scenario.among, wire_ratio=ratio).algorithm
+    return collectives.predict_phases(algorithm, nbytes, scenario.network, wire_ratio=ratio)
 
 
 def _exchanged(

@@ -14,7 +14,7 @@ from typing import final
 import numpy as np
 
 from headway.core import collectives
-from headway.core.collectives import LARGEST_BUCKET, SMALLEST_BUCKET, Algorithm, Network, Sum
+from headway.core.collectives import LARGEST_BUCKET, SMALLEST_BUCKET, Algorithm, AllReduceAlgorithm, Network
 from headway.core.errors import UsageError
 from headway.core.profile import Workload
 
@@ -27,7 +27,7 @@ SIZES = tuple(1 << power for power in range((SMALLEST_BUCKET - 1).bit_length(), 
 with faster links no step takes longer."""
 Cost = Callable[[float], tuple[float, Algorithm]]
 """Bytes -> (seconds, algorithm) of an all-reduce."""
-GPU_ALGORITHMS: tuple[Sum, ...] = ("ring", "double_tree", "two_dimensional")
+GPU_ALGORITHMS: tuple[AllReduceAlgorithm, ...] = ("ring", "double_tree", "two_dimensional")
 """What NCCL has, or what can be made of it in three calls."""
 
 
@@ -135,7 +135,7 @@ def cheapest(network: Network, among: tuple[Algorithm, ...], wire_ratio: float) 
 
     def cost(nbytes: float) -> tuple[float, Algorithm]:
         if nbytes not in known:
-            found = collectives.choose(nbytes, network, among, wire_ratio=wire_ratio)
+            found = collectives.choose_algorithm(nbytes, network, among, wire_ratio=wire_ratio)
             known[nbytes] = found.seconds, found.algorithm
         return known[nbytes]
 
@@ -161,7 +161,7 @@ def exchanged(buckets: Sequence[Bucket], backward_s: float, cost: Cost) -> Excha
 def gradients_of(workload: Workload) -> list[Bucket]:
     """Each layer's gradients, in the order in which the backward pass makes them; it goes on by multiply-adds."""
     total, found, spent = workload.backward_multiply_adds, list[Bucket](), 0
-    for layer in workload.ready():
+    for layer in workload.order_by_gradient():
         spent += layer.backward_multiply_adds
         if layer.gradient_bytes:
             found.append(Bucket(layer.gradient_bytes, spent / total if total else 1.0))

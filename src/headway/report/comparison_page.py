@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headway.core.files import write_whole
+from headway.core.files import write_atomically
 from headway.page import panel
 from headway.page import report as page
 from headway.page.panel import Panel
@@ -28,7 +28,7 @@ def write(found: Comparison, out: Path | None = None) -> Path:
         sections=SECTIONS,
         footer=f"headway {found.run.about['versions']['headway']}",
     )
-    write_whole(path, html)
+    write_atomically(path, html)
     return path
 
 

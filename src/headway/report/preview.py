@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 
 from headway.core.errors import UsageError
-from headway.core.recipe import Loaded, load
+from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.data.batch_plan import BatchPlan
 from headway.data.columns import COLUMNS_FILE, load_columns
 from headway.data.options import SYNTHETIC, SyntheticRecipe
@@ -58,7 +58,7 @@ class Preview:
         warnings: what a large batch is known to want, and a length that is hardly meant.
     """
 
-    loaded: Loaded[TrainRecipe]
+    loaded: LoadedRecipe[TrainRecipe]
     samples: int
     plan: BatchPlan
     steps: int
@@ -152,7 +152,7 @@ def preview(path: Path, overrides: Sequence[str], samples: int | None = None) ->
     Raises:
         HeadwayError: the recipe is wrong. UsageError: there is no packed data set to ask for its size.
     """
-    loaded = resolve_rates(load(path, overrides, TrainRecipe))
+    loaded = resolve_rates(read_recipe(path, overrides, TrainRecipe))
     recipe = loaded.recipe
     if samples is None:
         samples = _samples(recipe, loaded.base)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.core.recipe import written
+from headway.core.recipe import format_value
 from headway.page import panel, report
 from headway.page.panel import Panel
 from headway.report.preview import Point, Preview
@@ -143,8 +143,8 @@ def _panels(found: Preview) -> list[Panel]:
     ]
     columns = ("step", "epoch", "learning rate", "momentum", "batch", "what")
     origins = found.loaded.origins
-    leaves = [leaf for leaf in found.loaded.leaves() if leaf[0].partition(".")[0] in OF_A_SCHEDULE]
-    rows = [(key, written(value), origins.get(key, "default")) for key, value in leaves]
+    leaves = [leaf for leaf in found.loaded.list_leaves() if leaf[0].partition(".")[0] in OF_A_SCHEDULE]
+    rows = [(key, format_value(value), origins.get(key, "default")) for key, value in leaves]
     wide: dict[str, Any] = {"section": "Steps", "width": "full"}
     return [
         panel.cards("length", "Run", cards, section="Schedule", order=100, note=" ".join(found.warnings)),

@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from headway.comm.batch_norm import convert_sync
-from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeError, nearest
-from headway.core.heap import keep_freed
-from headway.core.importing import import_path
-from headway.core.recipe import Loaded
+from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeError, suggest_nearest
+from headway.core.malloc import keep_freed_memory
+from headway.core.recipe import LoadedRecipe
+from headway.core.user_code import import_user_object
 from headway.core.world import World
 from headway.data import dataset as data
 from headway.data.augment import Augment
@@ -80,7 +80,7 @@ class Setup:
         masters: what the optimizer steps, where the network is 16 bit wide.
     """
 
-    loaded: Loaded[TrainRecipe]
+    loaded: LoadedRecipe[TrainRecipe]
     device: torch.device
     inputs: Inputs
     target: tasks.Target
@@ -106,7 +106,7 @@ class Setup:
         return self.loaded.recipe
 
     @property
-    def agreed(self) -> Loaded[TrainRecipe]:
+    def agreed(self) -> LoadedRecipe[TrainRecipe]:
         """The recipe with the precision that all ranks have."""
         precision = self.precision
         same = precision.name == self.recipe.precision
@@ -146,7 +146,7 @@ class Setup:
 
 
 def set_up(
-    loaded: Loaded[TrainRecipe],
+    loaded: LoadedRecipe[TrainRecipe],
     *,
     say: Say,
     fresh: bool = True,
@@ -182,7 +182,7 @@ def set_up(
         reason = "PyTorch sees a GPU" if device.type == "cuda" else "PyTorch sees no GPU"
         loaded = loaded.resolve("device", device.type, reason)
     if device.type == "cpu" and rehearsal is None:
-        keep_freed()
+        keep_freed_memory()
     if ranks is not None and str(device) == "cuda":
         device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())  # a launcher may show one to each
     if device.type == "cuda":
@@ -196,7 +196,7 @@ def set_up(
 
 
 def _built(
-    loaded: Loaded[TrainRecipe],
+    loaded: LoadedRecipe[TrainRecipe],
     device: torch.device,
     inputs: Inputs,
     *,
@@ -234,7 +234,7 @@ def _built(
     model = model.to(device=device)
     ActivationWatch(model, recipe.observe.activations)  # refuses what does not fit, before there is a run
     if ranks is not None and recipe.comm.batch_norm == "sync":
-        model = convert_sync(model, World.alone(device).group(name="not met yet"))
+        model = convert_sync(model, World.create_single(device).group(name="not met yet"))
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
@@ -249,7 +249,7 @@ def _built(
         raise RecipeError(what, where="comm.on_loss", fix="Set it to restart or auto.")
     transform = None
     if recipe.transform is not None:
-        transform = import_path(recipe.transform, base=loaded.base, what="transform")
+        transform = import_user_object(recipe.transform, base=loaded.base, what="transform")
         if not callable(transform):
             raise RecipeError(f"{recipe.transform!r} cannot be called", where="transform", fix="Name a function.")
 
@@ -476,7 +476,7 @@ def _check_metrics(names: list[str], task: tasks.Task) -> None:
             raise RecipeError(f"a metric cannot be called {name!r}", where="task", fix=fix)
     if task.primary not in names:
         said = f"its primary metric {task.primary!r} is not reported"
-        raise RecipeError(said, where="task", fix=nearest(task.primary, names))
+        raise RecipeError(said, where="task", fix=suggest_nearest(task.primary, names))
 
 
 def _check_ghost(recipe: TrainRecipe, micro: int) -> None:
@@ -496,4 +496,4 @@ def _say_ghost(recipe: TrainRecipe, ranks: int, say: Say) -> None:
 def _check_stop(recipe: TrainRecipe, metrics: list[str]) -> None:
     for name in recipe.stop_at or {}:
         if name not in metrics:
-            raise RecipeError(f"no evaluation reports {name!r}", where="stop_at", fix=nearest(name, metrics))
+            raise RecipeError(f"no evaluation reports {name!r}", where="stop_at", fix=suggest_nearest(name, metrics))

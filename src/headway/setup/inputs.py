@@ -13,9 +13,9 @@ from typing import Any, final
 
 import torch
 
-from headway.core.cores import default_threads, usable_cores
+from headway.core.cpu_count import choose_thread_count, count_usable_cores
 from headway.core.errors import DataError, RecipeError
-from headway.core.recipe import Loaded
+from headway.core.recipe import LoadedRecipe
 from headway.core.sample_counter import Counter
 from headway.data import dataset as data
 from headway.data.augment import measure
@@ -270,8 +270,13 @@ def open_relative(base: Path, uri: str, say: Say) -> data.Dataset:
 
 
 def open_inputs(
-    loaded: Loaded[TrainRecipe], device: torch.device, *, say: Say, opened: bool, rehearsal: Rehearsal | None = None
-) -> tuple[Loaded[TrainRecipe], Inputs]:
+    loaded: LoadedRecipe[TrainRecipe],
+    device: torch.device,
+    *,
+    say: Say,
+    opened: bool,
+    rehearsal: Rehearsal | None = None,
+) -> tuple[LoadedRecipe[TrainRecipe], Inputs]:
     """Opens the data sets and resolves what they decide: size, channels, mean and standard deviation.
 
     Args:
@@ -319,7 +324,7 @@ def open_inputs(
     return loaded, inputs
 
 
-def _check_cache(loaded: Loaded[TrainRecipe]) -> None:
+def _check_cache(loaded: LoadedRecipe[TrainRecipe]) -> None:
     options, usual = loaded.recipe.data, DataRecipe(train=SYNTHETIC)
     if options.cache in ("auto", "disk") or loaded.origins["data.cache"].startswith("auto: "):
         return
@@ -343,7 +348,7 @@ def _check_sizes(recipe: TrainRecipe, inputs: Inputs) -> None:
         raise RecipeError(what, where="evaluate.shift", fix=f"Set it to at most {side - 1}.")
 
 
-def _resolve_places(loaded: Loaded[TrainRecipe], inputs: Inputs, *, filled: bool) -> Loaded[TrainRecipe]:
+def _resolve_places(loaded: LoadedRecipe[TrainRecipe], inputs: Inputs, *, filled: bool) -> LoadedRecipe[TrainRecipe]:
     """What decodes, what is done on the host, and where the bytes are kept."""
     recipe, device = loaded.recipe, inputs.device
     if recipe.data.train != SYNTHETIC:
@@ -359,8 +364,8 @@ def _resolve_places(loaded: Loaded[TrainRecipe], inputs: Inputs, *, filled: bool
             if recipe.data.cache == "auto":
                 loaded = loaded.resolve("data.cache", tier.name, reason)
             inputs.say(f"Training data {PLACES[tier.name]}: {reason}.")
-            cores = usable_cores()
-            inputs.say(decoding(backend, recipe.data.threads or default_threads(), cores))
+            cores = count_usable_cores()
+            inputs.say(decoding(backend, recipe.data.threads or choose_thread_count(), cores))
     if recipe.augment.where == "auto" and filled:
         reason = "the device is a CPU" if device.type == "cpu" else "the device has time for it"
         loaded = loaded.resolve("augment.where", "host" if device.type == "cpu" else "device", reason)
@@ -368,8 +373,8 @@ def _resolve_places(loaded: Loaded[TrainRecipe], inputs: Inputs, *, filled: bool
 
 
 def _resolve_images(
-    loaded: Loaded[TrainRecipe], train: data.Dataset | None, synthetic: SyntheticRecipe | None
-) -> tuple[Loaded[TrainRecipe], tuple[int, int], int, int]:
+    loaded: LoadedRecipe[TrainRecipe], train: data.Dataset | None, synthetic: SyntheticRecipe | None
+) -> tuple[LoadedRecipe[TrainRecipe], tuple[int, int], int, int]:
     recipe = loaded.recipe
     if synthetic is not None:
         return loaded, synthetic.size, synthetic.channels, synthetic.samples
@@ -394,8 +399,8 @@ def _resolve_images(
 
 
 def _resolve_stated(
-    loaded: Loaded[TrainRecipe], stated: SyntheticRecipe
-) -> tuple[Loaded[TrainRecipe], SyntheticRecipe]:
+    loaded: LoadedRecipe[TrainRecipe], stated: SyntheticRecipe
+) -> tuple[LoadedRecipe[TrainRecipe], SyntheticRecipe]:
     """A training set that is not there, as it is stated and as the recipe wants its images."""
     options = loaded.recipe.data
     if options.size is None:
@@ -411,7 +416,7 @@ def _both_sides(size: int | tuple[int, int]) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
 
-def _resolve_normalisation(loaded: Loaded[TrainRecipe], inputs: Inputs) -> Loaded[TrainRecipe]:
+def _resolve_normalisation(loaded: LoadedRecipe[TrainRecipe], inputs: Inputs) -> LoadedRecipe[TrainRecipe]:
     recipe, channels = loaded.recipe.augment, inputs.channels
     for key in ("mean", "std"):
         value = getattr(recipe, key)

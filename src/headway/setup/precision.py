@@ -10,7 +10,7 @@ from typing import Any, Literal, final
 import torch
 
 from headway.core.errors import CheckpointError
-from headway.core.outside import is_number
+from headway.core.untrusted_json import is_number
 from headway.launch.ranks import Ranks
 from headway.optim import Masters
 from headway.setup.recipe import TrainRecipe

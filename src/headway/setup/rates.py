@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headway.core.errors import RecipeError
-from headway.core.recipe import Loaded
+from headway.core.recipe import LoadedRecipe
 from headway.data.batch_plan import BatchPlan
 from headway.optim.rate import ScaledRecipe, number
 from headway.setup.recipe import TrainRecipe
@@ -20,7 +20,7 @@ OFF = 0.1
 """Share of its epochs by which a run may end elsewhere than asked before it is said."""
 
 
-def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
+def resolve_rates(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe]:
     """The recipe with numbers in place of {base, per, scale}.
 
     Epochs that follow the batch take all moments of the run with them, so that each part of it has as many steps as

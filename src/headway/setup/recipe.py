@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from headway.comm.options import CommRecipe
-from headway.core.recipe import Part, expect_patterns
+from headway.core.recipe import RecipePart, check_patterns
 from headway.data.augment_options import AugmentRecipe
 from headway.data.batch_plan import BatchGrowthRecipe
 from headway.data.options import DataRecipe
@@ -21,7 +21,7 @@ from headway.optim.schedule import ScheduleRecipe
 NO_GRAPHS = "graphs are CUDA graphs, which a CPU has none of"
 
 
-class TaskRecipe(Part):
+class TaskRecipe(RecipePart):
     """What makes a loss and metrics of the network's output."""
 
     factory: str = "auto"
@@ -30,7 +30,7 @@ class TaskRecipe(Part):
     """Its keyword arguments, for example {label_smoothing: 0.1}."""
 
 
-class EvaluateRecipe(Part):
+class EvaluateRecipe(RecipePart):
     """When the evaluation set is gone through."""
 
     every_epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -46,7 +46,7 @@ class EvaluateRecipe(Part):
     mirrored too. The multi-crop evaluation of airbench94 (Jordan 2024, arXiv 2404.00498) with 1."""
 
 
-class CheckpointRecipe(Part):
+class CheckpointRecipe(RecipePart):
     """When the state is saved, so that a run can go on after a stop or a crash."""
 
     every_epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -74,7 +74,7 @@ class CheckpointRecipe(Part):
         return folder
 
 
-class TrainRecipe(Part):
+class TrainRecipe(RecipePart):
     """Everything that one training run needs."""
 
     name: str = "run"
@@ -87,7 +87,7 @@ class TrainRecipe(Part):
     augment: AugmentRecipe = AugmentRecipe()
     transform: str | None = None
     """Import path of your function transform(images, labels, keys) -> (images, labels), on a device batch after
-    normalisation (float [b, C, H, W]); `keys` (uint64 [b], numpy) give random numbers: see headway.core.keys.
+    normalisation (float [b, C, H, W]); `keys` (uint64 [b], numpy) give random numbers: see headway.core.random_keys.
     Training only."""
     model: ModelRecipe
     task: TaskRecipe = TaskRecipe()
@@ -150,7 +150,7 @@ class TrainRecipe(Part):
     @field_validator("recompute")
     @classmethod
     def _are_patterns(cls, found: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
-        expect_patterns(*(() if isinstance(found, bool) else found))
+        check_patterns(*(() if isinstance(found, bool) else found))
         return found
 
     @model_validator(mode="after")

@@ -127,7 +127,7 @@ class Averages:
             return
         masters = self._setup.masters
         try:
-            with self._weights.swapped():
+            with self._weights.swap_in():
                 if masters is not None:
                     masters.write_back()
                 yield

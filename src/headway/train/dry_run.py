@@ -13,10 +13,19 @@ import numpy as np
 import torch
 
 from headway.checkpoint.checkpoints import state_of
-from headway.core.collectives import Algorithm, Link, Network, bytes_out_of_host
+from headway.core.collectives import Algorithm, Link, Network, count_bytes_out_of_host
 from headway.core.errors import UsageError, UserCodeError
-from headway.core.profile import Exchange, Input, Layer, Phase, Step, Update, Whole, Workload
-from headway.core.recipe import Loaded
+from headway.core.profile import (
+    Workload,
+    WorkloadExchange,
+    WorkloadInput,
+    WorkloadLayer,
+    WorkloadPhase,
+    WorkloadRun,
+    WorkloadStep,
+    WorkloadUpdate,
+)
+from headway.core.recipe import LoadedRecipe
 from headway.data.options import SYNTHETIC, SyntheticRecipe
 from headway.data.resolution import size_at
 from headway.launch.hosts import hosts_of, shared
@@ -74,7 +83,7 @@ class DryRun:
         notes: what the reader should know of the numbers.
     """
 
-    loaded: Loaded[TrainRecipe]
+    loaded: LoadedRecipe[TrainRecipe]
     workload: Workload
     hosts: int
     ranks: int
@@ -155,7 +164,7 @@ def _images(setup: Setup) -> torch.Tensor:
     return images[torch.arange(max(SAMPLES), device=images.device) % len(images)].contiguous(memory_format=layout)
 
 
-def _layers(setup: Setup, images: torch.Tensor) -> tuple[tuple[Layer, ...], bool]:
+def _layers(setup: Setup, images: torch.Tensor) -> tuple[tuple[WorkloadLayer, ...], bool]:
     """The network's layers, and whether they could be looked at without a computation."""
     autocast = setup.precision.autocast
     try:
@@ -171,7 +180,7 @@ def _layers(setup: Setup, images: torch.Tensor) -> tuple[tuple[Layer, ...], bool
 
 def _made(
     setup: Setup,
-    found: tuple[Layer, ...],
+    found: tuple[WorkloadLayer, ...],
     without_values: bool,
     fits: Compilable | None,
     hosts: int,
@@ -217,7 +226,7 @@ def _made(
 
 
 def _workload(
-    setup: Setup, found: tuple[Layer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
+    setup: Setup, found: tuple[WorkloadLayer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
 ) -> Workload:
     recipe, inputs = setup.recipe, setup.inputs
     kept = footprint(setup.optimizer)
@@ -233,7 +242,7 @@ def _workload(
     return Workload(
         name=recipe.name,
         layers=found,
-        input=Input(
+        input=WorkloadInput(
             height=height,
             width=width,
             channels=setup.channels,
@@ -243,20 +252,20 @@ def _workload(
             on_host=(*_cropped(recipe), *(name for name in ("flip", "translate") if name in on_host)),
             on_device=_augmented(recipe, on_host),
         ),
-        step=Step(
+        step=WorkloadStep(
             batch=recipe.batch,
             ranks=ranks,
             micro_batch=micro,
             precision=setup.precision.name,
             half_weights=setup.masters is not None,
             compiled=bool(recipe.compile),
-            update=Update(
+            update=WorkloadUpdate(
                 optimizer=recipe.optimizer.name,
                 state_bytes=kept.state_bytes,
                 passes=moved / stepped,
                 beside_bytes=sum(part.bytes for part in _beside(setup)),
             ),
-            exchange=Exchange(
+            exchange=WorkloadExchange(
                 gradient_bytes=trained,
                 statistics_bytes=statistics,
                 algorithm=recipe.comm.algorithm,
@@ -265,7 +274,7 @@ def _workload(
                 sync_batch_norm=recipe.comm.batch_norm == "sync",
             ),
         ),
-        run=Whole(
+        run=WorkloadRun(
             samples=setup.epoch,
             epochs=total / setup.epoch,
             steps=setup.steps,
@@ -309,14 +318,14 @@ def _augmented(recipe: TrainRecipe, on_host: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name, wanted in asked.items() if wanted)
 
 
-def _phases(setup: Setup, forward: int) -> tuple[Phase, ...]:
+def _phases(setup: Setup, forward: int) -> tuple[WorkloadPhase, ...]:
     """Steps of one batch and one image size that follow each other."""
     plan, steps, progressive = setup.plan, setup.steps, setup.recipe.data.progressive
     starts = {plan.steps_between(0, int(start)) for start in plan.starts}
     if progressive is not None:
         last = min(math.ceil(progressive.until_epoch), math.ceil(plan.position_of(steps) / setup.epoch))
         starts |= {plan.steps_between(0, epoch * setup.epoch) for epoch in range(last + 1)}
-    out: list[Phase] = []
+    out: list[WorkloadPhase] = []
     counted = {setup.size: forward}
     begins = sorted(step for step in starts if step < steps)
     for step, end in zip(begins, [*begins[1:], steps], strict=True):
@@ -326,7 +335,7 @@ def _phases(setup: Setup, forward: int) -> tuple[Phase, ...]:
             size = size_at(progressive, setup.size, position // setup.epoch)
         if size not in counted:
             counted[size] = _forward(setup, size)
-        phase = Phase(
+        phase = WorkloadPhase(
             steps=end - step,
             batch=plan.batch_at(position),
             height=size[0],
@@ -416,14 +425,14 @@ def _rates(setup: Setup) -> list[tuple[float, float]]:
     return [*out, (plan.position_of(steps) / setup.epoch, setup.lr_at(last))]
 
 
-def _sent(exchange: Exchange, nbytes: int, hosts: int, ranks: int) -> float:
+def _sent(exchange: WorkloadExchange, nbytes: int, hosts: int, ranks: int) -> float:
     if ranks == 1:
         return 0.0
     m, per_host = (hosts, ranks // hosts) if hosts > 1 and ranks % hosts == 0 else (ranks, 1)
     any_link = Link(0.0, 1.0)  # the bytes do not depend on it
     algorithm: Algorithm = "ring" if exchange.algorithm == "auto" else exchange.algorithm  # type: ignore[assignment]
     wire = exchange.wire_ratio if hosts > 1 else 1.0
-    return bytes_out_of_host(algorithm, nbytes, Network(m, per_host, any_link, any_link, 1.0), wire_ratio=wire)
+    return count_bytes_out_of_host(algorithm, nbytes, Network(m, per_host, any_link, any_link, 1.0), wire_ratio=wire)
 
 
 def _where(setup: Setup) -> Where:

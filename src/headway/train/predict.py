@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from headway.core.errors import DataError, UsageError
-from headway.core.files import read_regular, write_whole
-from headway.core.shown import plain
+from headway.core.files import read_regular, write_atomically
+from headway.core.printable import escape_controls
 from headway.data.decode import Decoder, decoder
 from headway.data.fill import View
 from headway.data.formats.source import is_image
@@ -128,13 +128,13 @@ def _opened(file: Path) -> tuple[bytes, tuple[int, int]]:
 def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, as_json: bool) -> int:
     """Writes rows as CSV or JSONL to a file (by its ending; whole or not at all) or the screen; returns how many."""
     if out is None:
-        shown = plain if sys.stdout.isatty() else None  # what reads it from a pipe gets the names as they are
+        shown = escape_controls if sys.stdout.isatty() else None  # what reads it from a pipe gets the names as they are
         return _write(rows, sys.stdout, as_json, shown)
     if out.suffix not in (".csv", ".jsonl"):
         raise UsageError("the output's ending is neither .csv nor .jsonl", where=str(out))
     text = io.StringIO(newline="")
     count = _write(rows, text, out.suffix == ".jsonl")
-    write_whole(out, text.getvalue())
+    write_atomically(out, text.getvalue())
     return count
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from headway.comm.noise import NoiseScale, local_term, squared_norm
 from headway.comm.reducer import Verdict
 from headway.core.errors import CheckpointError
-from headway.core.modules import leaving_no_trace
+from headway.core.modules import preserve_training_state
 from headway.observe import activations, layers
 from headway.observe.activations import ActivationWatch
 from headway.observe.divergence import DivergenceWatch
@@ -76,7 +76,7 @@ class Observer:
         if self._activations is not None:
             self._activations.arm()
             if self._setup.recipe.compile:  # hooks have no place in the compiled network
-                with leaving_no_trace(self._setup.model), torch.no_grad(), self._setup.precision.autocast():
+                with preserve_training_state(self._setup.model), torch.no_grad(), self._setup.precision.autocast():
                     self._setup.model(parts[0][0])
                 self._activations.disarm()
 
@@ -174,7 +174,7 @@ class Observer:
         setup, size, trained = self._setup, len(part[0]), self._trained()
         sums: list[Tensor | None] = [None] * len(trained)
         terms = []
-        with leaving_no_trace(setup.model):
+        with preserve_training_state(setup.model):
             for images, labels, _, weights in zip(*(tensor.tensor_split(2) for tensor in part), strict=True):
                 with setup.precision.autocast():
                     outputs = setup.model(images)

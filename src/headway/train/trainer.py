@@ -17,8 +17,8 @@ from headway.checkpoint.checkpoints import Checkpoint, Checkpoints, restore, sta
 from headway.checkpoint.compatibility import expect_position, expect_same_data, expect_scalars
 from headway.comm.reducer import Verdict
 from headway.core.clock import Clock
-from headway.core.errors import CommunicationError, Lost, UsageError
-from headway.core.run import Run
+from headway.core.errors import CommunicationError, GenerationEndedError, UsageError
+from headway.core.run_folder import RunFolder
 from headway.data.batch import Batch
 from headway.data.upload import to_device
 from headway.launch.handover import State
@@ -64,7 +64,7 @@ class Trainer:
         say: tells the user of a run that diverges, or a checkpoint that is late.
     """
 
-    def __init__(self, setup: Setup, run: Run, display: Display, ranks: Ranks | None = None) -> None:
+    def __init__(self, setup: Setup, run: RunFolder, display: Display, ranks: Ranks | None = None) -> None:
         recipe = setup.recipe
         self.setup, self.run_folder, self._display, self.ranks = setup, run, display, ranks
         self.precision = setup.precision
@@ -81,7 +81,7 @@ class Trainer:
         self.say = print if ranks is None else ranks.say
         self._diverged = ""
         self._saver = BackgroundSaver(
-            self._checkpoints, asynchronous=options.asynchronous, say=self.say, resume_command=run.go_on
+            self._checkpoints, asynchronous=options.asynchronous, say=self.say, resume_command=run.resume_command
         )
         self._averages = Averages(setup)
         self._lock = ExitStack()
@@ -244,7 +244,7 @@ class Trainer:
         """Comes together with the other ranks, at the start or after some were lost, in one state.
 
         Raises:
-            UsageError: another recipe or other data there. Fenced, CommunicationError: see `Ranks.meet`.
+            UsageError: another recipe or other data there. FencedError, CommunicationError: see `Ranks.meet`.
         """
         ranks = self.ranks
         assert ranks is not None
@@ -263,7 +263,7 @@ class Trainer:
             if not led:
                 self.run_folder.seal_all_ids(self.position, besides=met.names)
                 with suppress(UsageError):  # of one that sleeps
-                    self._lock.enter_context(self.run_folder.locked())
+                    self._lock.enter_context(self.run_folder.lock())
                 self._ledger.lead(self.position, self.step)
                 if self.best is not None and self.best["step"] == self.step:
                     self._write_weights()  # who led before may not have come to it
@@ -308,7 +308,7 @@ class Trainer:
         """Continues with the remaining ranks after one was lost, or raises the error."""
         if self.ranks is None:
             raise error
-        if not isinstance(seen := self.ranks.reason(error), Lost):
+        if not isinstance(seen := self.ranks.reason(error), GenerationEndedError):
             raise seen from error
         self.meet()
         self.clock.lap("regroup")
@@ -450,7 +450,7 @@ class Trainer:
         with self.shown():
             self.evaluation = evaluate(setup, setup.eval, self.ranks)
         metrics = self.metrics = self.evaluation.metrics
-        seconds = self.clock.total() + perf_counter() - started
+        seconds = self.clock.total_seconds() + perf_counter() - started
         self._ledger.write(
             {
                 "kind": "evaluate",

@@ -20,10 +20,10 @@ from headway.comm.hvd.negotiator import ALL, Negotiator
 from headway.comm.hvd.requests import Kind, Request, Response
 from headway.comm.hvd.settings import DYNAMIC, Settings
 from headway.comm.hvd.timeline import Timeline
-from headway.core.channel import connect, tune
+from headway.core.channel import connect, tune_socket
+from headway.core.channel_server import ChannelPeer, ChannelServer
 from headway.core.errors import CommunicationError
-from headway.core.hosts import address_of
-from headway.core.server import Peer, Server
+from headway.core.hosts import find_interface_address
 from headway.core.world import World
 
 SHUT_DOWN = (
@@ -310,7 +310,7 @@ def _connect(world: World, timeout_s: float) -> tuple[dict[int, Connection], Con
             end.sendall(channel.seal(str(world.rank).encode()))
         except OSError as error:
             raise CommunicationError(f"rank 0 cannot be reached ({error})", where=f"{host}:{port}") from error
-        tune(end, timeout_s)
+        tune_socket(end, timeout_s)
         return {}, Connection(end, channel)
     own, mine = pair(world.secret)
     ends = {0: own}
@@ -321,13 +321,13 @@ def _connect(world: World, timeout_s: float) -> tuple[dict[int, Connection], Con
 
 def _accepted(world: World, timeout_s: float) -> dict[int, Connection]:
     """The connections of the other ranks to this one, each of which has said who it is."""
-    found: dict[int, Peer] = {}
+    found: dict[int, ChannelPeer] = {}
 
-    def heed(peer: Peer, message: bytes) -> None:
+    def heed(peer: ChannelPeer, message: bytes) -> None:
         found.setdefault(int(message[:8]), peer)
 
-    address = address_of(world.interface)
-    server = Server(address, 0, world.secret, PURPOSE, heed=heed, limit_bytes=LIMIT_BYTES)
+    address = find_interface_address(world.interface)
+    server = ChannelServer(address, 0, world.secret, PURPOSE, on_message=heed, limit_bytes=LIMIT_BYTES)
     try:
         world.control.broadcast_bytes(f"{address} {server.port}".encode())
         until_s = monotonic() + timeout_s
@@ -335,9 +335,9 @@ def _accepted(world: World, timeout_s: float) -> dict[int, Connection]:
             if monotonic() > until_s:
                 raise CommunicationError("some ranks did not connect to rank 0")
             server.poll(until_s - monotonic())
-        ends = {rank: Connection(*server.take(peer)) for rank, peer in found.items()}
+        ends = {rank: Connection(*server.detach(peer)) for rank, peer in found.items()}
     finally:
         server.close()
     for rank in found:
-        tune(found[rank].connection, timeout_s)
+        tune_socket(found[rank].connection, timeout_s)
     return ends

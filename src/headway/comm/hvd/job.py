@@ -20,9 +20,9 @@ from headway.comm.hvd.process_sets import ProcessSet
 from headway.comm.hvd.settings import Settings
 from headway.comm.links import measure
 from headway.comm.member import Member
-from headway.core.errors import CommunicationError, Lost
-from headway.core.launched import launched
-from headway.core.meeting import Meeting
+from headway.core.errors import CommunicationError, GenerationEndedError
+from headway.core.launcher_environment import read_launcher_environment
+from headway.core.rendezvous import Rendezvous
 from headway.core.world import World
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ CPU = torch.device("cpu")
 EXPLAINED_S = 15.0
 """How long the launcher may take to say why a meeting failed; it notices silence after 10 s."""
 
-_met: Meeting | None = None
+_met: Rendezvous | None = None
 """Of the first `init`: it holds the store where the worlds of later ones meet, to the end of the process."""
 _times = 0
 """Calls of `init` that found no launcher of ours."""
@@ -99,7 +99,7 @@ def meet_again() -> None:
     """Ends the job, and begins anew with the workers that there are now.
 
     Raises:
-        Fenced: the others have gone on without this process. CommunicationError: they cannot be reached.
+        FencedError: the others have gone on without this process. CommunicationError: they cannot be reached.
     """
     while True:
         shutdown()
@@ -115,14 +115,14 @@ def _lost_another(member: Member) -> bool:
     """Whether a meeting failed because somebody was lost meanwhile, so that there will be another one.
 
     Raises:
-        Fenced, CommunicationError: this process is out, or the launcher is gone.
+        FencedError, CommunicationError: this process is out, or the launcher is gone.
     """
     until = time.monotonic() + EXPLAINED_S
     while not member.changed and time.monotonic() < until:
         time.sleep(0.01)
     try:
         member.check()
-    except Lost:
+    except GenerationEndedError:
         return True
     return False
 
@@ -130,14 +130,14 @@ def _lost_another(member: Member) -> bool:
 def _meet(settings: Settings) -> tuple[World, tuple[int, int]]:
     """The world, and this process's (local rank, local size)."""
     global _met, _times, _member
-    found = launched()
+    found = read_launcher_environment()
     if _member is None:
         _member = Member.from_environment()
     if _member is not None:
         return _meet_members(_member, settings)
     _times += 1
     if found is None or found.size == 1:
-        return World.alone(CPU), (0, 1)
+        return World.create_single(CPU), (0, 1)
     limits: dict[str, Any] = {"timeout_s": settings.timeout_s, "interface": settings.interface}
     if _met is None:
         world = World.join(found, CPU, **limits)
@@ -147,7 +147,7 @@ def _meet(settings: Settings) -> tuple[World, tuple[int, int]]:
         # The first world took the number of the launcher's attempt.
         generation = _met.attempt + _times - 1
         limits |= {"master": found.address, "secret": _met.secret, "generation": generation}
-        world = World.of(_met.store, found.rank, found.size, CPU, **limits)
+        world = World.create(_met.store, found.rank, found.size, CPU, **limits)
     if found.local_rank is None or found.local_size is None:
         return world, (world.local_rank, world.local_size)
     return world, (found.local_rank, found.local_size)

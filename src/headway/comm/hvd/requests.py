@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass
 from math import prod
 from typing import Any, Literal, final, get_args
 
-from headway.core.outside import is_any_number, is_whole
+from headway.core.untrusted_json import is_any_number, is_whole_number
 
 Kind = Literal[
     "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "add_set", "remove_set"
@@ -157,17 +157,17 @@ def disagreement(requests: Mapping[int, Request], someone_joined: bool) -> str:
 
 
 _FORM: tuple[tuple[str, Callable[[Request], bool]], ...] = (
-    ("process set", lambda request: is_whole(request.process_set)),
+    ("process set", lambda request: is_whole_number(request.process_set)),
     ("name", lambda request: isinstance(request.name, str)),
     ("kind", lambda request: request.kind in get_args(Kind)),
     ("type", lambda request: all(isinstance(kind, str) and kind in ITEM_BYTES for kind in request.types)),
     ("shape", lambda request: len(request.shapes) == len(request.types)),
-    ("shape", lambda request: all(is_whole(side) for shape in request.shapes for side in shape)),
+    ("shape", lambda request: all(is_whole_number(side) for shape in request.shapes for side in shape)),
     ("device", lambda request: isinstance(request.device, str)),
     ("operation", lambda request: request.op in get_args(Op)),
     ("factor", lambda request: all(map(is_any_number, (request.prescale, request.postscale)))),
-    ("root rank", lambda request: is_whole(request.root)),
-    ("split", lambda request: all(map(is_whole, request.splits))),
+    ("root rank", lambda request: is_whole_number(request.root)),
+    ("split", lambda request: all(map(is_whole_number, request.splits))),
 )
 """What a request that came over a connection has to be."""
 

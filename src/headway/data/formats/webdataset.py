@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headway.core.errors import DataError
-from headway.core.outside import JsonError, parse_value
+from headway.core.untrusted_json import JsonError, parse_value
 from headway.data.formats import tar
 from headway.data.formats.found import Found, images, labelled
 from headway.data.formats.pieces import mapped

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.core.errors import UsageError
-from headway.core.keys import GOLDEN, UInt64, words
+from headway.core.random_keys import GOLDEN, UInt64, draw_words
 from headway.data.draws import Boxes
 from headway.data.streams import STREAM_ERASE_NOISE
 from headway.data.upload import to_device
@@ -52,7 +52,7 @@ def noise(images: torch.Tensor, keys: UInt64) -> torch.Tensor:
     _, height, width, channels = images.shape
     if channels > MOST_CHANNELS:
         raise UsageError(f"random bytes for images of {channels} channels", fix="Fill with the mean or a number.")
-    seed = to_device((words(keys, STREAM_ERASE_NOISE) >> 32).astype("uint32").view("int32"), images.device)
+    seed = to_device((draw_words(keys, STREAM_ERASE_NOISE) >> 32).astype("uint32").view("int32"), images.device)
     pixel = torch.arange(height * width, dtype=torch.int32, device=images.device)
     word = pixel * _signed(GOLDEN >> 32 | 1) + seed[:, None]
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):

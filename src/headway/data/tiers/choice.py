@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, final, get_args
 
 import numpy as np
 
-from headway.core.cores import local_ranks
-from headway.core.errors import UsageError, nearest
-from headway.core.memory import free_memory_bytes
+from headway.core.cpu_count import read_local_ranks
+from headway.core.errors import UsageError, suggest_nearest
+from headway.core.free_memory import read_free_memory_bytes
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
 from headway.data.decode import Backend, decoder
@@ -66,7 +66,9 @@ def choose(
         DataError: a remote address cannot be read.
     """
     if cache not in get_args(Cache):
-        raise UsageError(f"{cache!r} is no place for a cache", where="data.cache", fix=nearest(cache, get_args(Cache)))
+        raise UsageError(
+            f"{cache!r} is no place for a cache", where="data.cache", fix=suggest_nearest(cache, get_args(Cache))
+        )
     near = Near(dataset, str(device), Path(folder or cache_folder()), budget_bytes)
     place = near.auto() if cache == "auto" else near.asked(cache)
     if place.name == "none" or place.name == "disk":
@@ -169,7 +171,7 @@ class Near:
     @staticmethod
     def _free_host() -> int:
         """Memory for this process: each rank on a host keeps a copy of its own."""
-        return free_memory_bytes() // (local_ranks() or 1)
+        return read_free_memory_bytes() // (read_local_ranks() or 1)
 
     def _free_device(self) -> int:
         import torch

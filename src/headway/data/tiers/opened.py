@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError, UsageError
-from headway.core.files import read_text, write_whole
-from headway.core.outside import parse_object
+from headway.core.files import read_text, write_atomically
+from headway.core.untrusted_json import parse_object
 from headway.data.columns import COLUMNS_FILE, PACK_FORMATS, Description, fingerprint_of, load_columns
 from headway.data.dataset import Dataset
 from headway.data.formats.unpack import cache_folder as default_cache_folder
@@ -102,12 +102,12 @@ def _fetched(root: Path, remote: Remote, mark: Mark) -> tuple[Columns, Descripti
     path = root / PACKS / description.fingerprint / COLUMNS_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, data)
+        write_atomically(path, data)
         note = _note(root, remote.uri)
         note.parent.mkdir(exist_ok=True)
         columns, description, metadata = load_columns(path)
         known = {"uri": remote.shown, "mark": mark, "fingerprint": description.fingerprint}
-        write_whole(note, json.dumps(known | {"description": _digest(metadata)}))
+        write_atomically(note, json.dumps(known | {"description": _digest(metadata)}))
     except OSError:
         pass  # a folder that cannot be written: they stay in memory
     return columns, description

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
-from headway.core.memory import free_memory_bytes
+from headway.core.free_memory import read_free_memory_bytes
 from headway.data.tiers.transport import FileSystem, Http, Mark, StoppedError, Transport, shown
 
 TIMEOUT_S = 30.0
@@ -87,7 +87,7 @@ class Remote:
             DataError: the file is not there, has changed, or cannot be read after `attempts` in a row without a byte.
             StoppedError: the Remote was closed meanwhile.
         """
-        free = free_memory_bytes() if length > UNASKED_BYTES else length
+        free = read_free_memory_bytes() if length > UNASKED_BYTES else length
         if length > free:  # as the server, or a column of it, claims: nothing is reserved on its word
             what = f"{length:,} bytes are to be read, and memory is free for {free:,}"
             raise DataError(what, where=self._where(name), fix="Check the file, or free memory.")

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 from headway.core.errors import DataError, UsageError
-from headway.core.files import reason_of
+from headway.core.files import describe_os_error
 
 _PIECE_BYTES = 4 << 20
 _REDIRECTS = 5
@@ -297,5 +297,5 @@ def _reason(error: Exception) -> str:
         return "no answer came in time"
     if isinstance(error, (http.client.RemoteDisconnected, http.client.IncompleteRead)):
         return "the connection was cut"
-    text = reason_of(error).strip()
+    text = describe_os_error(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
