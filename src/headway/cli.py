@@ -72,7 +72,7 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Look at images and write a recipe that works for them."""
-    from headway.data.formats.source import local_path
+    from headway.data.formats.pack_source import local_path
     from headway.train.propose import propose
 
     path = local_path(src, "Look at a local copy, and put the address under data.train of the recipe.")

@@ -16,7 +16,7 @@ from tests.data._packs import picture
 from headway.core.errors import DataError, HeadwayError, UsageError
 from headway.data import columns, dataset
 from headway.data.dataset import Dataset
-from headway.data.formats import known
+from headway.data.formats import detect
 from headway.data.scan import scan
 
 PICTURES = [picture(number, size=(8 + number % 3, 5 + number % 2)) for number in range(7)]
@@ -70,7 +70,7 @@ def looked_at(uri: Path, part: str = "") -> bool:
     """Whether foreign data open, without keeping columns. Anything but a sentence of ours is let out."""
     root = uri if uri.is_dir() else uri.parent
     try:
-        found_columns, description = scan(known.find(uri, (uri,), part, known.LABELS[0]), root, str(uri), None)
+        found_columns, description = scan(detect.read_foreign_records(uri, (uri,), part, detect.LABELS[0]), root, str(uri), None)
     except (DataError, UsageError) as error:
         where = str(error)
     else:

@@ -23,7 +23,7 @@ from safetensors.numpy import load, save
 
 from headway.core.errors import DataError, HeadwayError, UsageError
 from headway.data import dataset, shards
-from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, FLAG_NOT_JPEG, FLAG_SPLIT, Description, Shard
+from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, FLAG_NOT_JPEG, FLAG_SPLIT, DatasetDescription, Shard
 from headway.data.dataset import Dataset
 from headway.data.formats import recordio
 from headway.data.options import Verify
@@ -129,7 +129,7 @@ def test_records_in_one_piece_are_views_of_the_mapping_and_outlive_it(packed: Pa
 
 def test_the_description_comes_back_as_it_went(packed: Path) -> None:
     found = dataset.open(packed).description
-    assert Description.from_metadata(found.to_metadata()) == found
+    assert DatasetDescription.from_metadata(found.to_metadata()) == found
     assert (found.classes, found.class_counts) == (("cat", "dog"), (10, 10))
     assert (found.channels, found.common_size, found.label_kind) == (3, None, "class")
     assert dataset.open(packed).fingerprint == found.fingerprint
@@ -187,7 +187,7 @@ def test_a_split_record_is_joined_whatever_it_holds(
     tmp_path: Path, kind: type[MappedShards | PreadShards], parts: list[bytes], labels: int
 ) -> None:
     image = b"".join([*parts, b"\0" * (-sum(map(len, parts)) % 4), MAGIC])
-    writer = recordio.Writer(tmp_path / "a.rec", tmp_path / "a.idx", 1)
+    writer = recordio.RecordioWriter(tmp_path / "a.rec", tmp_path / "a.idx", 1)
     label = np.frombuffer(MAGIC * labels, np.float32) if labels else 0.0
     placed = [writer.append(image, label, 0) for _ in range(2)]
     writer.close()
@@ -197,7 +197,7 @@ def test_a_split_record_is_joined_whatever_it_holds(
     source.close()
 
 
-def columns_of(placed: list[recordio.Placed]) -> dict[str, Any]:
+def columns_of(placed: list[recordio.RecordPlace]) -> dict[str, Any]:
     return {
         "shard": np.zeros(len(placed), np.uint16),
         "offset": np.array([place.offset for place in placed], np.uint64),
@@ -268,8 +268,8 @@ def test_no_descriptor_is_left_open(packed: Path) -> None:
 
 
 def test_this_folder_is_on_no_network(tmp_path: Path) -> None:
-    assert shards.on_network(tmp_path) is False
-    assert shards.on_network(Path("/proc/self/mounts")) is False
+    assert shards.is_on_network(tmp_path) is False
+    assert shards.is_on_network(Path("/proc/self/mounts")) is False
 
 
 # Checksums

@@ -20,8 +20,8 @@ from tests.data.test_formats_recordio import written
 
 from headway.core.errors import UsageError
 from headway.data import dataset, foreign
-from headway.data.formats.patterns import expanded, series
-from headway.data.formats.unpack import cache_folder
+from headway.data.formats.patterns import expand_pattern, group_shards
+from headway.data.formats.unpack import get_cache_folder
 
 __all__ = ["cache"]
 
@@ -185,11 +185,11 @@ def test_the_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HEADWAY_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", "/home/someone")
-    assert cache_folder() == Path("/home/someone/.cache/headway")
+    assert get_cache_folder() == Path("/home/someone/.cache/headway")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
-    assert cache_folder() == Path("/caches/headway")
+    assert get_cache_folder() == Path("/caches/headway")
     monkeypatch.setenv("HEADWAY_CACHE", "/here")
-    assert cache_folder() == Path("/here")
+    assert get_cache_folder() == Path("/here")
 
 
 def test_a_changed_source_is_scanned_again(tmp_path: Path, cache: Path, scans: list[str]) -> None:
@@ -306,7 +306,7 @@ def test_names_with_signs_that_mean_something(tmp_path: Path, cache: Path) -> No
     ],
 )
 def test_braces(pattern: str, names: list[str]) -> None:
-    assert [path.name for path in expanded(Path("/nowhere") / pattern)] == names
+    assert [path.name for path in expand_pattern(Path("/nowhere") / pattern)] == names
 
 
 def test_series_of_shards() -> None:
@@ -317,7 +317,7 @@ def test_series_of_shards() -> None:
         "shards": ["7.tar"],
         "b": ["b.tar"],
     }
-    assert series(name for names in wanted.values() for name in reversed(names)) == wanted
+    assert group_shards(name for names in wanted.values() for name in reversed(names)) == wanted
 
 
 def test_kept_columns_are_readable_by_others(tmp_path: Path, cache: Path) -> None:

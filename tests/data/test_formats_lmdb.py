@@ -85,7 +85,7 @@ def test_values_are_where_the_package_says(tmp_path: Path, count: int, subdir: b
     }
     path = database(tmp_path / "db", values, subdir=subdir, batch=max(1, count // 7))
     data = path.read_bytes()
-    found = [(member.name.encode("latin-1"), data[member.offset :][: member.size]) for member in pages.entries(path)]
+    found = [(member.name.encode("latin-1"), data[member.offset :][: member.size]) for member in pages.read_entries(path)]
     assert found == sorted(values.items())
 
 
@@ -103,7 +103,7 @@ def test_values_that_were_deleted_or_replaced(tmp_path: Path) -> None:
                         transaction.put(b"%04d" % number, b"new" * number)
                         values[b"%04d" % number] = b"new" * number
     data = path.read_bytes()
-    found = {member.name.encode(): data[member.offset :][: member.size] for member in pages.entries(path)}
+    found = {member.name.encode(): data[member.offset :][: member.size] for member in pages.read_entries(path)}
     assert found == values
 
 
@@ -188,7 +188,7 @@ def test_databases_of_another_kind_are_refused(tmp_path: Path, cache: Path) -> N
 
 
 def _root(path: Path) -> int:
-    return pages._meta(memoryview(path.read_bytes()), path).root
+    return pages._read_meta(memoryview(path.read_bytes()), path).root
 
 
 def test_a_tree_that_leads_in_a_circle_has_an_end(tmp_path: Path, cache: Path) -> None:

@@ -23,7 +23,7 @@ SPLIT = [image + bytes(-len(image) % 4) + MAGIC * (place % 3) + b"x" for place, 
 
 
 def written(path: Path, images: Sequence[bytes], labels: Sequence[Label], *, index: bool = True) -> Path:
-    writer = recordio.Writer(path, path.with_suffix(".idx"), 0)
+    writer = recordio.RecordioWriter(path, path.with_suffix(".idx"), 0)
     for number, (image, label) in enumerate(zip(images, labels, strict=True)):
         writer.append(image, label, number)
     writer.close()

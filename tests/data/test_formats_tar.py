@@ -61,14 +61,14 @@ def test_members_are_where_tarfile_says(tmp_path: Path, format: int, files: list
     with tarfile.open(path) as found:
         wanted = [(info.name, info.offset_data, info.size) for info in found if info.isreg()]
     data = path.read_bytes()
-    assert [tuple(member) for member in tar.members(path)] == wanted
-    assert [data[at : at + size] for _, at, size in tar.members(path)] == [content for _, content in files]
+    assert [tuple(member) for member in tar.read_members(path)] == wanted
+    assert [data[at : at + size] for _, at, size in tar.read_members(path)] == [content for _, content in files]
 
 
 def test_ustar_names_in_two_halves(tmp_path: Path) -> None:
     name = "/".join(["folder" * 5] * 5) + "/" + "n" * 90
     path = archive(tmp_path / "a.tar", [(name, b"x")], tarfile.USTAR_FORMAT)
-    assert [member.name for member in tar.members(path)] == [name]
+    assert [member.name for member in tar.read_members(path)] == [name]
 
 
 @each_format
@@ -80,7 +80,7 @@ def test_what_is_no_file_is_passed_over(tmp_path: Path, format: int) -> None:
     os.mkfifo(tmp_path / "in/pipe")
     with tarfile.open(tmp_path / "a.tar", "w", format=format) as out:
         out.add(tmp_path / "in", "in")
-    (member,) = tar.members(tmp_path / "a.tar")
+    (member,) = tar.read_members(tmp_path / "a.tar")
     assert os.path.basename(member.name) in ("file", "same")
     assert (tmp_path / "a.tar").read_bytes()[member.offset :].startswith(b"content")
 
@@ -95,7 +95,7 @@ def test_a_member_larger_than_octal_can_say(tmp_path: Path) -> None:
             file.write(head)
             file.seek(len(head) + size + -size % 512)
             file.write(tarfile.TarInfo("next").tobuf() + bytes(1024))
-        found = list(tar.members(tmp_path / "a.tar"))
+        found = list(tar.read_members(tmp_path / "a.tar"))
         assert found == [("big.bin", len(head), size), ("next", len(head) + size + -size % 512 + 512, 0)]
 
 
@@ -118,20 +118,20 @@ def test_a_cut_archive_is_always_noticed(tmp_path: Path, format: int) -> None:
     for size in [*range(1, end, 500), end, end + 511]:
         path.write_bytes(whole[:size])
         with pytest.raises(DataError, match=r"a\.tar, byte \d+: the archive ends (inside|without an end mark)"):
-            list(tar.members(path))
+            list(tar.read_members(path))
 
 
 @pytest.mark.parametrize("at", [0, 99, 120, 130, 150, 156, 200, 260, 340, 400, 511])
 def test_any_changed_byte_of_a_header_is_noticed(tmp_path: Path, at: int) -> None:
     path = archive(tmp_path / "a.tar", samples(), tarfile.USTAR_FORMAT)
     whole = bytearray(path.read_bytes())
-    second = next(tar.members(path)).size + 1023 & ~511
+    second = next(tar.read_members(path)).size + 1023 & ~511
     for start in (0, second):
         changed = whole.copy()
         changed[start + at] ^= 1
         path.write_bytes(changed)
         with pytest.raises(DataError, match=rf"a\.tar, byte {start}: this is no header of a tar archive"):
-            list(tar.members(path))
+            list(tar.read_members(path))
 
 
 def test_no_damage_makes_anything_but_a_sentence(tmp_path: Path) -> None:

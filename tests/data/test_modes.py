@@ -15,7 +15,7 @@ from tests.data._packs import contents, folder, names_of, picture, sources
 from headway.core.errors import DataError, UsageError, UserCodeError
 from headway.data import dataset, native
 from headway.data.columns import FLAG_NOT_JPEG, FLAG_RAW
-from headway.data.modes import Mode
+from headway.data.pack_mode import PackMode
 from headway.data.pack import pack
 from headway.data.reference import to_pixels
 
@@ -58,10 +58,10 @@ def saved(image: Image.Image, **options: Any) -> Image.Image:
 
 
 modes = st.one_of(
-    st.sampled_from([Mode(kind="keep"), Mode(kind="seekable"), Mode(kind="raw")]),
-    st.builds(Mode, kind=st.just("raw"), side=st.integers(1, 9999)),
+    st.sampled_from([PackMode(kind="keep"), PackMode(kind="seekable"), PackMode(kind="raw")]),
+    st.builds(PackMode, kind=st.just("raw"), side=st.integers(1, 9999)),
     st.builds(
-        Mode,
+        PackMode,
         kind=st.just("encode"),
         side=st.none() | st.integers(1, 9999),
         quality=st.integers(1, 100),
@@ -71,14 +71,14 @@ modes = st.one_of(
 
 
 @given(mode=modes)
-def test_a_mode_is_read_as_it_is_written(mode: Mode) -> None:
-    assert Mode.parse(str(mode)) == mode
+def test_a_mode_is_read_as_it_is_written(mode: PackMode) -> None:
+    assert PackMode.parse(str(mode)) == mode
 
 
 def test_parts_of_a_mode_may_be_left_out() -> None:
-    assert str(Mode.parse("resize=256")) == "resize=256,quality=90"
-    assert str(Mode.parse("quality=75")) == "quality=75"
-    assert Mode.parse(" quality=90 , resize=256") == Mode.parse("resize=256")
+    assert str(PackMode.parse("resize=256")) == "resize=256,quality=90"
+    assert str(PackMode.parse("quality=75")) == "quality=75"
+    assert PackMode.parse(" quality=90 , resize=256") == PackMode.parse("resize=256")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_parts_of_a_mode_may_be_left_out() -> None:
 )
 def test_a_bad_mode_gets_a_sentence(text: str, sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Mode.parse(text)
+        PackMode.parse(text)
     assert sentence in str(caught.value)
 
 

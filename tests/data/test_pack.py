@@ -55,7 +55,7 @@ def test_every_image_is_stored_as_it_is(pets: Path, tmp_path: Path) -> None:
 
 def test_other_readers_find_label_number_and_pack_in_the_records(pets: Path, tmp_path: Path) -> None:
     packed = dataset.open(pack(pets, tmp_path / "dst", shard_bytes=30_000).folders[0])
-    records = [record for shard in packed.description.shards for record in recordio.scan(packed.folder / shard.name)]
+    records = [record for shard in packed.description.shards for record in recordio.read_records(packed.folder / shard.name)]
     assert [record.id for record in records] == list(range(200))
     assert [record.label for record in records] == packed.label.tolist()
     assert {record.id2 for record in records} == {packed.description.pack_id}
@@ -64,7 +64,7 @@ def test_other_readers_find_label_number_and_pack_in_the_records(pets: Path, tmp
         for shard in packed.description.shards
         for line in (packed.folder / shard.name).with_suffix(".idx").read_text().splitlines()
     ]
-    assert starts == [recordio.start_of(int(offset), 0) for offset in packed.offset]
+    assert starts == [recordio.compute_record_start(int(offset), 0) for offset in packed.offset]
 
 
 def test_the_same_source_makes_the_same_files_on_any_number_of_threads(pets: Path, tmp_path: Path) -> None:

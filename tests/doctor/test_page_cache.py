@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from tests.data.tiers._server import make_pack
 
 from headway.data import dataset
-from headway.data.formats.pieces import mapped
+from headway.data.formats.byte_ranges import map_path
 from headway.doctor import page_cache
 from headway.doctor.page_cache import COLD, Span, as_it_was, evict, load, mount_of, resident
 from headway.doctor.storage import files_of
@@ -84,7 +84,7 @@ def test_what_was_just_written_lies_in_memory_and_can_be_evicted(file: Path) -> 
 
 
 def test_what_this_process_maps_is_evicted_and_stays_mapped(file: Path) -> None:
-    view = mapped(file)
+    view = map_path(file)
     content = bytes(view)
     found = evict([file])
     assert found.held, found

@@ -17,7 +17,7 @@ from headway.data import dataset
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.pack import pack
-from headway.data.tiers.opened import open_remote
+from headway.data.tiers.remote_dataset import open_remote
 from headway.doctor.page_cache import COLD, Span, evict, load, mount_of, resident
 from headway.doctor.storage import Storage, files_of, measure, place_of, spans_of
 

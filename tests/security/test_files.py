@@ -25,7 +25,7 @@ from headway.data import dataset, fill
 from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, load_columns
 from headway.data.loader import Loader
 from headway.data.order import Order
-from headway.data.tiers.remote import Remote
+from headway.storage.remote_folder import RemoteFolder
 from headway.train.remote_checkpoints import Url
 
 Tree = dict[str, Any]
@@ -266,7 +266,7 @@ def test_a_server_that_claims_a_petabyte_is_not_believed() -> None:
     with liar(claims(CLAIM, CLAIM)) as uri:
         tracemalloc.start()
         begun = time.monotonic()
-        for ask in (lambda: dataset.open(uri), lambda: Remote(uri).read("a", 0, CLAIM)):
+        for ask in (lambda: dataset.open(uri), lambda: RemoteFolder(uri).read("a", 0, CLAIM)):
             with pytest.raises(DataError, match=f"{CLAIM:,} bytes are to be read, and memory is free for"):
                 ask()
         with pytest.raises(OSError, match="should have at most 100"):
@@ -280,7 +280,7 @@ def test_a_server_that_claims_a_petabyte_is_not_believed() -> None:
 def test_a_size_of_many_digits_is_a_sentence() -> None:
     for total in ("9" * 5000, "9" * 19):
         with liar(claims(total)) as uri, pytest.raises(DataError, match=f"a size of {len(total)} digits"):
-            Remote(uri).mark("a")
+            RemoteFolder(uri).mark("a")
 
 
 def test_a_redirection_with_an_endless_body_is_not_read() -> None:
@@ -299,5 +299,5 @@ def test_a_redirection_with_an_endless_body_is_not_read() -> None:
             pass
 
     with liar(answer) as uri, pytest.raises(DataError, match="redirects without end"):
-        Remote(uri, timeout_s=30).mark("a")
+        RemoteFolder(uri, timeout_s=30).mark("a")
     assert sent[0] < 256 << 20

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError, UsageError
 from headway.data import native
-from headway.data.columns import AGAIN, COLUMNS_FILE, PACK_FORMATS, Description, Shard, load_columns, name_of
+from headway.data.columns import PACK_AGAIN, COLUMNS_FILE, PACK_FORMATS, DatasetDescription, Shard, load_columns, decode_name
 from headway.data.formats import recordio, trailer
-from headway.data.mapping import addresses_of, check
+from headway.data.mapping import get_addresses, check_mappings
 from headway.data.options import Verify
 from headway.data.records import Records
-from headway.data.shards import LooseFiles, MappedShards, PreadShards, Source, on_network
+from headway.data.shards import LooseFiles, MappedShards, PreadShards, RecordReader, is_on_network
 
 
 @final
@@ -44,10 +44,10 @@ class Dataset:
         self,
         folder: Path,
         columns: Mapping[str, NDArray[Any]],
-        description: Description,
+        description: DatasetDescription,
         *,
         mapped: bool | None = None,
-        source: Source | None = None,
+        source: RecordReader | None = None,
     ) -> None:
         self.folder, self.description = folder, description
         self.shard: NDArray[np.uint16] = columns["shard"]
@@ -58,14 +58,14 @@ class Dataset:
         self.height: NDArray[np.uint32] = columns["height"]
         self.flags: NDArray[np.uint8] = columns["flags"]
         self.label: NDArray[Any] = columns["label"]
-        self._columns, self._addresses = columns, addresses_of(columns.values())
+        self._columns, self._addresses = columns, get_addresses(columns.values())
         self._touched = np.zeros(len(self.label), np.bool_)
-        self.source: Source
+        self.source: RecordReader
         if source is not None:
             self.source = source
         elif description.format == "folder":
             self.source = LooseFiles(folder, columns)
-        elif mapped is False or (mapped is None and (on_network(folder) or not native.available())):
+        elif mapped is False or (mapped is None and (is_on_network(folder) or not native.available())):
             self.source = PreadShards(folder, description.shards, columns)
         else:
             self.source = MappedShards(folder, description.shards, columns)
@@ -96,7 +96,7 @@ class Dataset:
 
     def name(self, sample: int) -> str:
         """The source's name of a sample (a relative path), or its number where there are no names."""
-        return name_of(self._columns, sample)
+        return decode_name(self._columns, sample)
 
     def read(self, ids: Sequence[int] | NDArray[np.int64]) -> Records:
         """Returns the records of these samples without checking them; a damaged record may be short or empty.
@@ -114,7 +114,7 @@ class Dataset:
 
     def check_columns(self) -> None:
         """Raises DataError where the columns file was cut while it was in use, so that what was read may be zeros."""
-        check(self._addresses)
+        check_mappings(self._addresses)
 
     def unchecked(self, ids: NDArray[np.int64], verify: Verify = "first") -> NDArray[np.bool_]:
         """Which records' checksums are to be looked at; shape [k].
@@ -168,7 +168,7 @@ def open(
     """
     text = os.fspath(uri).removeprefix("file://")
     if "://" in text:
-        from headway.data.tiers.opened import open_remote  # it needs Dataset
+        from headway.data.tiers.remote_dataset import open_remote  # it needs Dataset
 
         return open_remote(text)
     folder = Path(text)
@@ -178,7 +178,7 @@ def open(
     columns, description, _ = load_columns(path)
     if description.format not in PACK_FORMATS:
         what = f"it is packed in a format that is not known here, {description.format!r}"
-        raise DataError(what, where=str(path), fix=AGAIN)
+        raise DataError(what, where=str(path), fix=PACK_AGAIN)
     for shard in description.shards:
         _check_shard(folder / shard.name, shard, description)
     return Dataset(folder, columns, description, mapped=mapped)
@@ -193,7 +193,7 @@ def _not_packed(path: Path, mapped: bool | None, progress: Callable[[int, int], 
     return open_foreign(os.fspath(path), mapped=mapped, progress=progress)
 
 
-def _check_shard(path: Path, shard: Shard, description: Description) -> None:
+def _check_shard(path: Path, shard: Shard, description: DatasetDescription) -> None:
     again = "Copy the folder again, or pack again."
     try:
         status = path.stat()
@@ -204,7 +204,7 @@ def _check_shard(path: Path, shard: Shard, description: Description) -> None:
     if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
         raise DataError("this shard is no plain file", where=str(path), fix=again)
     size = status.st_size
-    pack_id_of = recordio.pack_id_of if description.format == "recordio" else trailer.pack_id_of
+    pack_id_of = recordio.read_pack_id if description.format == "recordio" else trailer.read_pack_id
     if pack_id_of(path) != description.pack_id:
         raise DataError(
             "this shard belongs to another pack",

@@ -26,8 +26,8 @@ from headway.data.options import SYNTHETIC, Cache, CropRecipe, DataRecipe, Synth
 from headway.data.order import Order
 from headway.data.resolution import size_at
 from headway.data.synthetic import Synthetic
-from headway.data.tiers import Tier, choose
-from headway.data.tiers.opened import RemoteShards
+from headway.data.tiers import Tier, choose_tier
+from headway.data.tiers.remote_dataset import RemoteShards
 from headway.train.counter import Counter
 from headway.train.recipe import TrainRecipe
 
@@ -232,7 +232,7 @@ class Inputs:
             cache = "disk" if isinstance(dataset.source, RemoteShards) else "none"
         which = "training" if dataset is self.train else "evaluation"
         with Counter(f"Filling the cache of the {which} data", "images", self.say) as progress:
-            return choose(
+            return choose_tier(
                 dataset,
                 cache,
                 device=self.device if as_they_are else "cpu",

@@ -21,7 +21,7 @@ from headway.core.files import read_regular, write_whole
 from headway.core.shown import plain
 from headway.data.decode import Decoder, decoder
 from headway.data.fill import View
-from headway.data.formats.source import is_image
+from headway.data.formats.pack_source import is_image
 from headway.data.records import Records
 from headway.data.reference import FORMATS
 from headway.train.evaluate import outputs_of

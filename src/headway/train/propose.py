@@ -15,8 +15,8 @@ import yaml
 from headway.core.errors import DataError, UsageError
 from headway.data import dataset
 from headway.data.columns import COLUMNS_FILE, LabelKind
-from headway.data.formats.source import Source, open_split
-from headway.data.modes import glanced
+from headway.data.formats.pack_source import PackSource, open_split
+from headway.data.pack_mode import open_header
 from headway.data.reference import GRAY_MODES
 
 LOOKED_AT = 256
@@ -82,12 +82,12 @@ def look(src: Path) -> Findings:
     )
 
 
-def _look_at_files(source: Source) -> tuple[list[tuple[int, int]], Counter[str]]:
+def _look_at_files(source: PackSource) -> tuple[list[tuple[int, int]], Counter[str]]:
     sizes, modes = [], Counter[str]()
     ids = np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).astype(int)
     for place in np.unique(ids):
         try:
-            with glanced(source.images.read(int(place))) as image:
+            with open_header(source.images.read(int(place))) as image:
                 sizes.append(image.size)
                 modes[image.mode] += 1
         except (OSError, DataError):

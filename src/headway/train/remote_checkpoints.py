@@ -19,8 +19,8 @@ from typing import Any, final
 import fsspec.core
 
 from headway.core.errors import HeadwayError, UsageError
-from headway.data.tiers.remote import Remote
-from headway.data.tiers.transport import shown
+from headway.storage.remote_folder import RemoteFolder
+from headway.storage.transport import redact_address
 from headway.train.manifest import MANIFEST, MANIFEST_BYTES, File, Manifest
 from headway.train.places import LATEST, Check, Draft, Location, Place, is_passed, name_of, newest_first, step_of
 from headway.train.tensors_file import TensorsFile
@@ -45,7 +45,7 @@ class Url:
         return self.uri.rpartition("/")[2]
 
     def __str__(self) -> str:
-        return shown(self.uri)
+        return redact_address(self.uri)
 
     def read(self, name: str, limit: int) -> bytes:
         """Bytes of one of its files.
@@ -55,7 +55,7 @@ class Url:
             OSError: it has more than `limit` bytes.
             DataError: it cannot be reached, which says nothing about the checkpoint.
         """
-        remote = Remote(self.uri)
+        remote = RemoteFolder(self.uri)
         try:
             size = remote.mark(name).size
             if size > limit:
@@ -75,11 +75,11 @@ class RemotePlace(Place):
 
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
-        self.shown = shown(self.uri)
+        self.shown = redact_address(self.uri)
         if uri.partition("://")[0].lower() in ("http", "https"):
             fix = "Name a folder, or an address such as s3://bucket/folder."
             raise UsageError("checkpoints cannot be written over HTTP", where=self.shown, fix=fix)
-        Remote(self.uri).close()  # says which package is missing
+        RemoteFolder(self.uri).close()  # says which package is missing
         self._files, root = fsspec.core.url_to_fs(self.uri)
         self._root = str(root).rstrip("/")
 

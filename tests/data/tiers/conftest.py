@@ -16,8 +16,8 @@ from headway.data import dataset
 from headway.data.dataset import Dataset
 from headway.data.pack import pack
 from headway.data.tiers.disk import DiskTier
-from headway.data.tiers.opened import RemoteShards, open_remote
-from headway.data.tiers.remote import Remote
+from headway.data.tiers.remote_dataset import RemoteShards, open_remote
+from headway.storage.remote_folder import RemoteFolder
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def tier(server: Server, tmp_path: Path) -> Iterator[Open]:
         data = open_remote(server.uri, tmp_path / "columns")
         source = data.source
         assert isinstance(source, RemoteShards)
-        remote = Remote(source.remote.uri, timeout_s=60, attempts=5, pause_s=0.005)
+        remote = RemoteFolder(source.remote.uri, timeout_s=60, attempts=5, pause_s=0.005)
         made = DiskTier(data, remote, folder, budget, why="")
         remote.close()
         opened.append((data, made))

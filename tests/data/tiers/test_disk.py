@@ -17,10 +17,11 @@ from headway.data.batch_plan import BatchPlan
 from headway.data.columns import COLUMNS_FILE
 from headway.data.order import Order
 from headway.data.pack import pack
-from headway.data.tiers import fetch, layout
+from headway.data.tiers import layout
+from headway.data.tiers import prefetch
 from headway.data.tiers.disk import DiskTier
-from headway.data.tiers.opened import RemoteShards, open_remote
-from headway.data.tiers.policy import Slots
+from headway.data.tiers.remote_dataset import RemoteShards, open_remote
+from headway.data.tiers.next_use import HostSlots
 
 
 @pytest.mark.parametrize("folder", ["cache", None])
@@ -127,7 +128,7 @@ def test_what_was_fetched_once_is_not_fetched_again(tier: Open, server: Server, 
 def test_it_reads_ahead_of_need_and_no_further_than_the_limit(
     tier: Open, server: Server, wanted: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "AHEAD_BYTES", 60_000)
+    monkeypatch.setattr(prefetch, "AHEAD_BYTES", 60_000)
     opened = tier(None)
     order = Order(N, 1)
     opened.expect(iter(spans_of(10 * N, 3)), order)
@@ -190,7 +191,7 @@ def test_a_bounded_cache_never_grows_over_its_budget_and_fetches_little_more_tha
     tier: Open, server: Server, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "GAP_BYTES", 100)
-    monkeypatch.setattr(fetch, "AHEAD_BYTES", 20_000)  # so that the set does not fit into memory
+    monkeypatch.setattr(prefetch, "AHEAD_BYTES", 20_000)  # so that the set does not fit into memory
     budget = 240_000  # of 401,000 that all take
     opened = tier(budget=budget)
     order = Order(N, 5)
@@ -230,10 +231,10 @@ def test_one_of_several_hosts_keeps_what_it_needs_soonest_and_records_in_use_sta
     tier: Open, server: Server, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "GAP_BYTES", 100)
-    monkeypatch.setattr(fetch, "AHEAD_BYTES", 20_000)
+    monkeypatch.setattr(prefetch, "AHEAD_BYTES", 20_000)
     budget = 240_000
     opened = tier(budget=budget)
-    order, slots = Order(N, 4), Slots(BatchPlan(8), 0, 1, 4)
+    order, slots = Order(N, 4), HostSlots(BatchPlan(8), 0, 1, 4)
     spans = [(low, low + 2) for low in range(0, 40 * N, 8)]
     opened.expect(iter(spans), order, slots)
     store = opened._fetcher._store

@@ -19,9 +19,10 @@ from tests.data.tiers._server import Asked, Fault, Server
 from headway.core.errors import DataError
 from headway.data.dataset import Dataset
 from headway.data.order import Order
-from headway.data.tiers import disk, fetch, layout, sparse
+from headway.data.tiers import disk, layout, sparse
+from headway.data.tiers import prefetch
 from headway.data.tiers.disk import DiskTier
-from headway.data.tiers.store import Store
+from headway.data.tiers.store import RecordStore
 
 
 def some_faults() -> Callable[[Asked], Fault]:
@@ -192,7 +193,7 @@ def test_a_file_system_that_will_not_do_is_said_once(
     if lack == "holes":
         monkeypatch.setattr(sparse, "_punch", refuse)
     else:
-        monkeypatch.setattr(disk, "on_network", lambda path: True)
+        monkeypatch.setattr(disk, "is_on_network", lambda path: True)
     with caplog.at_level(logging.WARNING):
         opened = tier()
         assert read(opened) == wanted
@@ -242,12 +243,12 @@ def test_a_full_disk_is_said_once_and_records_are_streamed(
 def test_what_has_no_room_on_the_disk_does_not_fill_the_memory(
     tier: Open, wanted: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "AHEAD_BYTES", 20_000)
+    monkeypatch.setattr(prefetch, "AHEAD_BYTES", 20_000)
     monkeypatch.setattr(layout, "GAP_BYTES", 100)
     monkeypatch.setattr(layout, "RUN_BYTES", 7_000)
     first = tier()
     opened = DiskTier(first._dataset, first._remote, first._folder, GB, why="", threads=2)
-    monkeypatch.setattr(Store, "keep", lambda store, ids, extents: False)  # as if others had just taken the room
+    monkeypatch.setattr(RecordStore, "keep", lambda store, ids, extents: False)  # as if others had just taken the room
     order = Order(N, 1, 40)  # it would read a whole window ahead
     opened.expect(iter(spans_of(N, 2)), order)
     for span in spans_of(N, 2):

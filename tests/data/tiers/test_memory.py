@@ -16,7 +16,7 @@ from headway.data import dataset
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
 from headway.data.decode import Status, decoder
-from headway.data.tiers import choose
+from headway.data.tiers import choose_tier
 from headway.data.tiers.device import DeviceTier
 from headway.data.tiers.memory import CHUNK_SAMPLES, MemoryTier
 
@@ -136,6 +136,6 @@ def test_a_gpu_gathers_what_the_set_holds_without_a_wait(data: Dataset) -> None:
         tier.gather(SOME)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    chosen = choose(data, device="cuda")
+    chosen = choose_tier(data, device="cuda")
     assert isinstance(chosen, DeviceTier)
     gathers(chosen, data)

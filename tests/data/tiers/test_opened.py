@@ -14,7 +14,7 @@ from tests.data.tiers._server import Server, make_pack, serving
 from headway.core.errors import DataError, UsageError
 from headway.data import dataset
 from headway.data.columns import COLUMNS_FILE, load_columns
-from headway.data.tiers.opened import open_remote
+from headway.data.tiers.remote_dataset import open_remote
 
 
 def test_a_remote_set_is_opened_like_a_local_one(server: Server, packed: Path, tmp_path: Path) -> None:

@@ -18,10 +18,10 @@ from tests.data.tiers._server import Server, wait_until
 
 from headway.core.errors import UsageError
 from headway.data.order import Order
-from headway.data.tiers import fetch
+from headway.data.tiers import prefetch
 from headway.data.tiers.disk import DiskTier
 from headway.data.tiers.locks import ByteLocks
-from headway.data.tiers.opened import RemoteShards, open_remote
+from headway.data.tiers.remote_dataset import RemoteShards, open_remote
 from headway.data.tiers.store import FETCH
 
 CHILD = """
@@ -29,9 +29,9 @@ import sys, pathlib, numpy as np
 from headway.data.batch_plan import BatchPlan
 from headway.data.order import Order
 from headway.data.tiers import fetch
-from headway.data.tiers.policy import Slots
+from headway.data.tiers.next_use import Slots
 from headway.data.tiers.disk import DiskTier
-from headway.data.tiers.opened import open_remote
+from headway.data.tiers.remote_dataset import open_remote
 uri, cache, seed, epochs = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 data = open_remote(uri, cache / "columns")
 tier = DiskTier(data, data.source.remote, cache, int(sys.argv[5]), why="", threads=4)
@@ -131,7 +131,7 @@ def test_processes_killed_at_many_moments_leave_nothing_wrong(
 def test_a_process_that_stopped_while_it_fetches_does_not_stop_another(
     tier: Open, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(prefetch, "_PATIENCE_S", 0.1)
     opened = tier()
     store = opened._fetcher._store
     assert store is not None
@@ -149,7 +149,7 @@ def test_a_process_that_stopped_while_it_fetches_does_not_stop_another(
 def test_what_another_process_fetches_is_waited_for(
     tier: Open, server: Server, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "_PATIENCE_S", 300.0)
+    monkeypatch.setattr(prefetch, "_PATIENCE_S", 300.0)
     opened = tier()
     store = opened._fetcher._store
     assert store is not None

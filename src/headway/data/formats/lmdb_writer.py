@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
 from headway.data.formats import lmdb
-from headway.data.formats.recordio import Placed
-from headway.data.formats.tar_writer import ending_of, label_file
-from headway.data.formats.trailer import trailer
+from headway.data.formats.recordio import RecordPlace
+from headway.data.formats.tar_writer import guess_extension, encode_label
+from headway.data.formats.trailer import build_trailer
 
 _MAP_BYTES = 1 << 40
 """Room in the address space, not on the disk: larger than any shard."""
@@ -36,7 +36,7 @@ class LmdbWriter:
     """Writes one LMDB shard; see `ShardWriter`. Raises UsageError where the lmdb package is missing."""
 
     def __init__(self, path: Path, pack_id: int) -> None:
-        self._lmdb, self._path, self._pack_id = _package(), path, pack_id
+        self._lmdb, self._path, self._pack_id = _import_lmdb(), path, pack_id
         self._names: list[str] = []
         self._waiting_bytes = 0
         self.size_bytes = 0
@@ -44,10 +44,10 @@ class LmdbWriter:
             self._env = self._lmdb.open(str(path), subdir=False, map_size=_MAP_BYTES, lock=False, sync=False)
             self._txn = self._env.begin(write=True)
 
-    def append(self, image: bytes, label: Any, index: int) -> Placed:
+    def append(self, image: bytes, label: Any, index: int) -> RecordPlace:
         """Appends an image file and its label's; its offset is known after `close`, and 0 until then."""
-        ending, text = label_file(label)
-        name = f"{index:09d}.{ending_of(image)}"
+        ending, text = encode_label(label)
+        name = f"{index:09d}.{guess_extension(image)}"
         self._names.append(name)
         with self._as_os_errors():
             for key, value in sorted([(name, image), (f"{index:09d}.{ending}", text)]):
@@ -59,16 +59,16 @@ class LmdbWriter:
                 self._txn.commit()
                 self._txn = self._env.begin(write=True)
                 self._waiting_bytes = 0
-        return Placed(0, len(image), False)
+        return RecordPlace(0, len(image), False)
 
     def close(self) -> NDArray[np.uint64]:
         """Brings the file to the disk. Returns the offsets of all images, in the order of `append`."""
         with self._as_os_errors():
             self._txn.commit()
             self._env.close()
-        members = {member.name: member.offset for member in lmdb.entries(self._path)}
+        members = {member.name: member.offset for member in lmdb.read_entries(self._path)}
         with self._path.open("ab") as file:
-            file.write(trailer(self._pack_id))
+            file.write(build_trailer(self._pack_id))
             file.flush()
             os.fsync(file.fileno())
             self.size_bytes = file.tell()
@@ -89,7 +89,7 @@ class LmdbWriter:
             raise OSError(errno.ENOSPC if full else error.code, str(error)) from error
 
 
-def _package() -> Any:
+def _import_lmdb() -> Any:
     try:
         import lmdb as package
     except ImportError as error:

@@ -16,27 +16,27 @@ from headway.core.memory import free_memory_bytes
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
 from headway.data.decode import Backend, decoder
-from headway.data.formats.unpack import cache_folder
+from headway.data.formats.unpack import get_cache_folder
 from headway.data.options import Cache
-from headway.data.shards import MappedShards, on_network
+from headway.data.shards import MappedShards, is_on_network
 from headway.data.tiers.device import DeviceTier
 from headway.data.tiers.disk import DiskTier
-from headway.data.tiers.memory import MemoryTier, Progress
-from headway.data.tiers.opened import RemoteShards
-from headway.data.tiers.tier import MappedTier, Name, Tier
+from headway.data.tiers.memory import MemoryTier, FillProgress
+from headway.data.tiers.remote_dataset import RemoteShards
+from headway.data.tiers.tier import MappedTier, TierName, Tier
 
 if TYPE_CHECKING:  # it takes seconds
     import torch
 
 BUDGET_BYTES = 50 * 10**9
-SHARE = 4
+FREE_MEMORY_DIVISOR = 4
 """`auto` keeps a set in memory that takes at most a quarter of what is free: the rest is for the network, what it saves
 for backward, and others."""
-LIMIT = 0.8
+REQUESTED_SHARE = 0.8
 """Most of what is free that a set may take where the user asks for it."""
 
 
-def choose(
+def choose_tier(
     dataset: Dataset,
     cache: Cache = "auto",
     *,
@@ -45,7 +45,7 @@ def choose(
     backend: Backend = "auto",
     folder: str | os.PathLike[str] | None = None,
     budget_bytes: int = BUDGET_BYTES,
-    progress: Progress | None = None,
+    progress: FillProgress | None = None,
 ) -> Tier:
     """The tier that `cache` names, filled; its `why` says what `auto` chose, and for what reason.
 
@@ -67,7 +67,7 @@ def choose(
     """
     if cache not in get_args(Cache):
         raise UsageError(f"{cache!r} is no place for a cache", where="data.cache", fix=nearest(cache, get_args(Cache)))
-    near = Near(dataset, str(device), Path(folder or cache_folder()), budget_bytes)
+    near = CachePlanner(dataset, str(device), Path(folder or get_cache_folder()), budget_bytes)
     place = near.auto() if cache == "auto" else near.asked(cache)
     if place.name == "none" or place.name == "disk":
         return near.unfilled(place)
@@ -85,10 +85,10 @@ def choose(
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TierChoice:
     """Where a set is to be kept, why, and whether as pixels."""
 
-    name: Name
+    name: TierName
     reason: str
     decoded: bool = False
 
@@ -98,7 +98,7 @@ class _Place:
 
 
 @final
-class Near:
+class CachePlanner:
     """Chooses where a data set is kept, by its size and the free memory."""
 
     def __init__(self, dataset: Dataset, device: str, folder: Path, budget_bytes: int) -> None:
@@ -108,54 +108,54 @@ class Near:
         self._pixels = dataset.pixel_bytes
         self._raw = bool(len(dataset)) and bool((dataset.flags & FLAG_RAW).all())
 
-    def auto(self) -> _Place:
+    def auto(self) -> _TierChoice:
         """Chooses the place for `data.cache: auto`."""
         mapped = isinstance(self._dataset.source, MappedShards)
-        if self._pixels is not None and self._on_gpu and self._pixels <= (free := self._free_device()) // SHARE:
-            reason = f"the decoded set of {_size(self._pixels)} fits into a quarter of its free memory of {_size(free)}"
-            return _Place("device", reason, decoded=True)
+        if self._pixels is not None and self._on_gpu and self._pixels <= (free := self._free_device()) // FREE_MEMORY_DIVISOR:
+            reason = f"the decoded set of {_format_bytes(self._pixels)} fits into a quarter of its free memory of {_format_bytes(free)}"
+            return _TierChoice("device", reason, decoded=True)
         free = self._free_host()
-        if self._pixels is not None and self._pixels <= free // SHARE and not (self._raw and mapped):
-            reason = f"the decoded set of {_size(self._pixels)} fits into a quarter of the free memory of {_size(free)}"
-            return _Place("memory", reason, decoded=True)
-        if not self._remote and not mapped and on_network(self._dataset.folder) and self._bytes <= free // SHARE:
-            reason = f"its {_size(self._bytes)} lie on a network file system; a quarter of the free memory holds them"
-            return _Place("memory", reason)
+        if self._pixels is not None and self._pixels <= free // FREE_MEMORY_DIVISOR and not (self._raw and mapped):
+            reason = f"the decoded set of {_format_bytes(self._pixels)} fits into a quarter of the free memory of {_format_bytes(free)}"
+            return _TierChoice("memory", reason, decoded=True)
+        if not self._remote and not mapped and is_on_network(self._dataset.folder) and self._bytes <= free // FREE_MEMORY_DIVISOR:
+            reason = f"its {_format_bytes(self._bytes)} lie on a network file system; a quarter of the free memory holds them"
+            return _TierChoice("memory", reason)
         return self.bare()
 
-    def bare(self) -> _Place:
+    def bare(self) -> _TierChoice:
         """Returns the place of records that are kept neither in memory nor on the device."""
         if self._remote:
-            return _Place("disk", f"the set is remote: at most {_size(self._budget_bytes)} of it in {self._folder}")
+            return _TierChoice("disk", f"the set is remote: at most {_format_bytes(self._budget_bytes)} of it in {self._folder}")
         if isinstance(self._dataset.source, MappedShards):
-            return _Place("none", "local files are mapped, and the page cache keeps them")
-        return _Place("none", "its files are read as they are needed")
+            return _TierChoice("none", "local files are mapped, and the page cache keeps them")
+        return _TierChoice("none", "its files are read as they are needed")
 
-    def asked(self, cache: Cache) -> _Place:
+    def asked(self, cache: Cache) -> _TierChoice:
         """Returns the place that the recipe asks for. Raises UsageError: the set does not fit there."""
         if cache == "none":
-            return _Place("none", "remote records are kept until they are read") if self._remote else self.bare()
+            return _TierChoice("none", "remote records are kept until they are read") if self._remote else self.bare()
         if cache == "disk":
             if self._remote:
                 return self.bare()
-            raise _refusal("the set lies on a local disk already", "Leave data.cache out: local files are mapped.")
+            raise _build_refusal("the set lies on a local disk already", "Leave data.cache out: local files are mapped.")
         free, owner = self._free_host(), "process"
         if cache == "device":
             if self._pixels is None:
                 fix = "Pack them to one size (headway pack --transform, with ImageOps.fit), or leave data.cache out."
-                raise _refusal("a device keeps decoded images of one size, and these have different sizes", fix)
+                raise _build_refusal("a device keeps decoded images of one size, and these have different sizes", fix)
             if self._on_gpu:
                 free, owner = self._free_device(), "device"
-        if self._pixels is not None and self._pixels <= LIMIT * free:
-            name: Name = "device" if cache == "device" and self._on_gpu else "memory"
-            return _Place(name, f"as asked: the decoded set of {_size(self._pixels)}", decoded=True)
-        if cache == "memory" and self._bytes <= LIMIT * free:
-            return _Place("memory", f"as asked: the set of {_size(self._bytes)} as it is, not decoded")
+        if self._pixels is not None and self._pixels <= REQUESTED_SHARE * free:
+            name: TierName = "device" if cache == "device" and self._on_gpu else "memory"
+            return _TierChoice(name, f"as asked: the decoded set of {_format_bytes(self._pixels)}", decoded=True)
+        if cache == "memory" and self._bytes <= REQUESTED_SHARE * free:
+            return _TierChoice("memory", f"as asked: the set of {_format_bytes(self._bytes)} as it is, not decoded")
         needed = self._pixels if cache == "device" else min(self._bytes, self._pixels or self._bytes)
-        what = f"the set needs {_size(needed or 0)}, and the {owner} has {_size(free)} free, of which 80 % may be taken"
-        raise _refusal(what, "Leave data.cache out, or make the images smaller.")
+        what = f"the set needs {_format_bytes(needed or 0)}, and the {owner} has {_format_bytes(free)} free, of which 80 % may be taken"
+        raise _build_refusal(what, "Leave data.cache out, or make the images smaller.")
 
-    def unfilled(self, place: _Place) -> Tier:
+    def unfilled(self, place: _TierChoice) -> Tier:
         """Builds the tier that reads from such a place; nothing is loaded into memory yet."""
         if self._remote is None:
             return MappedTier(self._dataset, place.why)
@@ -177,11 +177,11 @@ class Near:
         return int(torch.cuda.mem_get_info(torch.device(self._device))[0])
 
 
-def _refusal(what: str, fix: str) -> UsageError:
+def _build_refusal(what: str, fix: str) -> UsageError:
     return UsageError(what, where="data.cache", fix=fix)
 
 
-def _size(size_bytes: int) -> str:
+def _format_bytes(size_bytes: int) -> str:
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         if size_bytes >= 0.9995 * scale:  # below it, three digits of the next smaller unit hold it
             return f"{size_bytes / scale:.3g} {unit}"

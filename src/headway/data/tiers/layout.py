@@ -50,7 +50,7 @@ class Extents:
 
 
 @final
-class Layout:
+class RecordLayout:
     """The places of a data set's records.
 
     Args:
@@ -80,7 +80,7 @@ class Layout:
         outside = (start < 0) | (end > size)
         shard, start, end = (np.where(outside, 0, part) for part in (shard, start, end))
         found = Extents(ids, shard, start, end)
-        key = _key(found)
+        key = _compute_sort_keys(found)
         if (key[1:] >= key[:-1]).all():  # as in a pack of ours where ids ascend; sorting costs three times the rest
             return found
         order = np.argsort(key, kind="stable")
@@ -109,7 +109,7 @@ class Layout:
         """(shard, begin, end) of the whole blocks that hold bytes of `taken` records and none of a `kept` one."""
         begin, end = taken.start // self.block * self.block, -(-taken.end // self.block) * self.block
         if len(kept):
-            place = np.searchsorted(_key(kept), _key(taken))
+            place = np.searchsorted(_compute_sort_keys(kept), _compute_sort_keys(taken))
             before, after = np.maximum(place - 1, 0), np.minimum(place, len(kept) - 1)
             has_before = (place > 0) & (kept.shard[before] == taken.shard)
             has_after = (place < len(kept)) & (kept.shard[after] == taken.shard)
@@ -138,15 +138,15 @@ class Layout:
         return np.where(alone, self.sizes[here], start[following])
 
 
-def _key(found: Extents) -> NDArray[np.int64]:
+def _compute_sort_keys(found: Extents) -> NDArray[np.int64]:
     return (found.shard << 47) | found.start
 
 
-def image_of(columns: Columns, sample: int, extent: NDArray[np.uint8]) -> memoryview | bytes:
+def extract_image(columns: Columns, sample: int, extent: NDArray[np.uint8]) -> memoryview | bytes:
     """A record's bytes, of those that it takes in its shard; none where its parts are damaged."""
     if not columns["flags"][sample] & FLAG_SPLIT:
         return extent.data
     try:
-        return recordio.join(extent.data, 0, int(columns["length"][sample]))
+        return recordio.join_record(extent.data, 0, int(columns["length"][sample]))
     except DataError:
         return b""

@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from headway.data.dataset import Dataset
 from headway.data.records import Records
 from headway.data.shards import MappedShards
-from headway.data.tiers.layout import Ids, Layout
+from headway.data.tiers.layout import Ids, RecordLayout
 from headway.data.tiers.locks import ByteLocks
 from headway.data.tiers.sparse import SparseFiles
-from headway.data.tiers.state import LOCKS_FILE, STATE_FILE, USED, State, share_of
+from headway.data.tiers.state import LOCKS_FILE, STATE_FILE, USED, StoreState, compute_share
 
 PACKS = "packs"
 WRITE, EVICT, READ, FETCH = 1, 2, 4, 16
@@ -59,7 +59,7 @@ class Lease:
 
 
 @final
-class Store:
+class RecordStore:
     """Records of `dataset`, kept in `root / packs / fingerprint`.
 
     Args:
@@ -76,7 +76,7 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         shards = dataset.description.shards
         columns = {name: getattr(dataset, name) for name in ("shard", "offset", "length", "flags")}
-        self._layout = Layout(columns, shards, max(4096, os.statvfs(self.folder).f_bsize))
+        self._layout = RecordLayout(columns, shards, max(4096, os.statvfs(self.folder).f_bsize))
         self._files, self._mapped = SparseFiles(self.folder, shards), MappedShards(self.folder, shards, columns)
         self._total_bytes = sum(shard.size for shard in shards)
         self._writing_here, self._evicting_here = threading.Lock(), threading.Lock()
@@ -84,7 +84,7 @@ class Store:
         self._closed = False
         self._locks, alone = self._enter()
         try:
-            self._state = State(self.folder / STATE_FILE, len(dataset), self._total_bytes, alone=alone)
+            self._state = StoreState(self.folder / STATE_FILE, len(dataset), self._total_bytes, alone=alone)
             if alone:
                 self._repair()
                 self._locks.attempt(USED, shared=True)
@@ -209,7 +209,7 @@ class Store:
         self._sweep()
 
     def _divide(self) -> None:
-        self.share_bytes = share_of(self.folder, self._total_bytes, self._budget_bytes)
+        self.share_bytes = compute_share(self.folder, self._total_bytes, self._budget_bytes)
         self._divided_s = time.monotonic()
 
     # Making room

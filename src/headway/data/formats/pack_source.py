@@ -15,20 +15,20 @@ from headway.core.errors import DataError, UsageError
 from headway.core.files import open_regular
 from headway.data.columns import COLUMNS_FILE, LabelKind
 
-IMAGE_ENDINGS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
-LISTING_ENDINGS = (".csv", ".jsonl", ".ndjson", ".json")
-SHARD_ENDINGS = (".rec", ".tar", ".tar.gz", ".tgz", ".lmdb", ".mdb")
+IMAGE_EXTENSIONS = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm"})
+LISTING_EXTENSIONS = (".csv", ".jsonl", ".ndjson", ".json")
+SHARD_EXTENSIONS = (".rec", ".tar", ".tar.gz", ".tgz", ".lmdb", ".mdb")
 EVAL_NAMES = ("eval", "val", "valid", "validation", "test")
 """Folders beside `train` that are taken for the evaluation set, the first of them that is there."""
 
 
-class _Parts(NamedTuple):
+class _SplitPaths(NamedTuple):
     train: Path
     evaluation: Path
     unused: list[str]
 
 
-class Images(Protocol):
+class ImageReader(Protocol):
     """Where the images of a source are; any thread may read."""
 
     mode: str
@@ -47,7 +47,7 @@ class Images(Protocol):
         Raises OSError where it cannot be read, and DataError where it is damaged.
         """
 
-    def together(self, samples: Sequence[int]) -> Images:
+    def together(self, samples: Sequence[int]) -> ImageReader:
         """The same images, of which these are about to be read: what lies far away is fetched at once.
 
         Raises DataError where it cannot be reached.
@@ -55,7 +55,7 @@ class Images(Protocol):
 
 
 @final
-class Files:
+class ImageFiles:
     """Images that are files of their own."""
 
     mode, raw_channels = "foreign", 0
@@ -64,13 +64,13 @@ class Files:
     def __init__(self, paths: tuple[str, ...]) -> None:
         self.paths = paths
 
-    def together(self, samples: Sequence[int]) -> Images:
+    def together(self, samples: Sequence[int]) -> ImageReader:
         """Returns itself, since files need nothing in common."""
         return self
 
     def sizes(self) -> NDArray[np.int64]:
         """Returns the size of each file in bytes."""
-        return np.fromiter(map(_size, self.paths), np.int64, len(self.paths))
+        return np.fromiter(map(_measure_size, self.paths), np.int64, len(self.paths))
 
     def read(self, sample: int) -> bytes:
         """Reads the bytes of one image."""
@@ -78,7 +78,7 @@ class Files:
             return file.read()
 
 
-def _size(path: str) -> int:
+def _measure_size(path: str) -> int:
     try:
         return os.stat(path).st_size
     except OSError:  # the reading of it will say by name what is wrong
@@ -87,12 +87,12 @@ def _size(path: str) -> int:
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Source:
+class PackSource:
     """Images and their labels, not opened yet; entry i of names, images and labels is one sample."""
 
     names: tuple[str, ...]
     """Paths relative to `root`, as text; no two are the same."""
-    images: Images
+    images: ImageReader
     labels: NDArray[Any]
     """int64 [n]: class numbers; float32 [n, k]: 1 where a class applies, else 0; float32 [n] or [n, k]: numbers."""
     label_kind: LabelKind
@@ -114,13 +114,13 @@ def is_address(uri: str | os.PathLike[str]) -> bool:
 def local_path(uri: str | os.PathLike[str], fix: str) -> Path:
     """A path on this machine. Raises UsageError, with the remedy `fix`, for an address such as s3://bucket/photos."""
     if is_address(uri):
-        from headway.data.tiers.transport import shown  # it imports from here
+        from headway.storage.transport import redact_address  # it imports from here
 
-        raise UsageError("this is an address, and no path on this machine", where=shown(os.fspath(uri)), fix=fix)
+        raise UsageError("this is an address, and no path on this machine", where=redact_address(os.fspath(uri)), fix=fix)
     return Path(os.fspath(uri).removeprefix("file://"))
 
 
-def open_source(src: Path) -> Source:
+def open_source(src: Path) -> PackSource:
     """Lists a folder of class folders, or a CSV or JSONL file; opens anything else that `headway.open` opens.
 
     Raises:
@@ -129,17 +129,18 @@ def open_source(src: Path) -> Source:
     """
     # All of these import from here.
     from headway.data import dataset
-    from headway.data.formats import folder, known, listing
-    from headway.data.formats.samples import source_of
+    from headway.data.formats import folder, listing
+    from headway.data.formats import detect
+    from headway.data.formats.dataset_source import build_pack_source
 
-    if src.suffix.lower() in LISTING_ENDINGS and src.is_file():
+    if src.suffix.lower() in LISTING_EXTENSIONS and src.is_file():
         return listing.list_file(src)
-    if src.is_dir() and not (src / COLUMNS_FILE).is_file() and known.is_image_folder(src):
+    if src.is_dir() and not (src / COLUMNS_FILE).is_file() and detect.is_image_folder(src):
         return folder.list_folder(src)
-    return source_of(dataset.open(src))
+    return build_pack_source(dataset.open(src))
 
 
-def open_split(src: str | os.PathLike[str]) -> tuple[Source, Source | None]:
+def open_split(src: str | os.PathLike[str]) -> tuple[PackSource, PackSource | None]:
     """The training set and, where `src` is a folder of two parts (train/ and one of EVAL_NAMES), the evaluation set.
 
     The parts may be folders of images, packs or foreign data; or what `headway.open` calls parts of foreign data, such
@@ -147,11 +148,11 @@ def open_split(src: str | os.PathLike[str]) -> tuple[Source, Source | None]:
     """
     if is_address(src):
         from headway.data import dataset
-        from headway.data.formats.samples import source_of
+        from headway.data.formats.dataset_source import build_pack_source
 
-        return source_of(dataset.open(src), remote=True), None
+        return build_pack_source(dataset.open(src), remote=True), None
     src = Path(src)
-    parts = _folders(src) or _foreign_parts(src)
+    parts = _find_split_folders(src) or _find_foreign_parts(src)
     if parts is None:
         return open_source(src), None
     train, evaluation, unused = parts
@@ -162,7 +163,7 @@ def open_split(src: str | os.PathLike[str]) -> tuple[Source, Source | None]:
     )
 
 
-def entries(folder: str) -> tuple[list[str], list[str]]:
+def list_entries(folder: str) -> tuple[list[str], list[str]]:
     """Names of the folders and of the files in a folder, hidden ones left out. Raises DataError if it is unreadable."""
     folders: list[str] = []
     files: list[str] = []
@@ -186,21 +187,21 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def is_image(name: str) -> bool:
     """Whether a file is an image by its ending."""
-    return os.path.splitext(name)[1].lower() in IMAGE_ENDINGS
+    return os.path.splitext(name)[1].lower() in IMAGE_EXTENSIONS
 
 
-def _folders(src: Path) -> _Parts | None:
+def _find_split_folders(src: Path) -> _SplitPaths | None:
     """The folders of the training and the evaluation set, and the names of the other folders beside them."""
-    names = {name.lower(): name for name in sorted(entries(str(src))[0])} if src.is_dir() else {}
+    names = {name.lower(): name for name in sorted(list_entries(str(src))[0])} if src.is_dir() else {}
     if "train" not in names or (src / COLUMNS_FILE).is_file():
         return None
     train = src / names["train"]
-    if not _is_set(train):
+    if not _is_dataset_folder(train):
         return None  # a class that is called train
     named = [names[name] for name in EVAL_NAMES if name in names]
-    chosen = next((name for name in named if _is_set(src / name)), None)
+    chosen = next((name for name in named if _is_dataset_folder(src / name)), None)
     if chosen is not None:
-        return _Parts(train, src / chosen, [name for name in names.values() if name not in (train.name, chosen)])
+        return _SplitPaths(train, src / chosen, [name for name in names.values() if name not in (train.name, chosen)])
     if named or len(names) == 1:
         what = f"{named[0]} has no class folders" if named else "it holds a folder train and none for evaluation"
         fix = f"Pack the training set alone and split it: headway pack {train} DST --split 0.1"
@@ -208,26 +209,26 @@ def _folders(src: Path) -> _Parts | None:
     return None
 
 
-def _is_set(folder: Path) -> bool:
+def _is_dataset_folder(folder: Path) -> bool:
     """Whether a folder is a set of its own, and not a class of images."""
-    folders, files = entries(str(folder))
-    if any(name == COLUMNS_FILE or name.endswith(SHARD_ENDINGS) for name in files):
+    folders, files = list_entries(str(folder))
+    if any(name == COLUMNS_FILE or name.endswith(SHARD_EXTENSIONS) for name in files):
         return True
     return bool(folders) and not any(map(is_image, files))
 
 
-def _foreign_parts(src: Path) -> _Parts | None:
+def _find_foreign_parts(src: Path) -> _SplitPaths | None:
     """The parts of foreign data, such as CIFAR-10's; the query of `cifar-100-python?labels=coarse` goes to each."""
-    from headway.data.formats import known
+    from headway.data.formats import detect
 
     path, mark, query = (str(src), "", "") if src.exists() else str(src).partition("?")
-    listed = os.path.isfile(path) and Path(path).suffix.lower() in LISTING_ENDINGS
-    if not os.path.exists(path) or listed or (os.path.isdir(path) and known.is_image_folder(Path(path))):
+    listed = os.path.isfile(path) and Path(path).suffix.lower() in LISTING_EXTENSIONS
+    if not os.path.exists(path) or listed or (os.path.isdir(path) and detect.is_image_folder(Path(path))):
         return None
-    names = known.parts_of(Path(path))
+    names = detect.list_parts(Path(path))
     evaluation = next((name for name in EVAL_NAMES if name in names), None)
     if "train" not in names or evaluation is None:
         return None
     unused = [name for name in names if name not in ("train", evaluation)]
     train, held_out = (Path(f"{path}/{name}{mark}{query}") for name in ("train", evaluation))
-    return _Parts(train, held_out, unused)
+    return _SplitPaths(train, held_out, unused)

@@ -18,12 +18,12 @@ from headway.core.errors import UsageError
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.records import Records
-from headway.data.tiers.bring import Bringer, Brought
-from headway.data.tiers.layout import Ids, Layout, image_of
-from headway.data.tiers.policy import Outlook, Slots
-from headway.data.tiers.remote import Remote
-from headway.data.tiers.store import Lease, Store
-from headway.data.tiers.transport import StoppedError
+from headway.data.tiers.fetch_run import RunFetcher, FetchedRecord
+from headway.data.tiers.layout import Ids, RecordLayout, extract_image
+from headway.data.tiers.next_use import ReadForecast, HostSlots
+from headway.storage.remote_folder import RemoteFolder
+from headway.data.tiers.store import Lease, RecordStore
+from headway.storage.transport import StoppedError
 
 THREADS = 16
 """They wait for the network most of the time: at 20 ms an answer and 110 kB a record, 16 bring 90 MB/s."""
@@ -65,7 +65,7 @@ class _Ahead:
 
     spans: Iterator[tuple[int, int]] = field(default_factory=lambda: iter(()))
     order: Order | None = None
-    slots: Slots | None = None
+    slots: HostSlots | None = None
     limit_bytes: int = AHEAD_BYTES
     position: int = 0
     chunks: deque[_Chunk] = field(default_factory=deque)
@@ -74,12 +74,12 @@ class _Ahead:
     """How often each sample comes in `chunks`."""
     ended: bool = False
 
-    def outlook(self, samples: int) -> Outlook:
-        return Outlook(self.position, samples, self.order, self.slots)
+    def outlook(self, samples: int) -> ReadForecast:
+        return ReadForecast(self.position, samples, self.order, self.slots)
 
 
 @final
-class Fetcher:
+class Prefetcher:
     """Records of a remote data set.
 
     Args:
@@ -92,15 +92,15 @@ class Fetcher:
     def __init__(
         self,
         dataset: Dataset,
-        remote: Remote,
-        store: Store | None,
+        remote: RemoteFolder,
+        store: RecordStore | None,
         say: Callable[[str], object],
         threads: int = THREADS,
     ) -> None:
         self._dataset, self._remote, self._store = dataset, remote, store
         self._columns = {name: getattr(dataset, name) for name in ("shard", "offset", "length", "flags")}
-        self._layout = Layout(self._columns, dataset.description.shards)
-        self._bringer = Bringer(dataset, self._layout, remote, store, say)
+        self._layout = RecordLayout(self._columns, dataset.description.shards)
+        self._bringer = RunFetcher(dataset, self._layout, remote, store, say)
         self._changed, self._planning = threading.Condition(), threading.Lock()
         self._ahead = _Ahead(ended=True)
         self._runs: list[tuple[int, int, _Run]] = []
@@ -116,7 +116,7 @@ class Fetcher:
         for thread in self._threads:
             thread.start()
 
-    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None, slots: Slots | None) -> None:
+    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None, slots: HostSlots | None) -> None:
         """Says what will be read; see `Tier.expect`. What was expected before is forgotten."""
         mean = int(self._dataset.length[:1000].mean()) if len(self._dataset) else 0
         limit = AHEAD_BYTES
@@ -209,7 +209,7 @@ class Fetcher:
         kept = self._store.read(ids[near]) if self._store and near.any() else None
         if kept is not None:
             address[near], length[near] = kept.address, kept.length
-        loose = Records.of([image_of(self._columns, sample, taken[sample]) for sample in ids[~near].tolist()])
+        loose = Records.of([extract_image(self._columns, sample, taken[sample]) for sample in ids[~near].tolist()])
         address[~near], length[~near] = loose.address, loose.length
         return Records(address, length, (lease, kept, loose))
 
@@ -299,7 +299,7 @@ class Fetcher:
                 self._plan()
                 continue
             failure: BaseException | None = None
-            brought: list[Brought] = []
+            brought: list[FetchedRecord] = []
             try:
                 brought = self._bringer.bring(run.ids, self._ahead.outlook(len(self._dataset)), forced=run.forced)
             except StoppedError:

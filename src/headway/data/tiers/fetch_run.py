@@ -11,13 +11,13 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 
 from headway.data.dataset import Dataset
-from headway.data.tiers.layout import Ids, Layout, image_of
-from headway.data.tiers.policy import Outlook
-from headway.data.tiers.remote import Remote
-from headway.data.tiers.store import Store
+from headway.data.tiers.layout import Ids, RecordLayout, extract_image
+from headway.data.tiers.next_use import ReadForecast
+from headway.storage.remote_folder import RemoteFolder
+from headway.data.tiers.store import RecordStore
 
 
-class Brought(NamedTuple):
+class FetchedRecord(NamedTuple):
     """A record that was read: its bytes in the shard, and whether they are in the store now."""
 
     sample: int
@@ -26,7 +26,7 @@ class Brought(NamedTuple):
 
 
 @final
-class Bringer:
+class RunFetcher:
     """Brings records from a remote to a store, from any number of threads.
 
     Args:
@@ -39,7 +39,7 @@ class Bringer:
     """
 
     def __init__(
-        self, dataset: Dataset, layout: Layout, remote: Remote, store: Store | None, say: Callable[[str], object]
+        self, dataset: Dataset, layout: RecordLayout, remote: RemoteFolder, store: RecordStore | None, say: Callable[[str], object]
     ) -> None:
         self._dataset, self._layout, self._remote, self._store, self._say = dataset, layout, remote, store, say
         self._columns = {name: getattr(dataset, name) for name in ("length", "flags")}
@@ -64,7 +64,7 @@ class Bringer:
                 near[look[~good]] = False
         return near
 
-    def bring(self, ids: Ids, outlook: Outlook, *, forced: bool) -> list[Brought]:
+    def bring(self, ids: Ids, outlook: ReadForecast, *, forced: bool) -> list[FetchedRecord]:
         """Reads what is not in the store, of records that lie side by side in one shard.
 
         Args:
@@ -85,7 +85,7 @@ class Bringer:
         finally:
             store.unclaim(claimed)
 
-    def _read(self, ids: Ids, outlook: Outlook) -> list[Brought]:
+    def _read(self, ids: Ids, outlook: ReadForecast) -> list[FetchedRecord]:
         found = self._layout.extents(ids)
         name = self._names[int(found.shard[0])]
         low = int(found.start.min())
@@ -99,14 +99,14 @@ class Bringer:
         self._dataset.checked(found.ids[good])
         kept = self._keep(found.ids[good], [extents[place] for place in np.flatnonzero(good).tolist()], outlook)
         return [
-            Brought(sample, extent, kept and fine)
+            FetchedRecord(sample, extent, kept and fine)
             for sample, extent, fine in zip(found.ids.tolist(), extents, good.tolist(), strict=True)
         ]
 
     def _intact(self, sample: int, extent: NDArray[np.uint8]) -> bool:
-        return bool(crc32c(image_of(self._columns, sample, extent)) == self._dataset.crc32c[sample])
+        return bool(crc32c(extract_image(self._columns, sample, extent)) == self._dataset.crc32c[sample])
 
-    def _keep(self, ids: Ids, extents: list[NDArray[np.uint8]], outlook: Outlook) -> bool:
+    def _keep(self, ids: Ids, extents: list[NDArray[np.uint8]], outlook: ReadForecast) -> bool:
         """Writes records to the store; False where they have no room there. A store that fails is used no more."""
         if self._store is None or not self.storing:
             return False

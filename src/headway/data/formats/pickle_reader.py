@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, final
 from headway.core.errors import DataError
 
 
-class Text(NamedTuple):
+class PickledText(NamedTuple):
     """A string; `offset` is where its bytes lie in the pickle, -1 where they are written otherwise."""
 
     value: str
@@ -29,21 +29,21 @@ class Text(NamedTuple):
 
 
 @final
-class Made:
+class PickledCall:
     """Something that a call would have made: `function` is what is called, `state` what it is given afterwards."""
 
     def __init__(self, function: Any, arguments: Any) -> None:
         self.function, self.arguments, self.state = function, arguments, None
 
 
-class Array(NamedTuple):
+class PickledArray(NamedTuple):
     """A numpy array of unsigned bytes in C order that begins at byte `offset` of the pickle."""
 
     shape: tuple[int, ...]
     offset: int
 
 
-def read(data: bytes, where: str) -> dict[str, Any]:
+def read_pickle(data: bytes, where: str) -> dict[str, Any]:
     """The dictionary that a pickle holds, by the text of its keys. Raises DataError for anything else."""
     try:
         found = _run(data)
@@ -58,7 +58,7 @@ def read(data: bytes, where: str) -> dict[str, Any]:
         raise DataError("this is no pickle of plain data, or it is damaged", where=where, fix=fix) from error
 
 
-def array(value: Any, where: str) -> Array:
+def get_array(value: Any, where: str) -> PickledArray:
     """A value of a pickle as an array. Raises DataError."""
     try:
         _, shape, kind, fortran, pixels = value.state
@@ -68,11 +68,11 @@ def array(value: Any, where: str) -> Array:
             and kind.arguments[0].value in ("u1", "|u1")
             and not fortran
             and all(isinstance(side, int) and side >= 0 for side in shape)
-            and isinstance(pixels, Text)
+            and isinstance(pixels, PickledText)
             and pixels.offset >= 0
             and math.prod(shape) == len(pixels.value)
         ):
-            return Array(tuple(shape), pixels.offset)
+            return PickledArray(tuple(shape), pixels.offset)
     except (AttributeError, TypeError, ValueError, LookupError):
         pass
     raise DataError("its data are no array of unsigned bytes in one piece", where=where)
@@ -93,9 +93,9 @@ def _run(data: bytes) -> Any:
         match opcode.name:
             case "SHORT_BINSTRING" | "BINSTRING" | "SHORT_BINBYTES" | "BINBYTES" | "BINBYTES8":
                 text = argument.decode("latin-1") if isinstance(argument, bytes) else argument
-                stack.append(Text(text, position + _BYTES_BEFORE[opcode.name]))
+                stack.append(PickledText(text, position + _BYTES_BEFORE[opcode.name]))
             case "STRING" | "UNICODE" | "BINUNICODE" | "SHORT_BINUNICODE":
-                stack.append(Text(argument, -1))
+                stack.append(PickledText(argument, -1))
             case "INT" | "BININT" | "BININT1" | "BININT2" | "LONG" | "LONG1" | "LONG4" | "FLOAT" | "BINFLOAT":
                 stack.append(argument)
             case "NONE" | "NEWTRUE" | "NEWFALSE":
@@ -105,33 +105,33 @@ def _run(data: bytes) -> Any:
             case "EMPTY_DICT":
                 stack.append({})
             case "DICT":
-                stack.append(_set({}, _marked(stack)))
+                stack.append(_set_items({}, _pop_marked(stack)))
             case "EMPTY_LIST":
                 stack.append([])
             case "LIST":
-                stack.append(_marked(stack))
+                stack.append(_pop_marked(stack))
             case "TUPLE":
-                stack.append(tuple(_marked(stack)))
+                stack.append(tuple(_pop_marked(stack)))
             case "EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
-                stack.append(tuple(_popped(stack, _TUPLES[opcode.name])))
+                stack.append(tuple(_pop_items(stack, _TUPLES[opcode.name])))
             case "APPEND":
-                _extend(stack, _popped(stack, 1))
+                _extend_list(stack, _pop_items(stack, 1))
             case "APPENDS":
-                _extend(stack, _marked(stack))
+                _extend_list(stack, _pop_marked(stack))
             case "SETITEM":
-                items = _popped(stack, 2)
-                _set(stack[-1], items)
+                items = _pop_items(stack, 2)
+                _set_items(stack[-1], items)
             case "SETITEMS":
-                items = _marked(stack)
-                _set(stack[-1], items)
+                items = _pop_marked(stack)
+                _set_items(stack[-1], items)
             case "GLOBAL":
                 stack.append(tuple(argument.split(" ", 1)))
             case "STACK_GLOBAL":
-                stack.append(tuple(text.value for text in _popped(stack, 2)))
+                stack.append(tuple(text.value for text in _pop_items(stack, 2)))
             case "REDUCE":
-                stack.append(Made(*_popped(stack, 2)))
+                stack.append(PickledCall(*_pop_items(stack, 2)))
             case "BUILD":
-                (state,) = _popped(stack, 1)
+                (state,) = _pop_items(stack, 1)
                 stack[-1].state = state
             case "PUT" | "BINPUT" | "LONG_BINPUT":
                 memo[argument] = stack[-1]
@@ -148,7 +148,7 @@ def _run(data: bytes) -> Any:
     raise ValueError("no end")
 
 
-def _popped(stack: list[Any], count: int) -> list[Any]:
+def _pop_items(stack: list[Any], count: int) -> list[Any]:
     at = len(stack) - count
     if at < 0:
         raise IndexError
@@ -157,7 +157,7 @@ def _popped(stack: list[Any], count: int) -> list[Any]:
     return items
 
 
-def _marked(stack: list[Any]) -> list[Any]:
+def _pop_marked(stack: list[Any]) -> list[Any]:
     """What stands above the last mark."""
     at = len(stack) - 1
     while stack[at] is not _MARK:  # an IndexError where there is none
@@ -167,15 +167,15 @@ def _marked(stack: list[Any]) -> list[Any]:
     return items
 
 
-def _extend(stack: list[Any], items: list[Any]) -> None:
+def _extend_list(stack: list[Any], items: list[Any]) -> None:
     if not isinstance(stack[-1], list):
         raise TypeError("no list")
     stack[-1].extend(items)
 
 
-def _set(target: Any, items: list[Any]) -> Any:
+def _set_items(target: Any, items: list[Any]) -> Any:
     for key, value in zip(items[::2], items[1::2], strict=True):
-        if not isinstance(key, Text) or not isinstance(target, dict):
+        if not isinstance(key, PickledText) or not isinstance(target, dict):
             raise TypeError("no dictionary of strings")
         target[key] = value
     return target

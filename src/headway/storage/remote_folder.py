@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.core.memory import free_memory_bytes
-from headway.data.tiers.transport import FileSystem, Http, Mark, StoppedError, Transport, shown
+from headway.storage.transport import FsspecTransport, HttpTransport, FileVersion, StoppedError, Transport, redact_address
 
 TIMEOUT_S = 30.0
 """Longest silence: of a connection being made, and of an answer between two of its bytes."""
@@ -21,12 +21,12 @@ ATTEMPTS = 8
 PAUSE_S = 0.25
 """Before the second attempt; doubled for each further one."""
 LONGEST_PAUSE_S = 10.0
-UNASKED_BYTES = 64 << 20
+UNCHECKED_BYTES = 64 << 20
 """Above it, what is free is asked for before memory is reserved; asking takes some 0.1 ms."""
 
 
 @final
-class Remote:
+class RemoteFolder:
     """Files under `uri`, read by ranges from any number of threads.
 
     Args:
@@ -51,22 +51,22 @@ class Remote:
         pause_s: float = PAUSE_S,
     ) -> None:
         self.uri = uri.rstrip("/")
-        self.shown = shown(self.uri)
+        self.shown = redact_address(self.uri)
         self._sizes = dict(sizes or {})
         self._settings = {"timeout_s": timeout_s, "attempts": attempts, "pause_s": pause_s}
         self._attempts, self._pause_s = attempts, pause_s
-        kind = Http if uri.partition("://")[0].lower() in ("http", "https") else FileSystem
+        kind = HttpTransport if uri.partition("://")[0].lower() in ("http", "https") else FsspecTransport
         self._transport: Transport = kind(self.uri, timeout_s)
-        self._marks: dict[str, Mark] = {}
+        self._marks: dict[str, FileVersion] = {}
         self._stopped = threading.Event()
 
-    def again(self, sizes: Mapping[str, int]) -> Remote:
+    def again(self, sizes: Mapping[str, int]) -> RemoteFolder:
         """The same address with connections of its own, for files of these sizes."""
-        other = Remote(self.uri, sizes=sizes, **self._settings)  # type: ignore[arg-type]
+        other = RemoteFolder(self.uri, sizes=sizes, **self._settings)  # type: ignore[arg-type]
         other._marks.update(self._marks)
         return other
 
-    def mark(self, name: str) -> Mark:
+    def mark(self, name: str) -> FileVersion:
         """A file's mark as it is now.
 
         Raises:
@@ -87,7 +87,7 @@ class Remote:
             DataError: the file is not there, has changed, or cannot be read after `attempts` in a row without a byte.
             StoppedError: the Remote was closed meanwhile.
         """
-        free = free_memory_bytes() if length > UNASKED_BYTES else length
+        free = free_memory_bytes() if length > UNCHECKED_BYTES else length
         if length > free:  # as the server, or a column of it, claims: nothing is reserved on its word
             what = f"{length:,} bytes are to be read, and memory is free for {free:,}"
             raise DataError(what, where=self._where(name), fix="Check the file, or free memory.")
@@ -122,14 +122,14 @@ class Remote:
     def _where(self, name: str) -> str:
         return f"{self.shown}/{name}"
 
-    def _unchanged(self, name: str, mark: Mark) -> None:
+    def _unchanged(self, name: str, mark: FileVersion) -> None:
         size = self._sizes.get(name, mark.size)
         if size != mark.size:
             what = f"the file has {mark.size:,} bytes and should have {size:,}"
             raise DataError(what, where=self._where(name), fix="Copy it there again, or pack again.")
         before = self._marks.setdefault(name, mark)
         if before != mark:
-            what = f"the file changed while it was in use (before: {_told(before)}; now: {_told(mark)})"
+            what = f"the file changed while it was in use (before: {_describe_version(before)}; now: {_describe_version(mark)})"
             raise DataError(what, where=self._where(name), fix="Put changed data at another address, and start again.")
 
     def _pause(self, name: str, failed: int, reason: str, asked_s: float = 0.0) -> None:
@@ -141,5 +141,5 @@ class Remote:
             raise StoppedError
 
 
-def _told(mark: Mark) -> str:
+def _describe_version(mark: FileVersion) -> str:
     return f"{mark.size:,} bytes" + (f", {mark.tag}" if mark.tag else "")

@@ -23,7 +23,7 @@ _EPOCHS = 8
 """So far ahead is looked where other hosts take a part of every epoch; what comes later is as good as never."""
 
 
-class Slots(NamedTuple):
+class HostSlots(NamedTuple):
     """The slots of every step that the ranks [first, last) of `world` take, which are those of this host."""
 
     plan: BatchPlan
@@ -40,7 +40,7 @@ class Slots(NamedTuple):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class ReadForecast:
     """What is known of the positions to come.
 
     Args:
@@ -53,7 +53,7 @@ class Outlook:
     position: int
     samples: int
     order: Order | None = None
-    slots: Slots | None = None
+    slots: HostSlots | None = None
 
     def next_use(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """The first position at which this host needs each sample; NEVER where none of the next epochs has one."""
