@@ -27,11 +27,11 @@ SAMPLES = 10_000_000
 
 OPEN = """
 import sys, time, psutil
-import headway.data.dataset as dataset
+import headway.data.opening as opening
 process = psutil.Process()
 before = process.memory_info().rss
 started = time.perf_counter()
-data = dataset.open(sys.argv[1])
+data = opening.open(sys.argv[1])
 seconds = time.perf_counter() - started
 assert len(data) == int(sys.argv[2])
 print(seconds * 1e3, (process.memory_info().rss - before) / 1e6)

@@ -50,7 +50,10 @@ def test_what_is_written_is_read(tmp_path: Path, items: list[tuple[bytes, record
             assert recordio.join_record(data, place.offset, place.length) == image
         else:
             assert data[place.offset : place.offset + place.length] == image
-            assert recordio.compute_record_start(place.offset, np.size(label) if isinstance(label, np.ndarray) else 0) == start
+            assert (
+                recordio.compute_record_start(place.offset, np.size(label) if isinstance(label, np.ndarray) else 0)
+                == start
+            )
     assert recordio.read_pack_id(path) == PACK_ID
 
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from headway.core.errors import DataError, HeadwayError, UsageError
 from headway.data.formats.folder import list_folder
 from headway.data.formats.listing import list_file
-from headway.data.formats.pack_source import ImageFiles, PackSource, open_source, open_split
+from headway.data.formats.pack_source import ImageFiles, PackSource
+from headway.data.opening import open_source, open_split
 
 
 def touch(root: Path, names: Iterable[str]) -> Path:

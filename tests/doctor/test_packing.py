@@ -17,10 +17,10 @@ from tests.data.tiers._server import serving
 
 from headway.core.profile import Rate
 from headway.data import native
-from headway.data.dataset import open as open_dataset
-from headway.data.pack_mode import PackMode
+from headway.data.opening import open as open_dataset
 from headway.data.order import Order
 from headway.data.pack import pack
+from headway.data.pack_mode import PackMode
 from headway.doctor import knobs, packing
 from headway.doctor.feed import Fed
 from headway.doctor.job import Job, quiet

@@ -16,7 +16,7 @@ from tests.doctor._profile import profile, runs
 from headway.core.profile import Knob, Profile, Together
 from headway.core.recipe import load
 from headway.core.recipe_text import given
-from headway.data.dataset import open as open_dataset
+from headway.data.opening import open as open_dataset
 from headway.data.pack_mode import PackMode
 from headway.doctor import tune, tune_packs
 from headway.doctor.job import Job, quiet

@@ -150,7 +150,8 @@ _ENTRIES: Mapping[str, Callable[[Any], bool]] = {
     "class_counts": lambda value: _is_list_of(value, int) and all(0 <= count < 1 << 63 for count in value),
     "channels": lambda value: is_whole(value, 1, CHANNELS_LIMIT),
     "common_size": lambda value: (
-        value is None or (_is_list_of(value, int) and len(value) in (0, 2) and all(0 < side < 1 << 31 for side in value))
+        value is None
+        or (_is_list_of(value, int) and len(value) in (0, 2) and all(0 < side < 1 << 31 for side in value))
     ),
     "source": _is_text,
     "parts": lambda value: _is_list_of(value, str),

@@ -25,10 +25,10 @@ from headway.core.outside import parse_object
 from headway.data import mapping
 from headway.data.columns import load_columns
 from headway.data.dataset import Dataset
-from headway.data.formats.detect import LABELS, read_foreign_records, build_missing_error
+from headway.data.formats.detect import LABELS, build_missing_error, read_foreign_records
 from headway.data.formats.patterns import expand_pattern
-from headway.data.formats.unpack import get_cache_folder
 from headway.data.scan import ScanProgress, scan
+from headway.storage.addresses import get_cache_folder
 
 _LAYOUT = 1
 """Of what is kept; another number is scanned again."""
@@ -50,7 +50,7 @@ class _ForeignAddress:
         """What the names of shards are relative to."""
         return self.path if self.path.is_dir() else self.path.parent
 
-    def columns_files(self) -> Iterator[Path]:
+    def list_columns_files(self) -> Iterator[Path]:
         """Where its columns may be kept, the first choice first."""
         extra = [self.part] if self.part else []
         extra += [self.labels] if self.labels != LABELS[0] else []
@@ -62,7 +62,7 @@ class _ForeignAddress:
 def open_foreign(uri: str, *, mapped: bool | None, progress: ScanProgress | None) -> Dataset:
     """Opens foreign data by their kept columns, or scans them; see `headway.open`."""
     address = _parse_address(uri)
-    for file in address.columns_files():
+    for file in address.list_columns_files():
         if (kept := _load_kept(file, address, mapped)) is not None:
             return kept
     found = read_foreign_records(address.path, address.files, address.part, address.labels)
@@ -71,7 +71,7 @@ def open_foreign(uri: str, *, mapped: bool | None, progress: ScanProgress | None
     columns, description = scan(found, address.root, uri, progress)
     mapping.check_mappings(but=cut_before)
     data = save(columns, metadata=description.to_metadata() | {"scanned": json.dumps(state)})
-    for file in address.columns_files():
+    for file in address.list_columns_files():
         with contextlib.suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             write_whole(file, data)

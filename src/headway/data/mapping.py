@@ -39,7 +39,7 @@ class _MappedFile:
     def was_cut(self) -> bool:
         return self._mapping.size() < self.size
 
-    def error(self) -> DataError:
+    def build_error(self) -> DataError:
         if self.was_cut():
             what = f"the file was cut from {self.size} to {self._mapping.size()} bytes while it was in use"
         else:
@@ -111,7 +111,7 @@ def check_mappings(addresses: UInt64 | None = None, but: frozenset[int] = frozen
         if addresses is not None and not ((addresses >= file.begin) & (addresses < file.begin + file.size)).any():
             continue
         if file.was_cut() or (native.available() and native.lost(ticket)):
-            raise file.error()
+            raise file.build_error()
 
 
 def _check_next_size() -> None:

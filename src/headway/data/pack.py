@@ -16,14 +16,15 @@ from headway.core.files import write_synced
 from headway.core.importing import import_path
 from headway.data import native
 from headway.data.columns import COLUMNS_FILE
-from headway.data.formats.pack_source import PackSource, is_address, local_path, open_split
+from headway.data.formats.pack_source import PackSource
 from headway.data.formats.writers import WRITERS
-from headway.data.pack_mode import PackMode, Transform, ImageEncoder, open_header, summarise_notes
+from headway.data.opening import open_split
+from headway.data.pack_mode import ImageEncoder, PackMode, Transform, open_header, summarise_notes
 from headway.data.pack_plan import PackJob, plan_sets
 from headway.data.pack_set import SetResult, pack_set, use_strict_pillow
 from headway.data.reference import GRAY_MODES
 from headway.data.staging import clear_leftovers, stage_folder
-from headway.storage.transport import redact_address
+from headway.storage.addresses import is_address, parse_local_path, redact_address
 
 SKIPPED_FILE = "skipped.txt"
 
@@ -61,7 +62,8 @@ class PackResult:
     seconds: float
 
 
-def pack(
+# Each keyword is a flag of `headway pack`.
+def pack(  # noqa: PLR0913
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
     *,
@@ -108,8 +110,8 @@ def pack(
         HeadwayError: `dst` cannot be written, or the disk is full.
     """
     begun = time.perf_counter()
-    dst = local_path(dst, "Pack to a local folder, then copy it there.").resolve()
-    src = src if is_address(src) else local_path(src, "")
+    dst = parse_local_path(dst, "Pack to a local folder, then copy it there.").resolve()
+    src = src if is_address(src) else parse_local_path(src, "")
     named = redact_address(os.fspath(src))
     _check_numbers(split, threads, shard_bytes)
     wanted = PackMode.parse(mode) if mode is not None else None
@@ -121,12 +123,12 @@ def pack(
     train, evaluation = open_split(src)
     pixels = train.images.raw_channels > 0
     chosen, how = _choose_format_and_mode(format, wanted, raw_source=pixels, transformed=function is not None)
-    treatment, missing = build_encoder(how, function, orient, [train, evaluation] if evaluation else [train])
+    encoder, missing = build_encoder(how, function, orient, [train, evaluation] if evaluation else [train])
     plans = plan_sets(named, train, evaluation, split, seed)
     job = PackJob(
         source=named,
         format=chosen,
-        treatment=treatment,
+        encoder=encoder,
         transform=transform if isinstance(transform, str) else _get_transform_name(transform),
         threads=threads or usable_cores(),
         shard_bytes=shard_bytes,
@@ -157,7 +159,7 @@ def pack(
     return PackResult(
         folders=tuple(dst / plan.name for plan in plans),
         format=chosen,
-        mode=str(treatment.mode),
+        mode=str(encoder.mode),
         samples=sum(result.samples for result in results),
         counts=tuple(result.samples for result in results),
         classes=plans[0].source.classes if train.label_kind != "value" else (),
@@ -169,8 +171,8 @@ def pack(
             *train.notes,
             *(evaluation.notes if evaluation else ()),
             *missing,
-            *(_describe_pixels(wanted, treatment) if pixels else ()),
-            *summarise_notes(seen, can_turn=function is not None or treatment.mode.kind in ("encode", "raw")),
+            *(_describe_pixels(wanted, encoder) if pixels else ()),
+            *summarise_notes(seen, can_turn=function is not None or encoder.mode.kind in ("encode", "raw")),
         ),
         seconds=time.perf_counter() - begun,
     )
@@ -189,21 +191,21 @@ def build_encoder(
         missing = ("JPEGs were not made seekable, which needs the native core.",)
     with use_strict_pillow():
         gray = mode.kind == "raw" and all(map(_are_all_gray, sources))
-    treatment = ImageEncoder(
+    encoder = ImageEncoder(
         mode=PackMode(kind="keep") if missing and kept else mode,
         channels=1 if gray else 3,
         seekable=native.seekable if mode.kind in ("seekable", "encode") and not missing else None,
         transform=function,
         orient=orient,
     )
-    return treatment, missing
+    return encoder, missing
 
 
-def _describe_pixels(wanted: PackMode | None, treatment: ImageEncoder) -> tuple[str, ...]:
+def _describe_pixels(wanted: PackMode | None, encoder: ImageEncoder) -> tuple[str, ...]:
     """What became of pixels, where that is not what the mode's name says."""
-    if treatment.transform or treatment.mode.kind == "encode":
+    if encoder.transform or encoder.mode.kind == "encode":
         return ()
-    if treatment.mode.kind != "raw":
+    if encoder.mode.kind != "raw":
         return ("The source's pixels are stored as PNG, which loses nothing.",)
     if wanted is not None and wanted.kind != "raw":
         return (f"Mode {wanted} is of image files: the source's pixels are stored as they are, in mode raw.",)
@@ -238,7 +240,9 @@ def _are_all_gray(source: PackSource) -> bool:
     return True
 
 
-def _choose_format_and_mode(format: str | None, mode: PackMode | None, *, raw_source: bool, transformed: bool) -> tuple[str, PackMode]:
+def _choose_format_and_mode(
+    format: str | None, mode: PackMode | None, *, raw_source: bool, transformed: bool
+) -> tuple[str, PackMode]:
     """Format and mode where either may be left out."""
     if format is not None and format not in WRITERS:
         raise UsageError(f"{format!r} is no format that can be written", fix=nearest(format, WRITERS))

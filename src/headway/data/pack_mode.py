@@ -82,7 +82,7 @@ class PackMode:
         parts += [f"subsampling={self.subsampling}"] if self.subsampling else []
         return ",".join(parts)
 
-    def after(self, before: str) -> str:
+    def follow(self, before: str) -> str:
         """The mode of a pack, made in this mode of one in mode `before`: what loses nothing leaves it as it was."""
         if self.kind in ("keep", "seekable") and before.partition("=")[0] in ("resize", "quality", "seekable"):
             return before
@@ -137,7 +137,7 @@ class ImageEncoder:
     def __call__(self, image: bytes | Pixels, label: Any, name: str) -> StoredImage:
         """Decodes an image and treats it. Raises UserCodeError where the transform fails, and nothing else."""
         try:
-            return self._treated(image, label, name)
+            return self._encode(image, label, name)
         except UserCodeError:
             raise
         except UnidentifiedImageError:
@@ -145,7 +145,7 @@ class ImageEncoder:
         except Exception as error:  # Pillow's plugins raise anything from OSError to struct.error on damaged bytes
             return refuse_image(_describe_error(error))
 
-    def _treated(self, source: bytes | Pixels, label: Any, name: str) -> StoredImage:
+    def _encode(self, source: bytes | Pixels, label: Any, name: str) -> StoredImage:
         data, image = (source, decode_image(source)) if isinstance(source, bytes) else (None, convert_pixels(source))
         note = ""
         if _needs_turning(image):
@@ -154,7 +154,7 @@ class ImageEncoder:
             else:
                 note = NOT_TURNED
         if self.transform:
-            made = self._transformed(image, label, name)
+            made = self._apply_transform(image, label, name)
             if made is None:
                 return StoredImage(b"", 0, 0, False, "", LEFT_OUT)
             data, image = (made, decode_image(made)) if isinstance(made, bytes) else (None, made)
@@ -164,9 +164,9 @@ class ImageEncoder:
             return StoredImage(np.ascontiguousarray(pixels), image.width, image.height, self.channels == 1, "", note)
         if self.mode.kind == "encode":
             image = _shrink(_convert_colour(image), self.mode.side)
-            data = self._jpeg(image)
+            data = self._encode_jpeg(image)
         elif data is None:
-            data = self._jpeg(_convert_colour(image)) if self.transform else _encode_png(image)
+            data = self._encode_jpeg(_convert_colour(image)) if self.transform else _encode_png(image)
         if self.mode.kind != "keep" and self.seekable and data.startswith(JPEG):
             try:
                 data = self.seekable(data)
@@ -174,7 +174,7 @@ class ImageEncoder:
                 note = f"{NOT_SEEKABLE}{error.what}"
         return StoredImage(data, image.width, image.height, image.mode in GRAY_MODES, "", note)
 
-    def _jpeg(self, image: Image.Image) -> bytes:
+    def _encode_jpeg(self, image: Image.Image) -> bytes:
         encoded = self.mode.kind == "encode"
         options: dict[str, Any] = {"quality": self.mode.quality if encoded else TRANSFORMED_QUALITY}
         if self.mode.subsampling:
@@ -183,7 +183,7 @@ class ImageEncoder:
         image.save(buffer, "JPEG", **options)  # not with optimize=True: Pillow then fails on noisy images
         return buffer.getvalue()
 
-    def _transformed(self, image: Image.Image, label: Any, name: str) -> Image.Image | bytes | None:
+    def _apply_transform(self, image: Image.Image, label: Any, name: str) -> Image.Image | bytes | None:
         assert self.transform
         try:
             made = self.transform(image, label, name)

@@ -25,7 +25,7 @@ class PackJob:
     source: str
     """What is packed, as the user named it."""
     format: str
-    treatment: ImageEncoder
+    encoder: ImageEncoder
     transform: str
     """The name of the user's function, or empty."""
     threads: int
@@ -58,7 +58,7 @@ class SetPlan:
 
     def pack_id(self, job: PackJob) -> int:
         """64 bits of a hash of what is packed and how, known before any image is read."""
-        how = [str(job.treatment.mode), job.format, job.transform, job.treatment.orient]
+        how = [str(job.encoder.mode), job.format, job.transform, job.encoder.orient]
         digest = hashlib.sha256(json.dumps([how, self.source.classes, self.names]).encode())
         digest.update(self.labels.tobytes())
         digest.update(self.sizes.tobytes())
@@ -106,7 +106,7 @@ def _is_numbered(classes: tuple[str, ...]) -> bool:
 
 
 def _build_plan(name: str, source: PackSource, ids: NDArray[np.int64], shown: str = "") -> SetPlan:
-    return SetPlan(name=name, source=source, ids=ids, sizes=source.images.sizes()[ids], shown=shown)
+    return SetPlan(name=name, source=source, ids=ids, sizes=source.images.measure_sizes()[ids], shown=shown)
 
 
 def _order_by_hash(source: PackSource, seed: int) -> NDArray[np.int64]:

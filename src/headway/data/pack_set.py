@@ -29,10 +29,10 @@ from headway.data.columns import (
     Shard,
     compute_fingerprint,
 )
-from headway.data.formats.recordio import RECORD_LIMIT_BYTES
 from headway.data.formats.pack_source import ImageReader
+from headway.data.formats.recordio import RECORD_LIMIT_BYTES
 from headway.data.formats.writers import WRITERS, ShardWriter
-from headway.data.pack_mode import LEFT_OUT, StoredImage, ImageEncoder, refuse_image
+from headway.data.pack_mode import LEFT_OUT, ImageEncoder, StoredImage, refuse_image
 from headway.data.pack_plan import PackJob, SetPlan
 
 SHARD_LIMIT = 1 << 16
@@ -113,7 +113,7 @@ def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], 
             pack_id=pack_id,
             fingerprint=compute_fingerprint(columns),
             format=job.format,
-            mode=job.treatment.mode.after(plan.source.images.mode),
+            mode=job.encoder.mode.follow(plan.source.images.mode),
             label_kind=plan.source.label_kind,
             classes=plan.source.classes,
             class_counts=_count_classes(plan, columns["label"]),
@@ -208,7 +208,7 @@ class _ShardSequence:
             if len(self._finished) == SHARD_LIMIT:
                 what = f"shards of {self._shard_bytes:,} bytes are too many"
                 raise UsageError(what, where=str(self._folder), fix="Make them larger.")
-            self._writer, self._first_row = self._new_writer(self._folder / self._name, self._pack_id), row
+            self._writer, self._first_row = self._new_writer(self._folder / self._next_name, self._pack_id), row
         placed = self._writer.append(image.data, label, row)
         values = {
             "shard": len(self._finished),
@@ -231,14 +231,14 @@ class _ShardSequence:
             self._writer.abandon()
 
     @property
-    def _name(self) -> str:
+    def _next_name(self) -> str:
         return f"shard-{len(self._finished):05d}{self._ending}"
 
     def _finish(self, writer: ShardWriter) -> None:
         offsets = writer.close()
         if offsets is not None:
             self._columns["offset"][self._first_row : self._first_row + len(offsets)] = offsets
-        self._finished.append(Shard(name=self._name, size=writer.size_bytes))
+        self._finished.append(Shard(name=self._next_name, size=writer.size_bytes))
         self._writer = None
 
 
@@ -252,7 +252,7 @@ def _encode_in_order(plan: SetPlan, job: PackJob) -> Iterator[tuple[int, list[En
     pool = ThreadPoolExecutor(job.threads, thread_name_prefix="pack")
     try:
         for places in _split_into_chunks(plan.sizes):
-            waiting.append((places.start, pool.submit(_encode_chunk, plan, job.treatment, places)))
+            waiting.append((places.start, pool.submit(_encode_chunk, plan, job.encoder, places)))
             if len(waiting) > 2 * job.threads:
                 first, chunk = waiting.popleft()
                 yield first, chunk.result()
@@ -272,18 +272,18 @@ def _split_into_chunks(sizes: NDArray[np.int64]) -> Iterator[range]:
     yield range(first, len(sizes))
 
 
-def _encode_chunk(plan: SetPlan, treatment: ImageEncoder, places: range) -> list[EncodedImage]:
+def _encode_chunk(plan: SetPlan, encoder: ImageEncoder, places: range) -> list[EncodedImage]:
     treated = []
-    images = plan.source.images.together(plan.ids[places.start : places.stop].tolist())
+    images = plan.source.images.prefetch(plan.ids[places.start : places.stop].tolist())
     for place in places:
-        stored = _encode_one(plan, images, treatment, place)
+        stored = _encode_one(plan, images, encoder, place)
         if stored.size_bytes > _LIMIT_BYTES:
             stored = _refuse_size(stored.size_bytes)
         treated.append((stored, crc32c(stored.payload)))
     return treated
 
 
-def _encode_one(plan: SetPlan, images: ImageReader, treatment: ImageEncoder, place: int) -> StoredImage:
+def _encode_one(plan: SetPlan, images: ImageReader, encoder: ImageEncoder, place: int) -> StoredImage:
     sample = int(plan.ids[place])
     if plan.sizes[place] > _LIMIT_BYTES:
         return _refuse_size(int(plan.sizes[place]))
@@ -294,7 +294,7 @@ def _encode_one(plan: SetPlan, images: ImageReader, treatment: ImageEncoder, pla
     except DataError as error:
         return refuse_image(error.what)
     label = plan.labels[place]
-    return treatment(image, label if label.ndim else label.item(), plan.source.names[sample])
+    return encoder(image, label if label.ndim else label.item(), plan.source.names[sample])
 
 
 def _refuse_size(size: int) -> StoredImage:

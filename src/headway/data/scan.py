@@ -18,7 +18,14 @@ from PIL import Image
 from headway.core.cores import usable_cores
 from headway.core.errors import DataError
 from headway.data import native
-from headway.data.columns import COLUMN_TYPES, FLAG_NOT_JPEG, NUMPY_TYPES, DatasetDescription, Shard, compute_fingerprint
+from headway.data.columns import (
+    COLUMN_TYPES,
+    FLAG_NOT_JPEG,
+    NUMPY_TYPES,
+    DatasetDescription,
+    Shard,
+    compute_fingerprint,
+)
 from headway.data.dataset import Dataset
 from headway.data.formats.foreign_records import ForeignRecords, LabelColumn
 from headway.data.reference import FORMATS, GRAY_MODES
@@ -72,7 +79,9 @@ def scan(
     return columns, DatasetDescription(**fields)
 
 
-def _measure(data: Dataset, columns: dict[str, NDArray[Any]], found: ForeignRecords, progress: ScanProgress | None) -> bool:
+def _measure(
+    data: Dataset, columns: dict[str, NDArray[Any]], found: ForeignRecords, progress: ScanProgress | None
+) -> bool:
     """Fills in checksums, sizes and flags; whether all images are gray."""
     n = len(data)
 

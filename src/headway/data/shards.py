@@ -21,7 +21,7 @@ from headway.core.files import open_regular
 from headway.core.keys import UInt64
 from headway.data.columns import FLAG_SPLIT, Shard
 from headway.data.formats import recordio
-from headway.data.formats.byte_ranges import map_path, build_read_error
+from headway.data.formats.byte_ranges import build_read_error, map_path
 from headway.data.mapping import check_mappings
 from headway.data.records import Records
 
@@ -47,7 +47,7 @@ class _RecordPlaces:
         self.size = np.zeros(_SHARD_LIMIT, np.uint64)
         self.size[: len(shards)] = [shard.size for shard in shards]
 
-    def __call__(self, ids: Ids, shard: NDArray[np.uint16]) -> tuple[UInt64, UInt64, NDArray[np.bool_]]:
+    def locate(self, ids: Ids, shard: NDArray[np.uint16]) -> tuple[UInt64, UInt64, NDArray[np.bool_]]:
         """Offsets and lengths, and which records are split; each of shape [k]."""
         columns = self._columns
         offset, length = columns["offset"][ids], columns["length"][ids].astype(np.uint64)
@@ -88,13 +88,13 @@ class MappedShards:
                 self._map(maps, number)
             address = maps.address[shard]
         check_mappings(address)
-        offset, length, split = self._places(ids, shard)
+        offset, length, split = self._places.locate(ids, shard)
         address += offset
         if not split.any():
             return Records(address, length, maps)
         chosen = np.flatnonzero(split)
         views = (maps.views[number] for number in shard[chosen].tolist())
-        parts = Records.of(list(map(_join_record, views, offset[chosen].tolist(), length[chosen].tolist())))
+        parts = Records.from_buffers(list(map(_join_record, views, offset[chosen].tolist(), length[chosen].tolist())))
         check_mappings(address)
         address[chosen], length[chosen] = parts.address, parts.length
         return Records(address, length, (maps, parts))
@@ -134,7 +134,7 @@ class PreadShards:
     def read(self, ids: Ids) -> Records:
         """Reads the records of these samples."""
         shard = self._columns["shard"][ids]
-        offset, length, split = self._places(ids, shard)
+        offset, length, split = self._places.locate(ids, shard)
         ends = np.cumsum(length)
         begins = ends - length
         buffer = np.empty(int(length.sum()), np.uint8)
@@ -195,7 +195,7 @@ class LooseFiles:
         """Reads the files of these samples."""
         names, begin, length = self._columns["name"], self._columns["name_offset"], self._columns["length"]
         rows = zip(begin[ids].tolist(), begin[ids + 1].tolist(), length[ids].tolist(), strict=True)
-        return Records.of([self._read(names[low:high].tobytes(), size) for low, high, size in rows])
+        return Records.from_buffers([self._read(names[low:high].tobytes(), size) for low, high, size in rows])
 
     def close(self) -> None:
         """Nothing is held open."""

@@ -29,12 +29,12 @@ from headway.data import native
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
 from headway.data.decode import chosen
-from headway.data.formats.unpack import get_cache_folder
 from headway.data.shards import LooseFiles
 from headway.data.tiers.choice import CachePlanner
 from headway.data.tiers.remote_dataset import RemoteShards
 from headway.doctor.page_cache import mount_of
 from headway.doctor.storage import Place, place_of
+from headway.storage.addresses import get_cache_folder
 from headway.train.dry_run_page import size
 from headway.train.inputs import PLACES, decoding
 from headway.train.recipe import TrainRecipe
@@ -311,7 +311,7 @@ def _memory(host: _Host, recipe: TrainRecipe, device: torch.device, dataset: Dat
     kept, why = recipe.data.cache, ""
     if kept == "auto":
         folder = Path(recipe.data.cache_folder or get_cache_folder())
-        place = CachePlanner(dataset, str(device), folder, int(recipe.data.cache_gb * 1e9)).auto()
+        place = CachePlanner(dataset, str(device), folder, int(recipe.data.cache_gb * 1e9)).choose_automatically()
         kept, why = place.name, f": {place.reason}"
     what += f", and the records have {size(records)}"
     if records > free and kept in ("none", "disk") and not isinstance(dataset.source, RemoteShards):

@@ -20,17 +20,17 @@ from headway.data import native
 from headway.data.columns import FLAG_NOT_JPEG, FLAG_RAW, PACK_FORMATS
 from headway.data.dataset import Dataset
 from headway.data.formats.dataset_source import DatasetImages
-from headway.data.formats.unpack import get_cache_folder
-from headway.data.pack_mode import PackMode, StoredImage, ImageEncoder
 from headway.data.order import Order
 from headway.data.pack import build_encoder
+from headway.data.pack_mode import ImageEncoder, PackMode, StoredImage
 from headway.data.pack_set import use_strict_pillow
 from headway.data.records import Records
-from headway.data.tiers.remote_dataset import RemoteShards
 from headway.data.tiers.next_use import HostSlots
+from headway.data.tiers.remote_dataset import RemoteShards
 from headway.data.tiers.tier import Ids, Tier
 from headway.doctor.feed import Fed, fed
 from headway.doctor.job import Job
+from headway.storage.addresses import get_cache_folder
 from headway.train.recipe import TrainRecipe
 
 CHUNK = 16
@@ -172,12 +172,12 @@ class First:
     def packed(self, mode: PackMode, *, limit_s: float) -> AsPacked:
         """Makes as many as there is time for."""
         images = DatasetImages(self._dataset, isinstance(self._dataset.source, RemoteShards))
-        treatment = build_encoder(mode, None, False, [])[0]
+        encoder = build_encoder(mode, None, False, [])[0]
         until, ids, stored, nbytes = perf_counter() + limit_s, list[int](), list[StoredImage](), 0
         with use_strict_pillow(), ThreadPoolExecutor(usable_cores()) as pool:
             for low in range(0, len(self._ids), CHUNK):
                 some = self._ids[low : low + CHUNK].tolist()
-                for sample, one in zip(some, _treated(pool, treatment, images, some), strict=True):
+                for sample, one in zip(some, _treated(pool, encoder, images, some), strict=True):
                     if not one.reason:
                         ids.append(sample)
                         stored.append(one)
@@ -187,9 +187,11 @@ class First:
         return AsPacked(self._job, self._dataset, ids, stored)
 
 
-def _treated(pool: ThreadPoolExecutor, treatment: ImageEncoder, images: DatasetImages, ids: Sequence[int]) -> Iterator[StoredImage]:
-    near = images.together(ids)
-    return pool.map(lambda sample: treatment(near.read(sample), None, ""), ids)
+def _treated(
+    pool: ThreadPoolExecutor, encoder: ImageEncoder, images: DatasetImages, ids: Sequence[int]
+) -> Iterator[StoredImage]:
+    near = images.prefetch(ids)
+    return pool.map(lambda sample: encoder(near.read(sample), None, ""), ids)
 
 
 @final
@@ -216,7 +218,7 @@ class _Standing(Tier):
         super().__init__(dataset, "none", "as it would be")
         self._place = np.arange(len(dataset)) % len(ids)
         self._place[ids] = np.arange(len(ids))
-        self._records = Records.of([bytes(one.payload) for one in stored])
+        self._records = Records.from_buffers([bytes(one.payload) for one in stored])
         self.flags = np.array([one.flags for one in stored], np.uint8)[self._place]
         self.width = np.array([one.width for one in stored], np.uint32)[self._place]
         self.height = np.array([one.height for one in stored], np.uint32)[self._place]
@@ -225,7 +227,9 @@ class _Standing(Tier):
         place = self._place[np.asarray(ids, np.int64)]
         return Records(self._records.address[place], self._records.length[place], self._records.keep)
 
-    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None) -> None:
+    def expect(
+        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
+    ) -> None:
         """Nothing is brought: everything is here."""
 
     def close(self) -> None:

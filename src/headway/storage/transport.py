@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, final
 
 from headway.core.errors import DataError, UsageError
 from headway.core.files import reason_of
+from headway.storage.addresses import redact_address
 
 _PIECE_BYTES = 4 << 20
 _REDIRECTS = 5
@@ -55,7 +56,7 @@ class Transport(ABC):
     """One way to reach files. An error that no later attempt would mend is raised as DataError or UsageError."""
 
     @abstractmethod
-    def mark(self, name: str) -> FileVersion | str:
+    def read_version(self, name: str) -> FileVersion | str:
         """The mark of a file now, or why this attempt failed. Raises FileNotFoundError."""
 
     @abstractmethod
@@ -83,8 +84,8 @@ class HttpTransport(Transport):
         self._stopped = False
         weakref.finalize(self, _close_all, self._all)
 
-    def mark(self, name: str) -> FileVersion | str:
-        """Returns the mark of a file; see `Transport.mark`."""
+    def read_version(self, name: str) -> FileVersion | str:
+        """Returns the mark of a file; see `Transport.read_version`."""
         part = self.read(name, 0, memoryview(bytearray(1)))
         return part.mark or part.reason
 
@@ -92,11 +93,13 @@ class HttpTransport(Transport):
         """Reads bytes of a file; see `Transport.read`."""
         count, mark = 0, None
         try:
-            answer = self._ask(self._url(name), start, start + len(into) - 1)
+            answer = self._send_request(self._build_url(name), start, start + len(into) - 1)
             if answer.status in _TRANSIENT_STATUSES:
                 self._drop()
-                return ReadAttempt(0, f"the server answered {answer.status} {answer.reason}", pause_s=_read_retry_after(answer))
-            mark = self._mark_of(answer, name, start)
+                return ReadAttempt(
+                    0, f"the server answered {answer.status} {answer.reason}", pause_s=_read_retry_after(answer)
+                )
+            mark = self._parse_version(answer, name, start)
             while count < len(into) and (got := answer.readinto(into[count:])):
                 count += got
             if count == len(into) and not answer.isclosed():  # it holds more than was asked for
@@ -104,7 +107,7 @@ class HttpTransport(Transport):
         except ssl.SSLCertVerificationError as error:
             what = f"the server's certificate is refused ({error.verify_message})"
             fix = "Install the one that signed it."
-            raise DataError(what, where=redact_address(self._url(name).geturl()), fix=fix) from None
+            raise DataError(what, where=redact_address(self._build_url(name).geturl()), fix=fix) from None
         except (OSError, http.client.HTTPException) as error:
             self._drop()
             if isinstance(error, FileNotFoundError):
@@ -129,13 +132,13 @@ class HttpTransport(Transport):
         with self._lock:
             _close_all(self._all)
 
-    def _url(self, name: str) -> urllib.parse.SplitResult:
+    def _build_url(self, name: str) -> urllib.parse.SplitResult:
         return self._folder._replace(path=f"{self._folder.path.rstrip('/')}/{urllib.parse.quote(name)}")
 
-    def _ask(self, url: urllib.parse.SplitResult, first: int, last: int) -> http.client.HTTPResponse:
+    def _send_request(self, url: urllib.parse.SplitResult, first: int, last: int) -> http.client.HTTPResponse:
         for _ in range(_REDIRECTS):
             headers = {"Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"} | _build_auth_header(url)
-            connection, used = self._connection(url.scheme, url.netloc.rpartition("@")[2])
+            connection, used = self._get_connection(url.scheme, url.netloc.rpartition("@")[2])
             target = urllib.parse.urlunsplit(("", "", url.path or "/", url.query, ""))
             try:
                 connection.request("GET", target, headers=headers)
@@ -153,7 +156,7 @@ class HttpTransport(Transport):
         fix = "Give the address that it means."
         raise DataError("the server redirects without end", where=redact_address(url.geturl()), fix=fix)
 
-    def _connection(self, scheme: str, host: str) -> tuple[http.client.HTTPConnection, bool]:
+    def _get_connection(self, scheme: str, host: str) -> tuple[http.client.HTTPConnection, bool]:
         """This thread's connection to a host, and whether it was open before."""
         mine: dict[tuple[str, str], http.client.HTTPConnection] = self._mine.__dict__.setdefault("connections", {})
         connection = mine.get((scheme, host))
@@ -175,8 +178,8 @@ class HttpTransport(Transport):
             if part is not None:  # an answer that ends its connection owns the socket
                 part.close()
 
-    def _mark_of(self, answer: http.client.HTTPResponse, name: str, start: int) -> FileVersion:
-        where = redact_address(self._url(name).geturl())
+    def _parse_version(self, answer: http.client.HTTPResponse, name: str, start: int) -> FileVersion:
+        where = redact_address(self._build_url(name).geturl())
         tag = answer.getheader("ETag") or answer.getheader("Last-Modified") or ""
         held = answer.getheader("Content-Range", "")
         size = held.rpartition("/")[2]
@@ -212,17 +215,19 @@ class FsspecTransport(Transport):
             scheme = uri.partition("://")[0]
             package = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}.get(scheme)
             fix = f"pip install {package}." if package else "Install the package of fsspec that reads it."
-            raise UsageError(f"nothing installed reads {scheme}:// ({error})", where=redact_address(uri), fix=fix) from None
+            raise UsageError(
+                f"nothing installed reads {scheme}:// ({error})", where=redact_address(uri), fix=fix
+            ) from None
         self._timeout_s = timeout_s
         self._sync = fsspec.asyn.sync
 
-    def mark(self, name: str) -> FileVersion | str:
-        """Returns the mark of a file; see `Transport.mark`."""
+    def read_version(self, name: str) -> FileVersion | str:
+        """Returns the mark of a file; see `Transport.read_version`."""
         try:
             self._files.invalidate_cache()
-            found = self._call("info", f"{self._root}/{name}")
+            found = self._call_fsspec("info", f"{self._root}/{name}")
         except (FileNotFoundError, PermissionError) as error:
-            raise self._permanent(name, error) from None
+            raise self._convert_error(name, error) from None
         except Exception as error:  # each file system has errors of its own
             return _describe_error(error)
         keys = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
@@ -232,9 +237,9 @@ class FsspecTransport(Transport):
         """Reads bytes of a file; see `Transport.read`."""
         asked = min(len(into), _PIECE_BYTES)
         try:
-            data = self._call("cat_file", f"{self._root}/{name}", start=start, end=start + asked)
+            data = self._call_fsspec("cat_file", f"{self._root}/{name}", start=start, end=start + asked)
         except (FileNotFoundError, PermissionError) as error:
-            raise self._permanent(name, error) from None
+            raise self._convert_error(name, error) from None
         except Exception as error:  # each file system has errors of its own
             return ReadAttempt(0, _describe_error(error))
         if len(data) > asked:
@@ -243,7 +248,7 @@ class FsspecTransport(Transport):
         into[: len(data)] = data
         if data:
             return ReadAttempt(len(data))
-        now = self.mark(name)  # it may have become shorter
+        now = self.read_version(name)  # it may have become shorter
         return ReadAttempt(0, "no bytes came") if isinstance(now, str) else ReadAttempt(0, "no bytes came", now)
 
     def stop(self) -> None:
@@ -252,25 +257,17 @@ class FsspecTransport(Transport):
     def close(self) -> None:
         """Connections are kept by fsspec."""
 
-    def _call(self, name: str, path: str, **arguments: Any) -> Any:
+    def _call_fsspec(self, name: str, path: str, **arguments: Any) -> Any:
         if self._files.async_impl:  # the others have no time limit of ours, and are local or have their own
             function = getattr(self._files, f"_{name}")
             return self._sync(self._files.loop, function, path, timeout=self._timeout_s, **arguments)
         return getattr(self._files, name)(path, **arguments)
 
-    def _permanent(self, name: str, error: OSError) -> Exception:
+    def _convert_error(self, name: str, error: OSError) -> Exception:
         if isinstance(error, FileNotFoundError):
             return error
         where, fix = f"{self._root}/{name}", "Check the address and the right to read it."
         return DataError("the file may not be read", where=where, fix=fix)
-
-
-def redact_address(uri: str) -> str:
-    """An address as a sentence may name it: without a password or a signature."""
-    address, _, _ = uri.partition("?")
-    scheme, mark, rest = address.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path}"
 
 
 def _build_auth_header(url: urllib.parse.SplitResult) -> dict[str, str]:

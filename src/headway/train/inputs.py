@@ -22,6 +22,7 @@ from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
 from headway.data.decode import chosen
 from headway.data.loader import Loader
+from headway.data.opening import open as open_dataset
 from headway.data.options import SYNTHETIC, Cache, CropRecipe, DataRecipe, SyntheticRecipe
 from headway.data.order import Order
 from headway.data.resolution import size_at
@@ -266,7 +267,7 @@ def _digest_of(*texts: str) -> str:
 def open_relative(base: Path, uri: str, say: Say) -> data.Dataset:
     """Opens a data set that a recipe names; a scan of foreign data shows how far it is."""
     with Counter(f"Scanning {uri}", "images", say) as progress:
-        return data.open(uri if "://" in uri else base / Path(uri).expanduser(), progress=progress)
+        return open_dataset(uri if "://" in uri else base / Path(uri).expanduser(), progress=progress)
 
 
 def open_inputs(

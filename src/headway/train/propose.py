@@ -13,9 +13,10 @@ import numpy as np
 import yaml
 
 from headway.core.errors import DataError, UsageError
-from headway.data import dataset
+from headway.data import opening
 from headway.data.columns import COLUMNS_FILE, LabelKind
-from headway.data.formats.pack_source import PackSource, open_split
+from headway.data.formats.pack_source import PackSource
+from headway.data.opening import open_split
 from headway.data.pack_mode import open_header
 from headway.data.reference import GRAY_MODES
 
@@ -54,7 +55,7 @@ def look(src: Path) -> Findings:
     """
     part = next((p for p in (src, src / "train") if (p / COLUMNS_FILE).is_file()), None)
     if part is not None:
-        packed = dataset.open(part)
+        packed = opening.open(part)
         about = packed.description
         ids = np.linspace(0, len(packed) - 1, min(LOOKED_AT, len(packed))).astype(int)
         sizes = (

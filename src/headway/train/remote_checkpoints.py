@@ -19,8 +19,8 @@ from typing import Any, final
 import fsspec.core
 
 from headway.core.errors import HeadwayError, UsageError
+from headway.storage.addresses import redact_address
 from headway.storage.remote_folder import RemoteFolder
-from headway.storage.transport import redact_address
 from headway.train.manifest import MANIFEST, MANIFEST_BYTES, File, Manifest
 from headway.train.places import LATEST, Check, Draft, Location, Place, is_passed, name_of, newest_first, step_of
 from headway.train.tensors_file import TensorsFile
@@ -57,7 +57,7 @@ class Url:
         """
         remote = RemoteFolder(self.uri)
         try:
-            size = remote.mark(name).size
+            size = remote.read_version(name).size
             if size > limit:
                 raise OSError(errno.EFBIG, f"it has {size:,} bytes, and should have at most {limit:,}", name)
             return remote.read(name, 0, size).tobytes()

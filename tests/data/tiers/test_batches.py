@@ -42,7 +42,9 @@ def test_batches_are_the_same_from_every_tier(
     with serving(folder) as server:
         far = open_remote(server.uri, tmp_path / "columns")
         tiers: list[tuple[Dataset, Tier]] = [(data, choose_tier(data, "memory"))]
-        tiers += [(far, choose_tier(far, cache, folder=tmp_path / "cache")) for cache in ("none", "disk", "disk", "memory")]
+        tiers += [
+            (far, choose_tier(far, cache, folder=tmp_path / "cache")) for cache in ("none", "disk", "disk", "memory")
+        ]
         if not options:  # what else it does with pixels is done where they are decoded
             decode = decoder(1)
             tiers.append((data, DeviceTier(data, MappedTier(data, ""), decode, "cpu", why="")))

@@ -11,7 +11,7 @@ from tests.data.tiers._near import HEIGHT, WIDTH, N, images, pixels_of
 from tests.data.tiers._server import make_pack, serving
 
 from headway.core.errors import UsageError
-from headway.data import dataset
+from headway.data import opening
 from headway.data.dataset import Dataset
 from headway.data.options import Cache
 from headway.data.order import Order
@@ -39,7 +39,7 @@ def test_auto_keeps_a_small_set_decoded(data: Dataset) -> None:
 def test_auto_maps_what_does_not_fit_has_many_sizes_or_is_raw(
     data: Dataset, unlike: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raw = dataset.open(make_pack(tmp_path / "raw", count=6, format="raw"))
+    raw = opening.open(make_pack(tmp_path / "raw", count=6, format="raw"))
     for some in (unlike, raw):
         tier = choose_tier(some)
         assert isinstance(tier, MappedTier)
@@ -158,7 +158,7 @@ def test_a_remote_set_that_is_large_goes_to_the_disk(
 def test_a_set_on_a_network_file_system_is_copied_where_memory_holds_it(
     unlike: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slow = dataset.open(tmp_path / "pack", mapped=False)
+    slow = opening.open(tmp_path / "pack", mapped=False)
     monkeypatch.setattr("headway.data.tiers.choice.is_on_network", lambda path: True)
     tier = choose_tier(slow)
     assert isinstance(tier, MemoryTier)

@@ -27,8 +27,8 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
-from headway.data.formats.foreign_records import ForeignRecords, LabelColumn, infer_labels, build_row_records
 from headway.data.formats.byte_ranges import ByteRange
+from headway.data.formats.foreign_records import ForeignRecords, LabelColumn, build_row_records, infer_labels
 from headway.data.formats.unpack import unpack_gzip
 
 NPY_MAGIC = b"\x93NUMPY"
@@ -51,7 +51,7 @@ class _Array(NamedTuple):
     shape: tuple[int, ...]
     offset: int
 
-    def values(self) -> NDArray[Any]:
+    def read_values(self) -> NDArray[Any]:
         count = math.prod(self.shape)
         if not count:
             return np.zeros(self.shape, self.kind)
@@ -103,7 +103,12 @@ def open_npy(path: Path) -> ForeignRecords:
     if labels is None:
         fix = f"Put them into {path.with_name(names[0])}."
         raise DataError("there are no labels beside it", where=str(path), fix=fix)
-    return _build_array_records(_locate_npy_array(ByteRange.whole(path)), _locate_npy_array(ByteRange.whole(labels)), "npy", (path, labels))
+    return _build_array_records(
+        _locate_npy_array(ByteRange.from_file(path)),
+        _locate_npy_array(ByteRange.from_file(labels)),
+        "npy",
+        (path, labels),
+    )
 
 
 def _build_array_records(images: _Array, labels: _Array, format: str, watched: tuple[Path, Path]) -> ForeignRecords:
@@ -130,7 +135,7 @@ def _build_array_records(images: _Array, labels: _Array, format: str, watched: t
         format,
         [(images.piece, images.offset, n)],
         (shape[0], shape[1], channels),
-        _build_labels(labels.values(), str(watched[1])),
+        _build_labels(labels.read_values(), str(watched[1])),
         planar=planar,
         watched=watched,
     )
@@ -143,7 +148,7 @@ def _build_labels(values: NDArray[Any], where: str) -> LabelColumn:
 
 
 def _locate_idx_array(path: Path) -> _Array:
-    piece = ByteRange.whole(unpack_gzip(path) if path.suffix == ".gz" else path)
+    piece = ByteRange.from_file(unpack_gzip(path) if path.suffix == ".gz" else path)
     head = piece.view()[: 4 + 4 * 255].tobytes()
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES or len(head) < 4 + 4 * head[3]:
         raise DataError("this is no IDX file", where=str(path))

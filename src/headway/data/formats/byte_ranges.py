@@ -25,7 +25,7 @@ class ByteRange:
     member: str = ""
 
     @staticmethod
-    def whole(path: Path) -> ByteRange:
+    def from_file(path: Path) -> ByteRange:
         """Raises DataError where there is no such file."""
         try:
             return ByteRange(path, 0, path.stat().st_size)
@@ -58,7 +58,7 @@ class FolderFiles(Mapping[str, ByteRange]):
     def __getitem__(self, name: str) -> ByteRange:
         if name not in self._names:
             raise KeyError(name)
-        return ByteRange.whole(self._folder / name)
+        return ByteRange.from_file(self._folder / name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)

@@ -17,8 +17,8 @@ import numpy as np
 from headway.core.errors import DataError, UsageError
 from headway.data.formats import pickle_reader
 from headway.data.formats.arrays import PartOpeners
-from headway.data.formats.foreign_records import ForeignRecords, LabelColumn, build_class_labels, build_row_records
 from headway.data.formats.byte_ranges import ByteRange
+from headway.data.formats.foreign_records import ForeignRecords, LabelColumn, build_class_labels, build_row_records
 
 LABELS = ("fine", "coarse")
 
@@ -87,7 +87,9 @@ def _open_binary(pieces: Sequence[ByteRange], files: Mapping[str, ByteRange], ki
     )
 
 
-def _open_pickles(pieces: Sequence[ByteRange], files: Mapping[str, ByteRange], kind: int, labels: str) -> ForeignRecords:
+def _open_pickles(
+    pieces: Sequence[ByteRange], files: Mapping[str, ByteRange], kind: int, labels: str
+) -> ForeignRecords:
     blocks, values, names = [], [], list[str]()
     key = "labels" if kind == 10 else f"{labels}_labels"
     for piece in pieces:
@@ -103,7 +105,9 @@ def _open_pickles(pieces: Sequence[ByteRange], files: Mapping[str, ByteRange], k
     meta = files.get("batches.meta" if kind == 10 else "meta")
     classes = _read_pickled_class_names(meta, "label_names" if kind == 10 else f"{labels}_label_names", kind, labels)
     found_labels = _join_labels(pieces, values, classes)
-    return build_row_records("cifar", blocks, _SHAPE, found_labels, planar=True, names=names, watched=[meta.path] if meta else [])
+    return build_row_records(
+        "cifar", blocks, _SHAPE, found_labels, planar=True, names=names, watched=[meta.path] if meta else []
+    )
 
 
 def _read_list(held: Mapping[str, Any], key: str, kind: type, count: int, where: str) -> list[Any]:

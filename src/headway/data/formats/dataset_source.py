@@ -47,10 +47,10 @@ class DatasetImages:
         self._dataset, self._remote = dataset, remote
         self._fetched: dict[int, memoryview] = {}
 
-    def sizes(self) -> NDArray[np.int64]:
+    def measure_sizes(self) -> NDArray[np.int64]:
         return self._dataset.length.astype(np.int64)
 
-    def together(self, samples: Sequence[int]) -> DatasetImages:
+    def prefetch(self, samples: Sequence[int]) -> DatasetImages:
         if not self._remote:
             return self
         near = copy.copy(self)

@@ -13,9 +13,9 @@ import numpy as np
 
 from headway.core.errors import DataError
 from headway.data.columns import FLAG_PLANAR, FLAG_RAW
+from headway.data.formats.byte_ranges import map_path
 from headway.data.formats.foreign_records import ForeignRecords, PixelShapes, build_records, infer_labels
 from headway.data.formats.lmdb import read_entries
-from headway.data.formats.byte_ranges import map_path
 
 _CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
@@ -86,6 +86,15 @@ def parse_datum(value: memoryview, where: str) -> Datum:
     shape = (numbers[_CHANNELS], numbers[_HEIGHT], numbers[_WIDTH])
     # Negative numbers are stored as 64 bits.
     return Datum(*data, shape, label - (1 << 64) if label >> 63 else label, bool(numbers[_ENCODED]))
+
+
+def is_datum(value: memoryview) -> bool:
+    """Returns True if a value is a Datum with an image file, or with as many pixels as it names."""
+    try:
+        datum = parse_datum(value, "")
+    except DataError:
+        return False
+    return datum.encoded or 0 < math.prod(datum.shape) == datum.length
 
 
 def _read_varint(value: memoryview, at: int) -> tuple[int, int]:

@@ -11,11 +11,11 @@ from pathlib import Path
 from headway.core.errors import DataError, UsageError
 from headway.data.formats import arrays, cifar, datum, folder, lmdb, recordio, tar, webdataset
 from headway.data.formats.arrays import PartOpeners
+from headway.data.formats.byte_ranges import ByteRange, FolderFiles, map_path, read_head
 from headway.data.formats.cifar import LABELS as LABELS
 from headway.data.formats.foreign_records import ForeignRecords
-from headway.data.formats.patterns import group_shards
-from headway.data.formats.byte_ranges import FolderFiles, ByteRange, read_head
 from headway.data.formats.pack_source import EVAL_NAMES, LISTING_EXTENSIONS, list_entries
+from headway.data.formats.patterns import group_shards
 from headway.data.formats.unpack import unpack_gzip
 
 _RECORDIO = recordio.MAGIC.to_bytes(4, "little")
@@ -139,7 +139,10 @@ def _open_shards(files: Sequence[Path]) -> ForeignRecords:
 
 def _open_lmdb(path: Path) -> ForeignRecords:
     first = next(lmdb.read_entries(path), None)
-    if first is not None and webdataset.is_sample_file(first.name):
+    if first is None or not webdataset.is_sample_file(first.name):
+        return datum.open_database(path)
+    # Caffe's tools put file names into keys: `00000000_cat/0.jpg` looks like WebDataset, so the value decides.
+    if not datum.is_datum(map_path(path)[first.offset : first.offset + first.size]):
         return webdataset.open_shards("lmdb", [path], [lmdb.read_entries(path)])
     return datum.open_database(path)
 

@@ -11,7 +11,14 @@ import numpy as np
 from headway.core.errors import DataError, UsageError
 from headway.data.formats.foreign_records import ForeignRecords, LabelColumn
 from headway.data.formats.listing import list_file
-from headway.data.formats.pack_source import IMAGE_EXTENSIONS, LISTING_EXTENSIONS, ImageFiles, PackSource, list_entries, is_image
+from headway.data.formats.pack_source import (
+    IMAGE_EXTENSIONS,
+    LISTING_EXTENSIONS,
+    ImageFiles,
+    PackSource,
+    is_image,
+    list_entries,
+)
 
 _SHOWN = 5
 
@@ -28,7 +35,7 @@ def open_listing(file: Path) -> ForeignRecords:
 
 def _build_loose_records(source: PackSource, watched: Iterable[Path]) -> ForeignRecords:
     assert isinstance(source.images, ImageFiles)
-    sizes = source.images.sizes()
+    sizes = source.images.measure_sizes()
     if (sizes >= 1 << 32).any():
         raise DataError("an image of 4 GiB or more", where=source.names[int(sizes.argmax())])
     n = len(source)

@@ -69,7 +69,7 @@ class _Table:
     def label_columns(self) -> list[str]:
         return [name for name in self.cells if name != "path"]
 
-    def wrong(self, row: int, what: str, fix: str = "") -> DataError:
+    def build_error(self, row: int, what: str, fix: str = "") -> DataError:
         return DataError(what, where=f"{self.file}, line {self.lines[row]}", fix=fix)
 
 
@@ -193,17 +193,17 @@ def _resolve_paths(table: _Table) -> tuple[str, ...]:
     missing: list[int] = []
     for row, name in enumerate(table.cells["path"]):
         if not isinstance(name, str) or not name:
-            raise table.wrong(row, "the path is empty or no text")
+            raise table.build_error(row, "the path is empty or no text")
         path = os.path.normpath(os.path.join(root, name))
         if not os.path.isfile(path):
             missing.append(row)
         if (first := rows.setdefault(path, row)) != row:
             fix = "Name each image once; several labels of one image go into a column 'labels'."
-            raise table.wrong(row, f"{name!r} was named before, in line {table.lines[first]}", fix)
+            raise table.build_error(row, f"{name!r} was named before, in line {table.lines[first]}", fix)
     if missing:
         many = f" ({len(missing)} such paths in all)" if len(missing) > 1 else ""
         name = table.cells["path"][missing[0]]
-        raise table.wrong(missing[0], f"there is no file {name!r}{many}", f"Paths are relative to {root}.")
+        raise table.build_error(missing[0], f"there is no file {name!r}{many}", f"Paths are relative to {root}.")
     return tuple(rows)
 
 
@@ -231,7 +231,7 @@ def _parse_multi_labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDAr
     sets: list[list[str]] = []
     for row, cell in enumerate(table.cells["labels"]):
         if not isinstance(cell, list):
-            raise table.wrong(row, f"labels are {cell!r}, which is no list")
+            raise table.build_error(row, f"labels are {cell!r}, which is no list")
         sets.append([_parse_class_name(table, row, name) for name in cell])
     classes = sorted({name for names in sets for name in names})
     if not classes:
@@ -251,7 +251,9 @@ def _parse_values(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[An
     numbers: list[list[float]] = []
     for row, cell in enumerate(cells):
         if not isinstance(cell, list) or not cell or len(cell) != size:
-            raise table.wrong(row, f"the value is {cell!r}, which is no list of numbers as long as the first line's")
+            raise table.build_error(
+                row, f"the value is {cell!r}, which is no list of numbers as long as the first line's"
+            )
         numbers.append([_parse_number(table, row, part) for part in cell])
     return "value", tuple(map(str, range(size))), np.array(numbers, np.float32)
 
@@ -260,7 +262,7 @@ def _parse_class_name(table: _Table, row: int, cell: Any) -> str:
     if isinstance(cell, int) and not isinstance(cell, bool):
         return str(cell)
     if not isinstance(cell, str) or not cell.strip():
-        raise table.wrong(row, f"the label is {cell!r}, which names no class", "Give every image a label.")
+        raise table.build_error(row, f"the label is {cell!r}, which names no class", "Give every image a label.")
     return cell.strip()
 
 
@@ -274,5 +276,5 @@ def _parse_number(table: _Table, row: int, cell: Any) -> float:
         except (ValueError, OverflowError):
             number = math.nan
     if not abs(number) <= _LARGEST:
-        raise table.wrong(row, f"the value is {cell!r}, which is no finite number (float32)")
+        raise table.build_error(row, f"the value is {cell!r}, which is no finite number (float32)")
     return number

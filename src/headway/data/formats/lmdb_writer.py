@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from headway.core.errors import UsageError
 from headway.data.formats import lmdb
 from headway.data.formats.recordio import RecordPlace
-from headway.data.formats.tar_writer import guess_extension, encode_label
+from headway.data.formats.tar_writer import encode_label, guess_extension
 from headway.data.formats.trailer import build_trailer
 
 _MAP_BYTES = 1 << 40
@@ -40,7 +40,7 @@ class LmdbWriter:
         self._names: list[str] = []
         self._waiting_bytes = 0
         self.size_bytes = 0
-        with self._as_os_errors():
+        with self._convert_errors():
             self._env = self._lmdb.open(str(path), subdir=False, map_size=_MAP_BYTES, lock=False, sync=False)
             self._txn = self._env.begin(write=True)
 
@@ -49,7 +49,7 @@ class LmdbWriter:
         ending, text = encode_label(label)
         name = f"{index:09d}.{guess_extension(image)}"
         self._names.append(name)
-        with self._as_os_errors():
+        with self._convert_errors():
             for key, value in sorted([(name, image), (f"{index:09d}.{ending}", text)]):
                 self._txn.put(key.encode(), value, append=True)
             size_bytes = len(image) + len(text) + 2 * _ENTRY_BYTES
@@ -63,7 +63,7 @@ class LmdbWriter:
 
     def close(self) -> NDArray[np.uint64]:
         """Brings the file to the disk. Returns the offsets of all images, in the order of `append`."""
-        with self._as_os_errors():
+        with self._convert_errors():
             self._txn.commit()
             self._env.close()
         members = {member.name: member.offset for member in lmdb.read_entries(self._path)}
@@ -80,7 +80,7 @@ class LmdbWriter:
             self._env.close()
 
     @contextlib.contextmanager
-    def _as_os_errors(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         """LMDB's errors as the file system's own; a write that was cut short by a full disk is an EIO to it."""
         try:
             yield

@@ -80,72 +80,106 @@ def get_array(value: Any, where: str) -> PickledArray:
 
 _MARK = object()
 _BYTES_BEFORE = {"SHORT_BINSTRING": 2, "BINSTRING": 5, "SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9}
-"""Opcodes whose string lies in the pickle as it is, and how many bytes come before it."""
+"""Opcodes whose string lies unchanged in the pickle, and the number of bytes before it."""
+_TEXTS = frozenset({"STRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE"})
+_NUMBERS = frozenset({"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"})
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
 _TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
 def _run(data: bytes) -> Any:
     stack: list[Any] = []
     memo: dict[int, Any] = {}
-    argument: Any
     for opcode, argument, position in pickletools.genops(data):
-        assert position is not None  # it is None for streams that do not know their place
-        match opcode.name:
-            case "SHORT_BINSTRING" | "BINSTRING" | "SHORT_BINBYTES" | "BINBYTES" | "BINBYTES8":
-                text = argument.decode("latin-1") if isinstance(argument, bytes) else argument
-                stack.append(PickledText(text, position + _BYTES_BEFORE[opcode.name]))
-            case "STRING" | "UNICODE" | "BINUNICODE" | "SHORT_BINUNICODE":
-                stack.append(PickledText(argument, -1))
-            case "INT" | "BININT" | "BININT1" | "BININT2" | "LONG" | "LONG1" | "LONG4" | "FLOAT" | "BINFLOAT":
-                stack.append(argument)
-            case "NONE" | "NEWTRUE" | "NEWFALSE":
-                stack.append({"NONE": None, "NEWTRUE": True, "NEWFALSE": False}[opcode.name])
-            case "MARK":
-                stack.append(_MARK)
-            case "EMPTY_DICT":
-                stack.append({})
-            case "DICT":
-                stack.append(_set_items({}, _pop_marked(stack)))
-            case "EMPTY_LIST":
-                stack.append([])
-            case "LIST":
-                stack.append(_pop_marked(stack))
-            case "TUPLE":
-                stack.append(tuple(_pop_marked(stack)))
-            case "EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
-                stack.append(tuple(_pop_items(stack, _TUPLES[opcode.name])))
-            case "APPEND":
-                _extend_list(stack, _pop_items(stack, 1))
-            case "APPENDS":
-                _extend_list(stack, _pop_marked(stack))
-            case "SETITEM":
-                items = _pop_items(stack, 2)
-                _set_items(stack[-1], items)
-            case "SETITEMS":
-                items = _pop_marked(stack)
-                _set_items(stack[-1], items)
-            case "GLOBAL":
-                stack.append(tuple(argument.split(" ", 1)))
-            case "STACK_GLOBAL":
-                stack.append(tuple(text.value for text in _pop_items(stack, 2)))
-            case "REDUCE":
-                stack.append(PickledCall(*_pop_items(stack, 2)))
-            case "BUILD":
-                (state,) = _pop_items(stack, 1)
-                stack[-1].state = state
-            case "PUT" | "BINPUT" | "LONG_BINPUT":
-                memo[argument] = stack[-1]
-            case "MEMOIZE":
-                memo[len(memo)] = stack[-1]
-            case "GET" | "BINGET" | "LONG_BINGET":
-                stack.append(memo[argument])
-            case "STOP":
-                return stack.pop()
-            case "PROTO" | "FRAME":
-                pass
-            case other:
-                raise ValueError(f"plain data do not need {other}")
+        # The position is None only for streams that cannot tell it.
+        assert position is not None
+        name = opcode.name
+        if name == "STOP":
+            return stack.pop()
+        if name in ("PROTO", "FRAME"):
+            continue
+        if not (
+            _push_value(name, argument, position, stack)
+            or _build_container(name, stack)
+            or _build_object(name, argument, stack)
+            or _use_memo(name, argument, stack, memo)
+        ):
+            raise ValueError(f"plain data do not need {name}")
     raise ValueError("no end")
+
+
+def _push_value(name: str, argument: Any, position: int, stack: list[Any]) -> bool:
+    """Runs an opcode that pushes a string, a number or a constant; False for any other opcode."""
+    if name in _BYTES_BEFORE:
+        text = argument.decode("latin-1") if isinstance(argument, bytes) else argument
+        stack.append(PickledText(text, position + _BYTES_BEFORE[name]))
+    elif name in _TEXTS:
+        stack.append(PickledText(argument, -1))
+    elif name in _NUMBERS:
+        stack.append(argument)
+    elif name in _CONSTANTS:
+        stack.append(_CONSTANTS[name])
+    else:
+        return False
+    return True
+
+
+def _build_container(name: str, stack: list[Any]) -> bool:
+    """Runs an opcode of lists, tuples and dictionaries; False for any other opcode."""
+    match name:
+        case "MARK":
+            stack.append(_MARK)
+        case "EMPTY_DICT":
+            stack.append({})
+        case "DICT":
+            stack.append(_set_items({}, _pop_marked(stack)))
+        case "EMPTY_LIST":
+            stack.append([])
+        case "LIST":
+            stack.append(_pop_marked(stack))
+        case "TUPLE":
+            stack.append(tuple(_pop_marked(stack)))
+        case "EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
+            stack.append(tuple(_pop_items(stack, _TUPLES[name])))
+        case "APPEND" | "APPENDS":
+            _extend_list(stack, _pop_items(stack, 1) if name == "APPEND" else _pop_marked(stack))
+        case "SETITEM" | "SETITEMS":
+            items = _pop_items(stack, 2) if name == "SETITEM" else _pop_marked(stack)
+            _set_items(stack[-1], items)
+        case _:
+            return False
+    return True
+
+
+def _build_object(name: str, argument: Any, stack: list[Any]) -> bool:
+    """Notes a call that unpickling would make, without making it; False for any other opcode."""
+    match name:
+        case "GLOBAL":
+            stack.append(tuple(argument.split(" ", 1)))
+        case "STACK_GLOBAL":
+            stack.append(tuple(text.value for text in _pop_items(stack, 2)))
+        case "REDUCE":
+            stack.append(PickledCall(*_pop_items(stack, 2)))
+        case "BUILD":
+            (state,) = _pop_items(stack, 1)
+            stack[-1].state = state
+        case _:
+            return False
+    return True
+
+
+def _use_memo(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> bool:
+    """Runs an opcode that stores a value for later or fetches it again; False for any other opcode."""
+    match name:
+        case "PUT" | "BINPUT" | "LONG_BINPUT":
+            memo[argument] = stack[-1]
+        case "MEMOIZE":
+            memo[len(memo)] = stack[-1]
+        case "GET" | "BINGET" | "LONG_BINGET":
+            stack.append(memo[argument])
+        case _:
+            return False
+    return True
 
 
 def _pop_items(stack: list[Any], count: int) -> list[Any]:
@@ -158,9 +192,10 @@ def _pop_items(stack: list[Any], count: int) -> list[Any]:
 
 
 def _pop_marked(stack: list[Any]) -> list[Any]:
-    """What stands above the last mark."""
+    """Pops everything above the last mark, and the mark."""
     at = len(stack) - 1
-    while stack[at] is not _MARK:  # an IndexError where there is none
+    # An IndexError ends the search in a pickle without a mark.
+    while stack[at] is not _MARK:
         at -= 1
     items = stack[at + 1 :]
     del stack[at:]

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.data.columns import FLAG_SPLIT
+from headway.data.formats.byte_ranges import map_path
 from headway.data.formats.foreign_records import ForeignRecords, build_records, infer_labels
-from headway.data.formats.byte_ranges import map_path as mapped
 
 MAGIC = 0xCED7230A
 RECORD_LIMIT_BYTES = 1 << 29

@@ -1,4 +1,4 @@
-"""The cache folder, and what is unpacked into it: compressed files cannot be read at an offset."""
+"""Unpacks gzip files into the cache folder: compressed files cannot be read at an offset."""
 
 from __future__ import annotations
 
@@ -11,13 +11,7 @@ from pathlib import Path
 
 from headway.core.errors import DataError, HeadwayError
 from headway.core.files import open_regular
-
-
-def get_cache_folder() -> Path:
-    """$HEADWAY_CACHE, or headway in $XDG_CACHE_HOME or in ~/.cache."""
-    if folder := os.environ.get("HEADWAY_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway"
+from headway.storage.addresses import get_cache_folder
 
 
 def unpack_gzip(path: Path) -> Path:

@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from headway.core.errors import DataError
 from headway.core.outside import JsonError, parse_value
 from headway.data.formats import tar
-from headway.data.formats.foreign_records import ForeignRecords, build_records, parse_labels
 from headway.data.formats.byte_ranges import map_path
+from headway.data.formats.foreign_records import ForeignRecords, build_records, parse_labels
 from headway.data.formats.pack_source import IMAGE_EXTENSIONS
 from headway.data.formats.tar import ArchiveMember
 

@@ -63,9 +63,11 @@ class DeviceTier(Tier):
 
     def read(self, ids: Sequence[int] | Ids) -> Records:
         """Pixels on the host: a copy that waits for the device. The way of batches is `gather`."""
-        return Records.rows(self.gather(ids).cpu().numpy())
+        return Records.from_rows(self.gather(ids).cpu().numpy())
 
-    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None) -> None:
+    def expect(
+        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
+    ) -> None:
         """Nothing is brought: everything is there."""
 
     def close(self) -> None:

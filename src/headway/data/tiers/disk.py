@@ -16,11 +16,11 @@ from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.records import Records
 from headway.data.shards import is_on_network
-from headway.data.tiers.prefetch import THREADS, Prefetcher
 from headway.data.tiers.next_use import HostSlots
-from headway.storage.remote_folder import RemoteFolder
+from headway.data.tiers.prefetch import THREADS, Prefetcher
 from headway.data.tiers.store import RecordStore
 from headway.data.tiers.tier import Ids, Tier
+from headway.storage.remote_folder import RemoteFolder
 
 LOG = logging.getLogger("headway.data")
 
@@ -53,28 +53,30 @@ class DiskTier(Tier):
         super().__init__(dataset, "disk" if folder else "none", why)
         self._dataset, self._remote, self._folder, self._budget_bytes = dataset, remote, folder, budget_bytes
         self._count = threads
-        self._fetcher, self._process = self._start(), os.getpid()
-        self._end = weakref.finalize(self, self._fetcher.close)
+        self._prefetcher, self._process = self._start_prefetcher(), os.getpid()
+        self._end = weakref.finalize(self, self._prefetcher.close)
 
     def read(self, ids: Sequence[int] | Ids) -> Records:
-        return self._mine().read(np.asarray(ids, np.int64))
+        return self._get_prefetcher().read(np.asarray(ids, np.int64))
 
-    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None) -> None:
-        self._mine().expect(spans, order, slots)
+    def expect(
+        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
+    ) -> None:
+        self._get_prefetcher().expect(spans, order, slots)
 
     def close(self) -> None:
         self._end()
 
-    def _mine(self) -> Prefetcher:
+    def _get_prefetcher(self) -> Prefetcher:
         if self._process != os.getpid():
             self._end.detach()  # its threads stayed in the parent
-            self._fetcher, self._process = self._start(), os.getpid()
-            self._end = weakref.finalize(self, self._fetcher.close)
-        return self._fetcher
+            self._prefetcher, self._process = self._start_prefetcher(), os.getpid()
+            self._end = weakref.finalize(self, self._prefetcher.close)
+        return self._prefetcher
 
-    def _start(self) -> Prefetcher:
+    def _start_prefetcher(self) -> Prefetcher:
         shards = self._dataset.description.shards
-        remote = self._remote.again({shard.name: shard.size for shard in shards})
+        remote = self._remote.reopen({shard.name: shard.size for shard in shards})
         return Prefetcher(self._dataset, remote, self._open_store(), LOG.warning, self._count)
 
     def _open_store(self) -> RecordStore | None:

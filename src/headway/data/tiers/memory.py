@@ -36,7 +36,7 @@ class MemoryTier(Tier):
         self._data, self._ends = data, ends
 
     @staticmethod
-    def decoded(
+    def from_decoded(
         dataset: Dataset, source: Tier, decoder: Decoder, *, why: str, progress: FillProgress | None = None
     ) -> MemoryTier:
         """All images decoded, which have to share one size; `source` is read once."""
@@ -48,7 +48,7 @@ class MemoryTier(Tier):
         return tier
 
     @staticmethod
-    def copied(dataset: Dataset, source: Tier, *, why: str, progress: FillProgress | None = None) -> MemoryTier:
+    def from_records(dataset: Dataset, source: Tier, *, why: str, progress: FillProgress | None = None) -> MemoryTier:
         """The bytes of all records as they are; `source` is read once."""
         n = len(dataset)
         ends = np.cumsum(dataset.length, dtype=np.uint64)
@@ -77,7 +77,9 @@ class MemoryTier(Tier):
         begin = np.where(ids > 0, self._ends[ids - 1], np.uint64(0))
         return Records(base + begin, self._ends[ids] - begin, self._data)
 
-    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None) -> None:
+    def expect(
+        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
+    ) -> None:
         """Nothing is brought: everything is here."""
 
     def close(self) -> None:

@@ -17,12 +17,12 @@ from headway.core.files import read_text, write_whole
 from headway.core.outside import parse_object
 from headway.data.columns import COLUMNS_FILE, PACK_FORMATS, DatasetDescription, compute_fingerprint, load_columns
 from headway.data.dataset import Dataset
-from headway.data.formats.unpack import get_cache_folder as default_cache_folder
 from headway.data.records import Records
 from headway.data.tiers.layout import Columns, Ids, RecordLayout, extract_image
-from headway.storage.remote_folder import RemoteFolder
 from headway.data.tiers.state import LOCKS_FILE, STATE_FILE
 from headway.data.tiers.store import PACKS
+from headway.storage.addresses import get_cache_folder as default_cache_folder
+from headway.storage.remote_folder import RemoteFolder
 from headway.storage.transport import FileVersion
 
 
@@ -38,7 +38,7 @@ def open_remote(uri: str, cache_folder: str | os.PathLike[str] | None = None) ->
     """
     remote, root = RemoteFolder(uri), Path(cache_folder or default_cache_folder())
     try:
-        mark = remote.mark(COLUMNS_FILE)
+        mark = remote.read_version(COLUMNS_FILE)
     except FileNotFoundError:
         raise _build_no_pack_error(remote) from None
     try:
@@ -61,18 +61,18 @@ class RemoteShards:
 
     def __init__(self, remote: RemoteFolder, columns: Columns, description: DatasetDescription) -> None:
         shards = description.shards
-        self.remote = remote.again({shard.name: shard.size for shard in shards})
+        self.remote = remote.reopen({shard.name: shard.size for shard in shards})
         self._columns, self._layout = columns, RecordLayout(columns, shards)
         self._names = [shard.name for shard in shards]
 
     def read(self, ids: Ids) -> Records:
         """As `Dataset.read`. Raises DataError where the address cannot be read."""
         extents: dict[int, NDArray[np.uint8]] = {}
-        for run in self._layout.runs(np.unique(ids)):
+        for run in self._layout.group_into_runs(np.unique(ids)):
             low = int(run.start[0])
             data = self.remote.read(self._names[int(run.shard[0])], low, int(run.end.max()) - low)
-            extents.update(zip(run.ids.tolist(), run.cut(low, data), strict=True))
-        return Records.of([extract_image(self._columns, sample, extents[sample]) for sample in ids.tolist()])
+            extents.update(zip(run.ids.tolist(), run.slice_bytes(low, data), strict=True))
+        return Records.from_buffers([extract_image(self._columns, sample, extents[sample]) for sample in ids.tolist()])
 
     def close(self) -> None:
         """Closes the connections; a later read opens new ones."""
@@ -140,7 +140,7 @@ def _hash_description(metadata: Mapping[str, str]) -> str:
 def _build_no_pack_error(remote: RemoteFolder) -> UsageError:
     for part in ("train", "eval"):
         try:
-            remote.mark(f"{part}/{COLUMNS_FILE}")
+            remote.read_version(f"{part}/{COLUMNS_FILE}")
         except (FileNotFoundError, DataError):
             continue
         fix = f"Name one: {remote.shown}/{part}."

@@ -60,7 +60,7 @@ class StoreState:
         self._header[[_COUNT, _TOTAL, _LAST_USE]] = samples, total_bytes, int(time.time())
         self._header[_KIND] = _MAGIC
 
-    def here(self) -> NDArray[np.int64]:
+    def list_present(self) -> NDArray[np.int64]:
         """The samples that are present."""
         return np.flatnonzero(self.present)
 
@@ -133,7 +133,7 @@ def _lock_unused(folder: Path) -> ByteLocks | None:
         locks = ByteLocks(folder / LOCKS_FILE)
     except OSError:
         return None
-    if locks.attempt(USED):
+    if locks.try_lock(USED):
         return locks
     locks.close()
     return None

@@ -47,7 +47,9 @@ class Tier(ABC):
         """Where the samples' bytes lie. Raises DataError where they cannot be had."""
 
     @abstractmethod
-    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None) -> None:
+    def expect(
+        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
+    ) -> None:
         """Says what will be read, so that it is there in time.
 
         Args:
@@ -73,7 +75,9 @@ class MappedTier(Tier):
     def read(self, ids: Sequence[int] | Ids) -> Records:
         return self._dataset.read(ids)
 
-    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None) -> None:
+    def expect(
+        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
+    ) -> None:
         """Nothing is brought: local files are near."""
 
     def close(self) -> None:

@@ -149,7 +149,7 @@ def test_a_refusal_is_not_tried_again(server: Server, remote: RemoteFolder, faul
 def test_a_missing_file_is_a_sentence(remote: RemoteFolder, in_memory: RemoteFolder) -> None:
     for source in (remote, in_memory):
         with pytest.raises(FileNotFoundError):
-            source.mark("nothing")
+            source.read_version("nothing")
         with pytest.raises(DataError, match=r"nothing: there is no such file"):
             read(source, name="nothing")
 
@@ -213,7 +213,9 @@ def test_a_file_that_changes_is_a_sentence(server: Server, remote: RemoteFolder,
         read(remote, 100, 100)
 
 
-def test_a_file_that_changes_between_a_cut_and_the_next_attempt_is_a_sentence(server: Server, remote: RemoteFolder) -> None:
+def test_a_file_that_changes_between_a_cut_and_the_next_attempt_is_a_sentence(
+    server: Server, remote: RemoteFolder
+) -> None:
     def fault(asked: Asked) -> Fault:
         if asked.end - asked.start > 1 and asked.start == 0:
             return 1000
@@ -227,7 +229,9 @@ def test_a_file_that_changes_between_a_cut_and_the_next_attempt_is_a_sentence(se
         read(remote)
 
 
-def test_a_file_that_becomes_shorter_is_a_sentence(server: Server, remote: RemoteFolder, in_memory: RemoteFolder) -> None:
+def test_a_file_that_becomes_shorter_is_a_sentence(
+    server: Server, remote: RemoteFolder, in_memory: RemoteFolder
+) -> None:
     read(remote, 0, 10)
     (server.folder / "a file.bin").write_bytes(DATA[:500])
     with pytest.raises(DataError, match=r"ends before byte 1,000 \(it has 500 bytes\)|the file changed"):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headway.data.batch_plan import BatchGrowthRecipe, BatchPlan
 from headway.data.order import Order, share
-from headway.data.tiers.next_use import NEVER, ReadForecast, HostSlots
+from headway.data.tiers.next_use import NEVER, HostSlots, ReadForecast
 
 few = settings(deadline=None, max_examples=40)
 
@@ -32,7 +32,7 @@ def test_next_use_is_the_first_position_that_comes(
 ) -> None:
     order = Order(n, seed, window) if ordered else None
     coming = future(order, n, position, position + 2 * n)
-    found = ReadForecast(position, n, order).next_use(np.arange(n))
+    found = ReadForecast(position, n, order).find_next_use(np.arange(n))
     assert found.tolist() == [position + coming.index(sample) for sample in range(n)]
 
 
@@ -55,7 +55,7 @@ def test_with_other_hosts_only_this_hosts_slots_count(n: int, seed: int, positio
         for place in range(max(position, begin + low), min(stop, begin + high)):
             mine.setdefault(served[place], place)
         begin += size
-    found = ReadForecast(position, n, order, HostSlots(plan, first, last, world)).next_use(np.arange(n))
+    found = ReadForecast(position, n, order, HostSlots(plan, first, last, world)).find_next_use(np.arange(n))
     assert found.tolist() == [mine.get(sample, NEVER) for sample in range(n)]
 
 
@@ -77,15 +77,15 @@ def misses_by_order(order: Order, stop: int, capacity: int, slots: HostSlots | N
     kept: list[int] = []
     misses = written = 0
     for place, sample in enumerate(future(order, order.samples, 0, stop)):
-        if slots and not slots.taken(np.array([place])).all():
+        if slots and not slots.find_taken(np.array([place])).all():
             continue
         if sample in kept:
             continue
         misses += 1
         if len(kept) == capacity:
-            outlook = ReadForecast(place, order.samples, order, slots)
-            when = ReadForecast(place + 1, order.samples, order, slots).next_use(np.array(kept))
-            if when.max() < outlook.makes_way_from(np.array([sample])):
+            forecast = ReadForecast(place, order.samples, order, slots)
+            when = ReadForecast(place + 1, order.samples, order, slots).find_next_use(np.array(kept))
+            if when.max() < forecast.find_eviction_start(np.array([sample])):
                 continue
             del kept[int(when.argmax())]
         kept.append(sample)
@@ -128,6 +128,6 @@ def test_what_is_needed_never_makes_no_way() -> None:
     order, slots = Order(40, 1), HostSlots(BatchPlan(40), 0, 1, 40)  # of an epoch, this host takes one sample
     _, samples = order(np.arange(40 * 30))
     other = np.setdiff1d(np.arange(40), samples[::40][:20])[:3]
-    assert ReadForecast(0, 40, order, slots).makes_way_from(other) == NEVER
-    assert ReadForecast(0, 40, order).makes_way_from(other) == 80
-    assert ReadForecast(45, 40, order).makes_way_from(np.arange(40)) == 160
+    assert ReadForecast(0, 40, order, slots).find_eviction_start(other) == NEVER
+    assert ReadForecast(0, 40, order).find_eviction_start(other) == 80
+    assert ReadForecast(45, 40, order).find_eviction_start(np.arange(40)) == 160
