@@ -18,7 +18,7 @@ from bench._data import images
 from bench._family import run_bench
 from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import HeadwayError
-from headway.data.pack import Packed
+from headway.data.pack import PackResult
 
 ROWS: tuple[tuple[str, str | None], ...] = (
     ("seekable", "recordio"),
@@ -30,9 +30,9 @@ ROWS: tuple[tuple[str, str | None], ...] = (
 )
 
 
-def rounds_of(source: Path, folder: Path, rounds: int) -> dict[tuple[str, str | None], list[Packed]]:
+def rounds_of(source: Path, folder: Path, rounds: int) -> dict[tuple[str, str | None], list[PackResult]]:
     """What each row packed, round by round; what cannot be had here is said and left out."""
-    made: dict[tuple[str, str | None], list[Packed]] = {row: [] for row in ROWS}
+    made: dict[tuple[str, str | None], list[PackResult]] = {row: [] for row in ROWS}
     for _ in range(rounds):
         for mode, form in list(made):
             try:

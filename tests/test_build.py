@@ -30,7 +30,7 @@ buffer = io.BytesIO()
 Image.new("RGB", (40, 30), (200, 100, 50)).save(buffer, "JPEG", progressive=True)
 decode, out = decoder(2), np.zeros((3, 8, 8, 3), np.uint8)
 decoder(1).close()
-assert not decode(Records.of([buffer.getvalue()] * 3), np.array([[0, 0, 40, 30]] * 3, np.float32), out).any()
+assert not decode(Records.from_buffers([buffer.getvalue()] * 3), np.array([[0, 0, 40, 30]] * 3, np.float32), out).any()
 assert np.abs(out.astype(int) - (200, 100, 50)).max() <= 2
 decode.close()
 libraries = {line.split()[-1] for line in open("/proc/self/maps") if "libjpeg" in line and "pillow.libs" not in line}

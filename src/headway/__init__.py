@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from headway.data.augment_options import AugmentRecipe as AugmentRecipe
     from headway.data.batch import Batch as Batch
     from headway.data.dataset import Dataset as Dataset
-    from headway.data.dataset import open as open
     from headway.data.loader import Loader as Loader
+    from headway.data.opening import open as open
     from headway.data.ops.move import flip_and_translate as flip_and_translate
     from headway.data.options import CropRecipe as CropRecipe
     from headway.data.order import Order as Order
@@ -42,7 +42,7 @@ _HOMES = {
     "Trainer": "train.trainer",
     "flip_and_translate": "data.ops.move",
     "make_keys": "core.random_keys",
-    "open": "data.dataset",
+    "open": "data.opening",
     "pack": "data.pack",
     "restore": "checkpoint.checkpoints",
     "state_of": "checkpoint.checkpoints",

@@ -205,7 +205,7 @@ def test_a_store_that_cannot_be_reached_says_nothing_about_the_checkpoint(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is no damage: the one before is not used for it."""
-    from headway.data.tiers import remote
+    from headway.storage import remote_folder
 
     checkpoints = Checkpoints(bucket)
     for step in (5, 10):
@@ -213,7 +213,7 @@ def test_a_store_that_cannot_be_reached_says_nothing_about_the_checkpoint(
     Bucket.fault = staticmethod(failing("ls", 0, lambda: OSError("unreachable")))
     with pytest.raises(HeadwayError, match="the checkpoints cannot be reached: unreachable"):
         checkpoints.newest(pytest.fail)
-    monkeypatch.setattr(remote, "LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(remote_folder, "LONGEST_PAUSE_S", 0.001)
     Bucket.fault = staticmethod(failing("cat_file", 0, lambda: OSError("unreachable")))
     with pytest.raises(DataError, match="the file cannot be read: unreachable"):
         checkpoints.newest(pytest.fail)

@@ -84,7 +84,7 @@ def test_a_bad_image_is_zeros_with_a_status_and_leaves_its_neighbours_alone(back
         boxes += [boxes_of(GOOD[image], out_hw=(16, 16))[0], np.array([0, 0, 40, 30], np.float32)]
     out = np.full((len(buffers), 16, 16, 3), 7, np.uint8)
     with made(backend, threads) as decode:
-        status = decode(Records.of(buffers), np.stack(boxes), out)
+        status = decode(Records.from_buffers(buffers), np.stack(boxes), out)
     assert status.dtype == np.uint8
     assert status.tolist() == [Status.OK, Status.UNDECODABLE] * len(BAD)
     assert (out[1::2] == 0).all()
@@ -99,7 +99,9 @@ def test_a_bad_image_is_zeros_with_a_status_and_leaves_its_neighbours_alone(back
 @pytest.mark.thin(4)
 def test_a_batch_is_the_same_on_any_number_of_threads(backend: Backend, count: int) -> None:
     images = [picture("RGB", 9 + number % 50, 40 - number % 37, seed=number) for number in range(count)]
-    records = Records.of([encoded(image, "PNG" if number % 5 == 3 else "JPEG") for number, image in enumerate(images)])
+    records = Records.from_buffers(
+        [encoded(image, "PNG" if number % 5 == 3 else "JPEG") for number, image in enumerate(images)]
+    )
     boxes = boxes_of(*images, out_hw=(12, 10)) if images else np.empty((0, 4), np.float32)
     out = np.full((4, count, 12, 10, 3), 7, np.uint8)
     before = threading.active_count()
@@ -134,7 +136,7 @@ def test_native_and_reference_differ_by_one_at_most(data: st.DataObject, seed: i
         boxes.append(np.rint(box) if data.draw(st.booleans()) else box)
     flips = rng.integers(0, 2, 8) == 1
     out = np.zeros((2, 8, *out_hw, channels), np.uint8)
-    arguments = (Records.of(buffers), np.array(boxes, np.float32))
+    arguments = (Records.from_buffers(buffers), np.array(boxes, np.float32))
     with made("pillow", 1) as reference, made("native", 2) as core:
         expected = reference(*arguments, out[0], flips=flips)
         assert core(*arguments, out[1], flips=flips).tolist() == expected.tolist()
@@ -143,7 +145,7 @@ def test_native_and_reference_differ_by_one_at_most(data: st.DataObject, seed: i
 
 def test_native_and_reference_agree_on_real_images(data_root: Path) -> None:
     files = sorted((data_root / "imagenet-250").rglob("*.JPEG"))[::5]
-    records = Records.of([file.read_bytes() for file in files])
+    records = Records.from_buffers([file.read_bytes() for file in files])
     sizes = np.array([Image.open(io.BytesIO(data)).size for data in records], np.float64)
     rng = np.random.default_rng(1)
     sides = sizes * rng.uniform(0.1, 1, sizes.shape)
@@ -168,7 +170,7 @@ def test_every_kind_of_record_in_one_batch(backend: Backend, channels: int) -> N
     flips = np.array([False, True, False, True])
     out = np.zeros((4, 9, 11, channels), np.uint8)
     with made(backend) as decode:
-        status = decode(Records.of(buffers), boxes, out, flips=flips, kinds=kinds, shapes=shapes)
+        status = decode(Records.from_buffers(buffers), boxes, out, flips=flips, kinds=kinds, shapes=shapes)
     assert not status.any()
     out[1::2] = out[1::2, :, ::-1]
     assert np.abs(out.astype(int) - out[0]).max() <= 1
@@ -182,7 +184,7 @@ def test_checksums_are_compared_where_they_are_asked_for(backend: Backend) -> No
     wrong = crc ^ np.array([0, 0, 0, 0, 1, 1, 1, 1], np.uint32)
     check = np.array([True, True, False, False] * 2)
     out = np.zeros((8, 16, 16, 3), np.uint8)
-    arguments = (Records.of(buffers), boxes_of(*GOOD * 2, out_hw=(16, 16)), out)
+    arguments = (Records.from_buffers(buffers), boxes_of(*GOOD * 2, out_hw=(16, 16)), out)
     with made(backend) as decode:
         assert not decode(*arguments, crc=crc).any()
         assert decode(*arguments, crc=wrong).tolist() == [Status.OK] * 4 + [Status.CHECKSUM] * 4
@@ -197,7 +199,7 @@ def test_checksums_are_compared_where_they_are_asked_for(backend: Backend) -> No
 def test_a_smaller_decode_looks_the_same_to_both_backends(sampling: str) -> None:
     image = Image.fromarray((SMOOTH % 256).astype(np.uint8)).resize((333, 217), Image.Resampling.BICUBIC)
     data = encoded(image, "JPEG", subsampling=SUBSAMPLINGS[sampling], quality=90)
-    records = Records.of([data] * 5)
+    records = Records.from_buffers([data] * 5)
     boxes = np.array(
         [[0, 0, 333, 217], [10, 20, 300, 190], [0, 0, 40, 30], [1.5, 0, 160, 99], [0, 0, 80, 80]], np.float32
     )
@@ -217,7 +219,7 @@ def test_a_smaller_decode_looks_the_same_to_both_backends(sampling: str) -> None
 def test_bytes_beyond_the_batch_stay_as_they_are(backend: Backend) -> None:
     ring = np.full((4, 8, 8, 3), 7, np.uint8)
     with made(backend, 1) as decode:
-        decode(Records.of([encoded(GOOD[0])] * 2), boxes_of(GOOD[0], GOOD[0], out_hw=(8, 8)), ring[1:3])
+        decode(Records.from_buffers([encoded(GOOD[0])] * 2), boxes_of(GOOD[0], GOOD[0], out_hw=(8, 8)), ring[1:3])
     assert (ring[[0, 3]] == 7).all()
     assert (ring[1] == ring[2]).all()
     assert (ring[1] != 7).any()
@@ -225,7 +227,7 @@ def test_bytes_beyond_the_batch_stay_as_they_are(backend: Backend) -> None:
 
 @both
 def test_one_batch_of_sixteen_is_timed(backend: Backend) -> None:
-    records = Records.of([encoded(GOOD[0]), encoded(GOOD[0], "PNG"), encoded(GOOD[0])])
+    records = Records.from_buffers([encoded(GOOD[0]), encoded(GOOD[0], "PNG"), encoded(GOOD[0])])
     crc, out = np.array([crc32c(data) for data in records], np.uint32), np.zeros((3, 8, 8, 3), np.uint8)
     with made(backend) as decode:
         for _ in range(TIMED_EVERY + 1):
@@ -246,7 +248,7 @@ from headway.data.decode import decoder
 from headway.data.records import Records
 
 data = open(sys.argv[2], "rb").read()
-records, boxes = Records.of([data] * 12), np.array([[0, 0, 200, 150]] * 12, np.float32)
+records, boxes = Records.from_buffers([data] * 12), np.array([[0, 0, 200, 150]] * 12, np.float32)
 decode, first = decoder(3, sys.argv[1]), np.zeros((12, 64, 64, 3), np.uint8)
 assert not decode(records, boxes, first).any()
 stop = False

@@ -189,10 +189,10 @@ def test_raw_pixels_become_what_their_image_becomes(kind: Kind, stored: int, cha
     expected, found = np.zeros((2, 1, 8, 6, channels), np.uint8)
     boxes = np.array([[3, 2, 12.5, 9]], np.float32)
     assert decode_one(encoded(image), expected[0], boxes[0]) is Status.OK
-    batch = Batch(Records.of([data]), boxes, found, None, kinds, shapes, None, None, False)
+    batch = Batch(Records.from_buffers([data]), boxes, found, None, kinds, shapes, None, None, False)
     assert batch.decode_one(0, Stats()) is Status.OK
     assert (found == expected).all()
-    short = Batch(Records.of([data[:-1]]), boxes, found, None, kinds, shapes, None, None, False)
+    short = Batch(Records.from_buffers([data[:-1]]), boxes, found, None, kinds, shapes, None, None, False)
     assert short.decode_one(0, Stats()) is Status.UNDECODABLE
     assert not found.any()
 

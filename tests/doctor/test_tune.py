@@ -16,8 +16,8 @@ from tests.doctor._profile import profile, runs
 from headway.core.profile import JointTiming, Knob, Profile
 from headway.core.recipe import read_recipe
 from headway.core.recipe_editor import edit_recipe
-from headway.data.dataset import open as open_dataset
-from headway.data.modes import Mode
+from headway.data.opening import open as open_dataset
+from headway.data.pack_mode import PackMode
 from headway.doctor import tune, tune_packs
 from headway.doctor.job import Job, quiet
 from headway.doctor.packing import packing_of
@@ -168,8 +168,8 @@ def test_more_batches_are_ready_where_the_loop_waits_for_a_loader_that_is_faster
 def test_a_lossless_pack_stays_where_it_helps(folder: Path, monkeypatch: pytest.MonkeyPatch, gain: float) -> None:
     recipe = write_recipe(folder / "some.yaml", data={"train": "digits", "eval": None})
     with closing(Job.of(load_recipe(recipe, []), quiet)) as job:
-        lossless = packing_of(job, Mode(kind="keep")).command(job.loaded)
-        other = packing_of(job, Mode(kind="encode", side=4)).command(job.loaded)
+        lossless = packing_of(job, PackMode(kind="keep")).command(job.loaded)
+        other = packing_of(job, PackMode(kind="encode", side=4)).command(job.loaded)
     knobs = [knob(other, 3.0, exact=False, cures="decode"), knob(lossless, 2.0, cures="storage")]
     bench = Bench(monkeypatch, [knobs, []], {"data.train=some.keep": gain})
     found = tune.tune(recipe, [], say=quiet)
@@ -187,7 +187,7 @@ def test_a_lossless_pack_stays_where_it_helps(folder: Path, monkeypatch: pytest.
 def test_a_pack_that_has_no_room_is_a_note(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_recipe(folder / "some.yaml", data={"train": "digits", "eval": None})
     with closing(Job.of(load_recipe(recipe, []), quiet)) as job:
-        lossless = packing_of(job, Mode(kind="keep")).command(job.loaded)
+        lossless = packing_of(job, PackMode(kind="keep")).command(job.loaded)
     Bench(monkeypatch, [[knob(lossless, 2.0)]], {"data.train=some.keep": 2.0})
     with monkeypatch.context() as full:
         full.setattr(tune_packs, "free_disk_bytes", lambda folder: 10_000)
@@ -205,7 +205,7 @@ def test_a_pack_that_has_no_room_is_a_note(folder: Path, monkeypatch: pytest.Mon
 def test_nothing_is_left_of_a_tuning_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_recipe(folder / "some.yaml", data={"train": "digits", "eval": None})
     with closing(Job.of(load_recipe(recipe, []), quiet)) as job:
-        lossless = packing_of(job, Mode(kind="keep")).command(job.loaded)
+        lossless = packing_of(job, PackMode(kind="keep")).command(job.loaded)
     bench = Bench(monkeypatch, [[knob(lossless, 2.0)]], {"data.train=some.keep": 2.0})
     turns = bench._in_turns
 

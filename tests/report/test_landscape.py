@@ -17,7 +17,7 @@ from tests._support import headway, packed_digits, refused, write_recipe
 
 from headway.core.errors import UsageError
 from headway.core.run_folder import RunFolder
-from headway.data import dataset
+from headway.data import opening
 from headway.page.panel import Panel
 from headway.report.landscape import Landscape, Options, landscape
 from headway.report.solution import opened
@@ -233,7 +233,7 @@ def test_damaged_samples_are_left_out(folder: Path, tmp_path: Path) -> None:
     found = landscape([tmp_path / "run"], Options(**QUICK | {"samples": 1000}), say=heard.append)
     assert found.runs[0].samples == {"training": 180, "evaluation": 58}
     assert any("2 of 60 samples of digits.packed/eval are damaged and left out." in text for text in heard)
-    assert len(dataset.open(tmp_path / "digits.packed/eval")) == 60
+    assert len(opening.open(tmp_path / "digits.packed/eval")) == 60
 
 
 def test_what_cannot_be_drawn_is_a_sentence(folder: Path, tmp_path: Path) -> None:

@@ -84,13 +84,13 @@ def recipe_lines(folder: Path) -> list[str]:
 
 
 def test_the_measured_mean_and_std_are_those_of_the_images(folder: Path, tmp_path: Path) -> None:
-    from headway.data import dataset
+    from headway.data import opening
     from headway.data.loader import Loader
 
     headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", "epochs=0.1")
     values, _ = recorded(tmp_path / "run")
     pixels = np.concatenate(
-        [b.images.numpy().copy() for b in Loader(dataset.open(folder / "digits.packed/train"), batch=60)]
+        [b.images.numpy().copy() for b in Loader(opening.open(folder / "digits.packed/train"), batch=60)]
     )
     assert values["augment.mean"] == [round(float(pixels.mean(dtype=np.float64)), 4)]
     assert values["augment.std"] == [round(float(pixels.std(dtype=np.float64)), 4)]

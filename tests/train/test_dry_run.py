@@ -16,7 +16,7 @@ from safetensors import safe_open
 from tests._support import headway, packed_digits, records, refused, write_recipe
 
 from headway.core.profile import Workload
-from headway.data import dataset
+from headway.data import opening
 from headway.data.tiers import choice
 from headway.plan.ask import job_of, of_device
 from headway.plan.cluster import clusters
@@ -113,7 +113,7 @@ def tensor_bytes(path: Path) -> int:
 
 
 def test_the_input_is_that_of_the_columns(folder: Path) -> None:
-    data = dataset.open(folder / "digits.packed/train")
+    data = opening.open(folder / "digits.packed/train")
     found = dried(folder / "recipe.yaml", "augment={flip: true, cutout: 2}").workload.input
     assert found.encoded_bytes == pytest.approx(data.length.mean())
     assert (found.source_pixels, found.decoded_bytes, found.channels) == (64, 64, 1)

@@ -13,7 +13,7 @@ from torch import nn
 
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
-from headway.data import dataset
+from headway.data import opening
 from headway.data.augment import Augment
 from headway.data.augment_options import AugmentRecipe
 from headway.data.loader import Loader
@@ -93,7 +93,7 @@ def test_the_batch_is_the_mean_over_its_samples(folder: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", ["class", "value"])
 def test_the_ranks_shares_sum_to_the_whole_batch(folder: Path, world: int, kind: str) -> None:
     """In float64, with shares of uneven sizes, down to ranks without a sample."""
-    data = dataset.open(folder / "digits.packed/train")
+    data = opening.open(folder / "digits.packed/train")
     batch, order = 30, Order(len(data), 5)
     task: Task = Classification(Target(kind="class", classes=data.classes, numbers=1), label_smoothing=0.1)
     if kind == "value":

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 from tests._support import damage, digits, files, headway, packed_digits, records, refused, write_recipe
 
 from headway.core.recipe import read_recipe
-from headway.data import dataset
+from headway.data import opening
 from headway.setup.recipe import TrainRecipe
 from headway.train import runs
 
@@ -341,4 +341,4 @@ def test_trained_weights_need_no_data(trained: Path, folder: Path, tmp_path: Pat
 
 def test_the_provenance_names_the_data(trained: Path) -> None:
     about = json.loads((trained / "provenance.json").read_text())
-    assert about["fingerprint"] == dataset.open(trained.parent / "digits.packed/train").fingerprint
+    assert about["fingerprint"] == opening.open(trained.parent / "digits.packed/train").fingerprint

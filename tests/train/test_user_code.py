@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tests._support import digits, finished, headway, packed_digits, records, refused, write_recipe
 
 from headway.core.random_keys import draw_uniform, make_keys
-from headway.data import dataset
+from headway.data import opening
 from headway.data.order import Order
 from headway.data.pack import pack
 from headway.setup.task import Classification, MultiLabel, Regression, Target
@@ -324,7 +324,7 @@ def test_several_labels(tmp_path: Path) -> None:
     for ending in ("csv", "jsonl"):  # what comes out can be packed again
         headway("predict", tmp_path / "run", *images, "--out", tmp_path / f"p.{ending}")
         headway("pack", tmp_path / f"p.{ending}", tmp_path / ending)
-        data = dataset.open(tmp_path / ending)
+        data = opening.open(tmp_path / ending)
         assert data.classes == ("left", "right")
         assert data.description.class_counts == tuple(sum(n in row["labels"] for row in found) for n in data.classes)
     headway("report", tmp_path / "run")

@@ -21,7 +21,7 @@ from safetensors.torch import load as load_tensors
 
 from headway.checkpoint.agreement import SingleRankExchange
 from headway.checkpoint.compatibility import expect_tensors
-from headway.checkpoint.locations import CheckpointFolder, LocalFolder, Location, hold
+from headway.checkpoint.locations import CheckpointFolder, LocalCheckpointFolder, Location, hold
 from headway.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, FileEntry, Manifest
 from headway.checkpoint.random_state import check_random_state, read_random_state, restore_random_state
 from headway.checkpoint.save import SaveJob, SaveSetting
@@ -117,13 +117,13 @@ def open_folder(folder: str | os.PathLike[str]) -> CheckpointFolder:
     """Opens a folder, or an address with `://`. Raises UsageError if no installed package writes to it."""
     scheme, mark, rest = os.fspath(folder).partition("://")
     if not mark:
-        return LocalFolder(Path(folder))
+        return LocalCheckpointFolder(Path(folder))
     if scheme in ("file", "local"):
-        return LocalFolder(Path(rest))
+        return LocalCheckpointFolder(Path(rest))
     # Imported here: fsspec takes time to import, and most runs write local files.
-    from headway.checkpoint.remote import RemoteFolder
+    from headway.checkpoint.remote import RemoteCheckpointFolder
 
-    return RemoteFolder(os.fspath(folder))
+    return RemoteCheckpointFolder(os.fspath(folder))
 
 
 def read(path: Location) -> Checkpoint:

@@ -157,7 +157,7 @@ def _key(path: Location) -> str:
 
 
 @final
-class LocalFolder(CheckpointFolder):
+class LocalCheckpointFolder(CheckpointFolder):
     """A folder on a local or mounted file system, made at the first save."""
 
     def __init__(self, folder: Path) -> None:

@@ -32,8 +32,8 @@ from headway.checkpoint.locations import (
 from headway.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, FileEntry, Manifest
 from headway.checkpoint.tensors_file import TensorsFile
 from headway.core.errors import HeadwayError, UsageError
-from headway.data.tiers.remote import Remote
-from headway.data.tiers.transport import shown
+from headway.storage.addresses import redact_address
+from headway.storage.remote_folder import RemoteFolder
 
 # The pause doubles with each attempt: 0.5 + 1 + 2 + 4 + 8 s, so an outage of 15 s does no harm.
 ATTEMPTS = 6
@@ -55,7 +55,7 @@ class CheckpointUrl:
         return self.uri.rpartition("/")[2]
 
     def __str__(self) -> str:
-        return shown(self.uri)
+        return redact_address(self.uri)
 
     def read(self, name: str, limit: int) -> bytes:
         """Reads one of the checkpoint's files.
@@ -65,9 +65,9 @@ class CheckpointUrl:
             OSError: it has more than `limit` bytes.
             DataError: the address cannot be reached; the checkpoint may be intact.
         """
-        remote = Remote(self.uri)
+        remote = RemoteFolder(self.uri)
         try:
-            size = remote.mark(name).size
+            size = remote.read_version(name).size
             if size > limit:
                 raise OSError(errno.EFBIG, f"it has {size:,} bytes, and should have at most {limit:,}", name)
             return remote.read(name, 0, size).tobytes()
@@ -76,7 +76,7 @@ class CheckpointUrl:
 
 
 @final
-class RemoteFolder(CheckpointFolder):
+class RemoteCheckpointFolder(CheckpointFolder):
     """A folder of checkpoints at an address.
 
     Raises:
@@ -85,12 +85,12 @@ class RemoteFolder(CheckpointFolder):
 
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
-        self.shown = shown(self.uri)
+        self.shown = redact_address(self.uri)
         if uri.partition("://")[0].lower() in ("http", "https"):
             fix = "Name a folder, or an address such as s3://bucket/folder."
             raise UsageError("checkpoints cannot be written over HTTP", where=self.shown, fix=fix)
         # Raises the sentence that names a missing package, before fsspec raises its own.
-        Remote(self.uri).close()
+        RemoteFolder(self.uri).close()
         self._files, root = fsspec.core.url_to_fs(self.uri)
         self._root = str(root).rstrip("/")
 
@@ -189,7 +189,7 @@ class RemoteFolder(CheckpointFolder):
 class _RemoteDraft(CheckpointDraft):
     """Files with the draft's token in their names, so that a process that was suspended cannot overwrite later ones."""
 
-    def __init__(self, folder: RemoteFolder, step: int, token: str) -> None:
+    def __init__(self, folder: RemoteCheckpointFolder, step: int, token: str) -> None:
         self._folder, self.token, self._name = folder, token, format_name(step)
 
     def put(self, name: str, tensors: TensorsFile, check: StopCheck) -> FileEntry:

@@ -72,10 +72,10 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Look at images and write a recipe that works for them."""
-    from headway.data.formats.source import local_path
     from headway.setup.propose import propose
+    from headway.storage.addresses import parse_local_path
 
-    path = local_path(src, "Look at a local copy, and put the address under data.train of the recipe.")
+    path = parse_local_path(src, "Look at a local copy, and put the address under data.train of the recipe.")
     recipe, found, packed = propose(path, out, overwrite=overwrite)
     split = "" if found.held_out else " --split 0.1"
     steps = [] if found.packed else [f"headway pack {_typed(path)} {_typed(packed)}{split}"]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from headway.core.cpu_count import choose_thread_count, list_usable_cpus
 from headway.core.errors import UsageError
 from headway.data import native
-from headway.data.mapping import check as check_mapped
+from headway.data.mapping import check_mappings as check_mapped
 from headway.data.records import Records
 from headway.data.reference import Batch, Kind, Pixels, Stats, move
 from headway.data.reference import Status as Status

@@ -223,7 +223,7 @@ class Filler:
         read = perf_counter()
         tally.stage_s["read"] += read - begun
         flags, width, height = tier.flags[samples], tier.width[samples], tier.height[samples]
-        check = self._dataset.unchecked(samples, self._verify)
+        check = self._dataset.select_unchecked(samples, self._verify)
         sums: dict[str, Any] = {"crc": tier.crc32c[samples], "check": check} if check.any() else {}
         size = (out.shape[1], out.shape[2])
         raw = (flags & FLAG_RAW) > 0
@@ -251,12 +251,12 @@ class Filler:
             else:
                 still = self._still(out)
                 status = decode(records, boxes, still, **more)
-                self._decoder.gather(Records.rows(still), out, shifts=drawn.shifts, flips=drawn.flips)
+                self._decoder.gather(Records.from_rows(still), out, shifts=drawn.shifts, flips=drawn.flips)
         if tier.damaged is not None:
             status = np.where(tier.damaged[samples], tier.damaged[samples], status)
         self._dataset.check_columns()
         if check.any():
-            self._dataset.checked(samples[check & (status == Status.OK)])
+            self._dataset.mark_checked(samples[check & (status == Status.OK)])
         tally.stage_s["decode"] += perf_counter() - read
         return status, boxes
 

@@ -25,7 +25,7 @@ from headway.data.options import Cache, CropRecipe, OnBad, Verify
 from headway.data.order import Order, share
 from headway.data.resolution import ProgressiveRecipe
 from headway.data.stats import LoaderStats, Tally
-from headway.data.tiers import Slots, Tier, choose
+from headway.data.tiers import HostSlots, Tier, choose_tier
 from headway.data.tiers.device import DeviceTier
 from headway.data.upload import to_device
 
@@ -174,7 +174,7 @@ class Loader:
                 cache = self._cache
                 if self.view.scaled and cache == "auto":  # kept pixels are not the smaller decode's
                     cache = "none"
-                self._tier = choose(self.dataset, cache, device=device, threads=self.threads, backend=self.backend)
+                self._tier = choose_tier(self.dataset, cache, device=device, threads=self.threads, backend=self.backend)
         return self._tier
 
     def takes_pixels_as_they_are(self) -> bool:
@@ -216,13 +216,13 @@ class Loader:
             tier=self._tier.why if self._tier is not None else "",
         )
 
-    def _slots_of_host(self) -> Slots | None:
+    def _slots_of_host(self) -> HostSlots | None:
         """The slots of a step that the ranks of this host take, where the launcher says how many they are."""
         ranks = read_local_ranks()
         if self.world == 1 or ranks is None or self.world % ranks or self.order is None:
             return None
         first = self.rank // ranks * ranks
-        return Slots(self.plan, first, first + ranks, self.world)
+        return HostSlots(self.plan, first, first + ranks, self.world)
 
     def _spans(self) -> Iterator[tuple[int, int]]:
         """(low, high) positions of this rank in each step."""

@@ -17,7 +17,7 @@ from headway.core.profile import PipelineSide, Profile, ShortRun, StageCeiling, 
 from headway.core.run_folder import collect_provenance
 from headway.data.dataset import Dataset
 from headway.data.order import Order
-from headway.data.tiers.opened import RemoteShards
+from headway.data.tiers.remote_dataset import RemoteShards
 from headway.doctor import environment, storage
 from headway.doctor.beside import beside, handed, handover
 from headway.doctor.budget import FULL, LOOK_SHARE, QUICK, Budget, WallTime

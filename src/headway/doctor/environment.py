@@ -29,15 +29,15 @@ from headway.data import native
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
 from headway.data.decode import chosen
-from headway.data.formats.unpack import cache_folder
 from headway.data.shards import LooseFiles
-from headway.data.tiers.choice import Near
-from headway.data.tiers.opened import RemoteShards
+from headway.data.tiers.choice import CachePlanner
+from headway.data.tiers.remote_dataset import RemoteShards
 from headway.doctor.page_cache import mount_of
 from headway.doctor.storage import Place, place_of
 from headway.report.dry_run_page import size
 from headway.setup.inputs import PLACES, decoding
 from headway.setup.recipe import TrainRecipe
+from headway.storage.addresses import get_cache_folder
 
 Found = Iterator[EnvironmentFinding]
 
@@ -310,8 +310,8 @@ def _memory(host: _Host, recipe: TrainRecipe, device: torch.device, dataset: Dat
     records = int(dataset.length.sum(dtype=np.int64))
     kept, why = recipe.data.cache, ""
     if kept == "auto":
-        folder = Path(recipe.data.cache_folder or cache_folder())
-        place = Near(dataset, str(device), folder, int(recipe.data.cache_gb * 1e9)).auto()
+        folder = Path(recipe.data.cache_folder or get_cache_folder())
+        place = CachePlanner(dataset, str(device), folder, int(recipe.data.cache_gb * 1e9)).choose_automatically()
         kept, why = place.name, f": {place.reason}"
     what += f", and the records have {size(records)}"
     if records > free and kept in ("none", "disk") and not isinstance(dataset.source, RemoteShards):

@@ -12,7 +12,7 @@ from headway.core.profile import ThreadScaling, Throughput
 from headway.data.batch import Batch
 from headway.data.loader import Loader
 from headway.data.options import CropRecipe
-from headway.data.tiers.opened import RemoteShards
+from headway.data.tiers.remote_dataset import RemoteShards
 from headway.doctor.job import Job, close
 from headway.doctor.measure import settled, timed
 from headway.setup.recipe import TrainRecipe

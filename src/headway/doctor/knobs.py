@@ -13,7 +13,7 @@ from headway.core.errors import HeadwayError
 from headway.core.profile import JointTiming, Knob, ThreadScaling
 from headway.data.batch import Batch
 from headway.data.columns import FLAG_RAW, PACK_FORMATS
-from headway.data.modes import Mode
+from headway.data.pack_mode import PackMode
 from headway.doctor.beside import beside, handed, handover
 from headway.doctor.feed import Fed, fed
 from headway.doctor.job import Job, override, quiet
@@ -235,7 +235,7 @@ class Knobs:
             return
         fetched = options.cache == "none" and self._gain_without("storage") >= SIDE_WORTH and kept_on_disk(job)
         if fetched and not self._time_is_up("data.cache=disk", 2 * self._side_s):
-            near = First(job).packed(Mode(kind="keep"), limit_s=self._side_s)
+            near = First(job).packed(PackMode(kind="keep"), limit_s=self._side_s)
             if near.count:
                 seconds = {"storage": near.fed(limit_s=self._side_s).seconds["storage"]}
                 changes, changed = {"data.cache": "disk"}, self._model.with_seconds(seconds)
@@ -270,7 +270,7 @@ class Knobs:
             other = packed.fed(limit_s=self._side_s)
             if train.description.format in PACK_FORMATS:  # beside the same samples, in the same place
                 if as_it_is is None:
-                    kept = first.packed(Mode(kind="keep"), limit_s=self._side_s)
+                    kept = first.packed(PackMode(kind="keep"), limit_s=self._side_s)
                     as_it_is = kept.fed(limit_s=self._side_s)
                 changed = self._packed_by(as_it_is, other)
             else:

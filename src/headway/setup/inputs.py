@@ -23,12 +23,13 @@ from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
 from headway.data.decode import chosen
 from headway.data.loader import Loader
+from headway.data.opening import open as open_dataset
 from headway.data.options import SYNTHETIC, Cache, CropRecipe, DataRecipe, SyntheticRecipe
 from headway.data.order import Order
 from headway.data.resolution import size_at
 from headway.data.synthetic import Synthetic
-from headway.data.tiers import Tier, choose
-from headway.data.tiers.opened import RemoteShards
+from headway.data.tiers import Tier, choose_tier
+from headway.data.tiers.remote_dataset import RemoteShards
 from headway.setup.recipe import TrainRecipe
 
 Say = Callable[[str], object]
@@ -232,7 +233,7 @@ class Inputs:
             cache = "disk" if isinstance(dataset.source, RemoteShards) else "none"
         which = "training" if dataset is self.train else "evaluation"
         with Counter(f"Filling the cache of the {which} data", "images", self.say) as progress:
-            return choose(
+            return choose_tier(
                 dataset,
                 cache,
                 device=self.device if as_they_are else "cpu",
@@ -266,7 +267,7 @@ def _digest_of(*texts: str) -> str:
 def open_relative(base: Path, uri: str, say: Say) -> data.Dataset:
     """Opens a data set that a recipe names; a scan of foreign data shows how far it is."""
     with Counter(f"Scanning {uri}", "images", say) as progress:
-        return data.open(uri if "://" in uri else base / Path(uri).expanduser(), progress=progress)
+        return open_dataset(uri if "://" in uri else base / Path(uri).expanduser(), progress=progress)
 
 
 def open_inputs(

@@ -21,7 +21,7 @@ from headway.core.files import read_regular, write_atomically
 from headway.core.printable import escape_controls
 from headway.data.decode import Decoder, decoder
 from headway.data.fill import View
-from headway.data.formats.source import is_image
+from headway.data.formats.pack_source import is_image
 from headway.data.records import Records
 from headway.data.reference import FORMATS
 from headway.setup.build import Setup
@@ -104,7 +104,7 @@ def pixels(
     width, height = np.array(sides, np.uint32).reshape(-1, 2).T
     out = np.empty((len(opened), *setup.size, setup.channels), np.uint8)
     boxes = view.boxes(np.empty(0, np.uint64), width, height, setup.size)
-    status = decode(Records.of(records), boxes, out, scaled=view.scaled)
+    status = decode(Records.from_buffers(records), boxes, out, scaled=view.scaled)
     for place in np.flatnonzero(status):
         bad(DataError("this image is damaged", where=str(opened[place]), fix=SKIP))
     return [file for file, wrong in zip(opened, status, strict=True) if not wrong], out[status == 0]

@@ -12,13 +12,13 @@ from tests.data.tiers._far import N
 from tests.data.tiers._server import Server, make_pack, serving
 
 from headway.core.errors import DataError, UsageError
-from headway.data import dataset
+from headway.data import opening
 from headway.data.columns import COLUMNS_FILE, load_columns
-from headway.data.tiers.opened import open_remote
+from headway.data.tiers.remote_dataset import open_remote
 
 
 def test_a_remote_set_is_opened_like_a_local_one(server: Server, packed: Path, tmp_path: Path) -> None:
-    local = dataset.open(packed)
+    local = opening.open(packed)
     for _ in range(2):
         data = open_remote(f"{server.uri}/", tmp_path)
         assert data.fingerprint == local.fingerprint
@@ -35,7 +35,7 @@ def test_open_takes_an_address(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: list[bytes]
 ) -> None:
     monkeypatch.setenv("HEADWAY_CACHE", os.fspath(tmp_path))
-    data = dataset.open(server.uri)
+    data = opening.open(server.uri)
     assert [bytes(record) for record in data.read(range(N))] == wanted
     data.close()
     assert list(tmp_path.glob("packs/*/columns.safetensors"))

@@ -21,19 +21,20 @@ from typing import Any, NamedTuple, final
 
 from headway.core.errors import DataError, UsageError
 from headway.core.files import describe_os_error
+from headway.storage.addresses import redact_address
 
 _PIECE_BYTES = 4 << 20
 _REDIRECTS = 5
 _SIZE_DIGITS, _TAG_CHARACTERS = 18, 1024
 """Most of what a server may say of a file."""
-_TRANSIENT = frozenset({408, 425, 429, *range(500, 600)})
+_TRANSIENT_STATUSES = frozenset({408, 425, 429, *range(500, 600)})
 
 
 class StoppedError(Exception):
     """The Remote was closed while it read."""
 
 
-class Mark(NamedTuple):
+class FileVersion(NamedTuple):
     """What changes when a file does: its size in bytes, and its entity tag or time; empty where there is none."""
 
     size: int
@@ -41,12 +42,12 @@ class Mark(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ReadAttempt:
     """What one attempt brought: so many bytes, then why it ended early (empty: it did not)."""
 
     count: int
     reason: str = ""
-    mark: Mark | None = None
+    mark: FileVersion | None = None
     pause_s: float = 0.0
     """The server's wish before the next attempt."""
 
@@ -55,11 +56,11 @@ class Transport(ABC):
     """One way to reach files. An error that no later attempt would mend is raised as DataError or UsageError."""
 
     @abstractmethod
-    def mark(self, name: str) -> Mark | str:
+    def read_version(self, name: str) -> FileVersion | str:
         """The mark of a file now, or why this attempt failed. Raises FileNotFoundError."""
 
     @abstractmethod
-    def read(self, name: str, start: int, into: memoryview) -> Part:
+    def read(self, name: str, start: int, into: memoryview) -> ReadAttempt:
         """One attempt at the bytes of a file from `start` on. Raises FileNotFoundError."""
 
     @abstractmethod
@@ -72,7 +73,7 @@ class Transport(ABC):
 
 
 @final
-class Http(Transport):
+class HttpTransport(Transport):
     """Ranges over HTTP/1.1; each thread has its own connections, which are kept."""
 
     def __init__(self, uri: str, timeout_s: float) -> None:
@@ -83,20 +84,22 @@ class Http(Transport):
         self._stopped = False
         weakref.finalize(self, _close_all, self._all)
 
-    def mark(self, name: str) -> Mark | str:
-        """Returns the mark of a file; see `Transport.mark`."""
+    def read_version(self, name: str) -> FileVersion | str:
+        """Returns the mark of a file; see `Transport.read_version`."""
         part = self.read(name, 0, memoryview(bytearray(1)))
         return part.mark or part.reason
 
-    def read(self, name: str, start: int, into: memoryview) -> Part:
+    def read(self, name: str, start: int, into: memoryview) -> ReadAttempt:
         """Reads bytes of a file; see `Transport.read`."""
         count, mark = 0, None
         try:
-            answer = self._ask(self._url(name), start, start + len(into) - 1)
-            if answer.status in _TRANSIENT:
+            answer = self._send_request(self._build_url(name), start, start + len(into) - 1)
+            if answer.status in _TRANSIENT_STATUSES:
                 self._drop()
-                return Part(0, f"the server answered {answer.status} {answer.reason}", pause_s=_wish(answer))
-            mark = self._mark_of(answer, name, start)
+                return ReadAttempt(
+                    0, f"the server answered {answer.status} {answer.reason}", pause_s=_read_retry_after(answer)
+                )
+            mark = self._parse_version(answer, name, start)
             while count < len(into) and (got := answer.readinto(into[count:])):
                 count += got
             if count == len(into) and not answer.isclosed():  # it holds more than was asked for
@@ -104,16 +107,16 @@ class Http(Transport):
         except ssl.SSLCertVerificationError as error:
             what = f"the server's certificate is refused ({error.verify_message})"
             fix = "Install the one that signed it."
-            raise DataError(what, where=shown(self._url(name).geturl()), fix=fix) from None
+            raise DataError(what, where=redact_address(self._build_url(name).geturl()), fix=fix) from None
         except (OSError, http.client.HTTPException) as error:
             self._drop()
             if isinstance(error, FileNotFoundError):
                 raise
-            return Part(count, _reason(error), mark)
+            return ReadAttempt(count, _describe_error(error), mark)
         if count < len(into):
             self._drop()
-            return Part(count, "the connection was cut", mark)
-        return Part(count, "", mark)
+            return ReadAttempt(count, "the connection was cut", mark)
+        return ReadAttempt(count, "", mark)
 
     def stop(self) -> None:
         """Closes the connections, which ends reads in other threads."""
@@ -129,13 +132,13 @@ class Http(Transport):
         with self._lock:
             _close_all(self._all)
 
-    def _url(self, name: str) -> urllib.parse.SplitResult:
+    def _build_url(self, name: str) -> urllib.parse.SplitResult:
         return self._folder._replace(path=f"{self._folder.path.rstrip('/')}/{urllib.parse.quote(name)}")
 
-    def _ask(self, url: urllib.parse.SplitResult, first: int, last: int) -> http.client.HTTPResponse:
+    def _send_request(self, url: urllib.parse.SplitResult, first: int, last: int) -> http.client.HTTPResponse:
         for _ in range(_REDIRECTS):
-            headers = {"Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"} | _rights(url)
-            connection, used = self._connection(url.scheme, url.netloc.rpartition("@")[2])
+            headers = {"Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"} | _build_auth_header(url)
+            connection, used = self._get_connection(url.scheme, url.netloc.rpartition("@")[2])
             target = urllib.parse.urlunsplit(("", "", url.path or "/", url.query, ""))
             try:
                 connection.request("GET", target, headers=headers)
@@ -151,9 +154,9 @@ class Http(Transport):
             self._drop()  # not its body, which may have no end
             url = urllib.parse.urlsplit(urllib.parse.urljoin(url.geturl(), where))
         fix = "Give the address that it means."
-        raise DataError("the server redirects without end", where=shown(url.geturl()), fix=fix)
+        raise DataError("the server redirects without end", where=redact_address(url.geturl()), fix=fix)
 
-    def _connection(self, scheme: str, host: str) -> tuple[http.client.HTTPConnection, bool]:
+    def _get_connection(self, scheme: str, host: str) -> tuple[http.client.HTTPConnection, bool]:
         """This thread's connection to a host, and whether it was open before."""
         mine: dict[tuple[str, str], http.client.HTTPConnection] = self._mine.__dict__.setdefault("connections", {})
         connection = mine.get((scheme, host))
@@ -175,8 +178,8 @@ class Http(Transport):
             if part is not None:  # an answer that ends its connection owns the socket
                 part.close()
 
-    def _mark_of(self, answer: http.client.HTTPResponse, name: str, start: int) -> Mark:
-        where = shown(self._url(name).geturl())
+    def _parse_version(self, answer: http.client.HTTPResponse, name: str, start: int) -> FileVersion:
+        where = redact_address(self._build_url(name).geturl())
         tag = answer.getheader("ETag") or answer.getheader("Last-Modified") or ""
         held = answer.getheader("Content-Range", "")
         size = held.rpartition("/")[2]
@@ -184,7 +187,7 @@ class Http(Transport):
             if len(size) > _SIZE_DIGITS or len(tag) > _TAG_CHARACTERS:
                 what = f"the server claims a size of {len(size)} digits and a tag of {len(tag)} characters"
                 raise DataError(what, where=where, fix="Serve the folder with another server.")
-            return Mark(int(size), tag)
+            return FileVersion(int(size), tag)
         self._drop()
         if answer.status in (404, 410):
             raise FileNotFoundError(where)
@@ -199,7 +202,7 @@ class Http(Transport):
 
 
 @final
-class FileSystem(Transport):
+class FsspecTransport(Transport):
     """Any file system of fsspec."""
 
     def __init__(self, uri: str, timeout_s: float) -> None:
@@ -212,39 +215,41 @@ class FileSystem(Transport):
             scheme = uri.partition("://")[0]
             package = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}.get(scheme)
             fix = f"pip install {package}." if package else "Install the package of fsspec that reads it."
-            raise UsageError(f"nothing installed reads {scheme}:// ({error})", where=shown(uri), fix=fix) from None
+            raise UsageError(
+                f"nothing installed reads {scheme}:// ({error})", where=redact_address(uri), fix=fix
+            ) from None
         self._timeout_s = timeout_s
         self._sync = fsspec.asyn.sync
 
-    def mark(self, name: str) -> Mark | str:
-        """Returns the mark of a file; see `Transport.mark`."""
+    def read_version(self, name: str) -> FileVersion | str:
+        """Returns the mark of a file; see `Transport.read_version`."""
         try:
             self._files.invalidate_cache()
-            found = self._call("info", f"{self._root}/{name}")
+            found = self._call_fsspec("info", f"{self._root}/{name}")
         except (FileNotFoundError, PermissionError) as error:
-            raise self._permanent(name, error) from None
+            raise self._convert_error(name, error) from None
         except Exception as error:  # each file system has errors of its own
-            return _reason(error)
+            return _describe_error(error)
         keys = ("ETag", "etag", "md5Hash", "mtime", "LastModified", "last_modified", "created")
-        return Mark(int(found["size"]), next((str(found[key]) for key in keys if found.get(key)), ""))
+        return FileVersion(int(found["size"]), next((str(found[key]) for key in keys if found.get(key)), ""))
 
-    def read(self, name: str, start: int, into: memoryview) -> Part:
+    def read(self, name: str, start: int, into: memoryview) -> ReadAttempt:
         """Reads bytes of a file; see `Transport.read`."""
         asked = min(len(into), _PIECE_BYTES)
         try:
-            data = self._call("cat_file", f"{self._root}/{name}", start=start, end=start + asked)
+            data = self._call_fsspec("cat_file", f"{self._root}/{name}", start=start, end=start + asked)
         except (FileNotFoundError, PermissionError) as error:
-            raise self._permanent(name, error) from None
+            raise self._convert_error(name, error) from None
         except Exception as error:  # each file system has errors of its own
-            return Part(0, _reason(error))
+            return ReadAttempt(0, _describe_error(error))
         if len(data) > asked:
             what = f"{len(data):,} bytes came where {asked:,} were asked for"
             raise DataError(what, where=f"{self._root}/{name}", fix="Serve it from a store that answers ranges.")
         into[: len(data)] = data
         if data:
-            return Part(len(data))
-        now = self.mark(name)  # it may have become shorter
-        return Part(0, "no bytes came") if isinstance(now, str) else Part(0, "no bytes came", now)
+            return ReadAttempt(len(data))
+        now = self.read_version(name)  # it may have become shorter
+        return ReadAttempt(0, "no bytes came") if isinstance(now, str) else ReadAttempt(0, "no bytes came", now)
 
     def stop(self) -> None:
         """A call that is under way ends by itself."""
@@ -252,28 +257,20 @@ class FileSystem(Transport):
     def close(self) -> None:
         """Connections are kept by fsspec."""
 
-    def _call(self, name: str, path: str, **arguments: Any) -> Any:
+    def _call_fsspec(self, name: str, path: str, **arguments: Any) -> Any:
         if self._files.async_impl:  # the others have no time limit of ours, and are local or have their own
             function = getattr(self._files, f"_{name}")
             return self._sync(self._files.loop, function, path, timeout=self._timeout_s, **arguments)
         return getattr(self._files, name)(path, **arguments)
 
-    def _permanent(self, name: str, error: OSError) -> Exception:
+    def _convert_error(self, name: str, error: OSError) -> Exception:
         if isinstance(error, FileNotFoundError):
             return error
         where, fix = f"{self._root}/{name}", "Check the address and the right to read it."
         return DataError("the file may not be read", where=where, fix=fix)
 
 
-def shown(uri: str) -> str:
-    """An address as a sentence may name it: without a password or a signature."""
-    address, _, _ = uri.partition("?")
-    scheme, mark, rest = address.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{mark}{host.rpartition('@')[2]}{slash}{path}"
-
-
-def _rights(url: urllib.parse.SplitResult) -> dict[str, str]:
+def _build_auth_header(url: urllib.parse.SplitResult) -> dict[str, str]:
     """What USER:PASSWORD@ in an address means; a redirection to another address does not carry it on."""
     if url.username is None:
         return {}
@@ -287,12 +284,12 @@ def _close_all(connections: set[http.client.HTTPConnection]) -> None:
     connections.clear()
 
 
-def _wish(answer: http.client.HTTPResponse) -> float:
+def _read_retry_after(answer: http.client.HTTPResponse) -> float:
     text = answer.getheader("Retry-After", "")
     return float(text) if text.isdecimal() else 0.0
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     if isinstance(error, TimeoutError) or type(error).__name__ == "FSTimeoutError":
         return "no answer came in time"
     if isinstance(error, (http.client.RemoteDisconnected, http.client.IncompleteRead)):

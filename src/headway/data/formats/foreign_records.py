@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.data.columns import FLAG_PLANAR, FLAG_RAW, LabelKind
-from headway.data.formats.pieces import Piece
+from headway.data.formats.byte_ranges import ByteRange
 
 CLASS_LIMIT = 1 << 20
 """A class number beyond it is taken for damage: the names of so many classes would fill the memory."""
 
 
-class Labels(NamedTuple):
+class LabelColumn(NamedTuple):
     """Labels of all samples: int64 [n] (class), float32 [n, k] (multi, value) or float32 [n] (value)."""
 
     kind: LabelKind
@@ -26,7 +26,7 @@ class Labels(NamedTuple):
     values: NDArray[Any]
 
 
-class Pixels(NamedTuple):
+class PixelShapes(NamedTuple):
     """The shape of raw images: width and height of each, uint32 [n], and their number of channels."""
 
     width: NDArray[np.uint32]
@@ -36,7 +36,7 @@ class Pixels(NamedTuple):
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found:
+class ForeignRecords:
     """Where each sample lies and what its label is; shard, offset, length and flags are of shape [n]."""
 
     format: str
@@ -46,21 +46,21 @@ class Found:
     offset: NDArray[np.uint64]
     length: NDArray[np.uint32]
     flags: NDArray[np.uint8]
-    labels: Labels
-    pixels: Pixels | None = None
+    labels: LabelColumn
+    pixels: PixelShapes | None = None
     """Of raw images; None: each is an image file, whose header says it."""
     names: Sequence[str] | None = None
     watched: tuple[Path, ...] = ()
     """Files and folders besides `files` that this follows from."""
 
 
-def images(
+def build_records(
     format: str,
     files: Sequence[Path],
     places: Sequence[tuple[int, int, int, int]],
-    labels: Labels,
+    labels: LabelColumn,
     names: Sequence[str] | None = None,
-) -> Found:
+) -> ForeignRecords:
     """Image files in shards; `places` holds (shard, offset, length, flags) of each."""
     if not places:
         raise DataError("there is no image in it", where=", ".join(map(str, files[:3])))
@@ -69,7 +69,7 @@ def images(
     columns = np.array(places, np.uint64).T
     if (columns[2] >= 1 << 32).any():
         raise DataError("an image of 4 GiB or more", where=str(files[int(columns[0][columns[2].argmax()])]))
-    return Found(
+    return ForeignRecords(
         format=format,
         files=tuple(files),
         shard=columns[0].astype(np.uint16),
@@ -81,17 +81,17 @@ def images(
     )
 
 
-def rows(
+def build_row_records(
     format: str,
-    blocks: Sequence[tuple[Piece, int, int]],
+    blocks: Sequence[tuple[ByteRange, int, int]],
     shape: tuple[int, int, int],
-    labels: Labels,
+    labels: LabelColumn,
     *,
     stride: int | None = None,
     planar: bool = False,
     names: Sequence[str] | None = None,
     watched: Sequence[Path] = (),
-) -> Found:
+) -> ForeignRecords:
     """Raw images of one shape (height, width, channels) in rows of `stride` bytes; None: of their own size.
 
     `blocks` holds (piece, offset of the first image in it, number of images).
@@ -105,7 +105,7 @@ def rows(
     n = sum(counts)
     if n == 0:
         raise DataError("there is no image in it", where=str(blocks[0][0]))
-    return Found(
+    return ForeignRecords(
         format=format,
         files=tuple(files),
         shard=np.repeat([files.index(piece.path) for piece, _, _ in blocks], counts).astype(np.uint16),
@@ -113,13 +113,13 @@ def rows(
         length=np.full(n, size, np.uint32),
         flags=np.full(n, FLAG_RAW | FLAG_PLANAR * planar, np.uint8),
         labels=labels,
-        pixels=Pixels(np.full(n, width, np.uint32), np.full(n, height, np.uint32), channels),
+        pixels=PixelShapes(np.full(n, width, np.uint32), np.full(n, height, np.uint32), channels),
         names=names,
         watched=tuple(watched),
     )
 
 
-def numbered(values: NDArray[Any], where: str, classes: Sequence[str] = ()) -> Labels:
+def build_class_labels(values: NDArray[Any], where: str, classes: Sequence[str] = ()) -> LabelColumn:
     """Class numbers of shape [n]. Without names of classes, they are called by their numbers.
 
     Raises DataError for a number that is no class.
@@ -131,22 +131,22 @@ def numbered(values: NDArray[Any], where: str, classes: Sequence[str] = ()) -> L
         fix = f"There are {len(classes)} classes, from 0." if classes else f"Classes count from 0 to {limit - 1:,}."
         raise DataError(f"label {numbers[wrong[0]]} of sample {wrong[0]} is no class", where=where, fix=fix)
     names = tuple(classes) or tuple(map(str, range(int(numbers.max(initial=-1)) + 1)))
-    return Labels("class", names, numbers)
+    return LabelColumn("class", names, numbers)
 
 
-def measured(values: NDArray[Any], where: str) -> Labels:
+def infer_labels(values: NDArray[Any], where: str) -> LabelColumn:
     """Numbers of shape [n] or [n, k] as labels: class numbers where all are whole, not negative and one to a sample;
     several labels where all are 0 or 1; else values. Raises DataError for one that is not finite."""
     if not (np.abs(values) <= np.finfo(np.float32).max).all():
         raise DataError("a label is no finite number", where=where)
     if values.ndim == 1 and (values >= 0).all() and (values == np.floor(values)).all():
-        return numbered(values, where)
+        return build_class_labels(values, where)
     outputs = () if values.ndim == 1 else tuple(map(str, range(values.shape[1])))
     several = values.ndim == 2 and bool(((values == 0) | (values == 1)).all())
-    return Labels("multi" if several else "value", outputs, values.astype(np.float32))
+    return LabelColumn("multi" if several else "value", outputs, values.astype(np.float32))
 
 
-def labelled(values: Sequence[Any], where: str) -> Labels:
+def parse_labels(values: Sequence[Any], where: str) -> LabelColumn:
     """Labels as files name them: class numbers, names of classes, lists of names, numbers or lists of numbers.
 
     Raises DataError where they are of several kinds, or of none of these.
@@ -154,26 +154,26 @@ def labelled(values: Sequence[Any], where: str) -> Labels:
     kinds = {type(value) for value in values}
     if kinds == {str}:
         if all(value.isdecimal() and len(value) < 10 for value in values):
-            return numbered(np.array([int(value) for value in values]), where)
+            return build_class_labels(np.array([int(value) for value in values]), where)
         classes, numbers = np.unique(np.array(values, object), return_inverse=True)
-        return Labels("class", tuple(classes), numbers.astype(np.int64))
+        return LabelColumn("class", tuple(classes), numbers.astype(np.int64))
     try:
         if kinds == {list}:
             if any(isinstance(part, str) for value in values for part in value):
-                return _several(values)
-            return measured(np.array(values, np.float64), where)
+                return _build_multi_labels(values)
+            return infer_labels(np.array(values, np.float64), where)
         if kinds and kinds <= {int, float}:
-            return measured(np.array(values, np.float64), where)
+            return infer_labels(np.array(values, np.float64), where)
     except (ValueError, TypeError, OverflowError) as error:
         raise DataError("the labels are not of one kind and length", where=where) from error
     named = ", ".join(sorted(kind.__name__ for kind in kinds))
     raise DataError(f"the labels are not of one kind (found: {named})", where=where)
 
 
-def _several(values: Sequence[list[str]]) -> Labels:
+def _build_multi_labels(values: Sequence[list[str]]) -> LabelColumn:
     classes = sorted({name for names in values for name in names})
     number = {name: place for place, name in enumerate(classes)}
     labels = np.zeros((len(values), len(classes)), np.float32)
     for row, names in enumerate(values):
         labels[row, [number[name] for name in names]] = 1
-    return Labels("multi", tuple(classes), labels)
+    return LabelColumn("multi", tuple(classes), labels)

@@ -40,7 +40,7 @@ None to leave the sample out."""
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Mode:
+class PackMode:
     """What becomes of images; `str` of it is what `parse` reads."""
 
     kind: Literal["keep", "seekable", "encode", "raw"]
@@ -52,11 +52,11 @@ class Mode:
     """Of JPEG's colour: 444, 422 or 420; None: 420, as Pillow does."""
 
     @staticmethod
-    def parse(text: str) -> Mode:
+    def parse(text: str) -> PackMode:
         """Reads a mode as the command line has it. Raises UsageError."""
         first, *rest = parts = [part.strip() for part in text.split(",")]
         if first in ("keep", "seekable") and not rest:
-            return Mode(kind="keep" if first == "keep" else "seekable")
+            return PackMode(kind="keep" if first == "keep" else "seekable")
         raw = first == "raw"
         given = rest if raw else parts
         options = {name: value for name, _, value in (part.partition("=") for part in given)}
@@ -64,14 +64,14 @@ class Mode:
             raise UsageError(f"{text!r} is no mode", fix=_FORM)
         if raw and options.keys() - {"resize"}:
             raise UsageError(f"{text!r}: raw pixels have no quality", fix="Write raw, or raw,resize=N.")
-        side = _number(text, options["resize"], 1, 1 << 16) if "resize" in options else None
+        side = _parse_number(text, options["resize"], 1, 1 << 16) if "resize" in options else None
         if raw:
-            return Mode(kind="raw", side=side)
+            return PackMode(kind="raw", side=side)
         subsampling = options.get("subsampling")
         if subsampling not in (None, *_SUBSAMPLINGS):
             raise UsageError(f"{subsampling!r} is no subsampling", fix=f"Choose one of {', '.join(_SUBSAMPLINGS)}.")
-        quality = _number(text, options.get("quality", str(QUALITY)), 1, 100)
-        return Mode(kind="encode", side=side, quality=quality, subsampling=subsampling)
+        quality = _parse_number(text, options.get("quality", str(QUALITY)), 1, 100)
+        return PackMode(kind="encode", side=side, quality=quality, subsampling=subsampling)
 
     def __str__(self) -> str:
         if self.kind in ("keep", "seekable"):
@@ -82,14 +82,14 @@ class Mode:
         parts += [f"subsampling={self.subsampling}"] if self.subsampling else []
         return ",".join(parts)
 
-    def after(self, before: str) -> str:
+    def follow(self, before: str) -> str:
         """The mode of a pack, made in this mode of one in mode `before`: what loses nothing leaves it as it was."""
         if self.kind in ("keep", "seekable") and before.partition("=")[0] in ("resize", "quality", "seekable"):
             return before
         return str(self)
 
 
-class Stored(NamedTuple):
+class StoredImage(NamedTuple):
     """What goes into a shard: the bytes of an image file, or pixels, uint8 [h, w, c]."""
 
     data: bytes | Pixels
@@ -117,16 +117,16 @@ class Stored(NamedTuple):
 
 
 LEFT_OUT = "left out by the transform"
-LYING = "turned or mirrored by EXIF"
+NOT_TURNED = "turned or mirrored by EXIF"
 NOT_SEEKABLE = "not seekable: "
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Treatment:
+class ImageEncoder:
     """A mode with all that it needs: makes of one image what is stored."""
 
-    mode: Mode
+    mode: PackMode
     channels: int
     """Of raw pixels; 1 or 3."""
     seekable: Callable[[bytes], bytes] | None
@@ -134,47 +134,47 @@ class Treatment:
     transform: Transform | None
     orient: bool
 
-    def __call__(self, image: bytes | Pixels, label: Any, name: str) -> Stored:
+    def __call__(self, image: bytes | Pixels, label: Any, name: str) -> StoredImage:
         """Decodes an image and treats it. Raises UserCodeError where the transform fails, and nothing else."""
         try:
-            return self._treated(image, label, name)
+            return self._encode(image, label, name)
         except UserCodeError:
             raise
         except UnidentifiedImageError:
-            return unusable("it is no image of a known format")
+            return refuse_image("it is no image of a known format")
         except Exception as error:  # Pillow's plugins raise anything from OSError to struct.error on damaged bytes
-            return unusable(_reason(error))
+            return refuse_image(_describe_error(error))
 
-    def _treated(self, source: bytes | Pixels, label: Any, name: str) -> Stored:
-        data, image = (source, opened(source)) if isinstance(source, bytes) else (None, as_image(source))
+    def _encode(self, source: bytes | Pixels, label: Any, name: str) -> StoredImage:
+        data, image = (source, decode_image(source)) if isinstance(source, bytes) else (None, convert_pixels(source))
         note = ""
-        if _lies(image):
+        if _needs_turning(image):
             if self.orient:
                 data, image = None, ImageOps.exif_transpose(image)
             else:
-                note = LYING
+                note = NOT_TURNED
         if self.transform:
-            made = self._transformed(image, label, name)
+            made = self._apply_transform(image, label, name)
             if made is None:
-                return Stored(b"", 0, 0, False, "", LEFT_OUT)
-            data, image = (made, opened(made)) if isinstance(made, bytes) else (None, made)
+                return StoredImage(b"", 0, 0, False, "", LEFT_OUT)
+            data, image = (made, decode_image(made)) if isinstance(made, bytes) else (None, made)
         if self.mode.kind == "raw":
-            image = _shrunk(converted(image, self.channels), self.mode.side)
+            image = _shrink(converted(image, self.channels), self.mode.side)
             pixels = np.asarray(image).reshape(image.height, image.width, self.channels)
-            return Stored(np.ascontiguousarray(pixels), image.width, image.height, self.channels == 1, "", note)
+            return StoredImage(np.ascontiguousarray(pixels), image.width, image.height, self.channels == 1, "", note)
         if self.mode.kind == "encode":
-            image = _shrunk(_plain(image), self.mode.side)
-            data = self._jpeg(image)
+            image = _shrink(_convert_colour(image), self.mode.side)
+            data = self._encode_jpeg(image)
         elif data is None:
-            data = self._jpeg(_plain(image)) if self.transform else _png(image)
+            data = self._encode_jpeg(_convert_colour(image)) if self.transform else _encode_png(image)
         if self.mode.kind != "keep" and self.seekable and data.startswith(JPEG):
             try:
                 data = self.seekable(data)
             except DataError as error:
                 note = f"{NOT_SEEKABLE}{error.what}"
-        return Stored(data, image.width, image.height, image.mode in GRAY_MODES, "", note)
+        return StoredImage(data, image.width, image.height, image.mode in GRAY_MODES, "", note)
 
-    def _jpeg(self, image: Image.Image) -> bytes:
+    def _encode_jpeg(self, image: Image.Image) -> bytes:
         encoded = self.mode.kind == "encode"
         options: dict[str, Any] = {"quality": self.mode.quality if encoded else TRANSFORMED_QUALITY}
         if self.mode.subsampling:
@@ -183,7 +183,7 @@ class Treatment:
         image.save(buffer, "JPEG", **options)  # not with optimize=True: Pillow then fails on noisy images
         return buffer.getvalue()
 
-    def _transformed(self, image: Image.Image, label: Any, name: str) -> Image.Image | bytes | None:
+    def _apply_transform(self, image: Image.Image, label: Any, name: str) -> Image.Image | bytes | None:
         assert self.transform
         try:
             made = self.transform(image, label, name)
@@ -194,7 +194,7 @@ class Treatment:
         return made
 
 
-def sentences(noted: dict[str, list[str]], can_turn: bool) -> list[str]:
+def summarise_notes(noted: dict[str, list[str]], can_turn: bool) -> list[str]:
     """What to tell the user of the notes of all images, each given with the names of the images that have it.
 
     `can_turn`: whether the same pack with --orient would turn images.
@@ -204,7 +204,7 @@ def sentences(noted: dict[str, list[str]], can_turn: bool) -> list[str]:
         some = f"{len(names):,} images" if len(names) > 1 else names[0]
         if note == LEFT_OUT:
             told.append(f"The transform left out {some}.")
-        elif note == LYING:
+        elif note == NOT_TURNED:
             fix = "--orient does that" + ("" if can_turn else " in modes that encode images anew, or with a transform")
             told.append(f"EXIF says to turn or mirror {some}, which was not done, as torchvision does not; {fix}.")
         else:
@@ -213,7 +213,7 @@ def sentences(noted: dict[str, list[str]], can_turn: bool) -> list[str]:
     return told
 
 
-def _reason(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """What is wrong with an image, where Pillow's own words are of its insides."""
     text = " ".join(str(error).split())
     if "truncated" in text.lower() or text == "not enough image data":
@@ -221,46 +221,46 @@ def _reason(error: Exception) -> str:
     return "its data are damaged" if "data stream" in text else text or type(error).__name__
 
 
-def unusable(reason: str) -> Stored:
+def refuse_image(reason: str) -> StoredImage:
     """What is known of an image that cannot be used."""
-    return Stored(b"", 0, 0, False, reason, "")
+    return StoredImage(b"", 0, 0, False, reason, "")
 
 
-def opened(data: bytes) -> Image.Image:
+def decode_image(data: bytes) -> Image.Image:
     """A decoded image in its own mode; raises whatever Pillow raises of one that the reference cannot decode."""
     if not data:
         raise ValueError("it is empty")
-    image = glanced(data)
+    image = open_header(data)
     limit = Image.MAX_IMAGE_PIXELS
     if limit and image.width * image.height > limit:
         raise ValueError(f"its {image.width} x {image.height} pixels are more than the limit of {limit:,}")
     image.load()
-    _plain(image)
+    _convert_colour(image)
     return image
 
 
-def glanced(image: bytes | Pixels) -> Image.Image:
+def open_header(image: bytes | Pixels) -> Image.Image:
     """An image of whose file only the header has been read; raises whatever Pillow raises."""
-    return Image.open(io.BytesIO(image), formats=FORMATS) if isinstance(image, bytes) else as_image(image)
+    return Image.open(io.BytesIO(image), formats=FORMATS) if isinstance(image, bytes) else convert_pixels(image)
 
 
-def as_image(pixels: Pixels) -> Image.Image:
+def convert_pixels(pixels: Pixels) -> Image.Image:
     """Pixels, uint8 [h, w, 1] or [h, w, 3], as an image."""
     return Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
 
 
-def _number(text: str, value: str, low: int, high: int) -> int:
+def _parse_number(text: str, value: str, low: int, high: int) -> int:
     if not value.isdecimal() or not low <= int(value) <= high:
         raise UsageError(f"{text!r}: {value!r} is no number from {low} to {high:,}", fix=_FORM)
     return int(value)
 
 
-def _plain(image: Image.Image) -> Image.Image:
+def _convert_colour(image: Image.Image) -> Image.Image:
     """The image in mode L where it is gray, else RGB."""
     return converted(image, 1 if image.mode in GRAY_MODES else 3)
 
 
-def _lies(image: Image.Image) -> bool:
+def _needs_turning(image: Image.Image) -> bool:
     """Whether its EXIF block says that it has to be turned or mirrored; a damaged block says nothing."""
     if not (image.info.get("exif") or image.format == "TIFF"):
         return False
@@ -270,7 +270,7 @@ def _lies(image: Image.Image) -> bool:
         return False
 
 
-def _shrunk(image: Image.Image, side: int | None) -> Image.Image:
+def _shrink(image: Image.Image, side: int | None) -> Image.Image:
     """Its shorter side brought to `side` at most, by Pillow's antialiased bicubic kernel; never enlarged."""
     shorter = min(image.size)
     if side is None or shorter <= side:
@@ -279,7 +279,7 @@ def _shrunk(image: Image.Image, side: int | None) -> Image.Image:
     return image.resize((width, height), Image.Resampling.BICUBIC)
 
 
-def _png(image: Image.Image) -> bytes:
+def _encode_png(image: Image.Image) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()

@@ -13,10 +13,10 @@ from tests._support import headway, refused
 from tests.data._packs import contents, folder, names_of, picture, sources
 
 from headway.core.errors import DataError, UsageError, UserCodeError
-from headway.data import dataset, native
+from headway.data import native, opening
 from headway.data.columns import FLAG_NOT_JPEG, FLAG_RAW
-from headway.data.modes import Mode
 from headway.data.pack import pack
+from headway.data.pack_mode import PackMode
 from headway.data.reference import to_pixels
 
 needs_native = pytest.mark.skipif(not native.available(), reason="the native core is not built")
@@ -58,10 +58,10 @@ def saved(image: Image.Image, **options: Any) -> Image.Image:
 
 
 modes = st.one_of(
-    st.sampled_from([Mode(kind="keep"), Mode(kind="seekable"), Mode(kind="raw")]),
-    st.builds(Mode, kind=st.just("raw"), side=st.integers(1, 9999)),
+    st.sampled_from([PackMode(kind="keep"), PackMode(kind="seekable"), PackMode(kind="raw")]),
+    st.builds(PackMode, kind=st.just("raw"), side=st.integers(1, 9999)),
     st.builds(
-        Mode,
+        PackMode,
         kind=st.just("encode"),
         side=st.none() | st.integers(1, 9999),
         quality=st.integers(1, 100),
@@ -71,14 +71,14 @@ modes = st.one_of(
 
 
 @given(mode=modes)
-def test_a_mode_is_read_as_it_is_written(mode: Mode) -> None:
-    assert Mode.parse(str(mode)) == mode
+def test_a_mode_is_read_as_it_is_written(mode: PackMode) -> None:
+    assert PackMode.parse(str(mode)) == mode
 
 
 def test_parts_of_a_mode_may_be_left_out() -> None:
-    assert str(Mode.parse("resize=256")) == "resize=256,quality=90"
-    assert str(Mode.parse("quality=75")) == "quality=75"
-    assert Mode.parse(" quality=90 , resize=256") == Mode.parse("resize=256")
+    assert str(PackMode.parse("resize=256")) == "resize=256,quality=90"
+    assert str(PackMode.parse("quality=75")) == "quality=75"
+    assert PackMode.parse(" quality=90 , resize=256") == PackMode.parse("resize=256")
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_parts_of_a_mode_may_be_left_out() -> None:
 )
 def test_a_bad_mode_gets_a_sentence(text: str, sentence: str) -> None:
     with pytest.raises(UsageError) as caught:
-        Mode.parse(text)
+        PackMode.parse(text)
     assert sentence in str(caught.value)
 
 
@@ -148,14 +148,14 @@ def test_without_the_native_core_images_are_kept(tmp_path: Path, monkeypatch: py
     root = folder(tmp_path / "src", {"cat": 3})
     done = pack(root, tmp_path / "dst")
     assert done.notes == ("JPEGs were not made seekable, which needs the native core.",)
-    assert done.mode == dataset.open(tmp_path / "dst").description.mode == "keep"
+    assert done.mode == opening.open(tmp_path / "dst").description.mode == "keep"
     assert contents(tmp_path / "dst") == sources(root)
     assert pack(root, tmp_path / "kept", mode="keep").notes == ()
 
 
 def test_resized_images_are_at_most_so_large(photos: Path, tmp_path: Path) -> None:
     done = pack(photos, tmp_path / "dst", mode="resize=96,quality=80")
-    packed = dataset.open(done.folders[0])
+    packed = opening.open(done.folders[0])
     assert packed.description.mode == done.mode == "resize=96,quality=80"
     before = {name: Image.open(io.BytesIO(data)) for name, data in sources(photos).items()}
     for sample, (name, image) in enumerate(opened(done.folders[0]).items()):
@@ -199,7 +199,7 @@ def test_noise_can_be_encoded_in_every_quality(tmp_path: Path, side: int) -> Non
 
 def test_raw_holds_the_pixels_that_pillow_decodes(photos: Path, tmp_path: Path) -> None:
     done = pack(photos, tmp_path / "dst", mode="raw")
-    packed = dataset.open(done.folders[0])
+    packed = opening.open(done.folders[0])
     assert (packed.description.format, packed.description.mode, packed.description.channels) == ("raw", "raw", 3)
     assert (packed.flags == FLAG_RAW).all()
     for sample, name in enumerate(names_of(packed)):
@@ -214,7 +214,7 @@ def test_raw_holds_the_pixels_that_pillow_decodes(photos: Path, tmp_path: Path) 
 def test_raw_images_of_one_size_are_an_array(tmp_path: Path) -> None:
     root = folder(tmp_path / "src", {"cat": 5, "dog": 4})
     done = pack(root, tmp_path / "dst", format="raw", shard_bytes=1100)
-    packed, place = dataset.open(done.folders[0]), 0
+    packed, place = opening.open(done.folders[0]), 0
     assert len(packed.description.shards) > 1
     for shard in packed.description.shards:
         array = np.load(done.folders[0] / shard.name, mmap_mode="r")
@@ -233,7 +233,7 @@ def test_a_gray_set_is_raw_with_one_channel(tmp_path: Path) -> None:
         for number in range(count):
             (tmp_path / f"src/{part}/a/{number}.png").write_bytes(picture(number, "PNG", mode="L"))
     for folder_ in pack(tmp_path / "src", tmp_path / "gray", mode="raw").folders:
-        assert dataset.open(folder_).description.channels == 1
+        assert opening.open(folder_).description.channels == 1
         assert np.load(folder_ / "shard-00000.npy").shape[1:] == (8, 8, 1)
     (tmp_path / "src/eval/a/colour.png").write_bytes(picture(9, "PNG"))  # both parts have to be alike
     for folder_ in pack(tmp_path / "src", tmp_path / "colour", mode="raw").folders:
@@ -242,7 +242,7 @@ def test_a_gray_set_is_raw_with_one_channel(tmp_path: Path) -> None:
 
 def test_raw_images_can_be_resized_too(photos: Path, tmp_path: Path) -> None:
     done = pack(photos, tmp_path / "dst", mode="raw,resize=32")
-    packed = dataset.open(done.folders[0])
+    packed = opening.open(done.folders[0])
     assert packed.description.mode == "raw,resize=32"
     assert (np.minimum(packed.width, packed.height) == 32).all()
 
@@ -267,12 +267,12 @@ def test_the_mode_says_what_was_done_to_the_images(tmp_path: Path) -> None:
     pack(root, tmp_path / "small", mode="resize=4,quality=80")
     for mode in ("keep", "seekable"):
         pack(tmp_path / "small", tmp_path / mode, mode=mode)
-        assert dataset.open(tmp_path / mode).description.mode == "resize=4,quality=80"
+        assert opening.open(tmp_path / mode).description.mode == "resize=4,quality=80"
     pack(tmp_path / "small", tmp_path / "raw", mode="raw")
     as_png = "The source's pixels are stored as PNG, which loses nothing."
     for mode in (None, "keep", "seekable"):
         done = pack(tmp_path / "raw", tmp_path / "png", format="tar", mode=mode, overwrite=True)
-        assert (done.mode, dataset.open(tmp_path / "png").description.mode, done.notes) == ("keep", "keep", (as_png,))
+        assert (done.mode, opening.open(tmp_path / "png").description.mode, done.notes) == ("keep", "keep", (as_png,))
         done = pack(tmp_path / "raw", tmp_path / "again", mode=mode, overwrite=True)
         note = f"Mode {mode} is of image files: the source's pixels are stored as they are, in mode raw."
         assert (done.format, done.mode, done.notes) == ("raw", "raw", (note,) if mode else ())
@@ -295,7 +295,7 @@ def test_orientation_is_told_and_applied_where_asked_for(tmp_path: Path) -> None
         (note,) = pack(tmp_path / "src", tmp_path / "could", overwrite=True, **options).notes
         assert note.endswith("as torchvision does not; --orient does that.")
     done = pack(tmp_path / "src", tmp_path / "turned", mode="raw", orient=True)
-    packed = dataset.open(done.folders[0])
+    packed = opening.open(done.folders[0])
     assert done.notes == ()
     for sample, name in enumerate(names_of(packed)):
         wanted = pixels(upright) if name == "a/upright.jpg" else np.rot90(pixels(lying), -1)
@@ -345,14 +345,14 @@ def user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_transform_is_applied_before_the_mode(user: Path, tmp_path: Path) -> None:
     done = pack(user, tmp_path / "raw", mode="raw", transform="mine.py:mirrored")
-    packed = dataset.open(done.folders[0])
+    packed = opening.open(done.folders[0])
     for sample, name in enumerate(names_of(packed)):
         assert bytes(packed.read([sample])[0]) == pixels((user / name).read_bytes())[:, ::-1].tobytes()
     done = pack(user, tmp_path / "png", mode="keep", transform="mine.py:as_png")
     for name, image in opened(done.folders[0]).items():
         assert image.format == "PNG"
         np.testing.assert_array_equal(np.asarray(image), pixels((user / name).read_bytes()))
-    assert (dataset.open(done.folders[0]).flags == FLAG_NOT_JPEG).all()
+    assert (opening.open(done.folders[0]).flags == FLAG_NOT_JPEG).all()
     done = pack(user, tmp_path / "jpeg", transform=lambda image, label, name: image.resize((5, 3)))
     assert {(image.format, image.size) for image in opened(done.folders[0]).values()} == {("JPEG", (5, 3))}
 
@@ -394,7 +394,7 @@ def test_a_transform_makes_another_pack(user: Path, tmp_path: Path) -> None:
     numbers = set()
     for step, transform in enumerate((None, "mine.py:mirrored", "mine.py:without_cats")):
         done = pack(user, tmp_path / str(step), mode="quality=90", transform=transform)
-        numbers.add(dataset.open(done.folders[0]).description.pack_id)
+        numbers.add(opening.open(done.folders[0]).description.pack_id)
     assert len(numbers) == 3
 
 
@@ -407,7 +407,7 @@ def test_the_options_of_the_command(user: Path, tmp_path: Path) -> None:
     result = said.json()
     assert (result["format"], result["mode"], result["samples"]) == ("tar", "quality=80", 4)
     assert "The transform left out 2 images." in said.err
-    assert dataset.open(tmp_path / "dst").description.format == "tar"
+    assert opening.open(tmp_path / "dst").description.format == "tar"
     said = headway("pack", user, tmp_path / "other", "--transform", "mine.py:failing", status=1)
     assert "Traceback (most recent call last):" in said.err
     assert 'raise KeyError("whiskers")' in said.err

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.data.tiers._server import Asked, Fault, Server, serving, wait_until
 
 from headway.core.errors import DataError, UsageError
-from headway.data.tiers.remote import Remote
-from headway.data.tiers.transport import StoppedError
+from headway.storage.remote_folder import RemoteFolder
+from headway.storage.transport import StoppedError
 
 SIZE = 100_000
 DATA = np.random.default_rng(0).integers(0, 256, SIZE, np.uint8).tobytes()
@@ -33,21 +33,21 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 @pytest.fixture
-def remote(server: Server) -> Iterator[Remote]:
-    opened = Remote(server.uri, timeout_s=60, attempts=4, pause_s=0.01)
+def remote(server: Server) -> Iterator[RemoteFolder]:
+    opened = RemoteFolder(server.uri, timeout_s=60, attempts=4, pause_s=0.01)
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def in_memory() -> Iterator[Remote]:
+def in_memory() -> Iterator[RemoteFolder]:
     files = MemoryFileSystem()
     files.pipe_file("/tests-remote/a file.bin", DATA)
-    yield Remote("memory://tests-remote/", attempts=3, pause_s=0.01)
+    yield RemoteFolder("memory://tests-remote/", attempts=3, pause_s=0.01)
     files.rm("/tests-remote", recursive=True)
 
 
-def read(remote: Remote, start: int = 0, length: int = SIZE, name: str = "a file.bin") -> bytes:
+def read(remote: RemoteFolder, start: int = 0, length: int = SIZE, name: str = "a file.bin") -> bytes:
     return remote.read(name, start, length).tobytes()
 
 
@@ -59,7 +59,7 @@ in_one_server = settings(deadline=None, max_examples=30, suppress_health_check=[
 
 @in_one_server
 @given(span=ranges)
-def test_any_range_brings_its_bytes(remote: Remote, in_memory: Remote, span: tuple[int, int]) -> None:
+def test_any_range_brings_its_bytes(remote: RemoteFolder, in_memory: RemoteFolder, span: tuple[int, int]) -> None:
     start, length = span
     for source in (remote, in_memory):
         assert read(source, start, length) == DATA[start : start + length]
@@ -67,10 +67,10 @@ def test_any_range_brings_its_bytes(remote: Remote, in_memory: Remote, span: tup
 
 def test_a_file_address_is_read_too(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(DATA)
-    assert read(Remote(f"file://{tmp_path}"), 5, 100, "x") == DATA[5:105]
+    assert read(RemoteFolder(f"file://{tmp_path}"), 5, 100, "x") == DATA[5:105]
 
 
-def test_connections_are_kept(server: Server, remote: Remote) -> None:
+def test_connections_are_kept(server: Server, remote: RemoteFolder) -> None:
     for start in range(0, 1000, 10):
         assert read(remote, start, 10) == DATA[start : start + 10]
     assert server.connections == 1
@@ -82,7 +82,7 @@ def test_connections_are_kept(server: Server, remote: Remote) -> None:
 @in_one_server
 @given(cuts=st.lists(st.integers(1, 20_000), max_size=6))
 def test_a_cut_answer_is_taken_up_again_at_the_byte_where_it_was_cut(
-    server: Server, remote: Remote, cuts: list[int]
+    server: Server, remote: RemoteFolder, cuts: list[int]
 ) -> None:
     left = list(cuts)
     server.asked.clear()
@@ -95,7 +95,7 @@ def test_a_cut_answer_is_taken_up_again_at_the_byte_where_it_was_cut(
 
 
 @pytest.mark.parametrize("fault", ["drop", "stall", "503", "500", "429", "408", 0])
-def test_what_passes_is_tried_again(server: Server, remote: Remote, fault: Fault) -> None:
+def test_what_passes_is_tried_again(server: Server, remote: RemoteFolder, fault: Fault) -> None:
     if fault == "stall":
         remote._transport._timeout_s = 1  # type: ignore[attr-defined]
     faults = [fault, None, fault, fault]
@@ -113,7 +113,7 @@ def test_what_passes_is_tried_again(server: Server, remote: Remote, fault: Fault
     ],
 )
 def test_what_does_not_pass_is_a_sentence_after_so_many_attempts(
-    server: Server, remote: Remote, fault: Fault, words: str
+    server: Server, remote: RemoteFolder, fault: Fault, words: str
 ) -> None:
     if fault == "stall":
         remote._transport._timeout_s = 1  # type: ignore[attr-defined]
@@ -132,35 +132,35 @@ def test_what_does_not_pass_is_a_sentence_after_so_many_attempts(
     assert len(server.asked) in (4, 5)  # a kept connection that turns out to be closed is no attempt
 
 
-def test_attempts_that_bring_bytes_do_not_count(server: Server, remote: Remote) -> None:
+def test_attempts_that_bring_bytes_do_not_count(server: Server, remote: RemoteFolder) -> None:
     server.fault = lambda asked: 5000 if asked.end - asked.start > 1 else None
     assert read(remote) == DATA
     assert len(server.asked) >= SIZE // 5000
 
 
 @pytest.mark.parametrize("fault", ["403", "401", "400"])
-def test_a_refusal_is_not_tried_again(server: Server, remote: Remote, fault: str) -> None:
+def test_a_refusal_is_not_tried_again(server: Server, remote: RemoteFolder, fault: str) -> None:
     server.fault = lambda asked: fault
     with pytest.raises(DataError, match=f"the server answered {fault}"):
         read(remote)
     assert len(server.asked) == 1
 
 
-def test_a_missing_file_is_a_sentence(remote: Remote, in_memory: Remote) -> None:
+def test_a_missing_file_is_a_sentence(remote: RemoteFolder, in_memory: RemoteFolder) -> None:
     for source in (remote, in_memory):
         with pytest.raises(FileNotFoundError):
-            source.mark("nothing")
+            source.read_version("nothing")
         with pytest.raises(DataError, match=r"nothing: there is no such file"):
             read(source, name="nothing")
 
 
-def test_a_server_without_ranges_is_refused(server: Server, remote: Remote) -> None:
+def test_a_server_without_ranges_is_refused(server: Server, remote: RemoteFolder) -> None:
     server.fault = lambda asked: "whole"
     with pytest.raises(UsageError, match="does not answer range requests"):
         read(remote)
 
 
-def test_a_redirection_is_followed_and_an_endless_one_is_not(server: Server, remote: Remote) -> None:
+def test_a_redirection_is_followed_and_an_endless_one_is_not(server: Server, remote: RemoteFolder) -> None:
     (server.folder / "b").write_bytes(DATA)
     server.fault = lambda asked: "to /b?signed=1" if asked.name != "b" else None
     assert read(remote) == DATA
@@ -170,7 +170,7 @@ def test_a_redirection_is_followed_and_an_endless_one_is_not(server: Server, rem
 
 
 def test_a_name_and_password_go_to_their_own_address_alone(server: Server) -> None:
-    remote = Remote(server.uri.replace("//", "//me:p%40ss@"))
+    remote = RemoteFolder(server.uri.replace("//", "//me:p%40ss@"))
     server.tag = lambda path: "same"
     assert read(remote, 3, 5) == DATA[3:8]
     assert server.rights == {"Basic bWU6cEBzcw=="}
@@ -187,7 +187,7 @@ def test_a_name_and_password_go_to_their_own_address_alone(server: Server) -> No
 
 
 def test_an_address_that_nobody_answers_is_a_sentence(server: Server) -> None:
-    remote = Remote("http://127.0.0.1:9", attempts=2, pause_s=0.01)
+    remote = RemoteFolder("http://127.0.0.1:9", attempts=2, pause_s=0.01)
     with pytest.raises(DataError, match=r"cannot be read: Connection refused \(2 attempts\)"):
         read(remote)
     remote.close()
@@ -205,7 +205,7 @@ def change_size(path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", [change_bytes, change_size])
-def test_a_file_that_changes_is_a_sentence(server: Server, remote: Remote, change) -> None:  # type: ignore[no-untyped-def]
+def test_a_file_that_changes_is_a_sentence(server: Server, remote: RemoteFolder, change) -> None:  # type: ignore[no-untyped-def]
     read(remote, 0, 100)
     time.sleep(0.05)
     change(server.folder / "a file.bin")
@@ -213,7 +213,9 @@ def test_a_file_that_changes_is_a_sentence(server: Server, remote: Remote, chang
         read(remote, 100, 100)
 
 
-def test_a_file_that_changes_between_a_cut_and_the_next_attempt_is_a_sentence(server: Server, remote: Remote) -> None:
+def test_a_file_that_changes_between_a_cut_and_the_next_attempt_is_a_sentence(
+    server: Server, remote: RemoteFolder
+) -> None:
     def fault(asked: Asked) -> Fault:
         if asked.end - asked.start > 1 and asked.start == 0:
             return 1000
@@ -227,7 +229,9 @@ def test_a_file_that_changes_between_a_cut_and_the_next_attempt_is_a_sentence(se
         read(remote)
 
 
-def test_a_file_that_becomes_shorter_is_a_sentence(server: Server, remote: Remote, in_memory: Remote) -> None:
+def test_a_file_that_becomes_shorter_is_a_sentence(
+    server: Server, remote: RemoteFolder, in_memory: RemoteFolder
+) -> None:
     read(remote, 0, 10)
     (server.folder / "a file.bin").write_bytes(DATA[:500])
     with pytest.raises(DataError, match=r"ends before byte 1,000 \(it has 500 bytes\)|the file changed"):
@@ -238,9 +242,9 @@ def test_a_file_that_becomes_shorter_is_a_sentence(server: Server, remote: Remot
         read(in_memory, 1000, 10)
 
 
-def test_a_file_of_another_size_than_the_columns_say_is_a_sentence(server: Server, in_memory: Remote) -> None:
+def test_a_file_of_another_size_than_the_columns_say_is_a_sentence(server: Server, in_memory: RemoteFolder) -> None:
     for uri in (server.uri, in_memory.uri):
-        remote = Remote(uri, sizes={"a file.bin": SIZE + 1})
+        remote = RemoteFolder(uri, sizes={"a file.bin": SIZE + 1})
         with pytest.raises(DataError, match="the file has 100,000 bytes and should have 100,001"):
             read(remote, 0, 10)
         remote.close()
@@ -250,7 +254,7 @@ def test_a_file_of_another_size_than_the_columns_say_is_a_sentence(server: Serve
 
 
 def test_many_threads_read_at_once(server: Server) -> None:
-    remote = Remote(server.uri, attempts=50, pause_s=0.001)
+    remote = RemoteFolder(server.uri, attempts=50, pause_s=0.001)
     counts: Counter[int] = Counter()
     faults = iter([1, None, "503", 7, "drop", None, 1000] * 100)
     server.fault = lambda asked: next(faults)
@@ -277,7 +281,7 @@ def test_many_threads_read_at_once(server: Server) -> None:
 
 @pytest.mark.parametrize("fault", ["stall", "503"])
 def test_stop_ends_what_another_thread_waits_for(server: Server, fault: str) -> None:
-    remote = Remote(server.uri, timeout_s=60, attempts=1000, pause_s=30)
+    remote = RemoteFolder(server.uri, timeout_s=60, attempts=1000, pause_s=30)
     read(remote, 0, 1)
     server.asked.clear()
     server.fault = lambda asked: fault
@@ -326,22 +330,22 @@ class Unsteady(MemoryFileSystem):
 
 
 @pytest.fixture
-def unsteady() -> Iterator[Remote]:
+def unsteady() -> Iterator[RemoteFolder]:
     fsspec.register_implementation("unsteady", Unsteady, clobber=True)
     Unsteady().pipe_file("/x/a file.bin", DATA)
     Unsteady.calls.clear()
-    yield Remote("unsteady://x", attempts=4, pause_s=0.01)
+    yield RemoteFolder("unsteady://x", attempts=4, pause_s=0.01)
     Unsteady.store.clear()
     Unsteady.failures.clear()
 
 
-def test_short_answers_and_errors_of_a_file_system_are_mended(unsteady: Remote) -> None:
+def test_short_answers_and_errors_of_a_file_system_are_mended(unsteady: RemoteFolder) -> None:
     Unsteady.failures[:] = [10, OSError("reset"), RuntimeError("odd"), 0, 500, TimeoutError()]
     assert read(unsteady) == DATA
     assert [start for start, _ in Unsteady.calls] == [0, 10, 10, 10, 10, 510, 510]
 
 
-def test_a_file_system_that_keeps_failing_is_a_sentence(unsteady: Remote) -> None:
+def test_a_file_system_that_keeps_failing_is_a_sentence(unsteady: RemoteFolder) -> None:
     Unsteady.failures[:] = [OSError("the bucket is on fire")] * 10
     with pytest.raises(DataError, match=r"the bucket is on fire \(4 attempts\)"):
         read(unsteady)
@@ -350,7 +354,7 @@ def test_a_file_system_that_keeps_failing_is_a_sentence(unsteady: Remote) -> Non
         read(unsteady)
 
 
-def test_large_ranges_are_asked_for_in_pieces(unsteady: Remote) -> None:
+def test_large_ranges_are_asked_for_in_pieces(unsteady: RemoteFolder) -> None:
     large = os.urandom(9 << 20)
     Unsteady().pipe_file("/x/large", large)
     assert read(unsteady, 3, len(large) - 3, "large") == large[3:]
@@ -375,4 +379,4 @@ def test_what_nothing_installed_reads_is_wrong_usage(uri: str, words: str) -> No
         else:
             pytest.skip(f"{scheme} can be read here")
     with pytest.raises(UsageError, match=words):
-        Remote(uri)
+        RemoteFolder(uri)

@@ -23,7 +23,7 @@ _EPOCHS = 8
 """So far ahead is looked where other hosts take a part of every epoch; what comes later is as good as never."""
 
 
-class Slots(NamedTuple):
+class HostSlots(NamedTuple):
     """The slots of every step that the ranks [first, last) of `world` take, which are those of this host."""
 
     plan: BatchPlan
@@ -31,7 +31,7 @@ class Slots(NamedTuple):
     last: int
     world: int
 
-    def taken(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def find_taken(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether each position is among them; of the shape of `positions`."""
         slot, size = self.plan.slots(positions)
         taken: NDArray[np.bool_] = (slot >= self.first * size // self.world) & (slot < self.last * size // self.world)
@@ -40,7 +40,7 @@ class Slots(NamedTuple):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class ReadForecast:
     """What is known of the positions to come.
 
     Args:
@@ -53,9 +53,9 @@ class Outlook:
     position: int
     samples: int
     order: Order | None = None
-    slots: Slots | None = None
+    slots: HostSlots | None = None
 
-    def next_use(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    def find_next_use(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """The first position at which this host needs each sample; NEVER where none of the next epochs has one."""
         found = np.full(len(ids), NEVER)
         first = self.position // self.samples
@@ -67,17 +67,17 @@ class Outlook:
             at = self.order.position_of(epoch, some) if self.order else epoch * self.samples + some
             needed = at >= self.position
             if self.slots is not None:
-                needed &= self.slots.taken(at)
+                needed &= self.slots.find_taken(at)
             found[unknown[needed]] = at[needed]
         return found
 
-    def makes_way_from(self, ids: NDArray[np.int64]) -> int:
+    def find_eviction_start(self, ids: NDArray[np.int64]) -> int:
         """The position from which on the next use of a record has to be that makes way for these, which are about to be
         used: after the first epoch in which one of them is needed again; NEVER where none is."""
-        used = self.next_use(ids)
+        used = self.find_next_use(ids)
         coming = used[used < NEVER]
         if not coming.size:
             return NEVER
         later = replace(self, position=(int(coming.max()) // self.samples + 1) * self.samples)
-        again = int(later.next_use(ids).min())
+        again = int(later.find_next_use(ids).min())
         return NEVER if again == NEVER else (again // self.samples + 1) * self.samples

@@ -13,17 +13,17 @@ from numpy.typing import NDArray
 from headway.core.errors import DataError
 from headway.data.columns import FLAG_PLANAR, FLAG_RAW
 from headway.data.dataset import Dataset
-from headway.data.formats.source import Source
+from headway.data.formats.pack_source import PackSource
 
 
-def source_of(dataset: Dataset, *, remote: bool = False) -> Source:
+def build_pack_source(dataset: Dataset, *, remote: bool = False) -> PackSource:
     """All samples of a data set, in its order; `remote`: it lies at an address.
 
     Raises DataError where it holds pixels of other than 1 or 3 channels, or some pixels and some files.
     """
-    return Source(
+    return PackSource(
         names=tuple(dataset.name(sample) for sample in range(len(dataset))),
-        images=Samples(dataset, remote),
+        images=DatasetImages(dataset, remote),
         labels=np.array(dataset.label),
         label_kind=dataset.description.label_kind,
         classes=dataset.classes,
@@ -32,7 +32,7 @@ def source_of(dataset: Dataset, *, remote: bool = False) -> Source:
 
 
 @final
-class Samples:
+class DatasetImages:
     """The images of a data set, each checked against its checksum."""
 
     def __init__(self, dataset: Dataset, remote: bool) -> None:
@@ -47,10 +47,10 @@ class Samples:
         self._dataset, self._remote = dataset, remote
         self._fetched: dict[int, memoryview] = {}
 
-    def sizes(self) -> NDArray[np.int64]:
+    def measure_sizes(self) -> NDArray[np.int64]:
         return self._dataset.length.astype(np.int64)
 
-    def together(self, samples: Sequence[int]) -> Samples:
+    def prefetch(self, samples: Sequence[int]) -> DatasetImages:
         if not self._remote:
             return self
         near = copy.copy(self)

@@ -18,12 +18,12 @@ from headway.core.errors import UsageError
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.records import Records
-from headway.data.tiers.bring import Bringer, Brought
-from headway.data.tiers.layout import Ids, Layout, image_of
-from headway.data.tiers.policy import Outlook, Slots
-from headway.data.tiers.remote import Remote
-from headway.data.tiers.store import Lease, Store
-from headway.data.tiers.transport import StoppedError
+from headway.data.tiers.fetch_run import FetchedRecord, RunFetcher
+from headway.data.tiers.layout import Ids, RecordLayout, extract_image
+from headway.data.tiers.next_use import HostSlots, ReadForecast
+from headway.data.tiers.store import Lease, RecordStore
+from headway.storage.remote_folder import RemoteFolder
+from headway.storage.transport import StoppedError
 
 THREADS = 16
 """They wait for the network most of the time: at 20 ms an answer and 110 kB a record, 16 bring 90 MB/s."""
@@ -65,7 +65,7 @@ class _Ahead:
 
     spans: Iterator[tuple[int, int]] = field(default_factory=lambda: iter(()))
     order: Order | None = None
-    slots: Slots | None = None
+    slots: HostSlots | None = None
     limit_bytes: int = AHEAD_BYTES
     position: int = 0
     chunks: deque[_Chunk] = field(default_factory=deque)
@@ -74,12 +74,12 @@ class _Ahead:
     """How often each sample comes in `chunks`."""
     ended: bool = False
 
-    def outlook(self, samples: int) -> Outlook:
-        return Outlook(self.position, samples, self.order, self.slots)
+    def build_forecast(self, samples: int) -> ReadForecast:
+        return ReadForecast(self.position, samples, self.order, self.slots)
 
 
 @final
-class Fetcher:
+class Prefetcher:
     """Records of a remote data set.
 
     Args:
@@ -92,15 +92,15 @@ class Fetcher:
     def __init__(
         self,
         dataset: Dataset,
-        remote: Remote,
-        store: Store | None,
+        remote: RemoteFolder,
+        store: RecordStore | None,
         say: Callable[[str], object],
         threads: int = THREADS,
     ) -> None:
         self._dataset, self._remote, self._store = dataset, remote, store
         self._columns = {name: getattr(dataset, name) for name in ("shard", "offset", "length", "flags")}
-        self._layout = Layout(self._columns, dataset.description.shards)
-        self._bringer = Bringer(dataset, self._layout, remote, store, say)
+        self._layout = RecordLayout(self._columns, dataset.description.shards)
+        self._run_fetcher = RunFetcher(dataset, self._layout, remote, store, say)
         self._changed, self._planning = threading.Condition(), threading.Lock()
         self._ahead = _Ahead(ended=True)
         self._runs: list[tuple[int, int, _Run]] = []
@@ -116,7 +116,7 @@ class Fetcher:
         for thread in self._threads:
             thread.start()
 
-    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None, slots: Slots | None) -> None:
+    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None, slots: HostSlots | None) -> None:
         """Says what will be read; see `Tier.expect`. What was expected before is forgotten."""
         mean = int(self._dataset.length[:1000].mean()) if len(self._dataset) else 0
         limit = AHEAD_BYTES
@@ -144,14 +144,14 @@ class Fetcher:
                 self._plan()
             while True:
                 lease = self._store.lease() if self._store else None
-                near = self._bringer.near(ids)
+                near = self._run_fetcher.find_stored(ids)
                 missing = self._take(np.unique(ids[~near]), taken)
                 if not missing:
-                    return self._records(ids, near, taken, lease)
+                    return self._build_records(ids, near, taken, lease)
                 del lease  # while it waits, it keeps nothing from being taken away
                 self._wait_for(missing, number, forced=time.monotonic() - begun > _PATIENCE_S)
         finally:
-            self._consumed(ids)
+            self._forget_consumed(ids)
 
     def close(self) -> None:
         """Ends the threads, and whatever they wait for."""
@@ -202,18 +202,20 @@ class Fetcher:
             self._changed.notify_all()
             self._changed.wait(_POLL_S)
 
-    def _records(
+    def _build_records(
         self, ids: Ids, near: NDArray[np.bool_], taken: dict[int, NDArray[np.uint8]], lease: Lease | None
     ) -> Records:
         address, length = np.zeros(len(ids), np.uint64), np.zeros(len(ids), np.uint64)
         kept = self._store.read(ids[near]) if self._store and near.any() else None
         if kept is not None:
             address[near], length[near] = kept.address, kept.length
-        loose = Records.of([image_of(self._columns, sample, taken[sample]) for sample in ids[~near].tolist()])
+        loose = Records.from_buffers(
+            [extract_image(self._columns, sample, taken[sample]) for sample in ids[~near].tolist()]
+        )
         address[~near], length[~near] = loose.address, loose.length
         return Records(address, length, (lease, kept, loose))
 
-    def _consumed(self, ids: Ids) -> None:
+    def _forget_consumed(self, ids: Ids) -> None:
         with self._changed:
             self._readers -= 1
             self._awaited.subtract(ids.tolist())
@@ -255,7 +257,7 @@ class Fetcher:
             ids, first = np.unique(np.concatenate([chunk.ids for chunk in new]), return_index=True)
             wanted = np.ones(len(ids), np.bool_)
             if self._store:
-                wanted = ~self._store.present(ids) | self._dataset.unchecked(ids)
+                wanted = ~self._store.find_present(ids) | self._dataset.select_unchecked(ids)
             with self._changed:
                 for chunk in new:
                     ahead.chunks.append(chunk)
@@ -268,14 +270,14 @@ class Fetcher:
     def _wants_more(self, new: Sequence[_Chunk] = (), share: float = 1.0) -> bool:
         """Whether less than this share of the limit is planned, with what is new."""
         ahead, limit = self._ahead, AHEAD_BYTES
-        if self._store and self._bringer.storing:  # what has no room there stays in memory
+        if self._store and self._run_fetcher.storing:  # what has no room there stays in memory
             limit = max(limit, min(ahead.limit_bytes, self._store.share_bytes - self._store.kept_bytes))
         size_bytes = ahead.size_bytes + sum(chunk.size_bytes for chunk in new)
         return not ahead.ended and (size_bytes < share * limit or len(ahead.chunks) + len(new) < 2)
 
     def _push(self, ids: Ids, need: NDArray[np.int64] | None, reader: int = 0, forced: bool = False) -> None:
         """Queues records in runs, those first that are needed first: `need` counts from now on, None is at once."""
-        for found in self._layout.runs(ids):
+        for found in self._layout.group_into_runs(ids):
             run = _Run(found.ids, reader, forced)
             urgency = _NOW if need is None else int(need[np.searchsorted(ids, run.ids)].min())
             heapq.heappush(self._runs, (urgency, next(self._count), run))
@@ -299,15 +301,17 @@ class Fetcher:
                 self._plan()
                 continue
             failure: BaseException | None = None
-            brought: list[Brought] = []
+            fetched: list[FetchedRecord] = []
             try:
-                brought = self._bringer.bring(run.ids, self._ahead.outlook(len(self._dataset)), forced=run.forced)
+                fetched = self._run_fetcher.fetch(
+                    run.ids, self._ahead.build_forecast(len(self._dataset)), forced=run.forced
+                )
             except StoppedError:
                 return
             except BaseException as error:  # the reader must hear of it, whatever it is
                 failure = error
             with self._changed:
-                for sample, extent, kept in brought:
+                for sample, extent, kept in fetched:
                     if sample in self._awaited or (sample in self._ahead.due and not kept):
                         self._unload(sample)
                         self._loose[sample] = extent.copy()  # not the gaps between

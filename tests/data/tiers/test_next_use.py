@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headway.data.batch_plan import BatchGrowthRecipe, BatchPlan
 from headway.data.order import Order, share
-from headway.data.tiers.policy import NEVER, Outlook, Slots
+from headway.data.tiers.next_use import NEVER, HostSlots, ReadForecast
 
 few = settings(deadline=None, max_examples=40)
 
@@ -32,7 +32,7 @@ def test_next_use_is_the_first_position_that_comes(
 ) -> None:
     order = Order(n, seed, window) if ordered else None
     coming = future(order, n, position, position + 2 * n)
-    found = Outlook(position, n, order).next_use(np.arange(n))
+    found = ReadForecast(position, n, order).find_next_use(np.arange(n))
     assert found.tolist() == [position + coming.index(sample) for sample in range(n)]
 
 
@@ -55,7 +55,7 @@ def test_with_other_hosts_only_this_hosts_slots_count(n: int, seed: int, positio
         for place in range(max(position, begin + low), min(stop, begin + high)):
             mine.setdefault(served[place], place)
         begin += size
-    found = Outlook(position, n, order, Slots(plan, first, last, world)).next_use(np.arange(n))
+    found = ReadForecast(position, n, order, HostSlots(plan, first, last, world)).find_next_use(np.arange(n))
     assert found.tolist() == [mine.get(sample, NEVER) for sample in range(n)]
 
 
@@ -72,20 +72,20 @@ def misses_of_belady(served: list[int], capacity: int, stop: int) -> int:
     return misses
 
 
-def misses_by_order(order: Order, stop: int, capacity: int, slots: Slots | None = None) -> tuple[int, int]:
+def misses_by_order(order: Order, stop: int, capacity: int, slots: HostSlots | None = None) -> tuple[int, int]:
     """Of a cache that makes way as a store's does: misses, and how often it was written to."""
     kept: list[int] = []
     misses = written = 0
     for place, sample in enumerate(future(order, order.samples, 0, stop)):
-        if slots and not slots.taken(np.array([place])).all():
+        if slots and not slots.find_taken(np.array([place])).all():
             continue
         if sample in kept:
             continue
         misses += 1
         if len(kept) == capacity:
-            outlook = Outlook(place, order.samples, order, slots)
-            when = Outlook(place + 1, order.samples, order, slots).next_use(np.array(kept))
-            if when.max() < outlook.makes_way_from(np.array([sample])):
+            forecast = ReadForecast(place, order.samples, order, slots)
+            when = ReadForecast(place + 1, order.samples, order, slots).find_next_use(np.array(kept))
+            if when.max() < forecast.find_eviction_start(np.array([sample])):
                 continue
             del kept[int(when.argmax())]
         kept.append(sample)
@@ -114,7 +114,7 @@ def test_no_choice_has_fewer_misses(window: int | None, n: int, seed: int, data:
 def test_with_other_hosts_there_are_hardly_more_misses_than_beladys(hosts: int, capacity: int) -> None:
     n, batch, epochs = 120, 8, 10
     share_of_host = batch // hosts
-    slots = Slots(BatchPlan(batch), 0, 1, hosts)
+    slots = HostSlots(BatchPlan(batch), 0, 1, hosts)
     order = Order(n, 5)
     stop = epochs * n
     misses, written = misses_by_order(order, stop, capacity, slots)
@@ -125,9 +125,9 @@ def test_with_other_hosts_there_are_hardly_more_misses_than_beladys(hosts: int, 
 
 
 def test_what_is_needed_never_makes_no_way() -> None:
-    order, slots = Order(40, 1), Slots(BatchPlan(40), 0, 1, 40)  # of an epoch, this host takes one sample
+    order, slots = Order(40, 1), HostSlots(BatchPlan(40), 0, 1, 40)  # of an epoch, this host takes one sample
     _, samples = order(np.arange(40 * 30))
     other = np.setdiff1d(np.arange(40), samples[::40][:20])[:3]
-    assert Outlook(0, 40, order, slots).makes_way_from(other) == NEVER
-    assert Outlook(0, 40, order).makes_way_from(other) == 80
-    assert Outlook(45, 40, order).makes_way_from(np.arange(40)) == 160
+    assert ReadForecast(0, 40, order, slots).find_eviction_start(other) == NEVER
+    assert ReadForecast(0, 40, order).find_eviction_start(other) == 80
+    assert ReadForecast(45, 40, order).find_eviction_start(np.arange(40)) == 160

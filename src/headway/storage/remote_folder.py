@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.core.free_memory import read_free_memory_bytes
-from headway.data.tiers.transport import FileSystem, Http, Mark, StoppedError, Transport, shown
+from headway.storage.addresses import redact_address
+from headway.storage.transport import FileVersion, FsspecTransport, HttpTransport, StoppedError, Transport
 
 TIMEOUT_S = 30.0
 """Longest silence: of a connection being made, and of an answer between two of its bytes."""
@@ -21,12 +22,12 @@ ATTEMPTS = 8
 PAUSE_S = 0.25
 """Before the second attempt; doubled for each further one."""
 LONGEST_PAUSE_S = 10.0
-UNASKED_BYTES = 64 << 20
+UNCHECKED_BYTES = 64 << 20
 """Above it, what is free is asked for before memory is reserved; asking takes some 0.1 ms."""
 
 
 @final
-class Remote:
+class RemoteFolder:
     """Files under `uri`, read by ranges from any number of threads.
 
     Args:
@@ -51,22 +52,22 @@ class Remote:
         pause_s: float = PAUSE_S,
     ) -> None:
         self.uri = uri.rstrip("/")
-        self.shown = shown(self.uri)
+        self.shown = redact_address(self.uri)
         self._sizes = dict(sizes or {})
         self._settings = {"timeout_s": timeout_s, "attempts": attempts, "pause_s": pause_s}
         self._attempts, self._pause_s = attempts, pause_s
-        kind = Http if uri.partition("://")[0].lower() in ("http", "https") else FileSystem
+        kind = HttpTransport if uri.partition("://")[0].lower() in ("http", "https") else FsspecTransport
         self._transport: Transport = kind(self.uri, timeout_s)
-        self._marks: dict[str, Mark] = {}
+        self._versions: dict[str, FileVersion] = {}
         self._stopped = threading.Event()
 
-    def again(self, sizes: Mapping[str, int]) -> Remote:
+    def reopen(self, sizes: Mapping[str, int]) -> RemoteFolder:
         """The same address with connections of its own, for files of these sizes."""
-        other = Remote(self.uri, sizes=sizes, **self._settings)  # type: ignore[arg-type]
-        other._marks.update(self._marks)
+        other = RemoteFolder(self.uri, sizes=sizes, **self._settings)  # type: ignore[arg-type]
+        other._versions.update(self._versions)
         return other
 
-    def mark(self, name: str) -> Mark:
+    def read_version(self, name: str) -> FileVersion:
         """A file's mark as it is now.
 
         Raises:
@@ -74,10 +75,10 @@ class Remote:
             DataError: it cannot be reached, or it has changed since it was first read.
         """
         failed = 0
-        while isinstance(found := self._transport.mark(name), str):
+        while isinstance(found := self._transport.read_version(name), str):
             failed += 1
             self._pause(name, failed, found)
-        self._unchanged(name, found)
+        self._check_unchanged(name, found)
         return found
 
     def read(self, name: str, start: int, length: int) -> NDArray[np.uint8]:
@@ -87,10 +88,10 @@ class Remote:
             DataError: the file is not there, has changed, or cannot be read after `attempts` in a row without a byte.
             StoppedError: the Remote was closed meanwhile.
         """
-        free = read_free_memory_bytes() if length > UNASKED_BYTES else length
+        free = read_free_memory_bytes() if length > UNCHECKED_BYTES else length
         if length > free:  # as the server, or a column of it, claims: nothing is reserved on its word
             what = f"{length:,} bytes are to be read, and memory is free for {free:,}"
-            raise DataError(what, where=self._where(name), fix="Check the file, or free memory.")
+            raise DataError(what, where=self._get_path(name), fix="Check the file, or free memory.")
         out = np.empty(length, np.uint8)
         done = failed = 0
         while done < length:
@@ -98,12 +99,14 @@ class Remote:
                 raise StoppedError
             try:
                 part = self._transport.read(name, start + done, out.data[done:])
-                if part.mark is None and part.count and name not in self._marks:
-                    self.mark(name)
+                if part.mark is None and part.count and name not in self._versions:
+                    self.read_version(name)
             except FileNotFoundError:
-                raise DataError("there is no such file", where=self._where(name), fix="Copy it there again.") from None
+                raise DataError(
+                    "there is no such file", where=self._get_path(name), fix="Copy it there again."
+                ) from None
             if part.mark is not None:
-                self._unchanged(name, part.mark)
+                self._check_unchanged(name, part.mark)
             done += part.count
             failed = 0 if part.count else failed + 1
             if done < length and part.reason:
@@ -119,27 +122,30 @@ class Remote:
         """Closes the connections; no other thread may be reading. A later read opens new ones."""
         self._transport.close()
 
-    def _where(self, name: str) -> str:
+    def _get_path(self, name: str) -> str:
         return f"{self.shown}/{name}"
 
-    def _unchanged(self, name: str, mark: Mark) -> None:
+    def _check_unchanged(self, name: str, mark: FileVersion) -> None:
         size = self._sizes.get(name, mark.size)
         if size != mark.size:
             what = f"the file has {mark.size:,} bytes and should have {size:,}"
-            raise DataError(what, where=self._where(name), fix="Copy it there again, or pack again.")
-        before = self._marks.setdefault(name, mark)
+            raise DataError(what, where=self._get_path(name), fix="Copy it there again, or pack again.")
+        before = self._versions.setdefault(name, mark)
         if before != mark:
-            what = f"the file changed while it was in use (before: {_told(before)}; now: {_told(mark)})"
-            raise DataError(what, where=self._where(name), fix="Put changed data at another address, and start again.")
+            versions = f"before: {_describe_version(before)}; now: {_describe_version(mark)}"
+            what = f"the file changed while it was in use ({versions})"
+            raise DataError(
+                what, where=self._get_path(name), fix="Put changed data at another address, and start again."
+            )
 
     def _pause(self, name: str, failed: int, reason: str, asked_s: float = 0.0) -> None:
         if failed >= self._attempts:
             what = f"the file cannot be read: {reason} ({failed} attempts)"
-            raise DataError(what, where=self._where(name), fix="Check the network and the server, and start again.")
+            raise DataError(what, where=self._get_path(name), fix="Check the network and the server, and start again.")
         pause_s = max(asked_s, self._pause_s * 2 ** max(0, failed - 1) * random.uniform(0.5, 1.0))
         if self._stopped.wait(min(LONGEST_PAUSE_S, pause_s)):
             raise StoppedError
 
 
-def _told(mark: Mark) -> str:
+def _describe_version(mark: FileVersion) -> str:
     return f"{mark.size:,} bytes" + (f", {mark.tag}" if mark.tag else "")

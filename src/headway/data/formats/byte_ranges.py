@@ -16,7 +16,7 @@ from headway.data.mapping import map_file
 
 @final
 @dataclass(frozen=True)
-class Piece:
+class ByteRange:
     """`size` bytes of a file from `offset` on; `member` is their name in an archive, empty for a whole file."""
 
     path: Path
@@ -25,12 +25,12 @@ class Piece:
     member: str = ""
 
     @staticmethod
-    def whole(path: Path) -> Piece:
+    def from_file(path: Path) -> ByteRange:
         """Raises DataError where there is no such file."""
         try:
-            return Piece(path, 0, path.stat().st_size)
+            return ByteRange(path, 0, path.stat().st_size)
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise build_read_error(path, error) from error
 
     @property
     def name(self) -> str:
@@ -39,14 +39,14 @@ class Piece:
 
     def view(self) -> memoryview:
         """Its bytes, mapped. Raises DataError where the file is empty or cannot be read."""
-        return mapped(self.path)[self.offset : self.offset + self.size]
+        return map_path(self.path)[self.offset : self.offset + self.size]
 
     def __str__(self) -> str:
         return f"{self.path}, {self.member}" if self.member else str(self.path)
 
 
 @final
-class FilesOf(Mapping[str, Piece]):
+class FolderFiles(Mapping[str, ByteRange]):
     """Files of one folder by name, each looked at when it is asked for: a dangling link among them harms no other.
 
     Asking for one that is not there or cannot be read raises DataError.
@@ -55,10 +55,10 @@ class FilesOf(Mapping[str, Piece]):
     def __init__(self, folder: Path, names: Sequence[str]) -> None:
         self._folder, self._names = folder, frozenset(names)
 
-    def __getitem__(self, name: str) -> Piece:
+    def __getitem__(self, name: str) -> ByteRange:
         if name not in self._names:
             raise KeyError(name)
-        return Piece.whole(self._folder / name)
+        return ByteRange.from_file(self._folder / name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -67,7 +67,7 @@ class FilesOf(Mapping[str, Piece]):
         return len(self._names)
 
 
-def mapped(path: Path) -> memoryview:
+def map_path(path: Path) -> memoryview:
     """The bytes of a file, mapped for as long as the view or a part of it is in use; see `headway.data.mapping`.
 
     Raises DataError.
@@ -78,10 +78,10 @@ def mapped(path: Path) -> memoryview:
     except ValueError as error:  # an empty file cannot be mapped
         raise DataError("the file is empty", where=str(path)) from error
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise build_read_error(path, error) from error
 
 
-def unreadable(path: Path, error: OSError) -> HeadwayError:
+def build_read_error(path: Path, error: OSError) -> HeadwayError:
     """The sentence about a file that cannot be opened."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         fix = "Allow more (ulimit -n), or pack the data into fewer, larger shards."
@@ -89,10 +89,10 @@ def unreadable(path: Path, error: OSError) -> HeadwayError:
     return DataError(f"the file cannot be read ({error.strerror})", where=str(path))
 
 
-def begins(path: Path, count: int) -> bytes:
+def read_head(path: Path, count: int) -> bytes:
     """The first bytes of a file. Raises DataError."""
     try:
         with open_regular(path) as file:
             return file.read(count)
     except OSError as error:
-        raise unreadable(path, error) from error
+        raise build_read_error(path, error) from error

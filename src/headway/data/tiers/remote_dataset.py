@@ -15,15 +15,15 @@ from numpy.typing import NDArray
 from headway.core.errors import DataError, UsageError
 from headway.core.files import read_text, write_atomically
 from headway.core.untrusted_json import parse_object
-from headway.data.columns import COLUMNS_FILE, PACK_FORMATS, Description, fingerprint_of, load_columns
+from headway.data.columns import COLUMNS_FILE, PACK_FORMATS, DatasetDescription, compute_fingerprint, load_columns
 from headway.data.dataset import Dataset
-from headway.data.formats.unpack import cache_folder as default_cache_folder
 from headway.data.records import Records
-from headway.data.tiers.layout import Columns, Ids, Layout, image_of
-from headway.data.tiers.remote import Remote
+from headway.data.tiers.layout import Columns, Ids, RecordLayout, extract_image
 from headway.data.tiers.state import LOCKS_FILE, STATE_FILE
 from headway.data.tiers.store import PACKS
-from headway.data.tiers.transport import Mark
+from headway.storage.addresses import get_cache_folder as default_cache_folder
+from headway.storage.remote_folder import RemoteFolder
+from headway.storage.transport import FileVersion
 
 
 def open_remote(uri: str, cache_folder: str | os.PathLike[str] | None = None) -> Dataset:
@@ -36,13 +36,13 @@ def open_remote(uri: str, cache_folder: str | os.PathLike[str] | None = None) ->
         UsageError: there is no pack at this address, or nothing installed reads it.
         DataError: its columns are damaged, or cannot be fetched.
     """
-    remote, root = Remote(uri), Path(cache_folder or default_cache_folder())
+    remote, root = RemoteFolder(uri), Path(cache_folder or default_cache_folder())
     try:
-        mark = remote.mark(COLUMNS_FILE)
+        mark = remote.read_version(COLUMNS_FILE)
     except FileNotFoundError:
-        raise _no_pack(remote) from None
+        raise _build_no_pack_error(remote) from None
     try:
-        columns, description = _kept(root, remote.uri, mark) or _fetched(root, remote, mark)
+        columns, description = _load_kept_columns(root, remote.uri, mark) or _fetch_columns(root, remote, mark)
     finally:
         remote.close()
     if description.format not in PACK_FORMATS:
@@ -59,30 +59,30 @@ def open_remote(uri: str, cache_folder: str | os.PathLike[str] | None = None) ->
 class RemoteShards:
     """Records that are fetched as they are read, one run after the other, by the thread that reads."""
 
-    def __init__(self, remote: Remote, columns: Columns, description: Description) -> None:
+    def __init__(self, remote: RemoteFolder, columns: Columns, description: DatasetDescription) -> None:
         shards = description.shards
-        self.remote = remote.again({shard.name: shard.size for shard in shards})
-        self._columns, self._layout = columns, Layout(columns, shards)
+        self.remote = remote.reopen({shard.name: shard.size for shard in shards})
+        self._columns, self._layout = columns, RecordLayout(columns, shards)
         self._names = [shard.name for shard in shards]
 
     def read(self, ids: Ids) -> Records:
         """As `Dataset.read`. Raises DataError where the address cannot be read."""
         extents: dict[int, NDArray[np.uint8]] = {}
-        for run in self._layout.runs(np.unique(ids)):
+        for run in self._layout.group_into_runs(np.unique(ids)):
             low = int(run.start[0])
             data = self.remote.read(self._names[int(run.shard[0])], low, int(run.end.max()) - low)
-            extents.update(zip(run.ids.tolist(), run.cut(low, data), strict=True))
-        return Records.of([image_of(self._columns, sample, extents[sample]) for sample in ids.tolist()])
+            extents.update(zip(run.ids.tolist(), run.slice_bytes(low, data), strict=True))
+        return Records.from_buffers([extract_image(self._columns, sample, extents[sample]) for sample in ids.tolist()])
 
     def close(self) -> None:
         """Closes the connections; a later read opens new ones."""
         self.remote.close()
 
 
-def _kept(root: Path, uri: str, mark: Mark) -> tuple[Columns, Description] | None:
+def _load_kept_columns(root: Path, uri: str, mark: FileVersion) -> tuple[Columns, DatasetDescription] | None:
     """The columns that were fetched before from this address, where its file is still the same."""
     try:
-        known = parse_object(read_text(_note(root, uri)))
+        known = parse_object(read_text(_locate_note(root, uri)))
         if not mark.tag or known["mark"] != list(mark):
             return None
         path = root / PACKS / known["fingerprint"] / COLUMNS_FILE
@@ -90,30 +90,30 @@ def _kept(root: Path, uri: str, mark: Mark) -> tuple[Columns, Description] | Non
             return None
         columns, description, metadata = load_columns(path)
         # Packs of the same columns share their place here, whatever their classes and channels are called.
-        if known["description"] != _digest(metadata):
+        if known["description"] != _hash_description(metadata):
             return None
     except (OSError, ValueError, LookupError, TypeError, DataError):
         return None
     return columns, description
 
 
-def _fetched(root: Path, remote: Remote, mark: Mark) -> tuple[Columns, Description]:
-    columns, description, data = _checked(remote, mark)
+def _fetch_columns(root: Path, remote: RemoteFolder, mark: FileVersion) -> tuple[Columns, DatasetDescription]:
+    columns, description, data = _fetch_checked(remote, mark)
     path = root / PACKS / description.fingerprint / COLUMNS_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, data)
-        note = _note(root, remote.uri)
+        note = _locate_note(root, remote.uri)
         note.parent.mkdir(exist_ok=True)
         columns, description, metadata = load_columns(path)
         known = {"uri": remote.shown, "mark": mark, "fingerprint": description.fingerprint}
-        write_atomically(note, json.dumps(known | {"description": _digest(metadata)}))
+        write_atomically(note, json.dumps(known | {"description": _hash_description(metadata)}))
     except OSError:
         pass  # a folder that cannot be written: they stay in memory
     return columns, description
 
 
-def _checked(remote: Remote, mark: Mark) -> tuple[Columns, Description, bytes]:
+def _fetch_checked(remote: RemoteFolder, mark: FileVersion) -> tuple[Columns, DatasetDescription, bytes]:
     """The columns in memory, and the file's bytes. A transfer that went wrong is done again once."""
     where = f"{remote.shown}/{COLUMNS_FILE}"
     what, fix = "the columns do not have their fingerprint", "Copy the data there again, or pack again."
@@ -124,7 +124,7 @@ def _checked(remote: Remote, mark: Mark) -> tuple[Columns, Description, bytes]:
             with open(number, "wb", closefd=False) as file:
                 file.write(data)
             columns, description, _ = load_columns(Path(f"/proc/self/fd/{number}"))
-            if fingerprint_of(columns) == description.fingerprint:
+            if compute_fingerprint(columns) == description.fingerprint:
                 return columns, description, data
         except DataError as error:
             what = error.what
@@ -133,14 +133,14 @@ def _checked(remote: Remote, mark: Mark) -> tuple[Columns, Description, bytes]:
     raise DataError(what, where=where, fix=fix)
 
 
-def _digest(metadata: Mapping[str, str]) -> str:
+def _hash_description(metadata: Mapping[str, str]) -> str:
     return hashlib.sha256(metadata["headway"].encode()).hexdigest()
 
 
-def _no_pack(remote: Remote) -> UsageError:
+def _build_no_pack_error(remote: RemoteFolder) -> UsageError:
     for part in ("train", "eval"):
         try:
-            remote.mark(f"{part}/{COLUMNS_FILE}")
+            remote.read_version(f"{part}/{COLUMNS_FILE}")
         except (FileNotFoundError, DataError):
             continue
         fix = f"Name one: {remote.shown}/{part}."
@@ -149,5 +149,5 @@ def _no_pack(remote: Remote) -> UsageError:
     return UsageError(what, where=remote.shown, fix="Pack the data (headway pack SRC DST), and copy the folder there.")
 
 
-def _note(root: Path, uri: str) -> Path:
+def _locate_note(root: Path, uri: str) -> Path:
     return root / "addresses" / f"{hashlib.sha256(uri.encode()).hexdigest()[:32]}.json"
