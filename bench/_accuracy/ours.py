@@ -15,7 +15,7 @@ import torch
 from bench._arms import ROOT
 from headway.core.recipe import Loaded, load
 from headway.core.run import Run
-from headway.data.resolution import size_at
+from headway.data.resolution import compute_size
 from headway.train.evaluate import evaluate, outputs_of
 from headway.train.progress import Silent
 from headway.train.recipe import TrainRecipe
@@ -84,7 +84,7 @@ def kinds_of_step(
     for position in range(0, steps * recipe.batch, recipe.batch):
         size = full
         if recipe.data.progressive is not None:
-            size = size_at(recipe.data.progressive, full, position // samples)
+            size = compute_size(recipe.data.progressive, full, position // samples)
         frozen = (part.match for part in recipe.model.freeze_after if part.after_epochs <= position / samples)
         out[size, tuple(frozen)] = None
     return list(out)

@@ -15,7 +15,7 @@ from headway.core.recipe import load
 from headway.core.run import Run
 from headway.data import dataset
 from headway.data.augment import Augment
-from headway.data.augment_options import AugmentRecipe
+from headway.data.augment_recipe import AugmentRecipe
 from headway.data.loader import Loader
 from headway.data.order import Order
 from headway.train.precision import Precision

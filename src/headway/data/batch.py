@@ -15,7 +15,7 @@ from headway.core.keys import UInt64, keys
 
 @final
 @dataclass(frozen=True, slots=True)
-class Bad:
+class BadSample:
     """A sample that could not be served: what was asked at a position, what came instead (-1: nothing), and why."""
 
     position: int
@@ -48,7 +48,7 @@ class Batch:
     """Which were mirrored by the loader, [b]."""
     shifts: NDArray[np.int64] | None = None
     """How far each was moved by the loader: (down, right) in pixels, [b, 2]."""
-    bad: tuple[Bad, ...] = field(default=())
+    bad: tuple[BadSample, ...] = field(default=())
 
     def keys(self, view: int = 0) -> UInt64:
         """Keys of the samples, uint64 [b]."""

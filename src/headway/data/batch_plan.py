@@ -26,7 +26,7 @@ class BatchGrowthRecipe(Part):
     factor: int = Field(ge=2)
     """What the batch is multiplied by at each milestone: 10 for a learning rate that would fall to a tenth."""
 
-    def largest(self, batch: int) -> int:
+    def compute_largest_batch(self, batch: int) -> int:
         """The batch after the last milestone."""
         return int(batch * self.factor ** len(self.milestones_epochs))
 
@@ -70,7 +70,7 @@ class BatchPlan:
         return " then ".join(map(str, self._sizes))
 
     @property
-    def largest(self) -> int:
+    def largest_batch(self) -> int:
         """Samples of the largest step."""
         return self._sizes[-1]
 
@@ -79,16 +79,16 @@ class BatchPlan:
         """Whether there are steps of several sizes."""
         return len(self._sizes) > 1
 
-    def batch_at(self, position: int) -> int:
+    def get_batch_size(self, position: int) -> int:
         """Samples of the step that begins at a position."""
         return self._sizes[bisect_right(self._starts, position) - 1]
 
-    def position_of(self, step: int) -> int:
+    def find_position(self, step: int) -> int:
         """Where the step begins before which there are so many."""
         phase = bisect_right(self._before, step) - 1
         return self._starts[phase] + (step - self._before[phase]) * self._sizes[phase]
 
-    def steps_between(self, start: int, stop: int) -> int:
+    def count_steps(self, start: int, stop: int) -> int:
         """Number of steps from a position on, until all below `stop` are served."""
         steps, position = 0, start
         for size, end in zip(self._sizes, (*self._starts[1:], stop), strict=True):
@@ -97,12 +97,12 @@ class BatchPlan:
                 position += more * size
         return steps
 
-    def nearest(self, positions: float) -> int:
+    def round_to_steps(self, positions: float) -> int:
         """The number of steps, at least 1, that comes nearest to so many positions."""
         phase = bisect_right(self._starts, positions) - 1
         return max(1, self._before[phase] + round((positions - self._starts[phase]) / self._sizes[phase]))
 
-    def slots(self, positions: Int64) -> tuple[Int64, Int64]:
+    def locate_slots(self, positions: Int64) -> tuple[Int64, Int64]:
         """(slot in its step, samples of that step) of each position; int64 arrays of the shape of `positions`."""
         phase = np.searchsorted(self.starts, positions, side="right") - 1
         sizes = self.sizes[phase]

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
 from headway.core.keys import GOLDEN, MASK, UInt64, integers, mix, uniform, words
-from headway.data.streams import STREAM_CROP, STREAM_CROP_PLACE, STREAM_DOWN, STREAM_FLIP, STREAM_RIGHT
+from headway.data.random_streams import STREAM_CROP, STREAM_CROP_PLACE, STREAM_DOWN, STREAM_FLIP, STREAM_RIGHT
 
 Float64 = NDArray[np.float64]
 Sides = NDArray[np.uint32]
@@ -26,7 +26,7 @@ MOST_ATTEMPTS = 99
 _S32, _LOW32 = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
-def center_boxes(width: Sides, height: Sides, out_hw: tuple[int, int]) -> NDArray[np.float32]:
+def compute_center_boxes(width: Sides, height: Sides, out_hw: tuple[int, int]) -> NDArray[np.float32]:
     """The largest centred box with the output's aspect ratio; float32 [n, 4] (left, top, width, height)."""
     w, h = width.astype(np.float64), height.astype(np.float64)
     ratio = out_hw[1] / out_hw[0]
@@ -34,7 +34,7 @@ def center_boxes(width: Sides, height: Sides, out_hw: tuple[int, int]) -> NDArra
     return np.stack([(w - box_w) / 2, (h - box_h) / 2, box_w, box_h], axis=1).astype(np.float32)
 
 
-def random_resized_boxes(
+def draw_random_resized_boxes(
     keys: UInt64,
     width: Sides,
     height: Sides,
@@ -64,9 +64,9 @@ def random_resized_boxes(
     Source: Szegedy et al. 2015, "Going deeper with convolutions" (arXiv 1409.4842), section 6.
     """
     w, h = width.astype(np.float64), height.astype(np.float64)
-    box_w, box_h, fitted = first_fitting(keys, STREAM_CROP, w, h, scale, ratio, attempts, _inside)
+    box_w, box_h, fitted = draw_first_fitting(keys, STREAM_CROP, w, h, scale, ratio, attempts, _fits_inside)
     word = words(keys, STREAM_CROP_PLACE)
-    left, top = place(word >> _S32, w - box_w), place(word & _LOW32, h - box_h)
+    left, top = draw_offsets(word >> _S32, w - box_w), draw_offsets(word & _LOW32, h - box_h)
     if not fitted.all():
         rest = np.flatnonzero(~fitted)
         box_w[rest] = np.maximum(1, np.minimum(w[rest], np.rint(h[rest] * ratio[1])))
@@ -77,11 +77,11 @@ def random_resized_boxes(
     return out
 
 
-def _inside(box_w: Float64, box_h: Float64, width: Float64, height: Float64) -> NDArray[np.bool_]:
+def _fits_inside(box_w: Float64, box_h: Float64, width: Float64, height: Float64) -> NDArray[np.bool_]:
     return (box_w <= width) & (box_h <= height) & (np.minimum(box_w, box_h) > 0)
 
 
-def first_fitting(
+def draw_first_fitting(
     keys: UInt64,
     stream: int,
     width: Float64,
@@ -121,12 +121,12 @@ def first_fitting(
     return box_w, box_h, fitted
 
 
-def place(half: UInt64, room: Float64) -> Float64:
+def draw_offsets(half: UInt64, room: Float64) -> Float64:
     """Uniform whole numbers in [0, room] of 32 random bits each; 0 where there is no room."""
     return np.floor(half * (2.0**-32 * (np.maximum(room, 0) + 1)))
 
 
-def flips(
+def draw_flips(
     keys: UInt64, epochs: NDArray[np.int64] | None = None, mode: Literal["random", "alternating"] = "random"
 ) -> NDArray[np.bool_]:
     """Which samples are mirrored, left to right.
@@ -154,7 +154,7 @@ def flips(
     return mirrored
 
 
-def shifts(keys: UInt64, translate: int) -> NDArray[np.int64]:
+def draw_shifts(keys: UInt64, translate: int) -> NDArray[np.int64]:
     """How far each sample's window moves, int64 [k, 2] (down, right), each uniform in [-translate, translate]."""
     low, high = -translate, translate + 1
     return np.stack([integers(keys, STREAM_DOWN, low, high), integers(keys, STREAM_RIGHT, low, high)], axis=1)

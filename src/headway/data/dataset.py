@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from headway.core.errors import DataError, UsageError
 from headway.data import native
 from headway.data.columns import AGAIN, COLUMNS_FILE, PACK_FORMATS, Description, Shard, load_columns, name_of
+from headway.data.data_recipe import VerifyMode
 from headway.data.formats import recordio, trailer
 from headway.data.mapping import addresses_of, check
-from headway.data.options import Verify
 from headway.data.records import Records
 from headway.data.shards import LooseFiles, MappedShards, PreadShards, Source, on_network
 
@@ -65,7 +65,7 @@ class Dataset:
             self.source = source
         elif description.format == "folder":
             self.source = LooseFiles(folder, columns)
-        elif mapped is False or (mapped is None and (on_network(folder) or not native.available())):
+        elif mapped is False or (mapped is None and (on_network(folder) or not native.is_available())):
             self.source = PreadShards(folder, description.shards, columns)
         else:
             self.source = MappedShards(folder, description.shards, columns)
@@ -116,7 +116,7 @@ class Dataset:
         """Raises DataError where the columns file was cut while it was in use, so that what was read may be zeros."""
         check(self._addresses)
 
-    def unchecked(self, ids: NDArray[np.int64], verify: Verify = "first") -> NDArray[np.bool_]:
+    def unchecked(self, ids: NDArray[np.int64], verify: VerifyMode = "first") -> NDArray[np.bool_]:
         """Which records' checksums are to be looked at; shape [k].
 
         `first` looks at a record until this data set has once found it good (`checked`): libjpeg notices only one in

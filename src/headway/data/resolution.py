@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from headway.core.errors import UsageError
 from headway.core.recipe import Part
 
-MOST_SIZES = 8
+MAX_LISTED_SIZES = 8
 """That are said; of more, the first and the last."""
 
 
@@ -33,7 +33,7 @@ class ProgressiveRecipe(Part):
     library meet for the first time once."""
 
     @model_validator(mode="after")
-    def _rises(self) -> ProgressiveRecipe:
+    def _check_range(self) -> ProgressiveRecipe:
         if self.until_epoch <= self.from_epoch:
             raise ValueError(
                 f"the size would grow from epoch {self.from_epoch:g} until {self.until_epoch:g}: "
@@ -42,7 +42,7 @@ class ProgressiveRecipe(Part):
         return self
 
 
-def size_at(recipe: ProgressiveRecipe, full: tuple[int, int], epoch: float) -> tuple[int, int]:
+def compute_size(recipe: ProgressiveRecipe, full: tuple[int, int], epoch: float) -> tuple[int, int]:
     """Size (height, width) of the training images of a step.
 
     Args:
@@ -69,19 +69,23 @@ def size_at(recipe: ProgressiveRecipe, full: tuple[int, int], epoch: float) -> t
     return height, width
 
 
-def sizes(recipe: ProgressiveRecipe, full: tuple[int, int], epochs: float) -> list[tuple[int, tuple[int, int]]]:
+def list_sizes(recipe: ProgressiveRecipe, full: tuple[int, int], epochs: float) -> list[tuple[int, tuple[int, int]]]:
     """(epoch, size) of each size that a run of so many epochs meets, from where on it does."""
     out: list[tuple[int, tuple[int, int]]] = []
     for epoch in range(math.ceil(epochs)):
-        size = size_at(recipe, full, epoch)
+        size = compute_size(recipe, full, epoch)
         if not out or out[-1][1] != size:
             out.append((epoch, size))
     return out
 
 
-def told(found: Sequence[tuple[int, tuple[int, int]]]) -> str:
+def describe_sizes(found: Sequence[tuple[int, tuple[int, int]]]) -> str:
     """Such sizes as a sentence."""
     each = [f"{height}x{width} from epoch {epoch}" for epoch, (height, width) in found]
-    if len(each) > MOST_SIZES:
-        each = [*each[: MOST_SIZES // 2], f"{len(each) - MOST_SIZES} more", *each[-(MOST_SIZES // 2) :]]
+    if len(each) > MAX_LISTED_SIZES:
+        each = [
+            *each[: MAX_LISTED_SIZES // 2],
+            f"{len(each) - MAX_LISTED_SIZES} more",
+            *each[-(MAX_LISTED_SIZES // 2) :],
+        ]
     return f"Training images are {', '.join(each)}."

@@ -105,9 +105,9 @@ def _measure(data: Dataset, columns: dict[str, NDArray[Any]], found: Found, prog
 
 
 def _header(record: memoryview) -> _Header | None:
-    if record[:3] == _JPEG and native.available():
+    if record[:3] == _JPEG and native.is_available():
         try:
-            info = native.probe(record)
+            info = native.read_jpeg_header(record)
             return _Header(info.width, info.height, info.components == 1)
         except DataError:
             return None

@@ -9,11 +9,11 @@ import torch
 
 from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
-from headway.data.options import SyntheticRecipe
-from headway.data.order import share
+from headway.data.data_recipe import SyntheticRecipe
+from headway.data.order import get_rank_slots
 
 
-class Synthetic:
+class SyntheticLoader:
     """Endless batches of the same random images and labels, made once; the labels can be learnt by heart only.
 
     Args:
@@ -38,18 +38,18 @@ class Synthetic:
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         plan = batch if isinstance(batch, BatchPlan) else BatchPlan(batch)
-        shape = (plan.largest, *recipe.size, recipe.channels)
+        shape = (plan.largest_batch, *recipe.size, recipe.channels)
         self._images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-        self._labels = torch.randint(0, recipe.classes, (plan.largest,), generator=generator)
+        self._labels = torch.randint(0, recipe.classes, (plan.largest_batch,), generator=generator)
         self._samples, self._plan, self._seed, self._start = recipe.samples, plan, seed, start
         self._device, self._place = device, (rank, world)
 
     def __iter__(self) -> Iterator[Batch]:
         position, size = self._start, 0
         while True:
-            if (found := self._plan.batch_at(position)) != size:
+            if (found := self._plan.get_batch_size(position)) != size:
                 size = found
-                low, high = share(size, *self._place)
+                low, high = get_rank_slots(size, *self._place)
                 images, labels = self._images[low:high].to(self._device), self._labels[low:high].to(self._device)
                 first, zeros = np.arange(low, high), np.zeros(high - low, np.int64)
             positions = first + position

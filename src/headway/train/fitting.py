@@ -109,7 +109,7 @@ def expect_scalars(scalars: Mapping[str, Any], where: str) -> None:
 
 def expect_position(position: int, step: int, plan: BatchPlan, where: str) -> None:
     """Raises CheckpointError: the step of a checkpoint does not begin at its position."""
-    if (begins := plan.position_of(step)) != position:
+    if (begins := plan.find_position(step)) != position:
         what = f"it stands at sample {position:,}, and step {step:,} of this recipe begins at {begins:,}"
         raise CheckpointError(what, where=where, fix="Put batch back to what the run began with.")
 

@@ -16,14 +16,14 @@ from headway.core.recipe import written
 from headway.core.recipe_yaml import parse
 from headway.core.run import Run
 from headway.data.dataset import Dataset
-from headway.data.reference import picture
+from headway.data.reference import read_image
 from headway.observe import stragglers
 from headway.page import panel
 from headway.page import report as page
 from headway.page.panel import Panel
 from headway.train import anatomy, observed, utilised
 from headway.train.evaluate import Evaluation
-from headway.train.inputs import PLACES, decoding
+from headway.train.inputs import TIER_PHRASES, describe_decoding
 from headway.train.log import BESIDES_METRICS
 from headway.train.progress import duration
 
@@ -248,7 +248,8 @@ def _input(summary: dict[str, Any]) -> list[Panel]:
     threads, cores = found["threads"], found.get("cores")
     name, _, reason = found["tier"].partition(", ")
     note = (
-        f"{decoding(found['backend'], threads, cores)} Training data {PLACES.get(name, name)}: {reason}. "
+        f"{describe_decoding(found['backend'], threads, cores)} "
+        f"Training data {TIER_PHRASES.get(name, name)}: {reason}. "
         f"When a batch was asked for, {found['occupancy']:.1f} of {found['ahead']} were ready in the mean. "
         f"Read: {found['record_bytes'] / 1e6:,.1f} MB."
     )
@@ -320,7 +321,7 @@ def _caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
 
 
 def _thumbnail(dataset: Dataset, sample: int) -> str:
-    image = picture(dataset, sample)
+    image = read_image(dataset, sample)
     if max(image.size) > THUMBNAIL:
         image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)
     out = io.BytesIO()

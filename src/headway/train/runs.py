@@ -24,13 +24,13 @@ from headway.core.recipe import Loaded, load
 from headway.core.run import Run, provenance
 from headway.core.signals import answered
 from headway.core.statistics import student_t
-from headway.data.decode import chosen
+from headway.data.decode import resolve_backend
 from headway.model import weights
 from headway.train import panels
 from headway.train.checkpoint import Checkpoints
 from headway.train.elastic import Ranks
 from headway.train.evaluate import evaluate as evaluate_set
-from headway.train.inputs import Say, open_relative
+from headway.train.inputs import Say, open_dataset
 from headway.train.live import beside
 from headway.train.past import OF_THE_MACHINE
 from headway.train.progress import show
@@ -393,7 +393,7 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
     if data is None and setup.recipe.data.eval is None:
         raise UsageError("this run has no evaluation set", where=str(folder), fix="Name a packed one with --data.")
     base, uri = (Path(), data) if data is not None else (setup.loaded.base, str(setup.recipe.data.eval))
-    with closing(setup.inputs), closing(open_relative(base, uri, say)) as held_out:
+    with closing(setup.inputs), closing(open_dataset(base, uri, say)) as held_out:
         check_labels(setup.target, held_out)
         evaluation = evaluate_set(setup, held_out)
         result = {**evaluation.metrics, "samples": float(len(evaluation.samples))}
@@ -425,7 +425,7 @@ def trained(run: Run, *, say: Say, wide: bool = False) -> Setup:
         loaded = loaded.resolve_all({key: (value, "no GPU here") for key, value in instead.items()})
     if wide:
         loaded = loaded.resolve_all({key: (value, "measured in float32") for key, value in WIDE.items()})
-    if loaded.recipe.data.decoder == "native" and chosen() != "native":
+    if loaded.recipe.data.decoder == "native" and resolve_backend() != "native":
         say("The native core is not here: Pillow decodes. It is slower, and pixels differ by 1 at most.")
         reason = "the native core is not here"
         loaded = loaded.resolve("data.pin", False, reason).resolve("data.decoder", "pillow", reason)

@@ -14,27 +14,27 @@ from headway.data.crops import Float64
 from headway.data.upload import to_device
 
 
-def brightness(images: torch.Tensor, factors: Float64) -> torch.Tensor:
+def adjust_brightness(images: torch.Tensor, factors: Float64) -> torch.Tensor:
     """images [b, H, W, C], factors [b]; 0 is black."""
-    own, _ = _weights(factors, images)
+    own, _ = _make_weights(factors, images)
     return _to_pixels(images * own, images.dtype)
 
 
-def contrast(images: torch.Tensor, factors: Float64) -> torch.Tensor:
+def adjust_contrast(images: torch.Tensor, factors: Float64) -> torch.Tensor:
     """images [b, H, W, C], factors [b]; 0 is the mean of the gray image everywhere."""
-    plain = gray(images)
+    plain = convert_to_gray(images)
     pixels = plain.shape[1] * plain.shape[2]
     exact = torch.int64 if images.dtype == torch.uint8 else torch.float32  # a float sum would depend on the device
     mean = plain.sum(dim=(1, 2, 3), keepdim=True, dtype=exact).float() / pixels
     return _blend(images, mean, factors)
 
 
-def saturation(images: torch.Tensor, factors: Float64) -> torch.Tensor:
+def adjust_saturation(images: torch.Tensor, factors: Float64) -> torch.Tensor:
     """images [b, H, W, C], factors [b]; 0 is gray. Gray images stay as they are."""
-    return images.clone() if images.shape[3] == 1 else _blend(images, gray(images), factors)
+    return images.clone() if images.shape[3] == 1 else _blend(images, convert_to_gray(images), factors)
 
 
-def sharpness(images: torch.Tensor, factors: Float64) -> torch.Tensor:
+def adjust_sharpness(images: torch.Tensor, factors: Float64) -> torch.Tensor:
     """images [b, H, W, C], factors [b]; 0 is smooth, above 1 sharper. Pixels at the border stay as they are.
 
     An image of fewer than 3 rows or columns is all border.
@@ -46,14 +46,14 @@ def sharpness(images: torch.Tensor, factors: Float64) -> torch.Tensor:
     rows = wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]
     total = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:] + 4 * wide[:, 1:-1, 1:-1]
     smooth = total / 13  # neighbours count 1, the pixel itself 5
-    own, rest = _weights(factors, images)
+    own, rest = _make_weights(factors, images)
     inner = images[:, 1:-1, 1:-1] * own + (smooth.round() if whole else smooth) * rest
     out = images.clone()
     out[:, 1:-1, 1:-1] = _to_pixels(inner, images.dtype)
     return out
 
 
-def gray(images: torch.Tensor) -> torch.Tensor:
+def convert_to_gray(images: torch.Tensor) -> torch.Tensor:
     """0.2989 R + 0.587 G + 0.114 B of images [b, H, W, 3], as [b, H, W, 1]; of bytes, the fraction is dropped.
 
     Images of one channel come back as they are.
@@ -68,12 +68,12 @@ def gray(images: torch.Tensor) -> torch.Tensor:
 
 
 def _blend(images: torch.Tensor, other: torch.Tensor, factors: Float64) -> torch.Tensor:
-    own, rest = _weights(factors, images)
+    own, rest = _make_weights(factors, images)
     # Products and sum are separate operations: a GPU would contract a fused one, and round otherwise than a CPU.
     return _to_pixels((images * own).add_(other * rest), images.dtype)
 
 
-def _weights(factors: NDArray[np.float64], images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _make_weights(factors: NDArray[np.float64], images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """(f, 1 - f) as float32 [b, 1, 1, 1] each, on the images' device."""
     both = np.stack([factors, 1.0 - factors], axis=1).astype(np.float32)
     own, rest = to_device(both, images.device)[:, :, None, None, None].unbind(1)

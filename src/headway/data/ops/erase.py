@@ -6,8 +6,8 @@ import torch
 
 from headway.core.errors import UsageError
 from headway.core.keys import GOLDEN, UInt64, words
-from headway.data.draws import Boxes
-from headway.data.streams import STREAM_ERASE_NOISE
+from headway.data.augment_draws import Boxes
+from headway.data.random_streams import STREAM_ERASE_NOISE
 from headway.data.upload import to_device
 
 MOST_CHANNELS = 4
@@ -23,11 +23,11 @@ def erase(images: torch.Tensor, boxes: Boxes, fill: torch.Tensor) -> torch.Tenso
     """
     b, height, width, channels = images.shape
     rows = fill.repeat(width) if fill.ndim == 1 else fill.reshape(b, height, width * channels)
-    filled = torch.where(inside(images, boxes), rows, images.reshape(b, height, width * channels))
+    filled = torch.where(mark_inside(images, boxes), rows, images.reshape(b, height, width * channels))
     return filled.view(images.shape)
 
 
-def inside(images: torch.Tensor, boxes: Boxes) -> torch.Tensor:
+def mark_inside(images: torch.Tensor, boxes: Boxes) -> torch.Tensor:
     """Whether each number lies in its sample's box: bool [b, H, W * C].
 
     Pixels and channels are one dimension: a mask that is spread over 3 channels takes three times as long on a CPU.
@@ -40,7 +40,7 @@ def inside(images: torch.Tensor, boxes: Boxes) -> torch.Tensor:
     return rows[:, :, None] & columns[:, None, :]
 
 
-def noise(images: torch.Tensor, keys: UInt64) -> torch.Tensor:
+def make_noise(images: torch.Tensor, keys: UInt64) -> torch.Tensor:
     """Independent uniform bytes of the shape, type and device of `images`, from the samples' keys (uint64 [b]).
 
     A word for each pixel: a 32-bit mixing function (two multiplications, three shifts) of the pixel's number and the
@@ -54,17 +54,17 @@ def noise(images: torch.Tensor, keys: UInt64) -> torch.Tensor:
         raise UsageError(f"random bytes for images of {channels} channels", fix="Fill with the mean or a number.")
     seed = to_device((words(keys, STREAM_ERASE_NOISE) >> 32).astype("uint32").view("int32"), images.device)
     pixel = torch.arange(height * width, dtype=torch.int32, device=images.device)
-    word = pixel * _signed(GOLDEN >> 32 | 1) + seed[:, None]
+    word = pixel * _to_signed(GOLDEN >> 32 | 1) + seed[:, None]
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        word = (word ^ _shifted(word, shift)) * _signed(factor)
-    word = word ^ _shifted(word, 16)
+        word = (word ^ _shift_right(word, shift)) * _to_signed(factor)
+    word = word ^ _shift_right(word, 16)
     return word.view(torch.uint8).view(-1, height, width, 4)[..., :channels].to(images.dtype)
 
 
-def _shifted(word: torch.Tensor, by: int) -> torch.Tensor:
+def _shift_right(word: torch.Tensor, by: int) -> torch.Tensor:
     """A shift to the right that brings in zeros; torch's brings in the sign."""
     return (word >> by) & ((1 << (32 - by)) - 1)
 
 
-def _signed(word: int) -> int:
+def _to_signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word

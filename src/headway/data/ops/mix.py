@@ -6,13 +6,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headway.data.augment_draws import Boxes
 from headway.data.crops import Float64
-from headway.data.draws import Boxes
 from headway.data.ops.erase import erase
 from headway.data.upload import to_device
 
 
-def mixup(images: torch.Tensor, others: torch.Tensor, kept: Float64) -> torch.Tensor:
+def apply_mixup(images: torch.Tensor, others: torch.Tensor, kept: Float64) -> torch.Tensor:
     """kept x image + (1 - kept) x other, as float32.
 
     Args:
@@ -25,7 +25,7 @@ def mixup(images: torch.Tensor, others: torch.Tensor, kept: Float64) -> torch.Te
     return torch.lerp(images.float(), others.float(), taken.view(-1, *[1] * (images.ndim - 1)))
 
 
-def cutmix(images: torch.Tensor, others: torch.Tensor, boxes: Boxes) -> torch.Tensor:
+def apply_cutmix(images: torch.Tensor, others: torch.Tensor, boxes: Boxes) -> torch.Tensor:
     """A box of each sample comes from the other image; boxes int32 [b, 4] (left, top, width, height).
 
     Source: Yun et al. 2019, "CutMix" (arXiv 1905.04899).
@@ -33,7 +33,7 @@ def cutmix(images: torch.Tensor, others: torch.Tensor, boxes: Boxes) -> torch.Te
     return erase(images, boxes, others)
 
 
-def soft_labels(labels: torch.Tensor, partner: NDArray[np.int64], kept: Float64, num_classes: int) -> torch.Tensor:
+def mix_labels(labels: torch.Tensor, partner: NDArray[np.int64], kept: Float64, num_classes: int) -> torch.Tensor:
     """Shares of the classes, float32 [b, num_classes]: `kept` of the own, the rest of the partner's.
 
     Args:

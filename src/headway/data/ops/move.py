@@ -19,8 +19,8 @@ def flip_and_translate(
 
     Args:
         images: [b, H, W, C], any type.
-        flips: bool [b], which are mirrored: `headway.data.crops.flips`. None: none.
-        shifts: int [b, 2] (down, right), each below H and W in size: `headway.data.crops.shifts`. None: none.
+        flips: bool [b], which are mirrored: `headway.data.crops.draw_flips`. None: none.
+        shifts: int [b, 2] (down, right), each below H and W in size: `headway.data.crops.draw_shifts`. None: none.
 
     Returns:
         a new tensor of the shape and type of `images`.
@@ -38,8 +38,8 @@ def flip_and_translate(
         if largest >= min(height, width):
             raise UsageError(f"images of {height} x {width} pixels cannot be moved by {largest}", fix="Set less.")
     flip, down, right = to_device(drawn, images.device).unsqueeze(2).unbind(1)
-    row = _reflect(_count(height, images) + down, height)
-    column = _reflect(_count(width, images) + right, width)
+    row = _reflect(_make_range(height, images) + down, height)
+    column = _reflect(_make_range(width, images) + right, width)
     column = torch.where(flip.bool(), width - 1 - column, column)
     return _gather(images, row[:, :, None] * width + column[:, None, :])
 
@@ -60,7 +60,7 @@ def warp(images: torch.Tensor, matrices: NDArray[np.float64], fill: torch.Tensor
     a, b, c, d, e, f = matrices.T
     fixed = np.stack([a, b, c + (a + b) / 2, d, e, f + (d + e) / 2], axis=1) * 65536
     a, b, c, d, e, f = to_device(np.floor(fixed + 0.5).astype(np.int32), images.device)[:, :, None, None].unbind(1)
-    x, y = _count(width, images), _count(height, images)[:, None]
+    x, y = _make_range(width, images), _make_range(height, images)[:, None]
     column, row = (a * x + (b * y + c)) >> 16, (d * x + (e * y + f)) >> 16
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     return _gather(images, torch.where(inside, row * width + column, -1), fill)
@@ -79,7 +79,7 @@ def _gather(images: torch.Tensor, pixel: torch.Tensor, fill: torch.Tensor | None
     return source.index_select(0, place.reshape(-1)).view(images.shape)
 
 
-def _count(size: int, like: torch.Tensor) -> torch.Tensor:
+def _make_range(size: int, like: torch.Tensor) -> torch.Tensor:
     return torch.arange(size, dtype=torch.int32, device=like.device)
 
 

@@ -15,13 +15,13 @@ from headway.data.upload import to_device
 def posterize(images: torch.Tensor, bits: NDArray[np.int64]) -> torch.Tensor:
     """Keeps the highest `bits` (0 to 8, [b]) of each byte."""
     mask = (256 - (1 << (8 - bits))).astype(np.uint8)
-    return images & _each(mask, images)
+    return images & _upload_per_sample(mask, images)
 
 
 def solarize(images: torch.Tensor, thresholds: NDArray[np.float64]) -> torch.Tensor:
     """Inverts the bytes that are not below a threshold (0 to 255, [b])."""
     lowest = np.ceil(thresholds).astype(np.uint8)
-    return torch.where(images >= _each(lowest, images), 255 - images, images)
+    return torch.where(images >= _upload_per_sample(lowest, images), 255 - images, images)
 
 
 def autocontrast(images: torch.Tensor) -> torch.Tensor:
@@ -52,5 +52,5 @@ def _look_up(images: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
     return tables.gather(1, images.reshape(b, height * width, channels).long()).view(images.shape)
 
 
-def _each(values: NDArray[np.uint8], images: torch.Tensor) -> torch.Tensor:
+def _upload_per_sample(values: NDArray[np.uint8], images: torch.Tensor) -> torch.Tensor:
     return to_device(values, images.device)[:, None, None, None]

@@ -14,10 +14,10 @@ from headway.core.cores import local_ranks
 from headway.core.errors import UsageError, nearest
 from headway.core.memory import free_memory_bytes
 from headway.data.columns import FLAG_RAW
+from headway.data.data_recipe import CacheMode
 from headway.data.dataset import Dataset
-from headway.data.decode import Backend, decoder
+from headway.data.decode import Backend, build_decoder
 from headway.data.formats.unpack import cache_folder
-from headway.data.options import Cache
 from headway.data.shards import MappedShards, on_network
 from headway.data.tiers.device import DeviceTier
 from headway.data.tiers.disk import DiskTier
@@ -38,7 +38,7 @@ LIMIT = 0.8
 
 def choose(
     dataset: Dataset,
-    cache: Cache = "auto",
+    cache: CacheMode = "auto",
     *,
     device: torch.device | str = "cpu",
     threads: int | None = None,
@@ -65,8 +65,10 @@ def choose(
         UsageError: what is asked cannot be; the sentence says what can.
         DataError: a remote address cannot be read.
     """
-    if cache not in get_args(Cache):
-        raise UsageError(f"{cache!r} is no place for a cache", where="data.cache", fix=nearest(cache, get_args(Cache)))
+    if cache not in get_args(CacheMode):
+        raise UsageError(
+            f"{cache!r} is no place for a cache", where="data.cache", fix=nearest(cache, get_args(CacheMode))
+        )
     near = Near(dataset, str(device), Path(folder or cache_folder()), budget_bytes)
     place = near.auto() if cache == "auto" else near.asked(cache)
     if place.name == "none" or place.name == "disk":
@@ -75,7 +77,7 @@ def choose(
     try:
         if not place.decoded:
             return MemoryTier.copied(dataset, source, why=place.why, progress=progress)
-        with contextlib.closing(decoder(threads, backend)) as decode:
+        with contextlib.closing(build_decoder(threads, backend)) as decode:
             if place.name == "memory":
                 return MemoryTier.decoded(dataset, source, decode, why=place.why, progress=progress)
             return DeviceTier(dataset, source, decode, device, why=place.why, progress=progress)
@@ -131,7 +133,7 @@ class Near:
             return _Place("none", "local files are mapped, and the page cache keeps them")
         return _Place("none", "its files are read as they are needed")
 
-    def asked(self, cache: Cache) -> _Place:
+    def asked(self, cache: CacheMode) -> _Place:
         """Returns the place that the recipe asks for. Raises UsageError: the set does not fit there."""
         if cache == "none":
             return _Place("none", "remote records are kept until they are read") if self._remote else self.bare()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from headway.data.reference import Stats as CoreStats
+from headway.data.reference import DecodeStats as CoreStats
 
 STAGES = ("order", "read", "decode", "labels")
 """Of the loader's thread, in order: which samples and what of them; where their bytes lie (or fetching them); pixels;
@@ -27,8 +27,8 @@ class LoaderStats:
     wait_s: float
     """Of these seconds the consumer waited so long for batches."""
     occupancy: float
-    """Batches that were ready when one was asked for, in the mean; at most `ahead`."""
-    ahead: int
+    """Batches that were ready when one was asked for, in the mean; at most `prefetch_batches`."""
+    prefetch_batches: int
     stage_s: dict[str, float]
     """Seconds of the loader's thread by stage; see STAGES."""
     stage_images: int
@@ -68,7 +68,7 @@ class LoaderStats:
         stages = ", ".join(f"{name} {rate:,.0f}" for name, rate in self.stage_images_s.items())
         return (
             f"{self.images:,} images, {self.images_s:,.0f} images/s, waiting {self.waiting_share:.1%} of the time, "
-            f"{self.occupancy:.1f} of {self.ahead} batches ready; each stage alone: {stages} images/s; "
+            f"{self.occupancy:.1f} of {self.prefetch_batches} batches ready; each stage alone: {stages} images/s; "
             f"{self.backend} decoder, {self.threads} thread{'s'[: self.threads > 1]}; {self.tier}"
         )
 
@@ -81,7 +81,7 @@ class LoaderStats:
 
 @final
 @dataclass(slots=True)
-class Tally:
+class LoaderTally:
     """What the threads of a Loader add to; the producer writes the first part, the consumer the second."""
 
     stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from headway.core.errors import UsageError
 from headway.core.keys import UInt64, integers, words
 from headway.data.crops import Float64
-from headway.data.ops.colour import brightness, contrast, saturation, sharpness
+from headway.data.ops.colour import adjust_brightness, adjust_contrast, adjust_saturation, adjust_sharpness
 from headway.data.ops.move import warp
 from headway.data.ops.tone import autocontrast, equalize, posterize, solarize
-from headway.data.streams import STREAM_LEVEL, STREAM_OPERATION, STREAM_SIGN
+from headway.data.random_streams import STREAM_LEVEL, STREAM_OPERATION, STREAM_SIGN
 from headway.data.upload import to_device
 
 Int64 = NDArray[np.int64]
@@ -34,10 +34,10 @@ LEVELS = 31
 """TrivialAugment draws one of these; RandAugment's `m` is one."""
 
 _APPLY: dict[str, Callable[[torch.Tensor, Float64], torch.Tensor]] = {
-    "brightness": lambda images, strength: brightness(images, 1 + strength),
-    "color": lambda images, strength: saturation(images, 1 + strength),
-    "contrast": lambda images, strength: contrast(images, 1 + strength),
-    "sharpness": lambda images, strength: sharpness(images, 1 + strength),
+    "brightness": lambda images, strength: adjust_brightness(images, 1 + strength),
+    "color": lambda images, strength: adjust_saturation(images, 1 + strength),
+    "contrast": lambda images, strength: adjust_contrast(images, 1 + strength),
+    "sharpness": lambda images, strength: adjust_sharpness(images, 1 + strength),
     "posterize": lambda images, strength: posterize(images, strength.astype(np.int64)),
     "solarize": solarize,
     "autocontrast": lambda images, _: autocontrast(images),
@@ -45,7 +45,7 @@ _APPLY: dict[str, Callable[[torch.Tensor, Float64], torch.Tensor]] = {
 }
 
 
-def rand_augment(keys: UInt64, size: tuple[int, int], *, n: int = 2, m: int = 9) -> tuple[Int64, Float64]:
+def draw_rand_augment(keys: UInt64, size: tuple[int, int], *, n: int = 2, m: int = 9) -> tuple[Int64, Float64]:
     """Draws `n` operations a sample, each of level `m` of 0 to 30.
 
     Args:
@@ -63,15 +63,15 @@ def rand_augment(keys: UInt64, size: tuple[int, int], *, n: int = 2, m: int = 9)
     """
     if not 1 <= n <= 99 or not 0 <= m < LEVELS:
         raise UsageError(f"{n} operations of level {m}", fix=f"Give 1 to 99 of level 0 to {LEVELS - 1}.")
-    return _draw(keys, n, np.full((len(keys), n), m), _strengths("rand", size))
+    return _draw(keys, n, np.full((len(keys), n), m), _make_strength_table("rand", size))
 
 
-def trivial_augment(keys: UInt64, size: tuple[int, int]) -> tuple[Int64, Float64]:
+def draw_trivial_augment(keys: UInt64, size: tuple[int, int]) -> tuple[Int64, Float64]:
     """Draws one operation a sample and its level; what it gives is as `rand_augment` gives it, with n = 1.
 
     Source: Müller and Hutter 2021, "TrivialAugment" (arXiv 2103.10158), the wide space.
     """
-    return _draw(keys, 1, integers(keys, STREAM_LEVEL, 0, LEVELS)[:, None], _strengths("trivial", size))
+    return _draw(keys, 1, integers(keys, STREAM_LEVEL, 0, LEVELS)[:, None], _make_strength_table("trivial", size))
 
 
 def _draw(keys: UInt64, n: int, levels: Int64, strengths: Float64) -> tuple[Int64, Float64]:
@@ -83,7 +83,7 @@ def _draw(keys: UInt64, n: int, levels: Int64, strengths: Float64) -> tuple[Int6
 
 
 @lru_cache(maxsize=64)  # a size for each step of a progressive resolution
-def _strengths(name: Literal["rand", "trivial"], size: tuple[int, int]) -> Float64:
+def _make_strength_table(name: Literal["rand", "trivial"], size: tuple[int, int]) -> Float64:
     """Strength of each operation (row) at each level (column)."""
     wide = name == "trivial"
     height, width = size
@@ -103,7 +103,7 @@ def _strengths(name: Literal["rand", "trivial"], size: tuple[int, int]) -> Float
     return table
 
 
-def apply(images: torch.Tensor, operations: Int64, strengths: Float64, fill: torch.Tensor) -> torch.Tensor:
+def apply_operations(images: torch.Tensor, operations: Int64, strengths: Float64, fill: torch.Tensor) -> torch.Tensor:
     """Applies what was drawn, one round of operations after the other.
 
     Args:
@@ -120,11 +120,11 @@ def apply(images: torch.Tensor, operations: Int64, strengths: Float64, fill: tor
     if images.dtype != torch.uint8:
         raise UsageError(f"operations on images of {images.dtype}", fix="Apply them before normalisation, to uint8.")
     for operation, strength in zip(operations.T, strengths.T, strict=True):
-        images = _round(images, operation, strength, fill)
+        images = _apply_round(images, operation, strength, fill)
     return images
 
 
-def _round(images: torch.Tensor, operation: Int64, strength: Float64, fill: torch.Tensor) -> torch.Tensor:
+def _apply_round(images: torch.Tensor, operation: Int64, strength: Float64, fill: torch.Tensor) -> torch.Tensor:
     out = images.clone()
     moved = (operation > 0) & (operation <= len(MOVES))
     groups = [("move", moved), *((name, operation == OPERATIONS.index(name)) for name in _APPLY)]
@@ -135,14 +135,14 @@ def _round(images: torch.Tensor, operation: Int64, strength: Float64, fill: torc
         places = to_device(members, images.device)
         some, drawn = images.index_select(0, places), strength[members]
         if name == "move":
-            some = warp(some, matrices(operation[members], drawn, images.shape[1:3]), fill)
+            some = warp(some, make_affine_matrices(operation[members], drawn, images.shape[1:3]), fill)
         else:
             some = _APPLY[name](some, drawn)
         out.index_copy_(0, places, some)
     return out
 
 
-def matrices(operation: Int64, strength: Float64, size: tuple[int, int] | torch.Size) -> Float64:
+def make_affine_matrices(operation: Int64, strength: Float64, size: tuple[int, int] | torch.Size) -> Float64:
     """Affine matrices of moves, float64 [b, 6], as `warp` takes them.
 
     A shear leaves the upper left corner where it is, a rotation (counter-clockwise) the middle; a translation moves the

@@ -14,7 +14,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Byte = Annotated[float, Field(ge=0, le=255)]
 Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
-HOST_PARTS = frozenset({"flip", "translate"})
+HOST_AUGMENTATIONS = frozenset({"flip", "translate"})
 """What a loader can do on the host."""
 
 
@@ -32,7 +32,7 @@ class ErasingRecipe(Part):
 
     @field_validator("scale", "ratio")
     @classmethod
-    def _rises(cls, value: tuple[float, float]) -> tuple[float, float]:
+    def _check_range(cls, value: tuple[float, float]) -> tuple[float, float]:
         if value[0] > value[1]:
             raise ValueError(f"{list(value)} is an empty range: write the smallest first")
         return value
@@ -49,7 +49,7 @@ class JitterRecipe(Part):
     """0 is gray. Does nothing to images of one channel."""
 
     @model_validator(mode="after")
-    def _does_something(self) -> JitterRecipe:
+    def _check_not_empty(self) -> JitterRecipe:
         if not (self.brightness or self.contrast or self.saturation):
             raise ValueError("this jitter changes nothing: set brightness, contrast or saturation, or remove it")
         return self
@@ -82,18 +82,18 @@ class PolicyRecipe(Part):
 
     @model_validator(mode="before")
     @classmethod
-    def _short(cls, value: Any) -> Any:
+    def _expand_short_form(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _fits(self) -> PolicyRecipe:
+    def _check_keys(self) -> PolicyRecipe:
         unused = sorted(self.model_fields_set - {"name"})
         if self.name == "trivial" and unused:
             raise ValueError(f"'trivial' does not use {unused[0]!r}. Remove {unused[0]!r}, or set name: rand")
         return self
 
     @model_serializer(mode="wrap")
-    def _used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _drop_unused_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return handler(self) if self.name == "rand" else {"name": self.name}
 
 
@@ -131,7 +131,7 @@ class AugmentRecipe(Part):
     """Standard deviation of each channel, in 0..255."""
 
     @model_validator(mode="after")
-    def _fits(self) -> AugmentRecipe:
+    def _check_keys(self) -> AugmentRecipe:
         if not self.normalise and self.mixup is not None:
             raise ValueError("mixup gives no whole numbers: set normalise: true, or remove mixup")
         return self
@@ -143,8 +143,8 @@ class AugmentRecipe(Part):
             return "random" if self.flip else None
         return self.flip
 
-    def on_host(self, device_type: str) -> frozenset[str]:
+    def select_host_augmentations(self, device_type: str) -> frozenset[str]:
         """What the loader does on the host, of "flip" and "translate", for batches on a device of this type."""
         host = self.where == "host" or (self.where == "auto" and device_type == "cpu")
         asked = {"flip": self.flip_mode is not None, "translate": self.translate > 0}
-        return frozenset(name for name in HOST_PARTS if host and asked[name])
+        return frozenset(name for name in HOST_AUGMENTATIONS if host and asked[name])

@@ -15,10 +15,10 @@ from pydantic import (
 from headway.core.recipe import Part
 from headway.data.resolution import ProgressiveRecipe
 
-Verify = Literal["first", "always", "never"]
+VerifyMode = Literal["first", "always", "never"]
 OnBad = Literal["substitute", "mask", "stop"]
 SYNTHETIC = "synthetic"
-Cache = Literal["auto", "device", "memory", "disk", "none"]
+CacheMode = Literal["auto", "device", "memory", "disk", "none"]
 Side = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -49,21 +49,20 @@ class CropRecipe(Part):
     """Of `random`: smallest and largest width / height."""
 
     @property
-    def random(self) -> bool:
+    def is_random(self) -> bool:
         return self.name == "random"
 
-    @property
-    def centred(self) -> CropRecipe:
+    def to_center(self) -> CropRecipe:
         """What evaluation takes."""
         return CropRecipe(share=self.share)
 
     @model_validator(mode="before")
     @classmethod
-    def _short(cls, value: Any) -> Any:
+    def _expand_short_form(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _fits(self) -> CropRecipe:
+    def _check_keys(self) -> CropRecipe:
         for key in ("scale", "ratio"):
             low, high = getattr(self, key)
             if low > high:
@@ -73,8 +72,8 @@ class CropRecipe(Part):
         return self
 
     @model_serializer(mode="wrap")
-    def _used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return handler(self) if self.random else {"name": self.name, "share": self.share}
+    def _drop_unused_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return handler(self) if self.is_random else {"name": self.name, "share": self.share}
 
 
 class DataRecipe(Part):
@@ -99,7 +98,7 @@ class DataRecipe(Part):
     with pixels that differ a little."""
     decoder: Literal["auto", "native", "pillow"] = "auto"
     """What decodes JPEGs; auto: the native core where it is built. They differ by 1 in a pixel at most."""
-    cache: Cache = "auto"
+    cache: CacheMode = "auto"
     """Where the samples are kept while training: decoded on the `device` or in `memory`; bytes that lie elsewhere on
     the local `disk`; or nowhere. auto: by size; the run says which and why."""
     cache_folder: str | None = None
@@ -112,7 +111,7 @@ class DataRecipe(Part):
     """Decoding threads; unset: one fewer than this rank's share of the usable cores, at least one."""
     pin: bool = False
     """Each decoding thread keeps to one CPU; for many cores that are this process's alone. Of the native core."""
-    ahead: int = Field(default=3, ge=1)
+    prefetch_batches: int = Field(default=3, ge=1)
     """Batches decoded ahead of need."""
     window: int | None = Field(default=None, ge=1)
     """Samples that are shuffled together; unset: all. Smaller suits disks that cannot seek."""
@@ -121,23 +120,23 @@ class DataRecipe(Part):
     max_bad_share: float = Field(default=0.01, ge=0, le=1)
     """The run stops at a logging step once more than this share of the data set was found damaged; an evaluation, once
     more than this share of its set was."""
-    verify: Verify = "first"
+    verify: VerifyMode = "first"
     """When a record's checksum is looked at: at its `first` touch by a process, `always`, or `never`."""
 
     @model_validator(mode="before")
     @classmethod
-    def _short(cls, value: Any) -> Any:
+    def _expand_short_form(cls, value: Any) -> Any:
         return {"train": value} if isinstance(value, str) else value
 
     @field_validator("size")
     @classmethod
-    def _positive(cls, size: int | tuple[int, int] | None) -> int | tuple[int, int] | None:
+    def _check_sides(cls, size: int | tuple[int, int] | None) -> int | tuple[int, int] | None:
         if size is not None and min(size if isinstance(size, tuple) else (size,)) < 1:
             raise ValueError("a side of an image has 1 pixel or more")
         return size
 
     @model_validator(mode="after")
-    def _fits(self) -> DataRecipe:
+    def _check_keys(self) -> DataRecipe:
         if self.train == SYNTHETIC:
             for key in type(self).model_fields:
                 if key in self.model_fields_set - {"train", "synthetic"} and getattr(self, key) is not None:
@@ -155,6 +154,6 @@ class DataRecipe(Part):
         return self
 
     @model_serializer(mode="wrap")
-    def _used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _drop_unused_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         tree: dict[str, Any] = handler(self)
         return {key: tree[key] for key in ("train", "synthetic")} if self.train == SYNTHETIC else tree

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
 from headway.core.keys import UInt64, uniform, words
-from headway.data.crops import Float64, Range, first_fitting, place
-from headway.data.streams import (
+from headway.data.crops import Float64, Range, draw_first_fitting, draw_offsets
+from headway.data.random_streams import (
     STREAM_BETA,
     STREAM_CUTMIX_PLACE,
     STREAM_CUTOUT,
@@ -28,23 +28,23 @@ ERASE_ATTEMPTS = 10
 _S32, _LOW32 = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
-def factors(keys: UInt64, stream: int, spread: float) -> Float64:
+def draw_factors(keys: UInt64, stream: int, spread: float) -> Float64:
     """Uniform in [1 - spread, 1 + spread], never below 0; [k]. Of brightness, contrast and saturation."""
     low = max(0.0, 1.0 - spread)
     return low + uniform(keys, stream) * (1.0 + spread - low)
 
 
-def cutout_boxes(keys: UInt64, side: int, size: tuple[int, int]) -> Boxes:
+def draw_cutout_boxes(keys: UInt64, side: int, size: tuple[int, int]) -> Boxes:
     """Squares around a uniform pixel of each image, cut off at its border; int32 [k, 4].
 
     Source: DeVries and Taylor 2017, "Improved regularization of convolutional neural networks with cutout"
     (arXiv 1708.04552).
     """
-    centre_x, centre_y = _pixels(keys, STREAM_CUTOUT, size)
-    return _cut(centre_x - side // 2, centre_y - side // 2, side, side, size)
+    centre_x, centre_y = _draw_pixels(keys, STREAM_CUTOUT, size)
+    return _clip_boxes(centre_x - side // 2, centre_y - side // 2, side, side, size)
 
 
-def erasing_boxes(
+def draw_erasing_boxes(
     keys: UInt64, size: tuple[int, int], *, p: float, scale: Range = (0.02, 0.33), ratio: Range = (0.3, 3.3)
 ) -> Boxes:
     """The rectangles of random erasing, distributed as torchvision's; int32 [k, 4].
@@ -61,16 +61,18 @@ def erasing_boxes(
     full = np.ones(len(keys))
     height, width = full * size[0], full * size[1]
     # The roles of the sides are exchanged, since the ratio is height / width here and width / height there.
-    box_h, box_w, fitted = first_fitting(
+    box_h, box_w, fitted = draw_first_fitting(
         keys, STREAM_ERASE_SIDES, height, width, scale, ratio, ERASE_ATTEMPTS, lambda h, w, H, W: (h < H) & (w < W)
     )
     word = words(keys, STREAM_ERASE_PLACE)
-    out = np.stack([place(word >> _S32, width - box_w), place(word & _LOW32, height - box_h), box_w, box_h], axis=1)
+    out = np.stack(
+        [draw_offsets(word >> _S32, width - box_w), draw_offsets(word & _LOW32, height - box_h), box_w, box_h], axis=1
+    )
     out[~(fitted & (uniform(keys, STREAM_ERASE) < p))] = 0
     return out.astype(np.int32)
 
 
-def partners(keys: UInt64) -> NDArray[np.int64]:
+def draw_partners(keys: UInt64) -> NDArray[np.int64]:
     """With whom each sample of a batch is mixed: one cycle through all of them, so none is its own partner.
 
     The batch is put in the order of a word of each key, and each sample takes the next one. So the pairs depend on
@@ -82,7 +84,7 @@ def partners(keys: UInt64) -> NDArray[np.int64]:
     return out
 
 
-def symmetric_beta(keys: UInt64, alpha: float) -> Float64:
+def draw_symmetric_beta(keys: UInt64, alpha: float) -> Float64:
     """Beta(alpha, alpha) variates, [k]; exact for every alpha above 0, and without rejection.
 
     A polar form of Student's t with 2 alpha degrees of freedom, t = sqrt(2 alpha (u^(-1 / alpha) - 1)) cos(2 pi v)
@@ -99,7 +101,7 @@ def symmetric_beta(keys: UInt64, alpha: float) -> Float64:
     return out
 
 
-def cutmix_boxes(keys: UInt64, kept: Float64, size: tuple[int, int]) -> Boxes:
+def draw_cutmix_boxes(keys: UInt64, kept: Float64, size: tuple[int, int]) -> Boxes:
     """The rectangles that come from the partner: a share 1 - `kept` of the area before the border cuts them off.
 
     Returns:
@@ -109,24 +111,24 @@ def cutmix_boxes(keys: UInt64, kept: Float64, size: tuple[int, int]) -> Boxes:
     """
     cut = np.sqrt(1 - kept)
     box_w, box_h = (size[1] * cut).astype(np.int64), (size[0] * cut).astype(np.int64)
-    x, y = _pixels(keys, STREAM_CUTMIX_PLACE, size)
-    return _cut(x - box_w // 2, y - box_h // 2, box_w, box_h, size)
+    x, y = _draw_pixels(keys, STREAM_CUTMIX_PLACE, size)
+    return _clip_boxes(x - box_w // 2, y - box_h // 2, box_w, box_h, size)
 
 
-def kept_share(boxes: Boxes, size: tuple[int, int]) -> Float64:
+def compute_kept_share(boxes: Boxes, size: tuple[int, int]) -> Float64:
     """Share of each image's area that lies outside its box, [k]."""
     out: Float64 = 1 - boxes[:, 2].astype(np.int64) * boxes[:, 3] / (size[0] * size[1])
     return out
 
 
-def _pixels(keys: UInt64, stream: int, size: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _draw_pixels(keys: UInt64, stream: int, size: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """(column, row) of a uniform pixel of each image, [k]."""
     word = words(keys, stream)
     width, height = np.uint64(size[1]), np.uint64(size[0])
     return ((word >> _S32) * width >> _S32).astype(np.int64), ((word & _LOW32) * height >> _S32).astype(np.int64)
 
 
-def _cut(
+def _clip_boxes(
     left: NDArray[np.int64],
     top: NDArray[np.int64],
     width: NDArray[np.int64] | int,
