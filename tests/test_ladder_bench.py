@@ -111,7 +111,7 @@ def test_a_recipe_goes_on_without_end_and_counts_its_images(trainer: Trainer) ->
 
 
 CHANGES = {
-    "workers": {"data.threads", "data.ahead"},
+    "workers": {"data.threads", "data.prefetch_batches"},
     "packed": {"data.train"},
     "resident": {"data.cache"},
     "channels-last": {"channels_last"},

@@ -12,7 +12,7 @@ from tests._support import headway, records
 
 from headway.core.recipe import read_recipe
 from headway.data.pack import pack
-from headway.data.resolution import size_at
+from headway.data.resolution import compute_size
 from headway.report.dry_run_page import page
 from headway.setup.recipe import TrainRecipe
 from headway.train.dry_run import DryRun, dry_run
@@ -120,7 +120,7 @@ def test_the_four_runs_of_the_figure(name: str, batch: int, lr: float, optimizer
     recipe = read(f"lars-resnet50-{name}")
     assert (recipe.batch, recipe.optimizer.lr, recipe.optimizer.name) == (batch, lr, optimizer)
     assert (recipe.schedule.warmup_epochs > 0, recipe.epochs) == (warms_up, 100)
-    assert not recipe.data.crop.random
+    assert not recipe.data.crop.is_random
     assert recipe.augment.flip_mode is None
 
 
@@ -147,7 +147,7 @@ def test_the_sizes_are_those_of_ffcv() -> None:
     """rn50_40_epochs.yaml: start_ramp 29, end_ramp 34, sizes rounded to the nearest 32."""
     progressive = read("ffcv-resnet50").data.progressive
     assert progressive is not None
-    sides = [size_at(progressive, (192, 192), epoch)[0] for epoch in range(27, 36)]
+    sides = [compute_size(progressive, (192, 192), epoch)[0] for epoch in range(27, 36)]
     assert sides == [160, 160, 160, 160, 160, 192, 192, 192, 192]
 
 

@@ -13,7 +13,7 @@ TESTS = (
     (
         "data/test_augment.py",
         "data/test_ops.py",
-        "data/test_policy.py",
+        "data/test_augment_policy.py",
         "data/tiers/test_memory.py",
         "doctor/test_copying.py",
         "observe/test_nvml.py",

@@ -64,7 +64,7 @@ def rungs(device_type: str, precisions: Sequence[str], packed: Path) -> tuple[Ru
     bf16 = Rung("bf16", "precision: bf16", ("precision=bf16",))
     return (
         Rung("tutorial", f"loose files by Pillow, 1 worker, batch {BATCH}, fp32, contiguous, eager, SGD"),
-        Rung("workers", f"headway train, {threads}, same files", ("data.threads=null", "data.ahead=3")),
+        Rung("workers", f"headway train, {threads}, same files", ("data.threads=null", "data.prefetch_batches=3")),
         Rung("packed", "headway pack", (f"data.train={packed}",)),
         Rung("resident", f"decoded once, data.cache: {cache}", (f"data.cache={cache}",)),
         Rung("channels-last", "channels_last: true", ("channels_last=true",)),
@@ -79,7 +79,7 @@ def write_recipe(path: Path, network: Network, images: Path) -> Path:
     """The tutorial's loop as a recipe."""
     tree = {
         # one worker of a DataLoader decodes alone, and has two batches ready
-        "data": {"train": str(images), "threads": 1, "ahead": 2, "cache": "none"},
+        "data": {"train": str(images), "threads": 1, "prefetch_batches": 2, "cache": "none"},
         "augment": {"mean": PIXELS, "std": PIXELS},
         "model": {"factory": network.factory},
         "optimizer": {"name": "sgd", "lr": 0.001, "momentum": 0.9},

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from headway.checkpoint.checkpoints import state_of as state_of
     from headway.core.random_keys import make_keys as make_keys
     from headway.data.augment import Augment as Augment
-    from headway.data.augment_options import AugmentRecipe as AugmentRecipe
+    from headway.data.augment_recipe import AugmentRecipe as AugmentRecipe
     from headway.data.batch import Batch as Batch
+    from headway.data.data_recipe import CropRecipe as CropRecipe
     from headway.data.dataset import Dataset as Dataset
     from headway.data.loader import Loader as Loader
     from headway.data.opening import open as open
     from headway.data.ops.move import flip_and_translate as flip_and_translate
-    from headway.data.options import CropRecipe as CropRecipe
     from headway.data.order import Order as Order
     from headway.data.pack import pack as pack
     from headway.data.resolution import ProgressiveRecipe as ProgressiveRecipe
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "Augment": "data.augment",
-    "AugmentRecipe": "data.augment_options",
+    "AugmentRecipe": "data.augment_recipe",
     "Batch": "data.batch",
     "Checkpoints": "checkpoint.checkpoints",
-    "CropRecipe": "data.options",
+    "CropRecipe": "data.data_recipe",
     "Dataset": "data.dataset",
     "Loader": "data.loader",
     "Order": "data.order",

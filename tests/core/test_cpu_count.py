@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headway.core.cpu_count import choose_thread_count, count_usable_cores, list_usable_cpus, read_local_ranks
-from headway.data.decode import decoder
+from headway.data.decode import build_decoder
 
 CPUS = len(os.sched_getaffinity(0))
 
@@ -72,6 +72,6 @@ def test_ranks_of_a_host_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     for ranks, threads in (("", 15), ("1", 15), ("2", 7), ("4", 3), ("5", 2), ("8", 1), ("16", 1), ("64", 1)):
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
         assert choose_thread_count() == threads
-        found = decoder(backend="pillow")
+        found = build_decoder(backend="pillow")
         found.close()
         assert found.threads == threads

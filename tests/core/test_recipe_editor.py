@@ -58,7 +58,11 @@ def test_nothing_changes_where_nothing_is_set(tmp_path: Path) -> None:
         ({"data.train": "a b, c"}, "train: photos.packed/train  #", "train: 'a b, c'  #"),
         ({"optimizer.lr": 0.5}, "lr: 1e-3}  # found", "lr: 0.5}  # found"),
         ({"optimizer.momentum": 0.9}, "lr: 1e-3}  # found", "lr: 1e-3, momentum: 0.9}  # found"),
-        ({"data.cache": "memory", "data.ahead": 4}, "  threads: 4\n", "  threads: 4\n  cache: memory\n  ahead: 4\n"),
+        (
+            {"data.cache": "memory", "data.prefetch_batches": 4},
+            "  threads: 4\n",
+            "  threads: 4\n  cache: memory\n  prefetch_batches: 4\n",
+        ),
         ({"compile": True}, START, f"{START}compile: true\n"),
         ({"augment.flip": True}, START, f"{START}augment: {{flip: true}}\n"),
         ({"augment.translate": 2, "seed": 3}, START, f"{START}augment: {{translate: 2}}\nseed: 3\n"),

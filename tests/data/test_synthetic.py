@@ -8,16 +8,16 @@ import torch
 from pydantic import ValidationError
 
 from headway.core.random_keys import make_keys
+from headway.data.data_recipe import SyntheticRecipe
 from headway.data.loader import Batch
-from headway.data.options import SyntheticRecipe
-from headway.data.synthetic import Synthetic
+from headway.data.synthetic import SyntheticLoader
 
 RECIPE = SyntheticRecipe(samples=10, classes=4, size=(5, 6), channels=1)
 
 
 def some(count: int, *, batch: int = 7, seed: int = 0, start: int = 0, recipe: SyntheticRecipe = RECIPE) -> list[Batch]:
     device = torch.device("cpu")
-    return list(islice(Synthetic(recipe, batch=batch, seed=seed, start=start, device=device), count))
+    return list(islice(SyntheticLoader(recipe, batch=batch, seed=seed, start=start, device=device), count))
 
 
 def test_a_batch_has_the_shape_and_classes_of_the_recipe() -> None:

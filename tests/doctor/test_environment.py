@@ -385,7 +385,7 @@ def test_decoding_and_loop_are_told_their_cores(examined: Examine, data: Dataset
     assert "Decoding and the training loop take turns on one core." in examined(one, data, data_options={"threads": 1})
 
 
-@pytest.mark.skipif(not native.available(), reason="the native core is not built")
+@pytest.mark.skipif(not native.is_available(), reason="the native core is not built")
 def test_what_holds_the_decoder_back_is_told(examined: Examine, data: Dataset, tmp_path: Path) -> None:
     assert only(examined(data=data), "The native core decodes (")[1] == ""
     found = examined(data=data, environ={"JSIMD_FORCENONE": "1", "JSIMD_FORCEAVX2": "1", "HEADWAY_ISA": "portable"})

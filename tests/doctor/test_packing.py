@@ -32,7 +32,7 @@ from headway.doctor.syncs import Syncs
 from headway.setup.inputs import Say
 from headway.train.runs import load_recipe
 
-needs_native = pytest.mark.skipif(not native.available(), reason="the native core is not built")
+needs_native = pytest.mark.skipif(not native.is_available(), reason="the native core is not built")
 NET = """
 from torch import nn
 

@@ -105,11 +105,20 @@ def knob(override: str, gain: float, **more: Any) -> Knob:
 
 def test_only_a_kept_knob_has_the_job_examined_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_recipe(folder / "some.yaml", channels_last=False)
-    first = [knob("data.ahead=5", 1.5), knob("channels_last=true", 1.4), knob("data.ahead=6", 1.3), knob("batch=40", 2)]
+    first = [
+        knob("data.prefetch_batches=5", 1.5),
+        knob("channels_last=true", 1.4),
+        knob("data.prefetch_batches=6", 1.3),
+        knob("batch=40", 2),
+    ]
     first[3] = first[3].model_copy(update={"exact": False})
-    bench = Bench(monkeypatch, [first, [knob("data.ahead=7", 1.2), first[0]]], {"channels_last=True": 1.4})
+    bench = Bench(monkeypatch, [first, [knob("data.prefetch_batches=7", 1.2), first[0]]], {"channels_last=True": 1.4})
     found = tune.tune(recipe, [], say=quiet)
-    assert [one.override for one in found.tries] == ["data.ahead=5", "channels_last=true", "data.ahead=7"]
+    assert [one.override for one in found.tries] == [
+        "data.prefetch_batches=5",
+        "channels_last=true",
+        "data.prefetch_batches=7",
+    ]
     assert [one.override for one in found.kept] == ["channels_last=true"]
     assert len(bench.examined) == 2
     assert found.text().endswith(f"Wrote {found.written}: headway train {found.written}")
@@ -138,7 +147,7 @@ def test_a_tuned_recipe_is_tuned_again_and_says_what_it_lost(folder: Path, monke
 
 
 def test_many_tries_need_no_more_than_one_examination(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    many = [knob(f"data.ahead={number}", 1.5) for number in range(4, 14)]
+    many = [knob(f"data.prefetch_batches={number}", 1.5) for number in range(4, 14)]
     bench = Bench(monkeypatch, [many], {})
     found = tune.tune(write_recipe(folder / "some.yaml"), [], say=quiet)
     assert len(found.tries) == 10 > tune.ROUNDS
@@ -152,16 +161,21 @@ def test_more_batches_are_ready_where_the_loop_waits_for_a_loader_that_is_faster
     sides = JointTiming(input_alone=1e-4, loop_alone=2e-4, input_beside=1e-4, loop_beside=2e-4, cores=2)
     slower = sides.model_copy(update={"input_beside": 3e-4})
     waits = [one.model_copy(update={"wait_share": 0.2}) if one.name == "warm" else one for one in runs()]
-    with closing(Job.of(load_recipe(write_recipe(folder / "some.yaml"), ["data.ahead=4"]), quiet)) as job:
+    with closing(Job.of(load_recipe(write_recipe(folder / "some.yaml"), ["data.prefetch_batches=4"]), quiet)) as job:
         (offered,) = tune.more_ahead(job, profile(runs=waits, together=sides))
-        assert (offered.override, offered.gain) == ("data.ahead=8", pytest.approx(1.25))
+        assert (offered.override, offered.gain) == ("data.prefetch_batches=8", pytest.approx(1.25))
         assert tune.more_ahead(job, profile(runs=waits, together=slower)) == []
         assert tune.more_ahead(job, profile(runs=waits, together=None)) == []
         steady = [one.model_copy(update={"wait_share": 0.0}) for one in runs()]
         assert tune.more_ahead(job, profile(runs=steady, together=sides)) == []
-    Bench(monkeypatch, [[]], {"data.ahead=6": 1.2, "data.ahead=12": 1.2}, runs=waits, together=sides)
-    found = tune.tune(folder / "some.yaml", ["data.ahead=3"], say=quiet)
-    assert [(one.override, one.kept) for one in found.tries] == [("data.ahead=6", True), ("data.ahead=12", False)]
+    Bench(
+        monkeypatch, [[]], {"data.prefetch_batches=6": 1.2, "data.prefetch_batches=12": 1.2}, runs=waits, together=sides
+    )
+    found = tune.tune(folder / "some.yaml", ["data.prefetch_batches=3"], say=quiet)
+    assert [(one.override, one.kept) for one in found.tries] == [
+        ("data.prefetch_batches=6", True),
+        ("data.prefetch_batches=12", False),
+    ]
 
 
 @pytest.mark.parametrize("gain", [2.0, 0.5])

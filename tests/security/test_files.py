@@ -189,7 +189,7 @@ def test_the_search_for_a_good_sample_looks_at_each_damaged_one_once(
         assert set(batch.served.tolist()) == {7}
         served += len(batch.served)
     assert served == 60
-    monkeypatch.setattr(fill, "SEARCHED", 5)
+    monkeypatch.setattr(fill, "MAX_SUBSTITUTE_SEARCH", 5)
     with pytest.raises(DataError, match="5 samples in a row are damaged"):
         list(Loader(with_one, batch=30, order=Order(len(with_one), 0), stop=30, threads=1))
 

@@ -154,9 +154,9 @@ def test_random_crops_leave_the_evaluation_set_to_the_device(folder: Path, kind:
     with closing(setup.inputs):
         assert setup.train is not None
         assert setup.eval is not None
-        assert type(setup.inputs.tier(setup.recipe, setup.train)) is MemoryTier
-        assert type(setup.inputs.tier(setup.recipe, setup.eval)) is expected
-        batch = next(iter(setup.inputs.evaluation(setup.recipe, setup.eval)))
+        assert type(setup.inputs.open_tier(setup.recipe, setup.train)) is MemoryTier
+        assert type(setup.inputs.open_tier(setup.recipe, setup.eval)) is expected
+        batch = next(iter(setup.inputs.build_evaluation_loader(setup.recipe, setup.eval)))
         assert batch.images.shape == (30, 8, 8, 1)
         assert batch.images.device.type == torch.device(kind).type
 

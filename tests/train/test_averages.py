@@ -16,7 +16,7 @@ from headway.checkpoint.checkpoints import Checkpoints
 from headway.core.launcher_environment import LaunchedProcess
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
-from headway.data.decode import decoder
+from headway.data.decode import build_decoder
 from headway.launch.ranks import Ranks
 from headway.setup import micro_batch
 from headway.setup.build import Setup, set_up
@@ -186,8 +186,8 @@ def test_a_mirrored_image_counts_as_much(folder: Path, tmp_path: Path) -> None:
     setup.model.eval()
     samples = digits(tmp_path / "digits", per_class=3)
     said = [json.loads(line) for line in headway("predict", run, samples, "--json").out.splitlines()]
-    with closing(decoder(1, "pillow")) as decode, torch.no_grad():
-        _, found = pixels(setup, decode, image_files([samples]))
+    with closing(build_decoder(1, "pillow")) as decoder, torch.no_grad():
+        _, found = pixels(setup, decoder, image_files([samples]))
         images = setup.augment.normalise(torch.from_numpy(found))
         both = torch.stack([setup.model(images), setup.model(images.flip(3))])
     expected = both.mean(0).softmax(1).max(1).values
@@ -379,14 +379,14 @@ def test_what_is_frozen_late_is_trained_until_then(folder: Path, tmp_path: Path)
 def test_views_are_windows_of_the_padded_image(layout: torch.memory_format, shift: int) -> None:
     images = torch.randn(2, 3, 6, 7).contiguous(memory_format=layout)
     padded = torch.nn.functional.pad(images, (shift,) * 4, "reflect")
-    found = list(views(images, flip=True, shift=shift))
+    found = list(views(images, flip=True, shifts=shift))
     up, down = padded[:, :, 2 * shift :, 2 * shift :], padded[:, :, : -2 * shift, : -2 * shift]
     expected = [one for view in (images, up, down) for one in (view, view.flip(3))]
     assert [weight for weight, _ in found] == [0.25, 0.25, 0.125, 0.125, 0.125, 0.125]
     for (_, view), one in zip(found, expected, strict=True):
         assert torch.equal(view, one)
         assert view.is_contiguous(memory_format=layout)
-    whole = list(views((images * 10).byte(), flip=False, shift=shift))
+    whole = list(views((images * 10).byte(), flip=False, shifts=shift))
     assert [(weight, view.dtype) for weight, view in whole] == [(share, torch.uint8) for share in (0.5, 0.25, 0.25)]
     assert [weight for weight, _ in views(images, flip=False, shift=0)] == [1]
     assert [weight for weight, _ in views(images, flip=True, shift=0)] == [0.5, 0.5]

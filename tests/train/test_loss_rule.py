@@ -15,7 +15,7 @@ from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.data import opening
 from headway.data.augment import Augment
-from headway.data.augment_options import AugmentRecipe
+from headway.data.augment_recipe import AugmentRecipe
 from headway.data.loader import Loader
 from headway.data.order import Order
 from headway.setup.build import Setup, set_up

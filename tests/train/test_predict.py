@@ -13,7 +13,7 @@ from tests._support import headway, packed_digits, write_recipe
 from tests.data._packs import picture
 
 from headway.core.recipe import read_recipe
-from headway.data.decode import decoder
+from headway.data.decode import build_decoder
 from headway.data.pack import pack
 from headway.setup.build import set_up
 from headway.setup.recipe import TrainRecipe
@@ -51,11 +51,11 @@ def test_the_pixels_of_an_evaluation(folder: Path, backend: str, how: str, scale
     with closing(setup.inputs):
         assert setup.eval is not None
         found: dict[str, np.ndarray] = {}
-        for batch in setup.inputs.evaluation(setup.recipe, setup.eval):
+        for batch in setup.inputs.build_evaluation_loader(setup.recipe, setup.eval):
             found |= {setup.eval.name(int(n)): batch.images[k].numpy().copy() for k, n in enumerate(batch.served)}
         files = image_files([folder / "files"])
-        with closing(decoder(1, setup.recipe.data.decoder)) as decode:
-            opened, mine = pixels(setup, decode, files)
+        with closing(build_decoder(1, setup.recipe.data.decoder)) as decoder:
+            opened, mine = pixels(setup, decoder, files)
             assert opened == files
     assert found.keys() == FILES.keys()
     for file, image in zip(files, mine, strict=True):

@@ -117,7 +117,7 @@ def expect_scalars(scalars: Mapping[str, Any], where: str) -> None:
 
 def expect_position(position: int, step: int, plan: BatchPlan, where: str) -> None:
     """Checks that a checkpoint's step begins at its position under the plan of batches. Raises CheckpointError."""
-    if (begins := plan.position_of(step)) != position:
+    if (begins := plan.find_position(step)) != position:
         what = f"it stands at sample {position:,}, and step {step:,} of this recipe begins at {begins:,}"
         raise CheckpointError(what, where=where, fix="Put batch back to what the run began with.")
 

@@ -64,7 +64,7 @@ def map_file(file: BinaryIO, path: Path) -> memoryview:
     """
     mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     begin = np.frombuffer(mapping, np.uint8).ctypes.data
-    ticket = native.guard(begin, len(mapping)) if native.available() else begin
+    ticket = native.guard_file(begin, len(mapping)) if native.is_available() else begin
     if ticket < 0:
         raise MemoryError("no more files can be guarded")
     _files[ticket] = _MappedFile(path, begin, mapping)
@@ -75,8 +75,8 @@ def map_file(file: BinaryIO, path: Path) -> memoryview:
 
 
 def _release(ticket: int) -> None:
-    if native.available():
-        native.unguard(ticket)
+    if native.is_available():
+        native.unguard_file(ticket)
     _cut.discard(ticket)
     _files.pop(ticket, None)
 
@@ -88,7 +88,7 @@ def get_addresses(arrays: Iterable[NDArray[Any]]) -> UInt64:
 
 def find_cut_files() -> frozenset[int]:
     """The mapped files that are cut now, for `check`."""
-    lost = {ticket for ticket in list(_files) if native.available() and native.lost(ticket)}
+    lost = {ticket for ticket in list(_files) if native.is_available() and native.count_lost_files(ticket)}
     return frozenset(lost | {ticket for ticket, file in list(_files.items()) if file.was_cut()})
 
 
@@ -99,18 +99,18 @@ def check_mappings(addresses: UInt64 | None = None, but: frozenset[int] = frozen
         addresses: look at the files that hold these; None: at every file.
         but: not at these, which were cut before: somebody else's, who may not have let go of them yet.
     """
-    if native.available():
+    if native.is_available():
         # A handler installed since, such as faulthandler's, would end the process at the first lost page.
-        native.watch()
+        native.retake_sigbus()
         _check_next_size()
-        if not _cut and not native.lost():
+        if not _cut and not native.count_lost_files():
             return
     for ticket, file in list(_files.items()):
         if ticket in but:
             continue
         if addresses is not None and not ((addresses >= file.begin) & (addresses < file.begin + file.size)).any():
             continue
-        if file.was_cut() or (native.available() and native.lost(ticket)):
+        if file.was_cut() or (native.is_available() and native.count_lost_files(ticket)):
             raise file.build_error()
 
 

@@ -187,14 +187,14 @@ def build_encoder(
         what = f"mode {mode} keeps the files as they are, so they cannot be turned"
         raise UsageError(what, fix="Leave --orient out, or choose a mode such as quality=95 or resize=256,quality=90.")
     missing: tuple[str, ...] = ()
-    if mode.kind in ("seekable", "encode") and not native.available():
+    if mode.kind in ("seekable", "encode") and not native.is_available():
         missing = ("JPEGs were not made seekable, which needs the native core.",)
     with use_strict_pillow():
         gray = mode.kind == "raw" and all(map(_are_all_gray, sources))
     encoder = ImageEncoder(
         mode=PackMode(kind="keep") if missing and kept else mode,
         channels=1 if gray else 3,
-        seekable=native.seekable if mode.kind in ("seekable", "encode") and not missing else None,
+        seekable=native.make_seekable if mode.kind in ("seekable", "encode") and not missing else None,
         transform=function,
         orient=orient,
     )

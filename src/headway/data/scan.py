@@ -114,9 +114,9 @@ def _measure(
 
 
 def _read_header(record: memoryview) -> _Header | None:
-    if record[:3] == _JPEG and native.available():
+    if record[:3] == _JPEG and native.is_available():
         try:
-            info = native.probe(record)
+            info = native.read_jpeg_header(record)
             return _Header(info.width, info.height, info.components == 1)
         except DataError:
             return None

@@ -13,7 +13,7 @@ from typing import Any, final
 from headway.core.cpu_count import count_usable_cores
 from headway.core.profile import JointTiming
 from headway.data.batch import Batch
-from headway.data.loader import PAUSE_S
+from headway.data.loader import PRODUCER_PAUSE_S
 from headway.doctor.feed import loader_of
 from headway.doctor.job import Job, close
 from headway.doctor.loop import LONG_STEP_S, advanced, waiting
@@ -90,7 +90,7 @@ def handover(job: Job, loop_alone: float, *, limit_s: float) -> float:
     it: 0."""
     if job.batch * loop_alone > SHORT_STEP_S:
         return 0.0
-    given = _Given(job.kept(), job.setup.recipe.data.ahead)
+    given = _Given(job.kept(), job.setup.recipe.data.prefetch_batches)
     wait = waiting(job.setup.device)
     steps = max(1, round(least_window_s() / (job.batch * loop_alone)))
     lost, begun = list[float](), perf_counter()
@@ -101,7 +101,7 @@ def handover(job: Job, loop_alone: float, *, limit_s: float) -> float:
             while len(lost) < 3 or perf_counter() - begun < limit_s:
                 taken = []
                 for given.handed in (False, True):
-                    trainer.run(job.setup.recipe.data.ahead)  # with what is there at once
+                    trainer.run(job.setup.recipe.data.prefetch_batches)  # with what is there at once
                     wait()
                     taken.append(1 / window())
                 lost.append(taken[1] - taken[0])
@@ -146,7 +146,7 @@ class _Given:
                 more = self._free.get_nowait()
             except queue.Empty:
                 more = self._free.get()
-                sleep(PAUSE_S)
+                sleep(PRODUCER_PAUSE_S)
             if not more:
                 return
             self._ready.put(batch)

@@ -285,7 +285,7 @@ class _Examination:
             return model, ceilings
         recipe = job.setup.recipe
         order = Order(len(dataset), recipe.seed, recipe.data.window)
-        most = min(len(dataset), (MOST_STEPS + recipe.data.ahead + 2) * job.batch)
+        most = min(len(dataset), (MOST_STEPS + recipe.data.prefetch_batches + 2) * job.batch)
         spans = storage.spans_of(dataset)(order(np.arange(most))[1])
         self._storage(dataset, order)
         with as_it_was(spans):

@@ -28,14 +28,14 @@ from headway.core.profile import EnvironmentFinding
 from headway.data import native
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
-from headway.data.decode import chosen
+from headway.data.decode import resolve_backend
 from headway.data.shards import LooseFiles
 from headway.data.tiers.choice import CachePlanner
 from headway.data.tiers.remote_dataset import RemoteShards
 from headway.doctor.page_cache import mount_of
 from headway.doctor.storage import Place, place_of
 from headway.report.dry_run_page import size
-from headway.setup.inputs import PLACES, decoding
+from headway.setup.inputs import TIER_PHRASES, describe_decoding
 from headway.setup.recipe import TrainRecipe
 from headway.storage.addresses import get_cache_folder
 
@@ -318,7 +318,7 @@ def _memory(host: _Host, recipe: TrainRecipe, device: torch.device, dataset: Dat
         cure = "Pack smaller images (headway pack --mode resize=N,quality=90), or take a machine or a limit with more."
         yield _fault(f"{what}: later epochs read from the storage too.", cure)
     else:
-        yield _well(f"{what}. The set {PLACES[kept]}{why}.")
+        yield _well(f"{what}. The set {TIER_PHRASES[kept]}{why}.")
 
 
 def _shared_memory(host: _Host, device: torch.device) -> Found:
@@ -353,14 +353,14 @@ def _loader(host: _Host, recipe: TrainRecipe) -> Found:
     elif share == 1:
         yield _well("Decoding and the training loop take turns on one core.")
     else:
-        yield _well(decoding(chosen(recipe.data.decoder), threads, share))
+        yield _well(describe_decoding(resolve_backend(recipe.data.decoder), threads, share))
 
 
 def _decoder(host: _Host, recipe: TrainRecipe, dataset: Dataset) -> Found:
     if (dataset.flags & FLAG_RAW).all():
         yield _well("The records are pixels: nothing is decoded.")
         return
-    if not native.available():
+    if not native.is_available():
         off = host.environ.get("HEADWAY_NATIVE") == "0"
         what = "The native core is switched off" if off else "The native core cannot be used"
         cure = "Unset HEADWAY_NATIVE." if off else f"{core.FIX[0].upper()}{core.FIX[1:]}."
@@ -370,7 +370,7 @@ def _decoder(host: _Host, recipe: TrainRecipe, dataset: Dataset) -> Found:
     elif recipe.data.decoder == "pillow":
         yield _fault("The recipe has Pillow decode, and the native core is there.", "Leave data.decoder out.")
     else:
-        yield _well(f"The native core decodes ({native.features()}).")
+        yield _well(f"The native core decodes ({native.describe_features()}).")
     slowed = [
         f"{name}={value}"
         for name, value in sorted(host.environ.items())

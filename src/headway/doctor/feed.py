@@ -10,8 +10,8 @@ from typing import Any, final
 
 from headway.core.profile import ThreadScaling, Throughput
 from headway.data.batch import Batch
+from headway.data.data_recipe import CropRecipe
 from headway.data.loader import Loader
-from headway.data.options import CropRecipe
 from headway.data.tiers.remote_dataset import RemoteShards
 from headway.doctor.job import Job, close
 from headway.doctor.measure import settled, timed
@@ -68,11 +68,11 @@ def fed(job: Job, *, limit_s: float, batches: int | None = None, **options: Any)
 def loader_of(job: Job, options: Mapping[str, Any]) -> Iterable[Batch]:
     """A new loader from the beginning of the run."""
     inputs, recipe = job.setup.inputs, job.setup.recipe
-    inputs.feed = None
+    inputs.batch_source = None
     if not options:
         return job.setup.batches(0)
     assert inputs.train is not None
-    return inputs.training(inputs.train, recipe, batch=job.setup.plan, **options)
+    return inputs.build_training_loader(inputs.train, recipe, batch=job.setup.plan, **options)
 
 
 def _through(job: Job, *, limit_s: float, most: int | None, options: Mapping[str, Any]) -> Fed:
@@ -146,7 +146,7 @@ def _stages(loader: Iterable[Batch], whole: float) -> tuple[dict[str, float], fl
 def augmentation(job: Job, plain_of: Fed, *, limit_s: float) -> float:
     """Seconds of a sample's decoding that its crop, flip and shift take; 0 where the host does none of them."""
     recipe: TrainRecipe = job.setup.recipe
-    if not (recipe.augment.on_host(job.setup.device.type) or recipe.data.crop.random):
+    if not (recipe.augment.select_host_augmentations(job.setup.device.type) or recipe.data.crop.is_random):
         return 0.0
     bare = fed(job, limit_s=limit_s, **PLAIN)
     return max(0.0, min(plain_of.seconds["decode"], 1 / plain_of.rate.value - 1 / bare.rate.value))

@@ -52,7 +52,7 @@ class Job:
 
     def __init__(self, loaded: LoadedRecipe[TrainRecipe], setup: Setup) -> None:
         self.loaded, self.setup = loaded, setup
-        self.batch = setup.plan.batch_at(0)
+        self.batch = setup.plan.get_batch_size(0)
         self.shortened = ""
         self._kept: list[Batch] = []
 
@@ -96,7 +96,7 @@ class Job:
     def kept(self) -> list[Batch]:
         """The first batches of the run, which stay."""
         if not self._kept:
-            self.setup.inputs.feed = None
+            self.setup.inputs.batch_source = None
             stream = iter(self.setup.batches(0))
             try:
                 for batch in itertools.islice(stream, REPLAYED):
@@ -131,7 +131,7 @@ class Job:
         Args:
             batches: that it is given again and again; none: the loader's. feed: gives others in their place.
         """
-        self.setup.inputs.feed = (lambda: itertools.cycle(batches)) if batches else feed
+        self.setup.inputs.batch_source = (lambda: itertools.cycle(batches)) if batches else feed
         try:
             with tempfile.TemporaryDirectory(prefix=".headway-doctor-", dir=_of_runs()) as folder:
                 run = RunFolder.create(Path(folder) / "run")
@@ -139,7 +139,7 @@ class Job:
                     trainer.say = quiet  # what is replayed may well diverge
                     yield trainer
         finally:
-            self.setup.inputs.feed = None
+            self.setup.inputs.batch_source = None
 
 
 def _of_runs() -> Path | None:

@@ -178,7 +178,7 @@ def tried(
         what gives more; and overrides that were not tried, for want of time.
     """
     begun = perf_counter()
-    a_step = trainer.setup.plan.batch_at(trainer.position) / now.rate.value
+    a_step = trainer.setup.plan.get_batch_size(trainer.position) / now.rate.value
     one_s = SETTLES * a_step + SHORT_WINDOWS * max(SHORT_WINDOW_S, a_step) + MEET_S
     found, laid = list[tuple[dict[str, Any], Throughput]](), {_laid(ranks)}
     changes = _said(ranks.world.control, alternatives(ranks, options))

@@ -389,7 +389,7 @@ class Knobs:
     def _augmented(self, device: torch.device) -> Iterator[Knob]:
         """What the host does of flips and shifts, on a device that has time for it."""
         recipe, found = self._job.setup.recipe, self._fed
-        if device.type != "cuda" or found is None or not recipe.augment.on_host(device.type):
+        if device.type != "cuda" or found is None or not recipe.augment.select_host_augmentations(device.type):
             return
         changes = {"augment.where": "device"}
         text = override(changes)

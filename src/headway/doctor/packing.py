@@ -117,9 +117,9 @@ def lossless(job: Job) -> list[PackMode]:
         found.append(PackMode(kind="keep"))
     shape = np.stack([train.width[:LOOKED_AT], train.height[:LOOKED_AT]])
     square = float(np.mean(shape.min(axis=0) / np.maximum(shape.max(axis=0), 1))) if len(train) else 1.0
-    small = (sum(crop.scale) / 2 if crop.random else square * crop.share**2) < LITTLE
+    small = (sum(crop.scale) / 2 if crop.is_random else square * crop.share**2) < LITTLE
     plain = train.description.mode in ("keep", "foreign")
-    able = native.available() and job.setup.recipe.data.decoder != "pillow"
+    able = native.is_available() and job.setup.recipe.data.decoder != "pillow"
     if small and plain and able and _of_jpegs(train):
         found.append(PackMode(kind="seekable"))
     return found
@@ -130,7 +130,7 @@ def smaller(job: Job) -> PackMode | None:
     train, crop = job.setup.inputs.train, job.setup.recipe.data.crop
     if train is None or isinstance(train.source, RemoteShards) or not _of_jpegs(train):
         return None
-    needed = max(job.setup.inputs.size) * (MARGIN if crop.random else 1 / crop.share)
+    needed = max(job.setup.inputs.size) * (MARGIN if crop.is_random else 1 / crop.share)
     side = ROUND * -(-int(np.ceil(needed - 1e-6)) // ROUND)
     shorter = float(np.median(np.minimum(train.width[:LOOKED_AT], train.height[:LOOKED_AT])))
     return PackMode(kind="encode", side=side) if shorter >= LARGER * side else None

@@ -28,7 +28,7 @@ from headway.core.profile import EnvironmentFinding, Knob, Profile, ShortRun, St
 from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
 from headway.core.world import World
-from headway.data.options import SYNTHETIC
+from headway.data.data_recipe import SYNTHETIC
 from headway.doctor import environment
 from headway.doctor.budget import FULL, QUICK, Budget, WallTime
 from headway.doctor.doctor import examination
@@ -128,7 +128,7 @@ def main(asked: dict[str, Any]) -> None:
                     single = _single(loaded, wall.allot("single"), budget.side) if ranks.speaks else 0.0
                     control.barrier()
                     batches = job.kept()
-                    setup.inputs.feed = lambda: itertools.cycle(batches)
+                    setup.inputs.batch_source = lambda: itertools.cycle(batches)
                     now = together(trainer, ranks, limit_s=wall.allot("replay"))
                     alone = exchange(trainer, ranks, limit_s=wall.allot("exchange"))
                     steps = _Steps.of(profiles, now.rate)
@@ -137,7 +137,7 @@ def main(asked: dict[str, Any]) -> None:
                     if worth and not quick:
                         say_all("Trying other buckets and algorithms for the exchange.")
                         others, late = tried(trainer, ranks, loaded.recipe.comm, now, limit_s=wall.allot("tries"))
-                setup.inputs.feed = None
+                setup.inputs.batch_source = None
                 trainer.meet()  # the loader begins anew
                 whole = together(trainer, ranks, limit_s=wall.allot("whole"))
                 if ranks.speaks:

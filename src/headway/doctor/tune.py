@@ -206,7 +206,7 @@ def more_ahead(job: Job, found: Profile) -> list[Knob]:
         Knob(
             name="more batches ready",
             cures="collate",
-            override=override({"data.ahead": AHEAD * job.setup.recipe.data.ahead}),
+            override=override({"data.prefetch_batches": AHEAD * job.setup.recipe.data.prefetch_batches}),
             images_s=found.predicted * gain,
             gain=gain,
             measured=False,

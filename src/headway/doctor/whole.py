@@ -40,14 +40,16 @@ def run(job: Job, *, limit_s: float, once: bool = False, batches: Sequence[Batch
         if once:
             trainer.run(1)
         elif a_step <= LONG_STEP_S:
-            trainer.run(job.setup.recipe.data.ahead)  # with what lay in the ring
+            trainer.run(job.setup.recipe.data.prefetch_batches)  # with what lay in the ring
         wait()
         before, begun, first = dict(trainer.clock.seconds), trainer.position, trainer.step
         since = perf_counter()
 
         def turn() -> int:
             """Several batches: the ring gives some at once, and then none."""
-            return advanced(trainer, 1 if once or a_step > LONG_STEP_S else job.setup.recipe.data.ahead, wait)
+            return advanced(
+                trainer, 1 if once or a_step > LONG_STEP_S else job.setup.recipe.data.prefetch_batches, wait
+            )
 
         if once:
             while perf_counter() - since < limit_s and trainer.step - first < MOST_STEPS:

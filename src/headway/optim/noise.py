@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from headway.core.random_keys import UInt64, draw_uniform
 
 STREAM_NOISE = 600
-"""And the next one: a normal number is made of two words. headway.data.streams lists the others."""
+"""And the next one: a normal number is made of two words. headway.data.random_streams lists the others."""
 
 
 def gradient_noise(keys: UInt64, sigma: float) -> NDArray[np.float32]:

@@ -16,7 +16,7 @@ from headway.page import panel
 from headway.page import report as page
 from headway.page.panel import Panel
 from headway.report import anatomy, observation_panels, utilisation_panels
-from headway.setup.inputs import PLACES, decoding
+from headway.setup.inputs import TIER_PHRASES, describe_decoding
 from headway.setup.run_log import BESIDES_METRICS
 from headway.train.evaluation_panels import write_panels
 from headway.train.progress import duration
@@ -219,7 +219,8 @@ def _input(summary: dict[str, Any]) -> list[Panel]:
     threads, cores = found["threads"], found.get("cores")
     name, _, reason = found["tier"].partition(", ")
     note = (
-        f"{decoding(found['backend'], threads, cores)} Training data {PLACES.get(name, name)}: {reason}. "
+        f"{describe_decoding(found['backend'], threads, cores)} "
+        f"Training data {TIER_PHRASES.get(name, name)}: {reason}. "
         f"When a batch was asked for, {found['occupancy']:.1f} of {found['ahead']} were ready in the mean. "
         f"Read: {found['record_bytes'] / 1e6:,.1f} MB."
     )

@@ -13,7 +13,7 @@ from headway.core.errors import UsageError
 from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.data.batch_plan import BatchPlan
 from headway.data.columns import COLUMNS_FILE, load_columns
-from headway.data.options import SYNTHETIC, SyntheticRecipe
+from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
 from headway.optim.pace import Pace
 from headway.optim.rate import number
 from headway.optim.schedule import Mark, Schedule
@@ -71,7 +71,7 @@ class Preview:
     @property
     def total(self) -> int:
         """Positions of the whole run."""
-        return self.plan.position_of(self.steps)
+        return self.plan.find_position(self.steps)
 
     @property
     def epochs(self) -> float:
@@ -79,18 +79,18 @@ class Preview:
 
     def at(self, step: int, what: str = "") -> Point:
         """A step of the run."""
-        plan, pace, position = self.plan, self.pace, self.plan.position_of(step)
+        plan, pace, position = self.plan, self.pace, self.plan.find_position(step)
         first = step - step % pace.steps
         last = first + pace.steps - 1  # in which the macro-batch moves the weights
-        factor = self.schedule(plan.position_of(last)) * pace.factor(last) if last < self.steps else 0.0
-        batch = plan.position_of(last + 1) - plan.position_of(first)
+        factor = self.schedule(plan.find_position(last)) * pace.factor(last) if last < self.steps else 0.0
+        batch = plan.find_position(last + 1) - plan.find_position(first)
         rmsprop = None if pace.rmsprop is None else self.schedule(position) * pace.rmsprop(step)
         return Point(step, position, position / self.samples, self.lr * factor, self.momentum, batch, what, rmsprop)
 
     @property
     def largest(self) -> int:
         """Samples of the largest macro-batch."""
-        return self.plan.largest * self.pace.steps
+        return self.plan.largest_batch * self.pace.steps
 
     def turns(self) -> list[Point]:
         """The first step, those at which something changes its way, the highest learning rate, and the last step."""
@@ -98,7 +98,7 @@ class Preview:
         grows = [Mark(start, f"batch grows to {size:,}") for start, size in sizes if start]
         said: dict[int, list[str]] = {0: ["start"]}
         for mark in sorted([*self.schedule.marks(), *grows]):
-            step = self.plan.steps_between(0, mark.position)
+            step = self.plan.count_steps(0, mark.position)
             if step < self.steps:
                 said.setdefault(step, []).append(mark.what)
         for step, text in self.pace.turns:
@@ -120,8 +120,8 @@ class Preview:
     def _evenly(self, count: int) -> set[int]:
         """Steps evenly over the run's positions."""
         positions = (np.arange(count) + 0.5) * self.total // count
-        begun = (positions - self.plan.slots(positions.astype(np.int64))[0]).astype(np.int64)
-        return {self.plan.steps_between(0, int(position)) for position in begun}
+        begun = (positions - self.plan.locate_slots(positions.astype(np.int64))[0]).astype(np.int64)
+        return {self.plan.count_steps(0, int(position)) for position in begun}
 
     def curve(self, count: int = CURVE_POINTS) -> list[Point]:
         """Steps evenly over the run's positions, and both sides of every turn."""
@@ -164,7 +164,7 @@ def preview(path: Path, overrides: Sequence[str], samples: int | None = None) ->
         samples=samples,
         plan=plan,
         steps=steps,
-        schedule=Schedule(recipe.schedule, total=plan.position_of(steps), epoch=samples),
+        schedule=Schedule(recipe.schedule, total=plan.find_position(steps), epoch=samples),
         pace=recipe.optimizer.pace(samples / recipe.batch),
         lr=number(recipe.optimizer.lr, "optimizer.lr"),
         momentum=shown.get("momentum", (shown.get("betas") or (None,))[0]),

@@ -69,7 +69,7 @@ def _cells(point: Point) -> tuple[str, ...]:
 
 def _at_column(found: Preview, column: int, columns: int) -> Point:
     middle = (2 * column + 1) * found.total // (2 * columns)
-    return found.at(max(0, found.plan.steps_between(0, middle + 1) - 1))
+    return found.at(max(0, found.plan.count_steps(0, middle + 1) - 1))
 
 
 def _plot(values: Sequence[float], top: float, shades: str) -> list[str]:

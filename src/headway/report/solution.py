@@ -14,13 +14,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from headway.core.errors import HeadwayError, UsageError
 from headway.core.modules import switch_to_evaluation
 from headway.core.run_folder import RunFolder
-from headway.data.options import SYNTHETIC
+from headway.data.data_recipe import SYNTHETIC
 from headway.model.norm import recomputing
 from headway.observe import directions
 from headway.observe.directions import Vector
 from headway.observe.sharpness import Eigenvalue, Epsilon, Objective, Tick, epsilon_sharpness, largest_eigenvalue
 from headway.setup.build import Setup, check_labels
-from headway.setup.inputs import Say, open_relative
+from headway.setup.inputs import Say, open_dataset
 from headway.train import runs
 
 Numbers = dict[str, float | None]
@@ -209,7 +209,7 @@ def _uris(setup: Setup, run: RunFolder, sets: str, say: Say) -> dict[str, str]:
 
 def _sample(setup: Setup, uri: str, count: int, seed: int, sets: str, say: Say) -> Sample:
     try:
-        dataset = open_relative(setup.loaded.base, uri, say)
+        dataset = open_dataset(setup.loaded.base, uri, say)
     except HeadwayError as error:
         other = " Or draw the other one alone: --sets train, or --sets eval --no-sharpness." if sets == "both" else ""
         raise type(error)(error.what, where=error.where or uri, fix=f"{error.fix}{other}".strip()) from error
@@ -219,7 +219,7 @@ def _sample(setup: Setup, uri: str, count: int, seed: int, sets: str, say: Say) 
         most = min(micro, MOST_AT_ONCE) if isinstance(micro, int) else MOST_AT_ONCE
         count = min(count, len(dataset))
         batches = []
-        for batch in setup.inputs.sample(setup.recipe, dataset, count, min(most, count), seed):
+        for batch in setup.inputs.build_sample_loader(setup.recipe, dataset, count, min(most, count), seed):
             kept = torch.from_numpy((batch.served >= 0) & (batch.positions < count)).to(batch.labels.device)
             if kept.any():
                 batches.append((batch.images[kept], batch.labels[kept]))

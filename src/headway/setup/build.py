@@ -22,8 +22,8 @@ from headway.data import dataset as data
 from headway.data.augment import Augment
 from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
-from headway.data.options import SYNTHETIC
-from headway.data.resolution import sizes, told
+from headway.data.data_recipe import SYNTHETIC
+from headway.data.resolution import describe_sizes, list_sizes
 from headway.launch.ranks import Ranks
 from headway.model.counts import Counts, count
 from headway.model.freezing import Freezing
@@ -138,7 +138,7 @@ class Setup:
 
     def batches(self, position: int, rank: int = 0, world: int = 1) -> Iterable[Batch]:
         """Training batches from a position on, without end: a rank's share of each."""
-        return self.inputs.batches(self.recipe, self.plan, position, rank, world)
+        return self.inputs.build_batches(self.recipe, self.plan, position, rank, world)
 
     def lr_at(self, position: int) -> float:
         """Learning rate of the step that begins at a position."""
@@ -217,9 +217,14 @@ def _built(
     random.seed(recipe.seed)
     target = _target(inputs) if known is None else known.target
     num_classes = len(target.classes) if target.kind == "class" else None
-    done = recipe.augment.on_host(device.type) if recipe.data.train != SYNTHETIC else frozenset()
+    done = recipe.augment.select_host_augmentations(device.type) if recipe.data.train != SYNTHETIC else frozenset()
     augment = Augment(
-        recipe.augment, device, recipe.channels_last, num_classes=num_classes, done=done, reuse=device.type == "cpu"
+        recipe.augment,
+        device,
+        recipe.channels_last,
+        num_classes=num_classes,
+        done_by_loader=done,
+        reuse_output=device.type == "cpu",
     )
     samples = inputs.samples if known is None else known.samples
     if target.kind == "class" and len(target.classes) < 2:
@@ -255,7 +260,7 @@ def _built(
 
     counts = masters = seconds = None
     if known is None:
-        first = inputs.first_batch(loaded.recipe)
+        first = inputs.read_first_batch(loaded.recipe)
         images, labels = augment.normalise(first.images), first.labels.clone()
         initialise = initialiser(recipe.model, model, base=loaded.base) if fresh else None
         if initialise is not None:
@@ -278,7 +283,7 @@ def _built(
     precision = Precision(loaded.recipe.precision, device, seconds=seconds, masters=masters)  # type: ignore[arg-type]
     if known is None:
         names = check(model, images[:2], labels[:2], task, precision)
-        height, width = inputs.smallest(recipe)
+        height, width = inputs.find_smallest_size(recipe)
         if (height, width) != inputs.size:
             layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
             small = images[:2, :, :height, :width].contiguous(memory_format=layout)
@@ -314,7 +319,7 @@ def _built(
         optimizer=optimizer,
         masters=masters,
         freezing=Freezing(model, recipe.model.freeze_after, samples),
-        schedule=Schedule(recipe.schedule, total=plan.position_of(steps), epoch=samples),
+        schedule=Schedule(recipe.schedule, total=plan.find_position(steps), epoch=samples),
         precision=precision,
         epoch=samples,
         plan=plan,
@@ -327,7 +332,7 @@ def _grows(recipe: TrainRecipe, inputs: Inputs, steps: int, plan: BatchPlan) -> 
     """Which sizes progressive resolution will meet."""
     if (progressive := recipe.data.progressive) is None:
         return []
-    return [told(sizes(progressive, inputs.size, plan.position_of(steps) / inputs.samples))]
+    return [describe_sizes(list_sizes(progressive, inputs.size, plan.find_position(steps) / inputs.samples))]
 
 
 def _device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:

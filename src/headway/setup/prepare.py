@@ -20,7 +20,7 @@ def prepared(setup: Setup, batch: Batch, step: int) -> tuple[torch.Tensor, torch
     Raises:
         UserCodeError: the transform failed.
     """
-    keys = batch.keys() if setup.augment.random or setup.transform else None
+    keys = batch.keys() if setup.augment.needs_keys or setup.transform else None
     images, labels = augmented(setup, batch, keys)
     if setup.transform is None:
         return images, labels
@@ -43,7 +43,7 @@ def augmented(setup: Setup, batch: Batch, keys: UInt64 | None) -> tuple[torch.Te
         batch.labels,
         keys,
         epochs=batch.epochs,
-        first=keys_of(batch.seed, 0, batch.samples) if setup.augment.alternating else None,
+        first_epoch_keys=keys_of(batch.seed, 0, batch.samples) if setup.augment.needs_epochs else None,
         masked=batch.served < 0 if batch.bad else None,
     )
 

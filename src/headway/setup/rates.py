@@ -64,12 +64,13 @@ def oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> 
         what = f"The warm-up of {recipe.schedule.warmup_epochs:g} epochs begins at the rate at which it ends"
         fix = "take a larger batch (base is the rate of `per`), or remove schedule.warmup_epochs"
         out.append(f"{what}, so that nothing rises: {fix}.")
-    asked, ends = number(recipe.epochs, "epochs"), plan.position_of(steps) / samples
-    few = steps < FEW and plan.largest > min(LARGE, samples)
+    asked, ends = number(recipe.epochs, "epochs"), plan.find_position(steps) / samples
+    few = steps < FEW and plan.largest_batch > min(LARGE, samples)
     if not few and abs(ends / asked - 1) <= OFF:
         return out
-    size = f"{'up to ' if plan.grows else ''}{plan.largest:,}"
-    what = f"The run has {steps:,} step{'s'[: steps > 1]} of {size} samples, {plan.largest / samples:.3g} epochs each"
+    size = f"{'up to ' if plan.grows else ''}{plan.largest_batch:,}"
+    each = plan.largest_batch / samples
+    what = f"The run has {steps:,} step{'s'[: steps > 1]} of {size} samples, {each:.3g} epochs each"
     if abs(ends / asked - 1) > OFF:
         what += f", and ends after {ends:.4g} epochs in place of {asked:.4g}, as every step is full"
     return [*out, f"{what}. {'So few steps hardly train: set' if few else 'Set'} batch to less, or train for longer."]
@@ -78,7 +79,7 @@ def oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> 
 def length(recipe: TrainRecipe, samples: int) -> tuple[BatchPlan, int]:
     """The steps' sizes and their number, of a recipe whose rates are resolved, over a data set of so many samples."""
     plan = BatchPlan(recipe.batch, recipe.batch_growth, epoch=samples)
-    return plan, plan.nearest(number(recipe.epochs, "epochs") * samples)
+    return plan, plan.round_to_steps(number(recipe.epochs, "epochs") * samples)
 
 
 def check_length(recipe: TrainRecipe, steps: int) -> None:

@@ -9,9 +9,9 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from headway.comm.options import CommRecipe
 from headway.core.recipe import RecipePart, check_patterns
-from headway.data.augment_options import AugmentRecipe
+from headway.data.augment_recipe import AugmentRecipe
 from headway.data.batch_plan import BatchGrowthRecipe
-from headway.data.options import DataRecipe
+from headway.data.data_recipe import DataRecipe
 from headway.model.resolve import ModelRecipe
 from headway.observe.options import ObserveRecipe
 from headway.optim.optimizer import OptimizerRecipe
@@ -244,4 +244,4 @@ class TrainRecipe(RecipePart):
     @property
     def largest_batch(self) -> int:
         """The global batch at the end of the run, after all growth."""
-        return self.batch if self.batch_growth is None else self.batch_growth.largest(self.batch)
+        return self.batch if self.batch_growth is None else self.batch_growth.compute_largest_batch(self.batch)

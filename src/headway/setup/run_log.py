@@ -17,7 +17,7 @@ from safetensors.torch import save as save_tensors
 from headway.core import row_file
 from headway.core.files import write_atomically
 from headway.core.run_folder import RunFolder
-from headway.data.batch import Bad
+from headway.data.batch import BadSample
 from headway.observe.sinks import Sink, open_sinks
 
 BESIDES_METRICS = frozenset(
@@ -80,7 +80,7 @@ class RunLog:
             self._ids = path.open("ab", buffering=0 if self._name else -1)
         self._ids.write(np.stack([positions, asked, served], axis=1).astype("<i8").tobytes())
 
-    def quarantine(self, bad: Sequence[Bad], name: Callable[[int], str]) -> None:
+    def quarantine(self, bad: Sequence[BadSample], name: Callable[[int], str]) -> None:
         """Appends damaged samples to quarantine.jsonl."""
         if not self._leads:
             return

@@ -81,7 +81,7 @@ class Averages:
         rank, world = (0, 1) if ranks is None else (ranks.world.rank, ranks.world.size)
         first = max(0, step - self._batches)
         loader = setup.inputs.loader  # the run's own, which tells how its input does
-        stream: Any = iter(setup.batches(setup.plan.position_of(first), rank, world))
+        stream: Any = iter(setup.batches(setup.plan.find_position(first), rank, world))
         before = [value.clone() for value in self._running]
         try:
             with self._averaged(), torch.no_grad(), recomputing(setup.model):

@@ -26,8 +26,8 @@ from headway.core.profile import (
     WorkloadUpdate,
 )
 from headway.core.recipe import LoadedRecipe
-from headway.data.options import SYNTHETIC, SyntheticRecipe
-from headway.data.resolution import size_at
+from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
+from headway.data.resolution import compute_size
 from headway.launch.hosts import hosts_of, shared
 from headway.launch.ranks import running_statistics
 from headway.model.compilable import Compilable, try_compiling
@@ -159,7 +159,7 @@ def dry_run(
 
 def _images(setup: Setup) -> torch.Tensor:
     """A few, as the network gets them."""
-    images, _ = prepared(setup, setup.inputs.first_batch(setup.recipe), 1)
+    images, _ = prepared(setup, setup.inputs.read_first_batch(setup.recipe), 1)
     layout = torch.channels_last if setup.recipe.channels_last else torch.contiguous_format
     return images[torch.arange(max(SAMPLES), device=images.device) % len(images)].contiguous(memory_format=layout)
 
@@ -188,7 +188,7 @@ def _made(
     evaluation_samples: int | None,
 ) -> DryRun:
     recipe, notes = setup.recipe, list[str]()
-    share = -(-setup.plan.largest // ranks)
+    share = -(-setup.plan.largest_batch // ranks)
     shared(recipe.batch, ranks)
     saved = sum(layer.saved_bytes for layer in found)
     micro = recipe.micro_batch
@@ -234,11 +234,13 @@ def _workload(
     stepped = sum(_size(value) for group in setup.optimizer.param_groups for value in group["params"])
     moved = kept.moved_bytes + 3 * _masters_bytes(setup) + 3 * stepped * (recipe.optimizer.clip_norm is not None)
     statistics = sum(value.numel() * value.element_size() for value in running_statistics(setup.model))
-    total, (height, width) = setup.plan.position_of(setup.steps), setup.size
+    total, (height, width) = setup.plan.find_position(setup.steps), setup.size
     held_out = len(inputs.eval) if inputs.eval is not None else evaluation_samples
     evaluates, saves = recipe.data.eval is not None, recipe.checkpoint
     train = inputs.train
-    on_host = recipe.augment.on_host(_device_type(setup)) if recipe.data.train != SYNTHETIC else frozenset()
+    on_host = (
+        recipe.augment.select_host_augmentations(_device_type(setup)) if recipe.data.train != SYNTHETIC else frozenset()
+    )
     return Workload(
         name=recipe.name,
         layers=found,
@@ -302,7 +304,7 @@ def _device_type(setup: Setup) -> str:
 
 
 def _cropped(recipe: TrainRecipe) -> tuple[str, ...]:
-    return ("random crop",) if recipe.data.crop.random else ()
+    return ("random crop",) if recipe.data.crop.is_random else ()
 
 
 def _augmented(recipe: TrainRecipe, on_host: frozenset[str]) -> tuple[str, ...]:
@@ -321,23 +323,23 @@ def _augmented(recipe: TrainRecipe, on_host: frozenset[str]) -> tuple[str, ...]:
 def _phases(setup: Setup, forward: int) -> tuple[WorkloadPhase, ...]:
     """Steps of one batch and one image size that follow each other."""
     plan, steps, progressive = setup.plan, setup.steps, setup.recipe.data.progressive
-    starts = {plan.steps_between(0, int(start)) for start in plan.starts}
+    starts = {plan.count_steps(0, int(start)) for start in plan.starts}
     if progressive is not None:
-        last = min(math.ceil(progressive.until_epoch), math.ceil(plan.position_of(steps) / setup.epoch))
-        starts |= {plan.steps_between(0, epoch * setup.epoch) for epoch in range(last + 1)}
+        last = min(math.ceil(progressive.until_epoch), math.ceil(plan.find_position(steps) / setup.epoch))
+        starts |= {plan.count_steps(0, epoch * setup.epoch) for epoch in range(last + 1)}
     out: list[WorkloadPhase] = []
     counted = {setup.size: forward}
     begins = sorted(step for step in starts if step < steps)
     for step, end in zip(begins, [*begins[1:], steps], strict=True):
-        position = plan.position_of(step)
+        position = plan.find_position(step)
         size = setup.size
         if progressive is not None:
-            size = size_at(progressive, setup.size, position // setup.epoch)
+            size = compute_size(progressive, setup.size, position // setup.epoch)
         if size not in counted:
             counted[size] = _forward(setup, size)
         phase = WorkloadPhase(
             steps=end - step,
-            batch=plan.batch_at(position),
+            batch=plan.get_batch_size(position),
             height=size[0],
             width=size[1],
             forward_multiply_adds=counted[size],
@@ -368,12 +370,12 @@ def _times(setup: Setup, every_epochs: float, every_steps: int | None = None) ->
     interval = every_epochs * setup.epoch
     if interval <= setup.recipe.batch:
         return steps
-    whole = math.floor(plan.position_of(steps) / interval)
+    whole = math.floor(plan.find_position(steps) / interval)
 
     def after(number: int) -> int:
-        return plan.steps_between(0, math.ceil(number * interval))
+        return plan.count_steps(0, math.ceil(number * interval))
 
-    if interval >= plan.largest:  # each after another step
+    if interval >= plan.largest_batch:  # each after another step
         return whole + (after(whole) < steps)
     return len({steps, *map(after, range(1, whole + 1))})
 
@@ -416,13 +418,13 @@ def _size(tensor: torch.Tensor) -> int:
 def _rates(setup: Setup) -> list[tuple[float, float]]:
     """At the beginning of each epoch, of very many of some; and in the end."""
     plan, steps = setup.plan, setup.steps
-    out, epochs = [], math.ceil(plan.position_of(steps) / setup.epoch)
+    out, epochs = [], math.ceil(plan.find_position(steps) / setup.epoch)
     for epoch in range(0, epochs, max(1, epochs // MOST_RATES)):
-        step = plan.steps_between(0, epoch * setup.epoch)
+        step = plan.count_steps(0, epoch * setup.epoch)
         if step < steps:
-            out.append((float(epoch), setup.lr_at(plan.position_of(step))))
-    last = plan.position_of(steps - 1)
-    return [*out, (plan.position_of(steps) / setup.epoch, setup.lr_at(last))]
+            out.append((float(epoch), setup.lr_at(plan.find_position(step))))
+    last = plan.find_position(steps - 1)
+    return [*out, (plan.find_position(steps) / setup.epoch, setup.lr_at(last))]
 
 
 def _sent(exchange: WorkloadExchange, nbytes: int, hosts: int, ranks: int) -> float:
@@ -461,9 +463,9 @@ def _memory(setup: Setup, workload: Workload, share: int, micro: int, ranks: int
     about = "" if recipe.precision == "fp32" or setup.masters is not None else copies
     wide = 4 if recipe.augment.normalise else 1
     largest = max(layer.activation_bytes for layer in workload.layers)
-    ahead, of_ring = recipe.data.ahead, share
+    ahead, of_ring = recipe.data.prefetch_batches, share
     if recipe.data.train == SYNTHETIC:  # every rank makes one whole batch
-        ahead, of_ring = 1, setup.plan.largest
+        ahead, of_ring = 1, setup.plan.largest_batch
     found = [
         Part("weights", weights, device, about),
         *_beside(setup),

@@ -47,7 +47,7 @@ def batches_of(
     """(outputs, labels, batch) of every batch of a data set, or of a rank's share of it, without gradients, the
     network in evaluation mode."""
     recipe = setup.recipe
-    loader = setup.inputs.evaluation(recipe, dataset, rank, world)
+    loader = setup.inputs.build_evaluation_loader(recipe, dataset, rank, world)
     training = setup.model.training
     setup.model.eval()
     try:

@@ -12,7 +12,7 @@ from PIL import Image
 from headway.core.files import write_atomically
 from headway.core.run_folder import RunFolder
 from headway.data.dataset import Dataset
-from headway.data.reference import picture
+from headway.data.reference import read_image
 from headway.page import panel
 from headway.page.panel import Panel
 from headway.train.evaluate import Evaluation
@@ -87,7 +87,7 @@ def _caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
 
 
 def _thumbnail(dataset: Dataset, sample: int) -> str:
-    image = picture(dataset, sample)
+    image = read_image(dataset, sample)
     if max(image.size) > THUMBNAIL:
         image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)
     out = io.BytesIO()

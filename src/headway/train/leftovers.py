@@ -22,7 +22,7 @@ OF_THE_PROCESS = (*OF_THE_MACHINE, "micro_batch")
 def identity(setup: Setup) -> dict[str, Any]:
     """Returns the settings that must be equal on all ranks: recipe and data, without machine-specific settings."""
     recipe = _compared(dict(setup.loaded.list_leaves()), setup)
-    data = setup.inputs.state(setup.recipe)
+    data = setup.inputs.build_state(setup.recipe)
     return {**recipe, **{f"the data's {name}": data[name] for name in ("fingerprint", "channels", "classes")}}
 
 

@@ -15,7 +15,7 @@ from headway.comm.reducer import Verdict
 from headway.core.clock import Clock
 from headway.core.errors import DataError
 from headway.core.run_folder import RunFolder, read_json_lines
-from headway.data.batch import Bad, Batch
+from headway.data.batch import BadSample, Batch
 from headway.launch.ranks import Ranks
 from headway.observe import stragglers
 from headway.setup.build import Setup
@@ -49,7 +49,7 @@ class Ledger:
         self._verdicts: list[Verdict] = []
         self._step_losses: list[float] = []
         self._sizes: list[int] = []
-        self._bad: list[Bad] = []
+        self._bad: list[BadSample] = []
         self._bad_ahead = 0
         self._damaged: set[int] = set()
         self._since: tuple[int, dict[str, float]] = (0, {})
@@ -134,7 +134,7 @@ class Ledger:
         self.restart_rate(step, clock)
         spent = {stage: seconds - before.get(stage, 0.0) for stage, seconds in self._since[1].items()}
         elapsed = max(sum(spent.values()), 1e-9)
-        position, last = plan.position_of(step), plan.position_of(step - 1)
+        position, last = plan.find_position(step), plan.find_position(step - 1)
         with torch.no_grad():  # a newcomer has put nothing through the network yet
             metrics = setup.task.metrics(*outputs) if outputs is not None else {}
         record = {
@@ -146,7 +146,7 @@ class Ledger:
             **{name: float(value.float().mean()) for name, value in metrics.items()},
             "lr": setup.lr_at(last),
             "batch": position - last,
-            "images_s": (position - plan.position_of(since_step)) / elapsed,
+            "images_s": (position - plan.find_position(since_step)) / elapsed,
             "wait_share": spent.get("wait", 0.0) / elapsed,
             "seconds": clock.total_seconds(),
         }
@@ -162,7 +162,7 @@ class Ledger:
 
     def diverged(self, step: int, clock: Clock, what: str) -> None:
         """Writes that a run diverges."""
-        position = self._setup.plan.position_of(step)
+        position = self._setup.plan.find_position(step)
         at = {"step": step, "position": position, "epoch": position / self._setup.epoch}
         self.write({"kind": "divergence", **at, "what": what, "seconds": clock.total_seconds()})
 
@@ -208,7 +208,7 @@ class Ledger:
     def take(self, state: dict[str, Any]) -> None:
         """Goes on from another rank's."""
         if not state["bad_ahead"]:  # the ranks have told each other; else each still has its own to tell
-            self._bad = [Bad(**bad) for bad in state["bad"]]
+            self._bad = [BadSample(**bad) for bad in state["bad"]]
         self._recent, self._step_losses = state["recent"], state["losses"]
         self._verdicts.clear()
         self._bad_ahead, self.damaged = state["bad_ahead"], state["damaged"]
@@ -236,7 +236,7 @@ class Ledger:
         if not self.log.leads or (found := ranks.board.read()) is None:
             return {}
         at, seconds = found
-        names, position = [str(rank) for rank in range(len(seconds))], self._setup.plan.position_of(at)
+        names, position = [str(rank) for rank in range(len(seconds))], self._setup.plan.find_position(at)
         self.log.row(stragglers.KIND, names, stragglers.COLUMNS, position, at, seconds.astype(np.float32))
         slowest = stragglers.slowest(seconds)
         return {} if slowest is None else {"slowest": {**asdict(slowest), "step": at}}
@@ -246,7 +246,7 @@ class Ledger:
         self.read_verdicts()
         if self._bad_ahead:
             mine = json.dumps([asdict(bad) for bad in self._bad]).encode()
-            found = [Bad(**bad) for some in ranks.world.control.gather_bytes(mine) for bad in json.loads(some)]
+            found = [BadSample(**bad) for some in ranks.world.control.gather_bytes(mine) for bad in json.loads(some)]
             self._bad, self._bad_ahead = sorted(found, key=lambda bad: bad.position), 0
 
     def _write_bad(self) -> None:

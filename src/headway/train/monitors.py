@@ -62,7 +62,7 @@ def _write(trainer: Trainer, source: Source, row: Row) -> None:
     """Appends a row, at the step that the trainer has come to: a resumed run cuts off what came after its own."""
     if trainer.leads:
         step, values = trainer.step, np.array([row], np.float32)
-        position = trainer.setup.plan.position_of(step)
+        position = trainer.setup.plan.find_position(step)
         row_file.append_row(
             trainer.run_folder.rows_path(source.kind), (source.kind,), source.columns, position, step, values
         )

@@ -25,11 +25,11 @@ from headway.core.run_folder import RunFolder, collect_provenance
 from headway.core.signals import handle_signals
 from headway.core.statistics import compute_student_t
 from headway.core.untrusted_json import is_whole_number
-from headway.data.decode import chosen
+from headway.data.decode import resolve_backend
 from headway.launch.ranks import Ranks
 from headway.model import weights
 from headway.setup.build import LABELS, Known, Setup, check_labels, set_up
-from headway.setup.inputs import Say, open_relative
+from headway.setup.inputs import Say, open_dataset
 from headway.setup.recipe import TrainRecipe
 from headway.setup.task import Target
 from headway.train.evaluate import evaluate as evaluate_set
@@ -393,7 +393,7 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
     if data is None and setup.recipe.data.eval is None:
         raise UsageError("this run has no evaluation set", where=str(folder), fix="Name a packed one with --data.")
     base, uri = (Path(), data) if data is not None else (setup.loaded.base, str(setup.recipe.data.eval))
-    with closing(setup.inputs), closing(open_relative(base, uri, say)) as held_out:
+    with closing(setup.inputs), closing(open_dataset(base, uri, say)) as held_out:
         check_labels(setup.target, held_out)
         evaluation = evaluate_set(setup, held_out)
         result = {**evaluation.metrics, "samples": float(len(evaluation.samples))}
@@ -425,7 +425,7 @@ def trained(run: RunFolder, *, say: Say, wide: bool = False) -> Setup:
         loaded = loaded.resolve_all({key: (value, "no GPU here") for key, value in instead.items()})
     if wide:
         loaded = loaded.resolve_all({key: (value, "measured in float32") for key, value in WIDE.items()})
-    if loaded.recipe.data.decoder == "native" and chosen() != "native":
+    if loaded.recipe.data.decoder == "native" and resolve_backend() != "native":
         say("The native core is not here: Pillow decodes. It is slower, and pixels differ by 1 at most.")
         reason = "the native core is not here"
         loaded = loaded.resolve("data.pin", False, reason).resolve("data.decoder", "pillow", reason)

@@ -45,7 +45,7 @@ class Observer:
             named = (setup.masters or setup.model).named_parameters()
             self._layers = LayerWatch(named, setup.optimizer, partial(local_rates, setup.optimizer))
         if options.on_divergence != "ignore" and self._layers is not None:
-            weights, batch = self._layers.weights(), setup.plan.batch_at(0)
+            weights, batch = self._layers.weights(), setup.plan.get_batch_size(0)
             self._divergence = DivergenceWatch(self._layers.names, self._layers.sizes, weights, batch)
         self._activations: ActivationWatch | None = None
         if options.activations:
@@ -98,7 +98,7 @@ class Observer:
         self._norms, gradient = (None, None) if found is None else found
         if self._divergence is None:
             return None
-        lr = self._setup.lr_at(self._setup.plan.position_of(step - 1))
+        lr = self._setup.lr_at(self._setup.plan.find_position(step - 1))
         return self._divergence.look(step, losses, self._norms, gradient, loss_scale, lr)
 
     def culprit(self) -> str:

@@ -106,7 +106,7 @@ class Trainer:
         """
         scalars = checkpoint.scalars
         expect_scalars(scalars, str(checkpoint.path))
-        expect_same_data(scalars["data"], self.setup.inputs.state(self.setup.recipe), str(checkpoint.path))
+        expect_same_data(scalars["data"], self.setup.inputs.build_state(self.setup.recipe), str(checkpoint.path))
         self._load(checkpoint)
         self._saved_step = self.step
         self._ledger.restart_rate(self.step, self.clock)
@@ -161,7 +161,7 @@ class Trainer:
         else:
             batch = next(self._stream)
             clock.lap("wait")
-        size = setup.plan.batch_at(self.position)
+        size = setup.plan.get_batch_size(self.position)
         if self._weights.shape[0] != size:
             self._weights = torch.full((size,), 1 / size, device=setup.device)
         set_lr(setup.optimizer, setup.lr_at(self.position))
@@ -430,7 +430,7 @@ class Trainer:
             self._stop(f"the weights are not finite at step {self.step}", self.step, self._ledger.observer.culprit())
 
     def _stop(self, what: str, step: int, culprit: str = "") -> NoReturn:
-        lr = self.setup.lr_at(self.setup.plan.position_of(step - 1))
+        lr = self.setup.lr_at(self.setup.plan.find_position(step - 1))
         self.close()
         raise stopped(what, lr, self.run_folder, self._checkpoints, culprit, precision=self.precision.name)
 
@@ -491,7 +491,7 @@ class Trainer:
     def _scalars(self) -> dict[str, Any]:
         return {
             "position": self.position,
-            "data": self.setup.inputs.state(self.setup.recipe),
+            "data": self.setup.inputs.build_state(self.setup.recipe),
             "precision": self.setup.precision.state(),
             "best": self.best,
             "metrics": self.metrics,

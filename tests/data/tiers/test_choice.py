@@ -12,8 +12,8 @@ from tests.data.tiers._server import make_pack, serving
 
 from headway.core.errors import UsageError
 from headway.data import opening
+from headway.data.data_recipe import CacheMode
 from headway.data.dataset import Dataset
-from headway.data.options import Cache
 from headway.data.order import Order
 from headway.data.tiers import choose_tier
 from headway.data.tiers.disk import DiskTier
@@ -122,7 +122,7 @@ def test_the_impossible_is_refused_with_the_way_out(data: Dataset, unlike: Datas
         ("none", DiskTier, "none, remote records are kept until they are read"),
     ],
 )
-def test_remote_sets(folder: Path, tmp_path: Path, data: Dataset, cache: Cache, kind: type, words: str) -> None:
+def test_remote_sets(folder: Path, tmp_path: Path, data: Dataset, cache: CacheMode, kind: type, words: str) -> None:
     with serving(folder) as server:
         far = open_remote(server.uri, tmp_path / "columns")
         tier = choose_tier(far, cache, folder=tmp_path / "cache", budget_bytes=2 * 10**9, backend="pillow")

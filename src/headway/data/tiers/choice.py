@@ -14,9 +14,9 @@ from headway.core.cpu_count import read_local_ranks
 from headway.core.errors import UsageError, suggest_nearest
 from headway.core.free_memory import read_free_memory_bytes
 from headway.data.columns import FLAG_RAW
+from headway.data.data_recipe import CacheMode
 from headway.data.dataset import Dataset
-from headway.data.decode import Backend, decoder
-from headway.data.options import Cache
+from headway.data.decode import Backend, build_decoder
 from headway.data.shards import MappedShards, is_on_network
 from headway.data.tiers.device import DeviceTier
 from headway.data.tiers.disk import DiskTier
@@ -38,7 +38,7 @@ REQUESTED_SHARE = 0.8
 
 def choose_tier(
     dataset: Dataset,
-    cache: Cache = "auto",
+    cache: CacheMode = "auto",
     *,
     device: torch.device | str = "cpu",
     threads: int | None = None,
@@ -65,9 +65,9 @@ def choose_tier(
         UsageError: what is asked cannot be; the sentence says what can.
         DataError: a remote address cannot be read.
     """
-    if cache not in get_args(Cache):
+    if cache not in get_args(CacheMode):
         raise UsageError(
-            f"{cache!r} is no place for a cache", where="data.cache", fix=suggest_nearest(cache, get_args(Cache))
+            f"{cache!r} is no place for a cache", where="data.cache", fix=suggest_nearest(cache, get_args(CacheMode))
         )
     planner = CachePlanner(dataset, str(device), Path(folder or get_cache_folder()), budget_bytes)
     place = planner.choose_automatically() if cache == "auto" else planner.choose_requested(cache)
@@ -77,7 +77,7 @@ def choose_tier(
     try:
         if not place.decoded:
             return MemoryTier.from_records(dataset, source, why=place.why, progress=progress)
-        with contextlib.closing(decoder(threads, backend)) as decode:
+        with contextlib.closing(build_decoder(threads, backend)) as decode:
             if place.name == "memory":
                 return MemoryTier.from_decoded(dataset, source, decode, why=place.why, progress=progress)
             return DeviceTier(dataset, source, decode, device, why=place.why, progress=progress)
@@ -144,7 +144,7 @@ class CachePlanner:
             return _TierChoice("none", "local files are mapped, and the page cache keeps them")
         return _TierChoice("none", "its files are read as they are needed")
 
-    def choose_requested(self, cache: Cache) -> _TierChoice:
+    def choose_requested(self, cache: CacheMode) -> _TierChoice:
         """Returns the place that the recipe asks for. Raises UsageError: the set does not fit there."""
         if cache == "none":
             return (

@@ -1,8 +1,7 @@
-"""RandAugment and TrivialAugment: operations chosen at random for each sample, from a fixed list of 14.
+"""RandAugment and TrivialAugment: random operations for each sample, from a fixed list of 14.
 
-The operations, their strengths and the names are torchvision's. A strength is one of 31 levels; where an operation has
-two directions, each comes half of the time. What is chosen is known on the host, so samples are grouped by operation
-there, and each group is one batched call.
+Operations, strengths and names are torchvision's. A strength is one of 31 levels; an operation with two directions
+takes each of them half of the time. The host draws the operations and groups samples by them: one batched call each.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ from numpy.typing import NDArray
 from headway.core.errors import UsageError
 from headway.core.random_keys import UInt64, draw_integers, draw_words
 from headway.data.crops import Float64
-from headway.data.ops.colour import brightness, contrast, saturation, sharpness
+from headway.data.ops.colour import adjust_brightness, adjust_contrast, adjust_saturation, adjust_sharpness
 from headway.data.ops.move import warp
 from headway.data.ops.tone import autocontrast, equalize, posterize, solarize
-from headway.data.streams import STREAM_LEVEL, STREAM_OPERATION, STREAM_SIGN
+from headway.data.random_streams import STREAM_LEVEL, STREAM_OPERATION, STREAM_SIGN
 from headway.data.upload import to_device
 
 Int64 = NDArray[np.int64]
@@ -29,15 +28,15 @@ Int64 = NDArray[np.int64]
 MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 BLENDS = ("brightness", "color", "contrast", "sharpness")
 OPERATIONS = ("identity", *MOVES, *BLENDS, "posterize", "solarize", "autocontrast", "equalize")
-"""Their numbers are their places here."""
+"""The number of an operation is its index here."""
 LEVELS = 31
-"""TrivialAugment draws one of these; RandAugment's `m` is one."""
+"""Number of strengths: TrivialAugment draws a level below it, RandAugment's `m` is one."""
 
 _APPLY: dict[str, Callable[[torch.Tensor, Float64], torch.Tensor]] = {
-    "brightness": lambda images, strength: brightness(images, 1 + strength),
-    "color": lambda images, strength: saturation(images, 1 + strength),
-    "contrast": lambda images, strength: contrast(images, 1 + strength),
-    "sharpness": lambda images, strength: sharpness(images, 1 + strength),
+    "brightness": lambda images, strength: adjust_brightness(images, 1 + strength),
+    "color": lambda images, strength: adjust_saturation(images, 1 + strength),
+    "contrast": lambda images, strength: adjust_contrast(images, 1 + strength),
+    "sharpness": lambda images, strength: adjust_sharpness(images, 1 + strength),
     "posterize": lambda images, strength: posterize(images, strength.astype(np.int64)),
     "solarize": solarize,
     "autocontrast": lambda images, _: autocontrast(images),
@@ -45,7 +44,7 @@ _APPLY: dict[str, Callable[[torch.Tensor, Float64], torch.Tensor]] = {
 }
 
 
-def rand_augment(keys: UInt64, size: tuple[int, int], *, n: int = 2, m: int = 9) -> tuple[Int64, Float64]:
+def draw_rand_augment(keys: UInt64, size: tuple[int, int], *, n: int = 2, m: int = 9) -> tuple[Int64, Float64]:
     """Draws `n` operations a sample, each of level `m` of 0 to 30.
 
     Args:
@@ -53,8 +52,8 @@ def rand_augment(keys: UInt64, size: tuple[int, int], *, n: int = 2, m: int = 9)
         size: (height, width) of the images.
 
     Returns:
-        operations int64 [b, n] (numbers of OPERATIONS), and their strengths float64 [b, n] in each one's own unit:
-        a shear, pixels, degrees, a factor less 1, bits, a byte.
+        operations int64 [b, n] (numbers of OPERATIONS), and strengths float64 [b, n] in the operation's unit: a shear,
+        pixels, degrees, a factor less 1, bits, or a byte.
 
     Raises:
         UsageError: n is not 1 to 99, or m not 0 to 30.
@@ -63,31 +62,34 @@ def rand_augment(keys: UInt64, size: tuple[int, int], *, n: int = 2, m: int = 9)
     """
     if not 1 <= n <= 99 or not 0 <= m < LEVELS:
         raise UsageError(f"{n} operations of level {m}", fix=f"Give 1 to 99 of level 0 to {LEVELS - 1}.")
-    return _draw(keys, n, np.full((len(keys), n), m), _strengths("rand", size))
+    return _draw(keys, n, np.full((len(keys), n), m), _make_strength_table("rand", size))
 
 
-def trivial_augment(keys: UInt64, size: tuple[int, int]) -> tuple[Int64, Float64]:
-    """Draws one operation a sample and its level; what it gives is as `rand_augment` gives it, with n = 1.
+def draw_trivial_augment(keys: UInt64, size: tuple[int, int]) -> tuple[Int64, Float64]:
+    """Draws one operation and its level for each sample; returns the same as `draw_rand_augment` with n = 1.
 
     Source: Müller and Hutter 2021, "TrivialAugment" (arXiv 2103.10158), the wide space.
     """
-    return _draw(keys, 1, draw_integers(keys, STREAM_LEVEL, 0, LEVELS)[:, None], _strengths("trivial", size))
+    return _draw(keys, 1, draw_integers(keys, STREAM_LEVEL, 0, LEVELS)[:, None], _make_strength_table("trivial", size))
 
 
 def _draw(keys: UInt64, n: int, levels: Int64, strengths: Float64) -> tuple[Int64, Float64]:
     operations = np.stack([draw_integers(keys, STREAM_OPERATION + k, 0, len(OPERATIONS)) for k in range(n)], axis=1)
     negative = np.stack([draw_words(keys, STREAM_SIGN + k) >> np.uint64(63) for k in range(n)], axis=1).astype(bool)
     drawn = strengths[operations, levels]
+    # Moves and blends have two directions; "identity" is number 0 and has none.
     signed = operations <= len(MOVES + BLENDS)
     return operations, np.where(signed & negative & (operations > 0), -drawn, drawn)
 
 
-@lru_cache(maxsize=64)  # a size for each step of a progressive resolution
-def _strengths(name: Literal["rand", "trivial"], size: tuple[int, int]) -> Float64:
-    """Strength of each operation (row) at each level (column)."""
+# Progressive resolution needs a table for each of its few sizes.
+@lru_cache(maxsize=64)
+def _make_strength_table(name: Literal["rand", "trivial"], size: tuple[int, int]) -> Float64:
+    """Makes the table of strengths: one row an operation, one column a level."""
     wide = name == "trivial"
     height, width = size
-    share = 150 / 331  # of the sides: the paper's 150 pixels of ImageNet crops of 331
+    # RandAugment's largest translation: the paper's 150 pixels of ImageNet crops of 331.
+    share = 150 / 331
     largest = {
         "shear_x": 0.99 if wide else 0.3,
         "shear_y": 0.99 if wide else 0.3,
@@ -103,29 +105,31 @@ def _strengths(name: Literal["rand", "trivial"], size: tuple[int, int]) -> Float
     return table
 
 
-def apply(images: torch.Tensor, operations: Int64, strengths: Float64, fill: torch.Tensor) -> torch.Tensor:
-    """Applies what was drawn, one round of operations after the other.
+def apply_operations(images: torch.Tensor, operations: Int64, strengths: Float64, fill: torch.Tensor) -> torch.Tensor:
+    """Applies drawn operations to images, one round after the other.
 
     Args:
         images: uint8 [b, H, W, C].
-        operations, strengths: [b, n].
-        fill: uint8 [C] on the images' device: what comes in from outside.
+        operations: int64 [b, n].
+        strengths: float64 [b, n].
+        fill: uint8 [C] on the images' device: colour of pixels that come in from outside.
 
     Returns:
         a new tensor.
 
     Raises:
-        UsageError: the images are not bytes.
+        UsageError: the images are not uint8.
     """
     if images.dtype != torch.uint8:
         raise UsageError(f"operations on images of {images.dtype}", fix="Apply them before normalisation, to uint8.")
     for operation, strength in zip(operations.T, strengths.T, strict=True):
-        images = _round(images, operation, strength, fill)
+        images = _apply_round(images, operation, strength, fill)
     return images
 
 
-def _round(images: torch.Tensor, operation: Int64, strength: Float64, fill: torch.Tensor) -> torch.Tensor:
+def _apply_round(images: torch.Tensor, operation: Int64, strength: Float64, fill: torch.Tensor) -> torch.Tensor:
     out = images.clone()
+    # All moves are affine maps, so one call of `warp` does them together.
     moved = (operation > 0) & (operation <= len(MOVES))
     groups = [("move", moved), *((name, operation == OPERATIONS.index(name)) for name in _APPLY)]
     for name, chosen in groups:
@@ -135,18 +139,18 @@ def _round(images: torch.Tensor, operation: Int64, strength: Float64, fill: torc
         places = to_device(members, images.device)
         some, drawn = images.index_select(0, places), strength[members]
         if name == "move":
-            some = warp(some, matrices(operation[members], drawn, images.shape[1:3]), fill)
+            some = warp(some, make_affine_matrices(operation[members], drawn, images.shape[1:3]), fill)
         else:
             some = _APPLY[name](some, drawn)
         out.index_copy_(0, places, some)
     return out
 
 
-def matrices(operation: Int64, strength: Float64, size: tuple[int, int] | torch.Size) -> Float64:
-    """Affine matrices of moves, float64 [b, 6], as `warp` takes them.
+def make_affine_matrices(operation: Int64, strength: Float64, size: tuple[int, int] | torch.Size) -> Float64:
+    """Makes the affine matrices of moves for `warp`, float64 [b, 6].
 
-    A shear leaves the upper left corner where it is, a rotation (counter-clockwise) the middle; a translation moves the
-    image by whole pixels, to the right and down.
+    A shear fixes the upper left corner and a rotation (counter-clockwise) the centre. A translation moves the image by
+    whole pixels, to the right and down.
     """
     out = np.tile([1.0, 0.0, 0.0, 0.0, 1.0, 0.0], (len(operation), 1))
     is_ = {name: operation == OPERATIONS.index(name) for name in MOVES}

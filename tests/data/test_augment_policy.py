@@ -13,8 +13,14 @@ from tests._waits import counted
 
 from headway.core.errors import UsageError
 from headway.core.random_keys import make_keys
-from headway.data.ops.colour import brightness, contrast, saturation, sharpness
-from headway.data.policy import OPERATIONS, apply, matrices, rand_augment, trivial_augment
+from headway.data.augment_policy import (
+    OPERATIONS,
+    apply_operations,
+    draw_rand_augment,
+    draw_trivial_augment,
+    make_affine_matrices,
+)
+from headway.data.ops.colour import adjust_brightness, adjust_contrast, adjust_saturation, adjust_sharpness
 
 quick = settings(deadline=None, max_examples=40)
 COUNT = 28_000
@@ -51,13 +57,13 @@ def alone(image: torch.Tensor, name: str, strength: float) -> np.ndarray:
         case "rotate":
             return np.asarray(picture.rotate(strength, fillcolor=FILL))
         case "brightness":
-            return brightness(image, factor)[0].numpy()
+            return adjust_brightness(image, factor)[0].numpy()
         case "color":
-            return saturation(image, factor)[0].numpy()
+            return adjust_saturation(image, factor)[0].numpy()
         case "contrast":
-            return contrast(image, factor)[0].numpy()
+            return adjust_contrast(image, factor)[0].numpy()
         case "sharpness":
-            return sharpness(image, factor)[0].numpy()
+            return adjust_sharpness(image, factor)[0].numpy()
         case "posterize":
             return np.asarray(ImageOps.posterize(picture, int(strength)))
         case "solarize":
@@ -76,9 +82,9 @@ def alone(image: torch.Tensor, name: str, strength: float) -> np.ndarray:
 @pytest.mark.parametrize("seed", range(4))
 def test_every_sample_gets_its_operations_in_their_order(seed: int) -> None:
     images, key = some(60, 12, 17, seed=seed), make_keys(seed, 0, np.arange(60))
-    operations, strengths = rand_augment(key, (12, 17), n=3, m=17)
+    operations, strengths = draw_rand_augment(key, (12, 17), n=3, m=17)
     before = images.clone()
-    out = apply(images, operations, strengths, fill_of(images))
+    out = apply_operations(images, operations, strengths, fill_of(images))
     assert (images == before).all()
     assert len(np.unique(operations)) == len(OPERATIONS)
     for place in range(60):
@@ -94,14 +100,14 @@ def test_every_sample_gets_its_operations_in_their_order(seed: int) -> None:
 )
 def test_any_size_is_served_and_samples_do_not_touch(size: tuple[int, int], channels: int, seed: int) -> None:
     images, key = some(20, *size, channels, seed), make_keys(seed, 0, np.arange(20))
-    drawn = trivial_augment(key, size)
-    whole = apply(images, *drawn, fill_of(images))
+    drawn = draw_trivial_augment(key, size)
+    whole = apply_operations(images, *drawn, fill_of(images))
     assert whole.shape == images.shape
     part = [3, 19, 4, 0]
-    again = trivial_augment(key[part], size)
+    again = draw_trivial_augment(key[part], size)
     assert (again[0] == drawn[0][part]).all()
     assert (again[1] == drawn[1][part]).all()
-    assert (apply(images[part], *again, fill_of(images)) == whole[part]).all()
+    assert (apply_operations(images[part], *again, fill_of(images)) == whole[part]).all()
 
 
 def strengths_of(name: str, drawn: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
@@ -110,7 +116,7 @@ def strengths_of(name: str, drawn: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
 
 
 def test_trivial_augment_draws_operation_level_and_sign_uniformly() -> None:
-    drawn = trivial_augment(KEYS, (224, 160))
+    drawn = draw_trivial_augment(KEYS, (224, 160))
     assert drawn[0].shape == drawn[1].shape == (COUNT, 1)
     assert scipy.stats.chisquare(np.bincount(drawn[0][:, 0], minlength=14)).pvalue > 1e-3
     largest = {"shear_x": 0.99, "shear_y": 0.99, "translate_x": 32, "translate_y": 32, "rotate": 135}
@@ -128,7 +134,7 @@ def test_trivial_augment_draws_operation_level_and_sign_uniformly() -> None:
 
 
 def test_rand_augment_has_one_level_and_its_rounds_are_independent() -> None:
-    drawn = rand_augment(KEYS, (224, 160), n=2, m=15)
+    drawn = draw_rand_augment(KEYS, (224, 160), n=2, m=15)
     joint = np.bincount(drawn[0][:, 0] * 14 + drawn[0][:, 1], minlength=196)
     assert scipy.stats.chisquare(joint).pvalue > 1e-3
     expected = {
@@ -149,19 +155,19 @@ def test_rand_augment_has_one_level_and_its_rounds_are_independent() -> None:
 def test_impossible_numbers_are_refused() -> None:
     for options in ({"n": 0}, {"m": 31}, {"m": -1}, {"n": 100}):
         with pytest.raises(UsageError, match="Give 1 to 99 of level 0 to 30"):
-            rand_augment(KEYS[:2], (8, 8), **options)
+            draw_rand_augment(KEYS[:2], (8, 8), **options)
     images = some(2, 5, 5)
     with pytest.raises(UsageError, match="Apply them before normalisation"):
-        apply(images.float(), *trivial_augment(KEYS[:2], (5, 5)), fill_of(images))
+        apply_operations(images.float(), *draw_trivial_augment(KEYS[:2], (5, 5)), fill_of(images))
 
 
 def test_a_quarter_turn_and_back() -> None:
     images = some(1, 9, 9)
-    turn = matrices(np.array([OPERATIONS.index("rotate")]), np.array([90.0]), (9, 9))
+    turn = make_affine_matrices(np.array([OPERATIONS.index("rotate")]), np.array([90.0]), (9, 9))
     assert turn[0] == pytest.approx([0, -1, 9, 1, 0, 0])
     angles = np.array([[90.0], [-90.0]])
     both = np.full((2, 1), OPERATIONS.index("rotate"))
-    out = apply(images.expand(2, -1, -1, -1), both, angles, fill_of(images))
+    out = apply_operations(images.expand(2, -1, -1, -1), both, angles, fill_of(images))
     assert (out[0] == images[0].rot90()).all()
     assert (out[1] == images[0].rot90(-1)).all()
     assert math.isclose(np.linalg.det(turn[0].reshape(2, 3)[:, :2]), 1)
@@ -169,9 +175,9 @@ def test_a_quarter_turn_and_back() -> None:
 
 def test_nothing_waits_for_the_device() -> None:
     images, key = some(64, 9, 8), KEYS[:64]
-    drawn = rand_augment(key, (9, 8))
+    drawn = draw_rand_augment(key, (9, 8))
     with counted() as found:
-        apply(images, *drawn, fill_of(images))
+        apply_operations(images, *drawn, fill_of(images))
     assert found == {}
 
 
@@ -179,12 +185,12 @@ def test_nothing_waits_for_the_device() -> None:
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_gpu_gives_the_same_pixels_without_a_wait(channels: int) -> None:
     images, key = some(200, 40, 29, channels), KEYS[:200]
-    drawn = rand_augment(key, (40, 29), n=3)
+    drawn = draw_rand_augment(key, (40, 29), n=3)
     there, fill = images.cuda(), fill_of(images).cuda()
-    apply(there, *drawn, fill)  # libraries set themselves up
+    apply_operations(there, *drawn, fill)  # libraries set themselves up
     torch.cuda.set_sync_debug_mode("error")
     try:
-        out = apply(there, *drawn, fill)
+        out = apply_operations(there, *drawn, fill)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-    assert (out.cpu() == apply(images, *drawn, fill.cpu())).all()
+    assert (out.cpu() == apply_operations(images, *drawn, fill.cpu())).all()
