@@ -49,7 +49,7 @@ PRELOADED = [
     "headway.train.elastic",
     "headway.data.loader",
     "headway.data.pack",
-    "headway.comm.member",
+    "headway.comm.coordinator_client",
     "headway.comm.hvd",
     "headway.doctor.script",
     "headway.observe.watch",

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import torch
 
-from headway.comm.reducer import Verdict
+from headway.comm.reducer import StepReduction
 from headway.core.clock import Clock
 from headway.core.errors import CommunicationError, Lost, UsageError
 from headway.core.run import Run
@@ -284,7 +284,7 @@ class Trainer:
             except CommunicationError as error:
                 self._go_on_after(error)
 
-    def _together(self, ranks: Ranks, batch: Batch) -> Verdict:
+    def _together(self, ranks: Ranks, batch: Batch) -> StepReduction:
         """A step with the others: it comes about on all ranks, or the network is as it was before."""
         if self._buffers:
             torch._foreach_copy_(self._kept, self._buffers)
