@@ -9,7 +9,7 @@ from statistics import median
 
 import torch
 
-from headway.comm.bench_links import sums_of
+from headway.comm.bench_links import time_all_algorithms
 from headway.comm.communicator import Communicator
 from headway.core.launcher_environment import read_launcher_environment
 from headway.core.world import World
@@ -26,7 +26,7 @@ def main() -> None:
     communicator = Communicator(world)
     buffers = [torch.zeros(size // 4) for size in SIZES]
     rounds = [
-        [seconds for buffer in buffers for seconds in sums_of(communicator, buffer)]
+        [seconds for buffer in buffers for seconds in time_all_algorithms(communicator, buffer)]
         for _ in range(1 + int(sys.argv[1]))
     ]
     if world.is_lead:  # in the first round connections open and memory is touched

@@ -178,7 +178,7 @@ def measured(recipe: Path, hosts: tuple[Host, ...], seconds: float) -> Any:
     out = recipe.parent / "found.json"
     command = [str(Path(__file__).parent / "_joint.py"), str(recipe), str(out), str(seconds)]
     environ = {"OMP_NUM_THREADS": "1"}
-    assert launch(command, hosts, environ=environ, respawn=False, on_loss="continue") == 0
+    assert launch(command, hosts, environ=environ, respawn=False, on_rank_failure="continue") == 0
     return json.loads(out.read_text())
 
 

@@ -42,7 +42,7 @@ def _connected(port: int, random: Random, known: bool) -> tuple[socket.socket, C
 
 @contextlib.contextmanager
 def target(folder: Path) -> Iterator[Callable[[Random], None]]:
-    made = Coordinator([(0, 0), (0, 1)], secret=SECRET, timeout_s=60, store_port=1, tell=lambda event: None)
+    made = Coordinator([(0, 0), (0, 1)], secret=SECRET, timeout_s=60, store_port=1, on_event=lambda event: None)
 
     def one(random: Random) -> None:
         known = random.randrange(4) > 0

@@ -9,7 +9,7 @@ import torch
 from torch.distributed import Store
 
 from headway.comm.communicator import Algorithm, Communicator
-from headway.comm.wire import Wire
+from headway.comm.wire_codec import Wire
 from headway.core.world import World
 
 SECRET = b"of the hosts of a test"

@@ -452,11 +452,11 @@ def bench_links(
     as_json: Json = False,
 ) -> None:
     """Measure the links between ranks, and the bandwidth of each algorithm."""
-    from headway.comm.bench_links import bench
+    from headway.comm.bench_links import run_bench_links
 
-    found = bench(procs, seconds)
+    found = run_bench_links(procs, seconds)
     if found is not None:
-        print_result(asdict(found), as_json, found.text())
+        print_result(asdict(found), as_json, found.to_text())
 
 
 @cache

@@ -16,9 +16,9 @@ from typing import Any, TypeVar, final
 
 import torch
 
-from headway.comm.choice import TINY, candidates
+from headway.comm.algorithm_choice import TINY_NUMBERS, list_candidates
+from headway.comm.comm_recipe import CommRecipe
 from headway.comm.communicator import Algorithm
-from headway.comm.options import CommRecipe
 from headway.core.profile import Throughput
 from headway.core.statistics import compute_median_interval
 from headway.core.world import Group
@@ -153,7 +153,7 @@ def exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> Exchange:
 
 def _latency(ranks: Ranks, algorithm: Algorithm, wait: Callable[[], object]) -> float:
     """Seconds of the sum of a few bytes."""
-    few, taken = torch.zeros(TINY, device=ranks.world.device), []
+    few, taken = torch.zeros(TINY_NUMBERS, device=ranks.world.device), []
     for _ in range(TINY_SUMS):
         begun = perf_counter()
         ranks.communicator.all_reduce(few, algorithm=algorithm, tag="a few bytes").wait()
@@ -212,7 +212,7 @@ def alternatives(ranks: Ranks, options: CommRecipe) -> list[dict[str, Any]]:
         {"bucket_mb": float(f"{one / 1e6:.3g}")} for one in sizes if one >= LEAST_BUCKET_BYTES
     ]
     used = set(ranks.reducer.algorithms)
-    return found + [{"algorithm": one} for one in candidates(ranks.communicator) if {one} != used]
+    return found + [{"algorithm": one} for one in list_candidates(ranks.communicator) if {one} != used]
 
 
 def better(found: Sequence[tuple[dict[str, Any], Throughput]], now: Throughput) -> list[Tried]:

@@ -84,7 +84,7 @@ def examine(
             on,
             timeout_s=loaded.recipe.comm.timeout_s,
             respawn=False,
-            on_loss="continue",
+            on_rank_failure="continue",
         )
         if status or not target.exists():
             raise CommunicationError("a process failed while it was measured", fix="What it said stands above.")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.comm.noise import more_samples
+from headway.comm.gradient_noise import predict_sample_ratio
 from headway.core import row_file
 from headway.core.row_file import RowTable
 from headway.core.run_folder import RunFolder
@@ -232,7 +232,7 @@ def sentence(record: dict[str, Any]) -> str:
             f"At the end: batch {batch:,}; the gradient is lost in its noise, so the critical batch is larger than can "
             f"be told, at least {_samples(low)}: a larger batch costs hardly any more samples."
         )
-    more = more_samples(batch, scale) - 1
+    more = predict_sample_ratio(batch, scale) - 1
     cost, fewer = round(100 * more), round(100 * (1 - (1 + more) / 2))
     return (
         f"At the end: batch {batch:,}; critical batch about {_samples(scale)} {ends}, 95 % interval: twice the batch "

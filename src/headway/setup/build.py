@@ -249,9 +249,9 @@ def _built(
     if recipe.observe.noise_scale and recipe.precision == "fp16":
         what = "gradients that fp16 scales by another factor in each step do not tell the noise scale"
         raise RecipeError(what, where="observe.noise_scale", fix="Set precision to bf16 or fp32, or leave it out.")
-    if ranks is not None and recipe.comm.on_loss == "continue" and device.type == "cuda":
+    if ranks is not None and recipe.comm.on_rank_failure == "continue" and device.type == "cuda":
         what = "NCCL cannot go on without a lost process"
-        raise RecipeError(what, where="comm.on_loss", fix="Set it to restart or auto.")
+        raise RecipeError(what, where="comm.on_rank_failure", fix="Set it to restart or auto.")
     transform = None
     if recipe.transform is not None:
         transform = import_user_object(recipe.transform, base=loaded.base, what="transform")

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from headway.comm.options import CommRecipe
+from headway.comm.comm_recipe import CommRecipe
 from headway.core.recipe import RecipePart, check_patterns
 from headway.data.augment_recipe import AugmentRecipe
 from headway.data.batch_plan import BatchGrowthRecipe

@@ -76,13 +76,13 @@ def train(
         how=f"Go on from the last checkpoint: {go_on}",
         timeout_s=tree.comm.timeout_s,
         respawn=respawn,
-        on_loss=_on_loss(tree),
+        on_rank_failure=_on_rank_failure(tree),
     )
 
 
-def _on_loss(recipe: TrainRecipe) -> Literal["continue", "restart"]:
+def _on_rank_failure(recipe: TrainRecipe) -> Literal["continue", "restart"]:
     """On GPUs ranks meet through NCCL, which survives no loss."""
-    if recipe.comm.on_loss != "auto":
-        return recipe.comm.on_loss
+    if recipe.comm.on_rank_failure != "auto":
+        return recipe.comm.on_rank_failure
     on_gpu = recipe.device.startswith("cuda") or (recipe.device == "auto" and torch.cuda.is_available())
     return "restart" if on_gpu else "continue"

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.comm.reducer import Verdict
+from headway.comm.reducer import StepReduction
 from headway.core.clock import Clock
 from headway.core.errors import DataError
 from headway.core.run_folder import RunFolder, read_json_lines
@@ -46,7 +46,7 @@ class Ledger:
         self.ending = self.regrouping = False
         self._setup, self._run, self._ranks, self._show = setup, run, ranks, show
         self._losses: list[torch.Tensor] = []
-        self._verdicts: list[Verdict] = []
+        self._verdicts: list[StepReduction] = []
         self._step_losses: list[float] = []
         self._sizes: list[int] = []
         self._bad: list[BadSample] = []
@@ -75,7 +75,7 @@ class Ledger:
         """Writes the ids of a batch. Before its step comes about: who is killed then has said what it gave to it."""
         self.log.ids(batch.positions, batch.samples, batch.served)
 
-    def stepped(self, step: int, batch: Batch, size: int, verdict: Verdict | None = None) -> None:
+    def stepped(self, step: int, batch: Batch, size: int, verdict: StepReduction | None = None) -> None:
         """A step of so many samples over all ranks has come about; the verdict is that of several ranks."""
         self.observer.stepped(step, size, verdict, 1 if self._ranks is None else self._ranks.world.size)
         self._bad += batch.bad

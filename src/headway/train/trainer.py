@@ -15,7 +15,7 @@ import torch
 from headway.checkpoint.background_saver import BackgroundSaver
 from headway.checkpoint.checkpoints import Checkpoint, Checkpoints, restore, state_of
 from headway.checkpoint.compatibility import expect_position, expect_same_data, expect_scalars
-from headway.comm.reducer import Verdict
+from headway.comm.reducer import StepReduction
 from headway.core.clock import Clock
 from headway.core.errors import CommunicationError, GenerationEndedError, UsageError
 from headway.core.run_folder import RunFolder
@@ -286,7 +286,7 @@ class Trainer:
             except CommunicationError as error:
                 self._go_on_after(error)
 
-    def _together(self, ranks: Ranks, batch: Batch) -> Verdict:
+    def _together(self, ranks: Ranks, batch: Batch) -> StepReduction:
         """A step with the others: it comes about on all ranks, or the network is as it was before."""
         if self._buffers:
             torch._foreach_copy_(self._kept, self._buffers)

@@ -128,7 +128,7 @@ class Response:
         return Response(set_id, kind, tuple(names), error, algorithm, table, tuple(map(Request.unpacked, like)), value)
 
 
-def rows_of(requests: Mapping[int, Request], members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def collect_rows(requests: Mapping[int, Request], members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """The `rows` of one name that all members of a set have asked for, in the order of the members."""
     first = requests[members[0]]
     if first.kind == "allgather":
@@ -136,7 +136,7 @@ def rows_of(requests: Mapping[int, Request], members: Sequence[int]) -> tuple[tu
     return tuple(requests[rank].splits for rank in members)
 
 
-def disagreement(requests: Mapping[int, Request], someone_joined: bool) -> str:
+def find_disagreement(requests: Mapping[int, Request], someone_joined: bool) -> str:
     """Why these requests of one name, by rank, cannot be carried out together; empty where they can.
 
     Args:
@@ -172,7 +172,7 @@ _FORM: tuple[tuple[str, Callable[[Request], bool]], ...] = (
 """What a request that came over a connection has to be."""
 
 
-def _compared_shapes(request: Request) -> str:
+def _format_compared_shapes(request: Request) -> str:
     """With the dimensions that may differ left open: `[*, 3, 224]`."""
     shapes = [list(map(str, shape)) for shape in request.shapes]
     if request.kind in ROWWISE:
@@ -184,7 +184,7 @@ _ASPECTS: tuple[tuple[str, Callable[[Request], Any]], ...] = (
     ("operations", lambda request: request.kind),
     ("reduction operations", lambda request: request.op),
     ("data types", lambda request: ", ".join(request.types)),
-    ("tensor shapes", _compared_shapes),
+    ("tensor shapes", _format_compared_shapes),
     ("prescale and postscale factors", lambda request: (request.prescale, request.postscale)),
     ("root ranks", lambda request: request.root),
     ("devices", lambda request: request.device),

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 from tests.comm._fleet import SECRET, Fleet, Worker, fleet, next_of, until
 
-from headway.comm.member import Member
+from headway.comm.coordinator_client import CoordinatorClient
 from headway.core.errors import CommunicationError, GenerationEndedError, UsageError
 
 FOUR = [(0, 0), (0, 1), (1, 0), (1, 1)]
@@ -137,11 +137,11 @@ def test_a_change_before_the_watch_is_not_missed() -> None:
         one, two = made.member("0.0.0"), made.member("0.1.0")
         next_of(one, two)
         two.close()
-        until(lambda: one.changed, "the loss")
+        until(lambda: one.has_changed, "the loss")
         calls: list[str] = []
-        one.watch(0, lambda: calls.append(threading.current_thread().name))
+        one.watch_generation(0, lambda: calls.append(threading.current_thread().name))
         until(lambda: calls == ["member"], "the call")
-        one.watch(next_of(one)[0].number, lambda: calls.append("again"))
+        one.watch_generation(next_of(one)[0].number, lambda: calls.append("again"))
         one.check()
         one.confirm(1)
         assert calls == ["member"]
@@ -189,11 +189,11 @@ def linked(made: Fleet) -> Iterator[Link]:
 def test_a_cut_link_is_noticed_on_both_sides() -> None:
     with fleet([(0, 0), (0, 1)], timeout_s=1.5) as made, linked(made) as link:
         near = made.member("0.0.0")
-        far = Member("127.0.0.1", link.port, secret=SECRET, worker="0.1.0")
+        far = CoordinatorClient("127.0.0.1", link.port, secret=SECRET, worker="0.1.0")
         made.members.append(far)
         next_of(near, far)
         called = threading.Event()
-        far.watch(0, called.set)
+        far.watch_generation(0, called.set)
         link.cut = True
         assert called.wait(60)
         with pytest.raises(CommunicationError, match="nothing was heard from the launcher for") as raised:
@@ -220,18 +220,18 @@ GOOD = {"HEADWAY_COORDINATOR": "127.0.0.1:1", "HEADWAY_SECRET": "x", "HEADWAY_ME
 )
 def test_a_wrong_environment_is_refused_by_name(change: dict[str, str], match: str) -> None:
     with pytest.raises(UsageError, match=match):
-        Member.from_environment(GOOD | change)
+        CoordinatorClient.from_environment(GOOD | change)
 
 
 def test_without_a_launcher_there_is_no_member() -> None:
-    assert Member.from_environment({"HEADWAY_SECRET": "x"}) is None
+    assert CoordinatorClient.from_environment({"HEADWAY_SECRET": "x"}) is None
 
 
 def test_a_launcher_that_is_not_there_is_said_so() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         where = f"127.0.0.1:{free.getsockname()[1]}"
     with pytest.raises(CommunicationError, match=rf"^{where}: the launcher cannot be reached"):
-        Member.from_environment(GOOD | {"HEADWAY_COORDINATOR": where})
+        CoordinatorClient.from_environment(GOOD | {"HEADWAY_COORDINATOR": where})
 
 
 def chaos(seed: int, events: int) -> None:

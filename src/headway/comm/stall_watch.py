@@ -1,4 +1,4 @@
-"""Watch: which operation each rank is at, in the store, so that a stall can be named by those who wait."""
+"""Publishes in the store which operation each rank is at, so that ranks that wait can name the one that stalls."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import threading
 from contextlib import suppress
 from typing import Any, final
 
-from headway.comm.communicator import Communicator
+from headway.comm.communicator import Communicator, LoggedOperation
 
+# Between two looks at the log; nothing is written unless a new operation was issued.
 INTERVAL_S = 0.5
-"""Between two looks at the log; nothing is written where nothing was issued."""
 
 
 @final
-class Watch:
+class StallWatch:
     """Publishes a communicator's newest operation from a thread of its own. Close it before the communicator's world.
 
-    A rank that stops, or whose host is gone, leaves what it issued last.
+    A rank that stops, or whose host is gone, leaves its last operation in the store.
     """
 
     def __init__(self, communicator: Communicator) -> None:
@@ -27,14 +27,14 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="headway-watch", daemon=True)
         self._thread.start()
 
-    def behind(self) -> dict[int, str]:
-        """The ranks that have not issued the operation that this rank waits for, and what each issued last."""
-        log = self._communicator.log
-        waiting = next((entry for entry in tuple(log) if not entry.done), None)
+    def find_lagging_ranks(self) -> dict[int, str]:
+        """Finds the ranks that have not issued the operation that this rank waits for, with each one's last tag."""
+        waiting = self._find_waiting()
         if waiting is None:
             return {}
         found = {}
-        with suppress(RuntimeError):  # the store is gone: nothing can be said
+        # RuntimeError: the store is gone, and nothing can be said.
+        with suppress(RuntimeError):
             for rank in range(self._world.size):
                 if rank == self._world.rank:
                     continue
@@ -46,18 +46,21 @@ class Watch:
         return found
 
     def explain(self) -> str:
-        """A sentence that names them; empty where nobody is behind."""
-        behind = self.behind()
-        waiting = next((entry for entry in tuple(self._communicator.log) if not entry.done), None)
-        if not behind or waiting is None:
+        """Returns a sentence that names the lagging ranks; empty if there are none."""
+        lagging, waiting = self.find_lagging_ranks(), self._find_waiting()
+        if not lagging or waiting is None:
             return ""
-        who = ", ".join(f"rank {rank} (last: {tag})" for rank, tag in behind.items())
+        who = ", ".join(f"rank {rank} (last: {tag})" for rank, tag in lagging.items())
         return f"It was {waiting.tag!r}, which never came from {who}"
 
     def close(self) -> None:
         """Ends the thread."""
         self._stop.set()
         self._thread.join()
+
+    def _find_waiting(self) -> LoggedOperation | None:
+        """Finds the oldest operation that has not completed."""
+        return next((entry for entry in tuple(self._communicator.log) if not entry.done), None)
 
     def _run(self) -> None:
         published = 0
@@ -68,6 +71,7 @@ class Watch:
                 continue
             try:
                 self._store.set(f"ops/{self._world.rank}", json.dumps([newest.seq, newest.tag]))
-            except RuntimeError:  # the store is gone, and with it whoever would read
+            # The store is gone, and with it whoever would read.
+            except RuntimeError:
                 return
             published = newest.seq

@@ -20,7 +20,7 @@ Finish = Callable[[], None]
 
 
 @final
-class Entry:
+class SubmittedOperation:
     """One operation that this rank has submitted, or has to take part in.
 
     Attributes:
@@ -52,7 +52,7 @@ class Entry:
 
 
 @final
-class Lane:
+class ProcessSetExecutor:
     """The responses of one process set.
 
     Args:
@@ -66,13 +66,15 @@ class Lane:
         self,
         number: int,
         *,
-        begin: Callable[[Response, list[Entry]], Finish],
+        begin: Callable[[Response, list[SubmittedOperation]], Finish],
         done: Callable[[Response, float], None],
         broken: Callable[[BaseException], None],
     ) -> None:
         self._begin, self._done, self._broken = begin, done, broken
-        self._given: queue.SimpleQueue[tuple[Response, list[Entry]] | None] = queue.SimpleQueue()
-        self._begun: queue.SimpleQueue[tuple[Response, list[Entry], Finish, float] | None] = queue.SimpleQueue()
+        self._given: queue.SimpleQueue[tuple[Response, list[SubmittedOperation]] | None] = queue.SimpleQueue()
+        self._begun: queue.SimpleQueue[tuple[Response, list[SubmittedOperation], Finish, float] | None] = (
+            queue.SimpleQueue()
+        )
         self._threads = [
             threading.Thread(target=work, name=f"headway-hvd-{name}-{number}", daemon=True)
             for name, work in (("begin", self._begin_all), ("finish", self._finish_all))
@@ -80,7 +82,7 @@ class Lane:
         for thread in self._threads:
             thread.start()
 
-    def put(self, response: Response, entries: list[Entry]) -> None:
+    def put(self, response: Response, entries: list[SubmittedOperation]) -> None:
         """Hands it a response, and the entries of its names."""
         self._given.put((response, entries))
 
@@ -96,7 +98,7 @@ class Lane:
             response, entries = item
             began_s = time.perf_counter()
             try:
-                finish: Finish = _nothing if response.error else self._begin(response, entries)
+                finish: Finish = do_nothing if response.error else self._begin(response, entries)
             except BaseException as error:  # whoever waits for it must hear of it, whatever it is
                 self._broken(error)
                 break
@@ -116,5 +118,5 @@ class Lane:
             self._done(response, began_s)
 
 
-def _nothing() -> None:
+def do_nothing() -> None:
     pass

@@ -13,7 +13,7 @@ import sys
 import time
 from typing import Any
 
-from headway.comm.member import Generation, Member
+from headway.comm.coordinator_client import CoordinatorClient, Generation
 from headway.core.errors import CommunicationError, FencedError, GenerationEndedError
 
 
@@ -34,15 +34,15 @@ def commands() -> Any:
         yield []
 
 
-def stay(member: Member, generation: Generation, orders: Any) -> tuple[bool, float]:
+def stay(member: CoordinatorClient, generation: Generation, orders: Any) -> tuple[bool, float]:
     """In a generation until it is over or a boundary is wanted; (whether to go on, seconds to wait)."""
     number, slow_s = generation.number, 0.0
-    member.watch(number, lambda: say("changed", number=number))
+    member.watch_generation(number, lambda: say("changed", number=number))
     for words in orders:
         try:
             match words:
                 case ["bye"]:
-                    member.bye(True)
+                    member.leave(True)
                     say("bye")
                     return False, 0.0
                 case ["confirm", wanted]:
@@ -56,19 +56,19 @@ def stay(member: Member, generation: Generation, orders: Any) -> tuple[bool, flo
         except GenerationEndedError as error:
             say("lost", why=str(error))
             return True, slow_s
-        if member.regroup:
+        if member.has_newcomers:
             return True, slow_s
     raise AssertionError
 
 
 def main() -> int:
-    member = Member.from_environment()
+    member = CoordinatorClient.from_environment()
     assert member is not None
     orders, on, slow_s = commands(), True, 0.0
     try:
         while on:
             time.sleep(slow_s)
-            found = member.next()
+            found = member.wait_for_generation()
             say("generation", number=found.number, rank=found.rank, size=found.size, lost=found.lost, why=found.why)
             on, slow_s = stay(member, found, orders)
     except FencedError as error:

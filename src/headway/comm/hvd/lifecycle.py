@@ -11,15 +11,15 @@ from typing import Any, Literal
 
 import torch
 
-from headway.comm.choice import Chooser, try_out
+from headway.comm.algorithm_choice import AlgorithmChooser, run_trials
 from headway.comm.communicator import Algorithm, Communicator
+from headway.comm.coordinator_client import CoordinatorClient
 from headway.comm.hvd import context
 from headway.comm.hvd import process_sets as sets
 from headway.comm.hvd.engine import Engine
 from headway.comm.hvd.process_sets import ProcessSet
 from headway.comm.hvd.settings import Settings
-from headway.comm.links import measure
-from headway.comm.member import Member
+from headway.comm.links import measure_links
 from headway.core.errors import CommunicationError, GenerationEndedError
 from headway.core.launcher_environment import read_launcher_environment
 from headway.core.rendezvous import Rendezvous
@@ -27,14 +27,14 @@ from headway.core.world import World
 
 CPU = torch.device("cpu")
 
-EXPLAINED_S = 15.0
+EXPLANATION_S = 15.0
 """How long the launcher may take to say why a meeting failed; it notices silence after 10 s."""
 
 _met: Rendezvous | None = None
 """Of the first `init`: it holds the store where the worlds of later ones meet, to the end of the process."""
 _times = 0
 """Calls of `init` that found no launcher of ours."""
-_member: Member | None = None
+_member: CoordinatorClient | None = None
 """This process as our launcher knows it; from the first `init` to the end of the process."""
 
 
@@ -56,13 +56,13 @@ def init(
     if context.is_initialized():
         return
     settings = Settings.read()
-    world, place = _meet(settings)
+    world, place = _join_world(settings)
     communicator: Communicator | None = None
     try:
-        _refuse_part(comm, world.size)
-        places = _told(world, place)
+        _check_comm(comm, world.size)
+        places = _gather_places(world, place)
         communicator = Communicator(world)
-        engine = Engine(world, communicator, settings, _chooser(communicator, settings))
+        engine = Engine(world, communicator, settings, _build_chooser(communicator, settings))
     except BaseException:
         world.abort("this process did not get through init")
         if communicator is not None:
@@ -70,32 +70,32 @@ def init(
         world.close()
         raise
     if _member is not None:
-        _member.watch(world.generation, lambda: engine.fail("a worker was lost"))
-    context.replace(context.Job(engine, places))
+        _member.watch_generation(world.generation, lambda: engine.fail("a worker was lost"))
+    context.replace_job(context.HorovodJob(engine, places))
     atexit.unregister(_at_exit)
     atexit.register(_at_exit)
-    sets.register(() if process_sets is None or isinstance(process_sets, str) else process_sets)
+    sets.register_all(() if process_sets is None or isinstance(process_sets, str) else process_sets)
 
 
 def shutdown() -> None:
     """Ends the job on all ranks: what is pending anywhere fails. `init` may be called again afterwards, on all."""
-    job = context.replace(None)
+    job = context.replace_job(None)
     if job is not None:
-        sets.forget()
+        sets.forget_all()
         job.engine.shut_down()
 
 
-def newcomers_wait() -> bool:
+def has_newcomers() -> bool:
     """Whether new workers wait for the others to come together again, as far as this process knows."""
-    return _member is not None and _member.regroup
+    return _member is not None and _member.has_newcomers
 
 
-def can_meet_again() -> bool:
+def can_reinitialise() -> bool:
     """Whether the workers that are there can come together after a collective failed."""
-    return _member is not None or not context.engine().failed
+    return _member is not None or not context.get_engine().failed
 
 
-def meet_again() -> None:
+def reinitialise() -> None:
     """Ends the job, and begins anew with the workers that there are now.
 
     Raises:
@@ -107,18 +107,18 @@ def meet_again() -> None:
             init()
             return
         except CommunicationError:
-            if _member is None or not _lost_another(_member):
+            if _member is None or not _is_worker_lost(_member):
                 raise
 
 
-def _lost_another(member: Member) -> bool:
+def _is_worker_lost(member: CoordinatorClient) -> bool:
     """Whether a meeting failed because somebody was lost meanwhile, so that there will be another one.
 
     Raises:
         FencedError, CommunicationError: this process is out, or the launcher is gone.
     """
-    until = time.monotonic() + EXPLAINED_S
-    while not member.changed and time.monotonic() < until:
+    until = time.monotonic() + EXPLANATION_S
+    while not member.has_changed and time.monotonic() < until:
         time.sleep(0.01)
     try:
         member.check()
@@ -127,14 +127,14 @@ def _lost_another(member: Member) -> bool:
     return False
 
 
-def _meet(settings: Settings) -> tuple[World, tuple[int, int]]:
+def _join_world(settings: Settings) -> tuple[World, tuple[int, int]]:
     """The world, and this process's (local rank, local size)."""
     global _met, _times, _member
     found = read_launcher_environment()
     if _member is None:
-        _member = Member.from_environment()
+        _member = CoordinatorClient.from_environment()
     if _member is not None:
-        return _meet_members(_member, settings)
+        return _join_generation(_member, settings)
     _times += 1
     if found is None or found.size == 1:
         return World.create_single(CPU), (0, 1)
@@ -153,20 +153,22 @@ def _meet(settings: Settings) -> tuple[World, tuple[int, int]]:
     return world, (found.local_rank, found.local_size)
 
 
-def _meet_members(member: Member, settings: Settings) -> tuple[World, tuple[int, int]]:
-    info = member.next()
-    world = member.world(info, CPU, why="a worker was lost", timeout_s=settings.timeout_s, interface=settings.interface)
+def _join_generation(member: CoordinatorClient, settings: Settings) -> tuple[World, tuple[int, int]]:
+    info = member.wait_for_generation()
+    world = member.build_world(
+        info, CPU, why="a worker was lost", timeout_s=settings.timeout_s, interface=settings.interface
+    )
     return world, (info.local_ranks[info.rank], world.local_size)
 
 
-def _told(world: World, place: tuple[int, int]) -> list[tuple[int, int]]:
+def _gather_places(world: World, place: tuple[int, int]) -> list[tuple[int, int]]:
     """What every rank knows of its place, in the order of ranks."""
     rows = [row.decode().split() for row in world.control.gather_bytes(f"{place[0]} {place[1]}".encode())]
     by_rank = {rank: (int(local), int(size)) for rank, (local, size) in zip(world.control.ranks, rows, strict=True)}
     return [by_rank[rank] for rank in range(world.size)]
 
 
-def _chooser(communicator: Communicator, settings: Settings) -> Callable[[int], Algorithm]:
+def _build_chooser(communicator: Communicator, settings: Settings) -> Callable[[int], Algorithm]:
     """How sums over all ranks go: by host if the user says so, else by whatever the measured links make fastest."""
     world = communicator.world
     if len(world.hosts) == 1 or settings.hierarchical is False:
@@ -174,12 +176,12 @@ def _chooser(communicator: Communicator, settings: Settings) -> Callable[[int], 
     if settings.hierarchical:
         by_host: Algorithm = "two_dimensional" if "two_dimensional" in communicator.algorithms else "leader"
         return lambda nbytes: by_host
-    network = measure(world, rails=1).network(world)
-    trials = try_out(communicator, network)
-    return Chooser(network, trials, settings.fusion_bytes, bucket_bytes=max(1, settings.fusion_bytes))
+    network = measure_links(world, rails=1).build_network(world)
+    trials = run_trials(communicator, network)
+    return AlgorithmChooser(network, trials, settings.fusion_bytes, bucket_bytes=max(1, settings.fusion_bytes))
 
 
-def _refuse_part(comm: Any, size: int) -> None:
+def _check_comm(comm: Any, size: int) -> None:
     if comm is None:
         return
     if not isinstance(comm, Iterable):
@@ -200,5 +202,5 @@ def _at_exit() -> None:
         member, _member = _member, None
         if not hasattr(sys, "last_value"):
             with suppress(CommunicationError):
-                member.bye(done=True)
+                member.leave(done=True)
         member.close()

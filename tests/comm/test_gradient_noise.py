@@ -12,7 +12,14 @@ from tests._waits import counted
 from tests.comm._ranks import Rank, run_ranks
 from torch import Tensor
 
-from headway.comm.noise import Estimate, NoiseScale, local_term, more_samples, ratio, squared_norm
+from headway.comm.gradient_noise import (
+    NoiseEstimate,
+    NoiseScale,
+    compute_local_term,
+    compute_squared_norm,
+    estimate_ratio,
+    predict_sample_ratio,
+)
 from headway.core.errors import UsageError
 
 
@@ -20,7 +27,7 @@ def number(value: float) -> Tensor:
     return torch.tensor(value, dtype=torch.float64)
 
 
-def run_of(sizes: tuple[int, ...], steps: int, seed: int, window: int) -> Estimate:
+def run_of(sizes: tuple[int, ...], steps: int, seed: int, window: int) -> NoiseEstimate:
     """Ranks of some sizes on E |theta - x|^2 / 2 at a fixed theta: gradients of samples are N(G, Sigma)."""
     make = torch.Generator().manual_seed(seed)
     mean, spread = quadratic()
@@ -28,11 +35,11 @@ def run_of(sizes: tuple[int, ...], steps: int, seed: int, window: int) -> Estima
     for _ in range(steps):
         samples = mean + spread * torch.randn(big, len(mean), generator=make, dtype=torch.float64)
         parts = [part.sum(0) / big for part in samples.split(sizes)]
-        terms = [local_term([part], size / big) for part, size in zip(parts, sizes, strict=True)]
+        terms = [compute_local_term([part], size / big) for part, size in zip(parts, sizes, strict=True)]
         total = torch.stack(parts).sum(0)
         small = big / sum(size > 0 for size in sizes)
-        scale.update(torch.stack(terms).sum(), squared_norm([total]), small, big)
-    return scale.value()
+        scale.update(torch.stack(terms).sum(), compute_squared_norm([total]), small, big)
+    return scale.estimate()
 
 
 def quadratic() -> tuple[Tensor, Tensor]:
@@ -61,7 +68,7 @@ def pairs_of(runs: int, steps: int, half: int, seed: int = 0) -> NDArray[np.floa
 
 def missed(runs: NDArray[np.float64], truth: float) -> tuple[float, float]:
     """Shares of runs whose interval lies below the truth, and above it."""
-    found = [ratio(pairs) for pairs in runs]
+    found = [estimate_ratio(pairs) for pairs in runs]
     below, above = sum(one.high < truth for one in found), sum(one.low > truth for one in found)
     return below / len(runs), above / len(runs)
 
@@ -94,19 +101,21 @@ def test_a_drift_over_the_window_makes_the_interval_wider() -> None:
     still = pairs_of(1, 320, 128)[0]
     drifting = still + np.linspace(8, 0, 320)[:, None] * np.array([0, 1])
     level = still + np.array([0.0, 4.0])
-    assert ratio(drifting).high - ratio(drifting).low > 2 * (ratio(level).high - ratio(level).low)
-    assert ratio(drifting).scale == pytest.approx(ratio(level).scale, rel=1e-9)
+    assert estimate_ratio(drifting).high - estimate_ratio(drifting).low > 2 * (
+        estimate_ratio(level).high - estimate_ratio(level).low
+    )
+    assert estimate_ratio(drifting).scale == pytest.approx(estimate_ratio(level).scale, rel=1e-9)
 
 
 def test_without_a_signal_there_is_no_upper_end() -> None:
     make = np.random.default_rng(1)
     noise = 100 + make.standard_normal(64)
-    found = ratio(np.stack([noise, make.standard_normal(64)], 1))
+    found = estimate_ratio(np.stack([noise, make.standard_normal(64)], 1))
     assert found.high == math.inf
     assert found.low > 100
-    lost = ratio(np.stack([noise, make.standard_normal(64) - 3], 1))
+    lost = estimate_ratio(np.stack([noise, make.standard_normal(64) - 3], 1))
     assert (lost.scale, lost.high) == (math.inf, math.inf)
-    silent = ratio(np.stack([make.standard_normal(64) * 9, make.standard_normal(64) * 9], 1))
+    silent = estimate_ratio(np.stack([make.standard_normal(64) * 9, make.standard_normal(64) * 9], 1))
     assert silent.low < 1
     assert silent.high == math.inf
 
@@ -121,9 +130,9 @@ def test_a_larger_batch_costs_what_the_law_says(factor: float) -> None:
             steps = fewest * (1 + critical / one)
             samples.append(one * steps)
             assert (steps / fewest - 1) * (samples[-1] / (critical * fewest) - 1) == pytest.approx(1)
-        assert more_samples(batch, critical, factor) == pytest.approx(samples[1] / samples[0])
-    assert more_samples(512, 2100) == pytest.approx(1.196, abs=1e-3)
-    assert more_samples(512, math.inf) == 1
+        assert predict_sample_ratio(batch, critical, factor) == pytest.approx(samples[1] / samples[0])
+    assert predict_sample_ratio(512, 2100) == pytest.approx(1.196, abs=1e-3)
+    assert predict_sample_ratio(512, math.inf) == 1
 
 
 @pytest.mark.parametrize(("small", "big"), [(1.0, 2.0), (32.0, 4096.0), (2.5, 7.0)])
@@ -131,22 +140,22 @@ def test_expected_norms_give_both_terms_exactly(small: float, big: float) -> Non
     scale = NoiseScale(8)
     for _ in range(5):
         scale.update(number(4 + 100 / small), number(4 + 100 / big), small, big)
-    found = scale.value()
+    found = scale.estimate()
     assert (found.noise, found.signal, found.scale) == pytest.approx((100, 4, 25), rel=1e-12)
     assert (found.low, found.high) == pytest.approx((25, 25), rel=1e-6)
 
 
 def test_terms_add_up_over_buckets_and_scale_with_the_share() -> None:
     grads = [torch.randn(3, 4), torch.randn(5).bfloat16(), torch.randn(7).half(), torch.zeros(0)]
-    whole = local_term(grads, 0.25)
+    whole = compute_local_term(grads, 0.25)
     assert whole.dtype == torch.float32
-    torch.testing.assert_close(whole, sum(local_term([grad], 0.25) for grad in grads))
+    torch.testing.assert_close(whole, sum(compute_local_term([grad], 0.25) for grad in grads))
     torch.testing.assert_close(whole, sum(grad.float().square().sum() for grad in grads) / 0.25)
-    assert local_term([torch.ones(2, dtype=torch.float64)], 1).dtype == torch.float64
-    assert local_term([torch.zeros(4)], 0) == 0
+    assert compute_local_term([torch.ones(2, dtype=torch.float64)], 1).dtype == torch.float64
+    assert compute_local_term([torch.zeros(4)], 0) == 0
 
 
-def meeting(rank: Rank) -> tuple[Estimate, Estimate]:
+def meeting(rank: Rank) -> tuple[NoiseEstimate, NoiseEstimate]:
     """Real ranks: the term rides behind the gradients in one all-reduce."""
     group, sizes = rank.world.group(name="test"), (3, 0, 5)
     mean, spread = quadratic()
@@ -155,12 +164,12 @@ def meeting(rank: Rank) -> tuple[Estimate, Estimate]:
     for _ in range(20):
         samples = (mean + spread * torch.randn(8, 40, generator=make, dtype=torch.float64)).split(sizes)
         mine = samples[rank.rank].sum(0) / 8
-        message = torch.cat([mine, local_term([mine], sizes[rank.rank] / 8).view(1)])
+        message = torch.cat([mine, compute_local_term([mine], sizes[rank.rank] / 8).view(1)])
         group.all_reduce(message).wait()
-        ours.update(message[-1], squared_norm([message[:-1]]), 4, 8)
+        ours.update(message[-1], compute_squared_norm([message[:-1]]), 4, 8)
         local = 3 / 8 * samples[0].mean(0).square().sum() + 5 / 8 * samples[2].mean(0).square().sum()
         here.update(local, torch.cat(samples).mean(0).square().sum(), 4, 8)
-    return ours.value(), here.value()
+    return ours.estimate(), here.estimate()
 
 
 def test_real_ranks_agree() -> None:
@@ -173,7 +182,7 @@ def test_nothing_waits_for_a_device_before_it_is_read() -> None:
     scale, grads = NoiseScale(), [torch.randn(4), torch.randn(5)]
     with counted() as waits:
         for _ in range(3):
-            scale.update(local_term(grads, 0.5), squared_norm(grads), 4, 8)
+            scale.update(compute_local_term(grads, 0.5), compute_squared_norm(grads), 4, 8)
     assert not waits
 
 
@@ -186,21 +195,21 @@ def test_a_step_that_is_not_finite_is_left_out() -> None:
             clean.update(number(30 + step), number(20), 4, 8)
             if step != 5:
                 dirty.update(number(30 + step), number(20), 4, 8)
-    assert dirty.value() == clean.value()
+    assert dirty.estimate() == clean.estimate()
 
 
 def test_what_is_not_known_is_not_said() -> None:
     scale = NoiseScale()
-    assert math.isnan(scale.value().scale)
+    assert math.isnan(scale.estimate().scale)
     for _ in range(3):
         scale.update(number(29), number(16.5), 4, 8)  # too few for a spread
-        assert scale.value().scale == pytest.approx(25)
-        assert (scale.value().low, scale.value().high) == (0, math.inf)
+        assert scale.estimate().scale == pytest.approx(25)
+        assert (scale.estimate().low, scale.estimate().high) == (0, math.inf)
     lost = NoiseScale()
     for _ in range(5):
         lost.update(number(10), number(4), 4, 8)
-    assert (lost.value().scale, lost.value().high) == (math.inf, math.inf)
-    assert lost.value().signal < 0
+    assert (lost.estimate().scale, lost.estimate().high) == (math.inf, math.inf)
+    assert lost.estimate().signal < 0
 
 
 def test_only_the_newest_measurements_count() -> None:
@@ -208,7 +217,7 @@ def test_only_the_newest_measurements_count() -> None:
     for step in range(21):
         for one in (long, short) if step >= 13 else (long,):
             one.update(number(30 + step % 5), number(20 - step % 3), 4, 8)
-    assert long.value() == short.value()
+    assert long.estimate() == short.estimate()
 
 
 def test_steps_are_put_together_to_one_measurement() -> None:
@@ -219,7 +228,7 @@ def test_steps_are_put_together_to_one_measurement() -> None:
         for number_of_step, (local, reduced) in enumerate(values, 1):
             steps.update(number(local), number(reduced), 4, 8, last=number_of_step == 3)
         means.update(number(31 + place / 2), number(20.5 - place / 2), 4, 8)
-    assert vars(steps.value()) == pytest.approx(vars(means.value()), rel=1e-12)
+    assert vars(steps.estimate()) == pytest.approx(vars(means.estimate()), rel=1e-12)
 
 
 def test_it_goes_on_from_a_checkpoint() -> None:
@@ -229,14 +238,14 @@ def test_it_goes_on_from_a_checkpoint() -> None:
             second.load_state_dict(first.state_dict())
         for one in (whole, first if step < 17 else second):
             one.update(number(30 + step % 3), number(20 - step % 2), 4, 8, last=step % 2 == 1)
-    assert second.value() == whole.value()
+    assert second.estimate() == whole.estimate()
     assert len(second.state_dict()["pairs"]) == 8
 
 
 def test_wrong_arguments_say_so() -> None:
     for share in (-0.1, 1.1, math.nan):
         with pytest.raises(UsageError, match="share of the batch"):
-            local_term([torch.ones(1)], share)
+            compute_local_term([torch.ones(1)], share)
     with pytest.raises(UsageError, match="a window of 7"):
         NoiseScale(7)
     for small, big in ((8, 8), (9, 8), (0, 8), (math.nan, 8)):
