@@ -30,7 +30,7 @@ from headway.model import (
     small_net,
     try_compiling,
 )
-from headway.optim import Masters
+from headway.optim import MasterWeights
 
 USER = """
 import random
@@ -195,7 +195,7 @@ def test_our_networks_are_whole(name: str) -> None:
 
 def test_16_bit_networks_are_whole(user: Any, images: torch.Tensor) -> None:
     narrow = user.Net(nn.ReLU())
-    Masters(narrow, torch.optim.SGD(narrow.parameters(), lr=0.1), torch.bfloat16)
+    MasterWeights(narrow, torch.optim.SGD(narrow.parameters(), lr=0.1), torch.bfloat16)
     assert try_compiling(narrow, images).whole
     assert try_compiling(user.Net(nn.ReLU()), images, partial(torch.autocast, "cpu", torch.bfloat16)).whole
 

@@ -56,8 +56,8 @@ def test_an_optimizer_leaves_it_as_it_is(name: str) -> None:
 
     torch.manual_seed(0)
     model = cifar_net(widths=(8, 8, 8))
-    recipe = optim.OptimizerRecipe(name=name, lr=0.01, weight_decay=0.1)  # type: ignore[arg-type]
-    optimizer, freezing = optim.build(recipe, model), Freezing(model, [part("blocks.0", 1)], epoch=2)
+    recipe = optim.read_optimizer(name=name, lr=0.01, weight_decay=0.1)
+    optimizer, freezing = optim.build_optimizer(recipe, model), Freezing(model, [part("blocks.0", 1)], epoch=2)
     kept = {}
     for position in range(4):
         freezing.at(position)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headway.core.copies import Copies
 from headway.core.errors import UsageError
-from headway.optim.masters import Masters
+from headway.optim.master_weights import MasterWeights
 
 
 @final
@@ -39,7 +39,7 @@ class Lookahead:
 
     def __init__(
         self,
-        model: nn.Module | Masters,
+        model: nn.Module | MasterWeights,
         *,
         alpha: float = 0.5,
         every_steps: int = 5,

@@ -21,7 +21,7 @@ from safetensors.torch import load as load_tensors
 
 from headway.core.errors import CheckpointError, UsageError
 from headway.core.files import expect_inside, read_regular
-from headway.optim import Masters
+from headway.optim import MasterWeights
 from headway.train.exchange import Alone
 from headway.train.fitting import expect_tensors
 from headway.train.generators import expect_random_state, random_state, set_random_state
@@ -158,7 +158,7 @@ def _bytes(path: Location, name: str, where: str, file: File | None = None) -> b
 
 
 def state_of(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, masters: Masters | None = None
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, masters: MasterWeights | None = None
 ) -> dict[str, torch.Tensor]:
     """Tensors of a network, its optimizer and all random generators, named as the checkpoint format has them.
 
@@ -175,7 +175,10 @@ def state_of(
 
 
 def restore(
-    checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer, masters: Masters | None = None
+    checkpoint: Checkpoint,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    masters: MasterWeights | None = None,
 ) -> None:
     """Puts a checkpoint's tensors back, in place, and the random generators to where they were.
 

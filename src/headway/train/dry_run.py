@@ -22,7 +22,7 @@ from headway.model.compilable import Compilable, try_compiling
 from headway.model.counts import count
 from headway.model.layers import SAMPLES, layers
 from headway.model.valueless import valueless
-from headway.optim.footprint import footprint
+from headway.optim.footprint import estimate_footprint
 from headway.train.checkpoint import state_of
 from headway.train.elastic import running_statistics
 from headway.train.hosts import hosts_of, shared
@@ -70,7 +70,7 @@ class DryRun:
         sent_bytes: what the busiest host sends to others in a step; of one host, what a rank sends.
         without_values: the layers were measured without a computation, not on images.
         compilable: what torch.compile makes of the network, or would; None where it was not asked, and with
-            `recompute`, which goes without it.
+            `activation_checkpointing`, which goes without it.
         notes: what the reader should know of the numbers.
     """
 
@@ -142,7 +142,7 @@ def dry_run(
     with closing(setup.inputs):
         images = _images(setup)
         found, without_values = _layers(setup, images)
-        asked = compiles and not setup.recipe.recompute
+        asked = compiles and not setup.recipe.activation_checkpointing
         fits = try_compiling(setup.model, images, setup.precision.autocast) if asked else None
         ranks = sum(host.procs for host in places)
         return _made(setup, found, without_values, fits, len(places), ranks, evaluation_samples)
@@ -191,7 +191,7 @@ def _made(
         notes.append(f"The layers were measured on {max(SAMPLES)} images: the network asks for values.")
     if recipe.compile:
         notes.append("What is kept for backward was measured without torch.compile, which keeps less.")
-    if recipe.recompute:
+    if recipe.activation_checkpointing:
         notes.append("Of what is computed again, the inputs that are kept for it are not counted.")
     if setup.device.type == "cpu" and recipe.precision == "fp16":
         notes.append("There is no GPU here, and training in fp16 wants one.")
@@ -220,7 +220,7 @@ def _workload(
     setup: Setup, found: tuple[Layer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
 ) -> Workload:
     recipe, inputs = setup.recipe, setup.inputs
-    kept = footprint(setup.optimizer)
+    kept = estimate_footprint(setup.optimizer)
     trained = sum(layer.gradient_bytes for layer in found)
     stepped = sum(_size(value) for group in setup.optimizer.param_groups for value in group["params"])
     moved = kept.moved_bytes + 3 * _masters_bytes(setup) + 3 * stepped * (recipe.optimizer.clip_norm is not None)

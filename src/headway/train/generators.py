@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from headway.core.errors import CheckpointError
-from headway.optim.states import describe
+from headway.optim.state_check import describe_tensor
 
 WORDS = 624
 """Of the state of a Mersenne twister."""
@@ -42,7 +42,7 @@ def expect_random_state(tensors: Mapping[str, torch.Tensor], where: str) -> None
             raise CheckpointError(f"{name} is missing", where=where)
         value, spare = tensors[name], name == "random/python_spare"
         if value.dtype != like.dtype or (value.shape not in ((0,), (1,)) if spare else value.shape != like.shape):
-            said, wanted = (describe(one.shape, one.dtype) for one in (value, like))
+            said, wanted = (describe_tensor(one.shape, one.dtype) for one in (value, like))
             raise CheckpointError(f"{name} is {said}, and should be {wanted}", where=where)
     # numpy looks at none of its numbers, and with a place above 624 reads what lies behind its words.
     place, has_gauss, _ = tensors["random/numpy_scalars"].tolist()
@@ -60,7 +60,7 @@ def expect_random_state(tensors: Mapping[str, torch.Tensor], where: str) -> None
     if (cuda := tensors.get("random/cuda")) is None:  # of a run that was on a CPU
         return
     if cuda.dtype != torch.uint8 or cuda.dim() != 1:
-        said = describe(cuda.shape, cuda.dtype)
+        said = describe_tensor(cuda.shape, cuda.dtype)
         raise CheckpointError(f"random/cuda is {said}, and should be a row of uint8", where=where)
     # Which lengths and numbers are right is known to the device alone.
     if torch.cuda.is_available():

@@ -11,7 +11,7 @@ import torch
 
 from headway.core.errors import CheckpointError
 from headway.core.outside import is_number
-from headway.optim import Masters
+from headway.optim import MasterWeights
 from headway.train.elastic import Ranks
 from headway.train.recipe import TrainRecipe
 from headway.train.trial import seconds_a_sample
@@ -45,7 +45,7 @@ class Precision:
         device: torch.device,
         *,
         seconds: Mapping[Name, float] | None = None,
-        masters: Masters | None = None,
+        masters: MasterWeights | None = None,
     ) -> None:
         self._device, self._masters = device.type, masters
         self.narrow = masters is not None

@@ -30,11 +30,10 @@ from headway.model.resolve import build as build_model
 from headway.model.resolve import initialiser
 from headway.model.valueless import valueless
 from headway.observe.activations import ActivationWatch
-from headway.optim import Masters, Schedule
-from headway.optim import build as build_optimizer
-from headway.optim.rate import number
+from headway.optim import MasterWeights, Schedule, build_optimizer
+from headway.optim.batch_scaling import require_number
 from headway.train import task as tasks
-from headway.train.called import called, compute_again
+from headway.train.called import called, checkpoint_activations_of
 from headway.train.elastic import Ranks
 from headway.train.inputs import Inputs, Rehearsal, Say, open_inputs
 from headway.train.log import BESIDES_METRICS
@@ -91,7 +90,7 @@ class Setup:
     forward: Callable[[torch.Tensor], torch.Tensor]
     counts: Counts | None
     optimizer: torch.optim.Optimizer
-    masters: Masters | None
+    masters: MasterWeights | None
     freezing: Freezing
     schedule: Schedule
     precision: Precision
@@ -238,7 +237,7 @@ def _built(
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    compute_again(model, recipe.recompute, say)
+    checkpoint_activations_of(model, recipe.activation_checkpointing, say)
     if ranks is not None:
         ranks.noise_scale = recipe.observe.noise_scale
     if recipe.observe.noise_scale and recipe.precision == "fp16":
@@ -274,7 +273,7 @@ def _built(
         say(slower)
     optimizer = build_optimizer(recipe.optimizer, model, samples / recipe.batch)
     if recipe.half_weights:
-        masters = Masters(model, optimizer, TYPES[recipe.precision])
+        masters = MasterWeights(model, optimizer, TYPES[recipe.precision])
     precision = Precision(loaded.recipe.precision, device, seconds=seconds, masters=masters)  # type: ignore[arg-type]
     if known is None:
         names = check(model, images[:2], labels[:2], task, precision)
@@ -319,7 +318,7 @@ def _built(
         epoch=samples,
         plan=plan,
         steps=steps,
-        lr=number(recipe.optimizer.lr, "optimizer.lr"),
+        lr=require_number(recipe.optimizer.lr, "optimizer.lr"),
     )
 
 

@@ -19,7 +19,7 @@ from headway.core.run import Run
 from headway.data.batch import Batch
 from headway.data.upload import to_device
 from headway.observe.value_reads import ValueReads
-from headway.optim import gradient_noise, set_lr
+from headway.optim import draw_gradient_noise, set_lr
 from headway.train.averages import Averages
 from headway.train.checkpoint import Checkpoint, Checkpoints, restore, state_of
 from headway.train.elastic import Ranks
@@ -365,7 +365,7 @@ class Trainer:
             weights = weights * mask
         noisy = weights
         if (strength := setup.recipe.optimizer.gradient_noise) is not None:
-            factors = gradient_noise(batch.keys(), strength * len(self._weights) ** 0.5)
+            factors = draw_gradient_noise(batch.keys(), strength * len(self._weights) ** 0.5)
             noisy = weights * to_device(factors, weights.device)
         clock.lap("augment")
         parts = divided(setup, images, labels, weights, noisy)

@@ -21,10 +21,10 @@ from torch.utils.checkpoint import checkpoint
 from headway.core.errors import UsageError
 from headway.model import cifar, resnet, resnet_cifar, small
 
-BLOCKS = (cifar.Block, resnet.Basic, resnet.Bottleneck, resnet_cifar.CifarBlock, small.Layer)
+OWN_BLOCKS = (cifar.Block, resnet.Basic, resnet.Bottleneck, resnet_cifar.CifarBlock, small.Layer)
 
 
-def recompute(model: nn.Module, patterns: Sequence[str] | None = None) -> list[str]:
+def checkpoint_activations(model: nn.Module, patterns: Sequence[str] | None = None) -> list[str]:
     """Lets modules of a network keep their inputs alone, and compute the rest again when the backward pass comes to it.
 
     Nothing else changes: gradients, running statistics of batch norm and random generators are as without it, bit for
@@ -44,9 +44,10 @@ def recompute(model: nn.Module, patterns: Sequence[str] | None = None) -> list[s
     modules = {name: module for name, module in model.named_modules() if name}
     matched: dict[str, nn.Module] = {}
     if patterns is None:
-        matched = {name: module for name, module in modules.items() if isinstance(module, BLOCKS)}
+        matched = {name: module for name, module in modules.items() if isinstance(module, OWN_BLOCKS)}
         if not matched:
-            fix = f"Name modules of yours, for example recompute: ['^{re.escape(next(iter(modules), 'layer1'))}$']."
+            first = re.escape(next(iter(modules), "layer1"))
+            fix = f"Name modules of yours, for example activation_checkpointing: ['^{first}$']."
             raise UsageError("the network has none of our blocks", fix=fix)
     for pattern in patterns or ():
         found = {name: module for name, module in modules.items() if re.search(pattern, name)}
@@ -63,31 +64,31 @@ def recompute(model: nn.Module, patterns: Sequence[str] | None = None) -> list[s
             raise UsageError(what, fix=f"Name the modules in it, for example {inner}.")
     for name in names:
         # A method, and not a closure: a copy of the module has its own.
-        matched[name].forward = MethodType(_forward, matched[name])
+        matched[name].forward = MethodType(_checkpointed_forward, matched[name])
     return names
 
 
-def _forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+def _checkpointed_forward(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     forward = partial(type(module).forward, module)
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
-    return checkpoint(forward, *args, use_reentrant=False, context_fn=partial(_passes, module), **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, context_fn=partial(_make_contexts, module), **kwargs)
 
 
-def _passes(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+def _make_contexts(module: nn.Module) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """The contexts of the first pass and of the second."""
     before = (random.getstate(), np.random.get_state())
-    return nullcontext(), _second(module, before)
+    return nullcontext(), _repeat_forward(module, before)
 
 
 @contextmanager
-def _second(module: nn.Module, before: tuple[Any, Any]) -> Iterator[None]:
+def _repeat_forward(module: nn.Module, before: tuple[Any, Any]) -> Iterator[None]:
     """Torch's own generators are checkpoint's affair. Running statistics move in copies: without any, kernels would
     keep fewer tensors than in the first pass, and checkpoint pairs them by their number."""
     norms = [one for one in module.modules() if isinstance(one, _NormBase)]
     kept = [(one._buffers, dict(one._buffers)) for one in norms]
-    now: Callable[[], None] = partial(_set, (random.getstate(), np.random.get_state()))
-    _set(before)
+    now: Callable[[], None] = partial(_set_random_states, (random.getstate(), np.random.get_state()))
+    _set_random_states(before)
     for buffers, own in kept:
         buffers.update({name: None if value is None else value.clone() for name, value in own.items()})
     try:
@@ -98,6 +99,6 @@ def _second(module: nn.Module, before: tuple[Any, Any]) -> Iterator[None]:
         now()
 
 
-def _set(state: tuple[Any, Any]) -> None:
+def _set_random_states(state: tuple[Any, Any]) -> None:
     random.setstate(state[0])
     np.random.set_state(state[1])

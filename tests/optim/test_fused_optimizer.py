@@ -63,7 +63,7 @@ def walked_reference(name: str) -> list[reference.Reference]:
 @pytest.mark.parametrize("name", NAMES)
 def test_a_walk_is_that_of_the_reference(name: str, fused: bool) -> None:
     """20 steps over one recorded sequence of gradients, with a learning rate that moves; weights and state."""
-    if fused and not native.available():
+    if fused and not native.is_available():
         pytest.skip("the native core is not built")
     params, optimizer = walked(name, torch.float32, fused=fused, channels_last=True)
     for parameter, peer in zip(params, walked_reference(name), strict=True):
@@ -90,13 +90,13 @@ def test_fused_is_unfused(name: str) -> None:
 
 
 TORCH: list[tuple[Any, dict[str, Any], Any]] = [
-    (optim.LARS, {"momentum": 0.9, "weight_decay": 0.01, "trust": False, "lr_place": "outside"},
+    (optim.LARS, {"momentum": 0.9, "weight_decay": 0.01, "layerwise": False, "lr_in_momentum": False},
      lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, weight_decay=0.01)),
-    (optim.LARS, {"momentum": 0.9, "trust": False, "lr_place": "outside", "nesterov": True},
+    (optim.LARS, {"momentum": 0.9, "layerwise": False, "lr_in_momentum": False, "nesterov": True},
      lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True)),
-    (optim.LARS, {"momentum": 0.0, "weight_decay": 0.01, "trust": False},
+    (optim.LARS, {"momentum": 0.0, "weight_decay": 0.01, "layerwise": False},
      lambda p: torch.optim.SGD(p, 0.1, weight_decay=0.01)),
-    (optim.LAMB, {"betas": (0.8, 0.99), "eps": 1e-7, "weight_decay": 0.1, "trust": False},
+    (optim.LAMB, {"betas": (0.8, 0.99), "eps": 1e-7, "weight_decay": 0.1, "layerwise": False},
      lambda p: torch.optim.AdamW(p, 0.1, betas=(0.8, 0.99), eps=1e-7, weight_decay=0.1)),
     (optim.RMSpropSGD, {"rmsprop": 0.1, "steps_per_epoch": 1, "center_epochs": 0, "period_epochs": 1e-9},
      lambda p: torch.optim.SGD(p, 0.1, momentum=0.9)),
@@ -130,7 +130,7 @@ def test_the_places_of_the_learning_rate_differ_while_it_moves(place: str) -> No
     for moving in (False, True):
         for at in ("inside", "outside"):
             params = parameters(torch.float64)
-            optimizer = optim.LARS(params, 1.0, eta=0.02, lr_place=at)
+            optimizer = optim.LARS(params, 1.0, trust=0.02, lr_in_momentum=at == "inside")
             for grads, rate in zip(gradients(6), rates(1.0, 6), strict=True):
                 give(params, grads)
                 set_rate(optimizer, rate if moving else 1.0)
@@ -400,8 +400,8 @@ def test_nothing_of_a_step_is_kept_for_the_next_but_the_state() -> None:
 
 def test_groups_have_their_own_options_and_a_closure_is_called() -> None:
     params = parameters()
-    optimizer = optim.LARS([{"params": params[:2], "lr": 0.5, "trust": False}, {"params": params[2:]}], 0.1)
-    assert [(group["lr"], group["trust"]) for group in optimizer.param_groups] == [(0.5, False), (0.1, True)]
+    optimizer = optim.LARS([{"params": params[:2], "lr": 0.5, "layerwise": False}, {"params": params[2:]}], 0.1)
+    assert [(group["lr"], group["layerwise"]) for group in optimizer.param_groups] == [(0.5, False), (0.1, True)]
     (grads,) = gradients(1)
 
     def closure() -> float:
@@ -415,7 +415,7 @@ def test_groups_have_their_own_options_and_a_closure_is_called() -> None:
 
 def test_a_grad_scaler_hands_over_its_tensors() -> None:
     params = parameters()
-    optimizer = optim.LARS(params, 0.1, trust=False, momentum=0.0)
+    optimizer = optim.LARS(params, 0.1, layerwise=False, momentum=0.0)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     (grads,) = gradients(1)
     scaler.scale(torch.zeros(()))
@@ -434,8 +434,9 @@ def test_a_grad_scaler_hands_over_its_tensors() -> None:
 LIMITS = [
     (optim.LARS, {"lr": -1.0}, "LARS has lr=-1.0. Give it a finite number of at least 0"),
     (optim.LARS, {"lr": 1.0, "momentum": 1.0}, "LARS has momentum=1.0. Give it a finite number in [0, 1)"),
-    (optim.LARS, {"lr": 1.0, "eta": float("nan")}, "LARS has eta=nan"),
-    (optim.LARS, {"lr": 1.0, "lr_place": "within"}, "LARS has lr_place='within'. Set it to 'inside' or 'outside'"),
+    (optim.LARS, {"lr": 1.0, "trust": float("nan")}, "LARS has trust=nan"),
+    (optim.LARS, {"lr": 1.0, "lr_in_momentum": "outside"}, "LARS has lr_in_momentum='outside'. Set it to True or"),
+    (optim.LARS, {"lr": 1.0, "trust": True}, "LARS has trust=True. Give it the trust coefficient"),
     (optim.LAMB, {"lr": 1.0, "betas": (0.9, 1.0)}, "LAMB has betas[1]=1.0"),
     (optim.LAMB, {"lr": 1.0, "betas": 0.9}, "LAMB has betas=0.9. Give it two numbers in [0, 1)"),
     (optim.LAMB, {"lr": 1.0, "betas": (0.9, 0.99, 0.999)}, "LAMB has betas=(0.9, 0.99, 0.999). Give it two numbers"),
@@ -450,7 +451,7 @@ LIMITS = [
     (optim.RMSpropSGD, {"lr": 1.0, "rmsprop": 0.1, "steps_per_epoch": 0}, "RMSpropSGD has steps_per_epoch=0"),
     (optim.LBSGD, {"lr": 1.0, "steps_per_epoch": 1, "batch_scale": 1.5}, "LBSGD has batch_scale=1.5"),
     (optim.LBSGD, {"lr": 1.0, "steps_per_epoch": 1, "warmup": "cubic"}, "Set it to one of linear, power2, sqrt, lars"),
-    (optim.Muon, {"lr": 1.0, "rounds": 0}, "Muon has rounds=0"),
+    (optim.Muon, {"lr": 1.0, "ns_steps": 0}, "Muon has ns_steps=0"),
     (optim.Muon, {"lr": 1.0, "filters": True}, "Muon has a parameter of shape (20000,) among its filters"),
 ]  # fmt: skip
 

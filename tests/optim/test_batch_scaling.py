@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests._support import write_recipe
+from tests.optim._cases import OPTIMIZER_NAMES
 
 from headway.core.errors import RecipeError
 from headway.core.recipe import load
-from headway.optim import OptimizerRecipe, build
-from headway.optim.optimizer import LAYER_WISE
-from headway.optim.rate import ScaledRecipe, number
+from headway.optim import build_optimizer, read_optimizer
+from headway.optim.batch_scaling import BatchScaledRecipe, require_number
 from headway.train.rates import length, resolve_rates, warnings
 from headway.train.recipe import TrainRecipe
 
@@ -28,7 +28,7 @@ batches = st.integers(1, 10**6)
 
 @given(positive, batches, batches, st.integers(1, 64))
 def test_the_rules(base: float, per: int, batch: int, k: int) -> None:
-    linear, root, none = (ScaledRecipe(base=base, per=per, scale=scale) for scale in ("linear", "sqrt", "none"))
+    linear, root, none = (BatchScaledRecipe(base=base, per=per, scale=scale) for scale in ("linear", "sqrt", "none"))
     assert linear.at(per) == root.at(per) == none.at(batch) == base
     assert linear.at(k * batch) == pytest.approx(k * linear.at(batch))
     assert root.at(k * batch) == pytest.approx(math.sqrt(k) * root.at(batch))
@@ -37,20 +37,20 @@ def test_the_rules(base: float, per: int, batch: int, k: int) -> None:
 
 
 def test_the_rules_in_words() -> None:
-    assert ScaledRecipe(base=0.1, per=256).why(8192) == "0.1 x 8,192 / 256"
-    assert ScaledRecipe(base=0.1, per=256, scale="sqrt").why(8192) == "0.1 x sqrt(8,192 / 256)"
-    assert ScaledRecipe(base=0.1, per=256, scale="none").why(8192) == "0.1, whatever the batch"
+    assert BatchScaledRecipe(base=0.1, per=256).why(8192) == "0.1 x 8,192 / 256"
+    assert BatchScaledRecipe(base=0.1, per=256, scale="sqrt").why(8192) == "0.1 x sqrt(8,192 / 256)"
+    assert BatchScaledRecipe(base=0.1, per=256, scale="none").why(8192) == "0.1, whatever the batch"
 
 
 def test_what_follows_a_batch_needs_one() -> None:
     import torch
 
-    assert number(0.25, "optimizer.lr") == 0.25
-    recipe = OptimizerRecipe.model_validate({"name": "sgd", "lr": {"base": 0.1, "per": 256}})
+    assert require_number(0.25, "optimizer.lr") == 0.25
+    recipe = read_optimizer(name="sgd", lr={"base": 0.1, "per": 256})
     with pytest.raises(
         RecipeError, match=r"optimizer\.lr: it follows the batch \(0\.1 per 256\), and no batch is known"
     ):
-        build(recipe, torch.nn.Linear(2, 2))
+        build_optimizer(recipe, torch.nn.Linear(2, 2))
 
 
 def resolved(tmp_path: Path, *overrides: str, **changes: Any) -> tuple[TrainRecipe, dict[str, str]]:
@@ -99,7 +99,7 @@ def test_regime_adaptation_keeps_the_steps_of_every_part(
     )
     plan, steps = length(recipe, samples)
     small, its_steps = length(recipe.model_copy(update={"batch": per, "epochs": 4.0}), samples)
-    assert number(recipe.epochs, "epochs") == 4 * k
+    assert require_number(recipe.epochs, "epochs") == 4 * k
     for milestone, before in zip(recipe.schedule.milestones_epochs, (first, second), strict=True):
         assert milestone == pytest.approx(before * k)
     assert recipe.schedule.warmup_epochs == pytest.approx(0.1 * k)
@@ -143,12 +143,12 @@ def test_what_the_optimizer_counts_by_itself_keeps_its_steps_too(
 ) -> None:
     changes: dict[str, Any] = {"optimizer": {"lr": 0.1, **optimizer}, "epochs": {"base": 3, "per": 32}, "batch": 64}
     recipe, origins = resolved(tmp_path, **changes)
-    assert recipe.optimizer.epochs == scaled
+    assert recipe.optimizer.epoch_fields == scaled
     for field in scaled:
         assert origins[f"optimizer.{field}"] == "auto: x 2, as the epochs of the run"
     changes |= {"optimizer": {"name": "rmsprop_sgd", "lr": 0.1}, "epochs": {"base": 30, "per": 32}}
     default, _ = resolved(tmp_path, **changes)
-    assert default.optimizer.epochs == {"center_epochs": 20, "period_epochs": 10}
+    assert default.optimizer.epoch_fields == {"center_epochs": 20, "period_epochs": 10}
 
 
 def test_exponential_and_step_keep_their_steps_too(tmp_path: Path) -> None:
@@ -199,13 +199,14 @@ def test_a_large_batch_is_warned_of(tmp_path: Path, changes: dict[str, Any], sai
 
 
 def test_the_layer_wise_optimizers_are_there_and_are_not_warned_of(tmp_path: Path) -> None:
-    names = get_args(OptimizerRecipe.model_fields["name"].annotation)
-    assert set(LAYER_WISE) < set(names)
     recipe, _ = resolved(tmp_path, batch=8192, schedule={"name": "cosine"})
-    for name in names:
-        optimizer = recipe.optimizer.model_copy(update={"name": name})
-        assert bool(warnings(recipe.model_copy(update={"optimizer": optimizer}))) == (name not in LAYER_WISE)
-    lars = recipe.optimizer.model_copy(update={"name": "lbsgd", "warmup": "lars"})
+    layer_wise = {"lars", "lamb", "novograd", "muon"}
+    assert layer_wise < set(OPTIMIZER_NAMES)
+    for name in OPTIMIZER_NAMES:
+        optimizer = read_optimizer(name=name, lr=0.1)
+        assert optimizer.is_layer_wise == (name in layer_wise)
+        assert bool(warnings(recipe.model_copy(update={"optimizer": optimizer}))) == (name not in layer_wise)
+    lars = read_optimizer(name="lbsgd", lr=0.1, warmup="lars")
     assert not warnings(recipe.model_copy(update={"optimizer": lars}))
 
 

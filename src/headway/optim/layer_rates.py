@@ -9,27 +9,29 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from headway.optim.fused_optimizer import FusedOptimizer
 from headway.optim.lamb import LAMB
 from headway.optim.lars import LARS
-from headway.optim.layerwise import LayerWise
 from headway.optim.lbsgd import LBSGD
 from headway.optim.novograd import NovoGrad
 
 Group = dict[str, Any]
 
 
-def has_local_rates(optimizer: Optimizer) -> bool:
+def has_layer_rates(optimizer: Optimizer) -> bool:
     """Whether the rule has a learning rate for each layer."""
     if isinstance(optimizer, LBSGD):
         # Of a macro-batch, what the rate is made of is gone after the step: the sum of several steps' gradients.
         return all(group["warmup"] == "lars" and group["batch_scale"] == 1 for group in optimizer.param_groups)
     if isinstance(optimizer, LARS | LAMB):
-        return any(group["trust"] for group in optimizer.param_groups)
+        return any(group["layerwise"] for group in optimizer.param_groups)
     return isinstance(optimizer, NovoGrad)
 
 
 @torch.no_grad()
-def local_rates(optimizer: Optimizer, parameters: Sequence[Tensor], before: Sequence[Tensor], g: Tensor) -> Tensor:
+def measure_layer_rates(
+    optimizer: Optimizer, parameters: Sequence[Tensor], before: Sequence[Tensor], g: Tensor
+) -> Tensor:
     """The local learning rate of each parameter in the step that was just made, float64 [n] on the device: the factor
     on the gradient (LARS, LBSGD, NovoGrad) or on Adam's update (LAMB) before momentum; waits for nothing.
 
@@ -44,9 +46,9 @@ def local_rates(optimizer: Optimizer, parameters: Sequence[Tensor], before: Sequ
     one = torch.ones((), dtype=g.dtype, device=g.device)
     nothing = one * torch.nan
     rates = [nothing] * len(parameters)
-    if not has_local_rates(optimizer):
+    if not has_layer_rates(optimizer):
         return torch.stack(rates)
-    assert isinstance(optimizer, LayerWise)
+    assert isinstance(optimizer, FusedOptimizer)
     place_of = {id(parameter): place for place, parameter in enumerate(parameters)}
     w = torch.stack(torch._foreach_norm(list(before))).double()
     weights, gradients = w.unbind(), g.unbind()
@@ -55,29 +57,29 @@ def local_rates(optimizer: Optimizer, parameters: Sequence[Tensor], before: Sequ
         if not places:
             continue
         rule, found = optimizer._rule(group), [one] * len(places)
-        if rule.trust is not None:
-            below = [_below(optimizer, parameters[at], before[at], gradients[at], group) for at in places]
-            found = list(rule.trust(torch.stack([weights[at] for at in places]), torch.stack(below)).unbind())
+        if rule.trust_ratio is not None:
+            below = [_scaled_norm(optimizer, parameters[at], before[at], gradients[at], group) for at in places]
+            found = list(rule.trust_ratio(torch.stack([weights[at] for at in places]), torch.stack(below)).unbind())
         for at, ratio in zip(places, found, strict=True):
-            adapts = rule.adapt is None or rule.adapt(parameters[at])
+            adapts = rule.has_trust_ratio is None or rule.has_trust_ratio(parameters[at])
             rates[at] = group["lr"] * (ratio if adapts else one)
     unknown = g == 0 if isinstance(optimizer, NovoGrad) else (w == 0) | (g == 0)
     return torch.stack(rates).masked_fill(unknown, torch.nan)
 
 
-def _below(optimizer: Optimizer, parameter: Tensor, before: Tensor, g: Tensor, group: Group) -> Tensor:
+def _scaled_norm(optimizer: Optimizer, parameter: Tensor, before: Tensor, g: Tensor, group: Group) -> Tensor:
     """The norm of what the trust ratio scales, as the step had it."""
     if isinstance(optimizer, NovoGrad):
-        return _number(optimizer, parameter, "norm_sq", g).sqrt()
-    return _adam(optimizer, parameter, before, group, g) if isinstance(optimizer, LAMB) else g
+        return _read_state_number(optimizer, parameter, "norm_sq", g).sqrt()
+    return _lamb_update_norm(optimizer, parameter, before, group, g) if isinstance(optimizer, LAMB) else g
 
 
-def _number(optimizer: Optimizer, parameter: Tensor, name: str, like: Tensor) -> Tensor:
+def _read_state_number(optimizer: Optimizer, parameter: Tensor, name: str, like: Tensor) -> Tensor:
     found = optimizer.state[parameter].get(name)
     return torch.full((), torch.nan, dtype=like.dtype, device=like.device) if found is None else found.to(like.dtype)
 
 
-def _adam(optimizer: Optimizer, parameter: Tensor, before: Tensor, group: Group, like: Tensor) -> Tensor:
+def _lamb_update_norm(optimizer: Optimizer, parameter: Tensor, before: Tensor, group: Group, like: Tensor) -> Tensor:
     """Norm of LAMB's update before the trust ratio, from the moments after the step."""
     state = optimizer.state[parameter]
     if "exp_avg" not in state:

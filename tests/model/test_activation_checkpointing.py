@@ -15,8 +15,8 @@ from torch import nn
 from headway.comm.batch_norm import convert_sync
 from headway.core.errors import UsageError
 from headway.model import cifar_net, cifar_resnet, resnet18, resnet50, small_net
+from headway.model.activation_checkpointing import checkpoint_activations
 from headway.model.norm import convert_ghost
-from headway.model.recompute import recompute
 from headway.train.memory import bytes_saved
 
 
@@ -81,7 +81,7 @@ def test_weights_buffers_and_generators_end_as_without_it(case: str) -> None:
         model = make()
         names = list(model.state_dict())
         if again:
-            assert recompute(model, patterns)
+            assert checkpoint_activations(model, patterns)
             assert list(model.state_dict()) == names
         found.append(trained(model, side))
     for name, value in found[0][0].items():
@@ -95,7 +95,7 @@ def synchronised(rank: Rank) -> list[dict[str, torch.Tensor]]:
         torch.manual_seed(0)
         model = convert_sync(stages(), rank.world.group(name=f"norm {again}"))
         if again:
-            recompute(model, [r"^[123]$"])
+            checkpoint_activations(model, [r"^[123]$"])
         torch.manual_seed(rank.rank)
         random.seed(1)
         np.random.seed(1)
@@ -123,13 +123,13 @@ def test_less_is_kept_for_the_backward_pass(make: Callable[[], nn.Module]) -> No
         model(torch.zeros(samples, 3, 32, 32)).sum().backward()
 
     before = bytes_saved(attempt, 4)
-    recompute(model)
+    checkpoint_activations(model)
     assert bytes_saved(attempt, 4) < before / 2
 
 
 def test_a_copy_computes_with_its_own_weights() -> None:
     model = small_net(5)
-    recompute(model)
+    checkpoint_activations(model)
     other = copy.deepcopy(model)
     with torch.no_grad():
         for value in other.parameters():
@@ -142,7 +142,7 @@ def test_a_copy_computes_with_its_own_weights() -> None:
 
 
 def test_the_outermost_of_modules_inside_each_other_is_taken() -> None:
-    names = recompute(resnet18(5), ["layer", r"conv1$"])
+    names = checkpoint_activations(resnet18(5), ["layer", r"conv1$"])
     assert sorted(names) == ["conv1", "layer1", "layer2", "layer3", "layer4"]
 
 
@@ -163,13 +163,13 @@ BAD: dict[str, tuple[nn.Module, list[str] | None, str]] = {
 def test_what_cannot_be_computed_again_is_refused(case: str) -> None:
     model, patterns, sentence = BAD[case]
     with pytest.raises(UsageError) as error:
-        recompute(model, patterns)
+        checkpoint_activations(model, patterns)
     assert sentence in str(error.value)
     assert not any("forward" in vars(module) for module in model.modules())
 
 
 def test_no_module_is_taken_twice() -> None:
     model = small_net(5)
-    recompute(model, ["^layer1$"])
+    checkpoint_activations(model, ["^layer1$"])
     with pytest.raises(UsageError, match="not called as a whole"):
-        recompute(model, ["^layer1$"])
+        checkpoint_activations(model, ["^layer1$"])

@@ -24,7 +24,7 @@ KINDS = (torch.bfloat16, torch.float16)
 
 
 @final
-class Masters:
+class MasterWeights:
     """Narrows a network in place, and gives its optimizer fp32 masters in the place of its weights.
 
     Whatever is done with the optimizer's parameters (clipping, loss scaling, parameter groups) is done with the
@@ -46,7 +46,7 @@ class Masters:
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, kind: torch.dtype) -> None:
         if kind not in KINDS:
-            raise UsageError(f"{kind} is no 16-bit type", fix="Give Masters torch.bfloat16 or torch.float16.")
+            raise UsageError(f"{kind} is no 16-bit type", fix="Give MasterWeights torch.bfloat16 or torch.float16.")
         mine = {id(value) for value in model.parameters()}
         if not any(id(value) in mine for group in optimizer.param_groups for value in group["params"]):
             fix = "Make the optimizer from the parameters of the network, and its Masters once."
@@ -71,13 +71,13 @@ class Masters:
         for module in self._model.modules():
             if isinstance(module, KEPT):
                 if not isinstance(module, _BatchNorm):
-                    module.register_forward_pre_hook(_widened)
-                    module.register_forward_hook(partial(_narrowed, kind))
+                    module.register_forward_pre_hook(_widen_inputs)
+                    module.register_forward_hook(partial(_narrow_output, kind))
                 continue
             for name, value in module.named_buffers(recurse=False):
                 if value.is_floating_point():
                     module._buffers[name] = value.to(kind)
-        self._model.register_forward_pre_hook(partial(_entering, kind))
+        self._model.register_forward_pre_hook(partial(_narrow_inputs, kind))
 
     @torch.no_grad()
     def take_gradients(self) -> None:
@@ -117,13 +117,13 @@ class Masters:
         self._model.load_state_dict(state)
 
 
-def _entering(kind: torch.dtype, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _narrow_inputs(kind: torch.dtype, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(one.to(kind) if isinstance(one, Tensor) and one.is_floating_point() else one for one in inputs)
 
 
-def _widened(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _widen_inputs(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(one.float() if isinstance(one, Tensor) and one.is_floating_point() else one for one in inputs)
 
 
-def _narrowed(kind: torch.dtype, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
+def _narrow_output(kind: torch.dtype, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> Any:
     return output.to(kind) if isinstance(output, Tensor) else output

@@ -11,7 +11,7 @@ from headway.core.errors import RecipeError
 from headway.core.recipe import Part
 
 
-class ScaledRecipe(Part):
+class BatchScaledRecipe(Part):
     """A number that suits one batch, and how it follows another.
 
     Linear: k times the batch, k times the learning rate (Goyal et al. 2017, arXiv 1706.02677). Square root: it keeps
@@ -42,24 +42,25 @@ class ScaledRecipe(Part):
         return f"{self.base:g}{text}"
 
 
-def _kind(value: Any) -> str:
-    return "mapping[scaled]" if isinstance(value, dict | ScaledRecipe) else "float"
+def _find_tag(value: Any) -> str:
+    return "mapping[scaled]" if isinstance(value, dict | BatchScaledRecipe) else "float"
 
 
 Scalable = Annotated[
-    Annotated[float, Field(gt=0, allow_inf_nan=False), Tag("float")] | Annotated[ScaledRecipe, Tag("mapping[scaled]")],
-    Discriminator(_kind),
+    Annotated[float, Field(gt=0, allow_inf_nan=False), Tag("float")]
+    | Annotated[BatchScaledRecipe, Tag("mapping[scaled]")],
+    Discriminator(_find_tag),
 ]
 """A number above 0, or {base, per, scale}. The tags are those that a recipe's errors leave out of a key."""
 
 
-def number(value: float | ScaledRecipe, where: str) -> float:
+def require_number(value: float | BatchScaledRecipe, where: str) -> float:
     """A number that has been resolved.
 
     Raises:
         RecipeError: it still follows a batch.
     """
-    if isinstance(value, ScaledRecipe):
+    if isinstance(value, BatchScaledRecipe):
         what = f"it follows the batch ({value.base:g} per {value.per:,}), and no batch is known here"
         raise RecipeError(what, where=where, fix="Give a number: ScaledRecipe(...).at(batch).")
     return value

@@ -1,4 +1,4 @@
-"""Masters: fp32 copies of 16-bit weights that any optimizer steps."""
+"""MasterWeights: fp32 copies of 16-bit weights that any optimizer steps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from torch import nn
 from headway.core.errors import UsageError
 from headway.model import cifar_net
 from headway.model.ema import Ema
-from headway.optim import Masters, build
-from headway.optim import masters as masters_module
-from headway.optim.optimizer import OptimizerRecipe
+from headway.optim import MasterWeights, build_optimizer, read_optimizer
+from headway.optim import master_weights as masters_module
 from headway.train.checkpoint import Checkpoints, restore, state_of
 from headway.train.precision import Name, Precision
 
@@ -54,10 +53,10 @@ def net() -> nn.Module:
 
 def made(
     name: str, kind: torch.dtype | None, precision: Name = "fp32"
-) -> tuple[nn.Module, torch.optim.Optimizer, Masters | None, Precision]:
+) -> tuple[nn.Module, torch.optim.Optimizer, MasterWeights | None, Precision]:
     model = net()
-    optimizer = build(OptimizerRecipe(name=name, **OPTIMIZERS[name]), model, 3)  # type: ignore[arg-type]
-    masters = None if kind is None else Masters(model, optimizer, kind)
+    optimizer = build_optimizer(read_optimizer(name=name, **OPTIMIZERS[name]), model, 3)
+    masters = None if kind is None else MasterWeights(model, optimizer, kind)
     return model, optimizer, masters, Precision(precision, CPU, masters=masters)
 
 
@@ -130,7 +129,7 @@ def test_a_step_is_the_float64_one_on_the_masters_with_the_same_gradients(name: 
     step(model, optimizer, precision, images(0))
     wide = net().double()
     wide.load_state_dict(masters.state_dict())
-    reference = build(OptimizerRecipe(name=name, **OPTIMIZERS[name]), wide, 3)  # type: ignore[arg-type]
+    reference = build_optimizer(read_optimizer(name=name, **OPTIMIZERS[name]), wide, 3)
     of = dict(wide.named_parameters())
     for (key, master), (_, mine) in zip(masters.named_parameters(), wide.named_parameters(), strict=True):
         for state, value in optimizer.state.get(master, {}).items():
@@ -154,7 +153,7 @@ def test_updates_that_16_bits_round_away_add_up() -> None:
         model = nn.Linear(4, 1, bias=False)
         nn.init.ones_(model.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=2**-12)
-        masters = Masters(model, optimizer, torch.bfloat16) if with_masters else None
+        masters = MasterWeights(model, optimizer, torch.bfloat16) if with_masters else None
         if masters is None:
             model.bfloat16()
         precision = Precision("bf16", CPU, masters=masters)
@@ -232,14 +231,14 @@ def test_what_would_train_nothing_or_is_not_16_bit_wide_is_refused() -> None:
     model, other = nn.Linear(4, 4), nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(UsageError, match=r"no parameter of this network.*from the parameters of the network"):
-        Masters(other, optimizer, torch.bfloat16)
+        MasterWeights(other, optimizer, torch.bfloat16)
     for kind in (torch.float32, torch.int16):
-        with pytest.raises(UsageError, match=rf"{kind} is no 16-bit type. Give Masters torch.bfloat16 or"):
-            Masters(model, optimizer, kind)
+        with pytest.raises(UsageError, match=rf"{kind} is no 16-bit type. Give MasterWeights torch.bfloat16 or"):
+            MasterWeights(model, optimizer, kind)
     assert model.weight.dtype == other.weight.dtype == torch.float32
-    Masters(model, optimizer, torch.float16)
+    MasterWeights(model, optimizer, torch.float16)
     with pytest.raises(UsageError, match="and its Masters once"):
-        Masters(model, optimizer, torch.float16)
+        MasterWeights(model, optimizer, torch.float16)
 
 
 def test_weights_that_two_modules_share_have_one_master() -> None:
@@ -247,7 +246,7 @@ def test_weights_that_two_modules_share_have_one_master() -> None:
     model[1].weight = model[0].weight
     held = model[0].weight
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    masters = Masters(model, optimizer, torch.bfloat16)
+    masters = MasterWeights(model, optimizer, torch.bfloat16)
     assert model[1].weight is model[0].weight is held
     assert [len(group["params"]) for group in optimizer.param_groups] == [1]
     first, second = masters.state_dict().values()
@@ -261,8 +260,8 @@ def test_our_network_trains_with_16_bit_weights() -> None:
     x, labels = torch.randn(16, 3, 24, 24), torch.arange(16) % 4
     model.initialise(x)
     whitening = model.whiten.weight.detach().clone()
-    optimizer = build(OptimizerRecipe(name="lamb", lr=0.02), model)
-    masters = Masters(model, optimizer, torch.bfloat16)
+    optimizer = build_optimizer(read_optimizer(name="lamb", lr=0.02), model)
+    masters = MasterWeights(model, optimizer, torch.bfloat16)
     precision, losses = Precision("bf16", CPU, masters=masters), []
     for _ in range(12):
         loss = nn.functional.cross_entropy(model(x).float(), labels, reduction="none")

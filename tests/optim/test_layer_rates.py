@@ -12,7 +12,7 @@ from tests._waits import counted
 from torch import Tensor
 
 from headway.optim import FTML, LAMB, LARS, LBSGD, Muon, NovoGrad
-from headway.optim.local import has_local_rates, local_rates
+from headway.optim.layer_rates import has_layer_rates, measure_layer_rates
 
 SHAPES = ((3, 4), (5, 2, 3, 3), (4,))
 WAYS = pytest.mark.parametrize("fused", [True, False], ids=["native", "torch"])
@@ -34,7 +34,7 @@ def stepped(
         before, grads = ([one.detach().clone() for one in some] for some in (weights, [w.grad for w in weights]))
         optimizer.step()
     moved = [weight.detach() - one for weight, one in zip(weights, before, strict=True)]
-    rates = local_rates(optimizer, weights, before, torch.stack([grad.norm() for grad in grads]))
+    rates = measure_layer_rates(optimizer, weights, before, torch.stack([grad.norm() for grad in grads]))
     assert rates.dtype == torch.float64
     return before, grads, moved, rates
 
@@ -43,10 +43,12 @@ def stepped(
 @pytest.mark.parametrize(
     "make",
     [
-        lambda params: LARS(params, 0.3, momentum=0, weight_decay=DECAY, eta=0.02, eps=1e-3),
-        lambda params: LARS(params, torch.tensor(0.3), momentum=0, weight_decay=DECAY, eta=0.02, lr_place="outside"),
-        lambda params: LARS(params, 0.003, momentum=0, weight_decay=DECAY, eta=0.02, clip=True),
-        lambda params: LARS(params, 9.0, momentum=0, weight_decay=DECAY, eta=0.02, clip=True),
+        lambda params: LARS(params, 0.3, momentum=0, weight_decay=DECAY, trust=0.02, eps=1e-3),
+        lambda params: LARS(
+            params, torch.tensor(0.3), momentum=0, weight_decay=DECAY, trust=0.02, lr_in_momentum=False
+        ),
+        lambda params: LARS(params, 0.003, momentum=0, weight_decay=DECAY, trust=0.02, clip=True),
+        lambda params: LARS(params, 9.0, momentum=0, weight_decay=DECAY, trust=0.02, clip=True),
         lambda params: LBSGD(params, 0.3, momentum=0, weight_decay=DECAY, warmup="lars", steps_per_epoch=10),
     ],
 )
@@ -65,8 +67,8 @@ def test_that_of_novograd_is_on_the_gradient(fused: bool) -> None:
 
 @WAYS
 def test_that_of_lamb_is_on_the_update_of_adam(fused: bool) -> None:
-    def lamb(trust: bool) -> Callable[[list[Tensor]], Any]:
-        return lambda params: LAMB(params, 1e-9, weight_decay=DECAY, trust=trust)
+    def lamb(layerwise: bool) -> Callable[[list[Tensor]], Any]:
+        return lambda params: LAMB(params, 1e-9, weight_decay=DECAY, layerwise=layerwise)
 
     _, _, moved, rates = stepped(lamb(True), steps=3, fused=fused)
     _, _, plain, ones = stepped(lamb(False), steps=3, fused=fused)  # lr so small that the weights are the same to 1e-9
@@ -81,12 +83,12 @@ def test_optimizers_that_take_all_layers_alike_have_none() -> None:
         torch.optim.SGD(weights, 0.1),
         FTML(weights, 0.1),
         Muon(weights, 0.1),
-        LARS(weights, 0.1, trust=False),
+        LARS(weights, 0.1, layerwise=False),
     ):
-        assert not has_local_rates(optimizer)
-        assert local_rates(optimizer, weights, weights, torch.ones(1).double()).isnan().all()
-    assert not has_local_rates(LBSGD(weights, 0.1, steps_per_epoch=10))
-    assert has_local_rates(LBSGD(weights, 0.1, steps_per_epoch=10, warmup="lars"))
+        assert not has_layer_rates(optimizer)
+        assert measure_layer_rates(optimizer, weights, weights, torch.ones(1).double()).isnan().all()
+    assert not has_layer_rates(LBSGD(weights, 0.1, steps_per_epoch=10))
+    assert has_layer_rates(LBSGD(weights, 0.1, steps_per_epoch=10, warmup="lars"))
 
 
 def test_a_macro_batch_of_several_steps_has_none() -> None:
@@ -104,7 +106,7 @@ def test_a_layer_without_a_norm_has_none_and_nothing_waits(optimizer: Any) -> No
     before = [weight.detach().clone() for weight in weights[:2]]
     made.step()
     with counted() as waits:
-        rates = local_rates(made, weights[:2], before, torch.tensor([0.0, 2.0]).double())
+        rates = measure_layer_rates(made, weights[:2], before, torch.tensor([0.0, 2.0]).double())
     assert not waits
     assert math.isnan(rates[0])
     assert rates[1] > 0
