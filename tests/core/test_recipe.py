@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from headway.core.errors import RecipeError
 from headway.core.recipe import LoadedRecipe, RecipePart, read_recipe
+from headway.optim.optimizer_recipe import LARSRecipe
 from headway.setup.recipe import TrainRecipe
 
 
@@ -374,6 +375,18 @@ def test_a_training_recipe_survives_the_round_trip(recipe: Path) -> None:
     assert yaml.safe_load(resolved.to_yaml())["data"]["size"] == [32, 32]
 
 
+def test_an_override_of_the_name_brings_the_keys_of_that_optimizer(recipe: Path) -> None:
+    recipe.write_text(TRAIN)
+    found = read_recipe(recipe, ["optimizer.name=lars", "optimizer.trust=0.02"], TrainRecipe)
+    optimizer = found.recipe.optimizer
+    assert isinstance(optimizer, LARSRecipe)
+    assert (optimizer.trust, optimizer.lr, optimizer.lr_in_momentum) == (0.02, 0.001, True)
+    assert found.origins["optimizer.trust"] == "command line"
+    assert found.origins["optimizer.clip"] == "default"
+    assert "momentum" not in read_recipe(recipe, ["optimizer.name=adamw"], TrainRecipe).recipe.optimizer.model_dump()
+    assert read_recipe(recipe, ["schedule=cosine"], TrainRecipe).recipe.schedule.name == "cosine"
+
+
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
@@ -382,7 +395,31 @@ def test_a_training_recipe_survives_the_round_trip(recipe: Path) -> None:
             ["optimizer.groups.0.lrscale=1"],
             "no key 'optimizer.groups.0.lrscale'. Did you mean 'optimizer.groups.0.lr_scale'?",
         ),
-        (["optimizer.wd=1"], "there is no key 'optimizer.wd'."),
+        (["optimizer.wd=1"], "there is no key 'optimizer.wd'. Known here: "),
+        (["data.batch=128"], "command line: there is no key 'data.batch'. Did you mean 'batch'?"),
+        (["data=folder", "data.batch=128"], "command line: there is no key 'data.batch'. Did you mean 'batch'?"),
+        (["lr=0.1"], "command line: there is no key 'lr'. Did you mean 'optimizer.lr'?"),
+        (["bach=64"], "command line: there is no key 'bach'. Did you mean 'batch'?"),
+        (["model.milestone_epochs=[3]"], "Did you mean 'schedule.milestones_epochs'"),
+        (
+            ["optimizer.ns_steps=3"],
+            "command line: 'optimizer.ns_steps' belongs to muon; nag has momentum, lr, weight_decay, no_decay, groups, "
+            "clip_norm, lookahead, gradient_noise. Remove it, or change optimizer.name.",
+        ),
+        (
+            ["optimizer={name: sgd, lr: 1, betas: [0.9, 0.99]}"],
+            "'optimizer.betas' belongs to adam, adamw, lamb, novograd, ftml; sgd has momentum, lr,",
+        ),
+        (["schedule.end=0.1", "schedule.gamma=2"], "'schedule.gamma' belongs to step, multi_step, exponential; triang"),
+        (["optimizer={name: lrs, lr: 1}"], "optimizer.name: Input should be 'sgd', 'nag', 'adam', 'adamw', 'lars', "),
+        (["optimizer={name: lrs, lr: 1}"], "'rmsprop_sgd' or 'muon', not 'lrs'. Did you mean 'lars'?"),
+        (["optimizer={lr: 1}"], "command line: the key 'optimizer.name' is missing."),
+        (["optimizer={nam: sgd, lr: 1}"], "there is no key 'optimizer.nam'. Did you mean 'optimizer.name'?"),
+        (["optimizer={name: lars}"], "command line: the key 'optimizer.lr' is missing."),
+        (["optimizer=3"], "optimizer: Input should be a mapping of keys to values, not 3."),
+        (["optimizer.name=lars", "optimizer.trst=0.1"], "no key 'optimizer.trst'. Did you mean 'optimizer.trust'?"),
+        (["schedule=step"], "the key 'schedule.every_epochs' is missing."),
+        (["schedule={name: multi_step, milestones_epochs: []}"], "Input should be a list of 1 or more, not"),
         (["data.thread=1"], "there is no key 'data.thread'. Did you mean 'data.threads'?"),
         (["data.size=0"], "data.size: a side of an image has 1 pixel or more."),
         (["augment.std=[0, 1, 1]"], "augment.std.0: Input should be greater than 0, not 0."),

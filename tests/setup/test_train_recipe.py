@@ -114,7 +114,7 @@ REFUSED = {
     "micro above batch": ("micro_batch=31", "micro_batch 31 is larger than batch 30: set it to at most that"),
     "stop without eval": ("data={train: digits.packed/train} stop_at={accuracy: 1}", "stop_at needs an evaluation set"),
     "stop at nothing": ("stop_at={}", "stop_at names no metric"),
-    "unused momentum": ("optimizer={name: adamw, lr: 1, momentum: 0.9}", "'adamw' does not use 'momentum'"),
+    "unused momentum": ("optimizer={name: adamw, lr: 1, momentum: 0.9}", "'optimizer.momentum' belongs to sgd, nag, "),
     "nag without momentum": ("optimizer={name: nag, lr: 1, momentum: 0}", "'nag' needs a momentum above 0"),
     "synthetic with size": ("data={train: synthetic, size: 8}", "synthetic data does not use 'size'"),
     **{

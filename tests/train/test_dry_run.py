@@ -283,7 +283,7 @@ def test_it_says_what_torch_compile_makes_of_the_network(folder: Path) -> None:
 
 
 def test_torch_compile_is_not_asked_where_it_cannot_be_used(folder: Path) -> None:
-    found = dried(folder / "recipe.yaml", "recompute=['^0$']", compiles=True)
+    found = dried(folder / "recipe.yaml", "activation_checkpointing=['^0$']", compiles=True)
     assert found.to_json()["compilable"] is None
     assert "\ncompile      false\n" in page(found)
 
@@ -314,7 +314,7 @@ def test_16_bit_weights_have_masters(folder: Path, tmp_path: Path) -> None:
 
 def test_what_is_computed_again_belongs_to_the_backward_pass(folder: Path) -> None:
     plain = dried(folder / "recipe.yaml", "model={factory: headway.model:small_net}")
-    again = dried(folder / "recipe.yaml", "model={factory: headway.model:small_net}", "recompute=true")
+    again = dried(folder / "recipe.yaml", "model={factory: headway.model:small_net}", "activation_checkpointing=true")
     one, other = plain.workload, again.workload
     assert one.forward_multiply_adds == other.forward_multiply_adds
     assert one.backward_multiply_adds < other.backward_multiply_adds

@@ -10,7 +10,7 @@ from tests._support import damage, packed_digits, records, write_recipe
 
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
-from headway.optim import gradient_noise
+from headway.optim import draw_gradient_noise
 from headway.setup.build import set_up
 from headway.setup.recipe import TrainRecipe
 from headway.train.progress import Silent
@@ -40,7 +40,7 @@ def lost(folder: Path, name: str, *overrides: str) -> dict[str, torch.Tensor]:
 def test_a_step_weights_each_samples_gradient(folder: Path, micro: str) -> None:
     setup = set_up(read_recipe(folder / "recipe.yaml", (NOISY,), TrainRecipe), say=print)
     batch = next(iter(setup.batches(0)))
-    factors = gradient_noise(batch.keys(), 0.25 * 30**0.5)
+    factors = draw_gradient_noise(batch.keys(), 0.25 * 30**0.5)
     images, labels = setup.augment(batch.images, batch.labels, batch.keys())
     wanted = {name: torch.zeros_like(value) for name, value in setup.model.named_parameters()}
     for sample, factor in enumerate(factors.tolist()):

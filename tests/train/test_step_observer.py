@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_recipe(
         folder / "recipe.yaml",
         model={"factory": "net.py:dropout"},
-        optimizer={"name": "lars", "lr": 0.5, "eta": 0.02},
+        optimizer={"name": "lars", "lr": 0.5, "trust": 0.02},
         epochs=4,
         log_every_steps=4,
         checkpoint={"every_steps": 6},
@@ -169,7 +169,7 @@ def test_a_compiled_network_is_observed_by_a_pass_of_its_own(folder: Path, tmp_p
 
 @pytest.mark.check
 def test_several_ranks_observe_as_one(folder: Path, tmp_path: Path) -> None:
-    linear = ("model.factory=net.py:linear", "optimizer={name: lars, lr: 0.5, eta: 0.02}")
+    linear = ("model.factory=net.py:linear", "optimizer={name: lars, lr: 0.5, trust: 0.02}")
     watched = "observe={layer_rates: true, noise_scale: true, activations: ['1'], on_divergence: stop}"
     for name, launch in (("one", ()), ("two", ("--procs", "2"))):
         said = finished("train", folder / "recipe.yaml", *launch, "--run", tmp_path / name, *linear, watched)

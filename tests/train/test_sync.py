@@ -57,7 +57,10 @@ CASES: dict[str, tuple[str, ...]] = {
         "model={factory: net.py:dropout, ema: {half_life_steps: 4}}",
         "optimizer={name: lars, lr: 0.1, clip_norm: 1.0}",
     ),
-    "computed again": ("model={factory: net.py:dropout, batch_norm: {ghost: 5}}", "recompute=['^[1-4]$']"),
+    "computed again": (
+        "model={factory: net.py:dropout, batch_norm: {ghost: 5}}",
+        "activation_checkpointing=['^[1-4]$']",
+    ),
     "batch norm and dropout": ("model.factory=net.py:dropout",),
     "averaged weights and ghost batches": (
         "model={factory: net.py:dropout, ema: {half_life_steps: 4, every_steps: 2}, batch_norm: {ghost: 5}}",

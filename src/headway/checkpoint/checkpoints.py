@@ -27,7 +27,7 @@ from headway.checkpoint.random_state import check_random_state, read_random_stat
 from headway.checkpoint.save import SaveJob, SaveSetting
 from headway.core.errors import CheckpointError, UsageError
 from headway.core.files import expect_inside, read_regular
-from headway.optim import Masters
+from headway.optim import MasterWeights
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _bytes(path: Location, name: str, where: str, file: FileEntry | None = None)
 
 
 def state_of(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, masters: Masters | None = None
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, masters: MasterWeights | None = None
 ) -> dict[str, torch.Tensor]:
     """Collects the tensors of a network, its optimizer and all random generators, named as in the checkpoint format.
 
@@ -185,7 +185,10 @@ def state_of(
 
 
 def restore(
-    checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer, masters: Masters | None = None
+    checkpoint: Checkpoint,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    masters: MasterWeights | None = None,
 ) -> None:
     """Restores a network, its optimizer and all random generators from a checkpoint, in place.
 

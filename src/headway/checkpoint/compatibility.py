@@ -11,8 +11,8 @@ from torch import Tensor
 from headway.core.errors import CheckpointError, TrainingError
 from headway.core.untrusted_json import describe_kind, is_any_number, is_number, is_whole_number
 from headway.data.batch_plan import BatchPlan
-from headway.optim import Masters
-from headway.optim.states import describe, fault_of
+from headway.optim import MasterWeights
+from headway.optim.state_check import describe_tensor, find_state_fault
 
 Check = Callable[[Any], bool]
 
@@ -21,7 +21,7 @@ ADDED = ("channels", "classes")
 
 
 def expect_tensors(
-    tensors: Mapping[str, Tensor], where: str, whole: torch.nn.Module | Masters, optimizer: torch.optim.Optimizer
+    tensors: Mapping[str, Tensor], where: str, whole: torch.nn.Module | MasterWeights, optimizer: torch.optim.Optimizer
 ) -> None:
     """Checks the tensors `model/NAME` and `optimizer/PARAMETER/STATE` against the network and optimizer.
 
@@ -44,7 +44,7 @@ def expect_tensors(
         what = f"it has the optimizer's state of {unknown[0]!r}, which this run does not train"
         raise CheckpointError(what, where=where)
     for name, one in parameters.items():
-        if fault := fault_of(optimizer, one, states.get(name, {})):
+        if fault := find_state_fault(optimizer, one, states.get(name, {})):
             what = f"the optimizer's state of {name!r} does not fit: {fault}"
             raise CheckpointError(what, where=where, fix="It belongs to another optimizer, or was damaged.")
 
@@ -58,7 +58,8 @@ def find_mismatch(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> 
     for name, value in saved.items():
         like = wanted[name]
         if value.shape != like.shape or value.dtype != like.dtype:
-            return f"{name!r} is {describe(value.shape, value.dtype)}, and should be {describe(like.shape, like.dtype)}"
+            said, wanted_form = (describe_tensor(one.shape, one.dtype) for one in (value, like))
+            return f"{name!r} is {said}, and should be {wanted_form}"
     return ""
 
 

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import datetime
 import re
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from headway.core.errors import RecipeError, suggest_nearest
+from headway.core.errors import RecipeError
 from headway.core.files import describe_os_error, read_text
+from headway.core.recipe_errors import explain_errors, find_unknown_key
 from headway.core.recipe_yaml import RecipeDumper, parse_override, parse_recipe, set_value
 
 
@@ -102,13 +101,19 @@ def read_recipe(
         key, equals, value = override.partition("=")
         if not equals or not key:
             raise RecipeError(f"{override!r} is no override", fix="Write key=value, for example optimizer.lr=0.1.")
-        set_value(tree, key.split("."), parse_override(value, key), key)
+        try:
+            set_value(tree, key.split("."), parse_override(value, key), key)
+        except RecipeError:
+            # A key that the recipe does not have is the likelier mistake: `data.batch=128` over `data: FOLDER`.
+            if (unknown := find_unknown_key(key.split("."), model)) is not None:
+                raise RecipeError(unknown, where="command line") from None
+            raise
         origins = {k: v for k, v in origins.items() if k != key and not k.startswith(f"{key}.")}
         origins[key] = "command line"
     try:
         recipe = model.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(_explain(error, tree, model, path, origins)) from None
+        raise RecipeError(explain_errors(error, tree, model, path, origins)) from None
     return LoadedRecipe(recipe, _origins_of_leaves(recipe, origins), path.resolve().parent)
 
 
@@ -147,100 +152,3 @@ def _origins_of_leaves(recipe: RecipePart, origins: Mapping[str, str]) -> dict[s
         return origins[max(whole, key=len)] if whole else "default"
 
     return {leaf: origin(leaf) for leaf, _ in _items(recipe.model_dump(mode="json"))}
-
-
-_KIND = re.compile(r"(constrained-)?(int|float|str|bool)|.*\[.*\]|[A-Z]\w*")
-"""What pydantic adds to a key where a value may be of several kinds, as in `micro_batch.int`, `device.Device.title`."""
-
-
-MOST_ERRORS = 50
-"""Of one recipe that are named."""
-
-WORDS = {
-    **dict.fromkeys(("int_from_float", "int_parsing", "int_type"), "a whole number"),
-    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
-    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
-    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a mapping of keys to values"),
-    "string_type": "a text",
-}
-"""What pydantic's kinds of errors want, in a recipe's words."""
-
-
-def _explain(
-    error: ValidationError, tree: Mapping[str, Any], model: type[RecipePart], path: Path, origins: Mapping[str, str]
-) -> str:
-    out = []
-    kinds: dict[str, tuple[int, list[str]]] = {}  # place in `out`, and what a value of several kinds should be
-    # A key that is missing is often there, misspelt: the one that nobody knows stands first.
-    entries = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
-    more = len(entries) - MOST_ERRORS
-    places = [_keys(entry["loc"], tree, missing=entry["type"] == "missing") for entry in entries]
-    for entry, keys in zip(entries[:MOST_ERRORS], places, strict=False):
-        dotted = ".".join(keys)
-        if any(other[: len(keys)] == keys != other for other in places):  # of several kinds, the one with keys is meant
-            continue
-        at = next((origins[".".join(keys[:n])] for n in range(len(keys), 0, -1) if ".".join(keys[:n]) in origins), "")
-        at = at or next((origin for key, origin in origins.items() if dotted and key.startswith(f"{dotted}.")), "")
-        where = f"{at}: " if at else f"{path.name}: "
-        if entry["type"] == "extra_forbidden":
-            part = _part_at(model, keys[:-1])
-            hint = suggest_nearest(keys[-1], part.model_fields, prefix=".".join([*keys[:-1], ""])) if part else ""
-            out.append(f"{where}there is no key {dotted!r}. {hint}".rstrip())
-        elif entry["type"] == "missing":
-            out.append(f"{where}the key {dotted!r} is missing.")
-        elif entry["type"] == "value_error":
-            text = entry["msg"].removeprefix("Value error, ").removeprefix(f"{keys[-1]} " if keys else "")
-            out.append(f"{where}{dotted + ': ' if dotted else ''}{text}")
-        else:
-            kind = WORDS.get(entry["type"]) or entry["msg"].removeprefix("Input should be ")
-            if entry["type"] == "too_short":
-                kind = f"a list of {entry['ctx']['min_length']} or more"
-            if dotted not in kinds:
-                kinds[dotted] = (len(out), [])
-                out.append("")
-            place, found = kinds[dotted]
-            found.append(kind)
-            choices = _choices(entry)
-            close = suggest_nearest(entry["input"], choices, only_close=True) if choices else ""
-            what = f"{where}{dotted}: Input should be {' or '.join(found)}, not {_shown(entry['input'])}."
-            out[place] = f"{what} {close}".rstrip()
-    if more > 0:
-        out.append(f"{path.name}: {more:,} more errors.")
-    return "\n".join(out)
-
-
-def _keys(loc: Sequence[str | int], tree: Any, *, missing: bool) -> list[str]:
-    """The user's own keys of a place where pydantic found something, without the kinds that it adds."""
-    out = []
-    for number, part in enumerate(loc):
-        inside = part in tree if isinstance(tree, dict) else isinstance(tree, list) and part in range(len(tree))
-        if inside or (missing and number == len(loc) - 1) or not _KIND.fullmatch(str(part)):
-            out.append(str(part))
-            tree = tree[part] if inside else None
-    return out
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else str(value) if isinstance(value, datetime.date) else repr(value)
-
-
-def _choices(entry: Any) -> list[str]:
-    """What a text may be, where it is one of several."""
-    texts = entry["type"] == "literal_error" and isinstance(entry["input"], str)
-    return re.findall(r"'([^']*)'", entry["ctx"]["expected"]) if texts else []
-
-
-def _part_at(model: type[RecipePart], keys: Sequence[str]) -> type[RecipePart] | None:
-    current: Any = model
-    for key in keys:
-        if key.isdecimal():  # an entry of a list, whose parts are all alike
-            continue
-        if isinstance(current, type) and issubclass(current, RecipePart):
-            field = current.model_fields.get(key)
-            current = field.annotation if field else None
-        kinds = [typing.get_args(a)[0] if typing.get_origin(a) is Annotated else a for a in typing.get_args(current)]
-        parts = [a for a in kinds if isinstance(a, type) and issubclass(a, RecipePart)]
-        if parts:
-            current = parts[0]
-    return current if isinstance(current, type) and issubclass(current, RecipePart) else None

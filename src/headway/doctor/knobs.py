@@ -330,9 +330,11 @@ class Knobs:
             other = not recipe.channels_last
             name = "channels last" if other else "channels first"
             yield from self._tried(name, "compute", {"channels_last": other})
-            if recipe.recompute is not False:
+            if recipe.activation_checkpointing is not False:
                 cost = "memory for the activations"
-                yield from self._tried("no second forward pass", "compute", {"recompute": False}, cost=cost)
+                yield from self._tried(
+                    "no second forward pass", "compute", {"activation_checkpointing": False}, cost=cost
+                )
         fixed = sum(seconds.get(one, 0.0) for one in ("launch", "optimizer", "other"))
         if fixed >= 0.1 * self._model.total("loop") and recipe.batch_growth is None and not job.shortened:
             yield from self._larger_batch({"batch": LARGER * job.loaded.recipe.batch})
@@ -370,7 +372,7 @@ class Knobs:
     def _compiled(self) -> Iterator[Knob]:
         recipe, changes = self._job.setup.recipe, {"compile": True}
         text = override(changes)
-        if recipe.compile is not False or recipe.recompute is not False or not self._worth("loop"):
+        if recipe.compile is not False or recipe.activation_checkpointing is not False or not self._worth("loop"):
             return
         if self._time_is_up(text, LONG_S):
             return

@@ -51,9 +51,9 @@ def launch(
 ) -> int:
     """Runs workers to their end, and returns 0 where the run finished, else the exit status of the first that failed.
 
-    A worker is a Python process that uses `CoordinatorClient.from_environment`. One that leaves in order, by
+    A worker is a Python process that uses `CoordinatorClient.from_environment`. One that leaves with
     `leave(done=True)`, and then ends with another status than 0 has failed for all: all are ended, and what it said is
-    said once. One that ends otherwise was lost. SIGTERM and Ctrl-C are passed on once, as SIGTERM; the second one kills.
+    said once. One that ends otherwise was lost. The first SIGTERM or Ctrl-C is passed on as SIGTERM; the second kills.
 
     Args:
         command: Python's arguments.

@@ -63,7 +63,7 @@ def split_decay(
     return [group for group in groups if group["params"]]
 
 
-def assign(groups: tuple[GroupRecipe, ...], names: list[str]) -> list[tuple[GroupRecipe, list[str]]]:
+def assign_parameters(groups: tuple[GroupRecipe, ...], names: list[str]) -> list[tuple[GroupRecipe, list[str]]]:
     """Each group with the names it takes: a name goes to the first group whose pattern it matches.
 
     Raises:

@@ -13,7 +13,7 @@ STREAM_NOISE = 600
 """And the next one: a normal number is made of two words. headway.data.random_streams lists the others."""
 
 
-def gradient_noise(keys: UInt64, sigma: float) -> NDArray[np.float32]:
+def draw_gradient_noise(keys: UInt64, sigma: float) -> NDArray[np.float32]:
     """Factors z ~ N(1, sigma^2), one a key, by which the samples' losses are multiplied.
 
     The gradient is then (1/M) sum g_n z_n, g_n being that of a sample: what Hoffer et al. 2017 (arXiv 1705.08741,

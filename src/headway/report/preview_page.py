@@ -57,7 +57,7 @@ def text(found: Preview, width: int, *, blocks: bool = True) -> str:
 
 def _headline(found: Preview) -> str:
     steps = f"{found.steps:,} step{'s'[: found.steps > 1]}"
-    macro = f", {found.pace.steps} of them a macro-batch" if found.pace.steps > 1 else ""
+    macro = f", {found.internal.steps_per_update} of them a macro-batch" if found.internal.steps_per_update > 1 else ""
     return f"{found.loaded.recipe.name}: {steps}{macro}, {found.epochs:.4g} epochs of {found.samples:,} samples"
 
 

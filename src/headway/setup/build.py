@@ -25,17 +25,16 @@ from headway.data.batch_plan import BatchPlan
 from headway.data.data_recipe import SYNTHETIC
 from headway.data.resolution import describe_sizes, list_sizes
 from headway.launch.ranks import Ranks
-from headway.model.counts import Counts, count
-from headway.model.freezing import Freezing
-from headway.model.resolve import build as build_model
-from headway.model.resolve import initialiser
-from headway.model.valueless import valueless
+from headway.model.builder import build_model as build_model
+from headway.model.builder import find_initialiser
+from headway.model.fake_tensors import use_fake_tensors
+from headway.model.freezing import FreezeSchedule
+from headway.model.model_size import ModelSize, measure_model_size
 from headway.observe.activations import ActivationWatch
-from headway.optim import Masters, Schedule
-from headway.optim import build as build_optimizer
-from headway.optim.rate import number
+from headway.optim import MasterWeights, Schedule, build_optimizer
+from headway.optim.batch_scaling import require_number
 from headway.setup import task as tasks
-from headway.setup.compilation import called, compute_again
+from headway.setup.compilation import called, checkpoint_activations_of
 from headway.setup.inputs import Inputs, Rehearsal, Say, open_inputs
 from headway.setup.micro_batch import largest_micro_batch
 from headway.setup.precision import TYPES, Precision, emulated, fastest, here
@@ -89,10 +88,10 @@ class Setup:
     transform: Callable[..., Any] | None
     model: torch.nn.Module
     forward: Callable[[torch.Tensor], torch.Tensor]
-    counts: Counts | None
+    counts: ModelSize | None
     optimizer: torch.optim.Optimizer
-    masters: Masters | None
-    freezing: Freezing
+    masters: MasterWeights | None
+    freezing: FreezeSchedule
     schedule: Schedule
     precision: Precision
     epoch: int
@@ -243,7 +242,7 @@ def _built(
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    compute_again(model, recipe.recompute, say)
+    checkpoint_activations_of(model, recipe.activation_checkpointing, say)
     if ranks is not None:
         ranks.noise_scale = recipe.observe.noise_scale
     if recipe.observe.noise_scale and recipe.precision == "fp16":
@@ -262,7 +261,7 @@ def _built(
     if known is None:
         first = inputs.read_first_batch(loaded.recipe)
         images, labels = augment.normalise(first.images), first.labels.clone()
-        initialise = initialiser(recipe.model, model, base=loaded.base) if fresh else None
+        initialise = find_initialiser(recipe.model, model, base=loaded.base) if fresh else None
         if initialise is not None:
             initialise(images)
     check = _check_network if rehearsal is None else _check_without_values
@@ -279,7 +278,7 @@ def _built(
         say(slower)
     optimizer = build_optimizer(recipe.optimizer, model, samples / recipe.batch)
     if recipe.half_weights:
-        masters = Masters(model, optimizer, TYPES[recipe.precision])
+        masters = MasterWeights(model, optimizer, TYPES[recipe.precision])
     precision = Precision(loaded.recipe.precision, device, seconds=seconds, masters=masters)  # type: ignore[arg-type]
     if known is None:
         names = check(model, images[:2], labels[:2], task, precision)
@@ -290,7 +289,8 @@ def _built(
             check(model, small, labels[:2], task, precision, where="data.progressive.start")
         if rehearsal is None:
             counts = _counted(model, images[:1], precision)
-            say(f"Network: {counts.text()}{'' if counts.multiply_adds is None else f' an image of {_shape(images)}'}.")
+            of_image = "" if counts.multiply_adds is None else f" an image of {_shape(images)}"
+            say(f"Network: {counts.describe()}{of_image}.")
         _check_metrics(names, task)
         _check_stop(recipe, names)
         if recipe.micro_batch == "auto" and rehearsal is None:
@@ -318,13 +318,13 @@ def _built(
         counts=counts,
         optimizer=optimizer,
         masters=masters,
-        freezing=Freezing(model, recipe.model.freeze_after, samples),
+        freezing=FreezeSchedule(model, recipe.model.freeze_after, samples),
         schedule=Schedule(recipe.schedule, total=plan.find_position(steps), epoch=samples),
         precision=precision,
         epoch=samples,
         plan=plan,
         steps=steps,
-        lr=number(recipe.optimizer.lr, "optimizer.lr"),
+        lr=require_number(recipe.optimizer.lr, "optimizer.lr"),
     )
 
 
@@ -455,18 +455,18 @@ def _check_without_values(
 ) -> list[str]:
     """The same, without a computation where network and task do not ask for values. Whatever fails is tried again with
     them, and says what is wrong."""
-    with suppress(Exception), valueless(model, images, labels) as (some_images, some_labels):
+    with suppress(Exception), use_fake_tensors(model, images, labels) as (some_images, some_labels):
         return _check_network(model, some_images, some_labels, task, precision, where)
     return _check_network(model, images, labels, task, precision, where)
 
 
-def _counted(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> Counts:
+def _counted(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> ModelSize:
     try:
         with torch.random.fork_rng(devices=[]), precision.autocast():
-            return count(model, images)
+            return measure_model_size(model, images)
     except Exception as error:  # of torch's counter: the network itself was tried before, and can be trained
         LOG.debug("multiply-adds were not counted: %s", error)
-        return Counts(sum(value.numel() for value in model.parameters()), None)
+        return ModelSize(sum(value.numel() for value in model.parameters()), None)
 
 
 def _shape(images: torch.Tensor) -> str:

@@ -30,11 +30,11 @@ from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
 from headway.data.resolution import compute_size
 from headway.launch.hosts import hosts_of, shared
 from headway.launch.ranks import running_statistics
-from headway.model.compilable import Compilable, try_compiling
-from headway.model.counts import count
-from headway.model.layers import SAMPLES, layers
-from headway.model.valueless import valueless
-from headway.optim.footprint import footprint
+from headway.model.fake_tensors import use_fake_tensors
+from headway.model.graph_breaks import CompileReport, try_compiling
+from headway.model.layer_profile import SAMPLES, profile_layers
+from headway.model.model_size import measure_model_size
+from headway.optim.footprint import estimate_footprint
 from headway.setup.build import Setup, set_up
 from headway.setup.inputs import Rehearsal, Say
 from headway.setup.micro_batch import fitting
@@ -79,7 +79,7 @@ class DryRun:
         sent_bytes: what the busiest host sends to others in a step; of one host, what a rank sends.
         without_values: the layers were measured without a computation, not on images.
         compilable: what torch.compile makes of the network, or would; None where it was not asked, and with
-            `recompute`, which goes without it.
+            `activation_checkpointing`, which goes without it.
         notes: what the reader should know of the numbers.
     """
 
@@ -94,7 +94,7 @@ class DryRun:
     memory: Sequence[Part]
     sent_bytes: float
     without_values: bool
-    compilable: Compilable | None
+    compilable: CompileReport | None
     notes: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class DryRun:
             "learning_rate": [{"epoch": epoch, "lr": lr} for epoch, lr in self.rates],
             "memory": [asdict(part) for part in self.memory],
             "sent_bytes": self.sent_bytes,
-            "compilable": None if (fits := self.compilable) is None else {"whole": fits.whole, **asdict(fits)},
+            "compilable": None if (fits := self.compilable) is None else {"whole": fits.is_whole, **asdict(fits)},
             "notes": list(self.notes),
             "workload": self.workload.model_dump(mode="json"),
         }
@@ -151,7 +151,7 @@ def dry_run(
     with closing(setup.inputs):
         images = _images(setup)
         found, without_values = _layers(setup, images)
-        asked = compiles and not setup.recipe.recompute
+        asked = compiles and not setup.recipe.activation_checkpointing
         fits = try_compiling(setup.model, images, setup.precision.autocast) if asked else None
         ranks = sum(host.procs for host in places)
         return _made(setup, found, without_values, fits, len(places), ranks, evaluation_samples)
@@ -168,11 +168,11 @@ def _layers(setup: Setup, images: torch.Tensor) -> tuple[tuple[WorkloadLayer, ..
     """The network's layers, and whether they could be looked at without a computation."""
     autocast = setup.precision.autocast
     try:
-        with valueless(setup.model, images) as (given,):
-            return layers(setup.model, given, autocast), True
+        with use_fake_tensors(setup.model, images) as (given,):
+            return profile_layers(setup.model, given, autocast), True
     except Exception:  # a network that decides by values, or takes other ways than torch's
         try:
-            return layers(setup.model, images, autocast), False
+            return profile_layers(setup.model, images, autocast), False
         except Exception as error:
             what = f"the network failed on {max(SAMPLES)} samples in training: {type(error).__name__}: {error}"
             raise UserCodeError(what, where="model") from error
@@ -182,7 +182,7 @@ def _made(
     setup: Setup,
     found: tuple[WorkloadLayer, ...],
     without_values: bool,
-    fits: Compilable | None,
+    fits: CompileReport | None,
     hosts: int,
     ranks: int,
     evaluation_samples: int | None,
@@ -200,7 +200,7 @@ def _made(
         notes.append(f"The layers were measured on {max(SAMPLES)} images: the network asks for values.")
     if recipe.compile:
         notes.append("What is kept for backward was measured without torch.compile, which keeps less.")
-    if recipe.recompute:
+    if recipe.activation_checkpointing:
         notes.append("Of what is computed again, the inputs that are kept for it are not counted.")
     if setup.device.type == "cpu" and recipe.precision == "fp16":
         notes.append("There is no GPU here, and training in fp16 wants one.")
@@ -229,7 +229,7 @@ def _workload(
     setup: Setup, found: tuple[WorkloadLayer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
 ) -> Workload:
     recipe, inputs = setup.recipe, setup.inputs
-    kept = footprint(setup.optimizer)
+    kept = estimate_footprint(setup.optimizer)
     trained = sum(layer.gradient_bytes for layer in found)
     stepped = sum(_size(value) for group in setup.optimizer.param_groups for value in group["params"])
     moved = kept.moved_bytes + 3 * _masters_bytes(setup) + 3 * stepped * (recipe.optimizer.clip_norm is not None)
@@ -354,11 +354,11 @@ def _forward(setup: Setup, size: tuple[int, int]) -> int:
     """Multiply-adds of one image of another size."""
     images = torch.zeros(1, setup.channels, *size, device=setup.device)
     try:
-        with valueless(setup.model, images) as (given,), setup.precision.autocast():
-            found = count(setup.model, given)
+        with use_fake_tensors(setup.model, images) as (given,), setup.precision.autocast():
+            found = measure_model_size(setup.model, given)
     except Exception:
         with setup.precision.autocast():
-            found = count(setup.model, images)
+            found = measure_model_size(setup.model, images)
     return found.multiply_adds or 0
 
 

@@ -27,7 +27,7 @@ from headway.core.statistics import compute_student_t
 from headway.core.untrusted_json import is_whole_number
 from headway.data.decode import resolve_backend
 from headway.launch.ranks import Ranks
-from headway.model import weights
+from headway.model import pretrained
 from headway.setup.build import LABELS, Known, Setup, check_labels, set_up
 from headway.setup.inputs import Say, open_dataset
 from headway.setup.recipe import TrainRecipe
@@ -431,7 +431,7 @@ def trained(run: RunFolder, *, say: Say, wide: bool = False) -> Setup:
         loaded = loaded.resolve("data.pin", False, reason).resolve("data.decoder", "pillow", reason)
     known = Known(target=_target_of(about["target"], run), samples=about["samples"])
     setup = set_up(loaded, say=say, fresh=False, known=known)
-    left_out = weights.load(setup.model, run.weights_path)
+    left_out = pretrained.load_weights(setup.model, run.weights_path)
     if left_out:
         raise HeadwayError("weights.safetensors does not fit the run's network", where=str(run.folder))
     return setup

@@ -19,7 +19,7 @@ from headway.observe import activations, layers
 from headway.observe.activations import ActivationWatch
 from headway.observe.divergence import DivergenceWatch
 from headway.observe.layers import LayerWatch
-from headway.optim.local import local_rates
+from headway.optim.layer_rates import measure_layer_rates
 from headway.setup.build import Setup
 from headway.setup.run_log import RunLog
 
@@ -43,7 +43,7 @@ class Observer:
         self._divergence: DivergenceWatch | None = None
         if options.layer_rates or options.on_divergence != "ignore":
             named = (setup.masters or setup.model).named_parameters()
-            self._layers = LayerWatch(named, setup.optimizer, partial(local_rates, setup.optimizer))
+            self._layers = LayerWatch(named, setup.optimizer, partial(measure_layer_rates, setup.optimizer))
         if options.on_divergence != "ignore" and self._layers is not None:
             weights, batch = self._layers.weights(), setup.plan.get_batch_size(0)
             self._divergence = DivergenceWatch(self._layers.names, self._layers.sizes, weights, batch)

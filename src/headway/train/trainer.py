@@ -24,7 +24,7 @@ from headway.data.upload import to_device
 from headway.launch.handover import State
 from headway.launch.ranks import Ranks
 from headway.observe.host_syncs import ValueReads
-from headway.optim import gradient_noise, set_lr
+from headway.optim import draw_gradient_noise, set_lr
 from headway.setup.build import Setup
 from headway.setup.prepare import divided, prepared
 from headway.setup.task import better, reaches
@@ -165,7 +165,7 @@ class Trainer:
         if self._weights.shape[0] != size:
             self._weights = torch.full((size,), 1 / size, device=setup.device)
         set_lr(setup.optimizer, setup.lr_at(self.position))
-        setup.freezing.at(self.position)
+        setup.freezing.freeze_until(self.position)
         if recipe.log_ids:
             self._ledger.served(batch)
         verdict = None
@@ -367,7 +367,7 @@ class Trainer:
             weights = weights * mask
         noisy = weights
         if (strength := setup.recipe.optimizer.gradient_noise) is not None:
-            factors = gradient_noise(batch.keys(), strength * len(self._weights) ** 0.5)
+            factors = draw_gradient_noise(batch.keys(), strength * len(self._weights) ** 0.5)
             noisy = weights * to_device(factors, weights.device)
         clock.lap("augment")
         parts = divided(setup, images, labels, weights, noisy)
