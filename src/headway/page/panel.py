@@ -10,7 +10,7 @@ from typing import Any, Literal, final
 from headway.core.errors import HeadwayError
 from headway.core.outside import parse_object
 
-Kind = Literal["cards", "lines", "bars", "matrix", "surface", "grid", "images", "table", "text"]
+PanelKind = Literal["cards", "lines", "bars", "matrix", "surface", "grid", "images", "table", "text"]
 
 
 @final
@@ -41,7 +41,7 @@ class Panel:
     name: str
     """File name of the panel without ending; also its anchor on the page."""
     title: str
-    kind: Kind
+    kind: PanelKind
     data: dict[str, Any]
     order: int = 100
     """Panels are drawn in ascending order, then by name."""
@@ -101,7 +101,7 @@ def lines(
     return Panel(name=name, title=title, kind="lines", data=data, **panel)
 
 
-def from_zero(values: Sequence[float | None]) -> tuple[float, float] | None:
+def choose_y_range(values: Sequence[float | None]) -> tuple[float, float] | None:
     """The `y_range` of a quantity that is never below 0, where it is constant: left to itself, an axis around one value
     reaches below 0. None where the values have a range of their own."""
     found = {value for value in values if value is not None}

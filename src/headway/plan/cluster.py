@@ -14,16 +14,16 @@ from headway.core.recipe import Part, load
 from headway.plan.catalogs import read_catalog
 from headway.plan.step import GPU_ALGORITHMS
 
-SUM_SHARE = 1 / 3
+REDUCE_BANDWIDTH_SHARE = 1 / 3
 """Of a device's memory bandwidth, with which it sums up arrays: two are read, one is written."""
 
 
-class Finite(Part, allow_inf_nan=False):
+class ClusterPart(Part, allow_inf_nan=False):
     """Base of what a user may write in YAML."""
 
 
 @final
-class Peaks(Finite):
+class PeakTflops(ClusterPart):
     """Tera-operations a second of dense matrix products."""
 
     fp32: float = Field(gt=0)
@@ -34,11 +34,11 @@ class Peaks(Finite):
 
 
 @final
-class Device(Finite):
+class Device(ClusterPart):
     """Attributes as in catalog/devices.yaml."""
 
     title: str
-    tflops: Peaks
+    tflops: PeakTflops
     memory_gb: float = Field(gt=0)
     memory_gb_s: float = Field(gt=0)
 
@@ -48,7 +48,7 @@ class Device(Finite):
 
 
 @final
-class Inside(Finite):
+class IntraNodeLink(ClusterPart):
     """From one device of a node to another, while all of them send."""
 
     gb_s: float = Field(gt=0)
@@ -56,7 +56,7 @@ class Inside(Finite):
 
 
 @final
-class Between(Finite):
+class InterNodeLink(ClusterPart):
     """From a node to others."""
 
     ports: int = Field(ge=1)
@@ -77,7 +77,7 @@ class Between(Finite):
 
 
 @final
-class Storage(Finite):
+class ClusterStorage(ClusterPart):
     """Where the data lie. What is left out does not limit."""
 
     node_gb_s: float | None = Field(default=None, gt=0)
@@ -93,7 +93,7 @@ class Storage(Finite):
 
 
 @final
-class Host(Finite):
+class ClusterNode(ClusterPart):
     """One machine."""
 
     cores: int | None = Field(default=None, ge=1)
@@ -106,7 +106,7 @@ class Host(Finite):
 
 
 @final
-class Cluster(Finite):
+class Cluster(ClusterPart):
     """Nodes that are alike."""
 
     title: str
@@ -116,10 +116,10 @@ class Cluster(Finite):
     """Of a node."""
     nodes: int | None = Field(default=None, ge=1)
     """That there are; None: as many as are asked for."""
-    inside: Inside
-    between: Between
-    node: Host = Host()
-    storage: Storage = Storage()
+    inside: IntraNodeLink
+    between: InterNodeLink
+    node: ClusterNode = ClusterNode()
+    storage: ClusterStorage = ClusterStorage()
     jitter: float = Field(default=0.005, ge=0, lt=1)
     """By how much a device's step varies: standard deviation over mean."""
     pue: float = Field(default=1.4, ge=1, le=3)
@@ -134,7 +134,7 @@ class Cluster(Finite):
         """Raises UsageError: there is none of this name."""
         if isinstance(self.device, Device):
             return self.device
-        found = devices()
+        found = load_devices()
         if self.device not in found:
             what = f"there is no device {self.device!r} in the catalog"
             raise UsageError(what, where=f"{self.title}: device", fix=nearest(self.device, found))
@@ -151,31 +151,31 @@ class Cluster(Finite):
         share = far.oversubscription if spread and far.group is not None and nodes > far.group else 1.0
         between = Link(far.latency_us * 1e-6, far.bytes_s / share)
         inside = Link(self.inside.latency_us * 1e-6, self.inside.gb_s * 1e9)
-        return Network(nodes, self.devices, inside, between, self.of.memory_gb_s * 1e9 * SUM_SHARE)
+        return Network(nodes, self.devices, inside, between, self.of.memory_gb_s * 1e9 * REDUCE_BANDWIDTH_SHARE)
 
 
 @cache
-def devices() -> dict[str, Device]:
+def load_devices() -> dict[str, Device]:
     """name -> device of the catalog."""
     return {name: Device(**values) for name, values in read_catalog("devices").items()}
 
 
 @cache
-def clusters() -> dict[str, Cluster]:
+def load_clusters() -> dict[str, Cluster]:
     """name -> cluster of the catalog."""
     return {name: Cluster(**values) for name, values in read_catalog("clusters").items()}
 
 
-def cluster_of(name: str) -> Cluster:
+def find_cluster(name: str) -> Cluster:
     """By its name in the catalog, or of a YAML file.
 
     Raises UsageError: there is neither, or the file is none.
     """
-    if name in clusters():
-        return clusters()[name]
+    if name in load_clusters():
+        return load_clusters()[name]
     path = Path(name).expanduser()
     if path.suffix not in (".yaml", ".yml"):
-        fix = nearest(name, clusters())
+        fix = nearest(name, load_clusters())
         raise UsageError("there is no such cluster in the catalog, and it is no YAML file", where=name, fix=fix)
     found = load(path, (), Cluster, kind="cluster", fix="docs/plan.md shows one.")
     try:

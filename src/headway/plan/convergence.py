@@ -21,18 +21,18 @@ from headway.plan.catalogs import read_catalog
 
 Regime = Literal["perfect scaling", "diminishing returns", "no gain"]
 
-PERFECT, NONE = 0.1, 10.0
+PERFECT_SCALING, NO_GAIN = 0.1, 10.0
 """Batches over the critical one: up to the first, steps fall by 10 % less than the batch grows; from the second on, at
 most a tenth of the steps are left to be saved."""
 
-EXACT = 0.005
+EXACT_FIT = 0.005
 """Root mean square up to which two batches are on a hyperbola: it goes through any two whose epochs rise, but less than
 the batch."""
 
 
 @final
 @dataclass(frozen=True)
-class Point:
+class ConvergencePoint:
     """A batch with which the target was reached. Attributes: lr, warmup: with which, in epochs; None: unknown."""
 
     batch: float
@@ -44,7 +44,7 @@ class Point:
 
 @final
 @dataclass(frozen=True)
-class Epochs:
+class EpochsLaw:
     """Attributes:
     least: epochs of a small batch.
     critical: batch that takes twice as many.
@@ -70,7 +70,9 @@ class Epochs:
     def regime(self, batch: float) -> Regime:
         """What a larger batch gives here."""
         ratio = batch / self.critical
-        return "perfect scaling" if ratio <= PERFECT else "diminishing returns" if ratio < NONE else "no gain"
+        return (
+            "perfect scaling" if ratio <= PERFECT_SCALING else "diminishing returns" if ratio < NO_GAIN else "no gain"
+        )
 
     def warning(self, batch: float) -> str:
         """Where it is not known by what was measured; empty: it is."""
@@ -82,7 +84,7 @@ class Epochs:
         return f"a batch of {batch:,.0f} lies {side} the {edge:,.0f} that were measured: epochs are extrapolated"
 
 
-def fit(points: Sequence[Point]) -> Epochs:
+def fit_epochs(points: Sequence[ConvergencePoint]) -> EpochsLaw:
     """Least squares of the logarithms.
 
     For each critical batch the best `least` is a mean; of critical batches the best is sought, between a hundredth of
@@ -113,11 +115,11 @@ def fit(points: Sequence[Point]) -> Epochs:
     squares, log_least = left((low + high) / 2)
     error = math.sqrt(squares / len(points))
     critical = math.exp((low + high) / 2)
-    known = len(set(batch.tolist())) > 2 or error > EXACT
-    return Epochs(math.exp(log_least), critical, float(batch.min()), float(batch.max()), error if known else None)
+    known = len(set(batch.tolist())) > 2 or error > EXACT_FIT
+    return EpochsLaw(math.exp(log_least), critical, float(batch.min()), float(batch.max()), error if known else None)
 
 
-def from_noise(noise_scale: float, batch: float, epochs: float) -> Epochs:
+def derive_epochs_law(noise_scale: float, batch: float, epochs: float) -> EpochsLaw:
     """With the gradient's noise scale for a critical batch (McCandlish 2018, section 2.3), and one batch whose epochs
     are known or set.
 
@@ -125,22 +127,22 @@ def from_noise(noise_scale: float, batch: float, epochs: float) -> Epochs:
     """
     if not (noise_scale > 0 and batch > 0 and epochs > 0):
         raise UsageError("the noise scale, the batch and its epochs are above 0", where="--noise-scale")
-    return Epochs(epochs / (1 + batch / noise_scale), noise_scale, batch, batch, None)
+    return EpochsLaw(epochs / (1 + batch / noise_scale), noise_scale, batch, batch, None)
 
 
-def left_one_out(points: Sequence[Point]) -> list[tuple[Point, float]]:
+def leave_one_out(points: Sequence[ConvergencePoint]) -> list[tuple[ConvergencePoint, float]]:
     """(point, predicted over measured epochs less 1, by a fit without it), of points between others in batch."""
     ordered = sorted(points, key=lambda one: one.batch)
     found = []
     for at in range(1, len(ordered) - 1):
         one = ordered[at]
-        found.append((one, fit([*ordered[:at], *ordered[at + 1 :]]).epochs(one.batch) / one.epochs - 1))
+        found.append((one, fit_epochs([*ordered[:at], *ordered[at + 1 :]]).epochs(one.batch) / one.epochs - 1))
     return found
 
 
 @final
 @dataclass(frozen=True)
-class Suggestion:
+class LearningRateSuggestion:
     """Attributes: lr: base learning rate of LARS. warmup: epochs. between: batches of the points it is between."""
 
     lr: float
@@ -150,7 +152,7 @@ class Suggestion:
     inside: bool
 
 
-def suggest(batch: float, points: Sequence[Point]) -> Suggestion | None:
+def suggest_learning_rate(batch: float, points: Sequence[ConvergencePoint]) -> LearningRateSuggestion | None:
     """Learning rate and warm-up for a batch, between the nearest points that have them, on logarithms; beyond their
     range those of the nearest. None: no point has them."""
     known = sorted((one for one in points if one.lr and one.warmup and one.momentum), key=lambda one: one.batch)
@@ -162,7 +164,9 @@ def suggest(batch: float, points: Sequence[Point]) -> Suggestion | None:
         assert nearest.warmup
         assert nearest.momentum
         inside = batch == nearest.batch
-        return Suggestion(nearest.lr, nearest.warmup, nearest.momentum, (nearest.batch, nearest.batch), inside)
+        return LearningRateSuggestion(
+            nearest.lr, nearest.warmup, nearest.momentum, (nearest.batch, nearest.batch), inside
+        )
     below, above = next((a, b) for a, b in pairwise(known) if a.batch <= batch <= b.batch)
     share = math.log(batch / below.batch) / math.log(above.batch / below.batch)
 
@@ -171,7 +175,7 @@ def suggest(batch: float, points: Sequence[Point]) -> Suggestion | None:
         assert b
         return math.exp((1 - share) * math.log(a) + share * math.log(b))
 
-    return Suggestion(
+    return LearningRateSuggestion(
         mean(below.lr, above.lr),
         mean(below.warmup, above.warmup),
         1 - mean(1 - (below.momentum or 0.0), 1 - (above.momentum or 0.0)),
@@ -181,6 +185,6 @@ def suggest(batch: float, points: Sequence[Point]) -> Suggestion | None:
 
 
 @cache
-def official() -> tuple[Point, ...]:
+def load_official_points() -> tuple[ConvergencePoint, ...]:
     """Of ResNet-50 on ImageNet by LARS."""
-    return tuple(Point(**one) for one in read_catalog("epochs")["points"])
+    return tuple(ConvergencePoint(**one) for one in read_catalog("epochs")["points"])

@@ -15,13 +15,13 @@ from typing import final
 
 from headway.core.errors import UsageError
 
-SMALL, DIRECTOR, CORE = 36, 216, 324
+SMALL_RADIX, DIRECTOR_RADIX, CORE_RADIX = 36, 216, 324
 """Ports of the switches in NVIDIA's designs for 12, 36 and 144 DGX-1: a box, a pod's director, and what joins pods."""
 RADIXES = (36, 40, 64, 128, 216, 324)
 """Ports of a switch: EDR boxes and directors; 40 of HDR, 64 and 128 of NDR."""
-LEAST_PORTS = 2
+MIN_PORTS = 2
 """Of a node, connected to the fabric: with one, it starves GPUs (the same designs)."""
-MOST_OVERSUBSCRIPTION = 8.0
+MAX_OVERSUBSCRIPTION = 8.0
 
 
 @final
@@ -106,7 +106,7 @@ class Fabric:
                     yield Cable(f"leaf {leaf + 1}", self.down + number + 1, f"core {core + 1}", leaf * each + turn + 1)
 
 
-def fabric(
+def design_fabric(
     nodes: int,
     ports_per_node: int = 4,
     *,
@@ -126,24 +126,24 @@ def fabric(
     """
     if nodes < 1:
         raise UsageError(f"a facility has 1 node or more, not {nodes}", fix="headway plan --facility 36")
-    if ports_per_node < LEAST_PORTS:
-        what = f"a node wants at least {LEAST_PORTS} ports of the fabric, not {ports_per_node}"
+    if ports_per_node < MIN_PORTS:
+        what = f"a node wants at least {MIN_PORTS} ports of the fabric, not {ports_per_node}"
         raise UsageError(what, where="--ports", fix="With fewer, its GPUs wait for each other: connect 2 or more.")
-    if not 1 <= oversubscription <= MOST_OVERSUBSCRIPTION:
-        what = f"oversubscription is between 1 (none) and {MOST_OVERSUBSCRIPTION:g}, not {oversubscription:g}"
+    if not 1 <= oversubscription <= MAX_OVERSUBSCRIPTION:
+        what = f"oversubscription is between 1 (none) and {MAX_OVERSUBSCRIPTION:g}, not {oversubscription:g}"
         raise UsageError(what, where="--oversubscription")
     for name, ports in (("--leaf", leaf), ("--core", core)):
         if ports is not None and ports not in RADIXES:
             what = f"there is no switch of {ports} ports here"
             raise UsageError(what, where=name, fix=f"Take one of {', '.join(map(str, RADIXES))}.")
     if leaf is None:
-        small = _least(nodes, ports_per_node, SMALL, SMALL, oversubscription)
-        leaf = SMALL if small is not None and small[1] <= 2 else DIRECTOR
+        small = _find_smallest(nodes, ports_per_node, SMALL_RADIX, SMALL_RADIX, oversubscription)
+        leaf = SMALL_RADIX if small is not None and small[1] <= 2 else DIRECTOR_RADIX
     if core is None:
-        core = CORE if leaf == DIRECTOR else leaf
-    found = _least(nodes, ports_per_node, leaf, core, oversubscription)
+        core = CORE_RADIX if leaf == DIRECTOR_RADIX else leaf
+    found = _find_smallest(nodes, ports_per_node, leaf, core, oversubscription)
     if found is None:
-        most = _most_nodes(ports_per_node, leaf, core, oversubscription)
+        most = _count_most_nodes(ports_per_node, leaf, core, oversubscription)
         what = (
             f"{nodes:,} nodes with {ports_per_node} ports each do not fit under two levels of switches with {leaf} and"
             f" {core} ports at {oversubscription:g}:1"
@@ -154,21 +154,23 @@ def fabric(
     return Fabric(nodes, ports_per_node, leaf, core if cores else None, down, up, leaves, cores)
 
 
-def _least(nodes: int, each: int, leaf: int, core: int, oversubscription: float) -> tuple[int, int, int, int] | None:
+def _find_smallest(
+    nodes: int, each: int, leaf: int, core: int, oversubscription: float
+) -> tuple[int, int, int, int] | None:
     """(cores, leaves, up, down) with the fewest switches; of these with the fewest links upwards."""
     ports = nodes * each
     if ports <= leaf:
         return 0, 1, 0, leaf
     best = None
-    for up, down in _splits(leaf, each, oversubscription):
+    for up, down in _list_splits(leaf, each, oversubscription):
         leaves = math.ceil(ports / down)
-        cores = 0 if leaves <= 2 else _cores(leaves, up, core)
+        cores = 0 if leaves <= 2 else _count_cores(leaves, up, core)
         if cores is not None and (best is None or leaves + cores < best[0] + best[1]):
             best = cores, leaves, up, down
     return best
 
 
-def _splits(leaf: int, each: int, oversubscription: float) -> Iterator[tuple[int, int]]:
+def _list_splits(leaf: int, each: int, oversubscription: float) -> Iterator[tuple[int, int]]:
     """(up, down) of a leaf, from the fewest links upwards to as many as there are downwards."""
     for up in range(math.ceil(leaf / (1 + oversubscription) - 1e-9), leaf // 2 + 1):
         down = min(leaf - up, math.floor(up * oversubscription + 1e-9))
@@ -178,14 +180,14 @@ def _splits(leaf: int, each: int, oversubscription: float) -> Iterator[tuple[int
             yield up, down
 
 
-def _cores(leaves: int, up: int, core: int) -> int | None:
+def _count_cores(leaves: int, up: int, core: int) -> int | None:
     """The fewest that take all links so that each leaf has as many to one as to another; None: there is no such
     number."""
     least = math.ceil(leaves * up / core)
     return next((count for count in range(least, up + 1) if up % count == 0 and leaves * (up // count) <= core), None)
 
 
-def _most_nodes(each: int, leaf: int, core: int, oversubscription: float) -> int:
+def _count_most_nodes(each: int, leaf: int, core: int, oversubscription: float) -> int:
     """With one link from each leaf to each core."""
-    most = (core * down for _, down in _splits(leaf, each, oversubscription))
+    most = (core * down for _, down in _list_splits(leaf, each, oversubscription))
     return max(leaf, *most) // each

@@ -14,13 +14,13 @@ from typing import Any, Literal, final
 
 from headway.core.errors import UsageError, nearest
 from headway.core.profile import Workload
-from headway.plan.ask import job_of, of_device
 from headway.plan.catalogs import read_catalog
-from headway.plan.cluster import devices
-from headway.plan.fabric import Fabric, fabric
+from headway.plan.cluster import load_devices
+from headway.plan.compute import build_job, estimate_from_data_sheet
+from headway.plan.fabric import Fabric, design_fabric
 
 RACK_WATTS, RACK_UNITS = 19_200, 42
-POD = 36
+POD_NODES = 36
 """Nodes of a pod."""
 PARALLEL_FROM = 32
 """Nodes from which on storage is a parallel file system."""
@@ -28,7 +28,7 @@ READS_PER_WRITE = 90
 IMAGE_BYTES = 114_660
 """Of an encoded image of ImageNet in the mean (MLPerf Storage, its ResNet-50 workload)."""
 BTU_PER_WH = 3.412
-USED = 0.8
+TRAINING_POWER_SHARE = 0.8
 """Of what a data sheet says at most, that a node takes in training: SaturnV's 124 DGX-1 drew 2.8 of 3.5 kW each on
 Linpack."""
 RACK_M2 = 0.6 * 2.4
@@ -40,7 +40,7 @@ ETHERNET_PORTS, ETHERNET_UPLINKS = 24, 2
 """In NVIDIA's design 12 nodes of two 10 GbE ports each fill one switch of 24: none is left for the storage itself."""
 
 StorageKind = Literal["nfs", "parallel", "tiered"]
-STORAGE: dict[StorageKind, str] = {
+STORAGE_NAMES: dict[StorageKind, str] = {
     "nfs": "NFS appliances on 10 GbE",
     "parallel": "a parallel file system",
     "tiered": "a parallel file system in tiers, with a read cache of NVMe in each node",
@@ -49,7 +49,7 @@ STORAGE: dict[StorageKind, str] = {
 
 @final
 @dataclass(frozen=True)
-class Node:
+class NodeSpec:
     """A machine of the catalog; units as in its file."""
 
     title: str
@@ -67,14 +67,14 @@ class Node:
 
 
 @cache
-def catalog() -> dict[str, Node]:
+def load_nodes() -> dict[str, NodeSpec]:
     """name -> machine."""
-    return {name: Node(**values) for name, values in read_catalog("nodes").items()}
+    return {name: NodeSpec(**values) for name, values in read_catalog("nodes").items()}
 
 
-def node_of(name: str) -> Node:
+def find_node(name: str) -> NodeSpec:
     """Raises UsageError: there is none of this name."""
-    found = catalog()
+    found = load_nodes()
     if name not in found:
         raise UsageError(f"there is no node {name!r} in the catalog", where="--node", fix=nearest(name, found))
     return found[name]
@@ -82,7 +82,7 @@ def node_of(name: str) -> Node:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class FacilityRequest:
     """What is planned.
 
     Attributes:
@@ -113,7 +113,7 @@ class Wanted:
 
 @final
 @dataclass(frozen=True)
-class Feed:
+class StorageDemand:
     """What the storage has to give. Attributes:
     node_bytes_s, bytes_s: to one node, and to all.
     write_bytes_s: beside it, at 90 reads for one write.
@@ -133,7 +133,7 @@ class Feed:
 
 @final
 @dataclass(frozen=True)
-class Facility:
+class FacilityPlan:
     """Attributes:
     nodes_per_rack, racks: by power, and by height.
     headroom_watts: of a full rack, that its nodes leave.
@@ -143,8 +143,8 @@ class Facility:
     ethernet: speed in Gb/s -> switches of 24 ports.
     """
 
-    wanted: Wanted
-    machine: Node
+    wanted: FacilityRequest
+    machine: NodeSpec
     fabric: Fabric
     nodes_per_rack: int
     racks: int
@@ -157,16 +157,16 @@ class Facility:
     gflops_per_watt: float
     cables: dict[str, int]
     ethernet: dict[int, int]
-    feed: Feed
+    feed: StorageDemand
 
     @property
     def pods(self) -> tuple[int, ...]:
         """Nodes under each leaf switch."""
-        return pods_of(self.fabric)
+        return count_pod_nodes(self.fabric)
 
     def racks_of(self, watts: float) -> int | None:
         """How many of another power would take the nodes; None: one does not hold a single node."""
-        fit = fitting(watts, self.watts / self.wanted.nodes, self.machine)
+        fit = count_nodes_per_rack(watts, self.watts / self.wanted.nodes, self.machine)
         return math.ceil(self.wanted.nodes / fit) if fit else None
 
     def to_json(self) -> dict[str, Any]:
@@ -183,9 +183,9 @@ class Facility:
         return {**found, "fabric": {**found["fabric"], **of_fabric}, "pods": list(self.pods)}
 
 
-def wanted_for(workload: Workload | None, **values: Any) -> Wanted:
+def build_facility_request(workload: Workload | None, **values: Any) -> FacilityRequest:
     """What is asked, with a workload's images and samples where nothing is said of them; the rate at which a node
-    trains on them is then that of its data sheet, as `headway.plan.ask` has it."""
+    trains on them is then that of its data sheet, as `headway.plan.compute` has it."""
     given = {name: value for name, value in values.items() if value is not None}
     if workload is not None:
         samples, encoded = workload.run.samples, workload.input.encoded_bytes
@@ -194,46 +194,48 @@ def wanted_for(workload: Workload | None, **values: Any) -> Wanted:
             given.setdefault("image_bytes", encoded)
             given.setdefault("data_bytes", samples * encoded)
         if "images_s" not in given and workload.operations:
-            machine = node_of(given["node"])
-            job = job_of(workload, of_device(workload, devices()[machine.device]), workload.run.epochs)
+            machine = find_node(given["node"])
+            job = build_job(
+                workload, estimate_from_data_sheet(workload, load_devices()[machine.device]), workload.run.epochs
+            )
             each = job.per_device_of(machine.gpus)
             images_s = machine.gpus * each / job.compute.seconds(each)
             given |= {"images_s": images_s, "images_from": f" of {workload.name}, by the data sheet"}
-    return Wanted(**given)
+    return FacilityRequest(**given)
 
 
-LINKS = {100: "EDR", 200: "HDR", 400: "NDR"}
-LEAVES = {200: 40, 400: 64}
+LINK_NAMES = {100: "EDR", 200: "HDR", 400: "NDR"}
+LEAF_RADIXES = {200: 40, 400: 64}
 """Ports of the boxes for faster links than EDR, of which directors are not planned."""
 
 
-def link_name(node: Node) -> str:
+def name_link(node: NodeSpec) -> str:
     """Of the fabric's cables."""
-    return LINKS.get(round(node.link_gbit_s), f"{node.link_gbit_s:g} Gb/s")
+    return LINK_NAMES.get(round(node.link_gbit_s), f"{node.link_gbit_s:g} Gb/s")
 
 
-def facility(wanted: Wanted) -> Facility:
+def plan_facility(wanted: FacilityRequest) -> FacilityPlan:
     """Raises UsageError: a number is out of range; or no design of two levels of switches takes so many nodes."""
-    machine = node_of(wanted.node)
+    machine = find_node(wanted.node)
     ports = machine.ports if wanted.ports is None else wanted.ports
     if ports > machine.ports:
         raise UsageError(f"{machine.title} has {machine.ports} ports of the fabric, not {ports}", where="--ports")
     watts = machine.watts if wanted.node_watts is None else wanted.node_watts
-    _check(wanted, watts)
-    leaf = wanted.leaf or LEAVES.get(round(machine.link_gbit_s))
-    net = fabric(wanted.nodes, ports, oversubscription=wanted.oversubscription, leaf=leaf, core=wanted.core)
-    per_rack = fitting(wanted.rack_watts, watts, machine)
+    _check_ranges(wanted, watts)
+    leaf = wanted.leaf or LEAF_RADIXES.get(round(machine.link_gbit_s))
+    net = design_fabric(wanted.nodes, ports, oversubscription=wanted.oversubscription, leaf=leaf, core=wanted.core)
+    per_rack = count_nodes_per_rack(wanted.rack_watts, watts, machine)
     if per_rack < 1:
         what = f"a rack of {wanted.rack_watts / 1000:g} kW holds no node of {watts / 1000:g} kW"
         raise UsageError(what, where="--rack-kw", fix="Take racks with more power and cooling.")
     racks = math.ceil(wanted.nodes / per_rack)
     power = wanted.nodes * watts
     cables = {
-        link_name(machine): net.node_cables + net.switch_cables,
+        name_link(machine): net.node_cables + net.switch_cables,
         "10 GbE": wanted.nodes * machine.ethernet_10,
         "1 GbE": wanted.nodes * machine.ethernet_1,
     }
-    return Facility(
+    return FacilityPlan(
         wanted,
         machine,
         net,
@@ -243,27 +245,27 @@ def facility(wanted: Wanted) -> Facility:
         watts=power,
         building_watts=power * wanted.pue,
         heat_btu_h=power * BTU_PER_WH,
-        kwh_a_year=power * USED * wanted.pue / 1000 * HOURS_A_YEAR,
+        kwh_a_year=power * TRAINING_POWER_SHARE * wanted.pue / 1000 * HOURS_A_YEAR,
         floor_m2=racks * RACK_M2,
         gflops_per_watt=machine.tflops * 1e3 / watts,
         cables=cables,
-        ethernet={10: ethernet_switches(cables["10 GbE"]), 1: ethernet_switches(cables["1 GbE"])},
-        feed=_feed(wanted, machine),
+        ethernet={10: count_ethernet_switches(cables["10 GbE"]), 1: count_ethernet_switches(cables["1 GbE"])},
+        feed=_estimate_storage(wanted, machine),
     )
 
 
-def fitting(rack_watts: float, watts: float, machine: Node) -> int:
+def count_nodes_per_rack(rack_watts: float, watts: float, machine: NodeSpec) -> int:
     """Nodes that a rack takes, by power and by height."""
     return min(math.floor(rack_watts / watts + 1e-9), RACK_UNITS // machine.units)
 
 
-def pods_of(net: Fabric) -> tuple[int, ...]:
+def count_pod_nodes(net: Fabric) -> tuple[int, ...]:
     """Nodes under each leaf switch; of a node whose ports go to two of them, under the first."""
     ends = [min(net.nodes, math.ceil(net.nodes_per_leaf * (leaf + 1))) for leaf in range(net.leaves)]
     return tuple(end - begin for begin, end in zip([0, *ends], ends, strict=False))
 
 
-def ethernet_switches(ports: int) -> int:
+def count_ethernet_switches(ports: int) -> int:
     """Of 24 ports: one; or as many as leave two ports of each for links to one more level above them."""
     if ports <= ETHERNET_PORTS:
         return 1
@@ -271,7 +273,7 @@ def ethernet_switches(ports: int) -> int:
     return below + math.ceil(below * ETHERNET_UPLINKS / ETHERNET_PORTS)
 
 
-def _check(wanted: Wanted, watts: float) -> None:
+def _check_ranges(wanted: FacilityRequest, watts: float) -> None:
     """Raises UsageError."""
     limits: list[tuple[str, float | None, float, float, str]] = [
         ("--node-kw", watts / 1000, 0.1, 200, "kW"),
@@ -287,12 +289,12 @@ def _check(wanted: Wanted, watts: float) -> None:
             raise UsageError(what, where=name)
 
 
-def _feed(wanted: Wanted, machine: Node) -> Feed:
+def _estimate_storage(wanted: FacilityRequest, machine: NodeSpec) -> StorageDemand:
     nodes = wanted.nodes
-    kind: StorageKind = "nfs" if nodes < PARALLEL_FROM else "parallel" if nodes <= POD else "tiered"
+    kind: StorageKind = "nfs" if nodes < PARALLEL_FROM else "parallel" if nodes <= POD_NODES else "tiered"
     images_s = machine.images_s if wanted.images_s is None else wanted.images_s
     each = images_s * wanted.image_bytes
-    return Feed(
+    return StorageDemand(
         kind,
         node_bytes_s=each,
         bytes_s=nodes * each,

@@ -55,7 +55,7 @@ class PowerLaw:
         return self(x) * math.exp(-width), self(x) * math.exp(width)
 
 
-def power_law(points: Sequence[tuple[float, float]]) -> PowerLaw:
+def fit_power_law(points: Sequence[tuple[float, float]]) -> PowerLaw:
     """A line through the logarithms, by least squares.
 
     Args:
@@ -89,7 +89,7 @@ def power_law(points: Sequence[tuple[float, float]]) -> PowerLaw:
 
 @final
 @dataclass(frozen=True)
-class Growth:
+class GrowthPrediction:
     """What a larger set would take. Attributes:
     samples: of it. error: that the network would make, with its band.
     parameters: of the network that would fit; None: no law for it.
@@ -107,7 +107,7 @@ class Growth:
     extrapolated: float
 
 
-def growth(
+def predict_growth(
     samples: float,
     error: PowerLaw,
     *,
@@ -115,7 +115,7 @@ def growth(
     flops_per_sample: float | None = None,
     now_parameters: float | None = None,
     epochs: float = 1.0,
-) -> Growth:
+) -> GrowthPrediction:
     """Error, network and computing for a set of so many samples.
 
     Args:
@@ -140,7 +140,7 @@ def growth(
     if flops is not None and parameters is not None and now_parameters:
         flops *= parameters / now_parameters
     total = None if flops is None else flops * samples * epochs
-    return Growth(
+    return GrowthPrediction(
         samples,
         error(samples),
         *error.band(samples),

@@ -14,15 +14,15 @@ from typing import Any, final
 
 from headway.core.errors import UsageError
 
-EXACT_JOBS = 8
+MAX_EXACT_JOBS = 8
 """Up to so many jobs, all ways are weighed."""
-TRIES = 300_000
+MAX_TRIES = 300_000
 """Of them, after which the search is given up."""
 
 
 @final
 @dataclass(frozen=True)
-class Tenant:
+class PlacedJob:
     """A job among others. Attributes: nodes: that it wants. gradient_bytes: that its ranks sum up in a step."""
 
     nodes: int
@@ -34,7 +34,7 @@ class Tenant:
 class Placement:
     """Attributes: parts: nodes of each job on each pod. exact: nothing crosses less; else it is a good one."""
 
-    jobs: tuple[Tenant, ...]
+    jobs: tuple[PlacedJob, ...]
     pods: tuple[int, ...]
     parts: tuple[tuple[int, ...], ...]
     exact: bool
@@ -53,20 +53,20 @@ class Placement:
         return {**asdict(self), "bytes_between": [self.bytes_between(job) for job in range(len(self.jobs))]}
 
 
-def read_jobs(text: str, gradient_bytes: float) -> list[Tenant]:
+def parse_jobs(text: str, gradient_bytes: float) -> list[PlacedJob]:
     """Of `NODES,NODES:MB,...`. Args: gradient_bytes: of a job that does not say it. Raises UsageError."""
     found = []
     for part in text.split(","):
         nodes, _, megabytes = part.strip().partition(":")
         try:
-            found.append(Tenant(int(nodes), float(megabytes) * 1e6 if megabytes else gradient_bytes))
+            found.append(PlacedJob(int(nodes), float(megabytes) * 1e6 if megabytes else gradient_bytes))
         except ValueError:
             fix = "Write nodes, and megabytes of gradients if you know them: 30,12:400,8."
             raise UsageError(f"{part.strip()!r} is no job", where="--jobs", fix=fix) from None
     return found
 
 
-def place(jobs: Sequence[Tenant], pods: Sequence[int]) -> Placement:
+def place_jobs(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> Placement:
     """Args: pods: free nodes of each. Raises UsageError: a job wants no node, or there are not enough of them."""
     for job in jobs:
         if job.nodes < 1 or not 0 <= job.gradient_bytes < float("inf"):
@@ -77,18 +77,18 @@ def place(jobs: Sequence[Tenant], pods: Sequence[int]) -> Placement:
     wanted, there = sum(job.nodes for job in jobs), sum(pods)
     if wanted > there:
         raise UsageError(f"the jobs want {wanted:,} nodes, and {there:,} are there", where="--jobs")
-    parts = _exactly(jobs, pods) if len(jobs) <= EXACT_JOBS else None
-    return Placement(tuple(jobs), tuple(pods), tuple(parts or _greedily(jobs, pods)), parts is not None)
+    parts = _place_exactly(jobs, pods) if len(jobs) <= MAX_EXACT_JOBS else None
+    return Placement(tuple(jobs), tuple(pods), tuple(parts or _place_greedily(jobs, pods)), parts is not None)
 
 
-Parts = list[tuple[int, ...]]
+JobParts = list[tuple[int, ...]]
 
 
 class _TooManyError(Exception):
     """Ways to weigh."""
 
 
-def _exactly(jobs: Sequence[Tenant], pods: Sequence[int]) -> Parts | None:
+def _place_exactly(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> JobParts | None:
     """Pod after pod is closed, with some jobs that end in it, and at most one that goes on elsewhere and fills it.
 
     That is enough. Jobs and pods, joined where a job is on a pod, need no circle: nodes can be moved around one until a
@@ -109,9 +109,9 @@ def _exactly(jobs: Sequence[Tenant], pods: Sequence[int]) -> Parts | None:
         for size in sorted(set(free), reverse=True):
             others = list(free)
             others.remove(size)
-            for here, going_on in _fillings(left, size):
+            for here, going_on in _list_fillings(left, size):
                 tried += 1
-                if tried > TRIES:
+                if tried > MAX_TRIES:
                     raise _TooManyError
                 cost = 0.0 if going_on is None else jobs[going_on].gradient_bytes
                 if cost >= best[0]:
@@ -139,7 +139,7 @@ def _exactly(jobs: Sequence[Tenant], pods: Sequence[int]) -> Parts | None:
     return [tuple(columns.get(pod, none)[job] for pod in range(len(pods))) for job in range(len(jobs))]
 
 
-def _fillings(left: tuple[int, ...], size: int) -> Iterator[tuple[tuple[int, ...], int | None]]:
+def _list_fillings(left: tuple[int, ...], size: int) -> Iterator[tuple[tuple[int, ...], int | None]]:
     """(nodes of each job, job that goes on elsewhere) of a pod; from the fullest to the empty one."""
     open_jobs = [job for job, nodes in enumerate(left) if nodes]
     for count in range(len(open_jobs), -1, -1):
@@ -155,7 +155,7 @@ def _fillings(left: tuple[int, ...], size: int) -> Iterator[tuple[tuple[int, ...
                     yield tuple(room if one == job else part for one, part in enumerate(here)), job
 
 
-def _greedily(jobs: Sequence[Tenant], pods: Sequence[int]) -> Parts:
+def _place_greedily(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> JobParts:
     """The largest first, each where it fits most tightly; else over the emptiest pods."""
     free, parts = list(pods), [[0] * len(pods) for _ in jobs]
     for number in sorted(range(len(jobs)), key=lambda job: -jobs[job].nodes):

@@ -18,11 +18,11 @@ from headway.core.collectives import LARGEST_BUCKET, SMALLEST_BUCKET, Algorithm,
 from headway.core.errors import UsageError
 from headway.core.profile import Workload
 
-BACKWARD = 2 / 3
+BACKWARD_SHARE = 2 / 3
 """Of forward and backward together: two matrix products to one. Of a Workload it is counted."""
 FIRST_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """Of buckets, if nothing is known: a small first one, so that the exchange begins early (as PyTorch's DDP has it)."""
-SIZES = tuple(1 << power for power in range((SMALLEST_BUCKET - 1).bit_length(), LARGEST_BUCKET.bit_length()))
+BUCKET_SIZES = tuple(1 << power for power in range((SMALLEST_BUCKET - 1).bit_length(), LARGEST_BUCKET.bit_length()))
 """Bytes of buckets that are weighed: as small and as large as Headway's own may be. None hangs on the network, so that
 with faster links no step takes longer."""
 Cost = Callable[[float], tuple[float, Algorithm]]
@@ -33,7 +33,7 @@ GPU_ALGORITHMS: tuple[Sum, ...] = ("ring", "double_tree", "two_dimensional")
 
 @final
 @dataclass(frozen=True)
-class Compute:
+class ComputeTime:
     """Seconds of a device's step without others. Attributes: fixed_s: of any. sample_s: of each sample more."""
 
     fixed_s: float
@@ -45,7 +45,7 @@ class Compute:
 
 @final
 @dataclass(frozen=True)
-class Bucket:
+class GradientBucket:
     """Attributes: nbytes: of gradients. ready: share of the backward pass after which they are all there."""
 
     nbytes: float
@@ -54,7 +54,7 @@ class Bucket:
 
 @final
 @dataclass(frozen=True)
-class Exchanged:
+class ExchangeTime:
     """Attributes:
     seconds: of all buckets, one after the other. exposed_s: of these, after the end of the backward pass.
     algorithms: of the buckets, in their order.
@@ -67,7 +67,7 @@ class Exchanged:
 
 @final
 @dataclass(frozen=True)
-class Step:
+class StepTime:
     """Seconds of one step, by what takes them. Attributes:
     fixed_s, sample_s: of computing. slowest_s: waiting for the slowest of all devices. exposed_s: of the exchange.
     exchange_s: of it all, hidden or not. algorithms: that it takes.
@@ -90,19 +90,19 @@ class Step:
         return self.exchange_s / (self.fixed_s + self.sample_s)
 
 
-def step(
-    compute: Compute,
+def predict_step(
+    compute: ComputeTime,
     samples: float,
-    buckets: Sequence[Bucket],
+    buckets: Sequence[GradientBucket],
     network: Network,
     *,
     jitter: float = 0.0,
     among: Sequence[Algorithm] = GPU_ALGORITHMS,
     wire_ratio: float = 1.0,
     accumulate: int = 1,
-    backward: float = BACKWARD,
+    backward: float = BACKWARD_SHARE,
     overlap: bool = True,
-) -> Step:
+) -> StepTime:
     """Of a device.
 
     Args:
@@ -114,11 +114,11 @@ def step(
     if samples <= 0 or accumulate < 1:
         raise UsageError(f"a device has samples to compute, not {samples:g}, {accumulate} times")
     alone = compute.seconds(samples)
-    waits = accumulate**0.5 * jitter * compute.sample_s * samples * expected_maximum(network.ranks)
+    waits = accumulate**0.5 * jitter * compute.sample_s * samples * compute_expected_maximum(network.ranks)
     meanwhile = backward * alone if overlap else 0.0
-    cost = cheapest(network, tuple(among), wire_ratio)
-    told = exchanged(buckets, meanwhile, cost) if network.ranks > 1 else Exchanged(0.0, 0.0, ())
-    return Step(
+    cost = build_cost_function(network, tuple(among), wire_ratio)
+    told = overlap_exchange(buckets, meanwhile, cost) if network.ranks > 1 else ExchangeTime(0.0, 0.0, ())
+    return StepTime(
         accumulate * compute.fixed_s,
         accumulate * compute.sample_s * samples,
         waits,
@@ -129,7 +129,7 @@ def step(
 
 
 @lru_cache(maxsize=64)
-def cheapest(network: Network, among: tuple[Algorithm, ...], wire_ratio: float) -> Cost:
+def build_cost_function(network: Network, among: tuple[Algorithm, ...], wire_ratio: float) -> Cost:
     """Of each of these the algorithm with the fewest seconds."""
     known = dict[float, tuple[float, Algorithm]]()
 
@@ -142,7 +142,7 @@ def cheapest(network: Network, among: tuple[Algorithm, ...], wire_ratio: float) 
     return cost
 
 
-def exchanged(buckets: Sequence[Bucket], backward_s: float, cost: Cost) -> Exchanged:
+def overlap_exchange(buckets: Sequence[GradientBucket], backward_s: float, cost: Cost) -> ExchangeTime:
     """One bucket after the other, each as soon as it is full and the one before it is done.
 
     Args:
@@ -155,39 +155,39 @@ def exchanged(buckets: Sequence[Bucket], backward_s: float, cost: Cost) -> Excha
         done = max(done, bucket.ready * backward_s) + seconds
         total += seconds
         algorithms.append(algorithm)
-    return Exchanged(total, max(0.0, done - backward_s), tuple(algorithms))
+    return ExchangeTime(total, max(0.0, done - backward_s), tuple(algorithms))
 
 
-def gradients_of(workload: Workload) -> list[Bucket]:
+def list_gradients(workload: Workload) -> list[GradientBucket]:
     """Each layer's gradients, in the order in which the backward pass makes them; it goes on by multiply-adds."""
-    total, found, spent = workload.backward_multiply_adds, list[Bucket](), 0
+    total, found, spent = workload.backward_multiply_adds, list[GradientBucket](), 0
     for layer in workload.ready():
         spent += layer.backward_multiply_adds
         if layer.gradient_bytes:
-            found.append(Bucket(layer.gradient_bytes, spent / total if total else 1.0))
+            found.append(GradientBucket(layer.gradient_bytes, spent / total if total else 1.0))
     return found
 
 
-def packed(gradients: Sequence[Bucket], nbytes: float) -> list[Bucket]:
+def pack_buckets(gradients: Sequence[GradientBucket], nbytes: float) -> list[GradientBucket]:
     """In buckets of at least so many bytes."""
-    found, held = list[Bucket](), 0.0
+    found, held = list[GradientBucket](), 0.0
     for one in gradients:
         held += one.nbytes
         if held >= nbytes:
-            found.append(Bucket(held, one.ready))
+            found.append(GradientBucket(held, one.ready))
             held = 0.0
-    return [*found, Bucket(held, 1.0)] if held else found
+    return [*found, GradientBucket(held, 1.0)] if held else found
 
 
-def buckets(
-    gradients: Sequence[Bucket],
+def choose_buckets(
+    gradients: Sequence[GradientBucket],
     network: Network,
     *,
     nbytes: int | None = None,
     backward_s: float = 0.0,
     among: Sequence[Algorithm] = GPU_ALGORITHMS,
     wire_ratio: float = 1.0,
-) -> list[Bucket]:
+) -> list[GradientBucket]:
     """As they are exchanged.
 
     Args:
@@ -195,28 +195,28 @@ def buckets(
         backward_s: of that.
     """
     if nbytes is not None:
-        return packed(gradients, nbytes)
-    cost = cheapest(network, tuple(among), wire_ratio)
+        return pack_buckets(gradients, nbytes)
+    cost = build_cost_function(network, tuple(among), wire_ratio)
 
-    def left(found: Sequence[Bucket]) -> tuple[float, float]:
-        told = exchanged(found, backward_s, cost)
+    def left(found: Sequence[GradientBucket]) -> tuple[float, float]:
+        told = overlap_exchange(found, backward_s, cost)
         return told.exposed_s, told.seconds
 
-    return min((packed(gradients, size) for size in SIZES), key=left)
+    return min((pack_buckets(gradients, size) for size in BUCKET_SIZES), key=left)
 
 
-def even_buckets(nbytes: float, *, each: float = BUCKET_BYTES, first: float = FIRST_BYTES) -> list[Bucket]:
+def make_even_buckets(nbytes: float, *, each: float = BUCKET_BYTES, first: float = FIRST_BYTES) -> list[GradientBucket]:
     """Of a network nothing is known of but its gradients' bytes, which the backward pass makes evenly."""
-    found, made = list[Bucket](), 0.0
+    found, made = list[GradientBucket](), 0.0
     while made < nbytes:
         part = min(each if found else first, nbytes - made)
         made += part
-        found.append(Bucket(part, made / nbytes))
+        found.append(GradientBucket(part, made / nbytes))
     return found
 
 
 @lru_cache(maxsize=256)
-def expected_maximum(count: int) -> float:
+def compute_expected_maximum(count: int) -> float:
     """Of so many standard normals: the integral of x d(Phi(x)^n), by the trapezoidal rule on a fine grid.
 
     1.42 of 8, 2.51 of 100, 3.24 of 1,000 (order statistics; Harter 1961).

@@ -8,7 +8,7 @@ from typing import Any
 from headway.core.files import write_whole
 from headway.core.recipe import written
 from headway.core.run import Run
-from headway.page import panel, report
+from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.train import panels
 from headway.train.landscape import Drawn, Landscape, Line, Plane
@@ -39,7 +39,7 @@ def write(found: Landscape, out: Path | None = None) -> Path:
         out = out or run.folder / "landscape.html"
     out = out or Path("landscape.html")
     names = ", ".join(one.name for one in found.runs)
-    html = report.render(made, title=f"{names}: loss landscape", subtitle=_subtitle(found), sections=(SECTION,))
+    html = renderer.render(made, title=f"{names}: loss landscape", subtitle=_subtitle(found), sections=(SECTION,))
     write_whole(out, html)
     return out
 

@@ -19,7 +19,7 @@ from headway.data.dataset import Dataset
 from headway.data.reference import picture
 from headway.observe import stragglers
 from headway.page import panel
-from headway.page import report as page
+from headway.page import renderer as page
 from headway.page.panel import Panel
 from headway.train import anatomy, observed, utilised
 from headway.train.evaluate import Evaluation
@@ -191,7 +191,7 @@ def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> lis
             found = [r for r in train if name in r]  # older records do not tell the batch
             epochs, values = [r["epoch"] for r in found], [r[name] for r in found]
             if name != "batch" or len(set(values)) > 1:
-                series, bounds = [(label, epochs, values)], panel.from_zero(values)
+                series, bounds = [(label, epochs, values)], panel.choose_y_range(values)
                 out.append(_curve(name, title, label, series, order=250 + place, y_range=bounds))
     return out
 

@@ -8,29 +8,29 @@ from pathlib import Path
 
 from headway.core.files import write_whole
 from headway.page import panel
-from headway.page import report as pages
+from headway.page import renderer as pages
 from headway.page.panel import Panel
-from headway.plan import report as said
-from headway.plan.convergence import NONE, PERFECT, Epochs
-from headway.plan.report import Plan
-from headway.plan.words import count
+from headway.plan import job_plan as said
+from headway.plan.convergence import NO_GAIN, PERFECT_SCALING, EpochsLaw
+from headway.plan.job_plan import JobPlan
+from headway.plan.wording import pluralise
 
 SECTIONS = ("Plan", "Step", "Learning", "How sure it is", "More data")
 POINTS = 60
 
 
-def write(found: Plan, path: Path) -> None:
+def write_page(found: JobPlan, path: Path) -> None:
     """As one HTML file."""
     html = pages.render(
-        panels(found),
+        build_panels(found),
         title=f"{found.name}: {found.cluster.title}",
-        subtitle=" ".join(said.verdicts(found)[:1]),
+        subtitle=" ".join(said.list_verdicts(found)[:1]),
         sections=SECTIONS,
     )
     write_whole(path, html)
 
 
-def panels(found: Plan) -> list[Panel]:
+def build_panels(found: JobPlan) -> list[Panel]:
     """In the order of the page."""
     best = found.best
     cards = [
@@ -38,43 +38,54 @@ def panels(found: Plan) -> list[Panel]:
         ("images/s", f"{best.images_s:,.0f}", f"{best.scaling:.0%} of linear"),
         (
             "time to target",
-            said.span(best.hours),
-            f"{said.between(best.low_hours, best.high_hours)} (90 %)",
+            said.format_hours(best.hours),
+            f"{said.format_hours_range(best.low_hours, best.high_hours)} (90 %)",
         ),
         ("energy", "-" if best.kwh is None else f"{best.kwh:,.3g} kWh", "of the building"),
-        ("limit", said.limit(found, best), f"communication / computation {best.step.communication_ratio:.2f}"),
+        (
+            "limit",
+            said.describe_bottleneck(found, best),
+            f"communication / computation {best.step.communication_ratio:.2f}",
+        ),
     ]
     drawn = [
         panel.cards("cards", "The answer", cards, order=1, section="Plan"),
-        *_warned(found),
-        *_curves(found),
-        _anatomy(found),
-        *_learning(found),
-        *_sure(found),
-        *_growing(found),
+        *_build_warning_panel(found),
+        *_build_scaling_panels(found),
+        _build_step_panel(found),
+        *_build_convergence_panels(found),
+        *_build_sensitivity_panels(found),
+        *_build_growth_panels(found),
     ]
-    cells = said.rows(found)
+    cells = said.tabulate_predictions(found)
     drawn.append(
         panel.table(
-            "answers", "All of them", cells[0], cells[1:], order=9, section="Plan", width="full", note=_how(found)
+            "answers",
+            "All of them",
+            cells[0],
+            cells[1:],
+            order=9,
+            section="Plan",
+            width="full",
+            note=_describe_sources(found),
         )
     )
     return drawn
 
 
-def _warned(found: Plan) -> list[Panel]:
-    lines = said.warnings(found)
+def _build_warning_panel(found: JobPlan) -> list[Panel]:
+    lines = said.list_warnings(found)
     return [panel.text("warnings", "Beware", "\n".join(lines), order=0, section="Plan", width="full")] if lines else []
 
 
-def _how(found: Plan) -> str:
+def _describe_sources(found: JobPlan) -> str:
     return (
-        f"A step by {found.known.how}. Epochs: {found.epochs_from}. Memory: {said.remembered(found)}. Input:"
-        f" {said.fed(found)}. comm: seconds of the exchange over those of computing; by: its algorithms."
+        f"A step by {found.known.how}. Epochs: {found.epochs_from}. Memory: {said.describe_memory(found)}. Input:"
+        f" {said.describe_input(found)}. comm: seconds of the exchange over those of computing; by: its algorithms."
     )
 
 
-def _curves(found: Plan) -> list[Panel]:
+def _build_scaling_panels(found: JobPlan) -> list[Panel]:
     nodes = [float(one.nodes) for one in found.answers]
     first = found.answers[0]
     linear = [first.images_s / first.nodes * count for count in nodes]
@@ -115,14 +126,14 @@ def _curves(found: Plan) -> list[Panel]:
                 log_x=True,
                 order=5,
                 section="Plan",
-                y_range=panel.from_zero([one.kwh for one in found.answers]),
+                y_range=panel.choose_y_range([one.kwh for one in found.answers]),
             )
         )
     return drawn
 
 
-def _anatomy(found: Plan) -> Panel:
-    names = [count(one.nodes, "node") for one in found.answers]
+def _build_step_panel(found: JobPlan) -> Panel:
+    names = [pluralise(one.nodes, "node") for one in found.answers]
     parts: list[tuple[str, Sequence[float]]] = [
         ("samples", [one.step.sample_s * 1e3 for one in found.answers]),
         ("fixed", [one.step.fixed_s * 1e3 for one in found.answers]),
@@ -133,9 +144,9 @@ def _anatomy(found: Plan) -> Panel:
     return panel.bars("step", "A step", names, parts, x_label="ms", order=1, section="Step", width="full", note=note)
 
 
-def _learning(found: Plan) -> list[Panel]:
+def _build_convergence_panels(found: JobPlan) -> list[Panel]:
     epochs = found.job.epochs
-    if not isinstance(epochs, Epochs):
+    if not isinstance(epochs, EpochsLaw):
         return []
     low = min(epochs.low, found.answers[0].batch)
     high = max(epochs.high, found.answers[-1].batch, low * 2)
@@ -144,7 +155,7 @@ def _learning(found: Plan) -> list[Panel]:
     perfect = [steps[0] * batches[0] / batch for batch in batches]
     planned = [one.batch for one in found.answers]
     note = f"Critical batch {epochs.critical:,.0f}; epochs were measured from {epochs.low:,.0f} to {epochs.high:,.0f}."
-    edges = (PERFECT * epochs.critical, NONE * epochs.critical)
+    edges = (PERFECT_SCALING * epochs.critical, NO_GAIN * epochs.critical)
     bounds = [f"perfect scaling up to {edges[0]:,.0f}", f"no gain from {edges[1]:,.0f} on"]
     return [
         panel.lines(
@@ -161,26 +172,26 @@ def _learning(found: Plan) -> list[Panel]:
     ]  # fmt: skip
 
 
-def _sure(found: Plan) -> list[Panel]:
+def _build_sensitivity_panels(found: JobPlan) -> list[Panel]:
     moved = [one for one in found.moved if one.size >= 0.001]
     drawn = []
     if moved:
         rows = [(one.name, f"{one.less - 1:+.1%}", f"{one.more - 1:+.1%}") for one in moved]
-        title = f"What moves the time at {count(found.pays, 'node')}"
+        title = f"What moves the time at {pluralise(found.pays, 'node')}"
         columns = ("input", "with 20 % less of it", "with 20 % more")
         drawn.append(panel.table("moved", title, columns, rows, order=1, section="How sure it is"))
     ways = [
         (
             one.name,
             f"{one.images_s:,.0f}",
-            said.span(one.hours),
+            said.format_hours(one.hours),
             f"{one.gain:.2f}",
             f"{one.memory.used / 1e9:.1f} GB{'' if one.memory.fits else ', too much'}",
             one.note,
         )
         for one in found.choices
     ]
-    title = f"Other ways to spread it over {count(found.pays, 'node')}"
+    title = f"Other ways to spread it over {pluralise(found.pays, 'node')}"
     drawn.append(
         panel.table(
             "choices",
@@ -194,7 +205,7 @@ def _sure(found: Plan) -> list[Panel]:
     return drawn
 
 
-def _growing(found: Plan) -> list[Panel]:
+def _build_growth_panels(found: JobPlan) -> list[Panel]:
     law = found.grown
     if law is None:
         return []
@@ -204,7 +215,7 @@ def _growing(found: Plan) -> list[Panel]:
     bands = [law.error.band(one) for one in samples]
     known = all(top < float("inf") for _, top in bands)
     note = f"Measured up to {law.error.high:,.3g}; beyond it the law may end."
-    cells = said.growing(law)
+    cells = said.tabulate_growth(law)
     return [
         panel.lines(
             "growth", "Error by samples", [("law", samples, [law.error(one) for one in samples])],

@@ -21,22 +21,22 @@ from headway.core import collectives
 from headway.core.collectives import Algorithm, Network
 from headway.core.errors import UsageError
 from headway.core.files import write_whole
-from headway.plan.answer import Answer, Job, buckets_of, edges_s
 from headway.plan.cluster import Cluster
-from headway.plan.step import BACKWARD, GPU_ALGORITHMS, Bucket, Compute
+from headway.plan.prediction import Prediction, TrainingJob, choose_job_buckets, estimate_halo_s
+from headway.plan.step import BACKWARD_SHARE, GPU_ALGORITHMS, ComputeTime, GradientBucket
 
 Seconds = npt.NDArray[np.float64]
-_Span = tuple[Seconds, Seconds, Seconds, list[tuple[float, float]]]
+_StepSpan = tuple[Seconds, Seconds, Seconds, list[tuple[float, float]]]
 """Of a step: when each rank has its batch, has computed, and is done; and (begin, end) of each bucket."""
-TRACED = 8
+TRACED_RANKS = 8
 """Ranks of a trace: the slowest."""
-MOST_RANKS = 2**17
+MAX_RANKS = 2**17
 """Of a plan's: 50 steps of so many keep some 160 MB."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Scenario:
+class StepScenario:
     """What is simulated. Attributes:
     samples: of a rank in a step.
     jitter: standard deviation of a rank's computing over its mean, anew in each step.
@@ -45,13 +45,13 @@ class Scenario:
     input_s: seconds in which a rank's loader makes a batch; 0: there always is one.
     input_jitter: standard deviation of it over its mean.
     ahead: batches that a loader makes before they are wanted.
-    accumulate: micro-batches of a step. backward, overlap, wire_ratio: as of `headway.plan.step.step`.
+    accumulate: micro-batches of a step. backward, overlap, wire_ratio: as of `headway.plan.step.predict_step`.
     """
 
     network: Network
-    compute: Compute
+    compute: ComputeTime
     samples: float
-    buckets: Sequence[Bucket]
+    buckets: Sequence[GradientBucket]
     steps: int = 50
     jitter: float = 0.0
     slow: Mapping[int, float] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class Scenario:
     ahead: int = 2
     among: Sequence[Algorithm] = GPU_ALGORITHMS
     accumulate: int = 1
-    backward: float = BACKWARD
+    backward: float = BACKWARD_SHARE
     overlap: bool = True
     wire_ratio: float = 1.0
     seed: int = 0
@@ -69,7 +69,7 @@ class Scenario:
 
 @final
 @dataclass(frozen=True)
-class Simulated:
+class SimulatedSteps:
     """Attributes:
     seconds: of each step.
     waits_s: of it, until the last batch was there. computing_s: of the mean rank. slowest_s: more, of the slowest one.
@@ -97,11 +97,11 @@ class Simulated:
         write_whole(path, json.dumps({"traceEvents": self.events, "displayTimeUnit": "ms"}) + "\n")
 
 
-def simulate(scenario: Scenario) -> Simulated:
+def simulate_steps(scenario: StepScenario) -> SimulatedSteps:
     """Raises UsageError: a number is out of range."""
-    _check(scenario)
+    _check_ranges(scenario)
     ranks, random = scenario.network.ranks, np.random.default_rng(scenario.seed)
-    costs = [_cost(bucket.nbytes, scenario) for bucket in scenario.buckets] if ranks > 1 else []
+    costs = [_find_cost(bucket.nbytes, scenario) for bucket in scenario.buckets] if ranks > 1 else []
     fixed = scenario.accumulate * scenario.compute.fixed_s
     sampled = scenario.accumulate * scenario.compute.sample_s * scenario.samples
     spread = scenario.jitter / scenario.accumulate**0.5  # of several micro-batches together
@@ -113,7 +113,7 @@ def simulate(scenario: Scenario) -> Simulated:
     begun = np.zeros(ranks)
     parts: dict[str, list[float]] = {name: [] for name in ("seconds", "waits", "computing", "slowest", "exposed")}
     last = dict[int, int]()
-    spans = list[_Span]()
+    spans = list[_StepSpan]()
     behind = np.zeros(ranks)
     for number in range(scenario.steps):
         before = float(end.max())
@@ -129,7 +129,7 @@ def simulate(scenario: Scenario) -> Simulated:
         if scenario.hiccup[0]:
             computing = computing + scenario.hiccup[1] * (random.random(ranks) < scenario.hiccup[0])
         over = there + computing
-        exchanges, through = _exchanged(scenario, there, computing, costs)
+        exchanges, through = _simulate_exchange(scenario, there, computing, costs)
         end = np.maximum(over, through)
         behind += computing
         slowest = int(over.argmax())
@@ -141,15 +141,15 @@ def simulate(scenario: Scenario) -> Simulated:
         parts["slowest"].append(float(over.max()) - before - waited - float(computing.mean()))
         parts["exposed"].append(float(end.max()) - float(over.max()))
         spans.append((there, over, end, exchanges))
-    traced = np.argsort(-behind, kind="stable")[:TRACED].tolist()
+    traced = np.argsort(-behind, kind="stable")[:TRACED_RANKS].tolist()
     found = {name: np.array(values) for name, values in parts.items()}
-    return Simulated(
+    return SimulatedSteps(
         found["seconds"], found["waits"], found["computing"], found["slowest"], found["exposed"], last,
-        _events(traced, spans, 1 - scenario.backward / scenario.accumulate),
+        _build_trace(traced, spans, 1 - scenario.backward / scenario.accumulate),
     )  # fmt: skip
 
 
-def _check(scenario: Scenario) -> None:
+def _check_ranges(scenario: StepScenario) -> None:
     chance, stands = scenario.hiccup
     wrong = {
         "samples": scenario.samples <= 0,
@@ -166,15 +166,15 @@ def _check(scenario: Scenario) -> None:
             raise UsageError(f"{getattr(scenario, name)} is out of range", where=name)
 
 
-def _cost(nbytes: float, scenario: Scenario) -> tuple[float, float, float]:
+def _find_cost(nbytes: float, scenario: StepScenario) -> tuple[float, float, float]:
     """Seconds inside the host, between hosts and inside again, of the cheapest algorithm."""
     ratio = scenario.wire_ratio
     algorithm = collectives.choose(nbytes, scenario.network, scenario.among, wire_ratio=ratio).algorithm
     return collectives.phases(algorithm, nbytes, scenario.network, wire_ratio=ratio)
 
 
-def _exchanged(
-    scenario: Scenario, there: Seconds, computing: Seconds, costs: Sequence[tuple[float, float, float]]
+def _simulate_exchange(
+    scenario: StepScenario, there: Seconds, computing: Seconds, costs: Sequence[tuple[float, float, float]]
 ) -> tuple[list[tuple[float, float]], float]:
     """((begin, end) of each bucket, when the last is through)."""
     if not costs:
@@ -190,7 +190,7 @@ def _exchanged(
     return found, done
 
 
-def _events(ranks: Sequence[int], spans: Sequence[_Span], forward: float) -> list[dict[str, Any]]:
+def _build_trace(ranks: Sequence[int], spans: Sequence[_StepSpan], forward: float) -> list[dict[str, Any]]:
     found = list[dict[str, Any]]()
 
     def add(name: str, rank: int, row: str, begins: float, ends: float) -> None:
@@ -213,25 +213,25 @@ def _events(ranks: Sequence[int], spans: Sequence[_Span], forward: float) -> lis
     return found
 
 
-def of_answer(job: Job, cluster: Cluster, answer: Answer, *, steps: int = 50, seed: int = 0) -> Simulated:
+def simulate_prediction(
+    job: TrainingJob, cluster: Cluster, answer: Prediction, *, steps: int = 50, seed: int = 0
+) -> SimulatedSteps:
     """The steps of a plan. Raises UsageError: of too many devices."""
-    if answer.devices > MOST_RANKS:
-        raise UsageError(
-            f"ranks are simulated one by one up to {MOST_RANKS:,}, not {answer.devices:,}", where="--trace"
-        )
+    if answer.devices > MAX_RANKS:
+        raise UsageError(f"ranks are simulated one by one up to {MAX_RANKS:,}, not {answer.devices:,}", where="--trace")
     network = cluster.network(answer.nodes, spread=job.spread)
     each = job.most_of(answer.devices)
     known, compute, backward = answer.input_images_s < float("inf"), job.compute, job.backward
     if answer.strips > 1:  # what strips tell each other takes time, and hides nothing
-        longer = replace(compute, fixed_s=compute.fixed_s + edges_s(job, cluster, each * answer.strips))
+        longer = replace(compute, fixed_s=compute.fixed_s + estimate_halo_s(job, cluster, each * answer.strips))
         backward *= compute.seconds(each) / longer.seconds(each)
         compute = longer
-    return simulate(
-        Scenario(
+    return simulate_steps(
+        StepScenario(
             network=network,
             compute=compute,
             samples=each,
-            buckets=buckets_of(job, cluster, network, each),
+            buckets=choose_job_buckets(job, cluster, network, each),
             steps=steps,
             jitter=cluster.jitter,
             input_s=answer.batch / answer.input_images_s if known else 0.0,

@@ -8,34 +8,42 @@ from dataclasses import asdict, dataclass
 from typing import Any, final
 
 from headway.core.profile import Workload
-from headway.plan.answer import PAYS, Answer, Job, Moved, answers, pays_until, sensitivity
-from headway.plan.ask import Known, is_official
-from headway.plan.choices import Choice, Memory, choices, memory, useful_nodes
 from headway.plan.cluster import Cluster
-from headway.plan.convergence import Epochs, Suggestion, official, suggest
-from headway.plan.growth import Growth, PowerLaw, growth, power_law
-from headway.plan.words import count
+from headway.plan.compute import ComputeEstimate, has_official_runs
+from headway.plan.convergence import EpochsLaw, LearningRateSuggestion, load_official_points, suggest_learning_rate
+from headway.plan.growth import GrowthPrediction, PowerLaw, fit_power_law, predict_growth
+from headway.plan.prediction import (
+    SPEEDUP_EXPONENT,
+    InputSensitivity,
+    Prediction,
+    TrainingJob,
+    find_paying_nodes,
+    predict_scaling,
+    rank_sensitivities,
+)
+from headway.plan.strategies import DeviceMemory, Strategy, compare_strategies, count_useful_nodes, estimate_memory
+from headway.plan.wording import pluralise
 
-MOST_MOVED = 4
+MAX_SENSITIVITIES = 4
 """Inputs that are named."""
 
 
 @final
 @dataclass(frozen=True)
-class Grown:
+class DataGrowth:
     """Attributes: error, size: by samples. sizes: of sets that are asked for."""
 
     error: PowerLaw
     size: PowerLaw | None
-    sizes: tuple[Growth, ...]
+    sizes: tuple[GrowthPrediction, ...]
 
 
-def grown(
+def predict_data_growth(
     workload: Workload,
     errors: Sequence[tuple[float, float]],
     sizes: Sequence[tuple[float, float]] = (),
     samples: float | None = None,
-) -> Grown:
+) -> DataGrowth:
     """What more data would give.
 
     Args:
@@ -45,21 +53,21 @@ def grown(
     Raises:
         UsageError: see `power_law` and `growth`.
     """
-    error, size = power_law(errors), power_law(sizes) if sizes else None
+    error, size = fit_power_law(errors), fit_power_law(sizes) if sizes else None
     asked = [error.high * times for times in (2, 5, 10, 100)] if samples is None else [samples]
     found = [
-        growth(
+        predict_growth(
             one, error, size=size, flops_per_sample=workload.operations, now_parameters=workload.parameters,
             epochs=workload.run.epochs,
         )
         for one in asked
     ]  # fmt: skip
-    return Grown(error, size, tuple(found))
+    return DataGrowth(error, size, tuple(found))
 
 
 @final
 @dataclass(frozen=True)
-class Plan:
+class JobPlan:
     """Attributes: pays: the most nodes that do; of one count that one. moved, choices, memory: at that many. tight:
     counts of nodes with which a device's memory does not hold its samples.
     epochs_from: where epochs come from. lars: learning rate and warm-up for each answer's batch, of ResNet-50 on
@@ -67,23 +75,23 @@ class Plan:
     were measured; None: they were not. deadline_h: hours; in_time: the fewest nodes that keep it; None: none do."""
 
     name: str
-    job: Job
+    job: TrainingJob
     cluster: Cluster
-    known: Known
+    known: ComputeEstimate
     epochs_from: str
-    answers: tuple[Answer, ...]
+    answers: tuple[Prediction, ...]
     pays: int
-    moved: tuple[Moved, ...]
-    choices: tuple[Choice, ...]
-    memory: Memory
+    moved: tuple[InputSensitivity, ...]
+    choices: tuple[Strategy, ...]
+    memory: DeviceMemory
     tight: tuple[int, ...]
-    lars: tuple[Suggestion | None, ...]
+    lars: tuple[LearningRateSuggestion | None, ...]
     useful: int | None
     deadline_h: float | None = None
-    grown: Grown | None = None
+    grown: DataGrowth | None = None
 
     @property
-    def best(self) -> Answer:
+    def best(self) -> Prediction:
         """Of the most nodes that pay."""
         return next(one for one in self.answers if one.nodes == self.pays)
 
@@ -114,50 +122,53 @@ class Plan:
             "choices": [asdict(one) for one in self.choices],
             "memory": {**asdict(self.memory), "fits": self.memory.fits},
             "nodes_without_room": list(self.tight),
-            "warnings": warnings(self),
+            "warnings": list_warnings(self),
             "useful_nodes": self.useful,
             "deadline_hours": self.deadline_h,
             "nodes_in_time": self.in_time,
             "growth": None if self.grown is None else asdict(self.grown),
         }
-        plain: dict[str, Any] = _finite(found)
+        plain: dict[str, Any] = _replace_infinite(found)
         return plain
 
 
-def _finite(value: Any) -> Any:
+def _replace_infinite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: _replace_infinite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_replace_infinite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def plan(
+def build_plan(
     workload: Workload,
-    job: Job,
+    job: TrainingJob,
     cluster: Cluster,
-    known: Known,
+    known: ComputeEstimate,
     epochs_from: str,
     nodes: Sequence[int],
     *,
     deadline_h: float | None = None,
-) -> Plan:
+) -> JobPlan:
     """Raises UsageError: see `answers`."""
-    found = answers(job, cluster, nodes)
-    pays = pays_until(job, cluster, nodes)
+    found = predict_scaling(job, cluster, nodes)
+    pays = find_paying_nodes(job, cluster, nodes)
     if pays not in nodes:
-        found = answers(job, cluster, [*nodes, pays])
+        found = predict_scaling(job, cluster, [*nodes, pays])
     law, useful = job.epochs, None
     capacity = cluster.of.memory_bytes
-    held = {one.nodes: memory(workload, job.per_device_of(one.devices), capacity, one.devices) for one in found}
-    if isinstance(law, Epochs) and law.low < law.high and job.per_device is not None:
-        useful = useful_nodes(law.high, job.per_device * job.accumulate, cluster.devices)
-    lars: list[Suggestion | None] = [None] * len(found)
-    if is_official(workload):
+    held = {
+        one.nodes: estimate_memory(workload, job.per_device_of(one.devices), capacity, one.devices) for one in found
+    }
+    if isinstance(law, EpochsLaw) and law.low < law.high and job.per_device is not None:
+        useful = count_useful_nodes(law.high, job.per_device * job.accumulate, cluster.devices)
+    lars: list[LearningRateSuggestion | None] = [None] * len(found)
+    if has_official_runs(workload):
         lars = [
-            one if one is not None and one.inside else None for one in (suggest(a.batch, official()) for a in found)
+            one if one is not None and one.inside else None
+            for one in (suggest_learning_rate(a.batch, load_official_points()) for a in found)
         ]
-    return Plan(
+    return JobPlan(
         workload.name,
         job,
         cluster,
@@ -165,8 +176,8 @@ def plan(
         epochs_from,
         tuple(found),
         pays,
-        tuple(sensitivity(job, cluster, pays)),
-        tuple(choices(workload, job, cluster, pays)),
+        tuple(rank_sensitivities(job, cluster, pays)),
+        tuple(compare_strategies(workload, job, cluster, pays)),
         held[pays],
         tuple(nodes for nodes, one in held.items() if not one.fits),
         tuple(lars),
@@ -179,7 +190,7 @@ COLUMNS = (
     *("nodes", "devices", "batch", "images/s", "step", "comm", "by", "scaling", "learning", "epochs"),
     *("lr", "warm-up", "time", "90 %", "kWh", "cost", "limit"),
 )
-SHORT = {
+SHORT_NAMES = {
     "two_dimensional": "2d",
     "double_tree": "2 trees",
     "halving_doubling": "halving",
@@ -188,36 +199,36 @@ SHORT = {
 }
 
 
-def text(found: Plan) -> str:
+def format_plan(found: JobPlan) -> str:
     """Lines for a terminal."""
     job, known, compute = found.job, found.known, found.known.compute
     lines = [
         f"{found.name} on {found.cluster.title}",
-        f"  step      {milliseconds(compute.fixed_s)} and {milliseconds(compute.sample_s)} a sample, by {known.how}",
+        f"  step      {format_milliseconds(compute.fixed_s)} and {format_milliseconds(compute.sample_s)} a sample, by {known.how}",
         f"  exchange  {sum(one.nbytes for one in job.gradients) / 1e6:,.1f} MB of gradients",
         f"  epochs    {found.epochs_from}",
-        f"  memory    {remembered(found)}",
-        f"  input     {fed(found)}",
+        f"  memory    {describe_memory(found)}",
+        f"  input     {describe_input(found)}",
         "",
-        *(warned := warnings(found)),
+        *(warned := list_warnings(found)),
         *([""] if warned else []),
-        *table(rows(found)),
+        *align_table(tabulate_predictions(found)),
         "",
-        *verdicts(found),
-        moving(found),
-        *others(found),
+        *list_verdicts(found),
+        describe_sensitivities(found),
+        *describe_strategies(found),
     ]
     if found.grown is not None:
         lines += ["", f"The error falls as samples to the power of {found.grown.error.exponent:.3f}."]
-        lines += table(growing(found.grown))
-    return "\n".join([*lines, *notes(found)])
+        lines += align_table(tabulate_growth(found.grown))
+    return "\n".join([*lines, *list_notes(found)])
 
 
-def warnings(found: Plan) -> list[str]:
+def list_warnings(found: JobPlan) -> list[str]:
     """Why what is planned would not be done so."""
     lines = list(found.known.warnings)
     if found.tight:
-        at = f"{found.tight[0]:,} to " * (len(found.tight) > 1) + count(found.tight[-1], "node")
+        at = f"{found.tight[0]:,} to " * (len(found.tight) > 1) + pluralise(found.tight[-1], "node")
         fix = "more nodes, or micro-batches (--accumulate)"
         if found.job.per_device is not None:
             fix = "fewer samples of each (--per-device), a batch for all together (--batch), or micro-batches of fewer"
@@ -225,37 +236,39 @@ def warnings(found: Plan) -> list[str]:
     large = [one for one in found.answers if one.batch > found.job.samples]
     if large:
         what = f"a step is of {large[0].batch:,.0f} samples, and the set has {found.job.samples:,}"
-        lines.append(f"From {count(large[0].nodes, 'node')} on {what}: plan a smaller batch (--per-device, --batch).")
+        lines.append(
+            f"From {pluralise(large[0].nodes, 'node')} on {what}: plan a smaller batch (--per-device, --batch)."
+        )
     return lines
 
 
-def verdicts(found: Plan) -> list[str]:
+def list_verdicts(found: JobPlan) -> list[str]:
     """How many nodes pay, keep the deadline, and still learn."""
-    lines = [verdict(found)] if len(found.answers) > 1 else []
+    lines = [describe_paying_nodes(found)] if len(found.answers) > 1 else []
     if found.deadline_h is not None:
         few = found.in_time
-        keep = "None of them keeps" if few is None else f"{count(few, 'node')} keep{'s' if few == 1 else ''}"
-        lines.append(f"{keep} the deadline of {span(found.deadline_h)}.")
+        keep = "None of them keeps" if few is None else f"{pluralise(few, 'node')} keep{'s' if few == 1 else ''}"
+        lines.append(f"{keep} the deadline of {format_hours(found.deadline_h)}.")
     law, best = found.job.epochs, found.best
-    if isinstance(law, Epochs):
+    if isinstance(law, EpochsLaw):
         regime = law.regime(best.batch)
         lines.append(f"A batch of {best.batch:,.0f} of a critical {law.critical:,.0f}: {regime}.")
-    if found.useful is not None and isinstance(law, Epochs):
+    if found.useful is not None and isinstance(law, EpochsLaw):
         most = f"{law.high:,.0f}, the largest that was measured"
-        where = f"Up to {count(found.useful, 'node')}" if found.useful else "With no node"
+        where = f"Up to {pluralise(found.useful, 'node')}" if found.useful else "With no node"
         lines.append(f"{where} the batch stays within {most}.")
     if found.best.strips > 1:
         lines.append(f"There are more devices than samples: {found.best.strips} share an image, in strips.")
     return lines
 
 
-def milliseconds(seconds: float) -> str:
+def format_milliseconds(seconds: float) -> str:
     """`3.1 ms`, `1,020 ms`: three digits at least, and every one before the point."""
     value = seconds * 1e3
     return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
 
 
-def fed(found: Plan) -> str:
+def describe_input(found: JobPlan) -> str:
     """What is known of the way from the disks to the devices."""
     best, far = found.best, found.cluster.storage
     free = best.input_images_s == math.inf
@@ -264,7 +277,7 @@ def fed(found: Plan) -> str:
     elif free:
         said = f"{best.first_images_s:,.0f} images/s in the first epoch, later ones do not wait"
     else:
-        rate, where = best.input_images_s, count(best.nodes, "node")
+        rate, where = best.input_images_s, pluralise(best.nodes, "node")
         said = f"{rate:,.0f} images/s at {where}, {best.first_images_s:,.0f} trained in the first epoch"
     if not found.job.encoded_bytes and (far.node_gb_s or far.shared_gb_s):
         said += "; bytes of an image are not known (--image-kb), and storage's bandwidth is left out"
@@ -275,25 +288,25 @@ UNITS = (("d", 24.0, 48.0), ("h", 1.0, 1.0), ("min", 1 / 60, 1 / 60), ("s", 1 / 
 """(unit, its hours, hours from which on it is used)."""
 
 
-def unit_of(hours: float) -> tuple[str, float]:
+def choose_unit(hours: float) -> tuple[str, float]:
     """(unit, its hours) in which so many are said."""
     return next((unit, each) for unit, each, least in UNITS if hours >= least)
 
 
-def span(hours: float) -> str:
+def format_hours(hours: float) -> str:
     """`3.2 h`, `8.7 min`, `4.2 s` or `0.042 s`; of two days and more, days."""
-    unit, each = unit_of(hours)
+    unit, each = choose_unit(hours)
     value = hours / each
     return f"{value:,.1f} {unit}" if value >= 1 else f"{value:.2g} {unit}"
 
 
-def between(low: float, high: float) -> str:
+def format_hours_range(low: float, high: float) -> str:
     """`9.9-12 min`, in the unit of the higher one."""
-    unit, each = unit_of(high)
+    unit, each = choose_unit(high)
     return f"{low / each:.3g}-{high / each:.3g} {unit}"
 
 
-def rows(found: Plan) -> list[tuple[str, ...]]:
+def tabulate_predictions(found: JobPlan) -> list[tuple[str, ...]]:
     """The heading, and one for each count of nodes; columns of which nothing is known are left out."""
     result = [COLUMNS]
     for one, lr in zip(found.answers, found.lars, strict=True):
@@ -305,29 +318,29 @@ def rows(found: Plan) -> list[tuple[str, ...]]:
                 f"{one.images_s:,.0f}",
                 f"{one.step.seconds * 1e3:,.1f} ms",
                 f"{one.step.communication_ratio:.2f}",
-                "+".join(SHORT.get(name, name) for name in one.step.algorithms) or "-",
+                "+".join(SHORT_NAMES.get(name, name) for name in one.step.algorithms) or "-",
                 f"{one.scaling:.0%}",
                 f"{one.statistical:.0%}",
                 f"{one.epochs:.3g}",
                 "-" if lr is None else f"{lr.lr:.3g}",
                 "-" if lr is None else f"{lr.warmup:.2g}",
-                span(one.hours),
-                between(one.low_hours, one.high_hours),
+                format_hours(one.hours),
+                format_hours_range(one.low_hours, one.high_hours),
                 "-" if one.kwh is None else f"{one.kwh:,.3g}",
                 "-" if one.cost is None else f"{one.cost:,.3g}",
-                limit(found, one),
+                describe_bottleneck(found, one),
             )
         )
     keep = [at for at in range(len(COLUMNS)) if any(row[at] != "-" for row in result[1:])]
     return [tuple(row[at] for at in keep) for row in result]
 
 
-def limit(found: Plan, one: Answer) -> str:
+def describe_bottleneck(found: JobPlan, one: Prediction) -> str:
     """What limits it; and that it finds no room in memory."""
     return f"{one.limit}, no room" if one.nodes in found.tight else one.limit
 
 
-def table(cells: Sequence[Sequence[str]]) -> list[str]:
+def align_table(cells: Sequence[Sequence[str]]) -> list[str]:
     """Numbers to the right, the last column to the left."""
     widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
     last = len(widths) - 1
@@ -340,18 +353,18 @@ def table(cells: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def notes(found: Plan) -> list[str]:
+def list_notes(found: JobPlan) -> list[str]:
     """Where epochs are not known: of the first plan on either side of what was measured."""
     epochs = found.job.epochs
-    if not isinstance(epochs, Epochs):
+    if not isinstance(epochs, EpochsLaw):
         return []
     above = next((one for one in found.answers if one.batch > epochs.high), None)
     below = next((one for one in reversed(found.answers) if one.batch < epochs.low), None)
     sides = ((below, "Up to"), (above, "From"))
-    return [f"{side} {count(one.nodes, 'node')}: {one.warning}." for one, side in sides if one is not None]
+    return [f"{side} {pluralise(one.nodes, 'node')}: {one.warning}." for one, side in sides if one is not None]
 
 
-def growing(found: Grown) -> list[tuple[str, ...]]:
+def tabulate_growth(found: DataGrowth) -> list[tuple[str, ...]]:
     """The heading, and one for each set."""
     result: list[tuple[str, ...]] = [
         ("samples", "error", "95 %", "parameters", "PF/s-days", "years of a server without a GPU", "measured up to")
@@ -372,23 +385,23 @@ def growing(found: Grown) -> list[tuple[str, ...]]:
     return result
 
 
-def verdict(found: Plan) -> str:
+def describe_paying_nodes(found: JobPlan) -> str:
     """How many nodes pay."""
     best, most = found.best, found.answers[-1]
-    least = 2**PAYS
-    learns = "" if isinstance(found.job.epochs, Epochs) else ", if larger batches need no more epochs"
+    least = 2**SPEEDUP_EXPONENT
+    learns = "" if isinstance(found.job.epochs, EpochsLaw) else ", if larger batches need no more epochs"
     room = " Their samples find no room in memory, see above." if best.nodes in found.tight else ""
     if best.nodes == most.nodes:
         return f"All {most.nodes:,} pay{learns}: twice the nodes are at least {least:.2f} times as fast.{room}"
     more, faster = most.nodes / best.nodes, best.hours / most.hours
-    over = f"More than {count(best.nodes, 'node')} {'does' if best.nodes == 1 else 'do'} not pay"
+    over = f"More than {pluralise(best.nodes, 'node')} {'does' if best.nodes == 1 else 'do'} not pay"
     after = next(one for one in found.answers if one.nodes > best.nodes)
     if min(after.batch, 2 * best.batch) > found.job.samples:
         return f"{over}: a step would be of more samples than the set has.{room}"
     return f"{over}: {most.nodes:,} are {more:.3g} times as many and {faster:.2f} times as fast{learns}.{room}"
 
 
-def remembered(found: Plan) -> str:
+def describe_memory(found: JobPlan) -> str:
     """What a device has to hold."""
     held = found.memory
     used, there = held.used / 1e9, held.capacity / 1e9
@@ -396,16 +409,16 @@ def remembered(found: Plan) -> str:
     return f"{used:.1f} of {there:g} GB{'' if held.fits else ', which does not fit'}; {room}"
 
 
-def moving(found: Plan) -> str:
+def describe_sensitivities(found: JobPlan) -> str:
     """The inputs that matter."""
-    named = [one for one in found.moved if one.size >= 0.005][:MOST_MOVED]
+    named = [one for one in found.moved if one.size >= 0.005][:MAX_SENSITIVITIES]
     parts = [f"{one.name} ({one.less - 1:+.0%} with 20 % less, {one.more - 1:+.0%} with more)" for one in named]
-    return f"The time at {count(found.pays, 'node')} is moved most by: {'; '.join(parts) or 'nothing'}."
+    return f"The time at {pluralise(found.pays, 'node')} is moved most by: {'; '.join(parts) or 'nothing'}."
 
 
-def others(found: Plan) -> list[str]:
+def describe_strategies(found: JobPlan) -> list[str]:
     """Ways to spread it that are sooner; or where plain data parallelism finds no room, those that do."""
-    at, fits = count(found.pays, "node"), found.memory.fits
+    at, fits = pluralise(found.pays, "node"), found.memory.fits
     named = [one for one in found.choices if one.memory.fits and (one.gain > 1.01 or not fits)]
     if fits and not named:
         return [f"At {at} no other way to spread it is sooner at the target than data parallelism."]

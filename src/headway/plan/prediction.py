@@ -11,21 +11,21 @@ from typing import Literal, final
 from headway.core.collectives import Network
 from headway.core.errors import UsageError
 from headway.plan.cluster import Cluster
-from headway.plan.convergence import Epochs
-from headway.plan.step import BACKWARD, Bucket, Compute, Step, buckets, step
+from headway.plan.convergence import EpochsLaw
+from headway.plan.step import BACKWARD_SHARE, ComputeTime, GradientBucket, StepTime, choose_buckets, predict_step
 
-Limit = Literal["computing", "fixed time of a step", "exchange", "slowest device", "loading", "storage"]
+Bottleneck = Literal["computing", "fixed time of a step", "exchange", "slowest device", "loading", "storage"]
 
-PAYS = 0.5
+SPEEDUP_EXPONENT = 0.5
 """Of the logarithm by which nodes grow, that of the speed has to: twice the nodes, at least 1.41 times as fast."""
-MOVE = 0.2
+PERTURBATION = 0.2
 """By how much an input is moved, to see what it moves."""
-MOST_DEVICES, MOST_SAMPLES = 10**6, 10**9
+MAX_DEVICES, MAX_SAMPLES = 10**6, 10**9
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class TrainingJob:
     """What is trained. Attributes:
     samples: of the training set. encoded_bytes: of one, that is read; None: unknown, so that storage does not limit.
     gradients: in the order in which they are made. bucket_bytes: in which they are exchanged; None: as suits the links.
@@ -42,16 +42,16 @@ class Job:
 
     samples: int
     encoded_bytes: float | None
-    compute: Compute
-    gradients: tuple[Bucket, ...]
+    compute: ComputeTime
+    gradients: tuple[GradientBucket, ...]
     bucket_bytes: int | None = None
     edges: tuple[float, ...] = ()
-    epochs: Epochs | float
+    epochs: EpochsLaw | float
     per_device: float | None = None
     batch: float | None = None
     accumulate: int = 1
     wire_ratio: float = 1.0
-    backward: float = BACKWARD
+    backward: float = BACKWARD_SHARE
     evaluations: int = 0
     evaluation_s: float = 0.0
     checkpoints: int = 0
@@ -77,7 +77,7 @@ class Job:
 
 @final
 @dataclass(frozen=True)
-class Answer:
+class Prediction:
     """Of so many nodes. Attributes:
     batch: of all devices in a step. strips: in which devices share an image; 1: each has whole ones.
     step: what one takes, before loading and storage limit.
@@ -94,7 +94,7 @@ class Answer:
     devices: int
     batch: float
     strips: int
-    step: Step
+    step: StepTime
     images_s: float
     first_images_s: float
     input_images_s: float
@@ -104,7 +104,7 @@ class Answer:
     high_hours: float
     kwh: float | None
     cost: float | None
-    limit: Limit
+    limit: Bottleneck
     scaling: float
     statistical: float
     warning: str
@@ -114,7 +114,7 @@ class Answer:
         return self.scaling * self.statistical
 
 
-def answers(job: Job, cluster: Cluster, nodes: Sequence[int]) -> list[Answer]:
+def predict_scaling(job: TrainingJob, cluster: Cluster, nodes: Sequence[int]) -> list[Prediction]:
     """One for each count of nodes, ascending; efficiencies are over the first one's.
 
     Raises:
@@ -123,22 +123,22 @@ def answers(job: Job, cluster: Cluster, nodes: Sequence[int]) -> list[Answer]:
     counts = sorted(set(nodes))
     if not counts or counts[0] < 1:
         raise UsageError("nodes are counted from 1", where="--nodes", fix="--nodes 1..64, or --nodes 1,2,4.")
-    if counts[-1] * cluster.devices > MOST_DEVICES:
-        raise UsageError(f"plans are for up to {MOST_DEVICES:,} devices", where="--nodes")
+    if counts[-1] * cluster.devices > MAX_DEVICES:
+        raise UsageError(f"plans are for up to {MAX_DEVICES:,} devices", where="--nodes")
     if cluster.nodes is not None and counts[-1] > cluster.nodes:
         what = f"{cluster.title} has {cluster.nodes} nodes, not {counts[-1]}"
         raise UsageError(what, where="--nodes", fix=f"--nodes 1..{cluster.nodes}")
     if (job.per_device is None) == (job.batch is None):
         raise UsageError("a batch is given for a device, or for all together", where="--per-device")
     for name, value in (("--per-device", job.per_device), ("--batch", job.batch)):
-        if value is not None and not 1 <= value <= MOST_SAMPLES:
-            raise UsageError(f"a batch has 1 to {MOST_SAMPLES:,} samples, not {value:g}", where=name)
+        if value is not None and not 1 <= value <= MAX_SAMPLES:
+            raise UsageError(f"a batch has 1 to {MAX_SAMPLES:,} samples, not {value:g}", where=name)
     if not job.compute.seconds(1.0) > 0:
         raise UsageError("a step of this workload takes no time: it has no layers that compute anything")
-    planned = [one_answer(job, cluster, count) for count in counts]
+    planned = [predict(job, cluster, count) for count in counts]
     first, found = planned[0], []
     for one in planned:
-        low, high = _band(job, cluster, one)
+        low, high = compute_band(job, cluster, one)
         scaling = one.images_s / one.nodes / (first.images_s / first.nodes)
         found.append(
             replace(one, scaling=scaling, statistical=first.epochs / one.epochs, low_hours=low, high_hours=high)
@@ -146,7 +146,7 @@ def answers(job: Job, cluster: Cluster, nodes: Sequence[int]) -> list[Answer]:
     return found
 
 
-def one_answer(job: Job, cluster: Cluster, nodes: int) -> Answer:
+def predict(job: TrainingJob, cluster: Cluster, nodes: int) -> Prediction:
     """Of so many nodes, without efficiencies and band."""
     devices = nodes * cluster.devices
     each = job.per_device_of(devices)
@@ -156,11 +156,11 @@ def one_answer(job: Job, cluster: Cluster, nodes: int) -> Answer:
         fix = f"The {cluster.devices} of a node can share an image; plan fewer nodes, or a larger batch."
         raise UsageError(what, where="--batch", fix=fix)
     batch, network = each * devices * job.accumulate, cluster.network(nodes, spread=job.spread)
-    told = step_of(job, cluster, network, job.most_of(devices))
+    told = predict_job_step(job, cluster, network, job.most_of(devices))
     if strips > 1:
-        told = replace(told, exposed_s=told.exposed_s + job.accumulate * edges_s(job, cluster, each * strips))
+        told = replace(told, exposed_s=told.exposed_s + job.accumulate * estimate_halo_s(job, cluster, each * strips))
     alone = batch / told.seconds
-    loading, (cold, warm) = loader_images_s(cluster, nodes), storage_images_s(job, cluster, nodes)
+    loading, (cold, warm) = estimate_loader_rate(cluster, nodes), estimate_storage_rates(job, cluster, nodes)
     first, later = min(alone, loading, cold), min(alone, loading, warm)
     epochs = job.epochs_of(batch)
     training = max(batch / first, job.samples * (min(epochs, 1.0) / first + max(0.0, epochs - 1) / later))
@@ -170,7 +170,7 @@ def one_answer(job: Job, cluster: Cluster, nodes: int) -> Answer:
     cost = None if cluster.node.cost_per_hour is None else nodes * cluster.node.cost_per_hour * hours
     starved = job.samples * min(epochs, 1.0) / first > training / 2 or later < min(alone, loading)
     warning = "" if isinstance(job.epochs, int | float) else job.epochs.warning(batch)
-    return Answer(
+    return Prediction(
         nodes=nodes,
         devices=devices,
         batch=batch,
@@ -185,19 +185,19 @@ def one_answer(job: Job, cluster: Cluster, nodes: int) -> Answer:
         high_hours=hours,
         kwh=kwh,
         cost=cost,
-        limit=_limit(told, alone, loading, cold if starved else warm),
+        limit=_find_bottleneck(told, alone, loading, cold if starved else warm),
         scaling=1.0,
         statistical=1.0,
         warning=warning,
     )
 
 
-def step_of(job: Job, cluster: Cluster, network: Network, each: float) -> Step:
+def predict_job_step(job: TrainingJob, cluster: Cluster, network: Network, each: float) -> StepTime:
     """Of devices with so many samples at once."""
-    return step(
+    return predict_step(
         job.compute,
         each,
-        buckets_of(job, cluster, network, each),
+        choose_job_buckets(job, cluster, network, each),
         network,
         jitter=cluster.jitter,
         among=cluster.algorithms,
@@ -208,9 +208,9 @@ def step_of(job: Job, cluster: Cluster, network: Network, each: float) -> Step:
     )
 
 
-def buckets_of(job: Job, cluster: Cluster, network: Network, each: float) -> list[Bucket]:
+def choose_job_buckets(job: TrainingJob, cluster: Cluster, network: Network, each: float) -> list[GradientBucket]:
     """As they are exchanged there, by devices with so many samples at once."""
-    return buckets(
+    return choose_buckets(
         job.gradients,
         network,
         nbytes=job.bucket_bytes,
@@ -220,19 +220,19 @@ def buckets_of(job: Job, cluster: Cluster, network: Network, each: float) -> lis
     )
 
 
-def edges_s(job: Job, cluster: Cluster, images: float) -> float:
+def estimate_halo_s(job: TrainingJob, cluster: Cluster, images: float) -> float:
     """Seconds in which strips of so many images tell their neighbours a row of each convolution's input, forward and
     backward: what one of 3x3 wants."""
     link = cluster.network(1).inside
     return sum(4 * link.seconds(row * images) for row in job.edges)
 
 
-def loader_images_s(cluster: Cluster, nodes: int) -> float:
+def estimate_loader_rate(cluster: Cluster, nodes: int) -> float:
     """Of all nodes' processors; infinite: it is not known."""
     return math.inf if cluster.node.images_s is None else nodes * cluster.node.images_s
 
 
-def storage_images_s(job: Job, cluster: Cluster, nodes: int) -> tuple[float, float]:
+def estimate_storage_rates(job: TrainingJob, cluster: Cluster, nodes: int) -> tuple[float, float]:
     """(in the first epoch, later). What nodes keep of what they have read is not read again; which node reads what
     changes, so that a part of the set that one node keeps serves as large a share of its samples."""
     far = cluster.storage
@@ -250,10 +250,10 @@ def storage_images_s(job: Job, cluster: Cluster, nodes: int) -> tuple[float, flo
     return cold, math.inf if kept >= 1 else cold / (1 - kept)
 
 
-def _limit(told: Step, alone: float, loading: float, storage: float) -> Limit:
+def _find_bottleneck(told: StepTime, alone: float, loading: float, storage: float) -> Bottleneck:
     if min(loading, storage) < alone:
         return "loading" if loading <= storage else "storage"
-    parts: dict[Limit, float] = {
+    parts: dict[Bottleneck, float] = {
         "computing": told.sample_s,
         "fixed time of a step": told.fixed_s,
         "exchange": told.exposed_s,
@@ -262,7 +262,7 @@ def _limit(told: Step, alone: float, loading: float, storage: float) -> Limit:
     return max(parts, key=lambda name: parts[name])
 
 
-def pays_until(job: Job, cluster: Cluster, nodes: Sequence[int]) -> int:
+def find_paying_nodes(job: TrainingJob, cluster: Cluster, nodes: Sequence[int]) -> int:
     """The most nodes that still pay: from one count to the next, twice the nodes are at least 1.41 times as fast, and a
     step is of no more samples than the set has.
 
@@ -273,9 +273,11 @@ def pays_until(job: Job, cluster: Cluster, nodes: Sequence[int]) -> int:
     counts = sorted(set(nodes))
     for low, high in pairwise(tuple(counts)):
         counts += [low << power for power in range(1, (high - 1).bit_length()) if low << power < high]
-    best, *others = (one_answer(job, cluster, count) for count in sorted(counts))
+    best, *others = (predict(job, cluster, count) for count in sorted(counts))
     for one in others:
-        if one.batch > job.samples or math.log(best.hours / one.hours) < PAYS * math.log(one.nodes / best.nodes):
+        if one.batch > job.samples or math.log(best.hours / one.hours) < SPEEDUP_EXPONENT * math.log(
+            one.nodes / best.nodes
+        ):
             break
         best = one
     return best.nodes
@@ -283,7 +285,7 @@ def pays_until(job: Job, cluster: Cluster, nodes: Sequence[int]) -> int:
 
 @final
 @dataclass(frozen=True)
-class Moved:
+class InputSensitivity:
     """Attributes: name: of an input. less, more: hours to the target over those that are planned, with 20 % less of it,
     and 20 % more."""
 
@@ -296,16 +298,16 @@ class Moved:
         return max(abs(math.log(self.less)), abs(math.log(self.more)))
 
 
-def inputs(job: Job, cluster: Cluster) -> dict[str, Callable[[float], tuple[Job, Cluster]]]:
+def list_perturbations(job: TrainingJob, cluster: Cluster) -> dict[str, Callable[[float], tuple[TrainingJob, Cluster]]]:
     """name -> what is planned with so many times as much of it."""
     compute, epochs = job.compute, job.epochs
 
-    def part(name: str, key: str) -> Callable[[float], tuple[Job, Cluster]]:
+    def part(name: str, key: str) -> Callable[[float], tuple[TrainingJob, Cluster]]:
         whole = getattr(cluster, name)
         value = getattr(whole, key)
         return lambda by: (job, cluster.model_copy(update={name: whole.model_copy(update={key: value * by})}))
 
-    found: dict[str, Callable[[float], tuple[Job, Cluster]]] = {
+    found: dict[str, Callable[[float], tuple[TrainingJob, Cluster]]] = {
         "speed of a device": lambda by: (
             replace(job, compute=replace(compute, sample_s=compute.sample_s / by)),
             cluster,
@@ -337,18 +339,21 @@ def inputs(job: Job, cluster: Cluster) -> dict[str, Callable[[float], tuple[Job,
     return found
 
 
-def sensitivity(job: Job, cluster: Cluster, nodes: int) -> list[Moved]:
+def rank_sensitivities(job: TrainingJob, cluster: Cluster, nodes: int) -> list[InputSensitivity]:
     """What moves the time to the target most, first."""
-    planned = one_answer(job, cluster, nodes).hours
+    planned = predict(job, cluster, nodes).hours
 
-    def hours(moved: Callable[[float], tuple[Job, Cluster]], by: float) -> float:
-        return one_answer(*moved(by), nodes).hours / planned
+    def hours(moved: Callable[[float], tuple[TrainingJob, Cluster]], by: float) -> float:
+        return predict(*moved(by), nodes).hours / planned
 
-    found = [Moved(name, hours(by, 1 - MOVE), hours(by, 1 + MOVE)) for name, by in inputs(job, cluster).items()]
+    found = [
+        InputSensitivity(name, hours(by, 1 - PERTURBATION), hours(by, 1 + PERTURBATION))
+        for name, by in list_perturbations(job, cluster).items()
+    ]
     return sorted(found, key=lambda one: -one.size)
 
 
-ERRORS = {
+INPUT_ERRORS = {
     "fixed time of a step": 0.3,
     "bandwidth between nodes": 0.15,
     "latency between nodes": 0.5,
@@ -361,22 +366,22 @@ ERRORS = {
 }
 """Standard deviations of what is planned with, in logarithms, assumed: what a data sheet and a day's load leave open.
 `bench.plan` counts how many published runs lie in the band."""
-EXTRAPOLATED = 0.15
+EXTRAPOLATION_ERROR = 0.15
 """Of epochs outside of the batches that were measured: fits of ResNet-50's official points up to 13,000 are 12 to 18 %
 off at 33,000 to 68,000."""
-NINETY = 1.645
+Z_90 = 1.645
 
 
-def _band(job: Job, cluster: Cluster, planned: Answer) -> tuple[float, float]:
+def compute_band(job: TrainingJob, cluster: Cluster, planned: Prediction) -> tuple[float, float]:
     """(low, high) hours: each input is moved by its error, and what that moves is added in squares."""
     squares = 0.0
-    for name, moved in inputs(job, cluster).items():
-        error = job.compute_error if name == "speed of a device" else ERRORS.get(name, 0.0)
+    for name, moved in list_perturbations(job, cluster).items():
+        error = job.compute_error if name == "speed of a device" else INPUT_ERRORS.get(name, 0.0)
         if error:
-            squares += math.log(one_answer(*moved(math.exp(-error)), planned.nodes).hours / planned.hours) ** 2
+            squares += math.log(predict(*moved(math.exp(-error)), planned.nodes).hours / planned.hours) ** 2
     law = job.epochs
     if not isinstance(law, int | float):
-        squares += (MOVE if law.error is None else law.error) ** 2
-        squares += EXTRAPOLATED**2 * (not law.low <= planned.batch <= law.high)
-    width = NINETY * math.sqrt(squares)
+        squares += (PERTURBATION if law.error is None else law.error) ** 2
+        squares += EXTRAPOLATION_ERROR**2 * (not law.low <= planned.batch <= law.high)
+    width = Z_90 * math.sqrt(squares)
     return planned.hours * math.exp(-width), planned.hours * math.exp(width)

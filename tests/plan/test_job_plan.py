@@ -18,11 +18,11 @@ from tests.plan._workload import workload
 
 from headway.core.errors import UsageError
 from headway.core.profile import Threads, Workload
-from headway.plan.answer import answers
-from headway.plan.ask import job_of, of_device
-from headway.plan.choices import Choice, choices, dense_layers, memory, useful_nodes
-from headway.plan.cluster import clusters
-from headway.plan.report import milliseconds, span
+from headway.plan.cluster import load_clusters
+from headway.plan.compute import build_job, estimate_from_data_sheet
+from headway.plan.job_plan import format_hours, format_milliseconds
+from headway.plan.prediction import predict_scaling
+from headway.plan.strategies import Strategy, compare_strategies, count_useful_nodes, estimate_memory, find_dense_layers
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_rows_that_find_no_room_and_steps_larger_than_the_set_are_named(path: Pa
 
 
 def test_a_clusters_own_nodes_are_the_default(path: Path, tmp_path: Path) -> None:
-    values = clusters()["dgx-1"].model_dump(mode="json") | {"nodes": 12}
+    values = load_clusters()["dgx-1"].model_dump(mode="json") | {"nodes": 12}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
     found = headway("plan", path, "--cluster", tmp_path / "mine.yaml", "--json").json()
     assert [one["nodes"] for one in found["answers"]] == [1, 2, 4, 8, 12]
@@ -215,45 +215,47 @@ def test_planning_loads_no_torch(path: Path) -> None:
 def test_fully_connected_layers_are_better_in_parts_where_they_hold_the_weights() -> None:
     """AlexNet's way: 100 million weights behind few convolutions, over a slow network."""
     heavy, light = workload(dense=100_000_000, convolutions=2), workload()
-    slow = clusters()["p100-50gbe"]
-    assert [one.name for one in dense_layers(heavy)] == ["head"]
-    assert dense_layers(light) == []
-    job = job_of(heavy, of_device(heavy, slow.of), 10.0)
-    found = choices(heavy, job, slow, 4)
+    slow = load_clusters()["p100-50gbe"]
+    assert [one.name for one in find_dense_layers(heavy)] == ["head"]
+    assert find_dense_layers(light) == []
+    job = build_job(heavy, estimate_from_data_sheet(heavy, slow.of), 10.0)
+    found = compare_strategies(heavy, job, slow, 4)
     assert found[0].name == "a fully connected layer in 32 parts"
     assert found[0].gain > 1.1
     assert found[0].hours < found[1].hours
     assert {one.name for one in found} > {"data parallel", "gradients of 2 steps exchanged at once"}
     assert next(one for one in found if one.name == "data parallel").gain == 1
-    assert found[0].memory.weights < memory(heavy, 1, 1e9, 32).weights / 2
+    assert found[0].memory.weights < estimate_memory(heavy, 1, 1e9, 32).weights / 2
 
 
 @pytest.mark.parametrize("asked", [{"per_device": 2.0}, {"batch": 64.0}])
 def test_rarer_exchange_is_of_a_larger_batch_of_as_many_samples_each(asked: dict[str, float]) -> None:
-    where = clusters()["p40-100gbe"]
-    job = job_of(workload(), of_device(workload(), where.of), 10.0, **asked)
-    named = {one.name: one for one in choices(workload(), job, where, 4)}
+    where = load_clusters()["p40-100gbe"]
+    job = build_job(workload(), estimate_from_data_sheet(workload(), where.of), 10.0, **asked)
+    named = {one.name: one for one in compare_strategies(workload(), job, where, 4)}
     twice = named["gradients of 2 steps exchanged at once"]
-    plain = answers(replace(job, per_device=2.0, batch=None, accumulate=2), where, [4])[0]
+    plain = predict_scaling(replace(job, per_device=2.0, batch=None, accumulate=2), where, [4])[0]
     assert (twice.images_s, twice.note) == (pytest.approx(plain.images_s), "2 times the batch")
     assert twice.gain > 1
 
 
 def test_a_batch_of_strips_has_choices_too() -> None:
-    where = clusters()["dgx-1"]
-    job = job_of(workload(), of_device(workload(), where.of), 10.0, batch=8.0)
-    assert answers(job, where, [4])[0].strips == 4
-    assert {one.name for one in choices(workload(), job, where, 4)} > {"gradients of 4 steps exchanged at once"}
+    where = load_clusters()["dgx-1"]
+    job = build_job(workload(), estimate_from_data_sheet(workload(), where.of), 10.0, batch=8.0)
+    assert predict_scaling(job, where, [4])[0].strips == 4
+    assert {one.name for one in compare_strategies(workload(), job, where, 4)} > {
+        "gradients of 4 steps exchanged at once"
+    }
 
 
 def test_where_a_step_finds_no_room_what_takes_less_is_named() -> None:
     """11 MB for each of 200 samples; and an image that finds none."""
-    where = clusters()["dgx-1"]
+    where = load_clusters()["dgx-1"]
 
-    def found(gigabytes: float, samples: float) -> dict[str, Choice]:
+    def found(gigabytes: float, samples: float) -> dict[str, Strategy]:
         small = where.model_copy(update={"device": where.of.model_copy(update={"memory_gb": gigabytes})})
-        job = job_of(workload(), of_device(workload(), small.of), 10.0, per_device=samples)
-        return {one.name: one for one in choices(workload(), job, small, 2)}
+        job = build_job(workload(), estimate_from_data_sheet(workload(), small.of), 10.0, per_device=samples)
+        return {one.name: one for one in compare_strategies(workload(), job, small, 2)}
 
     tight = found(1.5, 200.0)
     assert not tight["data parallel"].memory.fits
@@ -261,7 +263,7 @@ def test_where_a_step_finds_no_room_what_takes_less_is_named() -> None:
     assert tight[name].memory.fits
     assert tight[name].gain < 1.01
     assert tight[name].note == "the same batch"
-    weights = memory(workload(), 1, 1.0, 16).weights
+    weights = estimate_memory(workload(), 1, 1.0, 16).weights
     tiny = found((weights + 6e6) / 0.9e9, 1.0)
     assert tiny["each image in 4 strips"].memory.fits
     assert not any("micro" in name for name in tiny)
@@ -269,16 +271,16 @@ def test_where_a_step_finds_no_room_what_takes_less_is_named() -> None:
 
 
 def test_memory_is_what_a_device_holds() -> None:
-    held = memory(workload(), 32, 16e9, 1)
+    held = estimate_memory(workload(), 32, 16e9, 1)
     weights = 4 * workload().parameters
     assert held.weights == 3 * weights  # with gradients, and one state of as much
     largest = max(layer.activation_bytes for layer in workload().layers)
     assert held.activations == 32 * (11 * 10**6 + 2 * largest)
     assert held.fits
     assert held.most_samples == int((0.9 * 16e9 - held.weights) // (11 * 10**6 + 2 * largest))
-    assert memory(workload(), 32, 16e9, 8).weights == 4 * weights  # gradients on their way
-    assert not memory(workload(), 32, 0.5e9, 1).fits
-    assert memory(workload(), 1, 1e6, 1).most_samples == 0
+    assert estimate_memory(workload(), 32, 16e9, 8).weights == 4 * weights  # gradients on their way
+    assert not estimate_memory(workload(), 32, 0.5e9, 1).fits
+    assert estimate_memory(workload(), 1, 1e6, 1).most_samples == 0
 
 
 STILL = ("masters", "gradients of masters", "buffers", "averaged weights", "looked at")
@@ -302,7 +304,7 @@ def test_memory_is_that_of_the_dry_run(tmp_path: Path, ranks: int, options: list
     asked = ("train", recipe, "--dry-run", "--json", "--out", out, *(["--procs", "2"] if ranks > 1 else []))
     said = headway(*asked, *options)
     parts = {one["name"]: one["bytes"] for one in said.json()["memory"]}
-    held = memory(Workload.read(out), 30 // ranks, 1e9, ranks)
+    held = estimate_memory(Workload.read(out), 30 // ranks, 1e9, ranks)
     still = (*STILL, "weights", "gradients", "buckets", "optimizer state")
     assert held.weights == sum(parts.get(name, 0) for name in still)
     assert held.activations == parts["kept for backward"] + parts["on the way back"]
@@ -312,8 +314,8 @@ def test_memory_is_that_of_the_dry_run(tmp_path: Path, ranks: int, options: list
 
 def test_nodes_are_useful_while_each_device_has_its_batch() -> None:
     """The slides' 64 to 128 nodes: 128 images a device, batches of 65,536 to 131,072."""
-    assert useful_nodes(65_536, 128, 8) == 64
-    assert useful_nodes(131_072, 128, 8) == 128
+    assert count_useful_nodes(65_536, 128, 8) == 64
+    assert count_useful_nodes(131_072, 128, 8) == 128
 
 
 def test_epochs_that_fall_with_the_batch_are_doubted(path: Path) -> None:
@@ -325,7 +327,7 @@ def test_epochs_that_fall_with_the_batch_are_doubted(path: Path) -> None:
 
 
 def test_what_an_image_takes_can_be_said(path: Path, tmp_path: Path) -> None:
-    far = clusters()["dgx-1"].model_dump(mode="json") | {"storage": {"shared_gb_s": 0.001}}
+    far = load_clusters()["dgx-1"].model_dump(mode="json") | {"storage": {"shared_gb_s": 0.001}}
     (tmp_path / "far.yaml").write_text(yaml.safe_dump(far))
     asked = ("plan", path, "--cluster", tmp_path / "far.yaml", "--nodes", "1", "--json", "--image-kb")
     assert headway(*asked, "100").json()["answers"][0]["first_images_s"] == pytest.approx(10)
@@ -337,11 +339,11 @@ def test_what_an_image_takes_can_be_said(path: Path, tmp_path: Path) -> None:
 
 
 def test_milliseconds_are_numbers_as_people_write_them() -> None:
-    assert [milliseconds(one) for one in (0.0031, 0.0994, 1.02)] == ["3.1 ms", "99.4 ms", "1,020 ms"]
+    assert [format_milliseconds(one) for one in (0.0031, 0.0994, 1.02)] == ["3.1 ms", "99.4 ms", "1,020 ms"]
 
 
 def test_times_are_said_in_the_unit_that_suits_them() -> None:
-    assert [span(hours) for hours in (100, 5, 0.5, 0.001, 0.00001)] == [
+    assert [format_hours(hours) for hours in (100, 5, 0.5, 0.001, 0.00001)] == [
         "4.2 d",
         "5.0 h",
         "30.0 min",
@@ -352,4 +354,4 @@ def test_times_are_said_in_the_unit_that_suits_them() -> None:
 
 def test_an_unknown_device_is_said() -> None:
     with pytest.raises(UsageError, match="no device"):
-        clusters()["dgx-1"].model_copy(update={"device": "tpu"}).of  # noqa: B018
+        load_clusters()["dgx-1"].model_copy(update={"device": "tpu"}).of  # noqa: B018

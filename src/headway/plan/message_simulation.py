@@ -19,9 +19,9 @@ from typing import final
 from headway.core.collectives import Algorithm, Link, Network
 from headway.core.errors import UsageError
 
-MOST_RANKS = 64
+MAX_RANKS = 64
 """Messages grow with their square."""
-MOST_CHUNKS = 256
+MAX_CHUNKS = 256
 """Of a double tree."""
 READY, FREED = 0, 1
 """Events: a message could be sent; its ways are free again."""
@@ -42,7 +42,7 @@ class Message:
 
 
 @final
-class Messages:
+class MessageSchedule:
     """Messages in the order in which they are named; each waits for some before it."""
 
     def __init__(self) -> None:
@@ -88,25 +88,25 @@ class Messages:
             have[child] = [self.send(parent, child, nbytes, have[parent], adds=False)]
 
 
-def plan(algorithm: Algorithm, nbytes: float, network: Network) -> Messages:
+def schedule_messages(algorithm: Algorithm, nbytes: float, network: Network) -> MessageSchedule:
     """Messages of an all-reduce, ranks host by host.
 
     Raises:
         UsageError: it is none of `ring`, `tree`, `double_tree` and `two_dimensional`, or there are too many ranks.
     """
-    if network.ranks > MOST_RANKS:
-        raise UsageError(f"messages are simulated one by one for up to {MOST_RANKS} ranks, not {network.ranks}")
-    made, per_host = Messages(), network.ranks_per_host
+    if network.ranks > MAX_RANKS:
+        raise UsageError(f"messages are simulated one by one for up to {MAX_RANKS} ranks, not {network.ranks}")
+    made, per_host = MessageSchedule(), network.ranks_per_host
     ranks = list(range(network.ranks))
     hosts = [ranks[begin : begin + per_host] for begin in range(0, len(ranks), per_host)]
     if network.ranks == 1:
         return made
     if algorithm == "ring":
-        _around(made, ranks, nbytes, {})
+        _add_ring_all_reduce(made, ranks, nbytes, {})
     elif algorithm == "tree":
-        made.tree(_binomial(ranks), nbytes)
+        made.tree(_build_binomial_edges(ranks), nbytes)
     elif algorithm == "double_tree":
-        chunks, trees = _chunks(nbytes, network), [_binary(hosts, shift) for shift in (0, 1)]
+        chunks, trees = _count_chunks(nbytes, network), [_build_binary_edges(hosts, shift) for shift in (0, 1)]
         for _ in range(chunks):
             for edges in trees:
                 made.tree(edges, nbytes / 2 / chunks)
@@ -115,7 +115,7 @@ def plan(algorithm: Algorithm, nbytes: float, network: Network) -> Messages:
         for host in hosts:
             have |= made.ring(host, nbytes, {}, sums=True)
         for column in zip(*hosts, strict=True):
-            have |= _around(made, column, nbytes / per_host, have)
+            have |= _add_ring_all_reduce(made, column, nbytes / per_host, have)
         for host in hosts:
             made.ring(host, nbytes, have, sums=False)
     else:
@@ -123,7 +123,7 @@ def plan(algorithm: Algorithm, nbytes: float, network: Network) -> Messages:
     return made
 
 
-def _binomial(ranks: Sequence[int]) -> list[tuple[int, int]]:
+def _build_binomial_edges(ranks: Sequence[int]) -> list[tuple[int, int]]:
     """(child, parent) of a binomial tree in the ranks' order, the farthest first."""
     edges, distance = list[tuple[int, int]](), 1 << (len(ranks) - 1).bit_length()
     while distance := distance // 2:
@@ -131,7 +131,7 @@ def _binomial(ranks: Sequence[int]) -> list[tuple[int, int]]:
     return edges
 
 
-def _binary(hosts: Sequence[Sequence[int]], shift: int) -> list[tuple[int, int]]:
+def _build_binary_edges(hosts: Sequence[Sequence[int]], shift: int) -> list[tuple[int, int]]:
     """(child, parent) of a binary tree over hosts in order, whose leaves are every second one; and inside each of a
     binary tree under its first rank.
 
@@ -152,16 +152,16 @@ def _binary(hosts: Sequence[Sequence[int]], shift: int) -> list[tuple[int, int]]
     return edges
 
 
-def _chunks(nbytes: float, network: Network) -> int:
+def _count_chunks(nbytes: float, network: Network) -> int:
     """As many as weigh a chunk's latency against what the first one delays: sqrt(D n b / a)."""
     link, count = (network.between, network.hosts) if network.hosts > 1 else (network.inside, network.ranks)
     if not link.latency_s:
-        return MOST_CHUNKS
+        return MAX_CHUNKS
     best = math.sqrt((count - 1).bit_length() * nbytes / link.bandwidth_bytes_s / link.latency_s)
-    return min(max(1, round(best)), MOST_CHUNKS)
+    return min(max(1, round(best)), MAX_CHUNKS)
 
 
-def _route(message: Message, network: Network) -> tuple[Link, list[tuple[str, int]]]:
+def _find_route(message: Message, network: Network) -> tuple[Link, list[tuple[str, int]]]:
     """The link that a message takes, and the ways that it occupies."""
     source, target = (rank // network.ranks_per_host for rank in (message.sender, message.receiver))
     if source == target:
@@ -169,7 +169,9 @@ def _route(message: Message, network: Network) -> tuple[Link, list[tuple[str, in
     return network.between, [("host out", source), ("host in", target)]
 
 
-def _around(made: Messages, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]]) -> dict[int, list[int]]:
+def _add_ring_all_reduce(
+    made: MessageSchedule, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]]
+) -> dict[int, list[int]]:
     """An all-reduce by a ring."""
     if len(ranks) == 1:
         return {rank: after.get(rank, []) for rank in ranks}
@@ -178,7 +180,7 @@ def _around(made: Messages, ranks: Sequence[int], nbytes: float, after: dict[int
 
 @final
 @dataclass(frozen=True)
-class Sent:
+class SentMessage:
     """Seconds since the beginning. Attributes: begins, ends: of a message on its way. done: it is there, and added."""
 
     message: Message
@@ -187,13 +189,15 @@ class Sent:
     done: float
 
 
-def simulate(made: Messages, network: Network, *, begins: Mapping[int, float] | None = None) -> list[Sent]:
+def simulate_messages(
+    made: MessageSchedule, network: Network, *, begins: Mapping[int, float] | None = None
+) -> list[SentMessage]:
     """When each message is sent, in their order.
 
     Args:
         begins: rank -> seconds after which it has what it sums up; default: 0 of all.
     """
-    begins, routes = begins or {}, [_route(message, network) for message in made.messages]
+    begins, routes = begins or {}, [_find_route(message, network) for message in made.messages]
     free, adder = defaultdict[tuple[str, int], float](float), defaultdict[int, float](float)
     left = [len(message.after) for message in made.messages]
     wanted = defaultdict[int, list[int]](list)
@@ -206,7 +210,7 @@ def simulate(made: Messages, network: Network, *, begins: Mapping[int, float] | 
     ]
     heapq.heapify(events)
     waiting = defaultdict[tuple[str, int], list[int]](list)
-    found: dict[int, Sent] = {}
+    found: dict[int, SentMessage] = {}
 
     def begin(number: int, at: float) -> None:
         """Sends it, if its ways are free; else it waits for the one that is busy longest, and others may pass it."""
@@ -224,7 +228,7 @@ def simulate(made: Messages, network: Network, *, begins: Mapping[int, float] | 
             own = begins.get(message.receiver, 0.0)
             done = max(ends, adder[message.receiver], own) + message.nbytes / network.reduce_bytes_s
             adder[message.receiver] = done
-        found[number] = Sent(message, at, ends, done)
+        found[number] = SentMessage(message, at, ends, done)
         for after in wanted[number]:
             ready[after] = max(ready[after], done)
             left[after] -= 1
@@ -242,14 +246,16 @@ def simulate(made: Messages, network: Network, *, begins: Mapping[int, float] | 
     return [found[number] for number in range(len(made.messages))]
 
 
-def seconds(algorithm: Algorithm, nbytes: float, network: Network) -> float:
+def simulate_all_reduce(algorithm: Algorithm, nbytes: float, network: Network) -> float:
     """Of one all-reduce with nothing beside it."""
-    return max((one.done for one in simulate(plan(algorithm, nbytes, network), network)), default=0.0)
+    return max(
+        (one.done for one in simulate_messages(schedule_messages(algorithm, nbytes, network), network)), default=0.0
+    )
 
 
 @final
 @dataclass(frozen=True)
-class Exchange:
+class ExchangeTimeline:
     """Seconds since a step's beginning. Attributes: done: of each bucket, when the last rank has its sum. ends: of each
     rank, when it has all sums."""
 
@@ -257,9 +263,9 @@ class Exchange:
     ends: list[float]
 
 
-def exchange(
+def simulate_exchange(
     algorithm: Algorithm, nbytes: Sequence[float], ready: Sequence[Sequence[float]], network: Network
-) -> Exchange:
+) -> ExchangeTimeline:
     """Buckets one after the other: a rank begins with one as soon as it is full there and the one before is done there.
 
     Args:
@@ -269,12 +275,12 @@ def exchange(
     free = [0.0] * network.ranks
     done = []
     for size, full in zip(nbytes, ready, strict=True):
-        made = plan(algorithm, size, network)
+        made = schedule_messages(algorithm, size, network)
         begins = {rank: max(free[rank], full[rank]) for rank in range(network.ranks)}
         free = [begins[rank] for rank in range(network.ranks)]
-        for one in simulate(made, network, begins=begins):
+        for one in simulate_messages(made, network, begins=begins):
             free[one.message.receiver] = max(free[one.message.receiver], one.done)
-            link, _ = _route(one.message, network)
+            link, _ = _find_route(one.message, network)
             free[one.message.sender] = max(free[one.message.sender], one.ends - link.latency_s)
         done.append(max(free))
-    return Exchange(done, free)
+    return ExchangeTimeline(done, free)

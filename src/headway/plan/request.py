@@ -9,29 +9,29 @@ from typing import final
 
 from headway.core.errors import UsageError
 from headway.core.profile import Profile, Workload
-from headway.plan.ask import (
+from headway.plan.cluster import Cluster, Device, find_cluster
+from headway.plan.compute import (
     MISFIT,
-    Known,
-    epochs_of,
-    job_of,
-    links_of,
-    loading_of,
-    of_device,
-    of_profile,
-    of_runs,
-    read_nodes,
-    read_pairs,
-    read_points,
-    read_runs,
+    ComputeEstimate,
+    apply_measured_links,
+    build_job,
+    choose_epochs,
+    estimate_from_data_sheet,
+    estimate_from_profile,
+    estimate_from_runs,
+    estimate_node_loading,
+    parse_nodes,
+    parse_pairs,
+    parse_points,
+    parse_runs,
 )
-from headway.plan.cluster import Cluster, Device, cluster_of
-from headway.plan.convergence import Epochs
-from headway.plan.report import Plan, grown, plan
+from headway.plan.convergence import EpochsLaw
+from headway.plan.job_plan import JobPlan, build_plan, predict_data_growth
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class PlanRequest:
     """What a user says of a plan, as the options of `headway plan` have it; see there."""
 
     nodes: str | None = None
@@ -50,17 +50,17 @@ class Asked:
     image_bytes: float | None = None
 
 
-def planned(workload: Workload, cluster: str, asked: Asked) -> tuple[Plan, Cluster]:
+def plan_job(workload: Workload, cluster: str, asked: PlanRequest) -> tuple[JobPlan, Cluster]:
     """The plan, and the cluster with what profiles and prices say of it.
 
     Raises:
         UsageError: see the functions of this file; or options that exclude each other.
     """
-    where = cluster_of(cluster)
+    where = find_cluster(cluster)
     if asked.price is not None:
         if not 0 <= asked.price < math.inf:
             raise UsageError(f"a price is 0 or more, not {asked.price:g}", where="--price")
-        where = _with_node(where, cost_per_hour=asked.price)
+        where = _update_node(where, cost_per_hour=asked.price)
     if asked.deadline_h is not None and not 0 < asked.deadline_h < math.inf:
         raise UsageError(f"a deadline is some hours away, not {asked.deadline_h:g}", where="--deadline")
     if asked.spread and where.between.group is None:
@@ -71,13 +71,13 @@ def planned(workload: Workload, cluster: str, asked: Asked) -> tuple[Plan, Clust
             raise UsageError(f"an image has some bytes, not {asked.image_bytes:g}", where="--image-kb")
         seen = workload.input.model_copy(update={"encoded_bytes": asked.image_bytes})
         workload = workload.model_copy(update={"input": seen})
-    points = [] if asked.epochs_at is None else read_points(asked.epochs_at)
-    epochs, epochs_from = epochs_of(workload, points=points, noise_scale=asked.noise_scale)
-    known, where = _known(workload, where, asked, epochs)
-    if isinstance(epochs, Epochs) and (epochs.error or 0.0) > MISFIT:
+    points = [] if asked.epochs_at is None else parse_points(asked.epochs_at)
+    epochs, epochs_from = choose_epochs(workload, points=points, noise_scale=asked.noise_scale)
+    known, where = _estimate_compute(workload, where, asked, epochs)
+    if isinstance(epochs, EpochsLaw) and (epochs.error or 0.0) > MISFIT:
         warning = f"Epochs do not follow E = E_min (1 + B / B_crit): the fit is {epochs.error:.0%} off."
         known = replace(known, warnings=(*known.warnings, warning))
-    job = job_of(
+    job = build_job(
         workload,
         known,
         epochs,
@@ -86,16 +86,16 @@ def planned(workload: Workload, cluster: str, asked: Asked) -> tuple[Plan, Clust
         accumulate=asked.accumulate,
         spread=asked.spread,
     )
-    nodes = read_nodes(asked.nodes or f"1..{min(where.nodes or MOST_NODES, MOST_NODES)}")
-    found = plan(workload, job, where, known, epochs_from, nodes, deadline_h=asked.deadline_h)
+    nodes = parse_nodes(asked.nodes or f"1..{min(where.nodes or MOST_NODES, MOST_NODES)}")
+    found = build_plan(workload, job, where, known, epochs_from, nodes, deadline_h=asked.deadline_h)
     if asked.errors_at is not None:
         fix = "Samples, and the error with so many: 1e5:0.32,1e6:0.24."
-        errors = read_pairs(asked.errors_at, "--errors-at", "a set's samples with an error", fix)
+        errors = parse_pairs(asked.errors_at, "--errors-at", "a set's samples with an error", fix)
         fix = "Samples, and the parameters of the network that suits them: 1e5:2e6,1e6:8e6."
         many = (
-            read_pairs(asked.sizes_at, "--sizes-at", "a set's samples with parameters", fix) if asked.sizes_at else []
+            parse_pairs(asked.sizes_at, "--sizes-at", "a set's samples with parameters", fix) if asked.sizes_at else []
         )
-        found = replace(found, grown=grown(workload, errors, many))
+        found = replace(found, grown=predict_data_growth(workload, errors, many))
     elif asked.sizes_at is not None:
         raise UsageError("sizes of networks go with --errors-at", where="--sizes-at")
     return found, where
@@ -105,19 +105,23 @@ MOST_NODES = 64
 """If nothing is said."""
 
 
-def _with_node(where: Cluster, **changes: float) -> Cluster:
+def _update_node(where: Cluster, **changes: float) -> Cluster:
     return where.model_copy(update={"node": where.node.model_copy(update=changes)})
 
 
-def _known(workload: Workload, where: Cluster, asked: Asked, epochs: Epochs | float) -> tuple[Known, Cluster]:
+def _estimate_compute(
+    workload: Workload, where: Cluster, asked: PlanRequest, epochs: EpochsLaw | float
+) -> tuple[ComputeEstimate, Cluster]:
     """What a step takes, and the cluster with what profiles say of it."""
     if asked.profiles and asked.runs is not None:
         raise UsageError("a step is known by a profile or by runs, not by both", where="--runs")
     if asked.runs is not None:
-        sketch = job_of(workload, of_device(workload, where.of), epochs, per_device=1.0, spread=asked.spread)
-        return of_runs(read_runs(asked.runs), sketch, where), where
+        sketch = build_job(
+            workload, estimate_from_data_sheet(workload, where.of), epochs, per_device=1.0, spread=asked.spread
+        )
+        return estimate_from_runs(parse_runs(asked.runs), sketch, where), where
     if not asked.profiles:
-        return of_device(workload, where.of), where
+        return estimate_from_data_sheet(workload, where.of), where
     profiles = [Profile.read(path) for path in asked.profiles]
     alone = [one for one in profiles if one.ranks == 1]
     together = [one for one in profiles if one.ranks > 1]
@@ -126,10 +130,10 @@ def _known(workload: Workload, where: Cluster, asked: Asked, epochs: Epochs | fl
         what += f" {len(together)}"
         raise UsageError(what, where="--profile", fix="headway doctor RECIPE writes the one, with --procs N the other.")
     for one in together:
-        where = links_of(one, where)
-    if where.node.images_s is None and (loads := loading_of(alone[0], where)) is not None:
-        where = _with_node(where, images_s=loads)
-    known = of_profile(alone[0], workload)
+        where = apply_measured_links(one, where)
+    if where.node.images_s is None and (loads := estimate_node_loading(alone[0], where)) is not None:
+        where = _update_node(where, images_s=loads)
+    known = estimate_from_profile(alone[0], workload)
     doubts = {path: one.verdict.unexplained for path, one in zip(asked.profiles, profiles, strict=True)}
     warnings = [*known.warnings, *(f"{path} was not confirmed. {why}" for path, why in doubts.items() if why)]
     if alone[0].machine.get("device") == "cpu" and not isinstance(where.device, Device):  # the catalog has none

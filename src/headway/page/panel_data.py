@@ -10,26 +10,26 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, final, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headway.core.errors import HeadwayError, nearest
-from headway.page.panel import Kind, Panel
+from headway.page.panel import Panel, PanelKind
 
-LARGEST = 12  # cells named beside a matrix: as many as fit beside it without scrolling
+LARGEST_CELLS = 12  # cells named beside a matrix: as many as fit beside it without scrolling
 NUMBER = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?( ?[%\w/]{1,9})?|-?")  # "1,234", "5e-4", "93.1 %", "12 ms", "-"
 
 T = TypeVar("T", bound=BaseModel)
 
 
-def _embedded(uri: str) -> str:
+def _check_data_uri(uri: str) -> str:
     if not re.match(r"data:image/[\w.+-]+;base64,[A-Za-z0-9+/]+={0,2}\Z", uri):
         raise ValueError(f"an image must be a data:image/...;base64 URI, not {uri[:40]!r}")
     return uri
 
 
-class _Data(BaseModel):
+class _PanelData(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 @final
-class Card(_Data):
+class CardData(_PanelData):
     """One number, large, with what it is and what it leaves out."""
 
     label: str
@@ -38,17 +38,17 @@ class Card(_Data):
 
 
 @final
-class Cards(_Data):
+class CardsData(_PanelData):
     """A row of cards."""
 
-    cards: list[Card]
+    cards: list[CardData]
 
     def empty(self) -> bool:
         return not self.cards
 
 
 @final
-class Series(_Data):
+class SeriesData(_PanelData):
     """One line: as many x as y; a None in y is a gap."""
 
     name: str
@@ -56,14 +56,14 @@ class Series(_Data):
     y: list[float | None]
 
     @model_validator(mode="after")
-    def _same_length(self) -> Series:
+    def _same_length(self) -> SeriesData:
         if len(self.x) != len(self.y):
             raise ValueError(f"series {self.name!r} has {len(self.x)} x and {len(self.y)} y")
         return self
 
 
 @final
-class Band(_Data):
+class BandData(_PanelData):
     """What lies around one line: as many bounds as the line has points; a None in either is a gap."""
 
     of: Annotated[int, Field(ge=0)]
@@ -72,25 +72,25 @@ class Band(_Data):
 
 
 @final
-class Lines(_Data):
+class LinesData(_PanelData):
     """Lines over one pair of axes."""
 
     x_label: str
     y_label: str
-    series: list[Series]
-    bands: list[Band] = []
+    series: list[SeriesData]
+    bands: list[BandData] = []
     y_range: tuple[float, float] | None = None
     log_x: bool = False
     log_y: bool = False
 
     @model_validator(mode="after")
-    def _range_ascends(self) -> Lines:
+    def _range_ascends(self) -> LinesData:
         if self.y_range and (self.y_range[0] >= self.y_range[1] or (self.log_y and self.y_range[0] <= 0)):
             raise ValueError("y_range must ascend, and be above 0 on a logarithmic axis")
         return self
 
     @model_validator(mode="after")
-    def _bands_fit(self) -> Lines:
+    def _bands_fit(self) -> LinesData:
         for band in self.bands:
             if band.of >= len(self.series):
                 raise ValueError(f"a band is of series {band.of}, and there are {len(self.series)}")
@@ -105,7 +105,7 @@ class Lines(_Data):
 
 
 @final
-class Stack(_Data):
+class StackData(_PanelData):
     """One part of every bar."""
 
     name: str
@@ -113,7 +113,7 @@ class Stack(_Data):
 
 
 @final
-class Rule(_Data):
+class RuleData(_PanelData):
     """A named line across all bars."""
 
     name: str
@@ -121,24 +121,24 @@ class Rule(_Data):
 
 
 @final
-class Bars(_Data):
+class BarsData(_PanelData):
     """Horizontal bars, stacked of parts; on a logarithmic axis, which has no sums, each bar is one part alone."""
 
     x_label: str
     names: list[str]
-    stacks: list[Stack]
+    stacks: list[StackData]
     log_x: bool = False
-    rules: list[Rule] = []
+    rules: list[RuleData] = []
 
     @model_validator(mode="after")
-    def _value_per_name(self) -> Bars:
+    def _value_per_name(self) -> BarsData:
         for stack in self.stacks:
             if len(stack.values) != len(self.names):
                 raise ValueError(f"stack {stack.name!r} has {len(stack.values)} values for {len(self.names)} names")
         return self
 
     @model_validator(mode="after")
-    def _logarithms_exist(self) -> Bars:
+    def _logarithms_exist(self) -> BarsData:
         if not self.log_x:
             return self
         if any(value < 0 for stack in self.stacks for value in stack.values):
@@ -157,7 +157,7 @@ class Bars(_Data):
 
 
 @final
-class Matrix(_Data):
+class MatrixData(_PanelData):
     """A square of values from 0 up, the same names along both sides."""
 
     x_label: str
@@ -166,7 +166,7 @@ class Matrix(_Data):
     values: list[list[Annotated[float, Field(ge=0)]]]
 
     @model_validator(mode="after")
-    def _square(self) -> Matrix:
+    def _square(self) -> MatrixData:
         side = len(self.names)
         if len(self.values) != side or any(len(row) != side for row in self.values):
             raise ValueError(f"{side} names need {side} rows of {side} values")
@@ -182,15 +182,15 @@ class Matrix(_Data):
         cells = np.array(self.values)
         np.fill_diagonal(cells, 0)
         flat = cells.ravel()
-        floor = np.partition(flat, -min(LARGEST, flat.size))[-min(LARGEST, flat.size)]
+        floor = np.partition(flat, -min(LARGEST_CELLS, flat.size))[-min(LARGEST_CELLS, flat.size)]
         kept = np.flatnonzero((flat >= floor) & (flat > 0))
-        best = kept[np.argsort(-flat[kept], kind="stable")][:LARGEST].tolist()
+        best = kept[np.argsort(-flat[kept], kind="stable")][:LARGEST_CELLS].tolist()
         places = [divmod(index, len(self.names)) for index in best]
         return [(self.names[y], self.names[x], format(self.values[y][x], ",.6g")) for y, x in places]
 
 
 @final
-class Mark(_Data):
+class MarkData(_PanelData):
     """A named place on a surface."""
 
     name: str
@@ -199,7 +199,7 @@ class Mark(_Data):
 
 
 @final
-class Surface(_Data):
+class SurfaceData(_PanelData):
     """Heights over a grid: rows are y; None is a gap."""
 
     x_label: str
@@ -209,11 +209,11 @@ class Surface(_Data):
     y: list[float]
     z: list[list[float | None]]
     log_z: bool = False
-    marks: list[Mark] = []
+    marks: list[MarkData] = []
     path: bool = False
 
     @model_validator(mode="after")
-    def _fits_its_grid(self) -> Surface:
+    def _fits_its_grid(self) -> SurfaceData:
         if len(self.z) != len(self.y) or any(len(row) != len(self.x) for row in self.z):
             raise ValueError(f"{len(self.y)} y and {len(self.x)} x need {len(self.y)} rows of {len(self.x)} heights")
         if any(one >= other for side in (self.x, self.y) for one, other in pairwise(side)):
@@ -225,7 +225,7 @@ class Surface(_Data):
 
 
 @final
-class Grid(_Data):
+class GridData(_PanelData):
     """A heat map: a row of values for each name over ascending x; a None is a gap."""
 
     x_label: str
@@ -237,7 +237,7 @@ class Grid(_Data):
     log: bool = False
 
     @model_validator(mode="after")
-    def _full(self) -> Grid:
+    def _full(self) -> GridData:
         if len(self.values) != len(self.names) or any(len(row) != len(self.x) for row in self.values):
             raise ValueError(f"{len(self.names)} names and {len(self.x)} x need as many rows of as many values")
         if any(one >= other for one, other in pairwise(self.x)):
@@ -249,19 +249,19 @@ class Grid(_Data):
 
 
 @final
-class Image(_Data):
+class ImageData(_PanelData):
     """One image as a base64 data URI, and what to write under it."""
 
-    src: Annotated[str, AfterValidator(_embedded)]
+    src: Annotated[str, AfterValidator(_check_data_uri)]
     caption: str
     note: str = ""
 
 
 @final
-class Images(_Data):
+class ImagesData(_PanelData):
     """Images side by side; or `whole`: one below the other, each as wide as it is or as there is room."""
 
-    images: list[Image]
+    images: list[ImageData]
     whole: bool = False
 
     def empty(self) -> bool:
@@ -269,14 +269,14 @@ class Images(_Data):
 
 
 @final
-class Table(_Data):
+class TableData(_PanelData):
     """Rows of texts, one per column."""
 
     columns: list[str]
     rows: list[list[str]]
 
     @model_validator(mode="after")
-    def _cell_per_column(self) -> Table:
+    def _cell_per_column(self) -> TableData:
         for index, row in enumerate(self.rows):
             if len(row) != len(self.columns):
                 raise ValueError(f"row {index} has {len(row)} cells for {len(self.columns)} columns")
@@ -291,7 +291,7 @@ class Table(_Data):
 
 
 @final
-class Text(_Data):
+class TextData(_PanelData):
     """A text, shown as it is."""
 
     text: str
@@ -314,21 +314,21 @@ class _Document(BaseModel, Generic[T]):
 
 
 DOCUMENTS: dict[str, Any] = {
-    "cards": _Document[Cards],
-    "lines": _Document[Lines],
-    "bars": _Document[Bars],
-    "matrix": _Document[Matrix],
-    "surface": _Document[Surface],
-    "grid": _Document[Grid],
-    "images": _Document[Images],
-    "table": _Document[Table],
-    "text": _Document[Text],
+    "cards": _Document[CardsData],
+    "lines": _Document[LinesData],
+    "bars": _Document[BarsData],
+    "matrix": _Document[MatrixData],
+    "surface": _Document[SurfaceData],
+    "grid": _Document[GridData],
+    "images": _Document[ImagesData],
+    "table": _Document[TableData],
+    "text": _Document[TextData],
 }
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Picture:
+class CheckedPanel:
     """A checked panel, ready for the template."""
 
     document: Any
@@ -339,11 +339,11 @@ class Picture:
     anchor: str
 
 
-def picture(panel: Panel) -> Picture:
+def check_panel(panel: Panel) -> CheckedPanel:
     """Check a panel and make it ready for the page; HeadwayError, naming the panel, where it cannot be drawn."""
     if panel.kind not in DOCUMENTS:
         raise HeadwayError(
-            f"panel {panel.name!r} is of unknown kind {panel.kind!r}", fix=nearest(str(panel.kind), get_args(Kind))
+            f"panel {panel.name!r} is of unknown kind {panel.kind!r}", fix=nearest(str(panel.kind), get_args(PanelKind))
         )
     text = panel.to_json()
     try:
@@ -354,14 +354,14 @@ def picture(panel: Panel) -> Picture:
         raise HeadwayError(f"panel {panel.name!r} ({panel.kind}): {place}: {first['msg']}") from error
     empty = document.data.empty()
     drawn = panel.kind in ("lines", "bars", "matrix", "surface", "grid") and not empty
-    return Picture(
+    return CheckedPanel(
         document=document,
-        json=_for_script(text) if drawn else "",
+        json=_escape_for_script(text) if drawn else "",
         empty=empty,
         anchor="-".join(document.name.split()),  # an id holds no white space
     )
 
 
-def _for_script(text: str) -> str:
+def _escape_for_script(text: str) -> str:
     """JSON that cannot end, or open a comment in, the script element it stands in: `<` only occurs inside texts."""
     return text.replace("<", "\\u003c")

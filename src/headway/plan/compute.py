@@ -11,18 +11,18 @@ from typing import Literal, final
 
 from headway.core.errors import UsageError
 from headway.core.profile import Profile, Workload
-from headway.plan.answer import Job, step_of
-from headway.plan.calibrate import Run, calibrate
-from headway.plan.cluster import Cluster, Device, Inside
-from headway.plan.convergence import Epochs, Point, fit, from_noise, official
-from headway.plan.step import BACKWARD, Compute, Step, gradients_of
+from headway.plan.calibration import MeasuredRun, calibrate_compute
+from headway.plan.cluster import Cluster, Device, IntraNodeLink
+from headway.plan.convergence import ConvergencePoint, EpochsLaw, derive_epochs_law, fit_epochs, load_official_points
+from headway.plan.prediction import TrainingJob, predict_job_step
+from headway.plan.step import BACKWARD_SHARE, ComputeTime, StepTime, list_gradients
 
-Basis = Literal["profile", "runs", "data sheet"]
+EstimateBasis = Literal["profile", "runs", "data sheet"]
 
-SHARE = {"fp32": 0.5, "tensor cores": 0.2}
+PEAK_SHARE = {"fp32": 0.5, "tensor cores": 0.2}
 """Of a device's peak that convolutional networks reach in training. Single devices in published runs of ResNet-50: fp32
 0.29 (K80) to 0.69 (P100), mixed precision 0.16 to 0.27 (V100 to H100)."""
-ERROR: dict[Basis, float] = {"profile": 0.03, "runs": 0.05, "data sheet": 0.35}
+COMPUTE_ERROR: dict[EstimateBasis, float] = {"profile": 0.03, "runs": 0.05, "data sheet": 0.35}
 """Standard deviation of a step's computing, by what it comes from: to which the doctor measures; from day to day; and
 what `SHARE` leaves open."""
 MISFIT = 0.1
@@ -30,19 +30,19 @@ MISFIT = 0.1
 LAUNCH_S, LAUNCHES = 10e-6, 5
 """Of one kernel, and how many a layer takes in a step: forward, two backward, and the optimizer's, of a layer and what
 follows it (assumed; graphs and fused optimizers take fewer)."""
-FORWARD = 1 / 3
+FORWARD_SHARE = 1 / 3
 """Of a training step, that an evaluated sample takes."""
 
 
 @final
 @dataclass(frozen=True)
-class Known:
+class ComputeEstimate:
     """Attributes: compute: of one device. basis: what it comes from; how: in words. warnings: why it may not hold
     there. evaluation_s: of one, on one device; None: a share of `compute`. checkpoint_s: for which one holds the run
     up. misfit: root mean square of measured steps around it, in logarithms."""
 
-    compute: Compute
-    basis: Basis
+    compute: ComputeTime
+    basis: EstimateBasis
     how: str
     warnings: tuple[str, ...] = ()
     evaluation_s: float | None = None
@@ -50,7 +50,7 @@ class Known:
     misfit: float = 0.0
 
 
-def of_profile(profile: Profile, workload: Workload) -> Known:
+def estimate_from_profile(profile: Profile, workload: Workload) -> ComputeEstimate:
     """The training loop of one device, as the doctor measured it.
 
     Forward and backward at several batches say what grows with the batch; all else of a step is as long whatever the
@@ -82,12 +82,12 @@ def of_profile(profile: Profile, workload: Workload) -> Known:
     else:
         grows += of_loop.get("compute", 0.0)
     fixed = max(0.0, total - grows * profile.batch)
-    slower = _beside(profile)[1] * profile.batch / total if total else 1.0
-    compute = Compute(slower * fixed, slower * (total - fixed) / profile.batch)
+    slower = _measure_contention(profile)[1] * profile.batch / total if total else 1.0
+    compute = ComputeTime(slower * fixed, slower * (total - fixed) / profile.batch)
     where = profile.machine.get("device") or "its machine"
     how = f"the doctor's profile of {profile.name} on {where}, batch {profile.batch:,}"
     facts = profile.facts
-    return Known(
+    return ComputeEstimate(
         compute,
         "profile",
         how,
@@ -96,14 +96,14 @@ def of_profile(profile: Profile, workload: Workload) -> Known:
     )
 
 
-def loading_of(profile: Profile, cluster: Cluster) -> float | None:
+def estimate_node_loading(profile: Profile, cluster: Cluster) -> float | None:
     """Images/s that a node's processors load, by what they do on the profile's machine; None: the data are synthetic.
 
     Each device has a loader of its own. Those of GPUs share the node's cores, by the fit over threads; a processor that
     trains has what the profile's had. Files are in memory.
     """
-    if _on_processor(profile):
-        loader_s = _beside(profile)[0]
+    if _trains_on_cpu(profile):
+        loader_s = _measure_contention(profile)[0]
         return cluster.devices / loader_s if loader_s else None
     seconds = {one.stage: one.seconds for one in profile.ceilings if one.side == "input"}
     if not any(seconds.values()):
@@ -115,18 +115,18 @@ def loading_of(profile: Profile, cluster: Cluster) -> float | None:
     return cluster.devices / (fit.serial_s + fit.parallel_s * cluster.devices / cores)
 
 
-def _on_processor(profile: Profile) -> bool:
+def _trains_on_cpu(profile: Profile) -> bool:
     return profile.machine.get("device") == "cpu"
 
 
-def _beside(profile: Profile) -> tuple[float, float]:
+def _measure_contention(profile: Profile) -> tuple[float, float]:
     """Seconds of a sample that (loader, loop) take: alone; or on a processor that does both, so that the slower of them
     is what the doctor predicts of the whole job, stalls left out."""
     loader, loop, stalls = (
         sum(one.seconds for one in profile.ceilings if one.side == side) for side in ("input", "loop", "stall")
     )
     found = profile.together
-    if found is None or not _on_processor(profile):
+    if found is None or not _trains_on_cpu(profile):
         return loader, loop
     steady = max(1 / profile.predicted - stalls, loader, loop)
     if found.input_beside > found.loop_beside:
@@ -134,7 +134,7 @@ def _beside(profile: Profile) -> tuple[float, float]:
     return min(steady, loader * max(1.0, found.input_beside / found.input_alone)), steady
 
 
-def links_of(profile: Profile, cluster: Cluster) -> Cluster:
+def apply_measured_links(profile: Profile, cluster: Cluster) -> Cluster:
     """The cluster with links inside a node, and jitter, as ranks on one host had them (headway doctor --procs).
 
     The profile does not tell in how many buckets they exchanged gradients: the latency of one is taken off what the
@@ -150,7 +150,7 @@ def links_of(profile: Profile, cluster: Cluster) -> Cluster:
     around, latency = 2 * (profile.ranks - 1) / profile.ranks, facts["exchange latency seconds"]
     taken = facts.get("exchange alone seconds a step", math.inf)
     sending = max(0.1, 1 - latency / taken)
-    inside = Inside(
+    inside = IntraNodeLink(
         gb_s=facts["exchange bytes/s"] / sending * around / 1e9,
         latency_us=latency * 1e6 / (2 * (profile.ranks - 1)),
     )
@@ -161,7 +161,7 @@ def links_of(profile: Profile, cluster: Cluster) -> Cluster:
     return cluster.model_copy(update=changes)
 
 
-def of_runs(runs: Sequence[Run], job: Job, cluster: Cluster) -> Known:
+def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: Cluster) -> ComputeEstimate:
     """By runs that were measured on such a cluster.
 
     Args:
@@ -175,12 +175,12 @@ def of_runs(runs: Sequence[Run], job: Job, cluster: Cluster) -> Known:
             what = f"{run.ranks} devices do not fill nodes of {cluster.devices}"
             raise UsageError(what, where="--runs", fix=f"Take runs on up to {cluster.devices}, or on whole nodes.")
 
-    def step_for(compute: Compute, run: Run) -> Step:
+    def step_for(compute: ComputeTime, run: MeasuredRun) -> StepTime:
         nodes = max(1, run.ranks // cluster.devices)
         where = cluster if run.ranks >= cluster.devices else cluster.model_copy(update={"devices": run.ranks})
-        return step_of(replace(job, compute=compute, accumulate=1), where, where.network(nodes), run.samples)
+        return predict_job_step(replace(job, compute=compute, accumulate=1), where, where.network(nodes), run.samples)
 
-    scales, compute = ", ".join(f"{one.ranks:,}" for one in runs), calibrate(runs, step_for)
+    scales, compute = ", ".join(f"{one.ranks:,}" for one in runs), calibrate_compute(runs, step_for)
     off = [step_for(compute, run).seconds / run.seconds for run in runs]
     warnings = [
         f"One fit does not explain all runs: {run.ranks:,}x{run.samples:g} gave {run.images_s:,.0f} images/s, and"
@@ -189,10 +189,10 @@ def of_runs(runs: Sequence[Run], job: Job, cluster: Cluster) -> Known:
         if abs(math.log(times)) > MISFIT
     ]
     misfit = math.sqrt(statistics.fmean(math.log(times) ** 2 for times in off))
-    return Known(compute, "runs", f"runs on {scales} devices", tuple(warnings), misfit=misfit)
+    return ComputeEstimate(compute, "runs", f"runs on {scales} devices", tuple(warnings), misfit=misfit)
 
 
-def of_device(workload: Workload, device: Device) -> Known:
+def estimate_from_data_sheet(workload: Workload, device: Device) -> ComputeEstimate:
     """By its data sheet alone."""
     sheet = device.tflops
     kind, peak = "fp32", sheet.fp32
@@ -200,7 +200,7 @@ def of_device(workload: Workload, device: Device) -> Known:
         kind, peak = "mixed", sheet.mixed
     elif sheet.tf32 is not None:
         kind, peak = "TF32", sheet.tf32
-    share = SHARE["fp32" if kind == "fp32" else "tensor cores"]
+    share = PEAK_SHARE["fp32" if kind == "fp32" else "tensor cores"]
     fixed = LAUNCH_S * LAUNCHES * len(workload.layers)
     how = f"the data sheet alone: {share:.0%} of {peak:g} TFLOPS ({kind})"
     warnings = []
@@ -208,13 +208,13 @@ def of_device(workload: Workload, device: Device) -> Known:
         warning = f"The workload computes in fp32, and {device.title} has {sheet.mixed:g} TFLOPS in mixed precision: "
         kinds = "fp16" if sheet.tf32 is None else "bf16 (or fp16)"  # both formats came with the A100
         warnings.append(f"{warning}headway train RECIPE --dry-run precision={kinds} writes a workload for that.")
-    compute = Compute(fixed, workload.operations / (peak * 1e12 * share))
-    return Known(compute, "data sheet", how, tuple(warnings))
+    compute = ComputeTime(fixed, workload.operations / (peak * 1e12 * share))
+    return ComputeEstimate(compute, "data sheet", how, tuple(warnings))
 
 
-def epochs_of(
-    workload: Workload, *, points: Sequence[Point] = (), noise_scale: float | None = None
-) -> tuple[Epochs | float, str]:
+def choose_epochs(
+    workload: Workload, *, points: Sequence[ConvergencePoint] = (), noise_scale: float | None = None
+) -> tuple[EpochsLaw | float, str]:
     """(epochs by batch, where they are from). With nothing known of larger batches, those of the recipe for all; of
     ResNet-50 on ImageNet by LARS the official runs are known.
 
@@ -225,41 +225,41 @@ def epochs_of(
         if noise_scale is not None:
             what = "several batches say what a noise scale would: only one of them is used"
             raise UsageError(what, where="--noise-scale", fix="Leave one of them out.")
-        found = fit(points)
+        found = fit_epochs(points)
         off = "exactly" if found.error is None else f"{found.error:.1%} off in the root mean square"
         return found, f"{len(points)} batches, fitted {off}"
     if noise_scale is not None:
-        at = points[0] if points else Point(workload.step.batch, workload.run.epochs)
-        found = from_noise(noise_scale, at.batch, at.epochs)
+        at = points[0] if points else ConvergencePoint(workload.step.batch, workload.run.epochs)
+        found = derive_epochs_law(noise_scale, at.batch, at.epochs)
         return found, f"the gradient's noise scale of {noise_scale:,.0f}, and {at.epochs:g} epochs at {at.batch:,.0f}"
     if points:
-        return points[0].epochs, UNKNOWN
-    if is_official(workload):
-        return fit(official()), "MLPerf's official runs of ResNet-50 by LARS"
-    return workload.run.epochs, UNKNOWN
+        return points[0].epochs, CONSTANT_EPOCHS
+    if has_official_runs(workload):
+        return fit_epochs(load_official_points()), "MLPerf's official runs of ResNet-50 by LARS"
+    return workload.run.epochs, CONSTANT_EPOCHS
 
 
-UNKNOWN = "one number whatever the batch: --epochs-at or --noise-scale know better"
-IMAGENET = range(1_200_000, 1_300_000)
+CONSTANT_EPOCHS = "one number whatever the batch: --epochs-at or --noise-scale know better"
+IMAGENET_SAMPLES = range(1_200_000, 1_300_000)
 """Samples."""
 
 
-def is_official(workload: Workload) -> bool:
+def has_official_runs(workload: Workload) -> bool:
     """Tells whether official results exist for this job: ResNet-50 by LARS on a set of the size of ImageNet."""
     name, optimizer = workload.name.lower(), workload.step.update.optimizer.lower()
-    return "resnet50" in name and optimizer == "lars" and workload.run.samples in IMAGENET
+    return "resnet50" in name and optimizer == "lars" and workload.run.samples in IMAGENET_SAMPLES
 
 
-def job_of(
+def build_job(
     workload: Workload,
-    known: Known,
-    epochs: Epochs | float,
+    known: ComputeEstimate,
+    epochs: EpochsLaw | float,
     *,
     per_device: float | None = None,
     batch: float | None = None,
     accumulate: int | None = None,
     spread: bool = False,
-) -> Job:
+) -> TrainingJob:
     """Of a workload; one of `per_device` and `batch`, else a device gets what a device of the dry run has, in as many
     micro-batches of the same size.
 
@@ -270,7 +270,7 @@ def job_of(
         share = asked.batch / asked.ranks
         parts = math.ceil(share / (asked.micro_batch or share))
         per_device, accumulate = share / parts, accumulate or parts
-    backward = 2 * workload.backward_multiply_adds / workload.operations if workload.operations else BACKWARD
+    backward = 2 * workload.backward_multiply_adds / workload.operations if workload.operations else BACKWARD_SHARE
     run = workload.run
     seen = sum(phase.steps * phase.batch for phase in run.phases)
     mean = sum(phase.steps * phase.batch * phase.forward_multiply_adds for phase in run.phases) / max(1, seen)
@@ -278,11 +278,11 @@ def job_of(
     compute = replace(known.compute, sample_s=known.compute.sample_s * grown)
     shapes = [layer.input_shape for layer in workload.layers if layer.forward_multiply_adds]
     rows = [shape[0] * shape[2] * asked.value_bytes for shape in shapes if shape and len(shape) == 3 and shape[1] > 1]
-    return Job(
+    return TrainingJob(
         samples=run.samples,
         encoded_bytes=workload.input.encoded_bytes,
         compute=compute,
-        gradients=tuple(gradients_of(workload)),
+        gradients=tuple(list_gradients(workload)),
         bucket_bytes=asked.exchange.bucket_bytes,
         edges=tuple(map(float, rows)),
         epochs=epochs,
@@ -292,22 +292,22 @@ def job_of(
         wire_ratio=asked.exchange.wire_ratio,
         backward=backward,
         evaluations=run.evaluations,
-        evaluation_s=_evaluation_s(workload, known),
+        evaluation_s=_estimate_evaluation_s(workload, known),
         checkpoints=run.checkpoints,
         checkpoint_s=known.checkpoint_s,
-        compute_error=math.hypot(ERROR[known.basis], known.misfit),
+        compute_error=math.hypot(COMPUTE_ERROR[known.basis], known.misfit),
         spread=spread,
     )
 
 
-def _evaluation_s(workload: Workload, known: Known) -> float:
+def _estimate_evaluation_s(workload: Workload, known: ComputeEstimate) -> float:
     """On one device."""
     if known.evaluation_s is not None:
         return known.evaluation_s
-    return (workload.run.evaluation_samples or 0) * known.compute.sample_s * FORWARD
+    return (workload.run.evaluation_samples or 0) * known.compute.sample_s * FORWARD_SHARE
 
 
-def read_nodes(text: str) -> list[int]:
+def parse_nodes(text: str) -> list[int]:
     """Of `1..64` (doubling, ends included), `1,2,4` or `8`. Raises UsageError."""
     try:
         if match := re.fullmatch(r"(\d+)\.\.(\d+)", text.strip()):
@@ -327,7 +327,7 @@ def read_nodes(text: str) -> list[int]:
     return found
 
 
-def read_runs(text: str) -> list[Run]:
+def parse_runs(text: str) -> list[MeasuredRun]:
     """Of `DEVICESxSAMPLES:IMAGES_S,...`, samples of a device. Raises UsageError."""
     found = []
     for part in text.split(","):
@@ -335,17 +335,17 @@ def read_runs(text: str) -> list[Run]:
         if match is None or not all(float(number) > 0 for number in match.groups()):
             fix = "Devices, samples of each, images/s of all: 8x208:11105,512x65:604217."
             raise UsageError(f"{part.strip()!r} is no run", where="--runs", fix=fix)
-        found.append(Run(int(match[1]), float(match[2]), float(match[3])))
+        found.append(MeasuredRun(int(match[1]), float(match[2]), float(match[3])))
     return found
 
 
-def read_points(text: str) -> list[Point]:
+def parse_points(text: str) -> list[ConvergencePoint]:
     """Of `BATCH:EPOCHS,...`. Raises UsageError."""
     fix = "Batches and the epochs that each took to the target: 1632:35,32768:56."
-    return [Point(*pair) for pair in read_pairs(text, "--epochs-at", "a batch with its epochs", fix)]
+    return [ConvergencePoint(*pair) for pair in parse_pairs(text, "--epochs-at", "a batch with its epochs", fix)]
 
 
-def read_pairs(text: str, where: str, what: str, fix: str) -> list[tuple[float, float]]:
+def parse_pairs(text: str, where: str, what: str, fix: str) -> list[tuple[float, float]]:
     """Of `X:Y,...`, all above 0 (1e-18, and below 1e18). Raises UsageError."""
     found = []
     for part in text.split(","):

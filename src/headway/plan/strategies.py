@@ -11,19 +11,19 @@ from typing import final
 from headway.core import collectives
 from headway.core.collectives import Network
 from headway.core.profile import Layer, Workload
-from headway.plan.answer import Answer, Job, one_answer
 from headway.plan.cluster import Cluster
-from headway.plan.step import gradients_of
+from headway.plan.prediction import Prediction, TrainingJob, predict
+from headway.plan.step import list_gradients
 
-ROOM = 0.9
+USABLE_MEMORY = 0.9
 """Of a device's memory, that a step may take; the rest is the allocator's and the libraries'."""
-MANY = 0.1
+MIN_DENSE_SHARE = 0.1
 """Of the gradients, that fully connected layers have where it is worth a look to have them in parts."""
 
 
 @final
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """Bytes of a device. Attributes: weights: with their gradients, those on their way to other devices, the
     optimizer's state, and what else stays there. activations: of a forward pass, which backward wants, and their
     gradients. most_samples: that find room."""
@@ -39,10 +39,10 @@ class Memory:
 
     @property
     def fits(self) -> bool:
-        return self.used <= ROOM * self.capacity
+        return self.used <= USABLE_MEMORY * self.capacity
 
 
-def memory(workload: Workload, samples: float, capacity: float, devices: int) -> Memory:
+def estimate_memory(workload: Workload, samples: float, capacity: float, devices: int) -> DeviceMemory:
     """As the dry run has it of one rank, without batches that are ready.
 
     Args: samples: of a device at once; less than one: a strip of one. capacity: bytes. devices: that exchange.
@@ -52,14 +52,14 @@ def memory(workload: Workload, samples: float, capacity: float, devices: int) ->
     weights += workload.step.update.state_bytes + workload.step.update.beside_bytes
     none, back = workload.saved_bytes(0), 2 * max(layer.activation_bytes for layer in workload.layers)
     one = workload.saved_bytes(1) - none + back
-    most = max(0, math.floor((ROOM * capacity - weights - none) / max(1, one)))
+    most = max(0, math.floor((USABLE_MEMORY * capacity - weights - none) / max(1, one)))
     whole = samples if samples < 1 else math.ceil(samples)
-    return Memory(weights, round(none + whole * one), capacity, most)
+    return DeviceMemory(weights, round(none + whole * one), capacity, most)
 
 
 @final
 @dataclass(frozen=True)
-class Choice:
+class Strategy:
     """A way to spread it. Attributes: images_s, hours: with it. gain: times as soon at the target as by data
     parallelism. memory: of a device. note: what it takes."""
 
@@ -67,62 +67,67 @@ class Choice:
     images_s: float
     hours: float
     gain: float
-    memory: Memory
+    memory: DeviceMemory
     note: str
 
 
-def choices(workload: Workload, job: Job, cluster: Cluster, nodes: int) -> list[Choice]:
+def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, nodes: int) -> list[Strategy]:
     """The best first; plain data parallelism among them. Where its step finds no room, also what takes less of it."""
-    plain = one_answer(job, cluster, nodes)
+    plain = predict(job, cluster, nodes)
     network = cluster.network(nodes, spread=job.spread)
     each = job.per_device_of(plain.devices)
 
-    def held(samples: float, of: Workload = workload) -> Memory:
-        return memory(of, samples, cluster.of.memory_bytes, plain.devices)
+    def held(samples: float, of: Workload = workload) -> DeviceMemory:
+        return estimate_memory(of, samples, cluster.of.memory_bytes, plain.devices)
 
     room = held(each)
-    found = [Choice("data parallel", plain.images_s, plain.hours, 1.0, room, "")]
+    found = [Strategy("data parallel", plain.images_s, plain.hours, 1.0, room, "")]
 
-    def add(name: str, other: Answer, kept: Memory, note: str) -> None:
-        found.append(Choice(name, other.images_s, other.hours, plain.hours / other.hours, kept, note))
+    def add(name: str, other: Prediction, kept: DeviceMemory, note: str) -> None:
+        found.append(Strategy(name, other.images_s, other.hours, plain.hours / other.hours, kept, note))
 
     if not room.fits and room.most_samples and each > 1:
         times = math.ceil(each / room.most_samples)
         less = each / times
         parts = replace(job, per_device=less, batch=None, accumulate=times * job.accumulate)
         many = f"{less:,.0f}" if less >= 10 else f"{less:.3g}"
-        add(f"{times} micro-batches of {many} samples", one_answer(parts, cluster, nodes), held(less), "the same batch")
+        add(f"{times} micro-batches of {many} samples", predict(parts, cluster, nodes), held(less), "the same batch")
     elif not room.fits and not room.most_samples:
         for strips in (2, 4, 8, 16):
             if plain.strips < strips <= cluster.devices:
-                shared = one_answer(replace(job, per_device=1 / strips, batch=None), cluster, nodes)
+                shared = predict(replace(job, per_device=1 / strips, batch=None), cluster, nodes)
                 note = f"a batch of {shared.batch:,.0f}"
                 add(f"each image in {strips} strips", shared, held(1 / strips), note)
     if plain.devices == 1:
         return sorted(found, key=lambda one: one.hours)
-    if dense := dense_layers(workload):
+    if dense := find_dense_layers(workload):
         names = {layer.name for layer in dense}
         rest = workload.model_copy(update={"layers": tuple(one for one in workload.layers if one.name not in names)})
-        more_s, moved = dense_in_parts(workload, network, dense, each)
-        kept = replace(job, gradients=tuple(gradients_of(rest)))
-        less_held = held(each, _with_parts(workload, names, plain.devices))
+        more_s, moved = estimate_dense_sharding(workload, network, dense, each)
+        kept = replace(job, gradients=tuple(list_gradients(rest)))
+        less_held = held(each, _shard_layers(workload, names, plain.devices))
         layers = "a fully connected layer" if len(dense) == 1 else f"{len(dense)} fully connected layers"
         note = f"{moved / 1e6:,.1f} MB of activations a step and device, in place of their gradients"
-        add(f"{layers} in {plain.devices:,} parts", _longer(kept, cluster, nodes, more_s), less_held, note)
+        add(
+            f"{layers} in {plain.devices:,} parts",
+            _predict_with_overhead(kept, cluster, nodes, more_s),
+            less_held,
+            note,
+        )
     for times in (2, 4):
         batch = None if job.batch is None else times * job.batch
-        rarer = one_answer(replace(job, batch=batch, accumulate=times * job.accumulate), cluster, nodes)
+        rarer = predict(replace(job, batch=batch, accumulate=times * job.accumulate), cluster, nodes)
         add(f"gradients of {times} steps exchanged at once", rarer, room, f"{times} times the batch")
     return sorted(found, key=lambda one: one.hours)
 
 
-def _longer(job: Job, cluster: Cluster, nodes: int, seconds: float) -> Answer:
+def _predict_with_overhead(job: TrainingJob, cluster: Cluster, nodes: int, seconds: float) -> Prediction:
     """With so much more in each micro-batch that nothing hides."""
     compute = replace(job.compute, fixed_s=job.compute.fixed_s + seconds)
-    return one_answer(replace(job, compute=compute), cluster, nodes)
+    return predict(replace(job, compute=compute), cluster, nodes)
 
 
-def _with_parts(workload: Workload, names: set[str], parts: int) -> Workload:
+def _shard_layers(workload: Workload, names: set[str], parts: int) -> Workload:
     """Whose layers of these names are in parts; and so are the optimizer's state of them, and what is beside it."""
 
     def part(layer: Layer) -> Layer:
@@ -139,14 +144,16 @@ def _with_parts(workload: Workload, names: set[str], parts: int) -> Workload:
     return workload.model_copy(update=changes)
 
 
-def dense_layers(workload: Workload) -> list[Layer]:
+def find_dense_layers(workload: Workload) -> list[Layer]:
     """Fully connected ones, of networks in which they hold a tenth of the gradients or more."""
     found = [one for one in workload.layers if one.kind == "Linear" and one.gradient_bytes and one.input_shape]
     total = workload.step.exchange.gradient_bytes
-    return found if sum(one.gradient_bytes for one in found) >= MANY * total else []
+    return found if sum(one.gradient_bytes for one in found) >= MIN_DENSE_SHARE * total else []
 
 
-def dense_in_parts(workload: Workload, network: Network, dense: Sequence[Layer], each: float) -> tuple[float, float]:
+def estimate_dense_sharding(
+    workload: Workload, network: Network, dense: Sequence[Layer], each: float
+) -> tuple[float, float]:
     """(seconds, bytes that a device receives) in a micro-batch, where each device has a part of these layers' outputs.
 
     Krizhevsky 2014 (arXiv 1404.5997), scheme (a): all inputs of such a layer are brought to all devices, and their
@@ -161,6 +168,6 @@ def dense_in_parts(workload: Workload, network: Network, dense: Sequence[Layer],
     return taken, moved
 
 
-def useful_nodes(most_batch: float, per_device: float, devices: int) -> int:
+def count_useful_nodes(most_batch: float, per_device: float, devices: int) -> int:
     """Nodes up to which each device has its batch and the whole one is not larger than learns well."""
     return max(0, math.floor(most_batch / (per_device * devices)))
