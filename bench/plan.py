@@ -39,9 +39,10 @@ from bench._plan.scaling import Predicted, predicted, rows
 from bench._plan.sweeps import Sweep, sweeps
 from bench._plan.times import times
 from headway.plan.cluster import load_clusters
-from headway.plan.compute import build_job, estimate_from_data_sheet
+from headway.plan.compute import estimate_from_data_sheet
 from headway.plan.convergence import leave_one_out, load_official_points
-from headway.plan.prediction import predict_scaling
+from headway.plan.job import build_job
+from headway.plan.scaling import predict_scaling
 from headway.plan.step_simulation import simulate_prediction
 
 SIMULATED = 4096
@@ -149,7 +150,7 @@ def here() -> list[Claim]:
 def simulated(times: int) -> Claim:
     """The largest simulation that is promised."""
     workload, where = local.resnet50(), load_clusters()["dgx-1"]
-    job = build_job(workload, estimate_from_data_sheet(workload, where.of), 37.0, per_device=208.0)
+    job = build_job(workload, estimate_from_data_sheet(workload, where.device_spec), 37.0, per_device=208.0)
     (answer,) = predict_scaling(job, where, [SIMULATED // where.devices])
     taken = []
     for seed in range(times):

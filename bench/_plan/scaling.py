@@ -142,7 +142,7 @@ def gradient_bytes(row: Row) -> float:
 def step_of(compute: ComputeTime, row: Row, ranks: int, samples: float) -> StepTime:
     """On so many devices of the row's kind."""
     cluster = cluster_of(row)
-    network = cluster.network(max(1, -(-ranks // row.per_node)))
+    network = cluster.build_network(max(1, -(-ranks // row.per_node)))
     if ranks < row.per_node:
         network = replace(network, ranks_per_host=ranks)
     return predict_step(

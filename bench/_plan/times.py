@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import final
 
 from bench._plan.scaling import cluster_of, compute_of, gradient_bytes, rows
-from headway.plan.compute import FORWARD_SHARE
 from headway.plan.convergence import EpochsLaw, fit_epochs, load_official_points
-from headway.plan.prediction import TrainingJob, predict_scaling
+from headway.plan.job import FORWARD_SHARE, TrainingJob
+from headway.plan.scaling import predict_scaling
 from headway.plan.step import make_even_buckets
 
 FILE = Path(__file__).with_name("times.csv")
@@ -48,7 +48,7 @@ def times() -> list[Time]:
         for one in csv.DictReader(file):
             gpus = int(one["gpus"])
             row = next(row for row in rows() if row.series == one["series"] and row.gpus == gpus)
-            compute, epochs = compute_of(row)[0], epochs_of.epochs(row.batch * gpus)
+            compute, epochs = compute_of(row)[0], epochs_of.predict_epochs(row.batch * gpus)
             job = TrainingJob(
                 samples=SAMPLES,
                 encoded_bytes=None,

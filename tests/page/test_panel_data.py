@@ -83,7 +83,7 @@ def test_an_unknown_kind_names_the_nearest() -> None:
     ],
 )
 def test_a_panel_without_data_is_known_to_be_empty(blank: Panel) -> None:
-    assert check_panel(blank).empty
+    assert check_panel(blank).is_empty
     assert not check_panel(blank).json
 
 
@@ -91,17 +91,17 @@ def test_bars_of_one_part_each_may_stand_on_a_logarithmic_axis() -> None:
     parts = [("p", [1e-3, 0]), ("q", [0, 1e6])]
     bars = panel.bars("p", "P", ["a", "b"], parts, x_label="s", log_x=True, rules=[("here", 3)])
     assert Panel.from_json(check_panel(bars).json) == bars
-    assert not check_panel(bars).empty
+    assert not check_panel(bars).is_empty
     assert not check_panel(
         Panel(name="old", title="T", kind="bars", data=BARS)
-    ).empty  # written before there were rules
-    assert not check_panel(panel.bars("p", "P", ["a"], [("p", [0])], x_label="s")).empty
+    ).is_empty  # written before there were rules
+    assert not check_panel(panel.bars("p", "P", ["a"], [("p", [0])], x_label="s")).is_empty
 
 
 def test_gaps_and_single_points_are_drawn() -> None:
     gap = panel.lines("p", "P", [("a", [1, 2, 3], [1, None, 3])], x_label="x", y_label="y")
     assert Panel.from_json(check_panel(gap).json) == gap
-    assert not check_panel(panel.lines("p", "P", [("a", [1], [0])], x_label="x", y_label="y")).empty
+    assert not check_panel(panel.lines("p", "P", [("a", [1], [0])], x_label="x", y_label="y")).is_empty
 
 
 @given(
@@ -113,11 +113,11 @@ def test_the_largest_cells_off_the_diagonal(values: list[list[int]]) -> None:
     names = [f"c{i}" for i in range(len(values))]
     cells = [(value, y, x) for y, row in enumerate(values) for x, value in enumerate(row) if x != y and value]
     wanted = sorted(cells, key=lambda cell: (-cell[0], cell[1], cell[2]))[:LARGEST_CELLS]
-    found = check_panel(panel.matrix("m", "M", names, values)).document.data.largest()
+    found = check_panel(panel.matrix("m", "M", names, values)).document.data.find_largest()
     assert found == [(names[y], names[x], str(value)) for value, y, x in wanted]
 
 
 def test_columns_of_numbers_are_known() -> None:
     rows = [["lr", "5e-4", "93.1 %", "1,234", "12 ms", ""], ["wd", "-0.1", "-", "7", "3.5 ms", "x"]]
-    numeric = check_panel(panel.table("t", "T", list("abcdef"), rows)).document.data.numeric()
+    numeric = check_panel(panel.table("t", "T", list("abcdef"), rows)).document.data.find_numeric_columns()
     assert numeric == [False, True, True, True, True, False]

@@ -24,8 +24,8 @@ OWN = (
 
 def test_the_catalog_is_whole() -> None:
     for name, cluster in load_clusters().items():
-        assert cluster.of == load_devices()[cluster.device], name
-        network = cluster.network(4)
+        assert cluster.device_spec == load_devices()[cluster.device], name
+        network = cluster.build_network(4)
         assert (network.hosts, network.ranks_per_host) == (4, cluster.devices)
         assert network.between.bandwidth_bytes_s < cluster.between.ports * cluster.between.gbit_s * 1e9 / 8
 
@@ -38,9 +38,9 @@ def test_spread_over_groups_the_narrow_links_are_shared() -> None:
     cluster = load_clusters()["dgx-a100"]
     far = cluster.between.model_copy(update={"oversubscription": 2.0, "group": 6})
     cluster = cluster.model_copy(update={"between": far})
-    whole = cluster.network(12).between.bandwidth_bytes_s
-    assert cluster.network(12, spread=True).between.bandwidth_bytes_s == whole / 2
-    assert cluster.network(6, spread=True).between.bandwidth_bytes_s == whole
+    whole = cluster.build_network(12).between.bandwidth_bytes_s
+    assert cluster.build_network(12, spread=True).between.bandwidth_bytes_s == whole / 2
+    assert cluster.build_network(6, spread=True).between.bandwidth_bytes_s == whole
 
 
 def test_a_file_of_the_same_form_is_read(tmp_path: Path) -> None:

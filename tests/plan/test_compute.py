@@ -19,17 +19,14 @@ from headway.plan.calibration import MeasuredRun, calibrate_compute
 from headway.plan.cluster import load_clusters
 from headway.plan.compute import (
     apply_measured_links,
-    build_job,
-    choose_epochs,
     estimate_from_data_sheet,
     estimate_from_profile,
     estimate_from_runs,
     estimate_node_loading,
-    parse_nodes,
-    parse_points,
-    parse_runs,
 )
 from headway.plan.convergence import ConvergencePoint, EpochsLaw
+from headway.plan.job import build_job, choose_epochs
+from headway.plan.parsing import parse_nodes, parse_points, parse_runs
 from headway.plan.prediction import predict, predict_job_step
 from headway.plan.step import ComputeTime, StepTime, list_gradients, make_even_buckets
 
@@ -56,11 +53,11 @@ def test_one_run_is_explained_whatever_its_fixed_time_is() -> None:
 def test_what_the_exchange_takes_is_no_computing() -> None:
     cluster = load_clusters()["p40-100gbe"]
     sketch = replace(
-        build_job(workload(), estimate_from_data_sheet(workload(), cluster.of), 10.0, per_device=64.0),
+        build_job(workload(), estimate_from_data_sheet(workload(), cluster.device_spec), 10.0, per_device=64.0),
         gradients=tuple(make_even_buckets(4e9)), bucket_bytes=1, wire_ratio=0.5,
     )  # fmt: skip
     true = ComputeTime(0.01, 3e-3)
-    seconds = predict_job_step(replace(sketch, compute=true), cluster, cluster.network(16), 64).seconds
+    seconds = predict_job_step(replace(sketch, compute=true), cluster, cluster.build_network(16), 64).seconds
     assert seconds > 1.2 * true.seconds(64)
     found = estimate_from_runs([MeasuredRun(128, 64, 128 * 64 / seconds)], sketch, cluster)
     assert found.basis == "runs"
@@ -174,14 +171,14 @@ def test_a_profile_of_ranks_says_what_they_tell_each_other() -> None:
     assert found.inside.latency_us == pytest.approx(100)
     assert found.jitter == pytest.approx(0.0127, rel=0.01)
     one = load_clusters()["dgx-1"].model_copy(update={"devices": 4, "inside": found.inside})
-    ring = collectives.line("ring", one.network(1))
+    ring = collectives.line("ring", one.build_network(1))
     assert ring.latency_s == pytest.approx(6e-4)
     with pytest.raises(UsageError, match="no exchange between processes"):
         apply_measured_links(profile(), load_clusters()["dgx-1"])
 
 
 def test_a_data_sheet_gives_a_share_of_its_peak() -> None:
-    known = estimate_from_data_sheet(workload(), load_clusters()["dgx-1-p100"].of)
+    known = estimate_from_data_sheet(workload(), load_clusters()["dgx-1-p100"].device_spec)
     flops = 6 * workload().forward_multiply_adds
     assert known.compute.sample_s == pytest.approx(flops / (9.3e12 * 0.5))
     assert known.basis == "data sheet"
@@ -189,11 +186,13 @@ def test_a_data_sheet_gives_a_share_of_its_peak() -> None:
     assert known.warnings == ()
     assert (
         "989 TFLOPS in mixed precision"
-        in estimate_from_data_sheet(workload(), load_clusters()["dgx-h100"].of).warnings[0]
+        in estimate_from_data_sheet(workload(), load_clusters()["dgx-h100"].device_spec).warnings[0]
     )
-    assert "20% of 156 TFLOPS (TF32)" in estimate_from_data_sheet(workload(), load_clusters()["dgx-a100"].of).how
+    assert (
+        "20% of 156 TFLOPS (TF32)" in estimate_from_data_sheet(workload(), load_clusters()["dgx-a100"].device_spec).how
+    )
     few = workload(convolutions=2)
-    assert estimate_from_data_sheet(few, load_clusters()["dgx-1"].of).compute.fixed_s < known.compute.fixed_s
+    assert estimate_from_data_sheet(few, load_clusters()["dgx-1"].device_spec).compute.fixed_s < known.compute.fixed_s
 
 
 def test_epochs_come_from_the_best_there_is() -> None:
@@ -201,11 +200,11 @@ def test_epochs_come_from_the_best_there_is() -> None:
     assert recipe == 10.0
     guessed, said = choose_epochs(workload(), noise_scale=320)
     assert isinstance(guessed, EpochsLaw)
-    assert guessed.epochs(32) == pytest.approx(10)
+    assert guessed.predict_epochs(32) == pytest.approx(10)
     assert "noise scale of 320" in said
     fitted, said = choose_epochs(workload(), points=[ConvergencePoint(32, 10), ConvergencePoint(320, 20)])
     assert isinstance(fitted, EpochsLaw)
-    assert fitted.epochs(320) == pytest.approx(20)
+    assert fitted.predict_epochs(320) == pytest.approx(20)
     assert "2 batches" in said
     one, said = choose_epochs(workload(), points=[ConvergencePoint(64, 12)])
     assert one == 12
@@ -228,20 +227,20 @@ def test_epochs_come_from_the_best_there_is() -> None:
 
 
 def test_a_job_is_the_workload() -> None:
-    sheet = estimate_from_data_sheet(workload(), load_clusters()["dgx-1"].of)
+    sheet = estimate_from_data_sheet(workload(), load_clusters()["dgx-1"].device_spec)
     job = build_job(workload(), sheet, 10.0)
     assert job.per_device == 32
     assert job.batch is None
     assert job.backward == pytest.approx(2 / 3)
     assert list(job.gradients) == list_gradients(workload())
-    assert len(job.edges) == 10
+    assert len(job.halo_bytes) == 10
     assert build_job(workload(), sheet, 10.0, batch=512).per_device is None
 
 
 def test_micro_batches_of_the_recipe_stay() -> None:
     known = workload()
     micro = known.model_copy(update={"step": known.step.model_copy(update={"micro_batch": 10})})
-    sheet = estimate_from_data_sheet(known, load_clusters()["dgx-1"].of)
+    sheet = estimate_from_data_sheet(known, load_clusters()["dgx-1"].device_spec)
     job = build_job(micro, sheet, 10.0)
     assert (job.per_device, job.accumulate) == (8, 4)  # as training splits 32
     assert build_job(micro, sheet, 10.0, accumulate=2).accumulate == 2
@@ -252,7 +251,7 @@ def test_images_that_grow_take_what_they_take_in_the_mean() -> None:
     half = known.run.phases[0].model_copy(update={"steps": 31_250, "forward_multiply_adds": 2_000_500_000})
     full = half.model_copy(update={"forward_multiply_adds": 4_001_000_000})
     grows = known.model_copy(update={"run": known.run.model_copy(update={"phases": (half, full)})})
-    sheet = estimate_from_data_sheet(known, load_clusters()["dgx-1"].of)
+    sheet = estimate_from_data_sheet(known, load_clusters()["dgx-1"].device_spec)
     assert build_job(grows, sheet, 10.0).compute.sample_s == pytest.approx(0.75 * sheet.compute.sample_s)
 
 

@@ -25,7 +25,7 @@ def test_a_law_is_found_again(least: float, critical: float, batches: list[float
     batches = [*batches, critical / 3, critical * 3]
     found = fit_epochs([ConvergencePoint(batch, least * (1 + batch / critical)) for batch in batches])
     for batch in batches:
-        assert found.epochs(batch) == pytest.approx(least * (1 + batch / critical), rel=1e-3)
+        assert found.predict_epochs(batch) == pytest.approx(least * (1 + batch / critical), rel=1e-3)
     assert found.error == pytest.approx(0, abs=1e-3)
 
 
@@ -40,19 +40,19 @@ def test_official_points_predict_each_other() -> None:
 
 def test_steps_and_epochs_trade_off() -> None:
     law = EpochsLaw(10.0, 1000.0, 100, 10_000, 0.0)
-    assert law.epochs(1000) == 20
-    assert law.steps(1000, 50_000) == 1000
-    assert [law.regime(batch) for batch in (50, 1000, 20_000)] == [
+    assert law.predict_epochs(1000) == 20
+    assert law.predict_steps(1000, 50_000) == 1000
+    assert [law.classify_batch(batch) for batch in (50, 1000, 20_000)] == [
         "perfect scaling", "diminishing returns", "no gain",
     ]  # fmt: skip
 
 
 def test_outside_of_what_was_measured_it_is_said() -> None:
     law = EpochsLaw(10.0, 1000.0, 100, 10_000, 0.0)
-    assert law.warning(100) == law.warning(10_000) == ""
-    assert "below the 100" in law.warning(99)
-    assert "above the 10,000" in law.warning(10_001)
-    assert "guessed" in derive_epochs_law(1000, 64, 10).warning(65)
+    assert law.describe_extrapolation(100) == law.describe_extrapolation(10_000) == ""
+    assert "below the 100" in law.describe_extrapolation(99)
+    assert "above the 10,000" in law.describe_extrapolation(10_001)
+    assert "guessed" in derive_epochs_law(1000, 64, 10).describe_extrapolation(65)
 
 
 def test_how_far_two_batches_are_off_is_not_known() -> None:

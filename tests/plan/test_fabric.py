@@ -77,7 +77,7 @@ def test_every_port_has_one_cable_and_every_leaf_its_links(
     found = of(nodes, ports, leaf, ratio)
     if found is None:
         return
-    ends = [end for one in found.cables() for end in ((one.a, one.a_port), (one.b, one.b_port))]
+    ends = [end for one in found.list_cables() for end in ((one.a, one.a_port), (one.b, one.b_port))]
     assert len(set(ends)) == len(ends) == 2 * (found.node_cables + found.switch_cables)
     most = {"node": ports, "leaf": found.leaf_ports, "core": found.core_ports or 0}
     assert all(1 <= port <= most[name.split()[0]] for name, port in ends)
@@ -85,7 +85,7 @@ def test_every_port_has_one_cable_and_every_leaf_its_links(
         {f"node {number + 1}": ports for number in range(nodes)}
     )
     down, up = Counter[str](), Counter[tuple[str, str]]()
-    for one in found.cables():
+    for one in found.list_cables():
         if one.a.startswith("node"):
             down[one.b] += 1
         else:

@@ -79,7 +79,7 @@ def test_more_nodes_never_take_less(nodes: int, node: str, kw: float) -> None:
 
 def test_racks_of_half_the_power_are_twice_as_many() -> None:
     found = plan_facility(FacilityRequest(nodes=36))
-    assert (found.racks, found.racks_of(9_600), found.racks_of(3_000)) == (6, 12, None)
+    assert (found.racks, found.count_racks(9_600), found.count_racks(3_000)) == (6, 12, None)
 
 
 def test_racks_are_limited_by_height_too() -> None:

@@ -26,16 +26,16 @@ def test_the_band_holds_95_of_100_new_points() -> None:
     for _ in range(400):
         x = 10.0 ** random.uniform(3, 6, 8)
         law = fit_power_law([(one, one**-0.3 * math.exp(random.normal(0, 0.05))) for one in x])
-        low, high = law.band(1e7)
+        low, high = law.predict_band(1e7)
         inside += low <= 1e7**-0.3 * math.exp(random.normal(0, 0.05)) <= high
     assert 0.91 <= inside / 400 <= 0.99
 
 
 def test_the_band_widens_away_from_the_points() -> None:
     law = fit_power_law([(1e3, 0.5), (1e4, 0.26), (1e5, 0.12), (1e6, 0.063)])
-    widths = [math.log(high / low) for low, high in map(law.band, (3e4, 1e6, 1e8, 1e10))]
+    widths = [math.log(high / low) for low, high in map(law.predict_band, (3e4, 1e6, 1e8, 1e10))]
     assert widths == sorted(widths)
-    assert fit_power_law([(1, 1.0), (2, 0.5)]).band(4) == (0.0, math.inf)
+    assert fit_power_law([(1, 1.0), (2, 0.5)]).predict_band(4) == (0.0, math.inf)
 
 
 def test_computing_grows_with_data_and_network() -> None:

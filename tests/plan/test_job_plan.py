@@ -19,10 +19,11 @@ from tests.plan._workload import workload
 from headway.core.errors import UsageError
 from headway.core.profile import Threads, Workload
 from headway.plan.cluster import load_clusters
-from headway.plan.compute import build_job, estimate_from_data_sheet
-from headway.plan.job_plan import format_hours, format_milliseconds
-from headway.plan.prediction import predict_scaling
+from headway.plan.compute import estimate_from_data_sheet
+from headway.plan.job import build_job
+from headway.plan.scaling import predict_scaling
 from headway.plan.strategies import Strategy, compare_strategies, count_useful_nodes, estimate_memory, find_dense_layers
+from headway.plan.wording import format_hours, format_milliseconds
 
 
 @pytest.fixture
@@ -218,7 +219,7 @@ def test_fully_connected_layers_are_better_in_parts_where_they_hold_the_weights(
     slow = load_clusters()["p100-50gbe"]
     assert [one.name for one in find_dense_layers(heavy)] == ["head"]
     assert find_dense_layers(light) == []
-    job = build_job(heavy, estimate_from_data_sheet(heavy, slow.of), 10.0)
+    job = build_job(heavy, estimate_from_data_sheet(heavy, slow.device_spec), 10.0)
     found = compare_strategies(heavy, job, slow, 4)
     assert found[0].name == "a fully connected layer in 32 parts"
     assert found[0].gain > 1.1
@@ -231,7 +232,7 @@ def test_fully_connected_layers_are_better_in_parts_where_they_hold_the_weights(
 @pytest.mark.parametrize("asked", [{"per_device": 2.0}, {"batch": 64.0}])
 def test_rarer_exchange_is_of_a_larger_batch_of_as_many_samples_each(asked: dict[str, float]) -> None:
     where = load_clusters()["p40-100gbe"]
-    job = build_job(workload(), estimate_from_data_sheet(workload(), where.of), 10.0, **asked)
+    job = build_job(workload(), estimate_from_data_sheet(workload(), where.device_spec), 10.0, **asked)
     named = {one.name: one for one in compare_strategies(workload(), job, where, 4)}
     twice = named["gradients of 2 steps exchanged at once"]
     plain = predict_scaling(replace(job, per_device=2.0, batch=None, accumulate=2), where, [4])[0]
@@ -241,7 +242,7 @@ def test_rarer_exchange_is_of_a_larger_batch_of_as_many_samples_each(asked: dict
 
 def test_a_batch_of_strips_has_choices_too() -> None:
     where = load_clusters()["dgx-1"]
-    job = build_job(workload(), estimate_from_data_sheet(workload(), where.of), 10.0, batch=8.0)
+    job = build_job(workload(), estimate_from_data_sheet(workload(), where.device_spec), 10.0, batch=8.0)
     assert predict_scaling(job, where, [4])[0].strips == 4
     assert {one.name for one in compare_strategies(workload(), job, where, 4)} > {
         "gradients of 4 steps exchanged at once"
@@ -253,8 +254,8 @@ def test_where_a_step_finds_no_room_what_takes_less_is_named() -> None:
     where = load_clusters()["dgx-1"]
 
     def found(gigabytes: float, samples: float) -> dict[str, Strategy]:
-        small = where.model_copy(update={"device": where.of.model_copy(update={"memory_gb": gigabytes})})
-        job = build_job(workload(), estimate_from_data_sheet(workload(), small.of), 10.0, per_device=samples)
+        small = where.model_copy(update={"device": where.device_spec.model_copy(update={"memory_gb": gigabytes})})
+        job = build_job(workload(), estimate_from_data_sheet(workload(), small.device_spec), 10.0, per_device=samples)
         return {one.name: one for one in compare_strategies(workload(), job, small, 2)}
 
     tight = found(1.5, 200.0)
@@ -354,4 +355,4 @@ def test_times_are_said_in_the_unit_that_suits_them() -> None:
 
 def test_an_unknown_device_is_said() -> None:
     with pytest.raises(UsageError, match="no device"):
-        load_clusters()["dgx-1"].model_copy(update={"device": "tpu"}).of  # noqa: B018
+        load_clusters()["dgx-1"].model_copy(update={"device": "tpu"}).device_spec  # noqa: B018

@@ -12,15 +12,10 @@ from hypothesis import strategies as st
 from headway.core.errors import UsageError
 from headway.plan.cluster import Cluster, ClusterStorage, load_clusters
 from headway.plan.convergence import EpochsLaw
-from headway.plan.prediction import (
-    Prediction,
-    TrainingJob,
-    estimate_storage_rates,
-    find_paying_nodes,
-    predict,
-    predict_scaling,
-    rank_sensitivities,
-)
+from headway.plan.job import TrainingJob
+from headway.plan.prediction import Prediction, estimate_storage_rates, predict
+from headway.plan.scaling import find_paying_nodes, predict_scaling
+from headway.plan.sensitivity import rank_sensitivities
 from headway.plan.step import ComputeTime, GradientBucket, make_even_buckets
 
 LAW = EpochsLaw(35.0, 47_000.0, 1_600, 68_000, 0.04)
@@ -49,7 +44,7 @@ def test_time_energy_and_efficiency_are_what_they_are_made_of() -> None:
     assert many.devices == 128
     assert many.batch == 128 * 52
     assert many.images_s == pytest.approx(many.batch / many.step.seconds)
-    assert many.hours == pytest.approx(1_281_167 * LAW.epochs(many.batch) / many.images_s / 3600)
+    assert many.hours == pytest.approx(1_281_167 * LAW.predict_epochs(many.batch) / many.images_s / 3600)
     assert many.kwh == pytest.approx(16 * 2.8 * 1.4 * many.hours)
     assert many.efficiency == pytest.approx(first.hours / many.hours / 16)
     assert many.cost is None
@@ -68,7 +63,7 @@ def test_a_batch_for_all_shrinks_on_each_device() -> None:
 
 def test_more_devices_than_samples_share_images() -> None:
     """Two have a strip each of an image, and tell each other its edge."""
-    asked = job(per_device=None, batch=4096.0, edges=(1e6, 1e6))
+    asked = job(per_device=None, batch=4096.0, halo_bytes=(1e6, 1e6))
     found = one(asked, cluster(), 1024)
     assert found.strips == 2
     free = one(job(per_device=None, batch=4096.0), cluster(), 1024)

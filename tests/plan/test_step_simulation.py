@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
 from headway.plan.cluster import load_clusters
-from headway.plan.prediction import TrainingJob, predict_scaling
+from headway.plan.job import TrainingJob
+from headway.plan.scaling import predict_scaling
 from headway.plan.step import ComputeTime, make_even_buckets, predict_step
 from headway.plan.step_simulation import TRACED_RANKS, StepScenario, simulate_prediction, simulate_steps
 
@@ -22,7 +23,7 @@ COMPUTE, BUCKETS = ComputeTime(0.015, 6e-4), tuple(make_even_buckets(51e6))
 
 
 def scenario(nodes: int = 4, **changes: Any) -> StepScenario:
-    network = load_clusters()["dgx-1"].network(nodes)
+    network = load_clusters()["dgx-1"].build_network(nodes)
     return StepScenario(**{"network": network, "compute": COMPUTE, "samples": 52, "buckets": BUCKETS, **changes})
 
 
@@ -31,7 +32,7 @@ def scenario(nodes: int = 4, **changes: Any) -> StepScenario:
 def test_where_all_ranks_are_alike_it_is_the_closed_form(nodes: int, samples: float, nbytes: float) -> None:
     buckets = make_even_buckets(nbytes)
     found = simulate_steps(scenario(nodes, samples=samples, buckets=buckets, steps=3))
-    expected = predict_step(COMPUTE, samples, buckets, load_clusters()["dgx-1"].network(nodes))
+    expected = predict_step(COMPUTE, samples, buckets, load_clusters()["dgx-1"].build_network(nodes))
     assert found.seconds == pytest.approx(expected.seconds)
     assert found.exposed_s == pytest.approx(expected.exposed_s, abs=1e-9)
     assert found.slowest_s == pytest.approx(0, abs=1e-9)
@@ -40,16 +41,16 @@ def test_where_all_ranks_are_alike_it_is_the_closed_form(nodes: int, samples: fl
 @pytest.mark.parametrize("nodes", [1, 16, 128])
 def test_by_chance_the_slowest_is_as_slow_as_expected(nodes: int) -> None:
     found = simulate_steps(scenario(nodes, jitter=0.02, steps=400))
-    expected = predict_step(COMPUTE, 52, BUCKETS, load_clusters()["dgx-1"].network(nodes), jitter=0.02)
+    expected = predict_step(COMPUTE, 52, BUCKETS, load_clusters()["dgx-1"].build_network(nodes), jitter=0.02)
     assert found.slowest_s.mean() == pytest.approx(expected.slowest_s, rel=0.1)
     assert found.step_s == pytest.approx(expected.seconds, rel=0.02)
 
 
 def test_the_parts_of_a_step_are_all_of_it() -> None:
     found = simulate_steps(scenario(jitter=0.05, input_s=0.05, input_jitter=0.2, hiccup=(0.01, 0.1)))
-    parts = found.waits_s + found.computing_s + found.slowest_s + found.exposed_s
+    parts = found.input_wait_s + found.computing_s + found.slowest_s + found.exposed_s
     assert found.seconds == pytest.approx(parts)
-    assert sum(found.last.values()) == len(found.seconds)
+    assert sum(found.slowest_counts.values()) == len(found.seconds)
 
 
 def test_a_slow_loader_sets_the_pace_and_a_fast_one_nothing() -> None:
@@ -61,14 +62,14 @@ def test_a_slow_loader_sets_the_pace_and_a_fast_one_nothing() -> None:
 def test_batches_made_ahead_absorb_what_a_loader_varies() -> None:
     base = scenario(1, steps=400, input_jitter=0.6)
     base = replace(base, input_s=0.8 * simulate_steps(scenario(1)).step_s)
-    waits = [simulate_steps(replace(base, ahead=ahead)).waits_s.mean() for ahead in (1, 2, 8, 32)]
+    waits = [simulate_steps(replace(base, prefetch_batches=ahead)).input_wait_s.mean() for ahead in (1, 2, 8, 32)]
     assert waits == sorted(waits, reverse=True)
     assert waits[-1] < waits[0] / 4
 
 
 def test_one_slow_rank_is_who_all_wait_for() -> None:
     found = simulate_steps(scenario(slow={5: 0.2}, jitter=0.01))
-    assert found.last == {5: 50}
+    assert found.slowest_counts == {5: 50}
     assert found.step_s > simulate_steps(scenario(jitter=0.01)).step_s + 0.15 * COMPUTE.sample_s * 52
     assert {one["pid"] for one in found.events if one["ph"] == "M"} >= {5}
 
@@ -142,7 +143,7 @@ def test_thousands_of_ranks_are_simulated_by_bucket() -> None:
     [
         ({"samples": 0}, "samples"),
         ({"steps": 0}, "steps"),
-        ({"ahead": 0}, "ahead"),
+        ({"prefetch_batches": 0}, "prefetch_batches"),
         ({"jitter": 1.0}, "jitter"),
         ({"jitter": float("nan")}, "jitter"),
         ({"hiccup": (1.5, 0.1)}, "hiccup"),

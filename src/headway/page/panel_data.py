@@ -43,7 +43,7 @@ class CardsData(_PanelData):
 
     cards: list[CardData]
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.cards
 
 
@@ -100,7 +100,7 @@ class LinesData(_PanelData):
                 raise ValueError(f"{what} high bounds for {points} points")
         return self
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return all(y is None for series in self.series for y in series.y)
 
 
@@ -150,7 +150,7 @@ class BarsData(_PanelData):
                 raise ValueError(f"bar {name!r} has several parts, and a logarithmic axis cannot stack them")
         return self
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         if self.log_x:
             return not any(value > 0 for stack in self.stacks for value in stack.values)
         return not self.names or not self.stacks
@@ -172,10 +172,10 @@ class MatrixData(_PanelData):
             raise ValueError(f"{side} names need {side} rows of {side} values")
         return self
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.names
 
-    def largest(self) -> list[tuple[str, str, str]]:
+    def find_largest(self) -> list[tuple[str, str, str]]:
         """(row name, column name, value) of the largest cells off the diagonal, largest first, zeros left out."""
         import numpy as np  # a page without a matrix needs no numpy
 
@@ -220,7 +220,7 @@ class SurfaceData(_PanelData):
             raise ValueError("x and y must ascend")
         return self
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return all(height is None for row in self.z for height in row)
 
 
@@ -244,7 +244,7 @@ class GridData(_PanelData):
             raise ValueError("x must ascend")
         return self
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return all(value is None for row in self.values for value in row)
 
 
@@ -264,7 +264,7 @@ class ImagesData(_PanelData):
     images: list[ImageData]
     whole: bool = False
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.images
 
 
@@ -282,10 +282,10 @@ class TableData(_PanelData):
                 raise ValueError(f"row {index} has {len(row)} cells for {len(self.columns)} columns")
         return self
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.rows
 
-    def numeric(self) -> list[bool]:
+    def find_numeric_columns(self) -> list[bool]:
         """Whether each column holds numbers (with a unit or without), and so is set flush right."""
         return [all(NUMBER.fullmatch(row[i].strip()) for row in self.rows) for i in range(len(self.columns))]
 
@@ -296,7 +296,7 @@ class TextData(_PanelData):
 
     text: str
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.text.strip()
 
 
@@ -335,7 +335,7 @@ class CheckedPanel:
     """The panel with its data as the model of its kind."""
     json: str
     """The panel as JSON that may stand inside a script element; empty where no script draws it."""
-    empty: bool
+    is_empty: bool
     anchor: str
 
 
@@ -352,12 +352,12 @@ def check_panel(panel: Panel) -> CheckedPanel:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(step) for step in first["loc"])
         raise HeadwayError(f"panel {panel.name!r} ({panel.kind}): {place}: {first['msg']}") from error
-    empty = document.data.empty()
+    empty = document.data.is_empty()
     drawn = panel.kind in ("lines", "bars", "matrix", "surface", "grid") and not empty
     return CheckedPanel(
         document=document,
         json=_escape_for_script(text) if drawn else "",
-        empty=empty,
+        is_empty=empty,
         anchor="-".join(document.name.split()),  # an id holds no white space
     )
 

@@ -130,7 +130,7 @@ class Cluster(ClusterPart):
     """Whether gradients are exchanged while the backward pass makes others."""
 
     @property
-    def of(self) -> Device:
+    def device_spec(self) -> Device:
         """Raises UsageError: there is none of this name."""
         if isinstance(self.device, Device):
             return self.device
@@ -140,7 +140,7 @@ class Cluster(ClusterPart):
             raise UsageError(what, where=f"{self.title}: device", fix=nearest(self.device, found))
         return found[self.device]
 
-    def network(self, nodes: int, *, spread: bool = False) -> Network:
+    def build_network(self, nodes: int, *, spread: bool = False) -> Network:
         """Of so many nodes.
 
         Args:
@@ -151,7 +151,9 @@ class Cluster(ClusterPart):
         share = far.oversubscription if spread and far.group is not None and nodes > far.group else 1.0
         between = Link(far.latency_us * 1e-6, far.bytes_s / share)
         inside = Link(self.inside.latency_us * 1e-6, self.inside.gb_s * 1e9)
-        return Network(nodes, self.devices, inside, between, self.of.memory_gb_s * 1e9 * REDUCE_BANDWIDTH_SHARE)
+        return Network(
+            nodes, self.devices, inside, between, self.device_spec.memory_gb_s * 1e9 * REDUCE_BANDWIDTH_SHARE
+        )
 
 
 @cache
@@ -179,7 +181,7 @@ def find_cluster(name: str) -> Cluster:
         raise UsageError("there is no such cluster in the catalog, and it is no YAML file", where=name, fix=fix)
     found = load(path, (), Cluster, kind="cluster", fix="docs/plan.md shows one.")
     try:
-        _ = found.recipe.of
+        _ = found.recipe.device_spec
     except UsageError as error:
         raise UsageError(error.what, where=found.origins["device"], fix=error.fix) from None
     return found.recipe

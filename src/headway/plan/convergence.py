@@ -59,22 +59,22 @@ class EpochsLaw:
     high: float
     error: float | None
 
-    def epochs(self, batch: float) -> float:
+    def predict_epochs(self, batch: float) -> float:
         """To the target."""
         return self.least * (1 + batch / self.critical)
 
-    def steps(self, batch: float, samples: int) -> float:
+    def predict_steps(self, batch: float, samples: int) -> float:
         """To the target, on a set of so many samples."""
-        return self.epochs(batch) * samples / batch
+        return self.predict_epochs(batch) * samples / batch
 
-    def regime(self, batch: float) -> Regime:
+    def classify_batch(self, batch: float) -> Regime:
         """What a larger batch gives here."""
         ratio = batch / self.critical
         return (
             "perfect scaling" if ratio <= PERFECT_SCALING else "diminishing returns" if ratio < NO_GAIN else "no gain"
         )
 
-    def warning(self, batch: float) -> str:
+    def describe_extrapolation(self, batch: float) -> str:
         """Where it is not known by what was measured; empty: it is."""
         if self.low <= batch <= self.high:
             return ""
@@ -136,7 +136,7 @@ def leave_one_out(points: Sequence[ConvergencePoint]) -> list[tuple[ConvergenceP
     found = []
     for at in range(1, len(ordered) - 1):
         one = ordered[at]
-        found.append((one, fit_epochs([*ordered[:at], *ordered[at + 1 :]]).epochs(one.batch) / one.epochs - 1))
+        found.append((one, fit_epochs([*ordered[:at], *ordered[at + 1 :]]).predict_epochs(one.batch) / one.epochs - 1))
     return found
 
 

@@ -88,7 +88,7 @@ class Fabric:
             return self.leaf_ports - self.node_cables
         return 0 if self.core_ports is None else self.cores * self.core_ports - self.switch_cables
 
-    def cables(self) -> Iterator[Cable]:
+    def list_cables(self) -> Iterator[Cable]:
         """All of the fabric's, nodes first."""
         for number in range(self.node_cables):
             node, port = divmod(number, self.ports_per_node)

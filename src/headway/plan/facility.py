@@ -16,8 +16,9 @@ from headway.core.errors import UsageError, nearest
 from headway.core.profile import Workload
 from headway.plan.catalogs import read_catalog
 from headway.plan.cluster import load_devices
-from headway.plan.compute import build_job, estimate_from_data_sheet
+from headway.plan.compute import estimate_from_data_sheet
 from headway.plan.fabric import Fabric, design_fabric
+from headway.plan.job import build_job
 
 RACK_WATTS, RACK_UNITS = 19_200, 42
 POD_NODES = 36
@@ -164,7 +165,7 @@ class FacilityPlan:
         """Nodes under each leaf switch."""
         return count_pod_nodes(self.fabric)
 
-    def racks_of(self, watts: float) -> int | None:
+    def count_racks(self, watts: float) -> int | None:
         """How many of another power would take the nodes; None: one does not hold a single node."""
         fit = count_nodes_per_rack(watts, self.watts / self.wanted.nodes, self.machine)
         return math.ceil(self.wanted.nodes / fit) if fit else None
@@ -198,7 +199,7 @@ def build_facility_request(workload: Workload | None, **values: Any) -> Facility
             job = build_job(
                 workload, estimate_from_data_sheet(workload, load_devices()[machine.device]), workload.run.epochs
             )
-            each = job.per_device_of(machine.gpus)
+            each = job.split_batch(machine.gpus)
             images_s = machine.gpus * each / job.compute.seconds(each)
             given |= {"images_s": images_s, "images_from": f" of {workload.name}, by the data sheet"}
     return FacilityRequest(**given)

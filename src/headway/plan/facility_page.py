@@ -78,7 +78,7 @@ def _build_jobs_panel(placed: Placement) -> Panel:
         (
             f"{job.nodes:,}",
             *(str(part) if part else "" for part in parts),
-            f"{placed.bytes_between(number) / 1e6:,.0f}",
+            f"{placed.count_bytes_between(number) / 1e6:,.0f}",
         )
         for number, (job, parts) in enumerate(zip(placed.jobs, placed.parts, strict=True))
     ]

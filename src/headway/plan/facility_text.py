@@ -39,7 +39,7 @@ def describe_racks(found: FacilityPlan) -> str:
 def describe_floor(found: FacilityPlan) -> str:
     """What it takes, and what racks of half the power would."""
     spread = f"{found.floor_m2:,.1f} m2 with its share of the aisles"
-    half = found.racks_of(found.wanted.rack_watts / 2)
+    half = found.count_racks(found.wanted.rack_watts / 2)
     other = "" if half is None else f"; racks of half the power would be {half:,}"
     return f"{spread}{other}; {found.gflops_per_watt:,.0f} GFLOPS per watt"
 
@@ -130,7 +130,7 @@ def describe_jobs(placed: Placement) -> list[str]:
     lines = []
     for number, (job, parts) in enumerate(zip(placed.jobs, placed.parts, strict=True)):
         where = " + ".join(f"{part} on pod {pod + 1}" for pod, part in enumerate(parts) if part)
-        between = placed.bytes_between(number)
+        between = placed.count_bytes_between(number)
         crossing = f"; {between / 1e6:,.0f} MB between pods in each step" if between else ""
         lines.append(f"{pluralise(job.nodes, 'node')}: {where}{crossing}")
     how = "the least there is" if placed.exact else "not all ways were weighed"

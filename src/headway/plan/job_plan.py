@@ -1,4 +1,4 @@
-"""A plan as a whole: answers, what moves them, other ways; and what of it is said on a terminal."""
+"""Plan of a training job on a cluster: predictions for all node counts, sensitivities, alternative strategies."""
 
 from __future__ import annotations
 
@@ -9,98 +9,66 @@ from typing import Any, final
 
 from headway.core.profile import Workload
 from headway.plan.cluster import Cluster
-from headway.plan.compute import ComputeEstimate, has_official_runs
 from headway.plan.convergence import EpochsLaw, LearningRateSuggestion, load_official_points, suggest_learning_rate
-from headway.plan.growth import GrowthPrediction, PowerLaw, fit_power_law, predict_growth
-from headway.plan.prediction import (
-    SPEEDUP_EXPONENT,
-    InputSensitivity,
-    Prediction,
-    TrainingJob,
-    find_paying_nodes,
-    predict_scaling,
-    rank_sensitivities,
+from headway.plan.growth import DataGrowth
+from headway.plan.job import ComputeEstimate, TrainingJob, has_official_runs
+from headway.plan.prediction import Prediction
+from headway.plan.scaling import find_paying_nodes, predict_scaling
+from headway.plan.sensitivity import InputSensitivity, rank_sensitivities
+from headway.plan.strategies import (
+    DeviceMemory,
+    Strategy,
+    compare_strategies,
+    count_useful_nodes,
+    estimate_memory,
 )
-from headway.plan.strategies import DeviceMemory, Strategy, compare_strategies, count_useful_nodes, estimate_memory
 from headway.plan.wording import pluralise
-
-MAX_SENSITIVITIES = 4
-"""Inputs that are named."""
-
-
-@final
-@dataclass(frozen=True)
-class DataGrowth:
-    """Attributes: error, size: by samples. sizes: of sets that are asked for."""
-
-    error: PowerLaw
-    size: PowerLaw | None
-    sizes: tuple[GrowthPrediction, ...]
-
-
-def predict_data_growth(
-    workload: Workload,
-    errors: Sequence[tuple[float, float]],
-    sizes: Sequence[tuple[float, float]] = (),
-    samples: float | None = None,
-) -> DataGrowth:
-    """What more data would give.
-
-    Args:
-        errors: (samples, error). sizes: (samples, parameters of the best network).
-        samples: of a set that is asked for; default: 2, 5, 10 and 100 times the largest of `errors`.
-
-    Raises:
-        UsageError: see `power_law` and `growth`.
-    """
-    error, size = fit_power_law(errors), fit_power_law(sizes) if sizes else None
-    asked = [error.high * times for times in (2, 5, 10, 100)] if samples is None else [samples]
-    found = [
-        predict_growth(
-            one, error, size=size, flops_per_sample=workload.operations, now_parameters=workload.parameters,
-            epochs=workload.run.epochs,
-        )
-        for one in asked
-    ]  # fmt: skip
-    return DataGrowth(error, size, tuple(found))
 
 
 @final
 @dataclass(frozen=True)
 class JobPlan:
-    """Attributes: pays: the most nodes that do; of one count that one. moved, choices, memory: at that many. tight:
-    counts of nodes with which a device's memory does not hold its samples.
-    epochs_from: where epochs come from. lars: learning rate and warm-up for each answer's batch, of ResNet-50 on
-    ImageNet by LARS; None: the batch is not among those, or it is another job. useful: nodes within the batches that
-    were measured; None: they were not. deadline_h: hours; in_time: the fewest nodes that keep it; None: none do."""
+    """Everything that `headway plan` reports about a job on a cluster.
+
+    Attributes:
+        epochs_from: source of the epochs, in words.
+        predictions: one for each node count, ascending.
+        paying_nodes: most nodes that still pay; sensitivities, strategies and memory are at this count.
+        nodes_over_memory: node counts at which a device's memory is too small for its micro-batch.
+        lars: learning rate and warm-up for the batch of each prediction. None unless the job is ResNet-50 with LARS on
+            ImageNet and the batch lies between official ones.
+        useful_nodes: most nodes whose batch is within the measured ones; None: no batches were measured.
+        deadline_h: hours until the run has to end.
+    """
 
     name: str
     job: TrainingJob
     cluster: Cluster
-    known: ComputeEstimate
+    estimate: ComputeEstimate
     epochs_from: str
-    answers: tuple[Prediction, ...]
-    pays: int
-    moved: tuple[InputSensitivity, ...]
-    choices: tuple[Strategy, ...]
+    predictions: tuple[Prediction, ...]
+    paying_nodes: int
+    sensitivities: tuple[InputSensitivity, ...]
+    strategies: tuple[Strategy, ...]
     memory: DeviceMemory
-    tight: tuple[int, ...]
+    nodes_over_memory: tuple[int, ...]
     lars: tuple[LearningRateSuggestion | None, ...]
-    useful: int | None
+    useful_nodes: int | None
     deadline_h: float | None = None
-    grown: DataGrowth | None = None
+    growth: DataGrowth | None = None
 
     @property
     def best(self) -> Prediction:
-        """Of the most nodes that pay."""
-        return next(one for one in self.answers if one.nodes == self.pays)
+        """Prediction for the most nodes that pay."""
+        return next(one for one in self.predictions if one.nodes == self.paying_nodes)
 
     @property
-    def in_time(self) -> int | None:
-        return next((one.nodes for one in self.answers if one.hours <= (self.deadline_h or 0.0)), None)
+    def nodes_in_time(self) -> int | None:
+        """Fewest nodes that keep the deadline; None: none of them does."""
+        return next((one.nodes for one in self.predictions if one.hours <= (self.deadline_h or 0.0)), None)
 
     def to_json(self) -> dict[str, Any]:
-        """For programs; what is infinite or unknown is null."""
+        """Return the plan as plain values for JSON. Infinite and unknown numbers are null."""
         rows = [
             {
                 **asdict(one),
@@ -109,30 +77,31 @@ class JobPlan:
                 "efficiency": one.efficiency,
                 "lars": None if lr is None else asdict(lr),
             }
-            for one, lr in zip(self.answers, self.lars, strict=True)
+            for one, lr in zip(self.predictions, self.lars, strict=True)
         ]
         found = {
             "name": self.name,
             "cluster": self.cluster.model_dump(mode="json"),
-            "compute": asdict(self.known),
+            "compute": asdict(self.estimate),
             "epochs_from": self.epochs_from,
             "answers": rows,
-            "pays_until": self.pays,
-            "moved": [asdict(one) for one in self.moved],
-            "choices": [asdict(one) for one in self.choices],
+            "pays_until": self.paying_nodes,
+            "moved": [asdict(one) for one in self.sensitivities],
+            "choices": [asdict(one) for one in self.strategies],
             "memory": {**asdict(self.memory), "fits": self.memory.fits},
-            "nodes_without_room": list(self.tight),
+            "nodes_without_room": list(self.nodes_over_memory),
             "warnings": list_warnings(self),
-            "useful_nodes": self.useful,
+            "useful_nodes": self.useful_nodes,
             "deadline_hours": self.deadline_h,
-            "nodes_in_time": self.in_time,
-            "growth": None if self.grown is None else asdict(self.grown),
+            "nodes_in_time": self.nodes_in_time,
+            "growth": None if self.growth is None else asdict(self.growth),
         }
         plain: dict[str, Any] = _replace_infinite(found)
         return plain
 
 
 def _replace_infinite(value: Any) -> Any:
+    """Replace infinity and NaN, which JSON lacks, by None."""
     if isinstance(value, dict):
         return {key: _replace_infinite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -140,289 +109,68 @@ def _replace_infinite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def list_warnings(plan: JobPlan) -> list[str]:
+    """List the reasons why this plan would not work, or not as predicted."""
+    lines = list(plan.estimate.warnings)
+    if plan.nodes_over_memory:
+        low, high = plan.nodes_over_memory[0], plan.nodes_over_memory[-1]
+        at = f"{low:,} to " * (len(plan.nodes_over_memory) > 1) + pluralise(high, "node")
+        fix = "more nodes, or micro-batches (--accumulate)"
+        if plan.job.per_device is not None:
+            fix = (
+                "fewer samples per device (--per-device), a global batch (--batch), or smaller micro-batches"
+                " (--accumulate)"
+            )
+        lines.append(f"The samples of a device do not fit its memory at {at}. Plan {fix}.")
+    large = [one for one in plan.predictions if one.batch > plan.job.samples]
+    if large:
+        lines.append(
+            f"From {pluralise(large[0].nodes, 'node')} on a step has {large[0].batch:,.0f} samples, more than the"
+            f" {plan.job.samples:,} of the training set. Plan a smaller batch (--per-device, --batch)."
+        )
+    return lines
+
+
 def build_plan(
     workload: Workload,
     job: TrainingJob,
     cluster: Cluster,
-    known: ComputeEstimate,
+    estimate: ComputeEstimate,
     epochs_from: str,
     nodes: Sequence[int],
     *,
     deadline_h: float | None = None,
 ) -> JobPlan:
-    """Raises UsageError: see `answers`."""
-    found = predict_scaling(job, cluster, nodes)
-    pays = find_paying_nodes(job, cluster, nodes)
-    if pays not in nodes:
-        found = predict_scaling(job, cluster, [*nodes, pays])
-    law, useful = job.epochs, None
-    capacity = cluster.of.memory_bytes
-    held = {
-        one.nodes: estimate_memory(workload, job.per_device_of(one.devices), capacity, one.devices) for one in found
+    """Build the plan of a job. Raises UsageError as `predict_scaling` does."""
+    predictions = predict_scaling(job, cluster, nodes)
+    paying = find_paying_nodes(job, cluster, nodes)
+    # Counts between the ones that were asked for are tried too: the best of them gets a row of its own.
+    if paying not in nodes:
+        predictions = predict_scaling(job, cluster, [*nodes, paying])
+    capacity = cluster.device_spec.memory_bytes
+    memory = {
+        one.nodes: estimate_memory(workload, job.split_batch(one.devices), capacity, one.devices) for one in predictions
     }
+    law, useful = job.epochs, None
     if isinstance(law, EpochsLaw) and law.low < law.high and job.per_device is not None:
         useful = count_useful_nodes(law.high, job.per_device * job.accumulate, cluster.devices)
-    lars: list[LearningRateSuggestion | None] = [None] * len(found)
+    lars: list[LearningRateSuggestion | None] = [None] * len(predictions)
     if has_official_runs(workload):
-        lars = [
-            one if one is not None and one.inside else None
-            for one in (suggest_learning_rate(a.batch, load_official_points()) for a in found)
-        ]
+        suggested = [suggest_learning_rate(one.batch, load_official_points()) for one in predictions]
+        lars = [one if one is not None and one.inside else None for one in suggested]
     return JobPlan(
         workload.name,
         job,
         cluster,
-        known,
+        estimate,
         epochs_from,
-        tuple(found),
-        pays,
-        tuple(rank_sensitivities(job, cluster, pays)),
-        tuple(compare_strategies(workload, job, cluster, pays)),
-        held[pays],
-        tuple(nodes for nodes, one in held.items() if not one.fits),
+        tuple(predictions),
+        paying,
+        tuple(rank_sensitivities(job, cluster, paying)),
+        tuple(compare_strategies(workload, job, cluster, paying)),
+        memory[paying],
+        tuple(count for count, one in memory.items() if not one.fits),
         tuple(lars),
         useful,
         deadline_h,
     )
-
-
-COLUMNS = (
-    *("nodes", "devices", "batch", "images/s", "step", "comm", "by", "scaling", "learning", "epochs"),
-    *("lr", "warm-up", "time", "90 %", "kWh", "cost", "limit"),
-)
-SHORT_NAMES = {
-    "two_dimensional": "2d",
-    "double_tree": "2 trees",
-    "halving_doubling": "halving",
-    "parameter_server": "servers",
-    "shared_server": "servers",
-}
-
-
-def format_plan(found: JobPlan) -> str:
-    """Lines for a terminal."""
-    job, known, compute = found.job, found.known, found.known.compute
-    lines = [
-        f"{found.name} on {found.cluster.title}",
-        f"  step      {format_milliseconds(compute.fixed_s)} and {format_milliseconds(compute.sample_s)} a sample, by {known.how}",
-        f"  exchange  {sum(one.nbytes for one in job.gradients) / 1e6:,.1f} MB of gradients",
-        f"  epochs    {found.epochs_from}",
-        f"  memory    {describe_memory(found)}",
-        f"  input     {describe_input(found)}",
-        "",
-        *(warned := list_warnings(found)),
-        *([""] if warned else []),
-        *align_table(tabulate_predictions(found)),
-        "",
-        *list_verdicts(found),
-        describe_sensitivities(found),
-        *describe_strategies(found),
-    ]
-    if found.grown is not None:
-        lines += ["", f"The error falls as samples to the power of {found.grown.error.exponent:.3f}."]
-        lines += align_table(tabulate_growth(found.grown))
-    return "\n".join([*lines, *list_notes(found)])
-
-
-def list_warnings(found: JobPlan) -> list[str]:
-    """Why what is planned would not be done so."""
-    lines = list(found.known.warnings)
-    if found.tight:
-        at = f"{found.tight[0]:,} to " * (len(found.tight) > 1) + pluralise(found.tight[-1], "node")
-        fix = "more nodes, or micro-batches (--accumulate)"
-        if found.job.per_device is not None:
-            fix = "fewer samples of each (--per-device), a batch for all together (--batch), or micro-batches of fewer"
-        lines.append(f"A device's memory does not hold its samples with {at}: plan {fix}.")
-    large = [one for one in found.answers if one.batch > found.job.samples]
-    if large:
-        what = f"a step is of {large[0].batch:,.0f} samples, and the set has {found.job.samples:,}"
-        lines.append(
-            f"From {pluralise(large[0].nodes, 'node')} on {what}: plan a smaller batch (--per-device, --batch)."
-        )
-    return lines
-
-
-def list_verdicts(found: JobPlan) -> list[str]:
-    """How many nodes pay, keep the deadline, and still learn."""
-    lines = [describe_paying_nodes(found)] if len(found.answers) > 1 else []
-    if found.deadline_h is not None:
-        few = found.in_time
-        keep = "None of them keeps" if few is None else f"{pluralise(few, 'node')} keep{'s' if few == 1 else ''}"
-        lines.append(f"{keep} the deadline of {format_hours(found.deadline_h)}.")
-    law, best = found.job.epochs, found.best
-    if isinstance(law, EpochsLaw):
-        regime = law.regime(best.batch)
-        lines.append(f"A batch of {best.batch:,.0f} of a critical {law.critical:,.0f}: {regime}.")
-    if found.useful is not None and isinstance(law, EpochsLaw):
-        most = f"{law.high:,.0f}, the largest that was measured"
-        where = f"Up to {pluralise(found.useful, 'node')}" if found.useful else "With no node"
-        lines.append(f"{where} the batch stays within {most}.")
-    if found.best.strips > 1:
-        lines.append(f"There are more devices than samples: {found.best.strips} share an image, in strips.")
-    return lines
-
-
-def format_milliseconds(seconds: float) -> str:
-    """`3.1 ms`, `1,020 ms`: three digits at least, and every one before the point."""
-    value = seconds * 1e3
-    return f"{value:,.0f} ms" if value >= 100 else f"{value:.3g} ms"
-
-
-def describe_input(found: JobPlan) -> str:
-    """What is known of the way from the disks to the devices."""
-    best, far = found.best, found.cluster.storage
-    free = best.input_images_s == math.inf
-    if free and math.isclose(best.first_images_s, best.images_s, rel_tol=1e-9):
-        said = "loading and storage are not known, and taken not to limit"
-    elif free:
-        said = f"{best.first_images_s:,.0f} images/s in the first epoch, later ones do not wait"
-    else:
-        rate, where = best.input_images_s, pluralise(best.nodes, "node")
-        said = f"{rate:,.0f} images/s at {where}, {best.first_images_s:,.0f} trained in the first epoch"
-    if not found.job.encoded_bytes and (far.node_gb_s or far.shared_gb_s):
-        said += "; bytes of an image are not known (--image-kb), and storage's bandwidth is left out"
-    return said
-
-
-UNITS = (("d", 24.0, 48.0), ("h", 1.0, 1.0), ("min", 1 / 60, 1 / 60), ("s", 1 / 3600, 0.0))
-"""(unit, its hours, hours from which on it is used)."""
-
-
-def choose_unit(hours: float) -> tuple[str, float]:
-    """(unit, its hours) in which so many are said."""
-    return next((unit, each) for unit, each, least in UNITS if hours >= least)
-
-
-def format_hours(hours: float) -> str:
-    """`3.2 h`, `8.7 min`, `4.2 s` or `0.042 s`; of two days and more, days."""
-    unit, each = choose_unit(hours)
-    value = hours / each
-    return f"{value:,.1f} {unit}" if value >= 1 else f"{value:.2g} {unit}"
-
-
-def format_hours_range(low: float, high: float) -> str:
-    """`9.9-12 min`, in the unit of the higher one."""
-    unit, each = choose_unit(high)
-    return f"{low / each:.3g}-{high / each:.3g} {unit}"
-
-
-def tabulate_predictions(found: JobPlan) -> list[tuple[str, ...]]:
-    """The heading, and one for each count of nodes; columns of which nothing is known are left out."""
-    result = [COLUMNS]
-    for one, lr in zip(found.answers, found.lars, strict=True):
-        result.append(
-            (
-                f"{one.nodes:,}",
-                f"{one.devices:,}",
-                f"{one.batch:,.0f}",
-                f"{one.images_s:,.0f}",
-                f"{one.step.seconds * 1e3:,.1f} ms",
-                f"{one.step.communication_ratio:.2f}",
-                "+".join(SHORT_NAMES.get(name, name) for name in one.step.algorithms) or "-",
-                f"{one.scaling:.0%}",
-                f"{one.statistical:.0%}",
-                f"{one.epochs:.3g}",
-                "-" if lr is None else f"{lr.lr:.3g}",
-                "-" if lr is None else f"{lr.warmup:.2g}",
-                format_hours(one.hours),
-                format_hours_range(one.low_hours, one.high_hours),
-                "-" if one.kwh is None else f"{one.kwh:,.3g}",
-                "-" if one.cost is None else f"{one.cost:,.3g}",
-                describe_bottleneck(found, one),
-            )
-        )
-    keep = [at for at in range(len(COLUMNS)) if any(row[at] != "-" for row in result[1:])]
-    return [tuple(row[at] for at in keep) for row in result]
-
-
-def describe_bottleneck(found: JobPlan, one: Prediction) -> str:
-    """What limits it; and that it finds no room in memory."""
-    return f"{one.limit}, no room" if one.nodes in found.tight else one.limit
-
-
-def align_table(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Numbers to the right, the last column to the left."""
-    widths = [max(len(row[at]) for row in cells) for at in range(len(cells[0]))]
-    last = len(widths) - 1
-    return [
-        "  ".join(
-            cell.ljust(width) if at == last else cell.rjust(width)
-            for at, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in cells
-    ]
-
-
-def list_notes(found: JobPlan) -> list[str]:
-    """Where epochs are not known: of the first plan on either side of what was measured."""
-    epochs = found.job.epochs
-    if not isinstance(epochs, EpochsLaw):
-        return []
-    above = next((one for one in found.answers if one.batch > epochs.high), None)
-    below = next((one for one in reversed(found.answers) if one.batch < epochs.low), None)
-    sides = ((below, "Up to"), (above, "From"))
-    return [f"{side} {pluralise(one.nodes, 'node')}: {one.warning}." for one, side in sides if one is not None]
-
-
-def tabulate_growth(found: DataGrowth) -> list[tuple[str, ...]]:
-    """The heading, and one for each set."""
-    result: list[tuple[str, ...]] = [
-        ("samples", "error", "95 %", "parameters", "PF/s-days", "years of a server without a GPU", "measured up to")
-    ]
-    for one in found.sizes:
-        band = f"{one.low:.3g} to {one.high:.3g}" if one.high < float("inf") else "of two points unknown"
-        result.append(
-            (
-                f"{one.samples:,.3g}",
-                f"{one.error:.3g}",
-                band,
-                "-" if one.parameters is None else f"{one.parameters:,.3g}",
-                "-" if one.pf_s_days is None else f"{one.pf_s_days:,.3g}",
-                "-" if one.cpu_years is None else f"{one.cpu_years:,.3g}",
-                f"1/{one.extrapolated:.3g} of it" if one.extrapolated > 1 else "more",
-            )
-        )
-    return result
-
-
-def describe_paying_nodes(found: JobPlan) -> str:
-    """How many nodes pay."""
-    best, most = found.best, found.answers[-1]
-    least = 2**SPEEDUP_EXPONENT
-    learns = "" if isinstance(found.job.epochs, EpochsLaw) else ", if larger batches need no more epochs"
-    room = " Their samples find no room in memory, see above." if best.nodes in found.tight else ""
-    if best.nodes == most.nodes:
-        return f"All {most.nodes:,} pay{learns}: twice the nodes are at least {least:.2f} times as fast.{room}"
-    more, faster = most.nodes / best.nodes, best.hours / most.hours
-    over = f"More than {pluralise(best.nodes, 'node')} {'does' if best.nodes == 1 else 'do'} not pay"
-    after = next(one for one in found.answers if one.nodes > best.nodes)
-    if min(after.batch, 2 * best.batch) > found.job.samples:
-        return f"{over}: a step would be of more samples than the set has.{room}"
-    return f"{over}: {most.nodes:,} are {more:.3g} times as many and {faster:.2f} times as fast{learns}.{room}"
-
-
-def describe_memory(found: JobPlan) -> str:
-    """What a device has to hold."""
-    held = found.memory
-    used, there = held.used / 1e9, held.capacity / 1e9
-    room = f"up to {held.most_samples:,} samples a device find room"
-    return f"{used:.1f} of {there:g} GB{'' if held.fits else ', which does not fit'}; {room}"
-
-
-def describe_sensitivities(found: JobPlan) -> str:
-    """The inputs that matter."""
-    named = [one for one in found.moved if one.size >= 0.005][:MAX_SENSITIVITIES]
-    parts = [f"{one.name} ({one.less - 1:+.0%} with 20 % less, {one.more - 1:+.0%} with more)" for one in named]
-    return f"The time at {pluralise(found.pays, 'node')} is moved most by: {'; '.join(parts) or 'nothing'}."
-
-
-def describe_strategies(found: JobPlan) -> list[str]:
-    """Ways to spread it that are sooner; or where plain data parallelism finds no room, those that do."""
-    at, fits = pluralise(found.pays, "node"), found.memory.fits
-    named = [one for one in found.choices if one.memory.fits and (one.gain > 1.01 or not fits)]
-    if fits and not named:
-        return [f"At {at} no other way to spread it is sooner at the target than data parallelism."]
-    if not named:
-        return [f"At {at} no other way to spread it finds room in a device's memory."]
-    room = "" if fits else "there is room with "
-    return [f"At {at} {room}{one.name}: {one.gain:.2f} times as fast to the target ({one.note})." for one in named]

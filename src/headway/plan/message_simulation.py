@@ -48,13 +48,13 @@ class MessageSchedule:
     def __init__(self) -> None:
         self.messages: list[Message] = []
 
-    def send(self, sender: int, receiver: int, nbytes: float, after: Sequence[int], *, adds: bool) -> int:
+    def add_message(self, sender: int, receiver: int, nbytes: float, after: Sequence[int], *, adds: bool) -> int:
         """Its number."""
         number = len(self.messages)
         self.messages.append(Message(number, sender, receiver, nbytes, adds, list(after)))
         return number
 
-    def ring(
+    def add_ring(
         self, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]], *, sums: bool
     ) -> dict[int, list[int]]:
         """One turn around a ring of ranks: reduce-scatter if `sums`, else all-gather; each has a part of the bytes.
@@ -71,11 +71,11 @@ class MessageSchedule:
             sent = {}
             for place, rank in enumerate(ranks):
                 to = ranks[(place + 1) % count]
-                sent[to] = self.send(rank, to, nbytes / count, last[rank], adds=sums)
+                sent[to] = self.add_message(rank, to, nbytes / count, last[rank], adds=sums)
             last = {rank: [sent[rank]] for rank in ranks}
         return last
 
-    def tree(self, edges: Sequence[tuple[int, int]], nbytes: float) -> None:
+    def add_tree(self, edges: Sequence[tuple[int, int]], nbytes: float) -> None:
         """Sums go up a tree to its root, and the result comes down.
 
         Args:
@@ -83,9 +83,9 @@ class MessageSchedule:
         """
         have = defaultdict[int, list[int]](list)
         for child, parent in reversed(edges):
-            have[parent].append(self.send(child, parent, nbytes, have[child], adds=True))
+            have[parent].append(self.add_message(child, parent, nbytes, have[child], adds=True))
         for child, parent in edges:
-            have[child] = [self.send(parent, child, nbytes, have[parent], adds=False)]
+            have[child] = [self.add_message(parent, child, nbytes, have[parent], adds=False)]
 
 
 def schedule_messages(algorithm: Algorithm, nbytes: float, network: Network) -> MessageSchedule:
@@ -96,31 +96,31 @@ def schedule_messages(algorithm: Algorithm, nbytes: float, network: Network) -> 
     """
     if network.ranks > MAX_RANKS:
         raise UsageError(f"messages are simulated one by one for up to {MAX_RANKS} ranks, not {network.ranks}")
-    made, per_host = MessageSchedule(), network.ranks_per_host
+    schedule, per_host = MessageSchedule(), network.ranks_per_host
     ranks = list(range(network.ranks))
     hosts = [ranks[begin : begin + per_host] for begin in range(0, len(ranks), per_host)]
     if network.ranks == 1:
-        return made
+        return schedule
     if algorithm == "ring":
-        _add_ring_all_reduce(made, ranks, nbytes, {})
+        _add_ring_all_reduce(schedule, ranks, nbytes, {})
     elif algorithm == "tree":
-        made.tree(_build_binomial_edges(ranks), nbytes)
+        schedule.add_tree(_build_binomial_edges(ranks), nbytes)
     elif algorithm == "double_tree":
         chunks, trees = _count_chunks(nbytes, network), [_build_binary_edges(hosts, shift) for shift in (0, 1)]
         for _ in range(chunks):
             for edges in trees:
-                made.tree(edges, nbytes / 2 / chunks)
+                schedule.add_tree(edges, nbytes / 2 / chunks)
     elif algorithm == "two_dimensional":
         have = dict[int, list[int]]()
         for host in hosts:
-            have |= made.ring(host, nbytes, {}, sums=True)
+            have |= schedule.add_ring(host, nbytes, {}, sums=True)
         for column in zip(*hosts, strict=True):
-            have |= _add_ring_all_reduce(made, column, nbytes / per_host, have)
+            have |= _add_ring_all_reduce(schedule, column, nbytes / per_host, have)
         for host in hosts:
-            made.ring(host, nbytes, have, sums=False)
+            schedule.add_ring(host, nbytes, have, sums=False)
     else:
         raise UsageError(f"{algorithm} is not simulated message by message")
-    return made
+    return schedule
 
 
 def _build_binomial_edges(ranks: Sequence[int]) -> list[tuple[int, int]]:
@@ -170,12 +170,12 @@ def _find_route(message: Message, network: Network) -> tuple[Link, list[tuple[st
 
 
 def _add_ring_all_reduce(
-    made: MessageSchedule, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]]
+    schedule: MessageSchedule, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]]
 ) -> dict[int, list[int]]:
     """An all-reduce by a ring."""
     if len(ranks) == 1:
         return {rank: after.get(rank, []) for rank in ranks}
-    return made.ring(ranks, nbytes, made.ring(ranks, nbytes, after, sums=True), sums=False)
+    return schedule.add_ring(ranks, nbytes, schedule.add_ring(ranks, nbytes, after, sums=True), sums=False)
 
 
 @final
@@ -190,21 +190,21 @@ class SentMessage:
 
 
 def simulate_messages(
-    made: MessageSchedule, network: Network, *, begins: Mapping[int, float] | None = None
+    schedule: MessageSchedule, network: Network, *, begins: Mapping[int, float] | None = None
 ) -> list[SentMessage]:
     """When each message is sent, in their order.
 
     Args:
         begins: rank -> seconds after which it has what it sums up; default: 0 of all.
     """
-    begins, routes = begins or {}, [_find_route(message, network) for message in made.messages]
+    begins, routes = begins or {}, [_find_route(message, network) for message in schedule.messages]
     free, adder = defaultdict[tuple[str, int], float](float), defaultdict[int, float](float)
-    left = [len(message.after) for message in made.messages]
+    left = [len(message.after) for message in schedule.messages]
     wanted = defaultdict[int, list[int]](list)
-    for message in made.messages:
+    for message in schedule.messages:
         for before in message.after:
             wanted[before].append(message.number)
-    ready = [begins.get(message.sender, 0.0) for message in made.messages]
+    ready = [begins.get(message.sender, 0.0) for message in schedule.messages]
     events: list[tuple[float, int, int]] = [
         (ready[number], number, READY) for number, count in enumerate(left) if not count
     ]
@@ -214,7 +214,7 @@ def simulate_messages(
 
     def begin(number: int, at: float) -> None:
         """Sends it, if its ways are free; else it waits for the one that is busy longest, and others may pass it."""
-        message, (link, ways) = made.messages[number], routes[number]
+        message, (link, ways) = schedule.messages[number], routes[number]
         busy = max(ways, key=lambda way: free[way])
         if free[busy] > at:
             heapq.heappush(waiting[busy], number)
@@ -243,7 +243,7 @@ def simulate_messages(
         for way in routes[number][1]:
             while waiting[way] and free[way] <= at:
                 begin(heapq.heappop(waiting[way]), at)
-    return [found[number] for number in range(len(made.messages))]
+    return [found[number] for number in range(len(schedule.messages))]
 
 
 def simulate_all_reduce(algorithm: Algorithm, nbytes: float, network: Network) -> float:
@@ -275,10 +275,10 @@ def simulate_exchange(
     free = [0.0] * network.ranks
     done = []
     for size, full in zip(nbytes, ready, strict=True):
-        made = schedule_messages(algorithm, size, network)
+        schedule = schedule_messages(algorithm, size, network)
         begins = {rank: max(free[rank], full[rank]) for rank in range(network.ranks)}
         free = [begins[rank] for rank in range(network.ranks)]
-        for one in simulate_messages(made, network, begins=begins):
+        for one in simulate_messages(schedule, network, begins=begins):
             free[one.message.receiver] = max(free[one.message.receiver], one.done)
             link, _ = _find_route(one.message, network)
             free[one.message.sender] = max(free[one.message.sender], one.ends - link.latency_s)

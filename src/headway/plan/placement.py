@@ -39,18 +39,18 @@ class Placement:
     parts: tuple[tuple[int, ...], ...]
     exact: bool
 
-    def bytes_between(self, job: int) -> float:
+    def count_bytes_between(self, job: int) -> float:
         """That leave pods in one of its steps."""
         return 2 * (sum(part > 0 for part in self.parts[job]) - 1) * self.jobs[job].gradient_bytes
 
     @property
     def total_bytes(self) -> float:
         """In one step of each job."""
-        return sum(map(self.bytes_between, range(len(self.jobs))))
+        return sum(map(self.count_bytes_between, range(len(self.jobs))))
 
     def to_json(self) -> dict[str, Any]:
         """For programs."""
-        return {**asdict(self), "bytes_between": [self.bytes_between(job) for job in range(len(self.jobs))]}
+        return {**asdict(self), "bytes_between": [self.count_bytes_between(job) for job in range(len(self.jobs))]}
 
 
 def parse_jobs(text: str, gradient_bytes: float) -> list[PlacedJob]:

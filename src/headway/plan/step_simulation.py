@@ -22,7 +22,8 @@ from headway.core.collectives import Algorithm, Network
 from headway.core.errors import UsageError
 from headway.core.files import write_whole
 from headway.plan.cluster import Cluster
-from headway.plan.prediction import Prediction, TrainingJob, choose_job_buckets, estimate_halo_s
+from headway.plan.job import TrainingJob
+from headway.plan.prediction import Prediction, choose_job_buckets, estimate_halo_s
 from headway.plan.step import BACKWARD_SHARE, GPU_ALGORITHMS, ComputeTime, GradientBucket
 
 Seconds = npt.NDArray[np.float64]
@@ -44,7 +45,7 @@ class StepScenario:
     hiccup: (probability in a step of a rank, seconds that it stands still).
     input_s: seconds in which a rank's loader makes a batch; 0: there always is one.
     input_jitter: standard deviation of it over its mean.
-    ahead: batches that a loader makes before they are wanted.
+    prefetch_batches: batches that a loader makes before they are wanted.
     accumulate: micro-batches of a step. backward, overlap, wire_ratio: as of `headway.plan.step.predict_step`.
     """
 
@@ -58,7 +59,7 @@ class StepScenario:
     hiccup: tuple[float, float] = (0.0, 0.0)
     input_s: float = 0.0
     input_jitter: float = 0.0
-    ahead: int = 2
+    prefetch_batches: int = 2
     among: Sequence[Algorithm] = GPU_ALGORITHMS
     accumulate: int = 1
     backward: float = BACKWARD_SHARE
@@ -72,18 +73,18 @@ class StepScenario:
 class SimulatedSteps:
     """Attributes:
     seconds: of each step.
-    waits_s: of it, until the last batch was there. computing_s: of the mean rank. slowest_s: more, of the slowest one.
+    input_wait_s: of it, until the last batch was there. computing_s: of the mean rank. slowest_s: more, of the slowest one.
     exposed_s: of the exchange, after that.
     last: rank -> steps in which it was the one that others waited for.
     events: of the slowest ranks, as a trace has them.
     """
 
     seconds: Seconds
-    waits_s: Seconds
+    input_wait_s: Seconds
     computing_s: Seconds
     slowest_s: Seconds
     exposed_s: Seconds
-    last: dict[int, int]
+    slowest_counts: dict[int, int]
     events: list[dict[str, Any]]
 
     @property
@@ -91,7 +92,7 @@ class SimulatedSteps:
         """In the mean; the first steps, whose batches lie there, are left out where there are enough."""
         return float(self.seconds[min(len(self.seconds) // 5, 10) :].mean())
 
-    def write(self, path: Path) -> None:
+    def write_trace(self, path: Path) -> None:
         """As a trace for Perfetto or chrome://tracing: a process for each rank, a row for its computing, one for its
         input and one for the exchange."""
         write_whole(path, json.dumps({"traceEvents": self.events, "displayTimeUnit": "ms"}) + "\n")
@@ -109,7 +110,7 @@ def simulate_steps(scenario: StepScenario) -> SimulatedSteps:
     for rank, more in scenario.slow.items():
         slow[rank] += more
     end = np.zeros(ranks)
-    made = np.zeros((scenario.ahead, ranks))  # when the batch in each place of a rank's ring was taken
+    made = np.zeros((scenario.prefetch_batches, ranks))  # when the batch in each place of a rank's ring was taken
     begun = np.zeros(ranks)
     parts: dict[str, list[float]] = {name: [] for name in ("seconds", "waits", "computing", "slowest", "exposed")}
     last = dict[int, int]()
@@ -120,7 +121,7 @@ def simulate_steps(scenario: StepScenario) -> SimulatedSteps:
         there = end
         if scenario.input_s:
             taken = scenario.input_s * np.maximum(0.0, 1 + scenario.input_jitter * random.standard_normal(ranks))
-            place = number % scenario.ahead
+            place = number % scenario.prefetch_batches
             begun = np.maximum(begun, made[place]) + taken  # a place is filled anew once its batch was taken
             there = np.maximum(end, begun)
             made[place] = there
@@ -154,7 +155,7 @@ def _check_ranges(scenario: StepScenario) -> None:
     wrong = {
         "samples": scenario.samples <= 0,
         "steps": scenario.steps < 1,
-        "ahead": scenario.ahead < 1,
+        "prefetch_batches": scenario.prefetch_batches < 1,
         "accumulate": scenario.accumulate < 1,
         "jitter": not 0 <= scenario.jitter < 1,
         "hiccup": not (0 <= chance <= 1 and stands >= 0),
@@ -219,8 +220,8 @@ def simulate_prediction(
     """The steps of a plan. Raises UsageError: of too many devices."""
     if answer.devices > MAX_RANKS:
         raise UsageError(f"ranks are simulated one by one up to {MAX_RANKS:,}, not {answer.devices:,}", where="--trace")
-    network = cluster.network(answer.nodes, spread=job.spread)
-    each = job.most_of(answer.devices)
+    network = cluster.build_network(answer.nodes, spread=job.spread)
+    each = job.find_largest_share(answer.devices)
     known, compute, backward = answer.input_images_s < float("inf"), job.compute, job.backward
     if answer.strips > 1:  # what strips tell each other takes time, and hides nothing
         longer = replace(compute, fixed_s=compute.fixed_s + estimate_halo_s(job, cluster, each * answer.strips))

@@ -1,5 +1,4 @@
-"""Other ways to spread a job over devices, by the same costs: fully connected layers in parts, images in strips,
-gradients exchanged less often; and what of it finds room in a device's memory."""
+"""Alternatives to plain data parallelism, by the same costs, and the memory of a device that each of them needs."""
 
 from __future__ import annotations
 
@@ -12,21 +11,26 @@ from headway.core import collectives
 from headway.core.collectives import Network
 from headway.core.profile import Layer, Workload
 from headway.plan.cluster import Cluster
-from headway.plan.prediction import Prediction, TrainingJob, predict
+from headway.plan.job import TrainingJob
+from headway.plan.prediction import Prediction, predict
 from headway.plan.step import list_gradients
 
 USABLE_MEMORY = 0.9
-"""Of a device's memory, that a step may take; the rest is the allocator's and the libraries'."""
+"""Share of a device's memory that a step may use; allocator and libraries take the rest."""
 MIN_DENSE_SHARE = 0.1
-"""Of the gradients, that fully connected layers have where it is worth a look to have them in parts."""
+"""Smallest share of the gradients in fully connected layers at which sharding these layers is considered."""
 
 
 @final
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes of a device. Attributes: weights: with their gradients, those on their way to other devices, the
-    optimizer's state, and what else stays there. activations: of a forward pass, which backward wants, and their
-    gradients. most_samples: that find room."""
+    """Bytes that training needs on one device.
+
+    Attributes:
+        weights: weights, gradients, all-reduce buckets, optimizer state, and anything else of constant size.
+        activations: activations saved for backward, and their gradients.
+        most_samples: largest micro-batch that fits.
+    """
 
     weights: int
     activations: int
@@ -35,33 +39,43 @@ class DeviceMemory:
 
     @property
     def used(self) -> int:
+        """Bytes of weights and activations together."""
         return self.weights + self.activations
 
     @property
     def fits(self) -> bool:
+        """True if a step fits in the memory of the device."""
         return self.used <= USABLE_MEMORY * self.capacity
 
 
 def estimate_memory(workload: Workload, samples: float, capacity: float, devices: int) -> DeviceMemory:
-    """As the dry run has it of one rank, without batches that are ready.
+    """Estimate the memory of one device as the dry run does, without prefetched batches.
 
-    Args: samples: of a device at once; less than one: a strip of one. capacity: bytes. devices: that exchange.
+    Args:
+        samples: micro-batch of the device; below 1: a strip of an image. capacity: bytes of the device.
+        devices: number that exchange gradients.
     """
+    # With several devices each gradient exists twice: in the parameter and in the all-reduce bucket.
     gradients = sum(layer.gradient_bytes for layer in workload.layers) * (2 if devices > 1 else 1)
     weights = gradients + sum(layer.weight_bytes for layer in workload.layers)
     weights += workload.step.update.state_bytes + workload.step.update.beside_bytes
-    none, back = workload.saved_bytes(0), 2 * max(layer.activation_bytes for layer in workload.layers)
-    one = workload.saved_bytes(1) - none + back
-    most = max(0, math.floor((USABLE_MEMORY * capacity - weights - none) / max(1, one)))
+    # Backward holds the gradients of two activations at a time: of a layer's output and of its input.
+    fixed, back = workload.saved_bytes(0), 2 * max(layer.activation_bytes for layer in workload.layers)
+    each = workload.saved_bytes(1) - fixed + back
+    most = max(0, math.floor((USABLE_MEMORY * capacity - weights - fixed) / max(1, each)))
     whole = samples if samples < 1 else math.ceil(samples)
-    return DeviceMemory(weights, round(none + whole * one), capacity, most)
+    return DeviceMemory(weights, round(fixed + whole * each), capacity, most)
 
 
 @final
 @dataclass(frozen=True)
 class Strategy:
-    """A way to spread it. Attributes: images_s, hours: with it. gain: times as soon at the target as by data
-    parallelism. memory: of a device. note: what it takes."""
+    """One way to spread a job over devices.
+
+    Attributes:
+        hours: time to the target; `gain`: how many times as soon as with data parallelism.
+        memory: of one device. note: its price, in words.
+    """
 
     name: str
     images_s: float
@@ -72,71 +86,69 @@ class Strategy:
 
 
 def compare_strategies(workload: Workload, job: TrainingJob, cluster: Cluster, nodes: int) -> list[Strategy]:
-    """The best first; plain data parallelism among them. Where its step finds no room, also what takes less of it."""
+    """Compare the strategies for a job, the fastest first; plain data parallelism is one of them.
+
+    If its step does not fit in memory, strategies that need less of it are included.
+    """
     plain = predict(job, cluster, nodes)
-    network = cluster.network(nodes, spread=job.spread)
-    each = job.per_device_of(plain.devices)
+    each = job.split_batch(plain.devices)
 
-    def held(samples: float, of: Workload = workload) -> DeviceMemory:
-        return estimate_memory(of, samples, cluster.of.memory_bytes, plain.devices)
+    def estimate(samples: float, network: Workload = workload) -> DeviceMemory:
+        return estimate_memory(network, samples, cluster.device_spec.memory_bytes, plain.devices)
 
-    room = held(each)
-    found = [Strategy("data parallel", plain.images_s, plain.hours, 1.0, room, "")]
+    memory = estimate(each)
+    found = [Strategy("data parallel", plain.images_s, plain.hours, 1.0, memory, "")]
 
-    def add(name: str, other: Prediction, kept: DeviceMemory, note: str) -> None:
-        found.append(Strategy(name, other.images_s, other.hours, plain.hours / other.hours, kept, note))
+    def add(name: str, other: Prediction, needs: DeviceMemory, note: str) -> None:
+        found.append(Strategy(name, other.images_s, other.hours, plain.hours / other.hours, needs, note))
 
-    if not room.fits and room.most_samples and each > 1:
-        times = math.ceil(each / room.most_samples)
+    # Too large for the memory: micro-batches while one sample fits, else strips of an image.
+    if not memory.fits and memory.most_samples and each > 1:
+        times = math.ceil(each / memory.most_samples)
         less = each / times
         parts = replace(job, per_device=less, batch=None, accumulate=times * job.accumulate)
         many = f"{less:,.0f}" if less >= 10 else f"{less:.3g}"
-        add(f"{times} micro-batches of {many} samples", predict(parts, cluster, nodes), held(less), "the same batch")
-    elif not room.fits and not room.most_samples:
+        name = f"{times} micro-batches of {many} samples"
+        add(name, predict(parts, cluster, nodes), estimate(less), "the same batch")
+    elif not memory.fits and not memory.most_samples:
         for strips in (2, 4, 8, 16):
             if plain.strips < strips <= cluster.devices:
                 shared = predict(replace(job, per_device=1 / strips, batch=None), cluster, nodes)
                 note = f"a batch of {shared.batch:,.0f}"
-                add(f"each image in {strips} strips", shared, held(1 / strips), note)
+                add(f"each image in {strips} strips", shared, estimate(1 / strips), note)
     if plain.devices == 1:
         return sorted(found, key=lambda one: one.hours)
+    # Model parallelism for fully connected layers: activations cross the network instead of their gradients.
     if dense := find_dense_layers(workload):
         names = {layer.name for layer in dense}
         rest = workload.model_copy(update={"layers": tuple(one for one in workload.layers if one.name not in names)})
-        more_s, moved = estimate_dense_sharding(workload, network, dense, each)
-        kept = replace(job, gradients=tuple(list_gradients(rest)))
-        less_held = held(each, _shard_layers(workload, names, plain.devices))
+        network = cluster.build_network(nodes, spread=job.spread)
+        exchange_s, received = estimate_dense_sharding(workload, network, dense, each)
+        # Nothing hides this exchange: it counts as fixed time of every micro-batch.
+        compute = replace(job.compute, fixed_s=job.compute.fixed_s + exchange_s)
+        sharded = replace(job, gradients=tuple(list_gradients(rest)), compute=compute)
         layers = "a fully connected layer" if len(dense) == 1 else f"{len(dense)} fully connected layers"
-        note = f"{moved / 1e6:,.1f} MB of activations a step and device, in place of their gradients"
-        add(
-            f"{layers} in {plain.devices:,} parts",
-            _predict_with_overhead(kept, cluster, nodes, more_s),
-            less_held,
-            note,
-        )
+        note = f"{received / 1e6:,.1f} MB of activations per step and device instead of their gradients"
+        needs = estimate(each, _shard_layers(workload, names, plain.devices))
+        add(f"{layers} in {plain.devices:,} parts", predict(sharded, cluster, nodes), needs, note)
     for times in (2, 4):
         batch = None if job.batch is None else times * job.batch
         rarer = predict(replace(job, batch=batch, accumulate=times * job.accumulate), cluster, nodes)
-        add(f"gradients of {times} steps exchanged at once", rarer, room, f"{times} times the batch")
+        add(f"gradients of {times} steps exchanged at once", rarer, memory, f"{times} times the batch")
     return sorted(found, key=lambda one: one.hours)
 
 
-def _predict_with_overhead(job: TrainingJob, cluster: Cluster, nodes: int, seconds: float) -> Prediction:
-    """With so much more in each micro-batch that nothing hides."""
-    compute = replace(job.compute, fixed_s=job.compute.fixed_s + seconds)
-    return predict(replace(job, compute=compute), cluster, nodes)
-
-
 def _shard_layers(workload: Workload, names: set[str], parts: int) -> Workload:
-    """Whose layers of these names are in parts; and so are the optimizer's state of them, and what is beside it."""
+    """Return the workload of one device if the layers of these names are split into parts."""
 
-    def part(layer: Layer) -> Layer:
+    def shard(layer: Layer) -> Layer:
         if layer.name not in names:
             return layer
         less = {"weight_bytes": layer.weight_bytes // parts, "gradient_bytes": layer.gradient_bytes // parts}
         return layer.model_copy(update=less)
 
-    layers, update = tuple(map(part, workload.layers)), workload.step.update
+    layers, update = tuple(map(shard, workload.layers)), workload.step.update
+    # Optimizer state shrinks with the weights that it belongs to.
     share = sum(one.gradient_bytes for one in layers) / sum(one.gradient_bytes for one in workload.layers)
     less = {"state_bytes": round(share * update.state_bytes), "beside_bytes": round(share * update.beside_bytes)}
     state = update.model_copy(update=less)
@@ -145,29 +157,33 @@ def _shard_layers(workload: Workload, names: set[str], parts: int) -> Workload:
 
 
 def find_dense_layers(workload: Workload) -> list[Layer]:
-    """Fully connected ones, of networks in which they hold a tenth of the gradients or more."""
+    """Find the fully connected layers, if they hold at least a tenth of the gradients; else return none."""
     found = [one for one in workload.layers if one.kind == "Linear" and one.gradient_bytes and one.input_shape]
     total = workload.step.exchange.gradient_bytes
     return found if sum(one.gradient_bytes for one in found) >= MIN_DENSE_SHARE * total else []
 
 
 def estimate_dense_sharding(
-    workload: Workload, network: Network, dense: Sequence[Layer], each: float
+    workload: Workload, network: Network, dense: Sequence[Layer], samples: float
 ) -> tuple[float, float]:
-    """(seconds, bytes that a device receives) in a micro-batch, where each device has a part of these layers' outputs.
+    """Estimate the exchange of layers whose outputs are split over all devices (model parallelism).
 
-    Krizhevsky 2014 (arXiv 1404.5997), scheme (a): all inputs of such a layer are brought to all devices, and their
-    gradients back; the layer's own gradients stay where they are. The batch of the whole is in each device then, which
-    has its part of the layer's products to do: the same work as before.
+    Krizhevsky 2014 (arXiv 1404.5997), scheme (a): all devices gather the inputs of such a layer from each other and
+    scatter their gradients back; weight gradients stay local. Each device computes its part of the outputs for the
+    whole batch: as much work as before.
+
+    Returns:
+        Seconds per micro-batch, and bytes that a device receives in one.
     """
-    ring, moved, taken = collectives.line("ring", network), 0.0, 0.0
+    ring, received, seconds = collectives.line("ring", network), 0.0, 0.0
     for layer in dense:
-        nbytes = math.prod(layer.input_shape or ()) * workload.step.value_bytes * each * network.ranks
-        taken += ring.seconds(nbytes)  # an all-gather forward and a reduce-scatter backward: an all-reduce together
-        moved += 2 * nbytes
-    return taken, moved
+        nbytes = math.prod(layer.input_shape or ()) * workload.step.value_bytes * samples * network.ranks
+        # An all-gather forward and a reduce-scatter backward cost as much as one all-reduce.
+        seconds += ring.seconds(nbytes)
+        received += 2 * nbytes
+    return seconds, received
 
 
 def count_useful_nodes(most_batch: float, per_device: float, devices: int) -> int:
-    """Nodes up to which each device has its batch and the whole one is not larger than learns well."""
+    """Count the nodes whose global batch stays within `most_batch` when each device has its own `per_device`."""
     return max(0, math.floor(most_batch / (per_device * devices)))
