@@ -16,7 +16,7 @@ from headway.core.profile import JointTiming, Profile, ThreadScaling
 from headway.doctor.page import SECTIONS, panels, write
 from headway.doctor.roof import SAME_SIZE
 from headway.doctor.text import alone
-from headway.page import report
+from headway.page import renderer
 from headway.page.panel import Panel
 
 TOGETHER = JointTiming(input_alone=290e-6, loop_alone=240e-6, input_beside=330e-6, loop_beside=251e-6, cores=4)
@@ -61,7 +61,7 @@ def test_what_is_not_in_the_profile_is_not_drawn() -> None:
     whole, bare = found(profile(facts=profile().facts | {"rank 0 seconds a step": 0.03})), found(profile(**BARE))
     assert whole.keys() - bare.keys() == OPTIONAL
     assert {one.section for one in whole.values()} == set(SECTIONS)
-    html = report.render(list(bare.values()), title="T", subtitle="S")
+    html = renderer.render(list(bare.values()), title="T", subtitle="S")
     assert html.count("Nothing recorded.") == len({"pipeline", "anatomy", "ceilings", "run-table", "knobs"}) + len(
         {"environment", "machine", "facts"}
     )

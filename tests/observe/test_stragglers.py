@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from headway.core import row_file
 from headway.core.run_folder import RunFolder
 from headway.observe.stragglers import COLUMNS, KIND, OWN, panels, sentence, slowest
-from headway.page import report
+from headway.page import renderer
 
 Seconds = NDArray[np.float64]
 
@@ -130,7 +130,7 @@ def test_the_panels_show_each_rank(tmp_path: Path) -> None:
     assert bars.note.startswith("Rank 1 is the slowest in 100% of 12 intervals")
     assert grid.data["x"] == [place / 2 for place in range(1, 13)]
     assert [row[0] for row in grid.data["values"]] == pytest.approx([37, 57, 37], rel=1e-3)
-    report.render([bars, grid], title="t", subtitle="s")
+    renderer.render([bars, grid], title="t", subtitle="s")
 
 
 @pytest.mark.check
@@ -147,7 +147,7 @@ def test_many_ranks_over_many_intervals_stay_a_picture(tmp_path: Path) -> None:
     assert "Of 100 ranks these are the 64 slowest." in bars.note
     assert len(grid.data["x"]) == 240
     assert len(json.dumps(grid.data)) < 200_000
-    report.render([bars, grid], title="t", subtitle="s")
+    renderer.render([bars, grid], title="t", subtitle="s")
 
 
 def test_a_run_of_one_rank_has_no_panels(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from headway.page import panel, report
+from headway.page import panel, renderer
 from headway.page.panel import Panel
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -93,7 +93,7 @@ def panels() -> list[Panel]:
 def surface(name: str, heights: Sequence[Sequence[float | None]], **more: Any) -> Panel:
     places = [("<b>here</b>", 0.0, 0.0), ("", 3.5, 2.0), ("there", 8.0, 6.0)]
     return panel.surface(
-        name, "S", range(9), range(7), heights, x_label="<i>x", y_label="y", z_label="loss", marks=places, **more
+        name, "S", range(9), range(7), heights, axis_labels=("<i>x", "y", "loss"), marks=places, **more
     )
 
 
@@ -103,7 +103,7 @@ def surface(name: str, heights: Sequence[Sequence[float | None]], **more: Any) -
 @pytest.mark.check
 def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags: tuple[str, ...]) -> None:
     page = tmp_path / "report.html"
-    page.write_text(report.render(panels(), title="<b>Run</b>", subtitle="S", footer="F"), encoding="utf-8")
+    page.write_text(renderer.render(panels(), title="<b>Run</b>", subtitle="S", footer="F"), encoding="utf-8")
     document, console = opened(page, "--disable-3d-apis", *flags)
     assert console == []
     articles = dict(re.findall(r'<article id="([^"]+)"(.*?)</article>', document, re.DOTALL))
@@ -135,7 +135,7 @@ def test_a_surface_stands_in_three_dimensions_where_the_browser_can(tmp_path: Pa
     """Software draws it here, which the browser warns of; what it may not do is refuse the page's own script."""
     page = tmp_path / "report.html"
     bowl = [[(x - 4) ** 2 + (y - 3) ** 2 + 0.1 for x in range(9)] for y in range(7)]
-    page.write_text(report.render([surface("bowl", bowl)], title="T", subtitle="S"), encoding="utf-8")
+    page.write_text(renderer.render([surface("bowl", bowl)], title="T", subtitle="S"), encoding="utf-8")
     document, console = opened(page, "--enable-unsafe-swiftshader", "--window-size=1400,900")
     if re.search("could not create|WebGL is not|blocklisted", " ".join(console), re.IGNORECASE):
         pytest.skip("no WebGL here, not even in software")

@@ -18,8 +18,9 @@ from tests._support import headway, packed_digits, records, refused, write_recip
 from headway.core.profile import Workload
 from headway.data import opening
 from headway.data.tiers import choice
-from headway.plan.ask import job_of, of_device
-from headway.plan.cluster import clusters
+from headway.plan.cluster import load_clusters
+from headway.plan.compute import estimate_from_data_sheet
+from headway.plan.job import build_job
 from headway.report.dry_run_page import large, page, size
 from headway.setup import micro_batch
 from headway.setup.build import set_up
@@ -131,7 +132,9 @@ def test_a_batch_is_shared_and_divided_as_training_does_it(folder: Path, batch: 
     parts = torch.empty(share).tensor_split(-(-share // micro)) if micro < share else [torch.empty(share)]
     assert (found.share, found.accumulated, found.micro) == (share, len(parts), max(map(len, parts)))
     assert found.ranks == ranks
-    planned = job_of(found.workload, of_device(found.workload, clusters()["dgx-1"].of), 1.0)
+    planned = build_job(
+        found.workload, estimate_from_data_sheet(found.workload, load_clusters()["dgx-1"].device_spec), 1.0
+    )
     assert planned.per_device is not None
     assert (planned.accumulate, math.ceil(planned.per_device - 1e-9)) == (found.accumulated, found.micro)
 

@@ -12,7 +12,7 @@ from headway.core.files import write_atomically
 from headway.core.profile import PipelineSide, Profile, ShortRun, StageCeiling
 from headway.doctor.roof import SAME_SIZE
 from headway.doctor.text import SIDES, alone, caution, how_sure, how_to, number, percent, prediction, signed, together
-from headway.page import panel, report
+from headway.page import panel, renderer
 from headway.page.panel import Panel
 
 SECTIONS = ("Verdict", "Stages", "Whole runs", "Knobs", "Machine")
@@ -30,7 +30,7 @@ FLOPS = 6.0
 def write(profile: Profile, path: Path) -> None:
     """Writes one self-contained HTML file; the same profile gives the same file. Raises OSError."""
     how = "quick" if profile.quick else "full"
-    html = report.render(
+    html = renderer.render(
         panels(profile),
         title=f"{profile.name}: {profile.verdict.kind}",
         subtitle=f"What limits the recipe on this machine: {profile.regime}, batch {profile.batch:,}, "

@@ -8,7 +8,7 @@ from typing import Any
 from headway.core.files import write_atomically
 from headway.core.recipe import format_value
 from headway.core.run_folder import RunFolder
-from headway.page import panel, report
+from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.report.landscape import Drawn, Landscape, Line, Plane
 from headway.train.evaluation_panels import write_panels
@@ -39,7 +39,7 @@ def write(found: Landscape, out: Path | None = None) -> Path:
         out = out or run.folder / "landscape.html"
     out = out or Path("landscape.html")
     names = ", ".join(one.name for one in found.runs)
-    html = report.render(made, title=f"{names}: loss landscape", subtitle=_subtitle(found), sections=(SECTION,))
+    html = renderer.render(made, title=f"{names}: loss landscape", subtitle=_subtitle(found), sections=(SECTION,))
     write_atomically(out, html)
     return out
 
@@ -210,9 +210,7 @@ def _surfaces(plane: Plane, order: int, number: int) -> list[Panel]:
                 plane.x,
                 plane.y,
                 surface["loss"],
-                x_label=labels[0],
-                y_label=labels[1],
-                z_label="loss",
+                axis_labels=(*labels, "loss"),
                 marks=plane.marks,
                 path=plane.kind == "path",
                 log_z=_is_steep(values),

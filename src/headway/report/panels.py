@@ -13,7 +13,7 @@ from headway.core.recipe_yaml import parse_recipe
 from headway.core.run_folder import RunFolder
 from headway.observe import stragglers
 from headway.page import panel
-from headway.page import report as page
+from headway.page import renderer as page
 from headway.page.panel import Panel
 from headway.report import anatomy, observation_panels, utilisation_panels
 from headway.setup.inputs import TIER_PHRASES, describe_decoding
@@ -162,7 +162,7 @@ def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> lis
             found = [r for r in train if name in r]  # older records do not tell the batch
             epochs, values = [r["epoch"] for r in found], [r[name] for r in found]
             if name != "batch" or len(set(values)) > 1:
-                series, bounds = [(label, epochs, values)], panel.from_zero(values)
+                series, bounds = [(label, epochs, values)], panel.choose_y_range(values)
                 out.append(_curve(name, title, label, series, order=250 + place, y_range=bounds))
     return out
 

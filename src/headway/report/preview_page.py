@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headway.core.recipe import format_value
-from headway.page import panel, report
+from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.report.preview import Point, Preview
 
@@ -98,7 +98,7 @@ def _axis(epochs: float, columns: int) -> list[str]:
 def page(found: Preview) -> str:
     """The same as one HTML file, with charts."""
     recipe = found.loaded.recipe
-    return report.render(
+    return renderer.render(
         _panels(found),
         title=f"{recipe.name}: schedule",
         subtitle="What the recipe says, before the run",
@@ -120,7 +120,7 @@ def _panels(found: Preview) -> list[Panel]:
     rates: list[float | None] = [point.lr for point in points]
     falls = ("step", "multi_step", "exponential")  # by a factor each time: the last ones are lost beside the first
     curves: tuple[tuple[str, str, str, list[float | None], tuple[float, float] | None], ...] = (
-        ("lr", "Learning rate", "learning rate", rates, panel.from_zero(rates)),
+        ("lr", "Learning rate", "learning rate", rates, panel.choose_y_range(rates)),
         ("lr-log", "Learning rate, by its powers of ten", "learning rate", rates, None),
         ("lr-rmsprop", "Learning rate of RMSprop", "learning rate", [point.lr_rmsprop for point in points], None),
         ("momentum", "Momentum", "momentum", [point.momentum for point in points], (0.0, 1.0)),

@@ -18,11 +18,12 @@ from tests.plan._workload import workload
 
 from headway.core.errors import UsageError
 from headway.core.profile import ThreadScaling, Workload
-from headway.plan.answer import answers
-from headway.plan.ask import job_of, of_device
-from headway.plan.choices import Choice, choices, dense_layers, memory, useful_nodes
-from headway.plan.cluster import clusters
-from headway.plan.report import milliseconds, span
+from headway.plan.cluster import load_clusters
+from headway.plan.compute import estimate_from_data_sheet
+from headway.plan.job import build_job
+from headway.plan.scaling import predict_scaling
+from headway.plan.strategies import Strategy, compare_strategies, count_useful_nodes, estimate_memory, find_dense_layers
+from headway.plan.wording import format_hours, format_milliseconds
 
 
 @pytest.fixture
@@ -41,7 +42,7 @@ def test_a_plan_is_said_drawn_and_traced(path: Path, tmp_path: Path) -> None:
     assert lines[0] == "photos on DGX-1, 8 V100, 4 x EDR"
     assert any(line.split()[:2] == ["16", "128"] for line in lines)
     assert "More than 4 nodes do not pay: 16 are 4 times as many" in said.out
-    assert "moved most by: speed of a device" in said.out
+    assert "depends most on: speed of a device" in said.out
     assert "The error falls as samples to the power of -0.1" in said.out
     html = page.read_text()
     for name in ("images", "hours", "efficiency", "step", "epochs", "steps", "moved", "choices", "growth", "answers"):
@@ -71,19 +72,19 @@ def test_all_that_is_asked_of_a_plan_is_said(path: Path) -> None:
         "--deadline", "0.5",
     ).out  # fmt: skip
     assert re.search(r"(1 node keeps|\d+ nodes keep|None of them keeps) the deadline of 30.0 min", said)
-    assert re.search(r"A batch of [\d,]+ of a critical 2,000: ", said)
+    assert re.search(r"The batch of [\d,]+ against a critical batch of 2,000: ", said)
     assert " cost " in said
     assert "Up to 0 nodes" not in said
     one = headway("plan", path, "--cluster", "dgx-1", "--nodes", "8").out
     assert "pay" not in one
-    assert "loading and storage are not known" in one
+    assert "loading and storage are unknown" in one
 
 
 def test_a_job_that_a_device_cannot_hold_is_said(path: Path) -> None:
     said = headway("plan", path, "--cluster", "dgx-1", "--nodes", "1,2", "--per-device", "100000").out
-    assert "does not fit" in said
+    assert "too much" in said
     before, _, after = said.partition("nodes  devices")
-    assert "A device's memory does not hold its samples with 1 to 2 nodes" in before
+    assert "The samples of a device do not fit its memory at 1 to 2 nodes" in before
     assert "there is room with 79 micro-batches of 1,266 samples" in after
 
 
@@ -93,16 +94,18 @@ def test_rows_that_find_no_room_and_steps_larger_than_the_set_are_named(path: Pa
     assert found["nodes_without_room"] == [1, 2, 4]
     precision, tight = found["warnings"]
     assert precision.startswith("The workload computes in fp32, and V100 SXM2 has 125 TFLOPS in mixed precision: ")
-    assert "with 1 to 4 nodes: plan more nodes" in tight
-    assert "plan more nodes" in (tmp_path / "plan.html").read_text(encoding="utf-8")
+    assert "at 1 to 4 nodes. Plan more nodes" in tight
+    assert "Plan more nodes" in (tmp_path / "plan.html").read_text(encoding="utf-8")
     rows = headway(*asked).out.partition("nodes  devices")[2].splitlines()
     assert [row.endswith(", no room") for row in rows[1:8]] == [True] * 3 + [False] * 4
     tiny = workload().model_copy(update={"run": workload().run.model_copy(update={"samples": 1000})})
     tiny.write(tmp_path / "tiny.json")
     small = ("plan", tmp_path / "tiny.json", "--cluster", "dgx-1", "--per-device", "32")
-    assert "More than 2 nodes do not pay: a step would be of more samples than the set has.\n" in headway(*small).out
+    assert (
+        "More than 2 nodes do not pay: a step would have more samples than the training set.\n" in headway(*small).out
+    )
     found = headway(*small, "--json").json()
-    assert found["warnings"][1].startswith("From 4 nodes on a step is of 1,024 samples, and the set has 1,000")
+    assert found["warnings"][1].startswith("From 4 nodes on a step has 1,024 samples, more than the 1,000")
     mixed = workload().model_copy(update={"step": workload().step.model_copy(update={"precision": "bf16"})})
     mixed.write(tmp_path / "mixed.json")
     asked = ("plan", tmp_path / "mixed.json", "--cluster", "dgx-1", "--nodes", "8", "--json")
@@ -110,7 +113,7 @@ def test_rows_that_find_no_room_and_steps_larger_than_the_set_are_named(path: Pa
 
 
 def test_a_clusters_own_nodes_are_the_default(path: Path, tmp_path: Path) -> None:
-    values = clusters()["dgx-1"].model_dump(mode="json") | {"nodes": 12}
+    values = load_clusters()["dgx-1"].model_dump(mode="json") | {"nodes": 12}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
     found = headway("plan", path, "--cluster", tmp_path / "mine.yaml", "--json").json()
     assert [one["nodes"] for one in found["answers"]] == [1, 2, 4, 8, 12]
@@ -164,35 +167,35 @@ def test_a_facility_is_planned_from_the_same_verb(path: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("plan",), "a job and a cluster, or a facility's nodes"),
+        (("plan",), "a job and a cluster, or the nodes of a facility"),
         (("plan", "none.json", "--cluster", "dgx-1"), "cannot be read"),
         (("plan", "W", "--cluster", "dgx"), "no such cluster"),
-        (("plan", "W", "--cluster", "dgx-1", "--nodes", "x"), "no count of nodes"),
+        (("plan", "W", "--cluster", "dgx-1", "--nodes", "x"), "not a list of node counts"),
         (("plan", "W", "--cluster", "dgx-1", "--batch", "4"), "leaves 0.062 samples"),
         (("plan", "W", "--cluster", "dgx-1", "--per-device", "0"), "1,000,000,000 samples, not 0"),
         (("plan", "W", "--cluster", "dgx-1", "--per-device", "nan"), "1,000,000,000 samples, not nan"),
         (("plan", "W", "--cluster", "dgx-1", "--price", "-1"), "a price is 0 or more"),
-        (("plan", "W", "--cluster", "dgx-1", "--deadline", "0"), "a deadline is some hours away"),
+        (("plan", "W", "--cluster", "dgx-1", "--deadline", "0"), "a deadline is a number of hours above 0"),
         (("plan", "W", "--cluster", "dgx-a100", "--spread"), "has no groups"),
         (("plan", "W", "--cluster", "dgx-1", "--profile", "none.json"), "cannot be read"),
-        (("plan", "W", "--cluster", "dgx-1", "--rack-kw", "20"), "--rack-kw is of a room"),
-        (("plan", "W", "--cluster", "dgx-1", "--jobs", "3"), "--jobs is of a room"),
-        (("plan", "--facility", "36", "--nodes", "3"), "--nodes is of a job on a cluster"),
-        (("plan", "--facility", "36", "--jobs", "30:nan"), "has some gradients, not 30 and nan bytes"),
-        (("plan", "W", "--cluster", "dgx-1", "--batch", "4", "--per-device", "4"), "for a device, or for all"),
-        (("plan", "W", "--cluster", "dgx-1", "--runs", "8"), "is no run"),
+        (("plan", "W", "--cluster", "dgx-1", "--rack-kw", "20"), "--rack-kw plans a room"),
+        (("plan", "W", "--cluster", "dgx-1", "--jobs", "3"), "--jobs plans a room"),
+        (("plan", "--facility", "36", "--nodes", "3"), "--nodes plans a job on a cluster"),
+        (("plan", "--facility", "36", "--jobs", "30:nan"), "not 30 nodes and nan bytes"),
+        (("plan", "W", "--cluster", "dgx-1", "--batch", "4", "--per-device", "4"), "per device or for all devices"),
+        (("plan", "W", "--cluster", "dgx-1", "--runs", "8"), "is not a measured run"),
         (("plan", "W", "--cluster", "dgx-1", "--noise-scale", "0"), "above 0"),
-        (("plan", "W", "--cluster", "dgx-1", "--sizes-at", "1:2"), "go with --errors-at"),
+        (("plan", "W", "--cluster", "dgx-1", "--sizes-at", "1:2"), "only with --errors-at"),
         (("plan", "W", "--cluster", "dgx-1", "--errors-at", "1:2"), "2 points or more"),
-        (("plan", "W", "batch=3", "--cluster", "dgx-1"), "no values to override"),
-        (("plan", "--facility", "36", "--cluster", "dgx-1"), "--cluster is of a job on a cluster"),
+        (("plan", "W", "batch=3", "--cluster", "dgx-1"), "only a recipe has values to override"),
+        (("plan", "--facility", "36", "--cluster", "dgx-1"), "--cluster plans a job on a cluster"),
         (("plan", "W", "--cluster", "dgx-1", "--epochs-at", "1e-300:1,1e300:1"), "is not a batch with its epochs"),
         (("plan", "W", "--cluster", "dgx-1", "--page", "nowhere/plan.html"), "nothing can be written there"),
         (("plan", "W", "--cluster", "dgx-1", "--trace", "nowhere/t.json"), "nothing can be written there"),
         (("plan", "--facility", "12", "--page", "nowhere/room.html"), "nothing can be written there"),
         (("plan", "--facility", "0"), "1 node or more"),
         (("plan", "--facility", "36", "--ports", "1"), "at least 2 ports"),
-        (("plan", "--facility", "36", "--jobs", "37"), "want 37 nodes, and 36 are there"),
+        (("plan", "--facility", "36", "--jobs", "37"), "need 37 nodes, and there are 36"),
         (("plan", "--facility", "36", "--leaf", "35"), "no switch of 35 ports"),
     ],
 )
@@ -215,45 +218,47 @@ def test_planning_loads_no_torch(path: Path) -> None:
 def test_fully_connected_layers_are_better_in_parts_where_they_hold_the_weights() -> None:
     """AlexNet's way: 100 million weights behind few convolutions, over a slow network."""
     heavy, light = workload(dense=100_000_000, convolutions=2), workload()
-    slow = clusters()["p100-50gbe"]
-    assert [one.name for one in dense_layers(heavy)] == ["head"]
-    assert dense_layers(light) == []
-    job = job_of(heavy, of_device(heavy, slow.of), 10.0)
-    found = choices(heavy, job, slow, 4)
+    slow = load_clusters()["p100-50gbe"]
+    assert [one.name for one in find_dense_layers(heavy)] == ["head"]
+    assert find_dense_layers(light) == []
+    job = build_job(heavy, estimate_from_data_sheet(heavy, slow.device_spec), 10.0)
+    found = compare_strategies(heavy, job, slow, 4)
     assert found[0].name == "a fully connected layer in 32 parts"
     assert found[0].gain > 1.1
     assert found[0].hours < found[1].hours
     assert {one.name for one in found} > {"data parallel", "gradients of 2 steps exchanged at once"}
     assert next(one for one in found if one.name == "data parallel").gain == 1
-    assert found[0].memory.weights < memory(heavy, 1, 1e9, 32).weights / 2
+    assert found[0].memory.weights < estimate_memory(heavy, 1, 1e9, 32).weights / 2
 
 
 @pytest.mark.parametrize("asked", [{"per_device": 2.0}, {"batch": 64.0}])
 def test_rarer_exchange_is_of_a_larger_batch_of_as_many_samples_each(asked: dict[str, float]) -> None:
-    where = clusters()["p40-100gbe"]
-    job = job_of(workload(), of_device(workload(), where.of), 10.0, **asked)
-    named = {one.name: one for one in choices(workload(), job, where, 4)}
+    where = load_clusters()["p40-100gbe"]
+    job = build_job(workload(), estimate_from_data_sheet(workload(), where.device_spec), 10.0, **asked)
+    named = {one.name: one for one in compare_strategies(workload(), job, where, 4)}
     twice = named["gradients of 2 steps exchanged at once"]
-    plain = answers(replace(job, per_device=2.0, batch=None, accumulate=2), where, [4])[0]
+    plain = predict_scaling(replace(job, per_device=2.0, batch=None, accumulate=2), where, [4])[0]
     assert (twice.images_s, twice.note) == (pytest.approx(plain.images_s), "2 times the batch")
     assert twice.gain > 1
 
 
 def test_a_batch_of_strips_has_choices_too() -> None:
-    where = clusters()["dgx-1"]
-    job = job_of(workload(), of_device(workload(), where.of), 10.0, batch=8.0)
-    assert answers(job, where, [4])[0].strips == 4
-    assert {one.name for one in choices(workload(), job, where, 4)} > {"gradients of 4 steps exchanged at once"}
+    where = load_clusters()["dgx-1"]
+    job = build_job(workload(), estimate_from_data_sheet(workload(), where.device_spec), 10.0, batch=8.0)
+    assert predict_scaling(job, where, [4])[0].strips == 4
+    assert {one.name for one in compare_strategies(workload(), job, where, 4)} > {
+        "gradients of 4 steps exchanged at once"
+    }
 
 
 def test_where_a_step_finds_no_room_what_takes_less_is_named() -> None:
     """11 MB for each of 200 samples; and an image that finds none."""
-    where = clusters()["dgx-1"]
+    where = load_clusters()["dgx-1"]
 
-    def found(gigabytes: float, samples: float) -> dict[str, Choice]:
-        small = where.model_copy(update={"device": where.of.model_copy(update={"memory_gb": gigabytes})})
-        job = job_of(workload(), of_device(workload(), small.of), 10.0, per_device=samples)
-        return {one.name: one for one in choices(workload(), job, small, 2)}
+    def found(gigabytes: float, samples: float) -> dict[str, Strategy]:
+        small = where.model_copy(update={"device": where.device_spec.model_copy(update={"memory_gb": gigabytes})})
+        job = build_job(workload(), estimate_from_data_sheet(workload(), small.device_spec), 10.0, per_device=samples)
+        return {one.name: one for one in compare_strategies(workload(), job, small, 2)}
 
     tight = found(1.5, 200.0)
     assert not tight["data parallel"].memory.fits
@@ -261,7 +266,7 @@ def test_where_a_step_finds_no_room_what_takes_less_is_named() -> None:
     assert tight[name].memory.fits
     assert tight[name].gain < 1.01
     assert tight[name].note == "the same batch"
-    weights = memory(workload(), 1, 1.0, 16).weights
+    weights = estimate_memory(workload(), 1, 1.0, 16).weights
     tiny = found((weights + 6e6) / 0.9e9, 1.0)
     assert tiny["each image in 4 strips"].memory.fits
     assert not any("micro" in name for name in tiny)
@@ -269,16 +274,16 @@ def test_where_a_step_finds_no_room_what_takes_less_is_named() -> None:
 
 
 def test_memory_is_what_a_device_holds() -> None:
-    held = memory(workload(), 32, 16e9, 1)
+    held = estimate_memory(workload(), 32, 16e9, 1)
     weights = 4 * workload().parameters
     assert held.weights == 3 * weights  # with gradients, and one state of as much
     largest = max(layer.activation_bytes for layer in workload().layers)
     assert held.activations == 32 * (11 * 10**6 + 2 * largest)
     assert held.fits
     assert held.most_samples == int((0.9 * 16e9 - held.weights) // (11 * 10**6 + 2 * largest))
-    assert memory(workload(), 32, 16e9, 8).weights == 4 * weights  # gradients on their way
-    assert not memory(workload(), 32, 0.5e9, 1).fits
-    assert memory(workload(), 1, 1e6, 1).most_samples == 0
+    assert estimate_memory(workload(), 32, 16e9, 8).weights == 4 * weights  # gradients on their way
+    assert not estimate_memory(workload(), 32, 0.5e9, 1).fits
+    assert estimate_memory(workload(), 1, 1e6, 1).most_samples == 0
 
 
 STILL = ("masters", "gradients of masters", "buffers", "averaged weights", "looked at")
@@ -302,7 +307,7 @@ def test_memory_is_that_of_the_dry_run(tmp_path: Path, ranks: int, options: list
     asked = ("train", recipe, "--dry-run", "--json", "--out", out, *(["--procs", "2"] if ranks > 1 else []))
     said = headway(*asked, *options)
     parts = {one["name"]: one["bytes"] for one in said.json()["memory"]}
-    held = memory(Workload.read(out), 30 // ranks, 1e9, ranks)
+    held = estimate_memory(Workload.read(out), 30 // ranks, 1e9, ranks)
     still = (*STILL, "weights", "gradients", "buckets", "optimizer state")
     assert held.weights == sum(parts.get(name, 0) for name in still)
     assert held.activations == parts["kept for backward"] + parts["on the way back"]
@@ -312,8 +317,8 @@ def test_memory_is_that_of_the_dry_run(tmp_path: Path, ranks: int, options: list
 
 def test_nodes_are_useful_while_each_device_has_its_batch() -> None:
     """The slides' 64 to 128 nodes: 128 images a device, batches of 65,536 to 131,072."""
-    assert useful_nodes(65_536, 128, 8) == 64
-    assert useful_nodes(131_072, 128, 8) == 128
+    assert count_useful_nodes(65_536, 128, 8) == 64
+    assert count_useful_nodes(131_072, 128, 8) == 128
 
 
 def test_epochs_that_fall_with_the_batch_are_doubted(path: Path) -> None:
@@ -325,23 +330,23 @@ def test_epochs_that_fall_with_the_batch_are_doubted(path: Path) -> None:
 
 
 def test_what_an_image_takes_can_be_said(path: Path, tmp_path: Path) -> None:
-    far = clusters()["dgx-1"].model_dump(mode="json") | {"storage": {"shared_gb_s": 0.001}}
+    far = load_clusters()["dgx-1"].model_dump(mode="json") | {"storage": {"shared_gb_s": 0.001}}
     (tmp_path / "far.yaml").write_text(yaml.safe_dump(far))
     asked = ("plan", path, "--cluster", tmp_path / "far.yaml", "--nodes", "1", "--json", "--image-kb")
     assert headway(*asked, "100").json()["answers"][0]["first_images_s"] == pytest.approx(10)
     blind = workload().model_copy(update={"input": workload().input.model_copy(update={"encoded_bytes": None})})
     blind.write(tmp_path / "blind.json")
     said = headway("plan", tmp_path / "blind.json", "--cluster", tmp_path / "far.yaml", "--nodes", "1").out
-    assert "bytes of an image are not known (--image-kb), and storage's bandwidth is left out\n" in said
-    assert "an image has some bytes, not -1e+06" in refused(*asked, "-1000", status=2)
+    assert "the bandwidth of the storage is ignored, since bytes per image are unknown (--image-kb)\n" in said
+    assert "the size of an image is above 0, not -1000 kB" in refused(*asked, "-1000", status=2)
 
 
 def test_milliseconds_are_numbers_as_people_write_them() -> None:
-    assert [milliseconds(one) for one in (0.0031, 0.0994, 1.02)] == ["3.1 ms", "99.4 ms", "1,020 ms"]
+    assert [format_milliseconds(one) for one in (0.0031, 0.0994, 1.02)] == ["3.1 ms", "99.4 ms", "1,020 ms"]
 
 
 def test_times_are_said_in_the_unit_that_suits_them() -> None:
-    assert [span(hours) for hours in (100, 5, 0.5, 0.001, 0.00001)] == [
+    assert [format_hours(hours) for hours in (100, 5, 0.5, 0.001, 0.00001)] == [
         "4.2 d",
         "5.0 h",
         "30.0 min",
@@ -352,4 +357,4 @@ def test_times_are_said_in_the_unit_that_suits_them() -> None:
 
 def test_an_unknown_device_is_said() -> None:
     with pytest.raises(UsageError, match="no device"):
-        clusters()["dgx-1"].model_copy(update={"device": "tpu"}).of  # noqa: B018
+        load_clusters()["dgx-1"].model_copy(update={"device": "tpu"}).device_spec  # noqa: B018

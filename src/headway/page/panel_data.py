@@ -1,4 +1,4 @@
-"""What the data of each kind of panel must be, and what the page needs beside it to draw the panel."""
+"""Models of the data of each kind of panel, and the check before a panel is drawn."""
 
 from __future__ import annotations
 
@@ -10,27 +10,30 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, final, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from headway.core.errors import HeadwayError, suggest_nearest
-from headway.page.panel import Kind, Panel
+from headway.page.panel import Panel, PanelKind
 
-LARGEST = 12  # cells named beside a matrix: as many as fit beside it without scrolling
-NUMBER = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?( ?[%\w/]{1,9})?|-?")  # "1,234", "5e-4", "93.1 %", "12 ms", "-"
+# Cells listed beside a matrix: as many as fit there without scrolling.
+LARGEST_CELLS = 12
+# Cells that are set flush right: `1,234`, `5e-4`, `93.1 %`, `12 ms`, `-`.
+NUMBER = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?( ?[%\w/]{1,9})?|-?")
 
 T = TypeVar("T", bound=BaseModel)
 
 
-def _embedded(uri: str) -> str:
+def _check_data_uri(uri: str) -> str:
     if not re.match(r"data:image/[\w.+-]+;base64,[A-Za-z0-9+/]+={0,2}\Z", uri):
         raise ValueError(f"an image must be a data:image/...;base64 URI, not {uri[:40]!r}")
     return uri
 
 
-class _Data(BaseModel):
+class _PanelData(BaseModel):
+    # Strict: a number in quotes, or a key of another kind, is an error of the producer and must not be drawn.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 @final
-class Card(_Data):
-    """One number, large, with what it is and what it leaves out."""
+class CardData(_PanelData):
+    """One number in large type, with its label and a note."""
 
     label: str
     value: str
@@ -38,33 +41,33 @@ class Card(_Data):
 
 
 @final
-class Cards(_Data):
+class CardsData(_PanelData):
     """A row of cards."""
 
-    cards: list[Card]
+    cards: list[CardData]
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.cards
 
 
 @final
-class Series(_Data):
-    """One line: as many x as y; a None in y is a gap."""
+class SeriesData(_PanelData):
+    """One line. A None in y is a gap."""
 
     name: str
     x: list[float]
     y: list[float | None]
 
     @model_validator(mode="after")
-    def _same_length(self) -> Series:
+    def _same_length(self) -> SeriesData:
         if len(self.x) != len(self.y):
-            raise ValueError(f"series {self.name!r} has {len(self.x)} x and {len(self.y)} y")
+            raise ValueError(f"series {self.name!r} has {len(self.x)} x and {len(self.y)} y: give as many of both")
         return self
 
 
 @final
-class Band(_Data):
-    """What lies around one line: as many bounds as the line has points; a None in either is a gap."""
+class BandData(_PanelData):
+    """Shaded range around one line, with a bound per point of the line. A None is a gap."""
 
     of: Annotated[int, Field(ge=0)]
     low: list[float | None]
@@ -72,40 +75,41 @@ class Band(_Data):
 
 
 @final
-class Lines(_Data):
-    """Lines over one pair of axes."""
+class LinesData(_PanelData):
+    """Lines over common axes."""
 
     x_label: str
     y_label: str
-    series: list[Series]
-    bands: list[Band] = []
+    series: list[SeriesData]
+    bands: list[BandData] = []
     y_range: tuple[float, float] | None = None
     log_x: bool = False
     log_y: bool = False
 
     @model_validator(mode="after")
-    def _range_ascends(self) -> Lines:
+    def _range_ascends(self) -> LinesData:
         if self.y_range and (self.y_range[0] >= self.y_range[1] or (self.log_y and self.y_range[0] <= 0)):
             raise ValueError("y_range must ascend, and be above 0 on a logarithmic axis")
         return self
 
     @model_validator(mode="after")
-    def _bands_fit(self) -> Lines:
+    def _bands_fit(self) -> LinesData:
         for band in self.bands:
             if band.of >= len(self.series):
-                raise ValueError(f"a band is of series {band.of}, and there are {len(self.series)}")
+                raise ValueError(f"a band belongs to series {band.of}, and there are {len(self.series)}")
             points = len(self.series[band.of].x)
             if (len(band.low), len(band.high)) != (points, points):
-                what = f"the band of series {self.series[band.of].name!r} has {len(band.low)} low and {len(band.high)}"
-                raise ValueError(f"{what} high bounds for {points} points")
+                name = self.series[band.of].name
+                bounds = f"{len(band.low)} low and {len(band.high)} high bounds for {points} points"
+                raise ValueError(f"the band of series {name!r} has {bounds}")
         return self
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return all(y is None for series in self.series for y in series.y)
 
 
 @final
-class Stack(_Data):
+class StackData(_PanelData):
     """One part of every bar."""
 
     name: str
@@ -113,32 +117,32 @@ class Stack(_Data):
 
 
 @final
-class Rule(_Data):
-    """A named line across all bars."""
+class RuleData(_PanelData):
+    """Named line across all bars."""
 
     name: str
     at: float
 
 
 @final
-class Bars(_Data):
-    """Horizontal bars, stacked of parts; on a logarithmic axis, which has no sums, each bar is one part alone."""
+class BarsData(_PanelData):
+    """Horizontal stacked bars. A logarithmic axis has no sums: there each bar has one part."""
 
     x_label: str
     names: list[str]
-    stacks: list[Stack]
+    stacks: list[StackData]
     log_x: bool = False
-    rules: list[Rule] = []
+    rules: list[RuleData] = []
 
     @model_validator(mode="after")
-    def _value_per_name(self) -> Bars:
+    def _value_per_name(self) -> BarsData:
         for stack in self.stacks:
             if len(stack.values) != len(self.names):
                 raise ValueError(f"stack {stack.name!r} has {len(stack.values)} values for {len(self.names)} names")
         return self
 
     @model_validator(mode="after")
-    def _logarithms_exist(self) -> Bars:
+    def _logarithms_exist(self) -> BarsData:
         if not self.log_x:
             return self
         if any(value < 0 for stack in self.stacks for value in stack.values):
@@ -150,15 +154,15 @@ class Bars(_Data):
                 raise ValueError(f"bar {name!r} has several parts, and a logarithmic axis cannot stack them")
         return self
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         if self.log_x:
             return not any(value > 0 for stack in self.stacks for value in stack.values)
         return not self.names or not self.stacks
 
 
 @final
-class Matrix(_Data):
-    """A square of values from 0 up, the same names along both sides."""
+class MatrixData(_PanelData):
+    """Square of values from 0 up, with the same names along both sides."""
 
     x_label: str
     y_label: str
@@ -166,32 +170,34 @@ class Matrix(_Data):
     values: list[list[Annotated[float, Field(ge=0)]]]
 
     @model_validator(mode="after")
-    def _square(self) -> Matrix:
+    def _square(self) -> MatrixData:
         side = len(self.names)
         if len(self.values) != side or any(len(row) != side for row in self.values):
             raise ValueError(f"{side} names need {side} rows of {side} values")
         return self
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.names
 
-    def largest(self) -> list[tuple[str, str, str]]:
-        """(row name, column name, value) of the largest cells off the diagonal, largest first, zeros left out."""
-        import numpy as np  # a page without a matrix needs no numpy
+    def find_largest(self) -> list[tuple[str, str, str]]:
+        """Find the largest cells off the diagonal, as (row name, column name, value); zeros are left out."""
+        # A page without a matrix needs no numpy.
+        import numpy as np
 
         cells = np.array(self.values)
         np.fill_diagonal(cells, 0)
         flat = cells.ravel()
-        floor = np.partition(flat, -min(LARGEST, flat.size))[-min(LARGEST, flat.size)]
+        # A partition finds the smallest cell of the list in linear time; a matrix may have a million cells.
+        floor = np.partition(flat, -min(LARGEST_CELLS, flat.size))[-min(LARGEST_CELLS, flat.size)]
         kept = np.flatnonzero((flat >= floor) & (flat > 0))
-        best = kept[np.argsort(-flat[kept], kind="stable")][:LARGEST].tolist()
+        best = kept[np.argsort(-flat[kept], kind="stable")][:LARGEST_CELLS].tolist()
         places = [divmod(index, len(self.names)) for index in best]
         return [(self.names[y], self.names[x], format(self.values[y][x], ",.6g")) for y, x in places]
 
 
 @final
-class Mark(_Data):
-    """A named place on a surface."""
+class MarkData(_PanelData):
+    """Named point on a surface."""
 
     name: str
     x: float
@@ -199,8 +205,8 @@ class Mark(_Data):
 
 
 @final
-class Surface(_Data):
-    """Heights over a grid: rows are y; None is a gap."""
+class SurfaceData(_PanelData):
+    """Heights over a grid: rows are y, None is a gap."""
 
     x_label: str
     y_label: str
@@ -209,24 +215,24 @@ class Surface(_Data):
     y: list[float]
     z: list[list[float | None]]
     log_z: bool = False
-    marks: list[Mark] = []
+    marks: list[MarkData] = []
     path: bool = False
 
     @model_validator(mode="after")
-    def _fits_its_grid(self) -> Surface:
+    def _fits_its_grid(self) -> SurfaceData:
         if len(self.z) != len(self.y) or any(len(row) != len(self.x) for row in self.z):
             raise ValueError(f"{len(self.y)} y and {len(self.x)} x need {len(self.y)} rows of {len(self.x)} heights")
         if any(one >= other for side in (self.x, self.y) for one, other in pairwise(side)):
             raise ValueError("x and y must ascend")
         return self
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return all(height is None for row in self.z for height in row)
 
 
 @final
-class Grid(_Data):
-    """A heat map: a row of values for each name over ascending x; a None is a gap."""
+class GridData(_PanelData):
+    """Heat map: a row of values per name over ascending x. A None is a gap."""
 
     x_label: str
     y_label: str
@@ -237,66 +243,66 @@ class Grid(_Data):
     log: bool = False
 
     @model_validator(mode="after")
-    def _full(self) -> Grid:
+    def _full(self) -> GridData:
         if len(self.values) != len(self.names) or any(len(row) != len(self.x) for row in self.values):
             raise ValueError(f"{len(self.names)} names and {len(self.x)} x need as many rows of as many values")
         if any(one >= other for one, other in pairwise(self.x)):
             raise ValueError("x must ascend")
         return self
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return all(value is None for row in self.values for value in row)
 
 
 @final
-class Image(_Data):
-    """One image as a base64 data URI, and what to write under it."""
+class ImageData(_PanelData):
+    """One image as a base64 data URI, with its caption."""
 
-    src: Annotated[str, AfterValidator(_embedded)]
+    src: Annotated[str, AfterValidator(_check_data_uri)]
     caption: str
     note: str = ""
 
 
 @final
-class Images(_Data):
-    """Images side by side; or `whole`: one below the other, each as wide as it is or as there is room."""
+class ImagesData(_PanelData):
+    """Images side by side, or `whole`: one below the other, at their own width."""
 
-    images: list[Image]
+    images: list[ImageData]
     whole: bool = False
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.images
 
 
 @final
-class Table(_Data):
+class TableData(_PanelData):
     """Rows of texts, one per column."""
 
     columns: list[str]
     rows: list[list[str]]
 
     @model_validator(mode="after")
-    def _cell_per_column(self) -> Table:
+    def _cell_per_column(self) -> TableData:
         for index, row in enumerate(self.rows):
             if len(row) != len(self.columns):
                 raise ValueError(f"row {index} has {len(row)} cells for {len(self.columns)} columns")
         return self
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.rows
 
-    def numeric(self) -> list[bool]:
-        """Whether each column holds numbers (with a unit or without), and so is set flush right."""
+    def find_numeric_columns(self) -> list[bool]:
+        """Tell for each column whether all cells are numbers, with or without a unit: those are set flush right."""
         return [all(NUMBER.fullmatch(row[i].strip()) for row in self.rows) for i in range(len(self.columns))]
 
 
 @final
-class Text(_Data):
-    """A text, shown as it is."""
+class TextData(_PanelData):
+    """Text that is shown unchanged."""
 
     text: str
 
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return not self.text.strip()
 
 
@@ -314,37 +320,41 @@ class _Document(BaseModel, Generic[T]):
 
 
 DOCUMENTS: dict[str, Any] = {
-    "cards": _Document[Cards],
-    "lines": _Document[Lines],
-    "bars": _Document[Bars],
-    "matrix": _Document[Matrix],
-    "surface": _Document[Surface],
-    "grid": _Document[Grid],
-    "images": _Document[Images],
-    "table": _Document[Table],
-    "text": _Document[Text],
+    "cards": _Document[CardsData],
+    "lines": _Document[LinesData],
+    "bars": _Document[BarsData],
+    "matrix": _Document[MatrixData],
+    "surface": _Document[SurfaceData],
+    "grid": _Document[GridData],
+    "images": _Document[ImagesData],
+    "table": _Document[TableData],
+    "text": _Document[TextData],
 }
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Picture:
-    """A checked panel, ready for the template."""
+class CheckedPanel:
+    """Checked panel, ready for the template."""
 
     document: Any
-    """The panel with its data as the model of its kind."""
+    """The panel, with its data as the model of its kind."""
     json: str
-    """The panel as JSON that may stand inside a script element; empty where no script draws it."""
-    empty: bool
+    """The panel as JSON that is safe inside a script element; empty if no script draws it."""
+    is_empty: bool
     anchor: str
 
 
-def picture(panel: Panel) -> Picture:
-    """Check a panel and make it ready for the page; HeadwayError, naming the panel, where it cannot be drawn."""
+def check_panel(panel: Panel) -> CheckedPanel:
+    """Check a panel and prepare it for the page.
+
+    Raises:
+        HeadwayError: the kind is unknown, or the data do not fit it. The message names the panel.
+    """
     if panel.kind not in DOCUMENTS:
         raise HeadwayError(
-            f"panel {panel.name!r} is of unknown kind {panel.kind!r}",
-            fix=suggest_nearest(str(panel.kind), get_args(Kind)),
+            f"panel {panel.name!r} has the unknown kind {panel.kind!r}",
+            fix=suggest_nearest(str(panel.kind), get_args(PanelKind)),
         )
     text = panel.to_json()
     try:
@@ -353,16 +363,18 @@ def picture(panel: Panel) -> Picture:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(step) for step in first["loc"])
         raise HeadwayError(f"panel {panel.name!r} ({panel.kind}): {place}: {first['msg']}") from error
-    empty = document.data.empty()
+    empty = document.data.is_empty()
+    # Cards, images, tables and texts are plain HTML: only charts need their data as JSON.
     drawn = panel.kind in ("lines", "bars", "matrix", "surface", "grid") and not empty
-    return Picture(
+    return CheckedPanel(
         document=document,
-        json=_for_script(text) if drawn else "",
-        empty=empty,
-        anchor="-".join(document.name.split()),  # an id holds no white space
+        json=_escape_for_script(text) if drawn else "",
+        is_empty=empty,
+        # An id holds no white space.
+        anchor="-".join(document.name.split()),
     )
 
 
-def _for_script(text: str) -> str:
-    """JSON that cannot end, or open a comment in, the script element it stands in: `<` only occurs inside texts."""
+def _escape_for_script(text: str) -> str:
+    """Escape JSON so that it cannot end its script element, or open a comment there. `<` occurs only inside texts."""
     return text.replace("<", "\\u003c")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headway.core.errors import HeadwayError
 from headway.page import panel
-from headway.page.charts import LARGEST, picture
 from headway.page.panel import Panel
+from headway.page.panel_data import LARGEST_CELLS, check_panel
 
 LINES = {"x_label": "x", "y_label": "y", "series": [{"name": "a", "x": [1], "y": [2]}]}
 BARS = {"x_label": "s", "names": ["a", "b"], "stacks": [{"name": "p", "values": [1, 2]}]}
@@ -24,7 +24,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("lines", LINES | {"series": [{"name": "a", "x": [1, 2], "y": [1]}]}, "2 x and 1 y"),
     ("lines", LINES | {"series": [{"name": "a", "x": [None], "y": [1]}]}, "series.0.x.0"),
     ("lines", LINES | {"series": [{"name": "a", "x": [1], "y": ["0.5"]}]}, "series.0.y.0"),
-    ("lines", LINES | {"bands": [{"of": 1, "low": [1], "high": [2]}]}, "a band is of series 1, and there are 1"),
+    ("lines", LINES | {"bands": [{"of": 1, "low": [1], "high": [2]}]}, "a band belongs to series 1, and there are 1"),
     ("lines", LINES | {"bands": [{"of": 0, "low": [1], "high": []}]}, "has 1 low and 0 high bounds for 1 points"),
     ("grid", GRID | {"values": [[1, 2]]}, "2 names and 2 x need as many rows"),
     ("grid", GRID | {"values": [[1, 2], [3]]}, "2 names and 2 x need as many rows"),
@@ -56,14 +56,14 @@ BAD: list[tuple[str, Any, str]] = [
 @pytest.mark.parametrize(("kind", "data", "message"), BAD)
 def test_bad_data_is_refused_with_the_panel_and_the_place(kind: Any, data: Any, message: str) -> None:
     with pytest.raises(HeadwayError, match=f"panel 'mine' \\({kind}\\)") as caught:
-        picture(Panel(name="mine", title="T", kind=kind, data=data))
+        check_panel(Panel(name="mine", title="T", kind=kind, data=data))
     assert message in str(caught.value)
 
 
 def test_an_unknown_kind_names_the_nearest() -> None:
     unknown: Any = "line"
-    with pytest.raises(HeadwayError, match=r"panel 'mine' is of unknown kind 'line'\. Did you mean 'lines'\?"):
-        picture(Panel(name="mine", title="T", kind=unknown, data=LINES))
+    with pytest.raises(HeadwayError, match=r"panel 'mine' has the unknown kind 'line'\. Did you mean 'lines'\?"):
+        check_panel(Panel(name="mine", title="T", kind=unknown, data=LINES))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_an_unknown_kind_names_the_nearest() -> None:
         panel.bars("p", "P", [], [("a", [])], x_label="s"),
         panel.bars("p", "P", ["a"], [("a", [0])], x_label="s", log_x=True, rules=[("r", 1)]),
         panel.matrix("p", "P", [], []),
-        panel.surface("p", "P", [0], [0], [[None]], x_label="x", y_label="y", z_label="z"),
+        panel.surface("p", "P", [0], [0], [[None]], axis_labels=("x", "y", "z")),
         panel.images("p", "P", []),
         panel.table("p", "P", ["a"], []),
         panel.text("p", "P", " \n"),
@@ -83,23 +83,25 @@ def test_an_unknown_kind_names_the_nearest() -> None:
     ],
 )
 def test_a_panel_without_data_is_known_to_be_empty(blank: Panel) -> None:
-    assert picture(blank).empty
-    assert not picture(blank).json
+    assert check_panel(blank).is_empty
+    assert not check_panel(blank).json
 
 
 def test_bars_of_one_part_each_may_stand_on_a_logarithmic_axis() -> None:
     parts = [("p", [1e-3, 0]), ("q", [0, 1e6])]
     bars = panel.bars("p", "P", ["a", "b"], parts, x_label="s", log_x=True, rules=[("here", 3)])
-    assert Panel.from_json(picture(bars).json) == bars
-    assert not picture(bars).empty
-    assert not picture(Panel(name="old", title="T", kind="bars", data=BARS)).empty  # written before there were rules
-    assert not picture(panel.bars("p", "P", ["a"], [("p", [0])], x_label="s")).empty
+    assert Panel.from_json(check_panel(bars).json) == bars
+    assert not check_panel(bars).is_empty
+    assert not check_panel(
+        Panel(name="old", title="T", kind="bars", data=BARS)
+    ).is_empty  # written before there were rules
+    assert not check_panel(panel.bars("p", "P", ["a"], [("p", [0])], x_label="s")).is_empty
 
 
 def test_gaps_and_single_points_are_drawn() -> None:
     gap = panel.lines("p", "P", [("a", [1, 2, 3], [1, None, 3])], x_label="x", y_label="y")
-    assert Panel.from_json(picture(gap).json) == gap
-    assert not picture(panel.lines("p", "P", [("a", [1], [0])], x_label="x", y_label="y")).empty
+    assert Panel.from_json(check_panel(gap).json) == gap
+    assert not check_panel(panel.lines("p", "P", [("a", [1], [0])], x_label="x", y_label="y")).is_empty
 
 
 @given(
@@ -110,12 +112,12 @@ def test_gaps_and_single_points_are_drawn() -> None:
 def test_the_largest_cells_off_the_diagonal(values: list[list[int]]) -> None:
     names = [f"c{i}" for i in range(len(values))]
     cells = [(value, y, x) for y, row in enumerate(values) for x, value in enumerate(row) if x != y and value]
-    wanted = sorted(cells, key=lambda cell: (-cell[0], cell[1], cell[2]))[:LARGEST]
-    found = picture(panel.matrix("m", "M", names, values)).document.data.largest()
+    wanted = sorted(cells, key=lambda cell: (-cell[0], cell[1], cell[2]))[:LARGEST_CELLS]
+    found = check_panel(panel.matrix("m", "M", names, values)).document.data.find_largest()
     assert found == [(names[y], names[x], str(value)) for value, y, x in wanted]
 
 
 def test_columns_of_numbers_are_known() -> None:
     rows = [["lr", "5e-4", "93.1 %", "1,234", "12 ms", ""], ["wd", "-0.1", "-", "7", "3.5 ms", "x"]]
-    numeric = picture(panel.table("t", "T", list("abcdef"), rows)).document.data.numeric()
+    numeric = check_panel(panel.table("t", "T", list("abcdef"), rows)).document.data.find_numeric_columns()
     assert numeric == [False, True, True, True, True, False]

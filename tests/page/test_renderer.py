@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.errors import HeadwayError
-from headway.page import panel, report
+from headway.page import panel, renderer
 from headway.page.panel import Panel
 
 SHOWN = st.text(st.characters(exclude_categories=["Cs", "Cc"]), max_size=40)  # control characters are not kept by HTML
@@ -54,7 +54,7 @@ class Page(HTMLParser):
 
 
 def draw(*panels: Panel, title: str = "T", sections: list[str] | None = None) -> str:
-    return report.render(panels, title=title, subtitle="S", sections=sections, footer="F")
+    return renderer.render(panels, title=title, subtitle="S", sections=sections, footer="F")
 
 
 def line(name: str, label: str = "a", note: str = "") -> Panel:
@@ -64,7 +64,7 @@ def line(name: str, label: str = "a", note: str = "") -> Panel:
 @given(st.sampled_from(NASTY) | SHOWN)
 @settings(deadline=None)
 def test_texts_are_shown_as_they_are(text: str) -> None:
-    html = report.render(
+    html = renderer.render(
         [
             panel.table("t", text, [text], [[text]], note=text, section=text),
             panel.text("p", text, text),
@@ -105,7 +105,7 @@ def test_plotly_is_inlined_once_and_only_where_a_chart_needs_it() -> None:
 
 
 def test_plotly_is_not_imported_before_a_chart_needs_it() -> None:
-    script = "import sys, headway.page.report; print('plotly' in sys.modules)"
+    script = "import sys, headway.page.renderer; print('plotly' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 
@@ -157,7 +157,7 @@ def test_a_bad_panel_is_named() -> None:
         draw(line("good"), Panel(name="bad", title="B", kind="text", data={}))
     with pytest.raises(HeadwayError, match="two panels are called 'a'"):
         draw(line("a"), line("a"))
-    with pytest.raises(HeadwayError, match="panel 'a' holds what JSON cannot"):
+    with pytest.raises(HeadwayError, match="panel 'a' holds a value that JSON cannot"):
         draw(panel.lines("a", "A", [("s", [1], [float("nan")])], x_label="x", y_label="y"))
 
 
