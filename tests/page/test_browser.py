@@ -93,7 +93,7 @@ def panels() -> list[Panel]:
 def surface(name: str, heights: Sequence[Sequence[float | None]], **more: Any) -> Panel:
     places = [("<b>here</b>", 0.0, 0.0), ("", 3.5, 2.0), ("there", 8.0, 6.0)]
     return panel.surface(
-        name, "S", range(9), range(7), heights, x_label="<i>x", y_label="y", z_label="loss", marks=places, **more
+        name, "S", range(9), range(7), heights, axis_labels=("<i>x", "y", "loss"), marks=places, **more
     )
 
 

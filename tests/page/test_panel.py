@@ -30,9 +30,7 @@ def test_every_constructor_survives_its_json() -> None:
         panel.cards("a", "A", [("label", "value", "note")]),
         panel.bars("b", "B", ["one", "two"], [("part", [1, 2])], x_label="seconds", rules=[("r", 1.5)], section="Time"),
         panel.matrix("c", "C", ["x", "y"], [(1, 2), (3, 4)], width="full"),
-        panel.surface(
-            "s", "S", [0, 1], [0], [(1, None)], x_label="x", y_label="y", z_label="z", marks=[("here", 0.5, 0.0)]
-        ),
+        panel.surface("s", "S", [0, 1], [0], [(1, None)], axis_labels=("x", "y", "z"), marks=[("here", 0.5, 0.0)]),
         panel.images("d", "D", [("data:image/png;base64,AAAA", "caption", "")]),
         panel.table("e", "E", ("k", "v"), [("1", "2")]),
         panel.text("f", "F", "as\n  it is", order=3),

@@ -75,7 +75,7 @@ def test_an_unknown_kind_names_the_nearest() -> None:
         panel.bars("p", "P", [], [("a", [])], x_label="s"),
         panel.bars("p", "P", ["a"], [("a", [0])], x_label="s", log_x=True, rules=[("r", 1)]),
         panel.matrix("p", "P", [], []),
-        panel.surface("p", "P", [0], [0], [[None]], x_label="x", y_label="y", z_label="z"),
+        panel.surface("p", "P", [0], [0], [[None]], axis_labels=("x", "y", "z")),
         panel.images("p", "P", []),
         panel.table("p", "P", ["a"], []),
         panel.text("p", "P", " \n"),

@@ -82,7 +82,7 @@ def test_a_hiccup_of_one_holds_all() -> None:
 
 def test_the_trace_shows_the_slowest_ranks_in_order(tmp_path: Path) -> None:
     found = simulate_steps(scenario(slow={3: 0.3, 17: 0.2}, jitter=0.01, input_s=0.06))
-    found.write(tmp_path / "trace.json")
+    found.write_trace(tmp_path / "trace.json")
     events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
     ranks = [one["pid"] for one in events if one["ph"] == "M"]
     assert ranks[:2] == [3, 17]

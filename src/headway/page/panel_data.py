@@ -1,4 +1,4 @@
-"""What the data of each kind of panel must be, and what the page needs beside it to draw the panel."""
+"""Models of the data of each kind of panel, and the check before a panel is drawn."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from headway.core.errors import HeadwayError, nearest
 from headway.page.panel import Panel, PanelKind
 
-LARGEST_CELLS = 12  # cells named beside a matrix: as many as fit beside it without scrolling
-NUMBER = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?( ?[%\w/]{1,9})?|-?")  # "1,234", "5e-4", "93.1 %", "12 ms", "-"
+LARGEST_CELLS = 12
+"""Cells listed beside a matrix: as many as fit there without scrolling."""
+NUMBER = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?( ?[%\w/]{1,9})?|-?")
+"""Cells that are set flush right: `1,234`, `5e-4`, `93.1 %`, `12 ms`, `-`."""
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -25,12 +27,13 @@ def _check_data_uri(uri: str) -> str:
 
 
 class _PanelData(BaseModel):
+    # Strict: a number in quotes, or a key of another kind, is an error of the producer and must not be drawn.
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 @final
 class CardData(_PanelData):
-    """One number, large, with what it is and what it leaves out."""
+    """One number in large type, with its label and a note."""
 
     label: str
     value: str
@@ -49,7 +52,7 @@ class CardsData(_PanelData):
 
 @final
 class SeriesData(_PanelData):
-    """One line: as many x as y; a None in y is a gap."""
+    """One line. A None in y is a gap."""
 
     name: str
     x: list[float]
@@ -58,13 +61,13 @@ class SeriesData(_PanelData):
     @model_validator(mode="after")
     def _same_length(self) -> SeriesData:
         if len(self.x) != len(self.y):
-            raise ValueError(f"series {self.name!r} has {len(self.x)} x and {len(self.y)} y")
+            raise ValueError(f"series {self.name!r} has {len(self.x)} x and {len(self.y)} y: give as many of both")
         return self
 
 
 @final
 class BandData(_PanelData):
-    """What lies around one line: as many bounds as the line has points; a None in either is a gap."""
+    """Shaded range around one line, with a bound per point of the line. A None is a gap."""
 
     of: Annotated[int, Field(ge=0)]
     low: list[float | None]
@@ -73,7 +76,7 @@ class BandData(_PanelData):
 
 @final
 class LinesData(_PanelData):
-    """Lines over one pair of axes."""
+    """Lines over common axes."""
 
     x_label: str
     y_label: str
@@ -93,11 +96,12 @@ class LinesData(_PanelData):
     def _bands_fit(self) -> LinesData:
         for band in self.bands:
             if band.of >= len(self.series):
-                raise ValueError(f"a band is of series {band.of}, and there are {len(self.series)}")
+                raise ValueError(f"a band belongs to series {band.of}, and there are {len(self.series)}")
             points = len(self.series[band.of].x)
             if (len(band.low), len(band.high)) != (points, points):
-                what = f"the band of series {self.series[band.of].name!r} has {len(band.low)} low and {len(band.high)}"
-                raise ValueError(f"{what} high bounds for {points} points")
+                name = self.series[band.of].name
+                bounds = f"{len(band.low)} low and {len(band.high)} high bounds for {points} points"
+                raise ValueError(f"the band of series {name!r} has {bounds}")
         return self
 
     def is_empty(self) -> bool:
@@ -114,7 +118,7 @@ class StackData(_PanelData):
 
 @final
 class RuleData(_PanelData):
-    """A named line across all bars."""
+    """Named line across all bars."""
 
     name: str
     at: float
@@ -122,7 +126,7 @@ class RuleData(_PanelData):
 
 @final
 class BarsData(_PanelData):
-    """Horizontal bars, stacked of parts; on a logarithmic axis, which has no sums, each bar is one part alone."""
+    """Horizontal stacked bars. A logarithmic axis has no sums: there each bar has one part."""
 
     x_label: str
     names: list[str]
@@ -158,7 +162,7 @@ class BarsData(_PanelData):
 
 @final
 class MatrixData(_PanelData):
-    """A square of values from 0 up, the same names along both sides."""
+    """Square of values from 0 up, with the same names along both sides."""
 
     x_label: str
     y_label: str
@@ -176,12 +180,14 @@ class MatrixData(_PanelData):
         return not self.names
 
     def find_largest(self) -> list[tuple[str, str, str]]:
-        """(row name, column name, value) of the largest cells off the diagonal, largest first, zeros left out."""
-        import numpy as np  # a page without a matrix needs no numpy
+        """Find the largest cells off the diagonal, as (row name, column name, value); zeros are left out."""
+        # A page without a matrix needs no numpy.
+        import numpy as np
 
         cells = np.array(self.values)
         np.fill_diagonal(cells, 0)
         flat = cells.ravel()
+        # A partition finds the smallest cell of the list in linear time; a matrix may have a million cells.
         floor = np.partition(flat, -min(LARGEST_CELLS, flat.size))[-min(LARGEST_CELLS, flat.size)]
         kept = np.flatnonzero((flat >= floor) & (flat > 0))
         best = kept[np.argsort(-flat[kept], kind="stable")][:LARGEST_CELLS].tolist()
@@ -191,7 +197,7 @@ class MatrixData(_PanelData):
 
 @final
 class MarkData(_PanelData):
-    """A named place on a surface."""
+    """Named point on a surface."""
 
     name: str
     x: float
@@ -200,7 +206,7 @@ class MarkData(_PanelData):
 
 @final
 class SurfaceData(_PanelData):
-    """Heights over a grid: rows are y; None is a gap."""
+    """Heights over a grid: rows are y, None is a gap."""
 
     x_label: str
     y_label: str
@@ -226,7 +232,7 @@ class SurfaceData(_PanelData):
 
 @final
 class GridData(_PanelData):
-    """A heat map: a row of values for each name over ascending x; a None is a gap."""
+    """Heat map: a row of values per name over ascending x. A None is a gap."""
 
     x_label: str
     y_label: str
@@ -250,7 +256,7 @@ class GridData(_PanelData):
 
 @final
 class ImageData(_PanelData):
-    """One image as a base64 data URI, and what to write under it."""
+    """One image as a base64 data URI, with its caption."""
 
     src: Annotated[str, AfterValidator(_check_data_uri)]
     caption: str
@@ -259,7 +265,7 @@ class ImageData(_PanelData):
 
 @final
 class ImagesData(_PanelData):
-    """Images side by side; or `whole`: one below the other, each as wide as it is or as there is room."""
+    """Images side by side, or `whole`: one below the other, at their own width."""
 
     images: list[ImageData]
     whole: bool = False
@@ -286,13 +292,13 @@ class TableData(_PanelData):
         return not self.rows
 
     def find_numeric_columns(self) -> list[bool]:
-        """Whether each column holds numbers (with a unit or without), and so is set flush right."""
+        """Tell for each column whether all of its cells are numbers, with or without a unit: those are set flush right."""
         return [all(NUMBER.fullmatch(row[i].strip()) for row in self.rows) for i in range(len(self.columns))]
 
 
 @final
 class TextData(_PanelData):
-    """A text, shown as it is."""
+    """Text that is shown unchanged."""
 
     text: str
 
@@ -329,21 +335,26 @@ DOCUMENTS: dict[str, Any] = {
 @final
 @dataclass(frozen=True, kw_only=True)
 class CheckedPanel:
-    """A checked panel, ready for the template."""
+    """Checked panel, ready for the template."""
 
     document: Any
-    """The panel with its data as the model of its kind."""
+    """The panel, with its data as the model of its kind."""
     json: str
-    """The panel as JSON that may stand inside a script element; empty where no script draws it."""
+    """The panel as JSON that is safe inside a script element; empty if no script draws it."""
     is_empty: bool
     anchor: str
 
 
 def check_panel(panel: Panel) -> CheckedPanel:
-    """Check a panel and make it ready for the page; HeadwayError, naming the panel, where it cannot be drawn."""
+    """Check a panel and prepare it for the page.
+
+    Raises:
+        HeadwayError: the kind is unknown, or the data do not fit it. The message names the panel.
+    """
     if panel.kind not in DOCUMENTS:
         raise HeadwayError(
-            f"panel {panel.name!r} is of unknown kind {panel.kind!r}", fix=nearest(str(panel.kind), get_args(PanelKind))
+            f"panel {panel.name!r} has the unknown kind {panel.kind!r}",
+            fix=nearest(str(panel.kind), get_args(PanelKind)),
         )
     text = panel.to_json()
     try:
@@ -353,15 +364,17 @@ def check_panel(panel: Panel) -> CheckedPanel:
         place = ".".join(str(step) for step in first["loc"])
         raise HeadwayError(f"panel {panel.name!r} ({panel.kind}): {place}: {first['msg']}") from error
     empty = document.data.is_empty()
+    # Cards, images, tables and texts are plain HTML: only charts need their data as JSON.
     drawn = panel.kind in ("lines", "bars", "matrix", "surface", "grid") and not empty
     return CheckedPanel(
         document=document,
         json=_escape_for_script(text) if drawn else "",
         is_empty=empty,
-        anchor="-".join(document.name.split()),  # an id holds no white space
+        # An id holds no white space.
+        anchor="-".join(document.name.split()),
     )
 
 
 def _escape_for_script(text: str) -> str:
-    """JSON that cannot end, or open a comment in, the script element it stands in: `<` only occurs inside texts."""
+    """Escape JSON so that it cannot end its script element, or open a comment there. `<` occurs only inside texts."""
     return text.replace("<", "\\u003c")

@@ -1,4 +1,4 @@
-"""One self-contained HTML file from panels."""
+"""Renderer of panels: one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -20,32 +20,34 @@ TEMPLATES = Path(__file__).parent / "templates"
 def render(
     panels: Sequence[Panel], *, title: str, subtitle: str, sections: Sequence[str] | None = None, footer: str = ""
 ) -> str:
-    """The page as one HTML text that asks for nothing outside itself.
+    """Render the page as one HTML text that loads nothing from outside itself.
 
     Args:
-        panels: drawn by kind, ascending in (order, name) under the heading of their section. Half-width panels stand
-            side by side; one without a neighbour takes the full width.
-        sections: the headings that come first, in this order (those without a panel are left out); the others follow
-            by their lowest panel order.
+        panels: sorted by (order, name) under the heading of their section. Half-width panels stand side by side; one
+            without a neighbour takes the full width.
+        sections: headings that come first, in this order, if they have a panel; the others follow by their lowest
+            order.
 
-    Raises HeadwayError, naming the panel, where one cannot be drawn or two have one name.
+    Raises:
+        HeadwayError: a panel cannot be drawn, or two have the same name.
     """
-    pictures = [check_panel(panel) for panel in panels]
-    names = [p.document.name for p in pictures]
+    checked = [check_panel(panel) for panel in panels]
+    names = [one.document.name for one in checked]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise HeadwayError(f"two panels are called {twice!r}", fix="Give every panel a name of its own.")
+        raise HeadwayError(f"two panels are called {twice!r}", fix="Give every panel its own name.")
+    # Sections in the given order, then by their lowest panel; panels of a section by (order, name).
     first = {section: index for index, section in enumerate(sections or ())}
     lowest: dict[str, int] = {}
-    for panel in (p.document for p in pictures):
+    for panel in (one.document for one in checked):
         lowest[panel.section] = min(panel.order, lowest.get(panel.section, panel.order))
 
-    def place(p: CheckedPanel) -> tuple[int, int, str, int, str]:
-        panel = p.document
+    def sort_key(one: CheckedPanel) -> tuple[int, int, str, int, str]:
+        panel = one.document
         return (first.get(panel.section, len(first)), lowest[panel.section], panel.section, panel.order, panel.name)
 
-    drawn = groupby(sorted(pictures, key=place), key=lambda p: p.document.section)
-    groups = [(section, _lay_out(group)) for section, group in drawn]
+    by_section = groupby(sorted(checked, key=sort_key), key=lambda one: one.document.section)
+    groups = [(section, _lay_out(group)) for section, group in by_section]
     html = _load_template().render(
         title=title,
         subtitle=subtitle,
@@ -53,15 +55,16 @@ def render(
         groups=groups,
         css=_read_asset("page.css"),
         script=_read_asset("charts.js"),
-        plotly=_load_plotly() if any(p.json for p in pictures) else "",
+        plotly=_load_plotly() if any(one.json for one in checked) else "",
     )
-    return html.encode("utf-8", errors="replace").decode("utf-8")  # a title may hold what is not Unicode
+    # A title may hold a file name in another encoding, which Python reads as surrogates.
+    return html.encode("utf-8", errors="replace").decode("utf-8")
 
 
-def _lay_out(pictures: Iterable[CheckedPanel]) -> list[tuple[CheckedPanel, bool]]:
-    """(picture, whether it takes the full width): also where it has no half-width neighbour to share its row."""
+def _lay_out(checked: Iterable[CheckedPanel]) -> list[tuple[CheckedPanel, bool]]:
+    """Return (panel, whether it takes the full width): also if it has no half-width neighbour in its row."""
     placed: list[tuple[CheckedPanel, bool]] = []
-    for full, run in groupby(pictures, key=lambda p: p.document.width == "full"):
+    for full, run in groupby(checked, key=lambda one: one.document.width == "full"):
         row = list(run)
         lone = len(row) - 1 if len(row) % 2 and not full else -1
         placed += [(p, full or index == lone) for index, p in enumerate(row)]
@@ -81,6 +84,7 @@ def _read_asset(name: str) -> Markup:
 
 
 def _load_plotly() -> Markup:
-    from plotly.offline import get_plotlyjs  # 5 MB of text: read where a chart needs it
+    # 5 MB of text: read only if a chart needs it.
+    from plotly.offline import get_plotlyjs
 
     return Markup(get_plotlyjs())

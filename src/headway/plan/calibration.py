@@ -1,7 +1,7 @@
-"""What a device's step takes, from runs that were measured: on one device, one node or several.
+"""Calibration of a device's compute time from measured runs on one device, one node or several.
 
-A run says how long a step was, not what it was made of. What exchange and waiting take is computed and taken off; what
-is left is t0 + c b, fitted to all runs at once.
+A run gives the length of a step, not its parts. The predicted exchange and the wait for the slowest device are
+subtracted; the rest is t0 + c b, fitted to all runs at once.
 """
 
 from __future__ import annotations
@@ -17,17 +17,23 @@ from headway.core.errors import UsageError
 from headway.plan.step import ComputeTime, StepTime
 
 TYPICAL_FIXED_S, FIXED_S_FACTOR = 8e-3, 2.5
-"""What a step takes whatever its batch, where runs do not tell: launches of a few hundred kernels at some 10 us, and an
-optimizer's pass over the weights; likely within such a factor."""
+"""Likely fixed time of a step, and the factor by which it varies (one standard deviation). It is used as a prior where
+the runs do not determine the fixed time: launches of a few hundred kernels at some 10 us each, and one pass of the
+optimizer over the weights."""
 RUN_ERROR = 0.03
-"""Of a run that was measured, from one day to the next."""
+"""Relative error of a measured run, from one day to the next."""
 MAX_ROUNDS = 20
+"""Iterations between the fit and the exchange time, which depends on it; a few are enough."""
 
 
 @final
 @dataclass(frozen=True)
 class MeasuredRun:
-    """Attributes: ranks: devices. samples: of each in a step. images_s: of all together."""
+    """Measured throughput of a data-parallel run.
+
+    Attributes:
+        ranks: devices. samples: per device and step. images_s: of all devices together.
+    """
 
     ranks: int
     samples: float
@@ -35,37 +41,39 @@ class MeasuredRun:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Seconds of a step."""
         return self.ranks * self.samples / self.images_s
 
 
 def calibrate_compute(
     runs: Sequence[MeasuredRun],
-    step_of: Callable[[ComputeTime, MeasuredRun], StepTime],
+    predict_run: Callable[[ComputeTime, MeasuredRun], StepTime],
     *,
     fixed_s: float | None = None,
 ) -> ComputeTime:
-    """The computing that explains the runs best.
+    """Fit the compute time that explains the runs best.
 
     Args:
-        step_of: what a step of such a run takes, of which all but computing is taken off.
-        fixed_s: what a step takes whatever its batch, if it is known from elsewhere.
+        predict_run: predicts the step of a run; everything but its compute time is subtracted from the measurement.
+        fixed_s: fixed time of a step, if it is known from elsewhere.
 
     Raises:
-        UsageError: no run, or one with a number that is not positive.
+        UsageError: there is no run, or a number of one is not positive.
     """
     if not runs:
-        raise UsageError("a step is calibrated by runs")
+        raise UsageError("a calibration needs at least one measured run")
     if any(not (one.ranks >= 1 and one.samples > 0 and one.images_s > 0) for one in runs):
-        raise UsageError("a run has devices, samples and images/s above 0")
+        raise UsageError("devices, samples and images/s of a measured run must be above 0")
+    # Start with all time proportional to the batch. The exchange that overlaps with backward depends on the compute
+    # time, so fit and subtraction alternate until they agree.
     least = min(one.seconds / one.samples for one in runs)
     found = ComputeTime(0.0, least)
     for _ in range(MAX_ROUNDS):
         left = []
         for one in runs:
-            told = step_of(found, one)
-            beside = told.slowest_s + told.exposed_s
-            left.append(max(one.seconds - beside, 0.05 * one.seconds))
+            step = predict_run(found, one)
+            # At least 5 % stay: a predicted exchange longer than the measured step must not turn the rest negative.
+            left.append(max(one.seconds - step.slowest_s - step.exposed_s, 0.05 * one.seconds))
         before, found = found, _fit_compute([one.samples for one in runs], left, fixed_s)
         if math.isclose(before.sample_s, found.sample_s, rel_tol=1e-9):
             break
@@ -73,12 +81,12 @@ def calibrate_compute(
 
 
 def _fit_compute(samples: Sequence[float], seconds: Sequence[float], fixed_s: float | None) -> ComputeTime:
-    """t0 and c with the least sum of squares: of each run's ln(predicted / measured) over its error, and of
-    ln(t0 / 8 ms) over ln 2.5, unless t0 is given."""
+    """Fit t0 and c by least squares: ln(predicted / measured) of each run over its error, and ln(t0 / 8 ms) over ln 2.5
+    as a prior unless t0 is given."""
     b, t = np.asarray(samples, np.float64), np.asarray(seconds, np.float64)
 
     def best(fixed: float) -> tuple[float, float]:
-        """(sum, c): c by Newton's method in its logarithm."""
+        """Return (sum of squares, best c) for a fixed t0, by Newton's method in ln c."""
         fixed = min(fixed, 0.95 * float(t.min()))
         log_c = math.log(float(np.median((t - fixed) / b)))
         for _ in range(30):
@@ -94,12 +102,14 @@ def _fit_compute(samples: Sequence[float], seconds: Sequence[float], fixed_s: fl
 
     if fixed_s is not None:
         return ComputeTime(min(fixed_s, 0.95 * float(t.min())), best(fixed_s)[1])
+    # The fixed time stays below the shortest step. The sum of squares has one minimum in ln t0: five nested grids find
+    # it.
     most = math.log(0.95 * float(t.min()) / TYPICAL_FIXED_S)
     low, high = -6 * math.log(FIXED_S_FACTOR), 6 * math.log(FIXED_S_FACTOR)
     if most <= low:
         return ComputeTime(0.0, float(np.median(t / b)))
     high = min(high, most)
-    for _ in range(5):  # each grid is ten times as fine
+    for _ in range(5):
         grid = np.linspace(low, high, 41)
         at = int(np.argmin([best(TYPICAL_FIXED_S * math.exp(one))[0] for one in grid]))
         low, high = float(grid[max(0, at - 2)]), float(grid[min(len(grid) - 1, at + 2)])

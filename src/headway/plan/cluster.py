@@ -1,4 +1,4 @@
-"""Cluster: what machines there are, and what joins them; from the catalog, or a user's YAML of the same form."""
+"""Cluster: nodes, devices, links and storage, from the catalog or from a YAML file of the same form."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from headway.plan.catalogs import read_catalog
 from headway.plan.step import GPU_ALGORITHMS
 
 REDUCE_BANDWIDTH_SHARE = 1 / 3
-"""Of a device's memory bandwidth, with which it sums up arrays: two are read, one is written."""
+"""Share of a device's memory bandwidth at which it sums arrays: two are read, one is written."""
 
 
 class ClusterPart(Part, allow_inf_nan=False):
-    """Base of what a user may write in YAML."""
+    """Base of everything in a cluster's YAML. Refuses infinity and NaN."""
 
 
 @final
 class PeakTflops(ClusterPart):
-    """Tera-operations a second of dense matrix products."""
+    """Peak rates of dense matrix products, in tera-operations per second."""
 
     fp32: float = Field(gt=0)
     tf32: float | None = Field(default=None, gt=0)
-    """In which PyTorch computes fp32's convolutions; None: it has no such units."""
+    """Rate of TF32, in which PyTorch computes fp32 convolutions. None: the device has no TF32."""
     mixed: float | None = Field(default=None, gt=0)
-    """16 bit in, fp32 sums; None: no faster than fp32."""
+    """Rate of 16-bit inputs with fp32 sums. None: no faster than fp32."""
 
 
 @final
 class Device(ClusterPart):
-    """Attributes as in catalog/devices.yaml."""
+    """One accelerator, with the keys of catalog/devices.yaml."""
 
     title: str
     tflops: PeakTflops
@@ -44,12 +44,13 @@ class Device(ClusterPart):
 
     @property
     def memory_bytes(self) -> float:
+        """Memory in bytes."""
         return self.memory_gb * 1e9
 
 
 @final
 class IntraNodeLink(ClusterPart):
-    """From one device of a node to another, while all of them send."""
+    """Link from one device of a node to another, while all of them send."""
 
     gb_s: float = Field(gt=0)
     latency_us: float = Field(ge=0)
@@ -57,97 +58,99 @@ class IntraNodeLink(ClusterPart):
 
 @final
 class InterNodeLink(ClusterPart):
-    """From a node to others."""
+    """Link from a node to the other nodes."""
 
     ports: int = Field(ge=1)
     gbit_s: float = Field(gt=0)
-    """Of one port."""
+    """Rate of one port."""
     latency_us: float = Field(ge=0)
     efficiency: float = Field(gt=0, le=1)
-    """Bytes of messages over the line's rate."""
+    """Payload rate over line rate."""
     oversubscription: float = Field(default=1.0, ge=1)
-    """Between groups of nodes that share a leaf switch."""
+    """Ratio between groups of nodes that share a leaf switch."""
     group: int | None = Field(default=None, ge=1)
-    """Nodes of such a group; None: all nodes are one."""
+    """Nodes per group. None: all nodes are one group."""
 
     @property
     def bytes_s(self) -> float:
-        """Of a node."""
+        """Payload rate of a node over all ports."""
         return self.ports * self.gbit_s * 1e9 / 8 * self.efficiency
 
 
 @final
 class ClusterStorage(ClusterPart):
-    """Where the data lie. What is left out does not limit."""
+    """Storage of the training set. A rate that is left out does not limit."""
 
     node_gb_s: float | None = Field(default=None, gt=0)
-    """From it to one node."""
+    """Rate from the storage to one node."""
     shared_gb_s: float | None = Field(default=None, gt=0)
-    """To all nodes together."""
+    """Rate from the storage to all nodes together."""
     opens_s: float | None = Field(default=None, gt=0)
-    """Files that it opens a second for all nodes together."""
+    """Files opened per second for all nodes together."""
     cache_gb: float = Field(default=0.0, ge=0)
-    """Of each node's memory and disks, that keep what was read once."""
+    """Memory and local disks of each node that keep samples once read."""
     shards: bool = True
-    """Many samples lie in one file; else each is one."""
+    """True: a file holds many samples. False: each sample is a file."""
 
 
 @final
 class ClusterNode(ClusterPart):
-    """One machine."""
+    """One machine of the cluster."""
 
     cores: int | None = Field(default=None, ge=1)
-    """By which what one core loads, of a profile, becomes what the machine does."""
+    """CPU cores; a profile's loading rate per core is scaled to them."""
     images_s: float | None = Field(default=None, gt=0)
-    """That its processors can load, decode and augment; None: as a profile says, else they do not limit."""
+    """Images/s that the CPUs load, decode and augment. None: from a profile, else not limiting."""
     watts: float | None = Field(default=None, gt=0)
-    """While it trains."""
+    """Power during training."""
     cost_per_hour: float | None = Field(default=None, ge=0)
 
 
 @final
 class Cluster(ClusterPart):
-    """Nodes that are alike."""
+    """Identical nodes, their links and their storage."""
 
     title: str
     device: str | Device
-    """Name in catalog/devices.yaml; or its data, for one that is not there."""
+    """Name in catalog/devices.yaml, or the data of a device that is not there."""
     devices: int = Field(ge=1)
-    """Of a node."""
+    """Devices per node."""
     nodes: int | None = Field(default=None, ge=1)
-    """That there are; None: as many as are asked for."""
+    """Available nodes. None: as many as requested."""
     inside: IntraNodeLink
     between: InterNodeLink
     node: ClusterNode = ClusterNode()
     storage: ClusterStorage = ClusterStorage()
     jitter: float = Field(default=0.005, ge=0, lt=1)
-    """By how much a device's step varies: standard deviation over mean."""
+    """Standard deviation of a device's compute time over its mean."""
     pue: float = Field(default=1.4, ge=1, le=3)
     """Power of the building over that of the machines."""
     algorithms: tuple[Sum, ...] = Field(default=GPU_ALGORITHMS, min_length=1)
-    """That its library of collectives has; the cheapest is taken for each bucket."""
+    """All-reduce algorithms of the collectives library; the cheapest is taken for each bucket."""
     overlap: bool = True
-    """Whether gradients are exchanged while the backward pass makes others."""
+    """True: the all-reduce of a bucket runs while backward computes other gradients."""
 
     @property
     def device_spec(self) -> Device:
-        """Raises UsageError: there is none of this name."""
+        """Device of the cluster. Raises UsageError if its name is not in the catalog."""
         if isinstance(self.device, Device):
             return self.device
         found = load_devices()
         if self.device not in found:
-            what = f"there is no device {self.device!r} in the catalog"
-            raise UsageError(what, where=f"{self.title}: device", fix=nearest(self.device, found))
+            problem = f"there is no device {self.device!r} in the catalog"
+            raise UsageError(problem, where=f"{self.title}: device", fix=nearest(self.device, found))
         return found[self.device]
 
     def build_network(self, nodes: int, *, spread: bool = False) -> Network:
-        """Of so many nodes.
+        """Build the network between the devices of this many nodes.
 
         Args:
-            spread: nodes of other groups lie between those of a job, so that all of its traffic has the narrow links
-                to itself only in part; else a ring goes through group after group and crosses each border once.
+            spread: the job's nodes lie between those of other jobs, so that all traffic crosses the oversubscribed
+                links. Otherwise a ring passes group after group and crosses each border once.
         """
         far = self.between
+        # Placed together, one ring flow leaves each group: the links upwards are not shared, and oversubscription costs
+        # nothing. Spread out, every node's flow competes for them.
         share = far.oversubscription if spread and far.group is not None and nodes > far.group else 1.0
         between = Link(far.latency_us * 1e-6, far.bytes_s / share)
         inside = Link(self.inside.latency_us * 1e-6, self.inside.gb_s * 1e9)
@@ -158,28 +161,30 @@ class Cluster(ClusterPart):
 
 @cache
 def load_devices() -> dict[str, Device]:
-    """name -> device of the catalog."""
+    """Load the devices of the catalog, by name."""
     return {name: Device(**values) for name, values in read_catalog("devices").items()}
 
 
 @cache
 def load_clusters() -> dict[str, Cluster]:
-    """name -> cluster of the catalog."""
+    """Load the clusters of the catalog, by name."""
     return {name: Cluster(**values) for name, values in read_catalog("clusters").items()}
 
 
 def find_cluster(name: str) -> Cluster:
-    """By its name in the catalog, or of a YAML file.
+    """Find a cluster by its name in the catalog, or read a YAML file.
 
-    Raises UsageError: there is neither, or the file is none.
+    Raises:
+        UsageError: the name is neither, or the file holds no cluster.
     """
     if name in load_clusters():
         return load_clusters()[name]
     path = Path(name).expanduser()
     if path.suffix not in (".yaml", ".yml"):
         fix = nearest(name, load_clusters())
-        raise UsageError("there is no such cluster in the catalog, and it is no YAML file", where=name, fix=fix)
+        raise UsageError("there is no such cluster in the catalog, and it is not a YAML file", where=name, fix=fix)
     found = load(path, (), Cluster, kind="cluster", fix="docs/plan.md shows one.")
+    # A device that the file names must be in the catalog: the error points at that line of the file.
     try:
         _ = found.recipe.device_spec
     except UsageError as error:

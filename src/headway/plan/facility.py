@@ -1,8 +1,8 @@
-"""A room for so many nodes: racks, power, heat, floor, switches and cables, and the storage that feeds them.
+"""Room for a number of nodes: racks, power, heat, floor, switches, cables, and the storage that feeds them.
 
 The rules are those of NVIDIA's designs for 12, 36 and 144 DGX-1 ("DGX-1 clusters", the deck of 2018): six nodes of
 3.2 kW in a rack of 19.2 kW; full bisection inside six nodes or a pod of 36, 2:1 between them; NFS over 10 GbE for few
-nodes, a parallel file system from 32 on, tiers and read caches of NVMe beyond a pod.
+nodes, a parallel file system from 32 on, tiers and NVMe read caches beyond a pod.
 """
 
 from __future__ import annotations
@@ -22,23 +22,22 @@ from headway.plan.job import build_job
 
 RACK_WATTS, RACK_UNITS = 19_200, 42
 POD_NODES = 36
-"""Nodes of a pod."""
+"""Nodes per pod."""
 PARALLEL_FROM = 32
-"""Nodes from which on storage is a parallel file system."""
+"""Smallest number of nodes with a parallel file system."""
 READS_PER_WRITE = 90
 IMAGE_BYTES = 114_660
-"""Of an encoded image of ImageNet in the mean (MLPerf Storage, its ResNet-50 workload)."""
+"""Mean size of an encoded ImageNet image (MLPerf Storage, its ResNet-50 workload)."""
 BTU_PER_WH = 3.412
 TRAINING_POWER_SHARE = 0.8
-"""Of what a data sheet says at most, that a node takes in training: SaturnV's 124 DGX-1 drew 2.8 of 3.5 kW each on
-Linpack."""
+"""Share of its maximum power that a node takes in training: SaturnV's 124 DGX-1 drew 2.8 of 3.5 kW each on Linpack."""
 RACK_M2 = 0.6 * 2.4
-"""Floor of a rack, assumed: 600 mm wide, 1.2 m deep, and as much for its share of the aisles before and behind it."""
+"""Floor of a rack, assumed: 600 mm wide, 1.2 m deep, and as much again for its share of the aisles."""
 HOURS_A_YEAR = 8766
 LINE_SHARE = 0.9
-"""Of a link's rate that files can have."""
+"""Share of a link's rate that file transfers reach."""
 ETHERNET_PORTS, ETHERNET_UPLINKS = 24, 2
-"""In NVIDIA's design 12 nodes of two 10 GbE ports each fill one switch of 24: none is left for the storage itself."""
+"""NVIDIA's design connects 12 nodes with two 10 GbE ports each to one switch of 24: no port is left for the storage."""
 
 StorageKind = Literal["nfs", "parallel", "tiered"]
 STORAGE_NAMES: dict[StorageKind, str] = {
@@ -51,7 +50,7 @@ STORAGE_NAMES: dict[StorageKind, str] = {
 @final
 @dataclass(frozen=True)
 class NodeSpec:
-    """A machine of the catalog; units as in its file."""
+    """Node type of the catalog, in the units of its file."""
 
     title: str
     watts: float
@@ -69,30 +68,30 @@ class NodeSpec:
 
 @cache
 def load_nodes() -> dict[str, NodeSpec]:
-    """name -> machine."""
+    """Load the node types of the catalog, by name."""
     return {name: NodeSpec(**values) for name, values in read_catalog("nodes").items()}
 
 
 def find_node(name: str) -> NodeSpec:
-    """Raises UsageError: there is none of this name."""
+    """Find a node type by name. Raises UsageError if there is none."""
     found = load_nodes()
     if name not in found:
-        raise UsageError(f"there is no node {name!r} in the catalog", where="--node", fix=nearest(name, found))
+        raise UsageError(f"there is no node type {name!r} in the catalog", where="--node", fix=nearest(name, found))
     return found[name]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class FacilityRequest:
-    """What is planned.
+    """Requested facility, in SI units.
 
     Attributes:
-        node_watts, ports: default: as in the catalog.
-        leaf, core: ports of the switches; default: as `headway.plan.fabric` takes them.
-        images_s: that one node trains on; default: ResNet-50's on it. images_from: words that say what of.
-        image_bytes: that are read for one of them.
-        data_bytes: of the whole set; None: unknown.
-        samples: files or records of it; None: unknown.
+        node_watts, ports: per node; None: as in the catalog.
+        leaf, core: ports of the switches; None: `design_fabric` chooses.
+        images_s: training rate of a node; None: ResNet-50's. images_from: source of that rate, in words.
+        image_bytes: bytes read per image.
+        data_bytes: size of the training set; None: unknown.
+        samples: number of its samples; None: unknown.
         pue: power of the building over that of the machines.
     """
 
@@ -115,12 +114,14 @@ class FacilityRequest:
 @final
 @dataclass(frozen=True)
 class StorageDemand:
-    """What the storage has to give. Attributes:
-    node_bytes_s, bytes_s: to one node, and to all.
-    write_bytes_s: beside it, at 90 reads for one write.
-    path_bytes_s: that a node's storage network carries: its 10 GbE, apart from the fabric.
-    kept: the data set fits on the disks of one node, so that later epochs read from there; None: unknown.
-    opens_s: opens a second, were each sample a file.
+    """Rates that the storage has to deliver.
+
+    Attributes:
+        node_bytes_s, bytes_s: reads of one node, and of all.
+        write_bytes_s: writes, at 90 reads for one write.
+        path_bytes_s: capacity of a node's storage network: its 10 GbE ports, apart from the fabric.
+        kept: the local disks of a node hold the training set, so that later epochs read from there; None: unknown.
+        opens_s: opens per second if each sample is a file.
     """
 
     storage: StorageKind
@@ -135,13 +136,15 @@ class StorageDemand:
 @final
 @dataclass(frozen=True)
 class FacilityPlan:
-    """Attributes:
-    nodes_per_rack, racks: by power, and by height.
-    headroom_watts: of a full rack, that its nodes leave.
-    watts, heat_btu_h: of all nodes at their most; switches are not in it.
-    building_watts: times the PUE. kwh_a_year: of the building, if it trains all year.
-    cables: kind -> how many; `EDR` by the speed of the node's links.
-    ethernet: speed in Gb/s -> switches of 24 ports.
+    """Planned facility.
+
+    Attributes:
+        nodes_per_rack, racks: limited by power and by height.
+        headroom_watts: power left in a full rack.
+        watts, heat_btu_h: maximum of all nodes, without switches.
+        building_watts: `watts` times the PUE. kwh_a_year: of the building, if it trains all year.
+        cables: number by type; the type of fabric cables depends on the speed of a node's links.
+        ethernet: number of 24-port switches by speed in Gb/s.
     """
 
     wanted: FacilityRequest
@@ -166,29 +169,32 @@ class FacilityPlan:
         return count_pod_nodes(self.fabric)
 
     def count_racks(self, watts: float) -> int | None:
-        """How many of another power would take the nodes; None: one does not hold a single node."""
+        """Count the racks of another power that hold all nodes; None: a rack cannot hold a single one."""
         fit = count_nodes_per_rack(watts, self.watts / self.wanted.nodes, self.machine)
         return math.ceil(self.wanted.nodes / fit) if fit else None
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
+        """Return the plan as plain values for JSON."""
         found = asdict(self)
         switches = {str(ports): count for ports, count in self.fabric.switches.items()}
-        of_fabric = {
+        derived = {
             "switches": switches,
             "node_cables": self.fabric.node_cables,
             "switch_cables": self.fabric.switch_cables,
             "links_left": self.fabric.links_left,
             "oversubscription": self.fabric.oversubscription,
         }
-        return {**found, "fabric": {**found["fabric"], **of_fabric}, "pods": list(self.pods)}
+        return {**found, "fabric": {**found["fabric"], **derived}, "pods": list(self.pods)}
 
 
 def build_facility_request(workload: Workload | None, **values: Any) -> FacilityRequest:
-    """What is asked, with a workload's images and samples where nothing is said of them; the rate at which a node
-    trains on them is then that of its data sheet, as `headway.plan.compute` has it."""
+    """Build a request from the given values, completed from a workload.
+
+    A workload gives size and number of its samples; the training rate of a node then follows from the data sheet.
+    """
     given = {name: value for name, value in values.items() if value is not None}
     if workload is not None:
+        # Explicit values win over those of the workload.
         samples, encoded = workload.run.samples, workload.input.encoded_bytes
         given["samples"] = samples
         if encoded:
@@ -207,16 +213,20 @@ def build_facility_request(workload: Workload | None, **values: Any) -> Facility
 
 LINK_NAMES = {100: "EDR", 200: "HDR", 400: "NDR"}
 LEAF_RADIXES = {200: 40, 400: 64}
-"""Ports of the boxes for faster links than EDR, of which directors are not planned."""
+"""Ports of leaf switches for links faster than EDR, for which no directors are planned."""
 
 
 def name_link(node: NodeSpec) -> str:
-    """Of the fabric's cables."""
+    """Name the cable type of the fabric."""
     return LINK_NAMES.get(round(node.link_gbit_s), f"{node.link_gbit_s:g} Gb/s")
 
 
 def plan_facility(wanted: FacilityRequest) -> FacilityPlan:
-    """Raises UsageError: a number is out of range; or no design of two levels of switches takes so many nodes."""
+    """Plan the racks, fabric and storage of a facility.
+
+    Raises:
+        UsageError: a number is out of range, or no fabric of two levels takes so many nodes.
+    """
     machine = find_node(wanted.node)
     ports = machine.ports if wanted.ports is None else wanted.ports
     if ports > machine.ports:
@@ -227,9 +237,10 @@ def plan_facility(wanted: FacilityRequest) -> FacilityPlan:
     net = design_fabric(wanted.nodes, ports, oversubscription=wanted.oversubscription, leaf=leaf, core=wanted.core)
     per_rack = count_nodes_per_rack(wanted.rack_watts, watts, machine)
     if per_rack < 1:
-        what = f"a rack of {wanted.rack_watts / 1000:g} kW holds no node of {watts / 1000:g} kW"
-        raise UsageError(what, where="--rack-kw", fix="Take racks with more power and cooling.")
+        problem = f"a rack of {wanted.rack_watts / 1000:g} kW cannot hold a node of {watts / 1000:g} kW"
+        raise UsageError(problem, where="--rack-kw", fix="Take racks with more power and cooling.")
     racks = math.ceil(wanted.nodes / per_rack)
+    # Cooling and circuits are sized for the maximum power, energy for what training draws on average.
     power = wanted.nodes * watts
     cables = {
         name_link(machine): net.node_cables + net.switch_cables,
@@ -256,18 +267,18 @@ def plan_facility(wanted: FacilityRequest) -> FacilityPlan:
 
 
 def count_nodes_per_rack(rack_watts: float, watts: float, machine: NodeSpec) -> int:
-    """Nodes that a rack takes, by power and by height."""
+    """Count the nodes that fit in a rack, by power and by height."""
     return min(math.floor(rack_watts / watts + 1e-9), RACK_UNITS // machine.units)
 
 
 def count_pod_nodes(net: Fabric) -> tuple[int, ...]:
-    """Nodes under each leaf switch; of a node whose ports go to two of them, under the first."""
+    """Count the nodes under each leaf switch. A node whose ports go to two of them counts under the first."""
     ends = [min(net.nodes, math.ceil(net.nodes_per_leaf * (leaf + 1))) for leaf in range(net.leaves)]
     return tuple(end - begin for begin, end in zip([0, *ends], ends, strict=False))
 
 
 def count_ethernet_switches(ports: int) -> int:
-    """Of 24 ports: one; or as many as leave two ports of each for links to one more level above them."""
+    """Count the 24-port switches for this many ports: one, or two levels with two uplinks per switch."""
     if ports <= ETHERNET_PORTS:
         return 1
     below = math.ceil(ports / (ETHERNET_PORTS - ETHERNET_UPLINKS))
@@ -275,7 +286,7 @@ def count_ethernet_switches(ports: int) -> int:
 
 
 def _check_ranges(wanted: FacilityRequest, watts: float) -> None:
-    """Raises UsageError."""
+    """Raise UsageError if a number is out of range."""
     limits: list[tuple[str, float | None, float, float, str]] = [
         ("--node-kw", watts / 1000, 0.1, 200, "kW"),
         ("--rack-kw", wanted.rack_watts / 1000, 1, 300, "kW"),
@@ -286,11 +297,12 @@ def _check_ranges(wanted: FacilityRequest, watts: float) -> None:
     ]
     for name, value, low, high, unit in limits:
         if value is not None and not low <= value <= high:
-            what = f"{value:g} is out of range: between {low:g} and {high:,g}{' ' + unit if unit else ''}"
-            raise UsageError(what, where=name)
+            bounds = f"{low:g} to {high:,g}{' ' + unit if unit else ''}"
+            raise UsageError(f"{value:g} is out of range: the option takes {bounds}", where=name)
 
 
 def _estimate_storage(wanted: FacilityRequest, machine: NodeSpec) -> StorageDemand:
+    """Estimate the load on the storage, and choose its type by the number of nodes."""
     nodes = wanted.nodes
     kind: StorageKind = "nfs" if nodes < PARALLEL_FROM else "parallel" if nodes <= POD_NODES else "tiered"
     images_s = machine.images_s if wanted.images_s is None else wanted.images_s

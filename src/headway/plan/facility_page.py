@@ -1,4 +1,4 @@
-"""A facility's plan as a page: what stands where, and what joins it."""
+"""A facility plan as an HTML page: cards, a drawing of racks, switches and cables, and all lines of the text."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from pathlib import Path
 from headway.core.files import write_whole
 from headway.page import panel, renderer
 from headway.page.panel import Panel
-from headway.plan import facility_text as said
+from headway.plan import facility_text
 from headway.plan.facility import STORAGE_NAMES, FacilityPlan, name_link
 from headway.plan.placement import Placement
 from headway.plan.wording import pluralise
 
 MAX_PODS, MAX_RACKS = 6, 8
-"""That are drawn one by one; of more, the first of them, and how many there are."""
+"""Pods, and racks per pod, that are drawn one by one. The drawing says how many more there are."""
 NODE_W, NODE_H, GAP = 38, 14, 8
 DARK, GREEN, BLUE, ORANGE, GREY = "#33404f", "#4f9d4f", "#3d7ab8", "#d0802a", "#7d8895"
 
 
 def write_page(found: FacilityPlan, path: Path, placed: Placement | None = None) -> None:
-    """As one HTML file."""
+    """Write the plan as one HTML file."""
     nodes = found.wanted.nodes
     html = renderer.render(
         build_panels(found, placed),
@@ -35,7 +35,7 @@ def write_page(found: FacilityPlan, path: Path, placed: Placement | None = None)
 
 
 def build_panels(found: FacilityPlan, placed: Placement | None = None) -> list[Panel]:
-    """In the order of the page."""
+    """Build the panels in the order of the page."""
     net, feed = found.fabric, found.feed
     switches = " + ".join(f"{many} x {ports}" for ports, many in net.switches.items())
     cards = [
@@ -46,16 +46,16 @@ def build_panels(found: FacilityPlan, placed: Placement | None = None) -> list[P
         ("reads", f"{feed.bytes_s / 1e9:,.1f} GB/s", STORAGE_NAMES[feed.storage]),
     ]
     lines = {
-        "racks": [said.describe_racks(found), said.describe_floor(found)],
-        "power": [said.describe_power(found), said.describe_heat(found)],
-        "fabric": said.describe_fabric(found),
-        "cables": [said.describe_cables(found), said.describe_ethernet(found)],
-        "storage": said.describe_storage(found),
+        "racks": [facility_text.describe_racks(found), facility_text.describe_floor(found)],
+        "power": [facility_text.describe_power(found), facility_text.describe_heat(found)],
+        "fabric": facility_text.describe_fabric(found),
+        "cables": [facility_text.describe_cables(found), facility_text.describe_ethernet(found)],
+        "storage": facility_text.describe_storage(found),
     }
     rows = [(name if not at else "", line) for name, parts in lines.items() for at, line in enumerate(parts)]
     picture = "data:image/svg+xml;base64," + base64.b64encode(draw_facility(found).encode()).decode()
     drawn = [
-        panel.cards("cards", "What it takes", cards, order=1, section="Plan"),
+        panel.cards("cards", "Requirements", cards, order=1, section="Plan"),
         panel.images(
             "racks",
             "Racks, switches and cables",
@@ -64,9 +64,9 @@ def build_panels(found: FacilityPlan, placed: Placement | None = None) -> list[P
             order=2,
             section="Plan",
             width="full",
-            note="A number on a line is of cables; each green bar is a node.",
+            note="The number on a line counts its cables. Each green bar is a node.",
         ),
-        panel.table("bill", "All of it", ["", ""], rows, order=3, section="Plan", width="full"),
+        panel.table("bill", "Summary", ["", ""], rows, order=3, section="Plan", width="full"),
     ]
     if placed is not None:
         drawn.append(_build_jobs_panel(placed))
@@ -74,6 +74,7 @@ def build_panels(found: FacilityPlan, placed: Placement | None = None) -> list[P
 
 
 def _build_jobs_panel(placed: Placement) -> Panel:
+    """Build the table of jobs: nodes on each pod, and traffic between pods."""
     rows = [
         (
             f"{job.nodes:,}",
@@ -82,34 +83,39 @@ def _build_jobs_panel(placed: Placement) -> Panel:
         )
         for number, (job, parts) in enumerate(zip(placed.jobs, placed.parts, strict=True))
     ]
-    pods = [f"pod {number + 1} of {nodes}" for number, nodes in enumerate(placed.pods)]
-    note = said.describe_jobs(placed)[-1]
+    pods = [f"pod {number + 1} ({nodes} nodes)" for number, nodes in enumerate(placed.pods)]
+    note = facility_text.describe_jobs(placed)[-1]
     columns = ["nodes", *pods, "MB between pods, each step"]
-    return panel.table("jobs", "Where the jobs go", columns, rows, order=4, section="Plan", width="full", note=note)
+    return panel.table("jobs", "Placement of the jobs", columns, rows, order=4, section="Plan", width="full", note=note)
 
 
 @dataclass(frozen=True)
 class _Rack:
-    """Attributes: own: its nodes of the pod that it stands in. rest: of the next one."""
+    """One rack.
+
+    Attributes:
+        own: nodes of the pod that the rack stands in. rest: nodes of the next pod.
+    """
 
     own: int
     rest: int
 
 
 def draw_facility(found: FacilityPlan) -> str:
-    """An SVG: cores above leaves, leaves above the racks whose nodes hang on them."""
+    """Draw the facility as SVG: cores on top, leaves below, racks at the bottom under the leaf of their nodes."""
     net, pods = found.fabric, found.pods
-    of_pod = _fill_racks(pods, found.nodes_per_rack)[:MAX_PODS]
+    pod_racks = _fill_racks(pods, found.nodes_per_rack)[:MAX_PODS]
     widths = [
         max(len(racks[:MAX_RACKS]), 1) * (NODE_W + GAP) + GAP + (34 if len(racks) > MAX_RACKS else 0)
-        for racks in of_pod
+        for racks in pod_racks
     ]
     tallest = min(found.nodes_per_rack, found.wanted.nodes)
-    inner = sum(widths) + 30 * (len(of_pod) - 1)
+    inner = sum(widths) + 30 * (len(pod_racks) - 1)
     total = max(inner + (90 if len(pods) > MAX_PODS else 0) + 40, 420)
     core_y, leaf_y = 20, 130 if net.cores else 30
     rack_y = leaf_y + 90
     height = rack_y + tallest * (NODE_H + 4) + 60
+    # Left edge and centre of each pod: a leaf stands above the centre of its racks.
     x = (total - inner) / 2 if len(pods) <= MAX_PODS else 20.0
     lefts, middles = list[float](), list[float]()
     for width in widths:
@@ -117,15 +123,18 @@ def draw_facility(found: FacilityPlan) -> str:
         middles.append(x + width / 2)
         x += width + 30
     shapes = list[str]()
-    for number, racks in enumerate(of_pod):
+    # Cables first, so that racks and switches cover their ends. A rack on the border of two pods has cables to both
+    # leaves.
+    for number, racks in enumerate(pod_racks):
         following = middles[number + 1] if number + 1 < len(middles) else None
         shapes += _draw_cables(racks, lefts[number], middles[number], following, leaf_y, rack_y, net.ports_per_node)
-    for number, racks in enumerate(of_pod):
+    for number, racks in enumerate(pod_racks):
         shapes += _draw_pod(
             pods[number], racks, lefts[number], middles[number], leaf_y, rack_y, tallest, net.leaf_ports
         )
     if len(pods) > MAX_PODS:
         shapes.append(_draw_text(x + 30, rack_y + 20, f"and {len(pods) - MAX_PODS:,} more", GREY))
+    # Two leaves are joined directly; more of them hang on the core, which is drawn as one box.
     if net.leaves == 2:
         y = leaf_y + 15
         shapes.append(_draw_line(middles[0] + 55, y, middles[1] - 55, y, ORANGE, 3))
@@ -144,9 +153,10 @@ def draw_facility(found: FacilityPlan) -> str:
 
 
 def _fill_racks(pods: Sequence[int], per_rack: int) -> list[list[_Rack]]:
-    """The racks of each pod, filled one after the other; one that holds nodes of two pods stands in the first."""
+    """Distribute the nodes of each pod over racks. A rack with nodes of two pods stands in the first."""
     found, left = list[list[_Rack]](), 0
     for at, nodes in enumerate(pods):
+        # Nodes of this pod that already stand in the last rack of the pod before.
         nodes -= left
         following = pods[at + 1] if at + 1 < len(pods) else 0
         whole, last = divmod(nodes, per_rack)
@@ -159,8 +169,10 @@ def _fill_racks(pods: Sequence[int], per_rack: int) -> list[list[_Rack]]:
 def _draw_cables(
     racks: Sequence[_Rack], x: float, middle: float, following: float | None, leaf_y: float, rack_y: float, ports: int
 ) -> list[str]:
+    """Draw the cables from racks to their leaf, and from a shared rack to the next pod's leaf."""
     shapes = list[str]()
     for at, rack in enumerate(racks[:MAX_RACKS]):
+        # The cable ends in the middle of its rack.
         centre = x + GAP + at * (NODE_W + GAP) + NODE_W / 2
         shapes.append(_draw_line(centre, rack_y, middle, leaf_y + 30, BLUE, 1.5))
         shapes.append(_draw_text(centre, rack_y - 5, f"{rack.own * ports}", BLUE))
@@ -173,6 +185,7 @@ def _draw_cables(
 def _draw_pod(
     nodes: int, racks: Sequence[_Rack], x: float, middle: float, leaf_y: float, rack_y: float, tallest: int, ports: int
 ) -> list[str]:
+    """Draw the racks, the nodes and the leaf switch of a pod."""
     tall, shapes = tallest * (NODE_H + 4) + 8, list[str]()
     for at, rack in enumerate(racks[:MAX_RACKS]):
         left = x + GAP + at * (NODE_W + GAP)

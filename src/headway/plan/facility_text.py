@@ -1,4 +1,4 @@
-"""What a facility's plan says on a terminal."""
+"""A facility plan as text for a terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LABEL_WIDTH = 11
 
 
 def format_facility(found: FacilityPlan, placed: Placement | None = None) -> str:
-    """Lines of at most some 110 columns."""
+    """Format the plan: a title, then labelled lines."""
     wanted, machine = found.wanted, found.machine
     gpus = wanted.nodes * machine.gpus
     lines = [f"{wanted.nodes:,} x {machine.title}: {gpus:,} GPUs, {wanted.nodes * machine.tflops / 1e3:,.1f} PFLOPS"]
@@ -28,7 +28,7 @@ def format_facility(found: FacilityPlan, placed: Placement | None = None) -> str
 
 
 def describe_racks(found: FacilityPlan) -> str:
-    """How many, and how full."""
+    """Describe the number of racks and their fill."""
     headroom = found.headroom_watts
     left = f"{headroom / 1000:.1f} kW left" if headroom >= 1 else "none left"
     kw = found.wanted.rack_watts / 1000
@@ -37,7 +37,7 @@ def describe_racks(found: FacilityPlan) -> str:
 
 
 def describe_floor(found: FacilityPlan) -> str:
-    """What it takes, and what racks of half the power would."""
+    """Describe floor space and efficiency, and compare with racks of half the power."""
     spread = f"{found.floor_m2:,.1f} m2 with its share of the aisles"
     half = found.count_racks(found.wanted.rack_watts / 2)
     other = "" if half is None else f"; racks of half the power would be {half:,}"
@@ -45,20 +45,21 @@ def describe_floor(found: FacilityPlan) -> str:
 
 
 def describe_power(found: FacilityPlan) -> str:
-    """Of the nodes, and of the building."""
+    """Describe the power of the nodes and of the building."""
     building = f"{found.building_watts / 1000:,.1f} kW for the building (PUE {found.wanted.pue:g})"
     return f"{found.watts / 1000:,.1f} kW for the nodes, switches apart; {building}"
 
 
 def describe_heat(found: FacilityPlan) -> str:
-    """In both units; and what racks as full as this want."""
-    warning = "; training keeps it there for days: cool for all of it, not for a mean"
+    """Describe heat and energy."""
+    # Only for racks at least as dense as in NVIDIA's designs, 19.2 kW.
+    warning = "; training keeps it there for days: size the cooling for the maximum, not for a mean"
     energy = f"{found.kwh_a_year / 1000:,.0f} MWh a year of training"
     return f"{found.heat_btu_h:,.0f} BTU/h of heat, {energy}{warning if found.wanted.rack_watts >= RACK_WATTS else ''}"
 
 
 def describe_fabric(found: FacilityPlan) -> list[str]:
-    """Switches, what joins them, and how much less than full bisection that is."""
+    """Describe the switches, their links, and the oversubscription between leaves."""
     net = found.fabric
     kinds = [f"{many} x {ports} ports" for ports, many in net.switches.items()]
     if net.core_ports == net.leaf_ports:
@@ -78,7 +79,7 @@ def describe_fabric(found: FacilityPlan) -> list[str]:
 
 
 def describe_cables(found: FacilityPlan) -> str:
-    """The bill."""
+    """List the cables."""
     net = found.fabric
     parts = [f"{many:,} {kind}" for kind, many in found.cables.items()]
     parts[0] += f" ({net.node_cables:,} of nodes, {net.switch_cables:,} between switches)"
@@ -86,13 +87,13 @@ def describe_cables(found: FacilityPlan) -> str:
 
 
 def describe_ethernet(found: FacilityPlan) -> str:
-    """The switches of the other two networks."""
+    """Describe the switches of the storage and management networks."""
     ten, one = found.ethernet[10], found.ethernet[1]
     return f"{pluralise(ten, 'switch')} of 24 ports for storage (10 GbE), {one} for management (1 GbE)"
 
 
 def describe_storage(found: FacilityPlan) -> list[str]:
-    """Its kind, what it has to give, and whether the way to it is wide enough."""
+    """Describe the type of storage, the rates it must deliver, and whether the network to it is fast enough."""
     feed, wanted = found.feed, found.wanted
     lines = [
         STORAGE_NAMES[feed.storage],
@@ -101,8 +102,8 @@ def describe_storage(found: FacilityPlan) -> list[str]:
     ]
     if feed.node_bytes_s > feed.path_bytes_s:
         lines.append(
-            f"its 10 GbE carry {feed.path_bytes_s / 1e9:.2f} GB/s a node, too little: have it on the fabric, or fill"
-            " local disks before"
+            f"its 10 GbE carry {feed.path_bytes_s / 1e9:.2f} GB/s a node, too little: connect it to the fabric, or copy"
+            " the set to local disks first"
         )
     else:
         lines.append(f"its 10 GbE carry {feed.path_bytes_s / 1e9:.2f} GB/s a node: enough")
@@ -119,19 +120,19 @@ def describe_storage(found: FacilityPlan) -> list[str]:
 
 
 def describe_images(found: FacilityPlan) -> str:
-    """What a node trains on."""
+    """Describe the training rate of a node and the size of an image."""
     rate = found.machine.images_s if found.wanted.images_s is None else found.wanted.images_s
     whose = found.wanted.images_from if found.wanted.images_s is not None else " of ResNet-50"
     return f"{rate:,.0f} images/s{whose}, {found.wanted.image_bytes / 1e3:,.0f} kB each"
 
 
 def describe_jobs(placed: Placement) -> list[str]:
-    """Where each goes, and what crosses."""
+    """Describe the pods of each job, and the traffic between pods."""
     lines = []
     for number, (job, parts) in enumerate(zip(placed.jobs, placed.parts, strict=True)):
         where = " + ".join(f"{part} on pod {pod + 1}" for pod, part in enumerate(parts) if part)
         between = placed.count_bytes_between(number)
         crossing = f"; {between / 1e6:,.0f} MB between pods in each step" if between else ""
         lines.append(f"{pluralise(job.nodes, 'node')}: {where}{crossing}")
-    how = "the least there is" if placed.exact else "not all ways were weighed"
+    how = "the minimum" if placed.exact else "maybe not the minimum, since not all placements were tried"
     return [*lines, f"{placed.total_bytes / 1e6:,.0f} MB between pods for one step of each: {how}"]

@@ -21,8 +21,7 @@ PF_S_DAY = 1e15 * 86_400
 """Operations of one day at 10^15 per second; a multiply-add is two operations."""
 CPU_FLOPS = 2 * 28 * 64 * 1.7e9
 """Peak operations per second of a server with two CPUs: 28 cores each, 64 operations per cycle (two AVX-512 units), at
-1.7 GHz. It needs 449 years for 1,000 PF/s-days.
-"""
+1.7 GHz. It needs 449 years for 1,000 PF/s-days."""
 
 
 @final

@@ -1,10 +1,11 @@
-"""A collective, or the exchange of a whole step, message by message: what each rank sends, and what it waits for.
-Written apart from the closed forms of `headway.core.collectives`, to check them and to see what they leave out.
+"""Message-by-message simulation of an all-reduce, or of the whole exchange of a step.
 
-A message occupies its way for n / bandwidth and arrives a latency later; of messages that wait for a way the one that
-was named first goes next, and one that waits for another way holds up no other.
-Inside a host each rank has a way out of its own; what leaves a host shares the host's way out, and what comes its way
-in. A rank adds one array at a time.
+Written apart from the closed forms of `headway.core.collectives`, to check them and to show their omissions.
+
+A message occupies its path for bytes / bandwidth and arrives one latency later. Of the messages that wait for a path,
+the one scheduled first goes next; a message that waits for another path blocks no others. Inside a host each rank has
+its own outgoing path; messages between hosts share one path out of a host and one into it. A rank adds one array at a
+time.
 """
 
 from __future__ import annotations
@@ -20,18 +21,22 @@ from headway.core.collectives import Algorithm, Link, Network
 from headway.core.errors import UsageError
 
 MAX_RANKS = 64
-"""Messages grow with their square."""
+"""The number of messages grows with the square of the ranks."""
 MAX_CHUNKS = 256
-"""Of a double tree."""
+"""Most chunks of a double tree."""
 READY, FREED = 0, 1
-"""Events: a message could be sent; its ways are free again."""
+"""Events: a message could be sent; its paths are free again."""
 
 
 @final
 @dataclass
 class Message:
-    """Attributes: after: numbers of the messages that have to be there before it is sent. adds: whether its receiver
-    adds it to what it has, before it counts as there."""
+    """One message between two ranks.
+
+    Attributes:
+        after: numbers of the messages that must be complete before it is sent.
+        adds: True if the receiver adds it to its own values before it counts as complete.
+    """
 
     number: int
     sender: int
@@ -43,13 +48,13 @@ class Message:
 
 @final
 class MessageSchedule:
-    """Messages in the order in which they are named; each waits for some before it."""
+    """Messages of an algorithm in scheduling order. Each waits for some of those before it."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
 
     def add_message(self, sender: int, receiver: int, nbytes: float, after: Sequence[int], *, adds: bool) -> int:
-        """Its number."""
+        """Add a message and return its number."""
         number = len(self.messages)
         self.messages.append(Message(number, sender, receiver, nbytes, adds, list(after)))
         return number
@@ -57,13 +62,13 @@ class MessageSchedule:
     def add_ring(
         self, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]], *, sums: bool
     ) -> dict[int, list[int]]:
-        """One turn around a ring of ranks: reduce-scatter if `sums`, else all-gather; each has a part of the bytes.
+        """Add one turn around a ring: a reduce-scatter if `sums`, else an all-gather.
 
         Args:
-            after: rank -> messages that it has to have before it begins.
+            after: for each rank, messages that it must have before it begins.
 
         Returns:
-            rank -> messages after which it is done.
+            For each rank, the messages after which it is done.
         """
         count = len(ranks)
         last = {rank: list(after.get(rank, [])) for rank in ranks}
@@ -76,10 +81,10 @@ class MessageSchedule:
         return last
 
     def add_tree(self, edges: Sequence[tuple[int, int]], nbytes: float) -> None:
-        """Sums go up a tree to its root, and the result comes down.
+        """Add a reduction up a tree and a broadcast down.
 
         Args:
-            edges: (child, parent) of all ranks but the root; a parent's own comes before those of its children.
+            edges: (child, parent) of all ranks but the root; a parent's own edge comes before those of its children.
         """
         have = defaultdict[int, list[int]](list)
         for child, parent in reversed(edges):
@@ -89,13 +94,14 @@ class MessageSchedule:
 
 
 def schedule_messages(algorithm: Algorithm, nbytes: float, network: Network) -> MessageSchedule:
-    """Messages of an all-reduce, ranks host by host.
+    """Schedule the messages of an all-reduce whose ranks are numbered host by host.
 
     Raises:
-        UsageError: it is none of `ring`, `tree`, `double_tree` and `two_dimensional`, or there are too many ranks.
+        UsageError: the algorithm is not `ring`, `tree`, `double_tree` or `two_dimensional`, or there are too many
+            ranks.
     """
     if network.ranks > MAX_RANKS:
-        raise UsageError(f"messages are simulated one by one for up to {MAX_RANKS} ranks, not {network.ranks}")
+        raise UsageError(f"a message simulation covers up to {MAX_RANKS} ranks, not {network.ranks}")
     schedule, per_host = MessageSchedule(), network.ranks_per_host
     ranks = list(range(network.ranks))
     hosts = [ranks[begin : begin + per_host] for begin in range(0, len(ranks), per_host)]
@@ -106,11 +112,14 @@ def schedule_messages(algorithm: Algorithm, nbytes: float, network: Network) -> 
     elif algorithm == "tree":
         schedule.add_tree(_build_binomial_edges(ranks), nbytes)
     elif algorithm == "double_tree":
+        # Half of each chunk goes through either tree, so that every host both receives and sends at full rate.
         chunks, trees = _count_chunks(nbytes, network), [_build_binary_edges(hosts, shift) for shift in (0, 1)]
         for _ in range(chunks):
             for edges in trees:
                 schedule.add_tree(edges, nbytes / 2 / chunks)
     elif algorithm == "two_dimensional":
+        # Reduce-scatter inside each host, all-reduce between hosts of the ranks that hold the same part, all-gather
+        # inside.
         have = dict[int, list[int]]()
         for host in hosts:
             have |= schedule.add_ring(host, nbytes, {}, sums=True)
@@ -119,12 +128,12 @@ def schedule_messages(algorithm: Algorithm, nbytes: float, network: Network) -> 
         for host in hosts:
             schedule.add_ring(host, nbytes, have, sums=False)
     else:
-        raise UsageError(f"{algorithm} is not simulated message by message")
+        raise UsageError(f"the message simulation has no algorithm {algorithm}")
     return schedule
 
 
 def _build_binomial_edges(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    """(child, parent) of a binomial tree in the ranks' order, the farthest first."""
+    """Build (child, parent) edges of a binomial tree over the ranks in order, the most distant first."""
     edges, distance = list[tuple[int, int]](), 1 << (len(ranks) - 1).bit_length()
     while distance := distance // 2:
         edges += [(ranks[at + distance], ranks[at]) for at in range(0, len(ranks) - distance, 2 * distance)]
@@ -132,17 +141,18 @@ def _build_binomial_edges(ranks: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def _build_binary_edges(hosts: Sequence[Sequence[int]], shift: int) -> list[tuple[int, int]]:
-    """(child, parent) of a binary tree over hosts in order, whose leaves are every second one; and inside each of a
-    binary tree under its first rank.
+    """Build (child, parent) edges of a binary tree over hosts, whose leaves are every second host, and of one inside
+    each host.
 
-    Sanders, Speck and Traeff 2009: with an even number of hosts the one that is shifted by one has its leaves where the
-    first has inner nodes, so that each host sends about as much as any other.
+    Sanders, Speck and Traeff 2009: for an even number of hosts the tree shifted by one has its leaves at the inner
+    nodes of the first, so that each host sends about as much as any other.
     """
     heads = [hosts[(place + shift) % len(hosts)][0] for place in range(len(hosts))]
     edges = list[tuple[int, int]]()
-    spans: list[tuple[int, int, int | None]] = [(1, len(heads), None)]  # from one place to another, counted from 1
+    # Spans (first, last, parent) of places counted from 1. The root of a span is its largest power of two.
+    spans: list[tuple[int, int, int | None]] = [(1, len(heads), None)]
     for first, last, parent in spans:
-        middle = first - 1 + (1 << ((last - first + 1).bit_length() - 1))  # the largest power of two among them
+        middle = first - 1 + (1 << ((last - first + 1).bit_length() - 1))
         if parent is not None:
             edges.append((heads[middle - 1], parent))
         sides = ((first, middle - 1), (middle + 1, last))
@@ -153,7 +163,7 @@ def _build_binary_edges(hosts: Sequence[Sequence[int]], shift: int) -> list[tupl
 
 
 def _count_chunks(nbytes: float, network: Network) -> int:
-    """As many as weigh a chunk's latency against what the first one delays: sqrt(D n b / a)."""
+    """Count the chunks that balance the latency of a chunk against the delay of the first one: sqrt(D n b / a)."""
     link, count = (network.between, network.hosts) if network.hosts > 1 else (network.inside, network.ranks)
     if not link.latency_s:
         return MAX_CHUNKS
@@ -162,7 +172,7 @@ def _count_chunks(nbytes: float, network: Network) -> int:
 
 
 def _find_route(message: Message, network: Network) -> tuple[Link, list[tuple[str, int]]]:
-    """The link that a message takes, and the ways that it occupies."""
+    """Return the link of a message and the paths that it occupies."""
     source, target = (rank // network.ranks_per_host for rank in (message.sender, message.receiver))
     if source == target:
         return network.inside, [("out", message.sender)]
@@ -172,7 +182,7 @@ def _find_route(message: Message, network: Network) -> tuple[Link, list[tuple[st
 def _add_ring_all_reduce(
     schedule: MessageSchedule, ranks: Sequence[int], nbytes: float, after: dict[int, list[int]]
 ) -> dict[int, list[int]]:
-    """An all-reduce by a ring."""
+    """Add an all-reduce by a ring."""
     if len(ranks) == 1:
         return {rank: after.get(rank, []) for rank in ranks}
     return schedule.add_ring(ranks, nbytes, schedule.add_ring(ranks, nbytes, after, sums=True), sums=False)
@@ -181,7 +191,11 @@ def _add_ring_all_reduce(
 @final
 @dataclass(frozen=True)
 class SentMessage:
-    """Seconds since the beginning. Attributes: begins, ends: of a message on its way. done: it is there, and added."""
+    """Times of a message, in seconds since the beginning.
+
+    Attributes:
+        begins, ends: of its transfer. done: it has arrived and is added.
+    """
 
     message: Message
     begins: float
@@ -192,10 +206,10 @@ class SentMessage:
 def simulate_messages(
     schedule: MessageSchedule, network: Network, *, begins: Mapping[int, float] | None = None
 ) -> list[SentMessage]:
-    """When each message is sent, in their order.
+    """Simulate the messages of a schedule. Returns their times in scheduling order.
 
     Args:
-        begins: rank -> seconds after which it has what it sums up; default: 0 of all.
+        begins: for each rank, seconds after which its values exist; default 0.
     """
     begins, routes = begins or {}, [_find_route(message, network) for message in schedule.messages]
     free, adder = defaultdict[tuple[str, int], float](float), defaultdict[int, float](float)
@@ -205,6 +219,7 @@ def simulate_messages(
         for before in message.after:
             wanted[before].append(message.number)
     ready = [begins.get(message.sender, 0.0) for message in schedule.messages]
+    # Discrete events in order of time, then of message number: ties go to the message scheduled first.
     events: list[tuple[float, int, int]] = [
         (ready[number], number, READY) for number, count in enumerate(left) if not count
     ]
@@ -213,17 +228,18 @@ def simulate_messages(
     found: dict[int, SentMessage] = {}
 
     def begin(number: int, at: float) -> None:
-        """Sends it, if its ways are free; else it waits for the one that is busy longest, and others may pass it."""
-        message, (link, ways) = schedule.messages[number], routes[number]
-        busy = max(ways, key=lambda way: free[way])
+        """Send a message if its paths are free; else queue it at the path that is busy longest, and let others pass."""
+        message, (link, paths) = schedule.messages[number], routes[number]
+        busy = max(paths, key=lambda path: free[path])
         if free[busy] > at:
             heapq.heappush(waiting[busy], number)
             return
         taken = message.nbytes / link.bandwidth_bytes_s
-        for way in ways:
-            free[way] = at + taken
+        for path in paths:
+            free[path] = at + taken
         heapq.heappush(events, (at + taken, number, FREED))
         ends = done = at + taken + link.latency_s
+        # A rank adds one array at a time, and only after its own values exist.
         if message.adds:
             own = begins.get(message.receiver, 0.0)
             done = max(ends, adder[message.receiver], own) + message.nbytes / network.reduce_bytes_s
@@ -240,14 +256,15 @@ def simulate_messages(
         if kind == READY:
             begin(number, at)
             continue
-        for way in routes[number][1]:
-            while waiting[way] and free[way] <= at:
-                begin(heapq.heappop(waiting[way]), at)
+        # Each freed path may admit several waiting messages, until one of them occupies it.
+        for path in routes[number][1]:
+            while waiting[path] and free[path] <= at:
+                begin(heapq.heappop(waiting[path]), at)
     return [found[number] for number in range(len(schedule.messages))]
 
 
 def simulate_all_reduce(algorithm: Algorithm, nbytes: float, network: Network) -> float:
-    """Of one all-reduce with nothing beside it."""
+    """Simulate one all-reduce on an idle network, in seconds."""
     return max(
         (one.done for one in simulate_messages(schedule_messages(algorithm, nbytes, network), network)), default=0.0
     )
@@ -256,8 +273,11 @@ def simulate_all_reduce(algorithm: Algorithm, nbytes: float, network: Network) -
 @final
 @dataclass(frozen=True)
 class ExchangeTimeline:
-    """Seconds since a step's beginning. Attributes: done: of each bucket, when the last rank has its sum. ends: of each
-    rank, when it has all sums."""
+    """Times of a simulated exchange, in seconds since the beginning of the step.
+
+    Attributes:
+        done: for each bucket, when the last rank has its sum. ends: for each rank, when it has all sums.
+    """
 
     done: list[float]
     ends: list[float]
@@ -266,11 +286,13 @@ class ExchangeTimeline:
 def simulate_exchange(
     algorithm: Algorithm, nbytes: Sequence[float], ready: Sequence[Sequence[float]], network: Network
 ) -> ExchangeTimeline:
-    """Buckets one after the other: a rank begins with one as soon as it is full there and the one before is done there.
+    """Simulate the exchange of buckets, one after the other.
+
+    A rank begins with a bucket as soon as the bucket is full there and the one before it is done there.
 
     Args:
-        nbytes: of each bucket, in the order in which they are exchanged.
-        ready: for each bucket, of each rank: seconds after which it is full.
+        nbytes: of each bucket, in the order of the exchange.
+        ready: for each bucket, for each rank: seconds after which it is full.
     """
     free = [0.0] * network.ranks
     done = []
@@ -279,6 +301,8 @@ def simulate_exchange(
         begins = {rank: max(free[rank], full[rank]) for rank in range(network.ranks)}
         free = [begins[rank] for rank in range(network.ranks)]
         for one in simulate_messages(schedule, network, begins=begins):
+            # A rank is free for the next bucket when it has received and added everything, and its own messages have
+            # left.
             free[one.message.receiver] = max(free[one.message.receiver], one.done)
             link, _ = _find_route(one.message, network)
             free[one.message.sender] = max(free[one.message.sender], one.ends - link.latency_s)

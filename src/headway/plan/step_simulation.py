@@ -1,9 +1,8 @@
-"""Steps of a run, rank by rank and bucket by bucket: what cannot be run here, and what closed forms leave out.
+"""Simulation of a run's steps, rank by rank and bucket by bucket, for effects that the closed forms leave out.
 
-Each rank waits for its batch, computes forward, then backward, in which its buckets become full one after the other; a
-bucket's exchange begins when all ranks that take part have it and the bucket before it is through; the step ends with
-the last one. Ranks differ by chance, some by more; a loader may give batches late, and its ring of batches absorbs some
-of that.
+Each rank waits for its batch and computes forward, then backward, during which its buckets fill one after the other.
+The exchange of a bucket begins when all ranks have it and the bucket before is done. The step ends with the last one.
+Ranks differ by chance, some of them always; a loader may be late, and its prefetched batches absorb some of that.
 """
 
 from __future__ import annotations
@@ -28,25 +27,27 @@ from headway.plan.step import BACKWARD_SHARE, GPU_ALGORITHMS, ComputeTime, Gradi
 
 Seconds = npt.NDArray[np.float64]
 _StepSpan = tuple[Seconds, Seconds, Seconds, list[tuple[float, float]]]
-"""Of a step: when each rank has its batch, has computed, and is done; and (begin, end) of each bucket."""
+"""One step: for each rank, when it has its batch, has computed and is done; and (begin, end) of each bucket."""
 TRACED_RANKS = 8
-"""Ranks of a trace: the slowest."""
+"""Ranks in a trace: the slowest ones."""
 MAX_RANKS = 2**17
-"""Of a plan's: 50 steps of so many keep some 160 MB."""
+"""Most ranks of a simulated plan: 50 steps of so many take some 160 MB."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class StepScenario:
-    """What is simulated. Attributes:
-    samples: of a rank in a step.
-    jitter: standard deviation of a rank's computing over its mean, anew in each step.
-    slow: rank -> by how much its computing is longer, always.
-    hiccup: (probability in a step of a rank, seconds that it stands still).
-    input_s: seconds in which a rank's loader makes a batch; 0: there always is one.
-    input_jitter: standard deviation of it over its mean.
-    prefetch_batches: batches that a loader makes before they are wanted.
-    accumulate: micro-batches of a step. backward, overlap, wire_ratio: as of `headway.plan.step.predict_step`.
+    """Simulated conditions.
+
+    Attributes:
+        samples: micro-batch of a rank.
+        jitter: standard deviation of a rank's compute time over its mean, drawn anew for each step.
+        slow: for each slow rank, the relative increase of its compute time in all steps.
+        hiccup: (probability per step and rank, seconds for which the rank stops).
+        input_s: seconds in which a rank's loader makes a batch; 0: a batch is always ready.
+        input_jitter: standard deviation of `input_s` over its mean.
+        prefetch_batches: batches that a loader makes ahead.
+        accumulate: micro-batches per step. backward, overlap, wire_ratio: as in `predict_step`.
     """
 
     network: Network
@@ -71,12 +72,14 @@ class StepScenario:
 @final
 @dataclass(frozen=True)
 class SimulatedSteps:
-    """Attributes:
-    seconds: of each step.
-    input_wait_s: of it, until the last batch was there. computing_s: of the mean rank. slowest_s: more, of the slowest one.
-    exposed_s: of the exchange, after that.
-    last: rank -> steps in which it was the one that others waited for.
-    events: of the slowest ranks, as a trace has them.
+    """Times of the simulated steps, in seconds.
+
+    Attributes:
+        seconds: length of each step.
+        input_wait_s: until the last rank has its batch. computing_s: mean compute time of the ranks.
+        slowest_s: additional compute time of the slowest rank. exposed_s: exchange after that.
+        slowest_counts: for each rank, the steps in which the others waited for it.
+        events: trace of the slowest ranks.
     """
 
     seconds: Seconds
@@ -89,28 +92,30 @@ class SimulatedSteps:
 
     @property
     def step_s(self) -> float:
-        """In the mean; the first steps, whose batches lie there, are left out where there are enough."""
+        """Mean length of a step, without the first fifth (at most 10), whose batches were prefetched."""
         return float(self.seconds[min(len(self.seconds) // 5, 10) :].mean())
 
     def write_trace(self, path: Path) -> None:
-        """As a trace for Perfetto or chrome://tracing: a process for each rank, a row for its computing, one for its
-        input and one for the exchange."""
+        """Write a trace for Perfetto or chrome://tracing: a process per rank, with rows for compute, input and
+        exchange."""
         write_whole(path, json.dumps({"traceEvents": self.events, "displayTimeUnit": "ms"}) + "\n")
 
 
 def simulate_steps(scenario: StepScenario) -> SimulatedSteps:
-    """Raises UsageError: a number is out of range."""
+    """Simulate the steps of a scenario. Raises UsageError if a number of it is out of range."""
     _check_ranges(scenario)
     ranks, random = scenario.network.ranks, np.random.default_rng(scenario.seed)
     costs = [_find_cost(bucket.nbytes, scenario) for bucket in scenario.buckets] if ranks > 1 else []
     fixed = scenario.accumulate * scenario.compute.fixed_s
     sampled = scenario.accumulate * scenario.compute.sample_s * scenario.samples
-    spread = scenario.jitter / scenario.accumulate**0.5  # of several micro-batches together
+    # Variations of independent micro-batches average out.
+    spread = scenario.jitter / scenario.accumulate**0.5
     slow = np.ones(ranks)
     for rank, more in scenario.slow.items():
         slow[rank] += more
     end = np.zeros(ranks)
-    made = np.zeros((scenario.prefetch_batches, ranks))  # when the batch in each place of a rank's ring was taken
+    # Time at which the batch in each place of a rank's prefetch ring was last taken.
+    taken_at = np.zeros((scenario.prefetch_batches, ranks))
     begun = np.zeros(ranks)
     parts: dict[str, list[float]] = {name: [] for name in ("seconds", "waits", "computing", "slowest", "exposed")}
     last = dict[int, int]()
@@ -120,11 +125,13 @@ def simulate_steps(scenario: StepScenario) -> SimulatedSteps:
         before = float(end.max())
         there = end
         if scenario.input_s:
-            taken = scenario.input_s * np.maximum(0.0, 1 + scenario.input_jitter * random.standard_normal(ranks))
+            making = scenario.input_s * np.maximum(0.0, 1 + scenario.input_jitter * random.standard_normal(ranks))
             place = number % scenario.prefetch_batches
-            begun = np.maximum(begun, made[place]) + taken  # a place is filled anew once its batch was taken
+            # A loader makes one batch at a time, and fills a place once its batch was taken.
+            begun = np.maximum(begun, taken_at[place]) + making
             there = np.maximum(end, begun)
-            made[place] = there
+            taken_at[place] = there
+        # A rank is never more than ten times as fast as its mean, however large the jitter.
         factor = slow * np.maximum(0.1, 1 + spread * random.standard_normal(ranks))
         computing = fixed + sampled * factor
         if scenario.hiccup[0]:
@@ -142,6 +149,7 @@ def simulate_steps(scenario: StepScenario) -> SimulatedSteps:
         parts["slowest"].append(float(over.max()) - before - waited - float(computing.mean()))
         parts["exposed"].append(float(end.max()) - float(over.max()))
         spans.append((there, over, end, exchanges))
+    # The trace shows the ranks with the most compute time of the whole run.
     traced = np.argsort(-behind, kind="stable")[:TRACED_RANKS].tolist()
     found = {name: np.array(values) for name, values in parts.items()}
     return SimulatedSteps(
@@ -151,6 +159,7 @@ def simulate_steps(scenario: StepScenario) -> SimulatedSteps:
 
 
 def _check_ranges(scenario: StepScenario) -> None:
+    """Raise UsageError if a number of the scenario is out of range."""
     chance, stands = scenario.hiccup
     wrong = {
         "samples": scenario.samples <= 0,
@@ -164,11 +173,11 @@ def _check_ranges(scenario: StepScenario) -> None:
     }
     for name, bad in wrong.items():
         if bad:
-            raise UsageError(f"{getattr(scenario, name)} is out of range", where=name)
+            raise UsageError(f"the value {getattr(scenario, name)} is out of range", where=name)
 
 
 def _find_cost(nbytes: float, scenario: StepScenario) -> tuple[float, float, float]:
-    """Seconds inside the host, between hosts and inside again, of the cheapest algorithm."""
+    """Return the seconds (inside the host, between hosts, inside again) of the cheapest algorithm."""
     ratio = scenario.wire_ratio
     algorithm = collectives.choose(nbytes, scenario.network, scenario.among, wire_ratio=ratio).algorithm
     return collectives.phases(algorithm, nbytes, scenario.network, wire_ratio=ratio)
@@ -177,14 +186,15 @@ def _find_cost(nbytes: float, scenario: StepScenario) -> tuple[float, float, flo
 def _simulate_exchange(
     scenario: StepScenario, there: Seconds, computing: Seconds, costs: Sequence[tuple[float, float, float]]
 ) -> tuple[list[tuple[float, float]], float]:
-    """((begin, end) of each bucket, when the last is through)."""
+    """Simulate the exchange of one step. Returns ((begin, end) of each bucket, end of the last one)."""
     if not costs:
         return [], 0.0
     meanwhile = scenario.backward / scenario.accumulate if scenario.overlap else 0.0
     backward, hosts = meanwhile * computing, scenario.network.hosts
     starts, done, found = there + computing - backward, 0.0, list[tuple[float, float]]()
     for bucket, (down, across, up) in zip(scenario.buckets, costs, strict=True):
-        full = (starts + bucket.ready * backward).reshape(hosts, -1).max(axis=1)  # a host goes on by itself inside
+        # Each host reduces on its own as soon as its ranks have the bucket; between hosts all wait for the last one.
+        full = (starts + bucket.ready * backward).reshape(hosts, -1).max(axis=1)
         begins = float((np.maximum(full, done) + down).max())
         found.append((max(done, float(full.min())), begins + across + up))
         done = begins + across + up
@@ -192,6 +202,7 @@ def _simulate_exchange(
 
 
 def _build_trace(ranks: Sequence[int], spans: Sequence[_StepSpan], forward: float) -> list[dict[str, Any]]:
+    """Build the trace events of these ranks."""
     found = list[dict[str, Any]]()
 
     def add(name: str, rank: int, row: str, begins: float, ends: float) -> None:
@@ -215,16 +226,22 @@ def _build_trace(ranks: Sequence[int], spans: Sequence[_StepSpan], forward: floa
 
 
 def simulate_prediction(
-    job: TrainingJob, cluster: Cluster, answer: Prediction, *, steps: int = 50, seed: int = 0
+    job: TrainingJob, cluster: Cluster, prediction: Prediction, *, steps: int = 50, seed: int = 0
 ) -> SimulatedSteps:
-    """The steps of a plan. Raises UsageError: of too many devices."""
-    if answer.devices > MAX_RANKS:
-        raise UsageError(f"ranks are simulated one by one up to {MAX_RANKS:,}, not {answer.devices:,}", where="--trace")
-    network = cluster.build_network(answer.nodes, spread=job.spread)
-    each = job.find_largest_share(answer.devices)
-    known, compute, backward = answer.input_images_s < float("inf"), job.compute, job.backward
-    if answer.strips > 1:  # what strips tell each other takes time, and hides nothing
-        longer = replace(compute, fixed_s=compute.fixed_s + estimate_halo_s(job, cluster, each * answer.strips))
+    """Simulate the steps of a predicted run.
+
+    Raises:
+        UsageError: it has too many devices.
+    """
+    if prediction.devices > MAX_RANKS:
+        problem = f"a simulation covers up to {MAX_RANKS:,} ranks, not {prediction.devices:,}"
+        raise UsageError(problem, where="--trace", fix="Plan fewer nodes.")
+    network = cluster.build_network(prediction.nodes, spread=job.spread)
+    each = job.find_largest_share(prediction.devices)
+    known, compute, backward = prediction.input_images_s < float("inf"), job.compute, job.backward
+    # The halo exchange between strips takes time in every micro-batch, during which no bucket fills.
+    if prediction.strips > 1:
+        longer = replace(compute, fixed_s=compute.fixed_s + estimate_halo_s(job, cluster, each * prediction.strips))
         backward *= compute.seconds(each) / longer.seconds(each)
         compute = longer
     return simulate_steps(
@@ -235,7 +252,7 @@ def simulate_prediction(
             buckets=choose_job_buckets(job, cluster, network, each),
             steps=steps,
             jitter=cluster.jitter,
-            input_s=answer.batch / answer.input_images_s if known else 0.0,
+            input_s=prediction.batch / prediction.input_images_s if known else 0.0,
             among=cluster.algorithms,
             accumulate=job.accumulate,
             backward=backward,
