@@ -17,11 +17,18 @@ if TYPE_CHECKING:
     from headway.plan.job_plan import JobPlan
     from headway.plan.request import PlanRequest
 
+# Gradients of a job in a facility for which no workload is given: ResNet-50's 25.6 million weights in fp32.
 GRADIENT_MB = 102.2
-"""Gradients of a job in a facility for which no workload is given: ResNet-50's 25.6 million weights in fp32."""
 
-JOB_PANEL, FACILITY_PANEL = "A job on a cluster", "A facility"
+WORKLOAD_HELP = "A recipe, or the workload that headway train RECIPE --dry-run wrote."
+OVERRIDES_HELP = "Override recipe values, for example batch=128."
+PROFILE_HELP = (
+    "Profile that headway doctor wrote on one such device. A second one, made with --procs, adds the links between the"
+    " ranks of a host."
+)
 
+# Options that --facility refuses, and options that need it: the two kinds of plan share only the workload, --image-kb,
+# --page and --json.
 JOB_OPTIONS = {
     "cluster", "nodes", "profile", "runs", "per_device", "batch", "accumulate", "spread", "epochs_at", "noise_scale",
     "deadline", "price", "errors_at", "sizes_at", "trace",
@@ -32,122 +39,50 @@ FACILITY_OPTIONS = {
 }  # fmt: skip
 
 
+def _job(help_text: str, *names: str, **settings: Any) -> Any:
+    """Declare an option of a job on a cluster."""
+    return typer.Option(*names, help=help_text, rich_help_panel="A job on a cluster", **settings)
+
+
+def _facility(help_text: str) -> Any:
+    """Declare an option of a facility."""
+    return typer.Option(help=help_text, rich_help_panel="A facility")
+
+
 # typer reads the options of a verb from its signature: there is no other place for 33 of them. The body passes them on
 # as one PlanRequest.
 def plan(  # noqa: PLR0913
     context: typer.Context,
-    workload: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="RECIPE|WORKLOAD.json", help="A recipe, or the workload that headway train RECIPE --dry-run wrote."
-        ),
-    ] = None,
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="key=value", help="Override recipe values, for example batch=128."),
-    ] = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="A cluster of the catalog, or a YAML file.", rich_help_panel=JOB_PANEL)
-    ] = None,
-    nodes: Annotated[
-        str | None,
-        typer.Option(help="Node counts: 1..64 (doubling) or 1,2,4. Default: up to 64.", rich_help_panel=JOB_PANEL),
-    ] = None,
-    profile: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Profile that headway doctor wrote on one such device. A second one, made with --procs, adds the"
-            " links between the ranks of a host.",
-            rich_help_panel=JOB_PANEL,
-        ),
-    ] = None,
-    runs: Annotated[
-        str | None,
-        typer.Option(help="Runs measured on such a cluster: DEVICESxSAMPLES:IMAGES_S,...", rich_help_panel=JOB_PANEL),
-    ] = None,
-    per_device: Annotated[
-        float | None,
-        typer.Option(help="Samples per device. Default: as in the dry run.", rich_help_panel=JOB_PANEL),
-    ] = None,
-    batch: Annotated[
-        float | None, typer.Option(help="Global batch, the same for every node count.", rich_help_panel=JOB_PANEL)
-    ] = None,
-    accumulate: Annotated[
-        int | None,
-        typer.Option(min=1, help="Micro-batches per step.", rich_help_panel=JOB_PANEL),
-    ] = None,
-    spread: Annotated[
-        bool,
-        typer.Option("--spread", help="The nodes lie in all groups of the cluster.", rich_help_panel=JOB_PANEL),
-    ] = False,
-    epochs_at: Annotated[
-        str | None,
-        typer.Option(help="Epochs to the target by batch: BATCH:EPOCHS,...", rich_help_panel=JOB_PANEL),
-    ] = None,
-    noise_scale: Annotated[
-        float | None, typer.Option(help="Gradient noise scale, from a run's report.", rich_help_panel=JOB_PANEL)
-    ] = None,
-    deadline: Annotated[
-        float | None, typer.Option(help="Hours: find the node counts that keep it.", rich_help_panel=JOB_PANEL)
-    ] = None,
-    price: Annotated[float | None, typer.Option(help="Price of a node per hour.", rich_help_panel=JOB_PANEL)] = None,
-    errors_at: Annotated[
-        str | None,
-        typer.Option(
-            help="Errors by size of the training set: SAMPLES:ERROR,...; predicts the gain of more data.",
-            rich_help_panel=JOB_PANEL,
-        ),
-    ] = None,
-    sizes_at: Annotated[
-        str | None,
-        typer.Option(help="Parameters of the best networks for them: SAMPLES:NUMBER,...", rich_help_panel=JOB_PANEL),
-    ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="Simulate the largest node count and write a trace for Perfetto.", rich_help_panel=JOB_PANEL),
-    ] = None,
-    facility: Annotated[
-        int | None, typer.Option(help="Plan a room for this many nodes instead.", rich_help_panel=FACILITY_PANEL)
-    ] = None,
-    node: Annotated[
-        str, typer.Option(help="Node type, by its name in the catalog.", rich_help_panel=FACILITY_PANEL)
-    ] = "dgx-1",
-    node_kw: Annotated[
-        float | None,
-        typer.Option(help="Power of a node. Default: the catalog's.", rich_help_panel=FACILITY_PANEL),
-    ] = None,
-    rack_kw: Annotated[float, typer.Option(help="Power and cooling of a rack.", rich_help_panel=FACILITY_PANEL)] = 19.2,
-    ports: Annotated[
-        int | None, typer.Option(help="Ports of a node in the fabric. Default: all.", rich_help_panel=FACILITY_PANEL)
-    ] = None,
-    oversubscription: Annotated[
-        float, typer.Option(help="Largest oversubscription between leaf switches.", rich_help_panel=FACILITY_PANEL)
-    ] = 2.0,
-    leaf: Annotated[
-        int | None,
-        typer.Option(help="Ports of a leaf switch: 36, 40, 64, 128, 216, 324.", rich_help_panel=FACILITY_PANEL),
-    ] = None,
-    core: Annotated[int | None, typer.Option(help="Ports of a core switch.", rich_help_panel=FACILITY_PANEL)] = None,
-    images_s: Annotated[
-        float | None,
-        typer.Option(
-            help="Training rate of a node. Default: the workload's, else ResNet-50's.", rich_help_panel=FACILITY_PANEL
-        ),
-    ] = None,
-    image_kb: Annotated[
-        float | None, typer.Option(help="Size of an encoded image, for jobs too. Default: the workload's.")
-    ] = None,
-    data_gb: Annotated[
-        float | None,
-        typer.Option(help="Size of the training set. Default: the workload's.", rich_help_panel=FACILITY_PANEL),
-    ] = None,
-    pue: Annotated[
-        float, typer.Option(help="Power of the building over that of the machines.", rich_help_panel=FACILITY_PANEL)
-    ] = 1.4,
-    jobs: Annotated[
-        str | None,
-        typer.Option(help="Place jobs on the nodes: NODES[:MB of gradients],...", rich_help_panel=FACILITY_PANEL),
-    ] = None,
+    workload: Annotated[Path | None, typer.Argument(metavar="RECIPE|WORKLOAD.json", help=WORKLOAD_HELP)] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value", help=OVERRIDES_HELP)] = None,
+    cluster: Annotated[str | None, _job("A cluster of the catalog, or a YAML file.")] = None,
+    nodes: Annotated[str | None, _job("Node counts: 1..64 (doubling) or 1,2,4. Default: up to 64.")] = None,
+    profile: Annotated[list[Path] | None, _job(PROFILE_HELP)] = None,
+    runs: Annotated[str | None, _job("Runs measured on such a cluster: DEVICESxSAMPLES:IMAGES_S,...")] = None,
+    per_device: Annotated[float | None, _job("Samples per device. Default: as in the dry run.")] = None,
+    batch: Annotated[float | None, _job("Global batch, the same for every node count.")] = None,
+    accumulate: Annotated[int | None, _job("Micro-batches per step.", min=1)] = None,
+    spread: Annotated[bool, _job("The nodes lie in all groups of the cluster.", "--spread")] = False,
+    epochs_at: Annotated[str | None, _job("Epochs to the target by batch: BATCH:EPOCHS,...")] = None,
+    noise_scale: Annotated[float | None, _job("Gradient noise scale, from a run's report.")] = None,
+    deadline: Annotated[float | None, _job("Hours: find the node counts that keep it.")] = None,
+    price: Annotated[float | None, _job("Price of a node per hour.")] = None,
+    errors_at: Annotated[str | None, _job("Errors by training set: SAMPLES:ERROR,...; predicts more data.")] = None,
+    sizes_at: Annotated[str | None, _job("Parameters of the best networks for them: SAMPLES:NUMBER,...")] = None,
+    trace: Annotated[Path | None, _job("Simulate the largest node count and write a trace for Perfetto.")] = None,
+    facility: Annotated[int | None, _facility("Plan a room for this many nodes instead.")] = None,
+    node: Annotated[str, _facility("Node type, by its name in the catalog.")] = "dgx-1",
+    node_kw: Annotated[float | None, _facility("Power of a node. Default: the catalog's.")] = None,
+    rack_kw: Annotated[float, _facility("Power and cooling of a rack.")] = 19.2,
+    ports: Annotated[int | None, _facility("Ports of a node in the fabric. Default: all.")] = None,
+    oversubscription: Annotated[float, _facility("Largest oversubscription between leaf switches.")] = 2.0,
+    leaf: Annotated[int | None, _facility("Ports of a leaf switch: 36, 40, 64, 128, 216, 324.")] = None,
+    core: Annotated[int | None, _facility("Ports of a core switch.")] = None,
+    images_s: Annotated[float | None, _facility("Training rate of a node. Default: workload's or ResNet-50's.")] = None,
+    image_kb: Annotated[float | None, typer.Option(help="Size of an encoded image. Default: the workload's.")] = None,
+    data_gb: Annotated[float | None, _facility("Size of the training set. Default: the workload's.")] = None,
+    pue: Annotated[float, _facility("Power of the building over that of the machines.")] = 1.4,
+    jobs: Annotated[str | None, _facility("Place jobs on the nodes: NODES[:MB of gradients],...")] = None,
     page: Annotated[Path | None, typer.Option(help="Also write the plan as an HTML page.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -156,36 +91,16 @@ def plan(  # noqa: PLR0913
     # The planner imports numpy: not needed for the help of other verbs.
     from headway.plan.request import PlanRequest, plan_job
 
+    # Only options on the command line count: a default must not look like a choice.
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     request = PlanRequest(
-        cluster=cluster,
-        nodes=nodes,
-        profile=tuple(profile or ()),
-        runs=runs,
-        per_device=per_device,
-        batch=batch,
-        accumulate=accumulate,
-        spread=spread,
-        epochs_at=epochs_at,
-        noise_scale=noise_scale,
-        deadline=deadline,
-        price=price,
-        errors_at=errors_at,
-        sizes_at=sizes_at,
-        image_kb=image_kb,
-        facility=facility,
-        node=node,
-        node_kw=node_kw,
-        rack_kw=rack_kw,
-        ports=ports,
-        oversubscription=oversubscription,
-        leaf=leaf,
-        core=core,
-        images_s=images_s,
-        data_gb=data_gb,
-        pue=pue,
-    )
+        cluster=cluster, nodes=nodes, profile=tuple(profile or ()), runs=runs, per_device=per_device, batch=batch,
+        accumulate=accumulate, spread=spread, epochs_at=epochs_at, noise_scale=noise_scale, deadline=deadline,
+        price=price, errors_at=errors_at, sizes_at=sizes_at, image_kb=image_kb, facility=facility, node=node,
+        node_kw=node_kw, rack_kw=rack_kw, ports=ports, oversubscription=oversubscription, leaf=leaf, core=core,
+        images_s=images_s, data_gb=data_gb, pue=pue,
+    )  # fmt: skip
     if facility is not None:
         _refuse_options(given & JOB_OPTIONS, "plans a job on a cluster, and --facility plans a room")
         known = None if workload is None else _read_workload(workload, overrides or ())

@@ -24,7 +24,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("lines", LINES | {"series": [{"name": "a", "x": [1, 2], "y": [1]}]}, "2 x and 1 y"),
     ("lines", LINES | {"series": [{"name": "a", "x": [None], "y": [1]}]}, "series.0.x.0"),
     ("lines", LINES | {"series": [{"name": "a", "x": [1], "y": ["0.5"]}]}, "series.0.y.0"),
-    ("lines", LINES | {"bands": [{"of": 1, "low": [1], "high": [2]}]}, "a band is of series 1, and there are 1"),
+    ("lines", LINES | {"bands": [{"of": 1, "low": [1], "high": [2]}]}, "a band belongs to series 1, and there are 1"),
     ("lines", LINES | {"bands": [{"of": 0, "low": [1], "high": []}]}, "has 1 low and 0 high bounds for 1 points"),
     ("grid", GRID | {"values": [[1, 2]]}, "2 names and 2 x need as many rows"),
     ("grid", GRID | {"values": [[1, 2], [3]]}, "2 names and 2 x need as many rows"),
@@ -62,7 +62,7 @@ def test_bad_data_is_refused_with_the_panel_and_the_place(kind: Any, data: Any, 
 
 def test_an_unknown_kind_names_the_nearest() -> None:
     unknown: Any = "line"
-    with pytest.raises(HeadwayError, match=r"panel 'mine' is of unknown kind 'line'\. Did you mean 'lines'\?"):
+    with pytest.raises(HeadwayError, match=r"panel 'mine' has the unknown kind 'line'\. Did you mean 'lines'\?"):
         check_panel(Panel(name="mine", title="T", kind=unknown, data=LINES))
 
 

@@ -157,7 +157,7 @@ def test_a_bad_panel_is_named() -> None:
         draw(line("good"), Panel(name="bad", title="B", kind="text", data={}))
     with pytest.raises(HeadwayError, match="two panels are called 'a'"):
         draw(line("a"), line("a"))
-    with pytest.raises(HeadwayError, match="panel 'a' holds what JSON cannot"):
+    with pytest.raises(HeadwayError, match="panel 'a' holds a value that JSON cannot"):
         draw(panel.lines("a", "A", [("s", [1], [float("nan")])], x_label="x", y_label="y"))
 
 

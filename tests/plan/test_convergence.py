@@ -50,8 +50,8 @@ def test_steps_and_epochs_trade_off() -> None:
 def test_outside_of_what_was_measured_it_is_said() -> None:
     law = EpochsLaw(10.0, 1000.0, 100, 10_000, 0.0)
     assert law.describe_extrapolation(100) == law.describe_extrapolation(10_000) == ""
-    assert "below the 100" in law.describe_extrapolation(99)
-    assert "above the 10,000" in law.describe_extrapolation(10_001)
+    assert "below the measured 100" in law.describe_extrapolation(99)
+    assert "above the measured 10,000" in law.describe_extrapolation(10_001)
     assert "guessed" in derive_epochs_law(1000, 64, 10).describe_extrapolation(65)
 
 

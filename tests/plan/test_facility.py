@@ -89,14 +89,14 @@ def test_racks_are_limited_by_height_too() -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"node": "dgx1"}, "no node 'dgx1' .* Did you mean 'dgx-1'?"),
+        ({"node": "dgx1"}, "no node type 'dgx1' .* Did you mean 'dgx-1'?"),
         ({"node": "cray"}, "Known here: dgx-1, "),
         ({"ports": 5}, "has 4 ports of the fabric, not 5"),
         ({"ports": 1}, "at least 2 ports"),
-        ({"rack_watts": 3000}, "a rack of 3 kW holds no node of 3.2 kW"),
-        ({"rack_watts": 1e6}, "--rack-kw: 1000 is out of range: between 1 and 300 kW"),
+        ({"rack_watts": 3000}, "a rack of 3 kW cannot hold a node of 3.2 kW"),
+        ({"rack_watts": 1e6}, "--rack-kw: 1000 is out of range: the option takes 1 to 300 kW"),
         ({"node_watts": 0}, "--node-kw: 0 is out of range"),
-        ({"pue": 0.9}, "--pue: 0.9 is out of range: between 1 and 3"),
+        ({"pue": 0.9}, "--pue: 0.9 is out of range: the option takes 1 to 3"),
         ({"images_s": -1}, "--images-s: -1 is out of range"),
         ({"image_bytes": 0}, "--image-kb: 0 is out of range"),
         ({"data_bytes": 0}, "--data-gb: 0 is out of range"),

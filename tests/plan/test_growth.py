@@ -63,5 +63,5 @@ def test_what_is_no_law_is_said() -> None:
         predict_growth(10, rising)
     with pytest.raises(UsageError, match=r"between 0 and 1, not 1.000"):
         predict_growth(10, flat, size=rising)
-    with pytest.raises(UsageError, match="a set has samples"):
+    with pytest.raises(UsageError, match="at least one sample, not 0"):
         predict_growth(0, flat)

@@ -42,7 +42,7 @@ def test_a_plan_is_said_drawn_and_traced(path: Path, tmp_path: Path) -> None:
     assert lines[0] == "photos on DGX-1, 8 V100, 4 x EDR"
     assert any(line.split()[:2] == ["16", "128"] for line in lines)
     assert "More than 4 nodes do not pay: 16 are 4 times as many" in said.out
-    assert "moved most by: speed of a device" in said.out
+    assert "depends most on: speed of a device" in said.out
     assert "The error falls as samples to the power of -0.1" in said.out
     html = page.read_text()
     for name in ("images", "hours", "efficiency", "step", "epochs", "steps", "moved", "choices", "growth", "answers"):
@@ -72,17 +72,17 @@ def test_all_that_is_asked_of_a_plan_is_said(path: Path) -> None:
         "--deadline", "0.5",
     ).out  # fmt: skip
     assert re.search(r"(1 node keeps|\d+ nodes keep|None of them keeps) the deadline of 30.0 min", said)
-    assert re.search(r"A batch of [\d,]+ of a critical 2,000: ", said)
+    assert re.search(r"The batch of [\d,]+ against a critical batch of 2,000: ", said)
     assert " cost " in said
     assert "Up to 0 nodes" not in said
     one = headway("plan", path, "--cluster", "dgx-1", "--nodes", "8").out
     assert "pay" not in one
-    assert "loading and storage are not known" in one
+    assert "loading and storage are unknown" in one
 
 
 def test_a_job_that_a_device_cannot_hold_is_said(path: Path) -> None:
     said = headway("plan", path, "--cluster", "dgx-1", "--nodes", "1,2", "--per-device", "100000").out
-    assert "does not fit" in said
+    assert "too much" in said
     before, _, after = said.partition("nodes  devices")
     assert "A device's memory does not hold its samples with 1 to 2 nodes" in before
     assert "there is room with 79 micro-batches of 1,266 samples" in after
@@ -94,16 +94,16 @@ def test_rows_that_find_no_room_and_steps_larger_than_the_set_are_named(path: Pa
     assert found["nodes_without_room"] == [1, 2, 4]
     precision, tight = found["warnings"]
     assert precision.startswith("The workload computes in fp32, and V100 SXM2 has 125 TFLOPS in mixed precision: ")
-    assert "with 1 to 4 nodes: plan more nodes" in tight
-    assert "plan more nodes" in (tmp_path / "plan.html").read_text(encoding="utf-8")
+    assert "at 1 to 4 nodes. Plan more nodes" in tight
+    assert "Plan more nodes" in (tmp_path / "plan.html").read_text(encoding="utf-8")
     rows = headway(*asked).out.partition("nodes  devices")[2].splitlines()
     assert [row.endswith(", no room") for row in rows[1:8]] == [True] * 3 + [False] * 4
     tiny = workload().model_copy(update={"run": workload().run.model_copy(update={"samples": 1000})})
     tiny.write(tmp_path / "tiny.json")
     small = ("plan", tmp_path / "tiny.json", "--cluster", "dgx-1", "--per-device", "32")
-    assert "More than 2 nodes do not pay: a step would be of more samples than the set has.\n" in headway(*small).out
+    assert "More than 2 nodes do not pay: a step would have more samples than the training set.\n" in headway(*small).out
     found = headway(*small, "--json").json()
-    assert found["warnings"][1].startswith("From 4 nodes on a step is of 1,024 samples, and the set has 1,000")
+    assert found["warnings"][1].startswith("From 4 nodes on a step has 1,024 samples, more than the 1,000")
     mixed = workload().model_copy(update={"step": workload().step.model_copy(update={"precision": "bf16"})})
     mixed.write(tmp_path / "mixed.json")
     asked = ("plan", tmp_path / "mixed.json", "--cluster", "dgx-1", "--nodes", "8", "--json")
@@ -165,35 +165,35 @@ def test_a_facility_is_planned_from_the_same_verb(path: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("plan",), "a job and a cluster, or a facility's nodes"),
+        (("plan",), "a job and a cluster, or the nodes of a facility"),
         (("plan", "none.json", "--cluster", "dgx-1"), "cannot be read"),
         (("plan", "W", "--cluster", "dgx"), "no such cluster"),
-        (("plan", "W", "--cluster", "dgx-1", "--nodes", "x"), "no count of nodes"),
+        (("plan", "W", "--cluster", "dgx-1", "--nodes", "x"), "not a list of node counts"),
         (("plan", "W", "--cluster", "dgx-1", "--batch", "4"), "leaves 0.062 samples"),
         (("plan", "W", "--cluster", "dgx-1", "--per-device", "0"), "1,000,000,000 samples, not 0"),
         (("plan", "W", "--cluster", "dgx-1", "--per-device", "nan"), "1,000,000,000 samples, not nan"),
         (("plan", "W", "--cluster", "dgx-1", "--price", "-1"), "a price is 0 or more"),
-        (("plan", "W", "--cluster", "dgx-1", "--deadline", "0"), "a deadline is some hours away"),
+        (("plan", "W", "--cluster", "dgx-1", "--deadline", "0"), "a deadline is a number of hours above 0"),
         (("plan", "W", "--cluster", "dgx-a100", "--spread"), "has no groups"),
         (("plan", "W", "--cluster", "dgx-1", "--profile", "none.json"), "cannot be read"),
-        (("plan", "W", "--cluster", "dgx-1", "--rack-kw", "20"), "--rack-kw is of a room"),
-        (("plan", "W", "--cluster", "dgx-1", "--jobs", "3"), "--jobs is of a room"),
-        (("plan", "--facility", "36", "--nodes", "3"), "--nodes is of a job on a cluster"),
-        (("plan", "--facility", "36", "--jobs", "30:nan"), "has some gradients, not 30 and nan bytes"),
-        (("plan", "W", "--cluster", "dgx-1", "--batch", "4", "--per-device", "4"), "for a device, or for all"),
-        (("plan", "W", "--cluster", "dgx-1", "--runs", "8"), "is no run"),
+        (("plan", "W", "--cluster", "dgx-1", "--rack-kw", "20"), "--rack-kw plans a room"),
+        (("plan", "W", "--cluster", "dgx-1", "--jobs", "3"), "--jobs plans a room"),
+        (("plan", "--facility", "36", "--nodes", "3"), "--nodes plans a job on a cluster"),
+        (("plan", "--facility", "36", "--jobs", "30:nan"), "not 30 nodes and nan bytes"),
+        (("plan", "W", "--cluster", "dgx-1", "--batch", "4", "--per-device", "4"), "per device or for all devices"),
+        (("plan", "W", "--cluster", "dgx-1", "--runs", "8"), "is not a measured run"),
         (("plan", "W", "--cluster", "dgx-1", "--noise-scale", "0"), "above 0"),
-        (("plan", "W", "--cluster", "dgx-1", "--sizes-at", "1:2"), "go with --errors-at"),
+        (("plan", "W", "--cluster", "dgx-1", "--sizes-at", "1:2"), "only with --errors-at"),
         (("plan", "W", "--cluster", "dgx-1", "--errors-at", "1:2"), "2 points or more"),
-        (("plan", "W", "batch=3", "--cluster", "dgx-1"), "no values to override"),
-        (("plan", "--facility", "36", "--cluster", "dgx-1"), "--cluster is of a job on a cluster"),
+        (("plan", "W", "batch=3", "--cluster", "dgx-1"), "only a recipe has values to override"),
+        (("plan", "--facility", "36", "--cluster", "dgx-1"), "--cluster plans a job on a cluster"),
         (("plan", "W", "--cluster", "dgx-1", "--epochs-at", "1e-300:1,1e300:1"), "is not a batch with its epochs"),
         (("plan", "W", "--cluster", "dgx-1", "--page", "nowhere/plan.html"), "nothing can be written there"),
         (("plan", "W", "--cluster", "dgx-1", "--trace", "nowhere/t.json"), "nothing can be written there"),
         (("plan", "--facility", "12", "--page", "nowhere/room.html"), "nothing can be written there"),
         (("plan", "--facility", "0"), "1 node or more"),
         (("plan", "--facility", "36", "--ports", "1"), "at least 2 ports"),
-        (("plan", "--facility", "36", "--jobs", "37"), "want 37 nodes, and 36 are there"),
+        (("plan", "--facility", "36", "--jobs", "37"), "need 37 nodes, and there are 36"),
         (("plan", "--facility", "36", "--leaf", "35"), "no switch of 35 ports"),
     ],
 )
@@ -335,8 +335,8 @@ def test_what_an_image_takes_can_be_said(path: Path, tmp_path: Path) -> None:
     blind = workload().model_copy(update={"input": workload().input.model_copy(update={"encoded_bytes": None})})
     blind.write(tmp_path / "blind.json")
     said = headway("plan", tmp_path / "blind.json", "--cluster", tmp_path / "far.yaml", "--nodes", "1").out
-    assert "bytes of an image are not known (--image-kb), and storage's bandwidth is left out\n" in said
-    assert "an image has some bytes, not -1e+06" in refused(*asked, "-1000", status=2)
+    assert "the bandwidth of the storage is ignored, since bytes per image are unknown (--image-kb)\n" in said
+    assert "the size of an image is above 0, not -1000 kB" in refused(*asked, "-1000", status=2)
 
 
 def test_milliseconds_are_numbers_as_people_write_them() -> None:

@@ -65,8 +65,8 @@ def test_many_jobs_are_placed_well_and_it_is_said() -> None:
     ("jobs", "pods", "said"),
     [
         ([PlacedJob(0, 1.0)], [4], "1 node or more"),
-        ([PlacedJob(1, -1.0)], [4], "has some gradients, not 1 and -1 bytes"),
-        ([PlacedJob(5, 1.0), PlacedJob(4, 1.0)], [4, 4], "the jobs want 9 nodes, and 8 are there"),
+        ([PlacedJob(1, -1.0)], [4], "not 1 nodes and -1 bytes"),
+        ([PlacedJob(5, 1.0), PlacedJob(4, 1.0)], [4, 4], "the jobs need 9 nodes, and there are 8"),
     ],
 )
 def test_what_cannot_be_placed_is_said(jobs: list[PlacedJob], pods: list[int], said: str) -> None:
@@ -77,5 +77,5 @@ def test_what_cannot_be_placed_is_said(jobs: list[PlacedJob], pods: list[int], s
 def test_jobs_are_read() -> None:
     assert parse_jobs("30, 12:400,8", 1e6) == [PlacedJob(30, 1e6), PlacedJob(12, 4e8), PlacedJob(8, 1e6)]
     for text in ("", "a", "3,", "3:b", "3:4:5"):
-        with pytest.raises(UsageError, match=r"--jobs: '.*' is no job"):
+        with pytest.raises(UsageError, match=r"--jobs: '.*' is not a job"):
             parse_jobs(text, 1.0)

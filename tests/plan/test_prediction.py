@@ -200,10 +200,10 @@ def test_oversubscription_costs_who_is_spread() -> None:
 @pytest.mark.parametrize(
     ("nodes", "changes", "said"),
     [
-        ([], {}, "counted from 1"),
-        ([0, 4], {}, "counted from 1"),
-        ([4], {"batch": 100.0}, "for a device, or for all"),
-        ([4], {"per_device": None}, "for a device, or for all"),
+        ([], {}, "node counts start at 1"),
+        ([0, 4], {}, "node counts start at 1"),
+        ([4], {"batch": 100.0}, "per device or for all devices"),
+        ([4], {"per_device": None}, "per device or for all devices"),
         ([4], {"per_device": 0.5}, "--per-device: a batch has 1 to 1,000,000,000 samples, not 0.5"),
         ([4], {"per_device": float("nan")}, "not nan"),
         ([4], {"per_device": float("inf")}, "not inf"),
@@ -219,5 +219,5 @@ def test_what_cannot_be_planned_is_said(nodes: list[int], changes: dict[str, Any
 
 
 def test_no_more_nodes_than_there_are() -> None:
-    with pytest.raises(UsageError, match=r"has 4 nodes, not 8. --nodes 1..4"):
+    with pytest.raises(UsageError, match=r"has 4 nodes, not 8. Write --nodes 1..4"):
         predict_scaling(job(), cluster(nodes=4), [8])

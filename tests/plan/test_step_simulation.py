@@ -111,7 +111,7 @@ def test_a_plan_is_simulated_as_it_is_planned() -> None:
         {"wire_ratio": 0.5, "backward": 0.4},
         {"per_device": None, "batch": 8192.0},
         {"per_device": None, "batch": 1000.0, "gradients": BUCKETS},  # some devices have three samples, others two
-        {"per_device": None, "batch": 120.0, "edges": (1e8, 1e8)},  # four devices share an image
+        {"per_device": None, "batch": 120.0, "halo_bytes": (1e8, 1e8)},  # four devices share an image
     ):
         values: dict[str, Any] = {"per_device": 52.0, "gradients": tuple(make_even_buckets(4e9)), **changes}
         job = TrainingJob(
@@ -128,7 +128,7 @@ def test_a_plan_is_simulated_as_it_is_planned() -> None:
 def test_a_trace_is_of_so_many_ranks_at_most() -> None:
     job = TrainingJob(samples=10**6, encoded_bytes=None, compute=COMPUTE, gradients=BUCKETS, epochs=90.0, per_device=52)
     answer = predict_scaling(job, load_clusters()["dgx-1"], [20_000])[0]
-    with pytest.raises(UsageError, match="up to 131,072, not 160,000"):
+    with pytest.raises(UsageError, match="up to 131,072 ranks, not 160,000"):
         simulate_prediction(job, load_clusters()["dgx-1"], answer)
 
 

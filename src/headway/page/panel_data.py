@@ -12,10 +12,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from headway.core.errors import HeadwayError, nearest
 from headway.page.panel import Panel, PanelKind
 
+# Cells listed beside a matrix: as many as fit there without scrolling.
 LARGEST_CELLS = 12
-"""Cells listed beside a matrix: as many as fit there without scrolling."""
+# Cells that are set flush right: `1,234`, `5e-4`, `93.1 %`, `12 ms`, `-`.
 NUMBER = re.compile(r"[+-]?[\d.,]+([eE][+-]?\d+)?( ?[%\w/]{1,9})?|-?")
-"""Cells that are set flush right: `1,234`, `5e-4`, `93.1 %`, `12 ms`, `-`."""
 
 T = TypeVar("T", bound=BaseModel)
 

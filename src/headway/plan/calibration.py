@@ -16,27 +16,26 @@ import numpy as np
 from headway.core.errors import UsageError
 from headway.plan.step import ComputeTime, StepTime
 
+# Likely fixed time of a step, and the factor by which it varies (one standard deviation). It is used as a prior where
+# the runs do not determine the fixed time: launches of a few hundred kernels at some 10 us each, and one pass of the
+# optimizer over the weights.
 TYPICAL_FIXED_S, FIXED_S_FACTOR = 8e-3, 2.5
-"""Likely fixed time of a step, and the factor by which it varies (one standard deviation). It is used as a prior where
-the runs do not determine the fixed time: launches of a few hundred kernels at some 10 us each, and one pass of the
-optimizer over the weights."""
+# Relative error of a measured run, from one day to the next.
 RUN_ERROR = 0.03
-"""Relative error of a measured run, from one day to the next."""
+# Iterations between the fit and the exchange time, which depends on it; a few are enough.
 MAX_ROUNDS = 20
-"""Iterations between the fit and the exchange time, which depends on it; a few are enough."""
 
 
 @final
 @dataclass(frozen=True)
 class MeasuredRun:
-    """Measured throughput of a data-parallel run.
+    """Measured throughput of a data-parallel run."""
 
-    Attributes:
-        ranks: devices. samples: per device and step. images_s: of all devices together.
-    """
-
+    # Devices.
     ranks: int
+    # Per device and step.
     samples: float
+    # Of all devices together.
     images_s: float
 
     @property

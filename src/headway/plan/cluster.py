@@ -14,8 +14,8 @@ from headway.core.recipe import Part, load
 from headway.plan.catalogs import read_catalog
 from headway.plan.step import GPU_ALGORITHMS
 
+# Share of a device's memory bandwidth at which it sums arrays: two are read, one is written.
 REDUCE_BANDWIDTH_SHARE = 1 / 3
-"""Share of a device's memory bandwidth at which it sums arrays: two are read, one is written."""
 
 
 class ClusterPart(Part, allow_inf_nan=False):

@@ -16,14 +16,14 @@ from headway.plan.job import ComputeEstimate, TrainingJob
 from headway.plan.prediction import predict_job_step
 from headway.plan.step import ComputeTime, StepTime
 
+# Share of a device's peak that convolutional networks reach in training. Published single-device runs of ResNet-50:
+# fp32 0.29 (K80) to 0.69 (P100), mixed precision 0.16 to 0.27 (V100 to H100).
 PEAK_SHARE = {"fp32": 0.5, "tensor cores": 0.2}
-"""Share of a device's peak that convolutional networks reach in training. Published single-device runs of ResNet-50:
-fp32 0.29 (K80) to 0.69 (P100), mixed precision 0.16 to 0.27 (V100 to H100)."""
+# Largest deviation of a fit from its measurements, as a logarithm, that gives no warning.
 MAX_MISFIT = 0.1
-"""Largest deviation of a fit from its measurements, as a logarithm, that gives no warning."""
+# Seconds of one kernel launch, and launches per layer and step: forward, two backward, the optimizer's, and one for
+# activation or normalisation. Assumed; CUDA graphs and fused optimizers need fewer.
 LAUNCH_S, LAUNCHES = 10e-6, 5
-"""Seconds of one kernel launch, and launches per layer and step: forward, two backward, the optimizer's, and one for
-activation or normalisation. Assumed; CUDA graphs and fused optimizers need fewer."""
 
 
 def estimate_from_profile(profile: Profile, workload: Workload) -> ComputeEstimate:

@@ -21,27 +21,25 @@ from headway.plan.catalogs import read_catalog
 
 Regime = Literal["perfect scaling", "diminishing returns", "no gain"]
 
+# Batches over the critical one: up to the first, steps fall by at most 10 % less than the batch grows; from the second
+# on, at most a tenth of the steps can still be saved.
 PERFECT_SCALING, NO_GAIN = 0.1, 10.0
-"""Batches over the critical one: up to the first, steps fall by at most 10 % less than the batch grows; from the second
-on, at most a tenth of the steps can still be saved."""
 
+# Root mean square below which two batches count as lying on the hyperbola. It passes through any two batches whose
+# epochs rise by less than the batch, so that such a fit tells nothing about its error.
 EXACT_FIT = 0.005
-"""Root mean square below which two batches count as lying on the hyperbola. It passes through any two batches whose
-epochs rise by less than the batch, so that such a fit tells nothing about its error."""
 
 
 @final
 @dataclass(frozen=True)
 class ConvergencePoint:
-    """A batch that reached the target, and the settings with which it did.
-
-    Attributes:
-        lr: base learning rate. warmup: in epochs. None: unknown.
-    """
+    """A batch that reached the target, and the settings with which it did."""
 
     batch: float
     epochs: float
+    # Base learning rate.
     lr: float | None = None
+    # In epochs. None: unknown.
     warmup: float | None = None
     momentum: float | None = None
 
@@ -49,19 +47,16 @@ class ConvergencePoint:
 @final
 @dataclass(frozen=True)
 class EpochsLaw:
-    """Epochs to the target as a function of the batch.
+    """Epochs to the target as a function of the batch."""
 
-    Attributes:
-        least: epochs of a small batch (E_min).
-        critical: batch that needs twice as many (B_crit).
-        low, high: range of the fitted batches; equal: the law is a guess from the noise scale.
-        error: root mean square of predicted over measured epochs, less 1; None: unknown, from one batch or two.
-    """
-
+    # Epochs of a small batch (E_min).
     least: float
+    # Batch that needs twice as many (B_crit).
     critical: float
+    # Range of the fitted batches; equal: the law is a guess from the noise scale.
     low: float
     high: float
+    # Root mean square of predicted over measured epochs, less 1; None: unknown, from one batch or two.
     error: float | None
 
     def predict_epochs(self, batch: float) -> float:
@@ -150,17 +145,16 @@ def leave_one_out(points: Sequence[ConvergencePoint]) -> list[tuple[ConvergenceP
 @final
 @dataclass(frozen=True)
 class LearningRateSuggestion:
-    """Learning rate and warm-up for a batch.
+    """Learning rate and warm-up for a batch."""
 
-    Attributes:
-        lr: base learning rate of LARS. warmup: in epochs.
-        between: batches of the two points around it. inside: False if the batch is beyond all points.
-    """
-
+    # Base learning rate of LARS.
     lr: float
+    # In epochs.
     warmup: float
     momentum: float
+    # Batches of the two points around it.
     between: tuple[float, float]
+    # False if the batch is beyond all points.
     inside: bool
 
 

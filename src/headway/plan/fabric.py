@@ -15,12 +15,12 @@ from typing import final
 
 from headway.core.errors import UsageError
 
+# Ports of the switches in NVIDIA's designs for 12, 36 and 144 DGX-1: a box, the director of a pod, and the core.
 SMALL_RADIX, DIRECTOR_RADIX, CORE_RADIX = 36, 216, 324
-"""Ports of the switches in NVIDIA's designs for 12, 36 and 144 DGX-1: a box, the director of a pod, and the core."""
+# Available numbers of ports: EDR boxes and directors; 40 of HDR, 64 and 128 of NDR.
 RADIXES = (36, 40, 64, 128, 216, 324)
-"""Available numbers of ports: EDR boxes and directors; 40 of HDR, 64 and 128 of NDR."""
+# Fewest ports of a node in the fabric: with one its GPUs starve (the same designs).
 MIN_PORTS = 2
-"""Fewest ports of a node in the fabric: with one its GPUs starve (the same designs)."""
 MAX_OVERSUBSCRIPTION = 8.0
 
 
@@ -38,17 +38,14 @@ class Cable:
 @final
 @dataclass(frozen=True)
 class Fabric:
-    """Counts of a fabric.
-
-    Attributes:
-        down, up: ports of each leaf for nodes, and for other switches if there are several leaves.
-        core_ports: of a core switch; None: there is none.
-    """
+    """Counts of a fabric."""
 
     nodes: int
     ports_per_node: int
     leaf_ports: int
+    # Of a core switch; None: there is none.
     core_ports: int | None
+    # Ports of each leaf for nodes, and for other switches if there are several leaves.
     down: int
     up: int
     leaves: int

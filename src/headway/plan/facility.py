@@ -21,23 +21,23 @@ from headway.plan.fabric import Fabric, design_fabric
 from headway.plan.job import build_job
 
 RACK_WATTS, RACK_UNITS = 19_200, 42
+# Nodes per pod.
 POD_NODES = 36
-"""Nodes per pod."""
+# Smallest number of nodes with a parallel file system.
 PARALLEL_FROM = 32
-"""Smallest number of nodes with a parallel file system."""
 READS_PER_WRITE = 90
+# Mean size of an encoded ImageNet image (MLPerf Storage, its ResNet-50 workload).
 IMAGE_BYTES = 114_660
-"""Mean size of an encoded ImageNet image (MLPerf Storage, its ResNet-50 workload)."""
 BTU_PER_WH = 3.412
+# Share of its maximum power that a node takes in training: SaturnV's 124 DGX-1 drew 2.8 of 3.5 kW each on Linpack.
 TRAINING_POWER_SHARE = 0.8
-"""Share of its maximum power that a node takes in training: SaturnV's 124 DGX-1 drew 2.8 of 3.5 kW each on Linpack."""
+# Floor of a rack, assumed: 600 mm wide, 1.2 m deep, and as much again for its share of the aisles.
 RACK_M2 = 0.6 * 2.4
-"""Floor of a rack, assumed: 600 mm wide, 1.2 m deep, and as much again for its share of the aisles."""
 HOURS_A_YEAR = 8766
+# Share of a link's rate that file transfers reach.
 LINE_SHARE = 0.9
-"""Share of a link's rate that file transfers reach."""
+# NVIDIA's design connects 12 nodes with two 10 GbE ports each to one switch of 24: no port is left for the storage.
 ETHERNET_PORTS, ETHERNET_UPLINKS = 24, 2
-"""NVIDIA's design connects 12 nodes with two 10 GbE ports each to one switch of 24: no port is left for the storage."""
 
 StorageKind = Literal["nfs", "parallel", "tiered"]
 STORAGE_NAMES: dict[StorageKind, str] = {
@@ -83,83 +83,76 @@ def find_node(name: str) -> NodeSpec:
 @final
 @dataclass(frozen=True, kw_only=True)
 class FacilityRequest:
-    """Requested facility, in SI units.
-
-    Attributes:
-        node_watts, ports: per node; None: as in the catalog.
-        leaf, core: ports of the switches; None: `design_fabric` chooses.
-        images_s: training rate of a node; None: ResNet-50's. images_from: source of that rate, in words.
-        image_bytes: bytes read per image.
-        data_bytes: size of the training set; None: unknown.
-        samples: number of its samples; None: unknown.
-        pue: power of the building over that of the machines.
-    """
+    """Requested facility, in SI units."""
 
     nodes: int
     node: str = "dgx-1"
+    # Per node; None: as in the catalog.
     node_watts: float | None = None
     rack_watts: float = RACK_WATTS
     ports: int | None = None
     oversubscription: float = 2.0
+    # Ports of the switches; None: `design_fabric` chooses.
     leaf: int | None = None
     core: int | None = None
+    # Training rate of a node; None: ResNet-50's.
     images_s: float | None = None
+    # Source of that rate, in words.
     images_from: str = ""
+    # Bytes read per image.
     image_bytes: float = IMAGE_BYTES
+    # Size of the training set; None: unknown.
     data_bytes: float | None = None
+    # Number of its samples; None: unknown.
     samples: int | None = None
+    # Power of the building over that of the machines.
     pue: float = 1.4
 
 
 @final
 @dataclass(frozen=True)
 class StorageDemand:
-    """Rates that the storage has to deliver.
-
-    Attributes:
-        node_bytes_s, bytes_s: reads of one node, and of all.
-        write_bytes_s: writes, at 90 reads for one write.
-        path_bytes_s: capacity of a node's storage network: its 10 GbE ports, apart from the fabric.
-        kept: the local disks of a node hold the training set, so that later epochs read from there; None: unknown.
-        opens_s: opens per second if each sample is a file.
-    """
+    """Rates that the storage has to deliver."""
 
     storage: StorageKind
+    # Reads of one node, and of all.
     node_bytes_s: float
     bytes_s: float
+    # Writes, at 90 reads for one write.
     write_bytes_s: float
+    # Capacity of a node's storage network: its 10 GbE ports, apart from the fabric.
     path_bytes_s: float
+    # The local disks of a node hold the training set, so that later epochs read from there; None: unknown.
     kept: bool | None
+    # Opens per second if each sample is a file.
     opens_s: float
 
 
 @final
 @dataclass(frozen=True)
 class FacilityPlan:
-    """Planned facility.
-
-    Attributes:
-        nodes_per_rack, racks: limited by power and by height.
-        headroom_watts: power left in a full rack.
-        watts, heat_btu_h: maximum of all nodes, without switches.
-        building_watts: `watts` times the PUE. kwh_a_year: of the building, if it trains all year.
-        cables: number by type; the type of fabric cables depends on the speed of a node's links.
-        ethernet: number of 24-port switches by speed in Gb/s.
-    """
+    """Planned facility."""
 
     wanted: FacilityRequest
     machine: NodeSpec
     fabric: Fabric
+    # Limited by power and by height.
     nodes_per_rack: int
     racks: int
+    # Power left in a full rack.
     headroom_watts: float
+    # Maximum of all nodes, without switches.
     watts: float
+    # `watts` times the PUE.
     building_watts: float
     heat_btu_h: float
+    # Of the building, if it trains all year.
     kwh_a_year: float
     floor_m2: float
     gflops_per_watt: float
+    # Number by type; the type of fabric cables depends on the speed of a node's links.
     cables: dict[str, int]
+    # Number of 24-port switches by speed in Gb/s.
     ethernet: dict[int, int]
     feed: StorageDemand
 
@@ -212,8 +205,8 @@ def build_facility_request(workload: Workload | None, **values: Any) -> Facility
 
 
 LINK_NAMES = {100: "EDR", 200: "HDR", 400: "NDR"}
+# Ports of leaf switches for links faster than EDR, for which no directors are planned.
 LEAF_RADIXES = {200: 40, 400: 64}
-"""Ports of leaf switches for links faster than EDR, for which no directors are planned."""
 
 
 def name_link(node: NodeSpec) -> str:

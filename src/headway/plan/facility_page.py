@@ -16,8 +16,8 @@ from headway.plan.facility import STORAGE_NAMES, FacilityPlan, name_link
 from headway.plan.placement import Placement
 from headway.plan.wording import pluralise
 
+# Pods, and racks per pod, that are drawn one by one. The drawing says how many more there are.
 MAX_PODS, MAX_RACKS = 6, 8
-"""Pods, and racks per pod, that are drawn one by one. The drawing says how many more there are."""
 NODE_W, NODE_H, GAP = 38, 14, 8
 DARK, GREEN, BLUE, ORANGE, GREY = "#33404f", "#4f9d4f", "#3d7ab8", "#d0802a", "#7d8895"
 
@@ -91,13 +91,11 @@ def _build_jobs_panel(placed: Placement) -> Panel:
 
 @dataclass(frozen=True)
 class _Rack:
-    """One rack.
+    """One rack."""
 
-    Attributes:
-        own: nodes of the pod that the rack stands in. rest: nodes of the next pod.
-    """
-
+    # Nodes of the pod that the rack stands in.
     own: int
+    # Nodes of the next pod.
     rest: int
 
 

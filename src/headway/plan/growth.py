@@ -17,31 +17,30 @@ from headway.core.errors import UsageError
 from headway.core.profile import Workload
 from headway.core.statistics import student_t
 
+# Operations of one day at 10^15 per second; a multiply-add is two operations.
 PF_S_DAY = 1e15 * 86_400
-"""Operations of one day at 10^15 per second; a multiply-add is two operations."""
+# Peak operations per second of a server with two CPUs: 28 cores each, 64 operations per cycle (two AVX-512 units), at
+# 1.7 GHz. It needs 449 years for 1,000 PF/s-days.
 CPU_FLOPS = 2 * 28 * 64 * 1.7e9
-"""Peak operations per second of a server with two CPUs: 28 cores each, 64 operations per cycle (two AVX-512 units), at
-1.7 GHz. It needs 449 years for 1,000 PF/s-days."""
 
 
 @final
 @dataclass(frozen=True)
 class PowerLaw:
-    """Fitted law y = scale * x ** exponent.
-
-    Attributes:
-        spread: standard deviation of ln y around the law.
-        low, high: range of the fitted x. count: number of fitted points.
-        mean_log: mean of ln x. squares: sum of its squared deviations from that mean.
-    """
+    """Fitted law y = scale * x ** exponent."""
 
     scale: float
     exponent: float
+    # Standard deviation of ln y around the law.
     spread: float
+    # Range of the fitted x.
     low: float
     high: float
+    # Number of fitted points.
     count: int
+    # Mean of ln x.
     mean_log: float
+    # Sum of its squared deviations from that mean.
     squares: float
 
     def __call__(self, x: float) -> float:
@@ -97,22 +96,20 @@ def fit_power_law(points: Sequence[tuple[float, float]]) -> PowerLaw:
 @final
 @dataclass(frozen=True)
 class GrowthPrediction:
-    """Prediction for a larger training set.
-
-    Attributes:
-        error: of the network, with its 95 % interval `low` to `high`.
-        parameters: of the network that suits the set; None: there is no law for it.
-        pf_s_days: compute to train it. cpu_years: the same on a server without a GPU.
-        extrapolated: size over that of the largest measured set.
-    """
+    """Prediction for a larger training set."""
 
     samples: float
+    # Of the network, with its 95 % interval `low` to `high`.
     error: float
     low: float
     high: float
+    # Of the network that suits the set; None: there is no law for it.
     parameters: float | None
+    # Compute to train it.
     pf_s_days: float | None
+    # The same on a server without a GPU.
     cpu_years: float | None
+    # Size over that of the largest measured set.
     extrapolated: float
 
 

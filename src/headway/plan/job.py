@@ -14,11 +14,11 @@ from headway.plan.step import BACKWARD_SHARE, ComputeTime, GradientBucket, list_
 
 EstimateBasis = Literal["profile", "runs", "data sheet"]
 
+# Standard deviation of the compute time by its source: accuracy of the doctor; variation from day to day; spread of
+# published runs around the peak share that the data sheet estimate assumes.
 COMPUTE_ERROR: dict[EstimateBasis, float] = {"profile": 0.03, "runs": 0.05, "data sheet": 0.35}
-"""Standard deviation of the compute time by its source: accuracy of the doctor; variation from day to day; spread of
-published runs around the peak share that the data sheet estimate assumes."""
+# Cost of evaluating one sample over the cost of training on it.
 FORWARD_SHARE = 1 / 3
-"""Cost of evaluating one sample over the cost of training on it."""
 CONSTANT_EPOCHS = "one number whatever the batch: --epochs-at or --noise-scale know better"
 IMAGENET_SAMPLES = range(1_200_000, 1_300_000)
 
@@ -26,64 +26,58 @@ IMAGENET_SAMPLES = range(1_200_000, 1_300_000)
 @final
 @dataclass(frozen=True)
 class ComputeEstimate:
-    """Compute time of one device and its source.
-
-    Attributes:
-        basis: source of the numbers; `how` says it in words.
-        warnings: reasons why the numbers may not hold for the planned job.
-        evaluation_s: seconds of one evaluation on one device; None: derived from `compute`.
-        checkpoint_s: seconds for which one checkpoint stops training.
-        misfit: root mean square of ln(predicted / measured) over the measured runs.
-    """
+    """Compute time of one device and its source."""
 
     compute: ComputeTime
+    # Source of the numbers; `how` says it in words.
     basis: EstimateBasis
     how: str
+    # Reasons why the numbers may not hold for the planned job.
     warnings: tuple[str, ...] = ()
+    # Seconds of one evaluation on one device; None: derived from `compute`.
     evaluation_s: float | None = None
+    # Seconds for which one checkpoint stops training.
     checkpoint_s: float = 0.0
+    # Root mean square of ln(predicted / measured) over the measured runs.
     misfit: float = 0.0
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """One training run as the planner sees it.
+    """One training run as the planner sees it."""
 
-    Attributes:
-        samples: size of the training set.
-        encoded_bytes: bytes read per sample; None: unknown, and storage is taken not to limit.
-        gradients: in the order in which the backward pass produces them.
-        bucket_bytes: size of all-reduce buckets; None: the planner chooses it for the links.
-        halo_bytes: for each convolution, bytes of one row of its input: neighbours exchange it if they share an image.
-        per_device: samples of a device in one micro-batch. Exclusive with `batch`: global batch, whatever the devices.
-        accumulate: micro-batches per step.
-        wire_ratio: bytes sent between nodes over bytes of gradients (below 1 with compression).
-        backward: share of the compute time that the backward pass takes.
-        epochs: epochs to the target as a function of the batch, or a constant.
-        evaluations: number in the run; `evaluation_s`: seconds of one on one device.
-        checkpoints: number in the run; `checkpoint_s`: seconds for which one stops training.
-        compute_error: relative standard deviation of `compute`.
-        spread: the nodes lie in all groups of the cluster, so that all traffic crosses the oversubscribed links.
-    """
-
+    # Size of the training set.
     samples: int
+    # Bytes read per sample; None: unknown, and storage is taken not to limit.
     encoded_bytes: float | None
     compute: ComputeTime
+    # In the order in which the backward pass produces them.
     gradients: tuple[GradientBucket, ...]
+    # Size of all-reduce buckets; None: the planner chooses it for the links.
     bucket_bytes: int | None = None
+    # For each convolution, bytes of one row of its input: neighbours exchange it if they share an image.
     halo_bytes: tuple[float, ...] = ()
+    # Epochs to the target as a function of the batch, or a constant.
     epochs: EpochsLaw | float
+    # Samples of a device in one micro-batch. Exclusive with `batch`: global batch, whatever the devices.
     per_device: float | None = None
     batch: float | None = None
+    # Micro-batches per step.
     accumulate: int = 1
+    # Bytes sent between nodes over bytes of gradients (below 1 with compression).
     wire_ratio: float = 1.0
+    # Share of the compute time that the backward pass takes.
     backward: float = BACKWARD_SHARE
+    # Number in the run; `evaluation_s`: seconds of one on one device.
     evaluations: int = 0
     evaluation_s: float = 0.0
+    # Number in the run; `checkpoint_s`: seconds for which one stops training.
     checkpoints: int = 0
     checkpoint_s: float = 0.0
+    # Relative standard deviation of `compute`.
     compute_error: float = 0.03
+    # The nodes lie in all groups of the cluster, so that all traffic crosses the oversubscribed links.
     spread: bool = False
 
     def split_batch(self, devices: int) -> float:
@@ -172,22 +166,11 @@ def build_job(
     if evaluation_s is None:
         evaluation_s = (run.evaluation_samples or 0) * estimate.compute.sample_s * FORWARD_SHARE
     return TrainingJob(
-        samples=run.samples,
-        encoded_bytes=workload.input.encoded_bytes,
-        compute=compute,
-        gradients=tuple(list_gradients(workload)),
-        bucket_bytes=step.exchange.bucket_bytes,
-        halo_bytes=tuple(map(float, rows)),
-        epochs=epochs,
-        per_device=per_device,
-        batch=batch,
-        accumulate=accumulate or 1,
-        wire_ratio=step.exchange.wire_ratio,
-        backward=backward,
-        evaluations=run.evaluations,
-        evaluation_s=evaluation_s,
-        checkpoints=run.checkpoints,
-        checkpoint_s=estimate.checkpoint_s,
+        samples=run.samples, encoded_bytes=workload.input.encoded_bytes, compute=compute, epochs=epochs,
+        gradients=tuple(list_gradients(workload)), halo_bytes=tuple(map(float, rows)), backward=backward,
+        bucket_bytes=step.exchange.bucket_bytes, wire_ratio=step.exchange.wire_ratio,
+        per_device=per_device, batch=batch, accumulate=accumulate or 1, spread=spread,
+        evaluations=run.evaluations, evaluation_s=evaluation_s,
+        checkpoints=run.checkpoints, checkpoint_s=estimate.checkpoint_s,
         compute_error=math.hypot(COMPUTE_ERROR[estimate.basis], estimate.misfit),
-        spread=spread,
-    )
+    )  # fmt: skip

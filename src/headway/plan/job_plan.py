@@ -15,45 +15,36 @@ from headway.plan.job import ComputeEstimate, TrainingJob, has_official_runs
 from headway.plan.prediction import Prediction
 from headway.plan.scaling import find_paying_nodes, predict_scaling
 from headway.plan.sensitivity import InputSensitivity, rank_sensitivities
-from headway.plan.strategies import (
-    DeviceMemory,
-    Strategy,
-    compare_strategies,
-    count_useful_nodes,
-    estimate_memory,
-)
+from headway.plan.strategies import DeviceMemory, Strategy, compare_strategies, count_useful_nodes, estimate_memory
 from headway.plan.wording import pluralise
 
 
 @final
 @dataclass(frozen=True)
 class JobPlan:
-    """Everything that `headway plan` reports about a job on a cluster.
-
-    Attributes:
-        epochs_from: source of the epochs, in words.
-        predictions: one for each node count, ascending.
-        paying_nodes: most nodes that still pay; sensitivities, strategies and memory are at this count.
-        nodes_over_memory: node counts at which a device's memory is too small for its micro-batch.
-        lars: learning rate and warm-up for the batch of each prediction. None unless the job is ResNet-50 with LARS on
-            ImageNet and the batch lies between official ones.
-        useful_nodes: most nodes whose batch is within the measured ones; None: no batches were measured.
-        deadline_h: hours until the run has to end.
-    """
+    """Everything that `headway plan` reports about a job on a cluster."""
 
     name: str
     job: TrainingJob
     cluster: Cluster
     estimate: ComputeEstimate
+    # Source of the epochs, in words.
     epochs_from: str
+    # One for each node count, ascending.
     predictions: tuple[Prediction, ...]
+    # Most nodes that still pay; sensitivities, strategies and memory are at this count.
     paying_nodes: int
     sensitivities: tuple[InputSensitivity, ...]
     strategies: tuple[Strategy, ...]
     memory: DeviceMemory
+    # Node counts at which a device's memory is too small for its micro-batch.
     nodes_over_memory: tuple[int, ...]
+    # Learning rate and warm-up for the batch of each prediction. None unless the job is ResNet-50 with LARS on ImageNet
+    # and the batch lies between official ones.
     lars: tuple[LearningRateSuggestion | None, ...]
+    # Most nodes whose batch is within the measured ones; None: no batches were measured.
     useful_nodes: int | None
+    # Hours until the run has to end.
     deadline_h: float | None = None
     growth: DataGrowth | None = None
 
@@ -117,10 +108,7 @@ def list_warnings(plan: JobPlan) -> list[str]:
         at = f"{low:,} to " * (len(plan.nodes_over_memory) > 1) + pluralise(high, "node")
         fix = "more nodes, or micro-batches (--accumulate)"
         if plan.job.per_device is not None:
-            fix = (
-                "fewer samples per device (--per-device), a global batch (--batch), or smaller micro-batches"
-                " (--accumulate)"
-            )
+            fix = "fewer samples per device (--per-device) or a global batch (--batch, --accumulate)"
         lines.append(f"The samples of a device do not fit its memory at {at}. Plan {fix}.")
     large = [one for one in plan.predictions if one.batch > plan.job.samples]
     if large:
@@ -159,18 +147,7 @@ def build_plan(
         suggested = [suggest_learning_rate(one.batch, load_official_points()) for one in predictions]
         lars = [one if one is not None and one.inside else None for one in suggested]
     return JobPlan(
-        workload.name,
-        job,
-        cluster,
-        estimate,
-        epochs_from,
-        tuple(predictions),
-        paying,
-        tuple(rank_sensitivities(job, cluster, paying)),
-        tuple(compare_strategies(workload, job, cluster, paying)),
-        memory[paying],
-        tuple(count for count, one in memory.items() if not one.fits),
-        tuple(lars),
-        useful,
-        deadline_h,
-    )
+        workload.name, job, cluster, estimate, epochs_from, tuple(predictions), paying,
+        tuple(rank_sensitivities(job, cluster, paying)), tuple(compare_strategies(workload, job, cluster, paying)),
+        memory[paying], tuple(count for count, one in memory.items() if not one.fits), tuple(lars), useful, deadline_h,
+    )  # fmt: skip

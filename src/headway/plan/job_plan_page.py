@@ -12,12 +12,12 @@ from headway.page import renderer
 from headway.page.panel import Panel
 from headway.plan import job_plan_text
 from headway.plan.convergence import NO_GAIN, PERFECT_SCALING, EpochsLaw
-from headway.plan.job_plan import JobPlan
+from headway.plan.job_plan import JobPlan, list_warnings
 from headway.plan.wording import format_hours, format_hours_range, pluralise
 
 SECTIONS = ("Plan", "Step", "Learning", "Uncertainty", "More data")
+# Points of a fitted curve.
 POINTS = 60
-"""Points of a fitted curve."""
 
 
 def write_page(found: JobPlan, path: Path) -> None:
@@ -76,7 +76,7 @@ def build_panels(found: JobPlan) -> list[Panel]:
 
 def _build_warning_panel(found: JobPlan) -> list[Panel]:
     """Build the panel of warnings; none without a warning."""
-    lines = job_plan_text.list_warnings(found)
+    lines = list_warnings(found)
     return (
         [panel.text("warnings", "Warnings", "\n".join(lines), order=0, section="Plan", width="full")] if lines else []
     )

@@ -11,12 +11,13 @@ from headway.plan.prediction import Prediction
 from headway.plan.scaling import SPEEDUP_EXPONENT
 from headway.plan.wording import align_table, format_hours, format_hours_range, format_milliseconds, pluralise
 
+# Number of inputs that the summary names.
 MAX_SENSITIVITIES = 4
-"""Number of inputs that the summary names."""
 COLUMNS = (
     *("nodes", "devices", "batch", "images/s", "step", "comm", "by", "scaling", "learning", "epochs"),
     *("lr", "warm-up", "time", "90 %", "kWh", "cost", "limit"),
 )
+# All-reduce algorithms as the column `by` writes them.
 SHORT_NAMES = {
     "two_dimensional": "2d",
     "double_tree": "2 trees",
@@ -24,7 +25,6 @@ SHORT_NAMES = {
     "parameter_server": "servers",
     "shared_server": "servers",
 }
-"""All-reduce algorithms as the column `by` writes them."""
 
 
 def format_plan(plan: JobPlan) -> str:

@@ -20,29 +20,26 @@ from typing import final
 from headway.core.collectives import Algorithm, Link, Network
 from headway.core.errors import UsageError
 
+# The number of messages grows with the square of the ranks.
 MAX_RANKS = 64
-"""The number of messages grows with the square of the ranks."""
+# Most chunks of a double tree.
 MAX_CHUNKS = 256
-"""Most chunks of a double tree."""
+# Events: a message could be sent; its paths are free again.
 READY, FREED = 0, 1
-"""Events: a message could be sent; its paths are free again."""
 
 
 @final
 @dataclass
 class Message:
-    """One message between two ranks.
-
-    Attributes:
-        after: numbers of the messages that must be complete before it is sent.
-        adds: True if the receiver adds it to its own values before it counts as complete.
-    """
+    """One message between two ranks."""
 
     number: int
     sender: int
     receiver: int
     nbytes: float
+    # True if the receiver adds it to its own values before it counts as complete.
     adds: bool
+    # Numbers of the messages that must be complete before it is sent.
     after: list[int] = field(default_factory=list)
 
 
@@ -191,15 +188,13 @@ def _add_ring_all_reduce(
 @final
 @dataclass(frozen=True)
 class SentMessage:
-    """Times of a message, in seconds since the beginning.
-
-    Attributes:
-        begins, ends: of its transfer. done: it has arrived and is added.
-    """
+    """Times of a message, in seconds since the beginning."""
 
     message: Message
+    # Of its transfer.
     begins: float
     ends: float
+    # It has arrived and is added.
     done: float
 
 
@@ -273,13 +268,11 @@ def simulate_all_reduce(algorithm: Algorithm, nbytes: float, network: Network) -
 @final
 @dataclass(frozen=True)
 class ExchangeTimeline:
-    """Times of a simulated exchange, in seconds since the beginning of the step.
+    """Times of a simulated exchange, in seconds since the beginning of the step."""
 
-    Attributes:
-        done: for each bucket, when the last rank has its sum. ends: for each rank, when it has all sums.
-    """
-
+    # For each bucket, when the last rank has its sum.
     done: list[float]
+    # For each rank, when it has all sums.
     ends: list[float]
 
 

@@ -14,38 +14,33 @@ from typing import Any, final
 
 from headway.core.errors import UsageError
 
+# Most jobs for which the exact search runs.
 MAX_EXACT_JOBS = 8
-"""Most jobs for which the exact search runs."""
+# Fillings of a pod that the exact search tries before it gives up.
 MAX_TRIES = 300_000
-"""Fillings of a pod that the exact search tries before it gives up."""
 
 
 @final
 @dataclass(frozen=True)
 class PlacedJob:
-    """One of several jobs in a facility.
+    """One of several jobs in a facility."""
 
-    Attributes:
-        nodes: number that it needs. gradient_bytes: gradients that its ranks all-reduce per step.
-    """
-
+    # Number that it needs.
     nodes: int
+    # Gradients that its ranks all-reduce per step.
     gradient_bytes: float
 
 
 @final
 @dataclass(frozen=True)
 class Placement:
-    """Nodes of each job on each pod.
-
-    Attributes:
-        parts: for each job, its nodes on each pod.
-        exact: True if no placement has less traffic; False if the greedy search found it.
-    """
+    """Nodes of each job on each pod."""
 
     jobs: tuple[PlacedJob, ...]
     pods: tuple[int, ...]
+    # For each job, its nodes on each pod.
     parts: tuple[tuple[int, ...], ...]
+    # True if no placement has less traffic; False if the greedy search found it.
     exact: bool
 
     def count_bytes_between(self, job: int) -> float:

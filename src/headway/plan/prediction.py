@@ -18,40 +18,37 @@ Bottleneck = Literal["computing", "fixed time of a step", "exchange", "slowest d
 @final
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted training run on a number of nodes.
-
-    Attributes:
-        batch: global batch.
-        strips: devices that share one image; 1: every device has whole images.
-        step: time of one step, before loading and storage limit it.
-        images_s: mean over all epochs; `first_images_s`: in the first epoch.
-        input_images_s: rate of loading and storage after the first epoch; infinite: unknown.
-        hours: time to the target; `low_hours` and `high_hours`: its 90 % band.
-        kwh: energy of all nodes and the building; None: power is unknown.
-        cost: price of all nodes; None: no price is known.
-        limit: part that takes most of the time, or the input where it is slower than the devices.
-        scaling: images/s per node over that of the smallest planned node count.
-        statistical: epochs at the smallest planned batch over epochs at this batch.
-        warning: reason to doubt `epochs`; may be empty.
-    """
+    """Predicted training run on a number of nodes."""
 
     nodes: int
     devices: int
+    # Global batch.
     batch: float
+    # Devices that share one image; 1: every device has whole images.
     strips: int
+    # Time of one step, before loading and storage limit it.
     step: StepTime
+    # Mean over all epochs; `first_images_s`: in the first epoch.
     images_s: float
     first_images_s: float
+    # Rate of loading and storage after the first epoch; infinite: unknown.
     input_images_s: float
     epochs: float
+    # Time to the target; `low_hours` and `high_hours`: its 90 % band.
     hours: float
     low_hours: float
     high_hours: float
+    # Energy of all nodes and the building; None: power is unknown.
     kwh: float | None
+    # Price of all nodes; None: no price is known.
     cost: float | None
+    # Part that takes most of the time, or the input where it is slower than the devices.
     limit: Bottleneck
+    # Images/s per node over that of the smallest planned node count.
     scaling: float
+    # Epochs at the smallest planned batch over epochs at this batch.
     statistical: float
+    # Reason to doubt `epochs`; may be empty.
     warning: str
 
     @property
@@ -93,53 +90,29 @@ def predict(job: TrainingJob, cluster: Cluster, nodes: int) -> Prediction:
     starved = job.samples * min(epochs, 1.0) / first > training / 2 or later < min(alone, loading)
     warning = "" if isinstance(job.epochs, int | float) else job.epochs.describe_extrapolation(batch)
     return Prediction(
-        nodes=nodes,
-        devices=devices,
-        batch=batch,
-        strips=strips,
-        step=step,
-        images_s=job.samples * epochs / training,
-        first_images_s=first,
-        input_images_s=min(loading, warm),
-        epochs=epochs,
-        hours=hours,
-        low_hours=hours,
-        high_hours=hours,
-        kwh=kwh,
-        cost=cost,
+        nodes=nodes, devices=devices, batch=batch, strips=strips, step=step,
+        images_s=job.samples * epochs / training, first_images_s=first, input_images_s=min(loading, warm),
+        epochs=epochs, hours=hours, low_hours=hours, high_hours=hours, kwh=kwh, cost=cost,
         limit=_find_bottleneck(step, alone, loading, cold if starved else warm),
-        scaling=1.0,
-        statistical=1.0,
-        warning=warning,
-    )
+        scaling=1.0, statistical=1.0, warning=warning,
+    )  # fmt: skip
 
 
 def predict_job_step(job: TrainingJob, cluster: Cluster, network: Network, samples: float) -> StepTime:
     """Predict one step of a job whose devices have this many samples in a micro-batch."""
     return predict_step(
-        job.compute,
-        samples,
-        choose_job_buckets(job, cluster, network, samples),
-        network,
-        jitter=cluster.jitter,
-        among=cluster.algorithms,
-        wire_ratio=job.wire_ratio,
-        accumulate=job.accumulate,
-        backward=job.backward,
+        job.compute, samples, choose_job_buckets(job, cluster, network, samples), network, jitter=cluster.jitter,
+        among=cluster.algorithms, wire_ratio=job.wire_ratio, accumulate=job.accumulate, backward=job.backward,
         overlap=cluster.overlap,
-    )
+    )  # fmt: skip
 
 
 def choose_job_buckets(job: TrainingJob, cluster: Cluster, network: Network, samples: float) -> list[GradientBucket]:
     """Choose the all-reduce buckets of a job whose devices have this many samples in a micro-batch."""
     return choose_buckets(
-        job.gradients,
-        network,
-        nbytes=job.bucket_bytes,
+        job.gradients, network, nbytes=job.bucket_bytes, among=cluster.algorithms, wire_ratio=job.wire_ratio,
         backward_s=job.backward * job.compute.seconds(samples) * cluster.overlap,
-        among=cluster.algorithms,
-        wire_ratio=job.wire_ratio,
-    )
+    )  # fmt: skip
 
 
 def estimate_halo_s(job: TrainingJob, cluster: Cluster, images: float) -> float:

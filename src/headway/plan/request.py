@@ -25,8 +25,8 @@ from headway.plan.job import ComputeEstimate, build_job, choose_epochs
 from headway.plan.job_plan import JobPlan, build_plan
 from headway.plan.parsing import parse_nodes, parse_pairs, parse_points, parse_runs
 
+# Largest node count that is planned without --nodes.
 DEFAULT_MAX_NODES = 64
-"""Largest node count that is planned without --nodes."""
 
 
 @final
@@ -67,20 +67,11 @@ class PlanRequest:
     def describe_facility(self, workload: Workload | None) -> FacilityRequest:
         """Return the facility options in SI units, completed from a workload."""
         return build_facility_request(
-            workload,
-            nodes=self.facility,
-            node=self.node,
-            node_watts=None if self.node_kw is None else self.node_kw * 1e3,
-            rack_watts=self.rack_kw * 1e3,
-            ports=self.ports,
-            oversubscription=self.oversubscription,
-            leaf=self.leaf,
-            core=self.core,
-            images_s=self.images_s,
-            image_bytes=self.image_bytes,
-            data_bytes=None if self.data_gb is None else self.data_gb * 1e9,
-            pue=self.pue,
-        )
+            workload, nodes=self.facility, node=self.node, ports=self.ports, leaf=self.leaf, core=self.core,
+            node_watts=None if self.node_kw is None else self.node_kw * 1e3, rack_watts=self.rack_kw * 1e3,
+            oversubscription=self.oversubscription, images_s=self.images_s, image_bytes=self.image_bytes,
+            data_bytes=None if self.data_gb is None else self.data_gb * 1e9, pue=self.pue,
+        )  # fmt: skip
 
     @property
     def image_bytes(self) -> float | None:
@@ -110,14 +101,9 @@ def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
         warning = f"Epochs do not follow E = E_min (1 + B / B_crit): the fit is {epochs.error:.0%} off."
         estimate = replace(estimate, warnings=(*estimate.warnings, warning))
     job = build_job(
-        workload,
-        estimate,
-        epochs,
-        per_device=request.per_device,
-        batch=request.batch,
-        accumulate=request.accumulate,
-        spread=request.spread,
-    )
+        workload, estimate, epochs, per_device=request.per_device, batch=request.batch,
+        accumulate=request.accumulate, spread=request.spread,
+    )  # fmt: skip
     nodes = parse_nodes(request.nodes or f"1..{min(cluster.nodes or DEFAULT_MAX_NODES, DEFAULT_MAX_NODES)}")
     plan = build_plan(workload, job, cluster, estimate, epochs_from, nodes, deadline_h=request.deadline)
     return replace(plan, growth=_predict_growth(workload, request))

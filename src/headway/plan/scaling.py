@@ -13,8 +13,8 @@ from headway.plan.job import TrainingJob
 from headway.plan.prediction import Prediction, predict
 from headway.plan.sensitivity import compute_band
 
+# More nodes pay while the speed grows at least as their number to this power: twice the nodes, 1.41 times as fast.
 SPEEDUP_EXPONENT = 0.5
-"""More nodes pay while the speed grows at least as their number to this power: twice the nodes, 1.41 times as fast."""
 MAX_DEVICES, MAX_SAMPLES = 10**6, 10**9
 
 

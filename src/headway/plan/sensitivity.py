@@ -11,8 +11,10 @@ from headway.plan.cluster import Cluster
 from headway.plan.job import TrainingJob
 from headway.plan.prediction import Prediction, predict
 
+# Relative change of an input whose effect is reported.
 PERTURBATION = 0.2
-"""Relative change of an input whose effect is reported."""
+# Assumed standard deviations of the inputs, in logarithms: data sheets and load from day to day leave this open.
+# `bench.plan` counts how many published runs lie in the resulting band.
 INPUT_ERRORS = {
     "fixed time of a step": 0.3,
     "bandwidth between nodes": 0.15,
@@ -24,28 +26,23 @@ INPUT_ERRORS = {
     "shared storage": 0.1,
     "opens a second": 0.3,
 }
-"""Assumed standard deviations of the inputs, in logarithms: data sheets and load from day to day leave this open.
-`bench.plan` counts how many published runs lie in the resulting band."""
+# Error of epochs outside the measured batches: fits of ResNet-50's official points up to 13,000 are 12 to 18 % off at
+# 33,000 to 68,000.
 EXTRAPOLATION_ERROR = 0.15
-"""Error of epochs outside the measured batches: fits of ResNet-50's official points up to 13,000 are 12 to 18 % off at
-33,000 to 68,000."""
+# Half-width of a normal distribution's 90 % interval, in standard deviations.
 Z_90 = 1.645
-"""Half-width of a normal distribution's 90 % interval, in standard deviations."""
 
+# Factor -> the job and the cluster with one input multiplied by it.
 Perturbation = Callable[[float], tuple[TrainingJob, Cluster]]
-"""Factor -> the job and the cluster with one input multiplied by it."""
 
 
 @final
 @dataclass(frozen=True)
 class InputSensitivity:
-    """Effect of one input on the time to the target.
-
-    Attributes:
-        less, more: time over the planned time with 20 % less of the input, and with 20 % more.
-    """
+    """Effect of one input on the time to the target."""
 
     name: str
+    # Time over the planned time with 20 % less of the input, and with 20 % more.
     less: float
     more: float
 

@@ -18,30 +18,28 @@ from headway.core.collectives import LARGEST_BUCKET, SMALLEST_BUCKET, Algorithm,
 from headway.core.errors import UsageError
 from headway.core.profile import Workload
 
+# Backward pass over forward and backward: two matrix products to one. For a workload the exact share is counted.
 BACKWARD_SHARE = 2 / 3
-"""Backward pass over forward and backward: two matrix products to one. For a workload the exact share is counted."""
+# Bucket sizes for a network of which only the gradients' bytes are known: a small first one, so that the exchange
+# begins early, as in PyTorch's DDP.
 FIRST_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
-"""Bucket sizes for a network of which only the gradients' bytes are known: a small first one, so that the exchange
-begins early, as in PyTorch's DDP."""
+# Bucket sizes to try, within the limits of Headway's own buckets. They do not depend on the network, so that faster
+# links never make a step longer.
 BUCKET_SIZES = tuple(1 << power for power in range((SMALLEST_BUCKET - 1).bit_length(), LARGEST_BUCKET.bit_length()))
-"""Bucket sizes to try, within the limits of Headway's own buckets. They do not depend on the network, so that faster
-links never make a step longer."""
+# Bytes -> (seconds, algorithm) of an all-reduce.
 Cost = Callable[[float], tuple[float, Algorithm]]
-"""Bytes -> (seconds, algorithm) of an all-reduce."""
+# Algorithms of NCCL, or composed of three of its calls.
 GPU_ALGORITHMS: tuple[Sum, ...] = ("ring", "double_tree", "two_dimensional")
-"""Algorithms of NCCL, or composed of three of its calls."""
 
 
 @final
 @dataclass(frozen=True)
 class ComputeTime:
-    """Compute time of a step on one device.
+    """Compute time of a step on one device."""
 
-    Attributes:
-        fixed_s: whatever the batch. sample_s: per sample.
-    """
-
+    # Whatever the batch.
     fixed_s: float
+    # Per sample.
     sample_s: float
 
     def seconds(self, samples: float) -> float:
@@ -52,46 +50,42 @@ class ComputeTime:
 @final
 @dataclass(frozen=True)
 class GradientBucket:
-    """Gradients that are all-reduced together.
+    """Gradients that are all-reduced together."""
 
-    Attributes:
-        nbytes: their size. ready: share of the backward pass after which all of them exist.
-    """
-
+    # Their size.
     nbytes: float
+    # Share of the backward pass after which all of them exist.
     ready: float
 
 
 @final
 @dataclass(frozen=True)
 class ExchangeTime:
-    """Time of all buckets of a step.
+    """Time of all buckets of a step."""
 
-    Attributes:
-        seconds: sum over the buckets. exposed_s: seconds after the end of the backward pass.
-        algorithms: of the buckets, in their order.
-    """
-
+    # Sum over the buckets.
     seconds: float
+    # Seconds after the end of the backward pass.
     exposed_s: float
+    # Of the buckets, in their order.
     algorithms: tuple[Algorithm, ...]
 
 
 @final
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one step, by cause.
+    """Seconds of one step, by cause."""
 
-    Attributes:
-        fixed_s, sample_s: compute. slowest_s: wait for the slowest device. exposed_s: exchange that nothing hides.
-        exchange_s: all of the exchange, hidden or not. algorithms: all-reduce algorithms in use.
-    """
-
+    # Compute.
     fixed_s: float
     sample_s: float
+    # Wait for the slowest device.
     slowest_s: float
+    # Exchange that nothing hides.
     exposed_s: float
+    # All of the exchange, hidden or not.
     exchange_s: float
+    # All-reduce algorithms in use.
     algorithms: tuple[Algorithm, ...] = ()
 
     @property

@@ -26,43 +26,41 @@ from headway.plan.prediction import Prediction, choose_job_buckets, estimate_hal
 from headway.plan.step import BACKWARD_SHARE, GPU_ALGORITHMS, ComputeTime, GradientBucket
 
 Seconds = npt.NDArray[np.float64]
+# One step: for each rank, when it has its batch, has computed and is done; and (begin, end) of each bucket.
 _StepSpan = tuple[Seconds, Seconds, Seconds, list[tuple[float, float]]]
-"""One step: for each rank, when it has its batch, has computed and is done; and (begin, end) of each bucket."""
+# Ranks in a trace: the slowest ones.
 TRACED_RANKS = 8
-"""Ranks in a trace: the slowest ones."""
+# Most ranks of a simulated plan: 50 steps of so many take some 160 MB.
 MAX_RANKS = 2**17
-"""Most ranks of a simulated plan: 50 steps of so many take some 160 MB."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class StepScenario:
-    """Simulated conditions.
-
-    Attributes:
-        samples: micro-batch of a rank.
-        jitter: standard deviation of a rank's compute time over its mean, drawn anew for each step.
-        slow: for each slow rank, the relative increase of its compute time in all steps.
-        hiccup: (probability per step and rank, seconds for which the rank stops).
-        input_s: seconds in which a rank's loader makes a batch; 0: a batch is always ready.
-        input_jitter: standard deviation of `input_s` over its mean.
-        prefetch_batches: batches that a loader makes ahead.
-        accumulate: micro-batches per step. backward, overlap, wire_ratio: as in `predict_step`.
-    """
+    """Simulated conditions."""
 
     network: Network
     compute: ComputeTime
+    # Micro-batch of a rank.
     samples: float
     buckets: Sequence[GradientBucket]
     steps: int = 50
+    # Standard deviation of a rank's compute time over its mean, drawn anew for each step.
     jitter: float = 0.0
+    # For each slow rank, the relative increase of its compute time in all steps.
     slow: Mapping[int, float] = field(default_factory=dict)
+    # (probability per step and rank, seconds for which the rank stops).
     hiccup: tuple[float, float] = (0.0, 0.0)
+    # Seconds in which a rank's loader makes a batch; 0: a batch is always ready.
     input_s: float = 0.0
+    # Standard deviation of `input_s` over its mean.
     input_jitter: float = 0.0
+    # Batches that a loader makes ahead.
     prefetch_batches: int = 2
     among: Sequence[Algorithm] = GPU_ALGORITHMS
+    # Micro-batches per step.
     accumulate: int = 1
+    # As in `predict_step`.
     backward: float = BACKWARD_SHARE
     overlap: bool = True
     wire_ratio: float = 1.0
@@ -72,22 +70,21 @@ class StepScenario:
 @final
 @dataclass(frozen=True)
 class SimulatedSteps:
-    """Times of the simulated steps, in seconds.
+    """Times of the simulated steps, in seconds."""
 
-    Attributes:
-        seconds: length of each step.
-        input_wait_s: until the last rank has its batch. computing_s: mean compute time of the ranks.
-        slowest_s: additional compute time of the slowest rank. exposed_s: exchange after that.
-        slowest_counts: for each rank, the steps in which the others waited for it.
-        events: trace of the slowest ranks.
-    """
-
+    # Length of each step.
     seconds: Seconds
+    # Until the last rank has its batch.
     input_wait_s: Seconds
+    # Mean compute time of the ranks.
     computing_s: Seconds
+    # Additional compute time of the slowest rank.
     slowest_s: Seconds
+    # Exchange after that.
     exposed_s: Seconds
+    # For each rank, the steps in which the others waited for it.
     slowest_counts: dict[int, int]
+    # Trace of the slowest ranks.
     events: list[dict[str, Any]]
 
     @property

@@ -15,26 +15,23 @@ from headway.plan.job import TrainingJob
 from headway.plan.prediction import Prediction, predict
 from headway.plan.step import list_gradients
 
+# Share of a device's memory that a step may use; allocator and libraries take the rest.
 USABLE_MEMORY = 0.9
-"""Share of a device's memory that a step may use; allocator and libraries take the rest."""
+# Smallest share of the gradients in fully connected layers at which sharding these layers is considered.
 MIN_DENSE_SHARE = 0.1
-"""Smallest share of the gradients in fully connected layers at which sharding these layers is considered."""
 
 
 @final
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes that training needs on one device.
+    """Bytes that training needs on one device."""
 
-    Attributes:
-        weights: weights, gradients, all-reduce buckets, optimizer state, and anything else of constant size.
-        activations: activations saved for backward, and their gradients.
-        most_samples: largest micro-batch that fits.
-    """
-
+    # Weights, gradients, all-reduce buckets, optimizer state, and anything else of constant size.
     weights: int
+    # Activations saved for backward, and their gradients.
     activations: int
     capacity: float
+    # Largest micro-batch that fits.
     most_samples: int
 
     @property
@@ -70,18 +67,16 @@ def estimate_memory(workload: Workload, samples: float, capacity: float, devices
 @final
 @dataclass(frozen=True)
 class Strategy:
-    """One way to spread a job over devices.
-
-    Attributes:
-        hours: time to the target; `gain`: how many times as soon as with data parallelism.
-        memory: of one device. note: its price, in words.
-    """
+    """One way to spread a job over devices."""
 
     name: str
     images_s: float
+    # Time to the target; `gain`: how many times as soon as with data parallelism.
     hours: float
     gain: float
+    # Of one device.
     memory: DeviceMemory
+    # Its price, in words.
     note: str
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+# (unit, hours in one unit, smallest number of hours that is written in it).
 HOUR_UNITS = (("d", 24.0, 48.0), ("h", 1.0, 1.0), ("min", 1 / 60, 1 / 60), ("s", 1 / 3600, 0.0))
-"""(unit, hours in one unit, smallest number of hours that is written in it)."""
 
 
 def pluralise(number: int, name: str) -> str:
