@@ -84,7 +84,7 @@ def test_a_job_that_a_device_cannot_hold_is_said(path: Path) -> None:
     said = headway("plan", path, "--cluster", "dgx-1", "--nodes", "1,2", "--per-device", "100000").out
     assert "too much" in said
     before, _, after = said.partition("nodes  devices")
-    assert "A device's memory does not hold its samples with 1 to 2 nodes" in before
+    assert "The samples of a device do not fit its memory at 1 to 2 nodes" in before
     assert "there is room with 79 micro-batches of 1,266 samples" in after
 
 
@@ -101,7 +101,9 @@ def test_rows_that_find_no_room_and_steps_larger_than_the_set_are_named(path: Pa
     tiny = workload().model_copy(update={"run": workload().run.model_copy(update={"samples": 1000})})
     tiny.write(tmp_path / "tiny.json")
     small = ("plan", tmp_path / "tiny.json", "--cluster", "dgx-1", "--per-device", "32")
-    assert "More than 2 nodes do not pay: a step would have more samples than the training set.\n" in headway(*small).out
+    assert (
+        "More than 2 nodes do not pay: a step would have more samples than the training set.\n" in headway(*small).out
+    )
     found = headway(*small, "--json").json()
     assert found["warnings"][1].startswith("From 4 nodes on a step has 1,024 samples, more than the 1,000")
     mixed = workload().model_copy(update={"step": workload().step.model_copy(update={"precision": "bf16"})})

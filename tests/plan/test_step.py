@@ -132,5 +132,5 @@ def test_the_expected_maximum_of_normals(count: int, expected: float) -> None:
 def test_what_is_no_step_is_said() -> None:
     with pytest.raises(UsageError, match="samples above 0 and 1 micro-batch or more, not 0"):
         predict_step(ComputeTime(0.0, 1e-3), 0, [], network(1))
-    with pytest.raises(UsageError, match="1 or more, not 0"):
+    with pytest.raises(UsageError, match="1 number or more, not 0"):
         compute_expected_maximum(0)

@@ -292,7 +292,7 @@ class TableData(_PanelData):
         return not self.rows
 
     def find_numeric_columns(self) -> list[bool]:
-        """Tell for each column whether all of its cells are numbers, with or without a unit: those are set flush right."""
+        """Tell for each column whether all cells are numbers, with or without a unit: those are set flush right."""
         return [all(NUMBER.fullmatch(row[i].strip()) for row in self.rows) for i in range(len(self.columns))]
 
 

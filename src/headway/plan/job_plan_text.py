@@ -56,6 +56,7 @@ def format_plan(plan: JobPlan) -> str:
 
 def list_verdicts(plan: JobPlan) -> list[str]:
     """List the conclusions: how many nodes pay, which keep the deadline, and whether their batch still learns."""
+    # Only several node counts can tell which of them pay.
     lines = [describe_paying_nodes(plan)] if len(plan.predictions) > 1 else []
     if plan.deadline_h is not None:
         few = plan.nodes_in_time
@@ -79,6 +80,7 @@ def list_verdicts(plan: JobPlan) -> list[str]:
 def describe_input(plan: JobPlan) -> str:
     """Describe the rate of storage and loading, as far as it is known."""
     best, far = plan.best, plan.cluster.storage
+    # An infinite rate is an unknown one. The first epoch may still be limited: caches are cold.
     free = best.input_images_s == math.inf
     if free and math.isclose(best.first_images_s, best.images_s, rel_tol=1e-9):
         text = "loading and storage are unknown and taken not to limit"
@@ -96,27 +98,18 @@ def tabulate_predictions(plan: JobPlan) -> list[tuple[str, ...]]:
     """Tabulate the predictions: a heading, then a row per node count. Columns without any value are left out."""
     table = [COLUMNS]
     for one, lr in zip(plan.predictions, plan.lars, strict=True):
-        table.append(
-            (
-                f"{one.nodes:,}",
-                f"{one.devices:,}",
-                f"{one.batch:,.0f}",
-                f"{one.images_s:,.0f}",
-                f"{one.step.seconds * 1e3:,.1f} ms",
-                f"{one.step.communication_ratio:.2f}",
-                "+".join(SHORT_NAMES.get(name, name) for name in one.step.algorithms) or "-",
-                f"{one.scaling:.0%}",
-                f"{one.statistical:.0%}",
-                f"{one.epochs:.3g}",
-                "-" if lr is None else f"{lr.lr:.3g}",
-                "-" if lr is None else f"{lr.warmup:.2g}",
-                format_hours(one.hours),
-                format_hours_range(one.low_hours, one.high_hours),
-                "-" if one.kwh is None else f"{one.kwh:,.3g}",
-                "-" if one.cost is None else f"{one.cost:,.3g}",
-                describe_bottleneck(plan, one),
-            )
-        )
+        algorithms = "+".join(SHORT_NAMES.get(name, name) for name in one.step.algorithms) or "-"
+        row = (
+            f"{one.nodes:,}", f"{one.devices:,}", f"{one.batch:,.0f}", f"{one.images_s:,.0f}",
+            f"{one.step.seconds * 1e3:,.1f} ms", f"{one.step.communication_ratio:.2f}", algorithms,
+            f"{one.scaling:.0%}", f"{one.statistical:.0%}", f"{one.epochs:.3g}",
+            "-" if lr is None else f"{lr.lr:.3g}", "-" if lr is None else f"{lr.warmup:.2g}",
+            format_hours(one.hours), format_hours_range(one.low_hours, one.high_hours),
+            "-" if one.kwh is None else f"{one.kwh:,.3g}", "-" if one.cost is None else f"{one.cost:,.3g}",
+            describe_bottleneck(plan, one),
+        )  # fmt: skip
+        table.append(row)
+    # Prices, energy and learning rates are often unknown: an empty column would only widen the table.
     keep = [at for at in range(len(COLUMNS)) if any(row[at] != "-" for row in table[1:])]
     return [tuple(row[at] for at in keep) for row in table]
 
@@ -144,17 +137,9 @@ def tabulate_growth(growth: DataGrowth) -> list[tuple[str, ...]]:
     ]
     for one in growth.sizes:
         band = f"{one.low:.3g} to {one.high:.3g}" if one.high < math.inf else "unknown from two points"
-        table.append(
-            (
-                f"{one.samples:,.3g}",
-                f"{one.error:.3g}",
-                band,
-                "-" if one.parameters is None else f"{one.parameters:,.3g}",
-                "-" if one.pf_s_days is None else f"{one.pf_s_days:,.3g}",
-                "-" if one.cpu_years is None else f"{one.cpu_years:,.3g}",
-                f"1/{one.extrapolated:.3g} of it" if one.extrapolated > 1 else "more",
-            )
-        )
+        needs = ("-" if need is None else f"{need:,.3g}" for need in (one.parameters, one.pf_s_days, one.cpu_years))
+        measured = f"1/{one.extrapolated:.3g} of it" if one.extrapolated > 1 else "more"
+        table.append((f"{one.samples:,.3g}", f"{one.error:.3g}", band, *needs, measured))
     return table
 
 
@@ -169,6 +154,7 @@ def describe_paying_nodes(plan: JobPlan) -> str:
     more, faster = most.nodes / best.nodes, best.hours / most.hours
     over = f"More than {pluralise(best.nodes, 'node')} {'does' if best.nodes == 1 else 'do'} not pay"
     after = next(one for one in plan.predictions if one.nodes > best.nodes)
+    # The search also tried twice the nodes: it stopped there because of the batch, not of the speed.
     if min(after.batch, 2 * best.batch) > plan.job.samples:
         return f"{over}: a step would have more samples than the training set.{room}"
     return f"{over}: {most.nodes:,} are {more:.3g} times as many and {faster:.2f} times as fast{learns}.{room}"
@@ -186,6 +172,7 @@ def describe_memory(plan: JobPlan) -> str:
 
 def describe_sensitivities(plan: JobPlan) -> str:
     """Name the inputs that change the time most."""
+    # Below half a per cent an input is not worth measuring.
     named = [one for one in plan.sensitivities if one.magnitude >= 0.005][:MAX_SENSITIVITIES]
     parts = [f"{one.name} ({one.less - 1:+.0%} with 20 % less, {one.more - 1:+.0%} with more)" for one in named]
     return f"The time at {pluralise(plan.paying_nodes, 'node')} depends most on: {'; '.join(parts) or 'nothing'}."
