@@ -146,8 +146,8 @@ def step_of(compute: ComputeTime, row: Row, ranks: int, samples: float) -> StepT
     if ranks < row.per_node:
         network = replace(network, ranks_per_host=ranks)
     return predict_step(
-        compute, samples, make_even_buckets(gradient_bytes(row)), network, jitter=cluster.jitter, among=cluster.algorithms,
-        overlap=cluster.overlap,
+        compute, samples, make_even_buckets(gradient_bytes(row)), network, jitter=cluster.jitter,
+        among=cluster.algorithms, overlap=cluster.overlap,
     )  # fmt: skip
 
 

@@ -65,8 +65,7 @@ def fit_power_law(points: Sequence[tuple[float, float]]) -> PowerLaw:
     Args:
         points: pairs (x, y), all above 0.
 
-    Raises:
-        UsageError: there are fewer than two different x, or a number is not positive.
+    Raises UsageError if there are fewer than two different x, or a number is not positive.
     """
     if any(not (x > 0 and y > 0) for x, y in points):
         raise UsageError("a power law needs numbers above 0")
@@ -82,15 +81,9 @@ def fit_power_law(points: Sequence[tuple[float, float]]) -> PowerLaw:
     free = max(1, len(points) - 2)
     sizes = [x for x, _ in points]
     return PowerLaw(
-        math.exp(mean_y - exponent * mean_x),
-        exponent,
-        math.sqrt(float((left**2).sum()) / free),
-        min(sizes),
-        max(sizes),
-        len(points),
-        mean_x,
-        squares,
-    )
+        math.exp(mean_y - exponent * mean_x), exponent, math.sqrt(float((left**2).sum()) / free), min(sizes),
+        max(sizes), len(points), mean_x, squares,
+    )  # fmt: skip
 
 
 @final
@@ -114,14 +107,9 @@ class GrowthPrediction:
 
 
 def predict_growth(
-    samples: float,
-    error: PowerLaw,
-    *,
-    size: PowerLaw | None = None,
-    flops_per_sample: float | None = None,
-    now_parameters: float | None = None,
-    epochs: float = 1.0,
-) -> GrowthPrediction:
+    samples: float, error: PowerLaw, *, size: PowerLaw | None = None, flops_per_sample: float | None = None,
+    now_parameters: float | None = None, epochs: float = 1.0,
+) -> GrowthPrediction:  # fmt: skip
     """Predict error, network size and compute for a training set of this size.
 
     Args:
@@ -131,8 +119,7 @@ def predict_growth(
         now_parameters: parameters of the current network; needed with `size`.
         epochs: passes over the set.
 
-    Raises:
-        UsageError: the error does not fall with samples, or the network would grow as fast as the data.
+    Raises UsageError if the error does not fall with samples, or the network would grow as fast as the data.
     """
     if not samples > 0:
         raise UsageError(f"a training set has at least one sample, not {samples:g}")
@@ -149,14 +136,9 @@ def predict_growth(
         flops *= parameters / now_parameters
     total = None if flops is None else flops * samples * epochs
     return GrowthPrediction(
-        samples,
-        error(samples),
-        *error.predict_band(samples),
-        parameters,
-        None if total is None else total / PF_S_DAY,
-        None if total is None else total / CPU_FLOPS / (365.25 * 86_400),
-        samples / error.high,
-    )
+        samples, error(samples), *error.predict_band(samples), parameters, None if total is None else total / PF_S_DAY,
+        None if total is None else total / CPU_FLOPS / (365.25 * 86_400), samples / error.high,
+    )  # fmt: skip
 
 
 @final
@@ -179,8 +161,7 @@ def predict_data_growth(
     Args:
         errors: pairs (samples, error). sizes: pairs (samples, parameters of the best network).
 
-    Raises:
-        UsageError: as `fit_power_law` and `predict_growth` do.
+    Raises UsageError as `fit_power_law` and `predict_growth` do.
     """
     error, size = fit_power_law(errors), fit_power_law(sizes) if sizes else None
     found = [

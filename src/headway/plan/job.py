@@ -105,8 +105,7 @@ def choose_epochs(
     The order: a fit to several measured batches, the gradient noise scale, the official runs of ResNet-50 with LARS on
     ImageNet, else the epochs of the recipe for every batch.
 
-    Raises:
-        UsageError: both several batches and a noise scale are given.
+    Raises UsageError if both several batches and a noise scale are given.
     """
     if len({one.batch for one in points}) >= 2:
         if noise_scale is not None:

@@ -64,7 +64,7 @@ class PlanRequest:
     data_gb: float | None = None
     pue: float = 1.4
 
-    def describe_facility(self, workload: Workload | None) -> FacilityRequest:
+    def to_facility_request(self, workload: Workload | None) -> FacilityRequest:
         """Return the facility options in SI units, completed from a workload."""
         return build_facility_request(
             workload, nodes=self.facility, node=self.node, ports=self.ports, leaf=self.leaf, core=self.core,
@@ -82,8 +82,7 @@ class PlanRequest:
 def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
     """Plan the training of a workload on the requested cluster.
 
-    Raises:
-        UsageError: an option is out of range or excludes another one, or a file of it cannot be read.
+    Raises UsageError if an option is out of range or excludes another one, or a file of it cannot be read.
     """
     if request.cluster is None:
         raise UsageError("a job is planned on a cluster", where="--cluster")

@@ -129,13 +129,9 @@ def predict_step(
     cost = build_cost_function(network, tuple(among), wire_ratio)
     exchange = overlap_exchange(buckets, meanwhile, cost) if network.ranks > 1 else ExchangeTime(0.0, 0.0, ())
     return StepTime(
-        accumulate * compute.fixed_s,
-        accumulate * compute.sample_s * samples,
-        waits,
-        exchange.exposed_s,
-        exchange.seconds,
-        tuple(sorted(set(exchange.algorithms))),
-    )
+        accumulate * compute.fixed_s, accumulate * compute.sample_s * samples, waits, exchange.exposed_s,
+        exchange.seconds, tuple(sorted(set(exchange.algorithms))),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=64)
@@ -144,13 +140,13 @@ def build_cost_function(network: Network, among: tuple[Algorithm, ...], wire_rat
     # Buckets repeat in size, and the search over bucket sizes asks thousands of times.
     known = dict[float, tuple[float, Algorithm]]()
 
-    def cost(nbytes: float) -> tuple[float, Algorithm]:
+    def compute_cost(nbytes: float) -> tuple[float, Algorithm]:
         if nbytes not in known:
             found = collectives.choose(nbytes, network, among, wire_ratio=wire_ratio)
             known[nbytes] = found.seconds, found.algorithm
         return known[nbytes]
 
-    return cost
+    return compute_cost
 
 
 def overlap_exchange(buckets: Sequence[GradientBucket], backward_s: float, cost: Cost) -> ExchangeTime:

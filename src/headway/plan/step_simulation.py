@@ -225,11 +225,7 @@ def _build_trace(ranks: Sequence[int], spans: Sequence[_StepSpan], forward: floa
 def simulate_prediction(
     job: TrainingJob, cluster: Cluster, prediction: Prediction, *, steps: int = 50, seed: int = 0
 ) -> SimulatedSteps:
-    """Simulate the steps of a predicted run.
-
-    Raises:
-        UsageError: it has too many devices.
-    """
+    """Simulate the steps of a predicted run. Raises UsageError if it has too many devices."""
     if prediction.devices > MAX_RANKS:
         problem = f"a simulation covers up to {MAX_RANKS:,} ranks, not {prediction.devices:,}"
         raise UsageError(problem, where="--trace", fix="Plan fewer nodes.")
@@ -241,20 +237,10 @@ def simulate_prediction(
         longer = replace(compute, fixed_s=compute.fixed_s + estimate_halo_s(job, cluster, each * prediction.strips))
         backward *= compute.seconds(each) / longer.seconds(each)
         compute = longer
-    return simulate_steps(
-        StepScenario(
-            network=network,
-            compute=compute,
-            samples=each,
-            buckets=choose_job_buckets(job, cluster, network, each),
-            steps=steps,
-            jitter=cluster.jitter,
-            input_s=prediction.batch / prediction.input_images_s if known else 0.0,
-            among=cluster.algorithms,
-            accumulate=job.accumulate,
-            backward=backward,
-            overlap=cluster.overlap,
-            wire_ratio=job.wire_ratio,
-            seed=seed,
-        )
-    )
+    scenario = StepScenario(
+        network=network, compute=compute, samples=each, buckets=choose_job_buckets(job, cluster, network, each),
+        steps=steps, jitter=cluster.jitter, among=cluster.algorithms, accumulate=job.accumulate, backward=backward,
+        input_s=prediction.batch / prediction.input_images_s if known else 0.0, overlap=cluster.overlap,
+        wire_ratio=job.wire_ratio, seed=seed,
+    )  # fmt: skip
+    return simulate_steps(scenario)
