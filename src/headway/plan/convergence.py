@@ -37,9 +37,8 @@ class ConvergencePoint:
 
     batch: float
     epochs: float
-    # Base learning rate.
     lr: float | None = None
-    # In epochs. None: unknown.
+    # Warm-up in epochs. None: unknown, as for the other settings.
     warmup: float | None = None
     momentum: float | None = None
 
@@ -146,9 +145,8 @@ def leave_one_out(points: Sequence[ConvergencePoint]) -> list[tuple[ConvergenceP
 class LearningRateSuggestion:
     """Learning rate and warm-up for a batch."""
 
-    # Base learning rate of LARS.
     lr: float
-    # In epochs.
+    # Warm-up in epochs.
     warmup: float
     momentum: float
     # Batches of the two points around it.

@@ -87,7 +87,7 @@ class FacilityRequest:
 
     nodes: int
     node: str = "dgx-1"
-    # Per node; None: as in the catalog.
+    # Maximum power of a node; None: as in the catalog.
     node_watts: float | None = None
     rack_watts: float = RACK_WATTS
     ports: int | None = None
@@ -97,13 +97,11 @@ class FacilityRequest:
     core: int | None = None
     # Training rate of a node; None: ResNet-50's.
     images_s: float | None = None
-    # Source of that rate, in words.
+    # Source of that rate, as the text appends it.
     images_from: str = ""
-    # Bytes read per image.
     image_bytes: float = IMAGE_BYTES
     # Size of the training set; None: unknown.
     data_bytes: float | None = None
-    # Number of its samples; None: unknown.
     samples: int | None = None
     # Power of the building over that of the machines.
     pue: float = 1.4
@@ -115,7 +113,7 @@ class StorageDemand:
     """Rates that the storage has to deliver."""
 
     storage: StorageKind
-    # Reads of one node, and of all.
+    # Reads of one node, and of all nodes.
     node_bytes_s: float
     bytes_s: float
     # Writes, at 90 reads for one write.
@@ -136,17 +134,17 @@ class FacilityPlan:
     wanted: FacilityRequest
     machine: NodeSpec
     fabric: Fabric
-    # Limited by power and by height.
+    # Racks fill up by power or by height, whichever ends first.
     nodes_per_rack: int
     racks: int
     # Power left in a full rack.
     headroom_watts: float
-    # Maximum of all nodes, without switches.
+    # Maximum power of all nodes, without switches.
     watts: float
     # `watts` times the PUE.
     building_watts: float
     heat_btu_h: float
-    # Of the building, if it trains all year.
+    # Energy of the building, if it trains all year.
     kwh_a_year: float
     floor_m2: float
     gflops_per_watt: float

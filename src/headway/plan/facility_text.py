@@ -110,6 +110,7 @@ def describe_storage(plan: FacilityPlan) -> list[str]:
         )
     else:
         lines.append(f"its 10 GbE carry {feed.path_bytes_s / 1e9:.2f} GB/s a node: enough")
+    # Unknown without the size of the training set.
     if feed.kept is not None:
         disks = f"{plan.machine.local_tb:g} TB on a node's own disks"
         lines.append(

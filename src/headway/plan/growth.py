@@ -40,7 +40,7 @@ class PowerLaw:
     count: int
     # Mean of ln x.
     mean_log: float
-    # Sum of its squared deviations from that mean.
+    # Sum of squared deviations of ln x from that mean.
     squares: float
 
     def __call__(self, x: float) -> float:
@@ -92,24 +92,29 @@ class GrowthPrediction:
     """Prediction for a larger training set."""
 
     samples: float
-    # Of the network, with its 95 % interval `low` to `high`.
+    # Error of the trained network, and its 95 % interval.
     error: float
     low: float
     high: float
-    # Of the network that suits the set; None: there is no law for it.
+    # Parameters of the network that suits the set; None: --sizes-at was not given.
     parameters: float | None
-    # Compute to train it.
+    # Compute of the training, in 10^15 operations per second for a day.
     pf_s_days: float | None
-    # The same on a server without a GPU.
+    # Years that a server without a GPU needs for it.
     cpu_years: float | None
-    # Size over that of the largest measured set.
+    # Samples over those of the largest measured set: the further, the less the law is known to hold.
     extrapolated: float
 
 
 def predict_growth(
-    samples: float, error: PowerLaw, *, size: PowerLaw | None = None, flops_per_sample: float | None = None,
-    now_parameters: float | None = None, epochs: float = 1.0,
-) -> GrowthPrediction:  # fmt: skip
+    samples: float,
+    error: PowerLaw,
+    *,
+    size: PowerLaw | None = None,
+    flops_per_sample: float | None = None,
+    now_parameters: float | None = None,
+    epochs: float = 1.0,
+) -> GrowthPrediction:
     """Predict error, network size and compute for a training set of this size.
 
     Args:
@@ -152,9 +157,7 @@ class DataGrowth:
 
 
 def predict_data_growth(
-    workload: Workload,
-    errors: Sequence[tuple[float, float]],
-    sizes: Sequence[tuple[float, float]] = (),
+    workload: Workload, errors: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]] = ()
 ) -> DataGrowth:
     """Predict the gain of 2, 5, 10 and 100 times the largest measured training set.
 
@@ -166,13 +169,9 @@ def predict_data_growth(
     error, size = fit_power_law(errors), fit_power_law(sizes) if sizes else None
     found = [
         predict_growth(
-            times * error.high,
-            error,
-            size=size,
-            flops_per_sample=workload.operations,
-            now_parameters=workload.parameters,
-            epochs=workload.run.epochs,
+            times * error.high, error, size=size, flops_per_sample=workload.operations,
+            now_parameters=workload.parameters, epochs=workload.run.epochs,
         )
         for times in (2, 5, 10, 100)
-    ]
+    ]  # fmt: skip
     return DataGrowth(error, size, tuple(found))

@@ -25,7 +25,6 @@ MAX_TRIES = 300_000
 class PlacedJob:
     """One of several jobs in a facility."""
 
-    # Number that it needs.
     nodes: int
     # Gradients that its ranks all-reduce per step.
     gradient_bytes: float
@@ -38,7 +37,7 @@ class Placement:
 
     jobs: tuple[PlacedJob, ...]
     pods: tuple[int, ...]
-    # For each job, its nodes on each pod.
+    # A row per job: its nodes on each pod.
     parts: tuple[tuple[int, ...], ...]
     # True if no placement has less traffic; False if the greedy search found it.
     exact: bool

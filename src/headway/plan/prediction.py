@@ -22,7 +22,6 @@ class Prediction:
 
     nodes: int
     devices: int
-    # Global batch.
     batch: float
     # Devices that share one image; 1: every device has whole images.
     strips: int

@@ -58,9 +58,8 @@ class StepScenario:
     # Batches that a loader makes ahead.
     prefetch_batches: int = 2
     among: Sequence[Algorithm] = GPU_ALGORITHMS
-    # Micro-batches per step.
     accumulate: int = 1
-    # As in `predict_step`.
+    # The rest as in `predict_step`.
     backward: float = BACKWARD_SHARE
     overlap: bool = True
     wire_ratio: float = 1.0
@@ -72,15 +71,14 @@ class StepScenario:
 class SimulatedSteps:
     """Times of the simulated steps, in seconds."""
 
-    # Length of each step.
     seconds: Seconds
-    # Until the last rank has its batch.
+    # Part of it until the last rank has its batch.
     input_wait_s: Seconds
     # Mean compute time of the ranks.
     computing_s: Seconds
     # Additional compute time of the slowest rank.
     slowest_s: Seconds
-    # Exchange after that.
+    # Exchange after the slowest rank has computed.
     exposed_s: Seconds
     # For each rank, the steps in which the others waited for it.
     slowest_counts: dict[int, int]
