@@ -151,8 +151,7 @@ def step_of(compute: ComputeTime, row: Row, ranks: int, samples: float) -> StepT
         make_even_buckets(gradient_bytes(row)),
         network,
         jitter=cluster.jitter,
-        among=cluster.algorithms,
-        overlap=cluster.overlap,
+        among=cluster.algorithms, overlap=cluster.overlap,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.doctor._profile import ceilings, knobs, profile, runs
-from tests.page.test_browser import opened
+from tests.page.test_browser import open_in_browser
 
 from headway.core.profile import JointTiming, Profile, ThreadScaling
 from headway.doctor.page import SECTIONS, panels, write
@@ -238,7 +238,7 @@ def test_a_browser_draws_every_chart(tmp_path: Path) -> None:
     ranks = {f"rank {rank} seconds a step": 0.03 + rank / 1e3 for rank in range(4)}
     shown = profile(facts=profile().facts | ranks)
     write(shown, page)
-    document, console = opened(page, "--disable-3d-apis", "--window-size=1400,900")
+    document, console = open_in_browser(page, "--disable-3d-apis", "--window-size=1400,900")
     assert console == []
     articles = dict(re.findall(r'<article id="([^"]+)"(.*?)</article>', document, re.DOTALL))
     for name in ("pipeline", "anatomy", "threads", "sizes", "launch", "flops", "runs", "ranks"):

@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 
-def opened(page: Path, *flags: str) -> tuple[str, list[str]]:
+def open_in_browser(page: Path, *flags: str) -> tuple[str, list[str]]:
     """The document as it stands after its scripts ran, and the lines of the console."""
     assert BROWSER is not None
     profile = page.parent / f"profile-{page.stem}"
@@ -104,7 +104,7 @@ def surface(name: str, heights: Sequence[Sequence[float | None]], **more: Any) -
 def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags: tuple[str, ...]) -> None:
     page = tmp_path / "report.html"
     page.write_text(renderer.render(panels(), title="<b>Run</b>", subtitle="S", footer="F"), encoding="utf-8")
-    document, console = opened(page, "--disable-3d-apis", *flags)
+    document, console = open_in_browser(page, "--disable-3d-apis", *flags)
     assert console == []
     articles = dict(re.findall(r'<article id="([^"]+)"(.*?)</article>', document, re.DOTALL))
     marks = {"gaps": 7, "log": 1, "point": 1, "band": 6, "stacks": 14, "rules": 7}
@@ -136,7 +136,7 @@ def test_a_surface_stands_in_three_dimensions_where_the_browser_can(tmp_path: Pa
     page = tmp_path / "report.html"
     bowl = [[(x - 4) ** 2 + (y - 3) ** 2 + 0.1 for x in range(9)] for y in range(7)]
     page.write_text(renderer.render([surface("bowl", bowl)], title="T", subtitle="S"), encoding="utf-8")
-    document, console = opened(page, "--enable-unsafe-swiftshader", "--window-size=1400,900")
+    document, console = open_in_browser(page, "--enable-unsafe-swiftshader", "--window-size=1400,900")
     if re.search("could not create|WebGL is not|blocklisted", " ".join(console), re.IGNORECASE):
         pytest.skip("no WebGL here, not even in software")
     assert 'id="scene"' in document
@@ -147,4 +147,4 @@ def test_a_surface_stands_in_three_dimensions_where_the_browser_can(tmp_path: Pa
 def test_the_console_is_really_read(tmp_path: Path) -> None:
     page = tmp_path / "broken.html"
     page.write_text("<!doctype html><script>missing()</script>", encoding="utf-8")
-    assert "missing is not defined" in "".join(opened(page)[1])
+    assert "missing is not defined" in "".join(open_in_browser(page)[1])

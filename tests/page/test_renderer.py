@@ -27,7 +27,7 @@ NASTY = [
 
 
 class Page(HTMLParser):
-    """What a browser would see: elements with their attributes, texts, and scripts by type."""
+    """A browser's view of the page: elements with their attributes, texts, and scripts by type."""
 
     def __init__(self, html: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a job is planned from."""
+"""Compute estimates from profiles, runs and data sheets, and the job that is built from them."""
 
 from __future__ import annotations
 

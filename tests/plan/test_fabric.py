@@ -36,7 +36,7 @@ def test_groups_of_6_and_pods_of_36() -> None:
 
 @pytest.mark.parametrize(("nodes", "leaves", "cores", "between"), [(12, 3, 2, 54), (36, 8, 6, 144), (144, 32, 18, 576)])
 def test_without_oversubscription(nodes: int, leaves: int, cores: int, between: int) -> None:
-    """Of switches with 36 ports: as many cores as each leaf's links divide among."""
+    """36-port switches: the links of each leaf divide evenly among the cores."""
     found = design_fabric(nodes, leaf=36, oversubscription=1)
     assert (found.leaves, found.cores, found.switch_cables) == (leaves, cores, between)
 
@@ -55,7 +55,7 @@ def test_a_node_hangs_on_one_leaf_where_leaves_are_oversubscribed(leaf: int, por
     assert found.oversubscription <= 2
 
 
-def of(nodes: int, ports: int, leaf: int | None, ratio: float) -> Fabric | None:
+def try_fabric(nodes: int, ports: int, leaf: int | None, ratio: float) -> Fabric | None:
     try:
         return design_fabric(nodes, ports, leaf=leaf, oversubscription=ratio)
     except UsageError:
@@ -74,7 +74,7 @@ anything = (
 def test_every_port_has_one_cable_and_every_leaf_its_links(
     nodes: int, ports: int, leaf: int | None, ratio: float
 ) -> None:
-    found = of(nodes, ports, leaf, ratio)
+    found = try_fabric(nodes, ports, leaf, ratio)
     if found is None:
         return
     ends = [end for one in found.list_cables() for end in ((one.a, one.a_port), (one.b, one.b_port))]
@@ -103,7 +103,7 @@ def test_every_port_has_one_cable_and_every_leaf_its_links(
 
 @given(*anything)
 def test_more_nodes_never_take_less(nodes: int, ports: int, leaf: int | None, ratio: float) -> None:
-    fewer, more = of(nodes, ports, leaf, ratio), of(nodes + 1, ports, leaf, ratio)
+    fewer, more = try_fabric(nodes, ports, leaf, ratio), try_fabric(nodes + 1, ports, leaf, ratio)
     if more is None:
         return
     assert fewer is not None
@@ -139,4 +139,4 @@ def test_as_many_as_are_said_to_fit_do(leaf: int | None, ratio: float) -> None:
         design_fabric(10**6, leaf=leaf, oversubscription=ratio)
     most = int(str(refused.value).split("Up to ")[1].split(" do")[0].replace(",", ""))
     assert design_fabric(most, leaf=leaf, oversubscription=ratio).nodes == most
-    assert of(most + 1, 4, leaf, ratio) is None
+    assert try_fabric(most + 1, 4, leaf, ratio) is None

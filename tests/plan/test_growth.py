@@ -1,4 +1,4 @@
-"""What more data give."""
+"""Gain of more training data."""
 
 from __future__ import annotations
 

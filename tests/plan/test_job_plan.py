@@ -300,7 +300,7 @@ STILL = ("masters", "gradients of masters", "buffers", "averaged weights", "look
     ],
 )
 def test_memory_is_that_of_the_dry_run(tmp_path: Path, ranks: int, options: list[str], there: list[str]) -> None:
-    """Of one rank: what it has beside is its batch, and what is in the host."""
+    """The memory of one rank. Its batch, and anything in host memory, is not part of the estimate."""
     packed_digits(tmp_path)
     recipe = write_recipe(tmp_path / "recipe.yaml", model={"factory": "net.py:dropout"}, optimizer={"name": "nag"})
     out = tmp_path / "w.json"

@@ -58,8 +58,8 @@ def test_on_two_levels_they_are_close(hosts: int, per_host: int, nbytes: float, 
 @settings(deadline=None, max_examples=40)
 @pytest.mark.check
 def test_a_double_tree_is_near_to_its_closed_form(hosts: int, nbytes: float) -> None:
-    """Which lets no chunk come down before the last has gone up (a simulation is down to 0.42 of it), and no chunk wait
-    for a way that another one has (up to 1.36)."""
+    """The closed form lets no chunk come down before the last has gone up (the simulation takes down to 0.42 of it),
+    and no chunk wait for a path that another one occupies (up to 1.36)."""
     net = network(hosts, 1)
     found, closed = (
         simulate_all_reduce("double_tree", nbytes, net),
@@ -72,17 +72,18 @@ def test_a_double_tree_is_near_to_its_closed_form(hosts: int, nbytes: float) -> 
 
 @given(st.integers(2, 32))
 def test_two_trees_share_the_work_of_an_even_number_of_hosts(half: int) -> None:
-    """What has two children in the one has none in the other, so that nobody sends more than all of the bytes twice."""
+    """A host with two children in one tree has none in the other: none sends more than all of the bytes twice."""
     made, out = schedule_messages("double_tree", 1.0, network(2 * half, 1)), [0.0] * 2 * half
     for message in made.messages:
         out[message.sender] += message.nbytes
     assert max(out) <= 2
 
 
-def sums(algorithm: Algorithm, net: Network) -> list[float]:
-    """What each rank has in the end of the sum of all ranks' numbers, each a power of two of its own: messages are
-    followed in the order in which they are done. A reduce-scatter leaves a rank with its own part, so that parts are
-    followed one by one: a message of a part carries what its sender has of it."""
+def count_sums(algorithm: Algorithm, net: Network) -> list[float]:
+    """Count, for each rank, the ranks whose values it has in its sum at the end.
+
+    Messages are followed in the order in which they complete. A message carries all that its sender has of its part.
+    """
     made, ranks = schedule_messages(algorithm, 1.0, net), net.ranks
     got = {one.number: one for one in made.messages}
     values: dict[int, frozenset[int]] = {}
@@ -104,7 +105,7 @@ def sums(algorithm: Algorithm, net: Network) -> list[float]:
 @pytest.mark.parametrize("shape", [(1, 2), (1, 5), (3, 1), (2, 4), (4, 3)])
 def test_every_rank_ends_with_the_sum_of_all(algorithm: Algorithm, shape: tuple[int, int]) -> None:
     net, ranks = network(*shape), shape[0] * shape[1]
-    assert sums(algorithm, net) == [ranks] * ranks
+    assert count_sums(algorithm, net) == [ranks] * ranks
     made = schedule_messages(algorithm, 1.0, net)
     sent = {one.number: one for one in made.messages}
     for message in made.messages:

@@ -18,7 +18,7 @@ def check(found: Placement) -> None:
     assert all(sum(column) <= nodes for column, nodes in zip(zip(*found.parts, strict=True), found.pods, strict=True))
 
 
-def of_all(jobs: list[PlacedJob], pods: list[int]) -> float:
+def find_least_traffic(jobs: list[PlacedJob], pods: list[int]) -> float:
     """The least that crosses, by trying every way."""
 
     def ways(nodes: int) -> list[tuple[int, ...]]:
@@ -45,7 +45,7 @@ def test_nothing_crosses_less(both: tuple[list[PlacedJob], list[int]]) -> None:
     found = place_jobs(jobs, pods)
     check(found)
     assert found.exact
-    assert found.total_bytes == of_all(jobs, pods)
+    assert found.total_bytes == find_least_traffic(jobs, pods)
 
 
 def test_the_job_with_small_gradients_is_the_one_that_is_split() -> None:

@@ -1,4 +1,4 @@
-"""What nodes give a job: limits known by hand, and what holds of all plans."""
+"""Predictions: limits that are known by hand, and properties of all plans."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_more_nodes_never_train_less(fixed: float, sample: float, each: float, n
 
 BYTES = (8_196_000, *(4_000, 2_359_296, 590_000) * 20)
 LAYERS = tuple(GradientBucket(nbytes, (at + 1) / len(BYTES)) for at, nbytes in enumerate(BYTES))
-"""Of a network's gradients, for which the size of buckets is sought."""
+"""Gradients of a network, for which the planner chooses the bucket size."""
 
 
 @given(

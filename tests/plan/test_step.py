@@ -1,4 +1,4 @@
-"""What a step takes: limits in which it is known by hand, and what holds of all."""
+"""Time of a step: limits that are known by hand, and properties of all steps."""
 
 from __future__ import annotations
 

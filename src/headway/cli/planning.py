@@ -39,12 +39,12 @@ FACILITY_OPTIONS = {
 }  # fmt: skip
 
 
-def _job(help_text: str, *names: str, **settings: Any) -> Any:
+def _job_option(help_text: str, *names: str, **settings: Any) -> Any:
     """Declare an option of a job on a cluster."""
     return typer.Option(*names, help=help_text, rich_help_panel="A job on a cluster", **settings)
 
 
-def _facility(help_text: str) -> Any:
+def _facility_option(help_text: str) -> Any:
     """Declare an option of a facility."""
     return typer.Option(help=help_text, rich_help_panel="A facility")
 
@@ -55,34 +55,34 @@ def plan(  # noqa: PLR0913
     context: typer.Context,
     workload: Annotated[Path | None, typer.Argument(metavar="RECIPE|WORKLOAD.json", help=WORKLOAD_HELP)] = None,
     overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value", help=OVERRIDES_HELP)] = None,
-    cluster: Annotated[str | None, _job("A cluster of the catalog, or a YAML file.")] = None,
-    nodes: Annotated[str | None, _job("Node counts: 1..64 (doubling) or 1,2,4. Default: up to 64.")] = None,
-    profile: Annotated[list[Path] | None, _job(PROFILE_HELP)] = None,
-    runs: Annotated[str | None, _job("Runs measured on such a cluster: DEVICESxSAMPLES:IMAGES_S,...")] = None,
-    per_device: Annotated[float | None, _job("Samples per device. Default: as in the dry run.")] = None,
-    batch: Annotated[float | None, _job("Global batch, the same for every node count.")] = None,
-    accumulate: Annotated[int | None, _job("Micro-batches per step.", min=1)] = None,
-    spread: Annotated[bool, _job("The nodes lie in all groups of the cluster.", "--spread")] = False,
-    epochs_at: Annotated[str | None, _job("Epochs to the target by batch: BATCH:EPOCHS,...")] = None,
-    noise_scale: Annotated[float | None, _job("Gradient noise scale, from a run's report.")] = None,
-    deadline: Annotated[float | None, _job("Hours: find the node counts that keep it.")] = None,
-    price: Annotated[float | None, _job("Price of a node per hour.")] = None,
-    errors_at: Annotated[str | None, _job("Errors by training set: SAMPLES:ERROR,...; predicts more data.")] = None,
-    sizes_at: Annotated[str | None, _job("Parameters of the best networks for them: SAMPLES:NUMBER,...")] = None,
-    trace: Annotated[Path | None, _job("Simulate the largest node count and write a trace for Perfetto.")] = None,
-    facility: Annotated[int | None, _facility("Plan a room for this many nodes instead.")] = None,
-    node: Annotated[str, _facility("Node type, by its name in the catalog.")] = "dgx-1",
-    node_kw: Annotated[float | None, _facility("Power of a node. Default: the catalog's.")] = None,
-    rack_kw: Annotated[float, _facility("Power and cooling of a rack.")] = 19.2,
-    ports: Annotated[int | None, _facility("Ports of a node in the fabric. Default: all.")] = None,
-    oversubscription: Annotated[float, _facility("Largest oversubscription between leaf switches.")] = 2.0,
-    leaf: Annotated[int | None, _facility("Ports of a leaf switch: 36, 40, 64, 128, 216, 324.")] = None,
-    core: Annotated[int | None, _facility("Ports of a core switch.")] = None,
-    images_s: Annotated[float | None, _facility("Training rate of a node. Default: workload's or ResNet-50's.")] = None,
+    cluster: Annotated[str | None, _job_option("A cluster of the catalog, or a YAML file.")] = None,
+    nodes: Annotated[str | None, _job_option("Node counts: 1..64 (doubling) or 1,2,4. Default: up to 64.")] = None,
+    profile: Annotated[list[Path] | None, _job_option(PROFILE_HELP)] = None,
+    runs: Annotated[str | None, _job_option("Runs measured on such a cluster: DEVICESxSAMPLES:IMAGES_S,...")] = None,
+    per_device: Annotated[float | None, _job_option("Samples per device. Default: as in the dry run.")] = None,
+    batch: Annotated[float | None, _job_option("Global batch, the same for every node count.")] = None,
+    accumulate: Annotated[int | None, _job_option("Micro-batches per step.", min=1)] = None,
+    spread: Annotated[bool, _job_option("The nodes lie in all groups of the cluster.", "--spread")] = False,
+    epochs_at: Annotated[str | None, _job_option("Epochs to the target by batch: BATCH:EPOCHS,...")] = None,
+    noise_scale: Annotated[float | None, _job_option("Gradient noise scale, from a run's report.")] = None,
+    deadline: Annotated[float | None, _job_option("Hours: find the node counts that keep it.")] = None,
+    price: Annotated[float | None, _job_option("Price of a node per hour.")] = None,
+    errors_at: Annotated[str | None, _job_option("Errors by training set size: SAMPLES:ERROR,...")] = None,
+    sizes_at: Annotated[str | None, _job_option("Parameters of the best networks for them: SAMPLES:NUMBER,...")] = None,
+    trace: Annotated[Path | None, _job_option("Simulate the largest node count; write a Perfetto trace.")] = None,
+    facility: Annotated[int | None, _facility_option("Plan a room for this many nodes instead.")] = None,
+    node: Annotated[str, _facility_option("Node type, by its name in the catalog.")] = "dgx-1",
+    node_kw: Annotated[float | None, _facility_option("Power of a node. Default: the catalog's.")] = None,
+    rack_kw: Annotated[float, _facility_option("Power and cooling of a rack.")] = 19.2,
+    ports: Annotated[int | None, _facility_option("Ports of a node in the fabric. Default: all.")] = None,
+    oversubscription: Annotated[float, _facility_option("Largest oversubscription between leaf switches.")] = 2.0,
+    leaf: Annotated[int | None, _facility_option("Ports of a leaf switch: 36, 40, 64, 128, 216, 324.")] = None,
+    core: Annotated[int | None, _facility_option("Ports of a core switch.")] = None,
+    images_s: Annotated[float | None, _facility_option("Training rate. Default: workload's or ResNet-50's.")] = None,
     image_kb: Annotated[float | None, typer.Option(help="Size of an encoded image. Default: the workload's.")] = None,
-    data_gb: Annotated[float | None, _facility("Size of the training set. Default: the workload's.")] = None,
-    pue: Annotated[float, _facility("Power of the building over that of the machines.")] = 1.4,
-    jobs: Annotated[str | None, _facility("Place jobs on the nodes: NODES[:MB of gradients],...")] = None,
+    data_gb: Annotated[float | None, _facility_option("Size of the training set. Default: the workload's.")] = None,
+    pue: Annotated[float, _facility_option("Power of the building over that of the machines.")] = 1.4,
+    jobs: Annotated[str | None, _facility_option("Place jobs on the nodes: NODES[:MB of gradients],...")] = None,
     page: Annotated[Path | None, typer.Option(help="Also write the plan as an HTML page.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -147,7 +147,7 @@ def _write_facility(
     from headway.plan.facility_text import format_facility
     from headway.plan.placement import parse_jobs, place_jobs
 
-    plan = plan_facility(request.describe_facility(workload))
+    plan = plan_facility(request.to_facility_request(workload))
     gradient_bytes = GRADIENT_MB * 1e6 if workload is None else float(workload.step.exchange.gradient_bytes)
     placement = None if jobs is None else place_jobs(parse_jobs(jobs, gradient_bytes), plan.pods)
     if page is not None:

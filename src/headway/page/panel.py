@@ -16,57 +16,40 @@ PanelKind = Literal["cards", "lines", "bars", "matrix", "surface", "grid", "imag
 @final
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """Data of one picture.
+    """Data of one picture: a chart, cards, images, a table or a text.
 
-    `data` depends on the kind. Numbers are plain, texts unescaped, and None is a gap:
-
-    - `cards`: {"cards": [{"label": str, "value": str, "note": str}]}
-    - `lines`: {"x_label": str, "y_label": str, "y_range": [lo, hi] | None, "log_x": bool, "log_y": bool,
-      "series": [{"name": str, "x": [number], "y": [number | None]}], "bands": [{"of": index of a series,
-      "low": [number | None], "high": [number | None]}]} (bounds at the x of that series)
-    - `bars`: {"x_label": str, "names": [str], "stacks": [{"name": str, "values": [number]}], "log_x": bool,
-      "rules": [{"name": str, "at": number}]} (horizontal, stacked; with `log_x` at most one part of a bar is not 0;
-      `rules`: lines across the bars)
-    - `matrix`: {"x_label": str, "y_label": str, "names": [str], "values": [[number]]} (rows are y; square, none
-      negative; both labels agree on the diagonal)
-    - `surface`: {"x_label": str, "y_label": str, "z_label": str, "x": [number], "y": [number], "z": [[number | None]],
-      "log_z": bool, "marks": [{"name": str, "x": number, "y": number}], "path": bool} (rows are y; `path`: a line joins
-      the marks)
-    - `grid`: {"x_label": str, "y_label": str, "z_label": str, "x": [number], "names": [str], "log": bool,
-      "values": [[number | None]]} (a row per name, a value per x; `log`: colours by powers of ten)
-    - `images`: {"images": [{"src": data URI (base64), "caption": str, "note": str}], "whole": bool} (small and side by
-      side; `whole`: at their own width)
-    - `table`: {"columns": [str], "rows": [[str]]}
-    - `text`: {"text": str} (monospaced, unchanged)
+    `data` holds the fields of the kind's model in `panel_data.py`, `LinesData` for `lines` and so on: plain numbers,
+    unescaped texts, and None for a gap. The functions below build it.
     """
 
+    # File name of the panel without extension; also its anchor on the page.
     name: str
-    """File name of the panel without extension; also its anchor on the page."""
     title: str
     kind: PanelKind
     data: dict[str, Any]
+    # Panels are sorted by this number, then by name.
     order: int = 100
-    """Panels are sorted by this number, then by name."""
+    # One sentence under the title: how to read the picture, and the limits of its numbers.
     note: str = ""
-    """One sentence under the title: how to read the picture, and the limits of its numbers."""
     width: Literal["full", "half"] = "half"
+    # Heading above the panel.
     section: str = field(default="Run")
-    """Heading above the panel."""
 
     def to_json(self) -> str:
         """Return the panel as JSON text. Characters outside Unicode (a file name in another encoding) become `?`.
 
-        Raises:
-            HeadwayError: `data` holds NaN, infinity or an object.
+        Raises HeadwayError if `data` holds NaN, infinity or an object.
         """
         members = {member.name: getattr(self, member.name) for member in fields(self)}
         try:
+            # NaN is no JSON: a browser would refuse the whole page because of one bad number.
             text = json.dumps(members, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise HeadwayError(
                 f"panel {self.name!r} holds a value that JSON cannot: {error}",
                 fix="Write plain numbers and texts, and None for a gap.",
             ) from error
+        # A file name in another encoding holds surrogates, which UTF-8 cannot store.
         return text.encode("utf-8", errors="replace").decode("utf-8")
 
     @staticmethod
@@ -96,6 +79,7 @@ def lines(
     Args:
         series: (name, x, y) of each line. bands: (index of a line, low, high) of a shaded range around it.
     """
+    # The index of a band's line is stored as `of`; its bounds belong to the x of that line.
     data = {
         "x_label": x_label,
         "y_label": y_label,
@@ -113,6 +97,7 @@ def choose_y_range(values: Sequence[float | None]) -> tuple[float, float] | None
     # Around a constant, plotly's automatic axis would reach below 0.
     found = {value for value in values if value is not None}
     most = max(found, default=0.0)
+    # A tenth of room above the constant, so that its line does not lie on the frame.
     return (0.0, 1.1 * most) if len(found) == 1 and most > 0 else None
 
 
@@ -153,6 +138,7 @@ def matrix(
     **panel: Any,
 ) -> Panel:
     """Build a `matrix` panel: rows are y (true), columns are x (predicted)."""
+    # Lists throughout: a producer may pass numpy rows or tuples.
     rows = [list(row) for row in values]
     data = {"x_label": x_label, "y_label": y_label, "names": list(names), "values": rows}
     return Panel(name=name, title=title, kind="matrix", data=data, **panel)

@@ -21,6 +21,7 @@ T = TypeVar("T", bound=BaseModel)
 
 
 def _check_data_uri(uri: str) -> str:
+    # The page loads nothing from outside: every image is part of it.
     if not re.match(r"data:image/[\w.+-]+;base64,[A-Za-z0-9+/]+={0,2}\Z", uri):
         raise ValueError(f"an image must be a data:image/...;base64 URI, not {uri[:40]!r}")
     return uri
@@ -59,7 +60,7 @@ class SeriesData(_PanelData):
     y: list[float | None]
 
     @model_validator(mode="after")
-    def _same_length(self) -> SeriesData:
+    def _check_lengths(self) -> SeriesData:
         if len(self.x) != len(self.y):
             raise ValueError(f"series {self.name!r} has {len(self.x)} x and {len(self.y)} y: give as many of both")
         return self
@@ -69,6 +70,7 @@ class SeriesData(_PanelData):
 class BandData(_PanelData):
     """Shaded range around one line, with a bound per point of the line. A None is a gap."""
 
+    # Index of the series whose x the bounds belong to.
     of: Annotated[int, Field(ge=0)]
     low: list[float | None]
     high: list[float | None]
@@ -87,13 +89,13 @@ class LinesData(_PanelData):
     log_y: bool = False
 
     @model_validator(mode="after")
-    def _range_ascends(self) -> LinesData:
+    def _check_range(self) -> LinesData:
         if self.y_range and (self.y_range[0] >= self.y_range[1] or (self.log_y and self.y_range[0] <= 0)):
             raise ValueError("y_range must ascend, and be above 0 on a logarithmic axis")
         return self
 
     @model_validator(mode="after")
-    def _bands_fit(self) -> LinesData:
+    def _check_bands(self) -> LinesData:
         for band in self.bands:
             if band.of >= len(self.series):
                 raise ValueError(f"a band belongs to series {band.of}, and there are {len(self.series)}")
@@ -132,17 +134,19 @@ class BarsData(_PanelData):
     names: list[str]
     stacks: list[StackData]
     log_x: bool = False
+    # Lines across all bars.
     rules: list[RuleData] = []
 
     @model_validator(mode="after")
-    def _value_per_name(self) -> BarsData:
+    def _check_values(self) -> BarsData:
         for stack in self.stacks:
             if len(stack.values) != len(self.names):
                 raise ValueError(f"stack {stack.name!r} has {len(stack.values)} values for {len(self.names)} names")
         return self
 
     @model_validator(mode="after")
-    def _logarithms_exist(self) -> BarsData:
+    def _check_log_axis(self) -> BarsData:
+        # Logarithms have no sum: parts of a bar cannot be stacked on such an axis.
         if not self.log_x:
             return self
         if any(value < 0 for stack in self.stacks for value in stack.values):
@@ -167,10 +171,11 @@ class MatrixData(_PanelData):
     x_label: str
     y_label: str
     names: list[str]
+    # Rows are y, columns are x: both labels agree on the diagonal.
     values: list[list[Annotated[float, Field(ge=0)]]]
 
     @model_validator(mode="after")
-    def _square(self) -> MatrixData:
+    def _check_square(self) -> MatrixData:
         side = len(self.names)
         if len(self.values) != side or any(len(row) != side for row in self.values):
             raise ValueError(f"{side} names need {side} rows of {side} values")
@@ -216,10 +221,11 @@ class SurfaceData(_PanelData):
     z: list[list[float | None]]
     log_z: bool = False
     marks: list[MarkData] = []
+    # A line joins the marks, for example the checkpoints of a run.
     path: bool = False
 
     @model_validator(mode="after")
-    def _fits_its_grid(self) -> SurfaceData:
+    def _check_heights(self) -> SurfaceData:
         if len(self.z) != len(self.y) or any(len(row) != len(self.x) for row in self.z):
             raise ValueError(f"{len(self.y)} y and {len(self.x)} x need {len(self.y)} rows of {len(self.x)} heights")
         if any(one >= other for side in (self.x, self.y) for one, other in pairwise(side)):
@@ -240,10 +246,11 @@ class GridData(_PanelData):
     x: list[float]
     names: list[str]
     values: list[list[float | None]]
+    # Colours by powers of ten.
     log: bool = False
 
     @model_validator(mode="after")
-    def _full(self) -> GridData:
+    def _check_rows(self) -> GridData:
         if len(self.values) != len(self.names) or any(len(row) != len(self.x) for row in self.values):
             raise ValueError(f"{len(self.names)} names and {len(self.x)} x need as many rows of as many values")
         if any(one >= other for one, other in pairwise(self.x)):
@@ -282,7 +289,7 @@ class TableData(_PanelData):
     rows: list[list[str]]
 
     @model_validator(mode="after")
-    def _cell_per_column(self) -> TableData:
+    def _check_cells(self) -> TableData:
         for index, row in enumerate(self.rows):
             if len(row) != len(self.columns):
                 raise ValueError(f"row {index} has {len(row)} cells for {len(self.columns)} columns")
@@ -320,16 +327,10 @@ class _Document(BaseModel, Generic[T]):
 
 
 DOCUMENTS: dict[str, Any] = {
-    "cards": _Document[CardsData],
-    "lines": _Document[LinesData],
-    "bars": _Document[BarsData],
-    "matrix": _Document[MatrixData],
-    "surface": _Document[SurfaceData],
-    "grid": _Document[GridData],
-    "images": _Document[ImagesData],
-    "table": _Document[TableData],
-    "text": _Document[TextData],
-}
+    "cards": _Document[CardsData], "lines": _Document[LinesData], "bars": _Document[BarsData],
+    "matrix": _Document[MatrixData], "surface": _Document[SurfaceData], "grid": _Document[GridData],
+    "images": _Document[ImagesData], "table": _Document[TableData], "text": _Document[TextData],
+}  # fmt: skip
 
 
 @final
@@ -337,10 +338,10 @@ DOCUMENTS: dict[str, Any] = {
 class CheckedPanel:
     """Checked panel, ready for the template."""
 
+    # The panel, with its data as the model of its kind.
     document: Any
-    """The panel, with its data as the model of its kind."""
+    # The panel as JSON that is safe inside a script element; empty if no script draws it.
     json: str
-    """The panel as JSON that is safe inside a script element; empty if no script draws it."""
     is_empty: bool
     anchor: str
 
@@ -348,8 +349,7 @@ class CheckedPanel:
 def check_panel(panel: Panel) -> CheckedPanel:
     """Check a panel and prepare it for the page.
 
-    Raises:
-        HeadwayError: the kind is unknown, or the data do not fit it. The message names the panel.
+    Raises HeadwayError if the kind is unknown, or the data do not fit it. The message names the panel.
     """
     if panel.kind not in DOCUMENTS:
         raise HeadwayError(
@@ -360,6 +360,7 @@ def check_panel(panel: Panel) -> CheckedPanel:
     try:
         document = DOCUMENTS[panel.kind].model_validate_json(text)
     except ValidationError as error:
+        # The first error is enough for the author of the panel.
         first = error.errors(include_url=False)[0]
         place = ".".join(str(step) for step in first["loc"])
         raise HeadwayError(f"panel {panel.name!r} ({panel.kind}): {place}: {first['msg']}") from error
@@ -377,4 +378,5 @@ def check_panel(panel: Panel) -> CheckedPanel:
 
 def _escape_for_script(text: str) -> str:
     """Escape JSON so that it cannot end its script element, or open a comment there. `<` occurs only inside texts."""
+    # The escape is valid in any JSON text, and the browser's parser turns it back.
     return text.replace("<", "\\u003c")

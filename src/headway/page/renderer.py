@@ -28,8 +28,7 @@ def render(
         sections: headings that come first, in this order, if they have a panel; the others follow by their lowest
             order.
 
-    Raises:
-        HeadwayError: a panel cannot be drawn, or two have the same name.
+    Raises HeadwayError if a panel cannot be drawn, or two have the same name.
     """
     checked = [check_panel(panel) for panel in panels]
     names = [one.document.name for one in checked]

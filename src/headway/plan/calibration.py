@@ -16,9 +16,9 @@ import numpy as np
 from headway.core.errors import UsageError
 from headway.plan.step import ComputeTime, StepTime
 
-# Likely fixed time of a step, and the factor by which it varies (one standard deviation). It is used as a prior where
-# the runs do not determine the fixed time: launches of a few hundred kernels at some 10 us each, and one pass of the
-# optimizer over the weights.
+# Likely fixed time of a step, and the factor by which it varies (one standard deviation): launches of a few hundred
+# kernels at some 10 us each, and one pass of the optimizer over the weights. It is a prior, for runs that do not
+# determine the fixed time.
 TYPICAL_FIXED_S, FIXED_S_FACTOR = 8e-3, 2.5
 # Relative error of a measured run, from one day to the next.
 RUN_ERROR = 0.03
@@ -56,8 +56,7 @@ def calibrate_compute(
         predict_run: predicts the step of a run; everything but its compute time is subtracted from the measurement.
         fixed_s: fixed time of a step, if it is known from elsewhere.
 
-    Raises:
-        UsageError: there is no run, or a number of one is not positive.
+    Raises UsageError if there is no run, or a number of one is not positive.
     """
     if not runs:
         raise UsageError("a calibration needs at least one measured run")

@@ -27,10 +27,10 @@ class PeakTflops(ClusterPart):
     """Peak rates of dense matrix products, in tera-operations per second."""
 
     fp32: float = Field(gt=0)
+    # Rate of TF32, in which PyTorch computes fp32 convolutions. None: the device has no TF32.
     tf32: float | None = Field(default=None, gt=0)
-    """Rate of TF32, in which PyTorch computes fp32 convolutions. None: the device has no TF32."""
+    # Rate of 16-bit inputs with fp32 sums. None: no faster than fp32.
     mixed: float | None = Field(default=None, gt=0)
-    """Rate of 16-bit inputs with fp32 sums. None: no faster than fp32."""
 
 
 @final
@@ -61,15 +61,15 @@ class InterNodeLink(ClusterPart):
     """Link from a node to the other nodes."""
 
     ports: int = Field(ge=1)
+    # Rate of one port.
     gbit_s: float = Field(gt=0)
-    """Rate of one port."""
     latency_us: float = Field(ge=0)
+    # Payload rate over line rate.
     efficiency: float = Field(gt=0, le=1)
-    """Payload rate over line rate."""
+    # Ratio between groups of nodes that share a leaf switch.
     oversubscription: float = Field(default=1.0, ge=1)
-    """Ratio between groups of nodes that share a leaf switch."""
+    # Nodes per group. None: all nodes are one group.
     group: int | None = Field(default=None, ge=1)
-    """Nodes per group. None: all nodes are one group."""
 
     @property
     def bytes_s(self) -> float:
@@ -81,28 +81,28 @@ class InterNodeLink(ClusterPart):
 class ClusterStorage(ClusterPart):
     """Storage of the training set. A rate that is left out does not limit."""
 
+    # Rate from the storage to one node.
     node_gb_s: float | None = Field(default=None, gt=0)
-    """Rate from the storage to one node."""
+    # Rate from the storage to all nodes together.
     shared_gb_s: float | None = Field(default=None, gt=0)
-    """Rate from the storage to all nodes together."""
+    # Files opened per second for all nodes together.
     opens_s: float | None = Field(default=None, gt=0)
-    """Files opened per second for all nodes together."""
+    # Memory and local disks of each node that keep samples once read.
     cache_gb: float = Field(default=0.0, ge=0)
-    """Memory and local disks of each node that keep samples once read."""
+    # True: a file holds many samples. False: each sample is a file.
     shards: bool = True
-    """True: a file holds many samples. False: each sample is a file."""
 
 
 @final
 class ClusterNode(ClusterPart):
     """One machine of the cluster."""
 
+    # CPU cores; a profile's loading rate per core is scaled to them.
     cores: int | None = Field(default=None, ge=1)
-    """CPU cores; a profile's loading rate per core is scaled to them."""
+    # Images/s that the CPUs load, decode and augment. None: from a profile, else not limiting.
     images_s: float | None = Field(default=None, gt=0)
-    """Images/s that the CPUs load, decode and augment. None: from a profile, else not limiting."""
+    # Power during training.
     watts: float | None = Field(default=None, gt=0)
-    """Power during training."""
     cost_per_hour: float | None = Field(default=None, ge=0)
 
 
@@ -111,24 +111,24 @@ class Cluster(ClusterPart):
     """Identical nodes, their links and their storage."""
 
     title: str
+    # Name in catalog/devices.yaml, or the data of a device that is not there.
     device: str | Device
-    """Name in catalog/devices.yaml, or the data of a device that is not there."""
+    # Devices per node.
     devices: int = Field(ge=1)
-    """Devices per node."""
+    # Available nodes. None: as many as requested.
     nodes: int | None = Field(default=None, ge=1)
-    """Available nodes. None: as many as requested."""
     inside: IntraNodeLink
     between: InterNodeLink
     node: ClusterNode = ClusterNode()
     storage: ClusterStorage = ClusterStorage()
+    # Standard deviation of a device's compute time over its mean.
     jitter: float = Field(default=0.005, ge=0, lt=1)
-    """Standard deviation of a device's compute time over its mean."""
+    # Power of the building over that of the machines.
     pue: float = Field(default=1.4, ge=1, le=3)
-    """Power of the building over that of the machines."""
+    # All-reduce algorithms of the collectives library; the cheapest is taken for each bucket.
     algorithms: tuple[AllReduceAlgorithm, ...] = Field(default=GPU_ALGORITHMS, min_length=1)
-    """All-reduce algorithms of the collectives library; the cheapest is taken for each bucket."""
+    # True: the all-reduce of a bucket runs while backward computes other gradients.
     overlap: bool = True
-    """True: the all-reduce of a bucket runs while backward computes other gradients."""
 
     @property
     def device_spec(self) -> Device:
@@ -174,8 +174,7 @@ def load_clusters() -> dict[str, Cluster]:
 def find_cluster(name: str) -> Cluster:
     """Find a cluster by its name in the catalog, or read a YAML file.
 
-    Raises:
-        UsageError: the name is neither, or the file holds no cluster.
+    Raises UsageError if the name is neither, or the file holds no cluster.
     """
     if name in load_clusters():
         return load_clusters()[name]

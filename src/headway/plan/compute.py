@@ -31,8 +31,7 @@ def estimate_from_profile(profile: Profile, workload: Workload) -> ComputeEstima
 
     On a CPU the loop shares its cores with the loader beside it, so that its slower, measured pace counts.
 
-    Raises:
-        UsageError: the profile is of several processes, or of another network.
+    Raises UsageError if the profile is of several processes, or of another network.
     """
     if profile.ranks > 1:
         problem = f"this profile measures {profile.ranks} processes together, and a plan needs one device alone"
@@ -94,7 +93,7 @@ def _trains_on_cpu(profile: Profile) -> bool:
 
 
 def _measure_contention(profile: Profile) -> tuple[float, float]:
-    """Return the seconds per sample of (loader, loop), slowed down by each other where both run on one CPU."""
+    """Return the seconds per sample of (loader, loop), slowed down by each other if both run on one CPU."""
     loader, loop, stalls = (
         sum(one.seconds for one in profile.ceilings if one.side == side) for side in ("input", "loop", "stall")
     )
@@ -112,8 +111,7 @@ def _measure_contention(profile: Profile) -> tuple[float, float]:
 def apply_measured_links(profile: Profile, cluster: Cluster) -> Cluster:
     """Return the cluster with the intra-node link and jitter that ranks of one host measured (doctor --procs).
 
-    Raises:
-        UsageError: the profile has no exchange between processes on one host.
+    Raises UsageError if the profile has no exchange between processes on one host.
     """
     facts = profile.facts
     if profile.ranks < 2 or not {"exchange bytes/s", "exchange latency seconds"} <= set(facts):
@@ -141,8 +139,7 @@ def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: C
     Args:
         job: gives the gradients that the runs exchanged.
 
-    Raises:
-        UsageError: the devices of a run do not fill whole nodes.
+    Raises UsageError if the devices of a run do not fill whole nodes.
     """
     for run in runs:
         if run.ranks > cluster.devices and run.ranks % cluster.devices:

@@ -37,9 +37,8 @@ class ConvergencePoint:
 
     batch: float
     epochs: float
-    # Base learning rate.
     lr: float | None = None
-    # In epochs. None: unknown.
+    # Warm-up in epochs. None: unknown, as for the other settings.
     warmup: float | None = None
     momentum: float | None = None
 
@@ -87,8 +86,7 @@ class EpochsLaw:
 def fit_epochs(points: Sequence[ConvergencePoint]) -> EpochsLaw:
     """Fit the law by least squares in logarithms.
 
-    Raises:
-        UsageError: there are fewer than two different batches, or a number is not positive.
+    Raises UsageError if there are fewer than two different batches, or a number is not positive.
     """
     if any(not (one.batch > 0 and one.epochs > 0) for one in points):
         raise UsageError("batches and epochs must be above 0", where="points")
@@ -97,7 +95,7 @@ def fit_epochs(points: Sequence[ConvergencePoint]) -> EpochsLaw:
         raise UsageError(f"a fit of epochs needs 2 batches or more, not {len(set(batch.tolist()))}")
     log_epochs = np.log(np.array([one.epochs for one in points], np.float64))
 
-    def left(log_critical: float) -> tuple[float, float]:
+    def fit_least(log_critical: float) -> tuple[float, float]:
         """Return (sum of squares, ln E_min) for a critical batch: the best E_min is a mean."""
         found = log_epochs - np.log1p(batch / math.exp(log_critical))
         return float(((found - found.mean()) ** 2).sum()), float(found.mean())
@@ -106,12 +104,12 @@ def fit_epochs(points: Sequence[ConvergencePoint]) -> EpochsLaw:
     # grid, then by ternary search between its best points.
     low, high = math.log(batch.min() / 100), math.log(batch.max() * 1000)
     grid = np.linspace(low, high, 400)
-    at = int(np.argmin([left(one)[0] for one in grid]))
+    at = int(np.argmin([fit_least(one)[0] for one in grid]))
     low, high = grid[max(0, at - 1)], grid[min(len(grid) - 1, at + 1)]
     for _ in range(60):
         first, second = low + (high - low) / 3, high - (high - low) / 3
-        low, high = (low, second) if left(first)[0] < left(second)[0] else (first, high)
-    squares, log_least = left((low + high) / 2)
+        low, high = (low, second) if fit_least(first)[0] < fit_least(second)[0] else (first, high)
+    squares, log_least = fit_least((low + high) / 2)
     error = math.sqrt(squares / len(points))
     critical = math.exp((low + high) / 2)
     known = len(set(batch.tolist())) > 2 or error > EXACT_FIT
@@ -147,9 +145,8 @@ def leave_one_out(points: Sequence[ConvergencePoint]) -> list[tuple[ConvergenceP
 class LearningRateSuggestion:
     """Learning rate and warm-up for a batch."""
 
-    # Base learning rate of LARS.
     lr: float
-    # In epochs.
+    # Warm-up in epochs.
     warmup: float
     momentum: float
     # Batches of the two points around it.
@@ -174,20 +171,20 @@ def suggest_learning_rate(batch: float, points: Sequence[ConvergencePoint]) -> L
         inside = batch == nearest.batch
         return LearningRateSuggestion(
             nearest.lr, nearest.warmup, nearest.momentum, (nearest.batch, nearest.batch), inside
-        )
+        )  # fmt: skip
     below, above = next((a, b) for a, b in pairwise(known) if a.batch <= batch <= b.batch)
     # Interpolation in logarithms: of 1 - momentum, since the effective learning rate is lr / (1 - momentum).
     share = math.log(batch / below.batch) / math.log(above.batch / below.batch)
 
-    def mean(a: float | None, b: float | None) -> float:
+    def interpolate(a: float | None, b: float | None) -> float:
         assert a
         assert b
         return math.exp((1 - share) * math.log(a) + share * math.log(b))
 
     return LearningRateSuggestion(
-        mean(below.lr, above.lr),
-        mean(below.warmup, above.warmup),
-        1 - mean(1 - (below.momentum or 0.0), 1 - (above.momentum or 0.0)),
+        interpolate(below.lr, above.lr),
+        interpolate(below.warmup, above.warmup),
+        1 - interpolate(1 - (below.momentum or 0.0), 1 - (above.momentum or 0.0)),
         (below.batch, above.batch),
         True,
     )

@@ -122,8 +122,7 @@ def design_fabric(
         leaf, core: ports of the switches. Default: 36 if two such leaves suffice, else directors of 216 with cores of
             324 (NVIDIA's designs for DGX-1). If only the leaf is given, a core is as large.
 
-    Raises:
-        UsageError: a number is out of range, or the nodes do not fit under two levels of such switches.
+    Raises UsageError if a number is out of range, or the nodes do not fit under two levels of such switches.
     """
     if nodes < 1:
         fix = "Write headway plan --facility 36."

@@ -89,7 +89,7 @@ class FacilityRequest:
 
     nodes: int
     node: str = "dgx-1"
-    # Per node; None: as in the catalog.
+    # Maximum power of a node; None: as in the catalog.
     node_watts: float | None = None
     rack_watts: float = RACK_WATTS
     ports: int | None = None
@@ -99,13 +99,11 @@ class FacilityRequest:
     core: int | None = None
     # Training rate of a node; None: ResNet-50's.
     images_s: float | None = None
-    # Source of that rate, in words.
+    # Source of that rate, as the text appends it.
     images_from: str = ""
-    # Bytes read per image.
     image_bytes: float = IMAGE_BYTES
     # Size of the training set; None: unknown.
     data_bytes: float | None = None
-    # Number of its samples; None: unknown.
     samples: int | None = None
     # Power of the building over that of the machines.
     pue: float = 1.4
@@ -117,7 +115,7 @@ class StorageDemand:
     """Rates that the storage has to deliver."""
 
     storage: StorageKind
-    # Reads of one node, and of all.
+    # Reads of one node, and of all nodes.
     node_bytes_s: float
     bytes_s: float
     # Writes, at 90 reads for one write.
@@ -138,17 +136,17 @@ class FacilityPlan:
     wanted: FacilityRequest
     machine: NodeSpec
     fabric: Fabric
-    # Limited by power and by height.
+    # Racks fill up by power or by height, whichever ends first.
     nodes_per_rack: int
     racks: int
     # Power left in a full rack.
     headroom_watts: float
-    # Maximum of all nodes, without switches.
+    # Maximum power of all nodes, without switches.
     watts: float
     # `watts` times the PUE.
     building_watts: float
     heat_btu_h: float
-    # Of the building, if it trains all year.
+    # Energy of the building, if it trains all year.
     kwh_a_year: float
     floor_m2: float
     gflops_per_watt: float
@@ -216,49 +214,40 @@ def name_link(node: NodeSpec) -> str:
     return LINK_NAMES.get(round(node.link_gbit_s), f"{node.link_gbit_s:g} Gb/s")
 
 
-def plan_facility(wanted: FacilityRequest) -> FacilityPlan:
+def plan_facility(request: FacilityRequest) -> FacilityPlan:
     """Plan the racks, fabric and storage of a facility.
 
-    Raises:
-        UsageError: a number is out of range, or no fabric of two levels takes so many nodes.
+    Raises UsageError if a number is out of range, or no fabric of two levels takes so many nodes.
     """
-    machine = find_node(wanted.node)
-    ports = machine.ports if wanted.ports is None else wanted.ports
+    machine = find_node(request.node)
+    ports = machine.ports if request.ports is None else request.ports
     if ports > machine.ports:
         raise UsageError(f"{machine.title} has {machine.ports} ports of the fabric, not {ports}", where="--ports")
-    watts = machine.watts if wanted.node_watts is None else wanted.node_watts
-    _check_ranges(wanted, watts)
-    leaf = wanted.leaf or LEAF_RADIXES.get(round(machine.link_gbit_s))
-    net = design_fabric(wanted.nodes, ports, oversubscription=wanted.oversubscription, leaf=leaf, core=wanted.core)
-    per_rack = count_nodes_per_rack(wanted.rack_watts, watts, machine)
+    watts = machine.watts if request.node_watts is None else request.node_watts
+    _check_ranges(request, watts)
+    leaf = request.leaf or LEAF_RADIXES.get(round(machine.link_gbit_s))
+    net = design_fabric(request.nodes, ports, oversubscription=request.oversubscription, leaf=leaf, core=request.core)
+    per_rack = count_nodes_per_rack(request.rack_watts, watts, machine)
     if per_rack < 1:
-        problem = f"a rack of {wanted.rack_watts / 1000:g} kW cannot hold a node of {watts / 1000:g} kW"
+        problem = f"a rack of {request.rack_watts / 1000:g} kW cannot hold a node of {watts / 1000:g} kW"
         raise UsageError(problem, where="--rack-kw", fix="Take racks with more power and cooling.")
-    racks = math.ceil(wanted.nodes / per_rack)
-    # Cooling and circuits are sized for the maximum power, energy for what training draws on average.
-    power = wanted.nodes * watts
+    racks = math.ceil(request.nodes / per_rack)
+    # Cooling and circuits are sized for the maximum power, energy for the mean power in training.
+    power = request.nodes * watts
     cables = {
         name_link(machine): net.node_cables + net.switch_cables,
-        "10 GbE": wanted.nodes * machine.ethernet_10,
-        "1 GbE": wanted.nodes * machine.ethernet_1,
+        "10 GbE": request.nodes * machine.ethernet_10,
+        "1 GbE": request.nodes * machine.ethernet_1,
     }
     return FacilityPlan(
-        wanted,
-        machine,
-        net,
-        nodes_per_rack=per_rack,
-        racks=racks,
-        headroom_watts=wanted.rack_watts - per_rack * watts,
-        watts=power,
-        building_watts=power * wanted.pue,
+        request, machine, net, nodes_per_rack=per_rack, racks=racks,
+        headroom_watts=request.rack_watts - per_rack * watts, watts=power, building_watts=power * request.pue,
         heat_btu_h=power * BTU_PER_WH,
-        kwh_a_year=power * TRAINING_POWER_SHARE * wanted.pue / 1000 * HOURS_A_YEAR,
-        floor_m2=racks * RACK_M2,
-        gflops_per_watt=machine.tflops * 1e3 / watts,
-        cables=cables,
+        kwh_a_year=power * TRAINING_POWER_SHARE * request.pue / 1000 * HOURS_A_YEAR, floor_m2=racks * RACK_M2,
+        gflops_per_watt=machine.tflops * 1e3 / watts, cables=cables,
         ethernet={10: count_ethernet_switches(cables["10 GbE"]), 1: count_ethernet_switches(cables["1 GbE"])},
-        feed=_estimate_storage(wanted, machine),
-    )
+        feed=_estimate_storage(request, machine),
+    )  # fmt: skip
 
 
 def count_nodes_per_rack(rack_watts: float, watts: float, machine: NodeSpec) -> int:
@@ -280,15 +269,15 @@ def count_ethernet_switches(ports: int) -> int:
     return below + math.ceil(below * ETHERNET_UPLINKS / ETHERNET_PORTS)
 
 
-def _check_ranges(wanted: FacilityRequest, watts: float) -> None:
+def _check_ranges(request: FacilityRequest, watts: float) -> None:
     """Raise UsageError if a number is out of range."""
     limits: list[tuple[str, float | None, float, float, str]] = [
         ("--node-kw", watts / 1000, 0.1, 200, "kW"),
-        ("--rack-kw", wanted.rack_watts / 1000, 1, 300, "kW"),
-        ("--pue", wanted.pue, 1, 3, ""),
-        ("--images-s", wanted.images_s, 1, 1e8, "images/s"),
-        ("--image-kb", wanted.image_bytes / 1000, 0.01, 1e6, "kB"),
-        ("--data-gb", None if wanted.data_bytes is None else wanted.data_bytes / 1e9, 1e-9, 1e9, "GB"),
+        ("--rack-kw", request.rack_watts / 1000, 1, 300, "kW"),
+        ("--pue", request.pue, 1, 3, ""),
+        ("--images-s", request.images_s, 1, 1e8, "images/s"),
+        ("--image-kb", request.image_bytes / 1000, 0.01, 1e6, "kB"),
+        ("--data-gb", None if request.data_bytes is None else request.data_bytes / 1e9, 1e-9, 1e9, "GB"),
     ]
     for name, value, low, high, unit in limits:
         if value is not None and not low <= value <= high:
@@ -296,18 +285,15 @@ def _check_ranges(wanted: FacilityRequest, watts: float) -> None:
             raise UsageError(f"{value:g} is out of range: the option takes {bounds}", where=name)
 
 
-def _estimate_storage(wanted: FacilityRequest, machine: NodeSpec) -> StorageDemand:
+def _estimate_storage(request: FacilityRequest, machine: NodeSpec) -> StorageDemand:
     """Estimate the load on the storage, and choose its type by the number of nodes."""
-    nodes = wanted.nodes
+    nodes = request.nodes
     kind: StorageKind = "nfs" if nodes < PARALLEL_FROM else "parallel" if nodes <= POD_NODES else "tiered"
-    images_s = machine.images_s if wanted.images_s is None else wanted.images_s
-    each = images_s * wanted.image_bytes
+    images_s = machine.images_s if request.images_s is None else request.images_s
+    each = images_s * request.image_bytes
     return StorageDemand(
-        kind,
-        node_bytes_s=each,
-        bytes_s=nodes * each,
-        write_bytes_s=nodes * each / READS_PER_WRITE,
+        kind, node_bytes_s=each, bytes_s=nodes * each, write_bytes_s=nodes * each / READS_PER_WRITE,
         path_bytes_s=machine.ethernet_10 * 10e9 / 8 * LINE_SHARE,
-        kept=None if wanted.data_bytes is None else wanted.data_bytes <= machine.local_tb * 1e12,
+        kept=None if request.data_bytes is None else request.data_bytes <= machine.local_tb * 1e12,
         opens_s=nodes * images_s,
-    )
+    )  # fmt: skip

@@ -22,69 +22,54 @@ NODE_W, NODE_H, GAP = 38, 14, 8
 DARK, GREEN, BLUE, ORANGE, GREY = "#33404f", "#4f9d4f", "#3d7ab8", "#d0802a", "#7d8895"
 
 
-def write_page(found: FacilityPlan, path: Path, placed: Placement | None = None) -> None:
+def write_page(plan: FacilityPlan, path: Path, placement: Placement | None = None) -> None:
     """Write the plan as one HTML file."""
-    nodes = found.wanted.nodes
-    html = renderer.render(
-        build_panels(found, placed),
-        title=f"A facility of {nodes:,} nodes",
-        subtitle=found.machine.title,
-        sections=("Plan",),
-    )
-    write_atomically(path, html)
+    nodes = plan.wanted.nodes
+    title, panels = f"A facility of {nodes:,} nodes", build_panels(plan, placement)
+    write_atomically(path, renderer.render(panels, title=title, subtitle=plan.machine.title, sections=("Plan",)))
 
 
-def build_panels(found: FacilityPlan, placed: Placement | None = None) -> list[Panel]:
+def build_panels(plan: FacilityPlan, placement: Placement | None = None) -> list[Panel]:
     """Build the panels in the order of the page."""
-    net, feed = found.fabric, found.feed
+    net, feed = plan.fabric, plan.feed
     switches = " + ".join(f"{many} x {ports}" for ports, many in net.switches.items())
     cards = [
-        ("racks", f"{found.racks:,}", f"{pluralise(found.nodes_per_rack, 'node')} in each"),
-        ("power", f"{found.watts / 1000:,.1f} kW", f"{found.building_watts / 1000:,.1f} kW with the building"),
+        ("racks", f"{plan.racks:,}", f"{pluralise(plan.nodes_per_rack, 'node')} in each"),
+        ("power", f"{plan.watts / 1000:,.1f} kW", f"{plan.building_watts / 1000:,.1f} kW with the building"),
         ("switches", switches, f"{net.oversubscription:.3g}:1 between leaves" if net.leaves > 1 else "full bisection"),
-        (f"{name_link(found.machine)} cables", f"{net.node_cables + net.switch_cables:,}", ""),
+        (f"{name_link(plan.machine)} cables", f"{net.node_cables + net.switch_cables:,}", ""),
         ("reads", f"{feed.bytes_s / 1e9:,.1f} GB/s", STORAGE_NAMES[feed.storage]),
     ]
     lines = {
-        "racks": [facility_text.describe_racks(found), facility_text.describe_floor(found)],
-        "power": [facility_text.describe_power(found), facility_text.describe_heat(found)],
-        "fabric": facility_text.describe_fabric(found),
-        "cables": [facility_text.describe_cables(found), facility_text.describe_ethernet(found)],
-        "storage": facility_text.describe_storage(found),
+        "racks": [facility_text.describe_racks(plan), facility_text.describe_floor(plan)],
+        "power": [facility_text.describe_power(plan), facility_text.describe_heat(plan)],
+        "fabric": facility_text.describe_fabric(plan),
+        "cables": [facility_text.describe_cables(plan), facility_text.describe_ethernet(plan)],
+        "storage": facility_text.describe_storage(plan),
     }
     rows = [(name if not at else "", line) for name, parts in lines.items() for at, line in enumerate(parts)]
-    picture = "data:image/svg+xml;base64," + base64.b64encode(draw_facility(found).encode()).decode()
-    drawn = [
+    picture = "data:image/svg+xml;base64," + base64.b64encode(draw_facility(plan).encode()).decode()
+    panels = [
         panel.cards("cards", "Requirements", cards, order=1, section="Plan"),
         panel.images(
-            "racks",
-            "Racks, switches and cables",
-            [(picture, "", "")],
-            whole=True,
-            order=2,
-            section="Plan",
-            width="full",
-            note="The number on a line counts its cables. Each green bar is a node.",
+            "racks", "Racks, switches and cables", [(picture, "", "")], whole=True, order=2, section="Plan",
+            width="full", note="The number on a line counts its cables. Each green bar is a node.",
         ),
         panel.table("bill", "Summary", ["", ""], rows, order=3, section="Plan", width="full"),
-    ]
-    if placed is not None:
-        drawn.append(_build_jobs_panel(placed))
-    return drawn
+    ]  # fmt: skip
+    if placement is not None:
+        panels.append(_build_jobs_panel(placement))
+    return panels
 
 
-def _build_jobs_panel(placed: Placement) -> Panel:
+def _build_jobs_panel(placement: Placement) -> Panel:
     """Build the table of jobs: nodes on each pod, and traffic between pods."""
     rows = [
-        (
-            f"{job.nodes:,}",
-            *(str(part) if part else "" for part in parts),
-            f"{placed.count_bytes_between(number) / 1e6:,.0f}",
-        )
-        for number, (job, parts) in enumerate(zip(placed.jobs, placed.parts, strict=True))
+        (f"{job.nodes:,}", *(str(part or "") for part in parts), f"{placement.count_bytes_between(number) / 1e6:,.0f}")
+        for number, (job, parts) in enumerate(zip(placement.jobs, placement.parts, strict=True))
     ]
-    pods = [f"pod {number + 1} ({nodes} nodes)" for number, nodes in enumerate(placed.pods)]
-    note = facility_text.describe_jobs(placed)[-1]
+    pods = [f"pod {number + 1} ({nodes} nodes)" for number, nodes in enumerate(placement.pods)]
+    note = facility_text.describe_jobs(placement)[-1]
     columns = ["nodes", *pods, "MB between pods, each step"]
     return panel.table("jobs", "Placement of the jobs", columns, rows, order=4, section="Plan", width="full", note=note)
 
@@ -99,15 +84,15 @@ class _Rack:
     rest: int
 
 
-def draw_facility(found: FacilityPlan) -> str:
+def draw_facility(plan: FacilityPlan) -> str:
     """Draw the facility as SVG: cores on top, leaves below, racks at the bottom under the leaf of their nodes."""
-    net, pods = found.fabric, found.pods
-    pod_racks = _fill_racks(pods, found.nodes_per_rack)[:MAX_PODS]
+    net, pods = plan.fabric, plan.pods
+    pod_racks = _fill_racks(pods, plan.nodes_per_rack)[:MAX_PODS]
     widths = [
         max(len(racks[:MAX_RACKS]), 1) * (NODE_W + GAP) + GAP + (34 if len(racks) > MAX_RACKS else 0)
         for racks in pod_racks
     ]
-    tallest = min(found.nodes_per_rack, found.wanted.nodes)
+    tallest = min(plan.nodes_per_rack, plan.wanted.nodes)
     inner = sum(widths) + 30 * (len(pod_racks) - 1)
     total = max(inner + (90 if len(pods) > MAX_PODS else 0) + 40, 420)
     core_y, leaf_y = 20, 130 if net.cores else 30

@@ -40,7 +40,7 @@ class PowerLaw:
     count: int
     # Mean of ln x.
     mean_log: float
-    # Sum of its squared deviations from that mean.
+    # Sum of squared deviations of ln x from that mean.
     squares: float
 
     def __call__(self, x: float) -> float:
@@ -65,8 +65,7 @@ def fit_power_law(points: Sequence[tuple[float, float]]) -> PowerLaw:
     Args:
         points: pairs (x, y), all above 0.
 
-    Raises:
-        UsageError: there are fewer than two different x, or a number is not positive.
+    Raises UsageError if there are fewer than two different x, or a number is not positive.
     """
     if any(not (x > 0 and y > 0) for x, y in points):
         raise UsageError("a power law needs numbers above 0")
@@ -82,15 +81,9 @@ def fit_power_law(points: Sequence[tuple[float, float]]) -> PowerLaw:
     free = max(1, len(points) - 2)
     sizes = [x for x, _ in points]
     return PowerLaw(
-        math.exp(mean_y - exponent * mean_x),
-        exponent,
-        math.sqrt(float((left**2).sum()) / free),
-        min(sizes),
-        max(sizes),
-        len(points),
-        mean_x,
-        squares,
-    )
+        math.exp(mean_y - exponent * mean_x), exponent, math.sqrt(float((left**2).sum()) / free), min(sizes),
+        max(sizes), len(points), mean_x, squares,
+    )  # fmt: skip
 
 
 @final
@@ -99,17 +92,17 @@ class GrowthPrediction:
     """Prediction for a larger training set."""
 
     samples: float
-    # Of the network, with its 95 % interval `low` to `high`.
+    # Error of the trained network, and its 95 % interval.
     error: float
     low: float
     high: float
-    # Of the network that suits the set; None: there is no law for it.
+    # Parameters of the network that suits the set; None: --sizes-at was not given.
     parameters: float | None
-    # Compute to train it.
+    # Compute of the training, in 10^15 operations per second for a day.
     pf_s_days: float | None
-    # The same on a server without a GPU.
+    # Years that a server without a GPU needs for it.
     cpu_years: float | None
-    # Size over that of the largest measured set.
+    # Samples over those of the largest measured set: the further, the less the law is known to hold.
     extrapolated: float
 
 
@@ -131,8 +124,7 @@ def predict_growth(
         now_parameters: parameters of the current network; needed with `size`.
         epochs: passes over the set.
 
-    Raises:
-        UsageError: the error does not fall with samples, or the network would grow as fast as the data.
+    Raises UsageError if the error does not fall with samples, or the network would grow as fast as the data.
     """
     if not samples > 0:
         raise UsageError(f"a training set has at least one sample, not {samples:g}")
@@ -149,14 +141,9 @@ def predict_growth(
         flops *= parameters / now_parameters
     total = None if flops is None else flops * samples * epochs
     return GrowthPrediction(
-        samples,
-        error(samples),
-        *error.predict_band(samples),
-        parameters,
-        None if total is None else total / PF_S_DAY,
-        None if total is None else total / CPU_FLOPS / (365.25 * 86_400),
-        samples / error.high,
-    )
+        samples, error(samples), *error.predict_band(samples), parameters, None if total is None else total / PF_S_DAY,
+        None if total is None else total / CPU_FLOPS / (365.25 * 86_400), samples / error.high,
+    )  # fmt: skip
 
 
 @final
@@ -170,28 +157,21 @@ class DataGrowth:
 
 
 def predict_data_growth(
-    workload: Workload,
-    errors: Sequence[tuple[float, float]],
-    sizes: Sequence[tuple[float, float]] = (),
+    workload: Workload, errors: Sequence[tuple[float, float]], sizes: Sequence[tuple[float, float]] = ()
 ) -> DataGrowth:
     """Predict the gain of 2, 5, 10 and 100 times the largest measured training set.
 
     Args:
         errors: pairs (samples, error). sizes: pairs (samples, parameters of the best network).
 
-    Raises:
-        UsageError: as `fit_power_law` and `predict_growth` do.
+    Raises UsageError as `fit_power_law` and `predict_growth` do.
     """
     error, size = fit_power_law(errors), fit_power_law(sizes) if sizes else None
     found = [
         predict_growth(
-            times * error.high,
-            error,
-            size=size,
-            flops_per_sample=workload.operations,
-            now_parameters=workload.parameters,
-            epochs=workload.run.epochs,
+            times * error.high, error, size=size, flops_per_sample=workload.operations,
+            now_parameters=workload.parameters, epochs=workload.run.epochs,
         )
         for times in (2, 5, 10, 100)
-    ]
+    ]  # fmt: skip
     return DataGrowth(error, size, tuple(found))

@@ -69,10 +69,10 @@ class TrainingJob:
     wire_ratio: float = 1.0
     # Share of the compute time that the backward pass takes.
     backward: float = BACKWARD_SHARE
-    # Number in the run; `evaluation_s`: seconds of one on one device.
+    # Evaluations of the run, and seconds of one on one device.
     evaluations: int = 0
     evaluation_s: float = 0.0
-    # Number in the run; `checkpoint_s`: seconds for which one stops training.
+    # Checkpoints of the run, and seconds for which one stops training.
     checkpoints: int = 0
     checkpoint_s: float = 0.0
     # Relative standard deviation of `compute`.
@@ -105,8 +105,7 @@ def choose_epochs(
     The order: a fit to several measured batches, the gradient noise scale, the official runs of ResNet-50 with LARS on
     ImageNet, else the epochs of the recipe for every batch.
 
-    Raises:
-        UsageError: both several batches and a noise scale are given.
+    Raises UsageError if both several batches and a noise scale are given.
     """
     if len({one.batch for one in points}) >= 2:
         if noise_scale is not None:
@@ -159,7 +158,7 @@ def build_job(
     mean = sum(phase.steps * phase.batch * phase.forward_multiply_adds for phase in run.phases) / max(1, seen)
     grown = mean / workload.forward_multiply_adds if workload.forward_multiply_adds and mean else 1.0
     compute = replace(estimate.compute, sample_s=estimate.compute.sample_s * grown)
-    # A halo is one row (channels x width) of the input of each layer whose kernel looks at neighbouring rows.
+    # A halo is one row (channels x width) of the input of each layer, if the input has several rows.
     shapes = [layer.input_shape for layer in workload.layers if layer.forward_multiply_adds]
     rows = [shape[0] * shape[2] * step.value_bytes for shape in shapes if shape and len(shape) == 3 and shape[1] > 1]
     evaluation_s = estimate.evaluation_s

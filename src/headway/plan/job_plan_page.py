@@ -24,13 +24,8 @@ BY_NODES: dict[str, Any] = {"x_label": "nodes", "log_x": True, "section": "Plan"
 
 def write_page(plan: JobPlan, path: Path) -> None:
     """Write the plan as one HTML file."""
-    html = renderer.render(
-        build_panels(plan),
-        title=f"{plan.name}: {plan.cluster.title}",
-        subtitle=" ".join(job_plan_text.list_verdicts(plan)[:1]),
-        sections=SECTIONS,
-    )
-    write_atomically(path, html)
+    title, subtitle = f"{plan.name}: {plan.cluster.title}", " ".join(job_plan_text.list_verdicts(plan)[:1])
+    write_atomically(path, renderer.render(build_panels(plan), title=title, subtitle=subtitle, sections=SECTIONS))
 
 
 def build_panels(plan: JobPlan) -> list[Panel]:

@@ -191,10 +191,10 @@ class SentMessage:
     """Times of a message, in seconds since the beginning."""
 
     message: Message
-    # Of its transfer.
+    # Begin and end of the transfer.
     begins: float
     ends: float
-    # It has arrived and is added.
+    # Time at which the receiver can go on: the message has arrived and is added.
     done: float
 
 
@@ -272,7 +272,7 @@ class ExchangeTimeline:
 
     # For each bucket, when the last rank has its sum.
     done: list[float]
-    # For each rank, when it has all sums.
+    # For each rank, the time at which it has all sums.
     ends: list[float]
 
 

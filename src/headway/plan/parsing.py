@@ -12,8 +12,7 @@ from headway.plan.convergence import ConvergencePoint
 def parse_nodes(text: str) -> list[int]:
     """Parse node counts: `1..64` (doubling, both ends included), `1,2,4` or `8`.
 
-    Raises:
-        UsageError: the text has another form, or a count is below 1.
+    Raises UsageError if the text has another form, or a count is below 1.
     """
     try:
         if match := re.fullmatch(r"(\d+)\.\.(\d+)", text.strip()):
@@ -57,8 +56,7 @@ def parse_pairs(text: str, where: str, meaning: str, fix: str) -> list[tuple[flo
     Args:
         where: option that an error names. meaning: noun phrase for one pair in that error. fix: its advice.
 
-    Raises:
-        UsageError: a part is not a pair of such numbers.
+    Raises UsageError if a part is not a pair of such numbers.
     """
     pairs = []
     for part in text.split(","):

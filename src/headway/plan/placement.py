@@ -25,7 +25,6 @@ MAX_TRIES = 300_000
 class PlacedJob:
     """One of several jobs in a facility."""
 
-    # Number that it needs.
     nodes: int
     # Gradients that its ranks all-reduce per step.
     gradient_bytes: float
@@ -38,7 +37,7 @@ class Placement:
 
     jobs: tuple[PlacedJob, ...]
     pods: tuple[int, ...]
-    # For each job, its nodes on each pod.
+    # A row per job: its nodes on each pod.
     parts: tuple[tuple[int, ...], ...]
     # True if no placement has less traffic; False if the greedy search found it.
     exact: bool
@@ -63,8 +62,7 @@ def parse_jobs(text: str, gradient_bytes: float) -> list[PlacedJob]:
     Args:
         gradient_bytes: gradients of a job that does not give them.
 
-    Raises:
-        UsageError: a part has another form.
+    Raises UsageError if a part has another form.
     """
     found = []
     for part in text.split(","):
@@ -83,8 +81,7 @@ def place_jobs(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> Placement:
     Args:
         pods: free nodes of each pod.
 
-    Raises:
-        UsageError: a job needs no node, or there are fewer nodes than the jobs need.
+    Raises UsageError if a job needs no node, or there are fewer nodes than the jobs need.
     """
     for job in jobs:
         if job.nodes < 1 or not 0 <= job.gradient_bytes < float("inf"):
@@ -117,7 +114,7 @@ def _place_exactly(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> JobParts |
     tried = 0
 
     @cache
-    def least(left: tuple[int, ...], free: tuple[int, ...]) -> tuple[float, tuple[int, tuple[int, ...]] | None]:
+    def find_least(left: tuple[int, ...], free: tuple[int, ...]) -> tuple[float, tuple[int, tuple[int, ...]] | None]:
         """Return (cost, (size of the pod to close, nodes of each job on it)) for the remaining jobs and pods."""
         nonlocal tried
         if not any(left):
@@ -138,7 +135,7 @@ def _place_exactly(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> JobParts |
                 if cost >= best[0]:
                     continue
                 rest = tuple(nodes - part for nodes, part in zip(left, here, strict=True))
-                cost += least(rest, tuple(others))[0]
+                cost += find_least(rest, tuple(others))[0]
                 if cost < best[0]:
                     best = cost, (size, here)
         return best
@@ -147,7 +144,7 @@ def _place_exactly(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> JobParts |
         # Follow the decisions from the start. The cache holds every state on the way.
         left, free = tuple(job.nodes for job in jobs), tuple(sorted(pods))
         columns = dict[int, tuple[int, ...]]()
-        while (found := least(left, free)[1]) is not None:
+        while (found := find_least(left, free)[1]) is not None:
             size, here = found
             pod = next(at for at, nodes in enumerate(pods) if nodes == size and at not in columns)
             columns[pod] = here

@@ -22,7 +22,6 @@ class Prediction:
 
     nodes: int
     devices: int
-    # Global batch.
     batch: float
     # Devices that share one image; 1: every device has whole images.
     strips: int
@@ -42,7 +41,7 @@ class Prediction:
     kwh: float | None
     # Price of all nodes; None: no price is known.
     cost: float | None
-    # Part that takes most of the time, or the input where it is slower than the devices.
+    # Part that takes most of the time, or the input if that is slower than the devices.
     limit: Bottleneck
     # Images/s per node over that of the smallest planned node count.
     scaling: float
@@ -60,8 +59,7 @@ class Prediction:
 def predict(job: TrainingJob, cluster: Cluster, nodes: int) -> Prediction:
     """Predict a run on this many nodes, without efficiencies and error band (`predict_scaling` adds them).
 
-    Raises:
-        UsageError: the batch has too few samples for the devices.
+    Raises UsageError if the batch has too few samples for the devices.
     """
     devices = nodes * cluster.devices
     each = job.split_batch(devices)

@@ -32,11 +32,9 @@ DEFAULT_MAX_NODES = 64
 @final
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """Options of `headway plan`, in its units; see its help. A field name is that of the option.
+    """Options of `headway plan`, named and in units as on the command line; see its help."""
 
-    Options of a job on a cluster come first, then those of a facility.
-    """
-
+    # A job on a cluster. Lists stay text here: `plan_job` parses them, so that every error names its option.
     cluster: str | None = None
     nodes: str | None = None
     profile: tuple[Path, ...] = ()
@@ -52,6 +50,7 @@ class PlanRequest:
     errors_at: str | None = None
     sizes_at: str | None = None
     image_kb: float | None = None
+    # A facility, which shares only the size of an image with a job.
     facility: int | None = None
     node: str = "dgx-1"
     node_kw: float | None = None
@@ -64,7 +63,7 @@ class PlanRequest:
     data_gb: float | None = None
     pue: float = 1.4
 
-    def describe_facility(self, workload: Workload | None) -> FacilityRequest:
+    def to_facility_request(self, workload: Workload | None) -> FacilityRequest:
         """Return the facility options in SI units, completed from a workload."""
         return build_facility_request(
             workload, nodes=self.facility, node=self.node, ports=self.ports, leaf=self.leaf, core=self.core,
@@ -82,8 +81,7 @@ class PlanRequest:
 def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
     """Plan the training of a workload on the requested cluster.
 
-    Raises:
-        UsageError: an option is out of range or excludes another one, or a file of it cannot be read.
+    Raises UsageError if an option is out of range or excludes another one, or a file of it cannot be read.
     """
     if request.cluster is None:
         raise UsageError("a job is planned on a cluster", where="--cluster")
@@ -95,6 +93,7 @@ def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
         images = workload.input.model_copy(update={"encoded_bytes": request.image_bytes})
         workload = workload.model_copy(update={"input": images})
     points = [] if request.epochs_at is None else parse_points(request.epochs_at)
+    # Epochs come first: calibration by runs needs a job, and a job its epochs.
     epochs, epochs_from = choose_epochs(workload, points=points, noise_scale=request.noise_scale)
     estimate, cluster = _estimate_compute(workload, cluster, request, epochs)
     if isinstance(epochs, EpochsLaw) and (epochs.error or 0.0) > MAX_MISFIT:

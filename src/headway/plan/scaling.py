@@ -21,8 +21,7 @@ MAX_DEVICES, MAX_SAMPLES = 10**6, 10**9
 def predict_scaling(job: TrainingJob, cluster: Cluster, nodes: Sequence[int]) -> list[Prediction]:
     """Predict the run for each node count, ascending. Efficiencies are relative to the smallest count.
 
-    Raises:
-        UsageError: a node count or the batch is out of range, or the batch has too few samples for the devices.
+    Raises UsageError if a node count or the batch is out of range, or the batch has too few samples for the devices.
     """
     counts = sorted(set(nodes))
     if not counts or counts[0] < 1:

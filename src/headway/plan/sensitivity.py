@@ -61,26 +61,21 @@ def list_perturbations(job: TrainingJob, cluster: Cluster) -> dict[str, Perturba
         value = getattr(part, key)
         return lambda by: (job, cluster.model_copy(update={name: part.model_copy(update={key: value * by})}))
 
+    def scale_compute(**changes: float) -> TrainingJob:
+        return replace(job, compute=replace(compute, **changes))
+
     found: dict[str, Perturbation] = {
         # A faster device needs less time: this one divides.
-        "speed of a device": lambda by: (
-            replace(job, compute=replace(compute, sample_s=compute.sample_s / by)),
-            cluster,
-        ),
-        "fixed time of a step": lambda by: (
-            replace(job, compute=replace(compute, fixed_s=compute.fixed_s * by)),
-            cluster,
-        ),
+        "speed of a device": lambda by: (scale_compute(sample_s=compute.sample_s / by), cluster),
+        "fixed time of a step": lambda by: (scale_compute(fixed_s=compute.fixed_s * by), cluster),
         "bandwidth between nodes": scale_part("between", "gbit_s"),
         "latency between nodes": scale_part("between", "latency_us"),
         "bandwidth inside a node": scale_part("inside", "gb_s"),
         "jitter of devices": lambda by: (job, cluster.model_copy(update={"jitter": cluster.jitter * by})),
     }
     if not isinstance(epochs, int | float):
-        found["critical batch"] = lambda by: (
-            replace(job, epochs=replace(epochs, critical=epochs.critical * by)),
-            cluster,
-        )
+        law = epochs
+        found["critical batch"] = lambda by: (replace(job, epochs=replace(law, critical=law.critical * by)), cluster)
     if cluster.node.images_s is not None:
         found["loading of a node"] = scale_part("node", "images_s")
     for key, name in (

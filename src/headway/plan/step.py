@@ -37,9 +37,9 @@ GPU_ALGORITHMS: tuple[AllReduceAlgorithm, ...] = ("ring", "double_tree", "two_di
 class ComputeTime:
     """Compute time of a step on one device."""
 
-    # Whatever the batch.
+    # Seconds of any step, whatever its batch.
     fixed_s: float
-    # Per sample.
+    # Additional seconds of each sample.
     sample_s: float
 
     def seconds(self, samples: float) -> float:
@@ -52,7 +52,7 @@ class ComputeTime:
 class GradientBucket:
     """Gradients that are all-reduced together."""
 
-    # Their size.
+    # Bytes of the gradients.
     nbytes: float
     # Share of the backward pass after which all of them exist.
     ready: float
@@ -63,11 +63,11 @@ class GradientBucket:
 class ExchangeTime:
     """Time of all buckets of a step."""
 
-    # Sum over the buckets.
+    # Seconds of all buckets together, hidden or not.
     seconds: float
-    # Seconds after the end of the backward pass.
+    # Seconds that remain after the end of the backward pass.
     exposed_s: float
-    # Of the buckets, in their order.
+    # All-reduce algorithm of each bucket.
     algorithms: tuple[Algorithm, ...]
 
 
@@ -76,16 +76,15 @@ class ExchangeTime:
 class StepTime:
     """Seconds of one step, by cause."""
 
-    # Compute.
+    # Compute time: fixed part, and the part of the samples.
     fixed_s: float
     sample_s: float
     # Wait for the slowest device.
     slowest_s: float
-    # Exchange that nothing hides.
+    # Exchange that the backward pass does not hide.
     exposed_s: float
     # All of the exchange, hidden or not.
     exchange_s: float
-    # All-reduce algorithms in use.
     algorithms: tuple[Algorithm, ...] = ()
 
     @property
@@ -129,13 +128,9 @@ def predict_step(
     cost = build_cost_function(network, tuple(among), wire_ratio)
     exchange = overlap_exchange(buckets, meanwhile, cost) if network.ranks > 1 else ExchangeTime(0.0, 0.0, ())
     return StepTime(
-        accumulate * compute.fixed_s,
-        accumulate * compute.sample_s * samples,
-        waits,
-        exchange.exposed_s,
-        exchange.seconds,
-        tuple(sorted(set(exchange.algorithms))),
-    )
+        accumulate * compute.fixed_s, accumulate * compute.sample_s * samples, waits, exchange.exposed_s,
+        exchange.seconds, tuple(sorted(set(exchange.algorithms))),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=64)
@@ -144,13 +139,13 @@ def build_cost_function(network: Network, among: tuple[Algorithm, ...], wire_rat
     # Buckets repeat in size, and the search over bucket sizes asks thousands of times.
     known = dict[float, tuple[float, Algorithm]]()
 
-    def cost(nbytes: float) -> tuple[float, Algorithm]:
+    def compute_cost(nbytes: float) -> tuple[float, Algorithm]:
         if nbytes not in known:
             found = collectives.choose_algorithm(nbytes, network, among, wire_ratio=wire_ratio)
             known[nbytes] = found.seconds, found.algorithm
         return known[nbytes]
 
-    return cost
+    return compute_cost
 
 
 def overlap_exchange(buckets: Sequence[GradientBucket], backward_s: float, cost: Cost) -> ExchangeTime:

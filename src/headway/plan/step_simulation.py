@@ -58,9 +58,8 @@ class StepScenario:
     # Batches that a loader makes ahead.
     prefetch_batches: int = 2
     among: Sequence[Algorithm] = GPU_ALGORITHMS
-    # Micro-batches per step.
     accumulate: int = 1
-    # As in `predict_step`.
+    # The rest as in `predict_step`.
     backward: float = BACKWARD_SHARE
     overlap: bool = True
     wire_ratio: float = 1.0
@@ -72,15 +71,14 @@ class StepScenario:
 class SimulatedSteps:
     """Times of the simulated steps, in seconds."""
 
-    # Length of each step.
     seconds: Seconds
-    # Until the last rank has its batch.
+    # Part of it until the last rank has its batch.
     input_wait_s: Seconds
     # Mean compute time of the ranks.
     computing_s: Seconds
     # Additional compute time of the slowest rank.
     slowest_s: Seconds
-    # Exchange after that.
+    # Exchange after the slowest rank has computed.
     exposed_s: Seconds
     # For each rank, the steps in which the others waited for it.
     slowest_counts: dict[int, int]
@@ -225,11 +223,7 @@ def _build_trace(ranks: Sequence[int], spans: Sequence[_StepSpan], forward: floa
 def simulate_prediction(
     job: TrainingJob, cluster: Cluster, prediction: Prediction, *, steps: int = 50, seed: int = 0
 ) -> SimulatedSteps:
-    """Simulate the steps of a predicted run.
-
-    Raises:
-        UsageError: it has too many devices.
-    """
+    """Simulate the steps of a predicted run. Raises UsageError if it has too many devices."""
     if prediction.devices > MAX_RANKS:
         problem = f"a simulation covers up to {MAX_RANKS:,} ranks, not {prediction.devices:,}"
         raise UsageError(problem, where="--trace", fix="Plan fewer nodes.")
@@ -241,20 +235,10 @@ def simulate_prediction(
         longer = replace(compute, fixed_s=compute.fixed_s + estimate_halo_s(job, cluster, each * prediction.strips))
         backward *= compute.seconds(each) / longer.seconds(each)
         compute = longer
-    return simulate_steps(
-        StepScenario(
-            network=network,
-            compute=compute,
-            samples=each,
-            buckets=choose_job_buckets(job, cluster, network, each),
-            steps=steps,
-            jitter=cluster.jitter,
-            input_s=prediction.batch / prediction.input_images_s if known else 0.0,
-            among=cluster.algorithms,
-            accumulate=job.accumulate,
-            backward=backward,
-            overlap=cluster.overlap,
-            wire_ratio=job.wire_ratio,
-            seed=seed,
-        )
-    )
+    scenario = StepScenario(
+        network=network, compute=compute, samples=each, buckets=choose_job_buckets(job, cluster, network, each),
+        steps=steps, jitter=cluster.jitter, among=cluster.algorithms, accumulate=job.accumulate, backward=backward,
+        input_s=prediction.batch / prediction.input_images_s if known else 0.0, overlap=cluster.overlap,
+        wire_ratio=job.wire_ratio, seed=seed,
+    )  # fmt: skip
+    return simulate_steps(scenario)

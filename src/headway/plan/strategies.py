@@ -74,9 +74,8 @@ class Strategy:
     # Time to the target; `gain`: how many times as soon as with data parallelism.
     hours: float
     gain: float
-    # Of one device.
     memory: DeviceMemory
-    # Its price, in words.
+    # Price of the strategy, in words.
     note: str
 
 
