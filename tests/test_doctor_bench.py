@@ -28,7 +28,7 @@ import headway
 from headway.core.importing import import_path
 from headway.core.recipe import load
 from headway.data.pack import pack
-from headway.model.counts import count
+from headway.model.model_size import measure_model_size
 from headway.train.recipe import TrainRecipe
 from headway.train.task import Classification, Target
 
@@ -112,7 +112,7 @@ def test_the_networks_take_images_of_any_size(side: int) -> None:
     networks.append(user.Blocks(7, channels=5))
     for model in networks:
         assert model(images).shape == (2, 7)
-    assert count(networks[0], images).multiply_adds == 651_468
+    assert measure_model_size(networks[0], images).multiply_adds == 651_468
 
 
 def test_a_chain_is_as_long_as_it_is_asked_to_be() -> None:

@@ -23,7 +23,7 @@ from PIL import Image
 
 import headway
 from headway.core.recipe import load
-from headway.model.counts import count
+from headway.model.model_size import measure_model_size
 from headway.train.recipe import TrainRecipe
 from headway.train.trainer import Trainer
 
@@ -63,7 +63,7 @@ def trainer(loose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def test_the_network_is_as_small_as_is_said() -> None:
-    found = count(lenet(), torch.zeros(2, 3, 32, 32))
+    found = measure_model_size(lenet(), torch.zeros(2, 3, 32, 32))
     assert found.multiply_adds == 651_720
     assert found.multiply_adds <= MOST_MULTIPLY_ADDS
     assert lenet(7)(torch.zeros(2, 3, 32, 32)).shape == (2, 7)

@@ -33,7 +33,7 @@ from headway.train.progress import Silent
 
 SIDE, BATCH = 224, 32
 RESNET50, ALEXNET = 4.089e9 / (224**2 * 3), 0.724e9 / (227**2 * 3)
-"""Multiply-adds of a forward pass for each byte of the decoded image: 27,165 and 4,683 (headway.model.counts)."""
+"""Multiply-adds of a forward pass for each byte of the decoded image: 27,165 and 4,683 (headway.model.model_size)."""
 RATIO = RESNET50 / ALEXNET
 REAL = {"AlexNet": ("headway.model:alexnet", 724_000_000), "ResNet-50": ("headway.model:resnet50", 4_089_000_000)}
 """On a GPU: the networks, and multiply-adds of an image."""

@@ -119,5 +119,5 @@ def test_a_package_that_fails_inside_its_own_import_is_not_called_absent(tmp_pat
 
 
 def test_recipes_are_checked_without_torch() -> None:
-    code = "import sys, headway.core.importing, headway.optim, headway.model.resolve; assert 'torch' not in sys.modules"
+    code = "import sys, headway.core.importing, headway.optim, headway.model.builder; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

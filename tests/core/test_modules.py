@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from headway.core.modules import leaving_no_trace
-from headway.model.layers import layers
+from headway.model.layer_profile import profile_layers
 from headway.train.trial import attempt
 
 
@@ -40,7 +40,7 @@ def within(model: nn.Module, images: Tensor) -> None:
 
 PASSES: dict[str, Callable[[nn.Module, Tensor], object]] = {
     "a failure": within,
-    "layers": lambda model, images: layers(model, images, nullcontext),
+    "layers": lambda model, images: profile_layers(model, images, nullcontext),
     "a trial": lambda model, images: attempt(model, images, nullcontext)(3),
 }
 

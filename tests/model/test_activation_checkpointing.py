@@ -16,7 +16,7 @@ from headway.comm.batch_norm import convert_sync
 from headway.core.errors import UsageError
 from headway.model import cifar_net, cifar_resnet, resnet18, resnet50, small_net
 from headway.model.activation_checkpointing import checkpoint_activations
-from headway.model.norm import convert_ghost
+from headway.model.batch_norm import convert_to_ghost
 from headway.train.memory import bytes_saved
 
 
@@ -49,7 +49,7 @@ def stages() -> nn.Module:
 NETS: dict[str, tuple[Callable[[], nn.Module], list[str] | None]] = {
     "stages": (stages, [r"^[123]$"]),
     "stages, inner ones": (stages, [r"norm$", "drop$"]),
-    "ghost batches": (lambda: convert_ghost(stages(), 3), [r"^[123]$"]),
+    "ghost batches": (lambda: convert_to_ghost(stages(), 3), [r"^[123]$"]),
     "small_net": (lambda: small_net(5), None),
     "cifar_net": (lambda: cifar_net(5, widths=(8, 8, 8)), None),
     "cifar_resnet": (lambda: cifar_resnet(5, depth=8), None),

@@ -29,17 +29,18 @@ batches = st.integers(1, 10**6)
 @given(positive, batches, batches, st.integers(1, 64))
 def test_the_rules(base: float, per: int, batch: int, k: int) -> None:
     linear, root, none = (BatchScaledRecipe(base=base, per=per, scale=scale) for scale in ("linear", "sqrt", "none"))
-    assert linear.at(per) == root.at(per) == none.at(batch) == base
-    assert linear.at(k * batch) == pytest.approx(k * linear.at(batch))
-    assert root.at(k * batch) == pytest.approx(math.sqrt(k) * root.at(batch))
-    assert linear.at(batch) / batch == pytest.approx(base / per)  # lr / batch: the noise of a step's direction
-    assert root.at(batch) ** 2 / batch == pytest.approx(base**2 / per)  # lr^2 / batch: the variance of a step
+    assert linear.compute_value(per) == root.compute_value(per) == none.compute_value(batch) == base
+    assert linear.compute_value(k * batch) == pytest.approx(k * linear.compute_value(batch))
+    assert root.compute_value(k * batch) == pytest.approx(math.sqrt(k) * root.compute_value(batch))
+    # lr / batch: the noise of a step's direction. lr^2 / batch: the variance of a step.
+    assert linear.compute_value(batch) / batch == pytest.approx(base / per)
+    assert root.compute_value(batch) ** 2 / batch == pytest.approx(base**2 / per)
 
 
 def test_the_rules_in_words() -> None:
-    assert BatchScaledRecipe(base=0.1, per=256).why(8192) == "0.1 x 8,192 / 256"
-    assert BatchScaledRecipe(base=0.1, per=256, scale="sqrt").why(8192) == "0.1 x sqrt(8,192 / 256)"
-    assert BatchScaledRecipe(base=0.1, per=256, scale="none").why(8192) == "0.1, whatever the batch"
+    assert BatchScaledRecipe(base=0.1, per=256).explain(8192) == "0.1 x 8,192 / 256"
+    assert BatchScaledRecipe(base=0.1, per=256, scale="sqrt").explain(8192) == "0.1 x sqrt(8,192 / 256)"
+    assert BatchScaledRecipe(base=0.1, per=256, scale="none").explain(8192) == "0.1, whatever the batch"
 
 
 def test_what_follows_a_batch_needs_one() -> None:

@@ -221,7 +221,7 @@ def test_averages_are_those_of_the_masters() -> None:
         share = (1 - 0.5**0.5) / (1 - 0.5 ** (number / 2))
         now = masters.state_dict()["head.weight"].double()
         mean = now if mean is None else mean + share * (now - mean)
-    with ema.swapped():
+    with ema.swap_weights():
         found = masters.state_dict()["head.weight"].double()
     assert mean is not None
     torch.testing.assert_close(found, mean, rtol=1e-6, atol=1e-8)

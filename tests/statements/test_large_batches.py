@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from headway.core.keys import keys
 from headway.data.order import Order
-from headway.model.norm import GhostBatchNorm
+from headway.model.batch_norm import GhostBatchNorm
 from headway.optim import gradient_noise
 
 N = 480

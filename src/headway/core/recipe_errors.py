@@ -217,7 +217,7 @@ def _walk_keys(annotation: Any, prefix: str = "", depth: int = 0) -> Iterator[st
 def _type_of(field: FieldInfo) -> Any:
     """A field's type with its discriminator, which pydantic takes out of the annotation."""
     if isinstance(field.discriminator, str):
-        return Annotated[field.annotation, Field(discriminator=field.discriminator)]  # type: ignore[name-defined]
+        return Annotated[field.annotation, Field(discriminator=field.discriminator)]
     return field.annotation
 
 

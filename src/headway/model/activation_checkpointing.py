@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from headway.core.errors import UsageError
 from headway.model import cifar, resnet, resnet_cifar, small
 
-OWN_BLOCKS = (cifar.Block, resnet.Basic, resnet.Bottleneck, resnet_cifar.CifarBlock, small.Layer)
+OWN_BLOCKS = (cifar.CifarNetBlock, resnet.BasicBlock, resnet.Bottleneck, resnet_cifar.CifarBlock, small.ConvLayer)
 
 
 def checkpoint_activations(model: nn.Module, patterns: Sequence[str] | None = None) -> list[str]:

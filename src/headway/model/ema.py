@@ -41,7 +41,7 @@ class Ema:
         self._mean.follow((1 - self._decay) / (1 - self._decay ** (step // self.every_steps)))
         self._begun = True
 
-    def swapped(self) -> AbstractContextManager[None]:
+    def swap_weights(self) -> AbstractContextManager[None]:
         """Within it the network has the averages for its weights; before the first update, its own."""
         return self._mean.swapped() if self._begun else nullcontext()
 

@@ -10,11 +10,11 @@ from torch import nn
 
 from headway.core.epochs import position_of
 from headway.core.errors import RecipeError
-from headway.model.options import FreezeAfterRecipe
+from headway.model.model_recipe import FreezeAfterRecipe
 
 
 @final
-class Freezing:
+class FreezeSchedule:
     """Lets no gradient be computed for parts of a network from a position of the run on; below the lowest trained
     parameter backward then stops (Brock et al. 2017, "FreezeOut", arXiv 1706.04983).
 
@@ -44,7 +44,7 @@ class Freezing:
         self._due.sort(key=lambda one: one[0])
         self._frozen = 0  # so many of them, from the first on
 
-    def at(self, position: int) -> None:
+    def freeze_until(self, position: int) -> None:
         """Before the step that begins at a position."""
         while self._frozen < len(self._due) and self._due[self._frozen][0] <= position:
             _, parameter = self._due[self._frozen]

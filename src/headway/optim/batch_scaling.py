@@ -26,16 +26,16 @@ class BatchScaledRecipe(Part):
     scale: Literal["linear", "sqrt", "none"] = "linear"
     """Times batch / per (`linear`), times its square root (`sqrt`), or `base` whatever the batch (`none`)."""
 
-    def factor(self, batch: int) -> float:
+    def compute_factor(self, batch: int) -> float:
         """What the base is multiplied by for a batch."""
         ratio = batch / self.per
         return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[self.scale]
 
-    def at(self, batch: int) -> float:
+    def compute_value(self, batch: int) -> float:
         """The number for a batch."""
-        return self.base * self.factor(batch)
+        return self.base * self.compute_factor(batch)
 
-    def why(self, batch: int) -> str:
+    def explain(self, batch: int) -> str:
         """How it came about, in numbers."""
         ratio = f"{batch:,} / {self.per:,}"
         text = {"linear": f" x {ratio}", "sqrt": f" x sqrt({ratio})", "none": ", whatever the batch"}[self.scale]
@@ -62,5 +62,5 @@ def require_number(value: float | BatchScaledRecipe, where: str) -> float:
     """
     if isinstance(value, BatchScaledRecipe):
         what = f"it follows the batch ({value.base:g} per {value.per:,}), and no batch is known here"
-        raise RecipeError(what, where=where, fix="Give a number: ScaledRecipe(...).at(batch).")
+        raise RecipeError(what, where=where, fix="Give a number: BatchScaledRecipe(...).compute_value(batch).")
     return value

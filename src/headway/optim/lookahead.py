@@ -58,7 +58,7 @@ class Lookahead:
         self._alpha, self._power, self._steps = alpha, power, steps
         self._slow = Copies(model, prefix="lookahead/", what="slow weights")
 
-    def share(self, step: int) -> float:
+    def compute_share(self, step: int) -> float:
         """How far the slow weights go at a step; the first one is 1."""
         done = 1.0 if self._steps is None else min(1.0, step / self._steps)
         held_back: float = (1 - self._alpha) * done**self._power
@@ -69,11 +69,11 @@ class Lookahead:
         """After a step; the first one is 1. Whether it did something: it does at multiples of `every_steps`."""
         if step % self.every_steps:
             return False
-        self._slow.follow(self.share(step))
+        self._slow.follow(self.compute_share(step))
         self._slow.lead()
         return True
 
-    def swapped(self) -> AbstractContextManager[None]:
+    def swap_weights(self) -> AbstractContextManager[None]:
         """Within it the network has the slow weights: before the first update those it began with."""
         return self._slow.swapped()
 

@@ -189,7 +189,7 @@ class LARSRecipe(OptimizerRecipe):
     momentum: Share = 0.9
     """Share of the last step that the next one keeps."""
     trust: Positive = 0.001
-    """Trust coefficient: the factor on |weights| / |gradient| in each layer's rate; the papers' eta."""
+    """Trust coefficient: the factor on norm(weights) / norm(gradient) in each layer's rate; the papers' eta."""
     eps: NotNegative = 0.0
     """Added to the divisor of the trust ratio."""
     lr_in_momentum: bool = True
@@ -309,7 +309,7 @@ class FTMLRecipe(OptimizerRecipe):
 class LBSGDRecipe(OptimizerRecipe):
     """SGD for large batches, as MXNet's optimizer of that name: macro-batches and a warm-up."""
 
-    EPOCH_FIELDS = ("warmup_epochs",)
+    EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs",)
 
     name: Literal["lbsgd"] = "lbsgd"
     momentum: Share = 0.9
@@ -359,7 +359,7 @@ class LBSGDRecipe(OptimizerRecipe):
 class RMSpropSGDRecipe(OptimizerRecipe):
     """A smooth transition from RMSprop to SGD (Akiba et al. 2017)."""
 
-    EPOCH_FIELDS = ("center_epochs", "period_epochs")
+    EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("center_epochs", "period_epochs")
 
     name: Literal["rmsprop_sgd"] = "rmsprop_sgd"
     momentum: Share = 0.9
@@ -433,8 +433,14 @@ class MuonRecipe(OptimizerRecipe):
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         from headway.optim.muon import Muon
 
-        shape = {"nesterov": self.nesterov, "ns_steps": self.ns_steps, "normalise": self.normalise}
-        return Muon(groups, lr, momentum=self.momentum, **shape)
+        return Muon(
+            groups,
+            lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            ns_steps=self.ns_steps,
+            normalise=self.normalise,
+        )
 
     def split_group(self, group: Group, lr: float) -> list[Group]:
         """Splits convolution filters, which Muon steps, from the parameters that its SGD steps."""

@@ -101,7 +101,7 @@ class ScheduleRecipe(Part, ABC):
 class WarmupScheduleRecipe(ScheduleRecipe, ABC):
     """A schedule that can begin with a warm-up."""
 
-    EPOCH_FIELDS = ("warmup_epochs",)
+    EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs",)
 
     warmup_epochs: float = Field(default=0.0, ge=0, allow_inf_nan=False)
     """Length of the warm-up, in which the factor rises step by step."""
@@ -145,7 +145,7 @@ class ConstantScheduleRecipe(WarmupScheduleRecipe):
 class StepScheduleRecipe(WarmupScheduleRecipe):
     """The factor falls at even distances."""
 
-    EPOCH_FIELDS = ("warmup_epochs", "every_epochs")
+    EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs", "every_epochs")
 
     name: Literal["step"] = "step"
     every_epochs: Epochs
@@ -171,7 +171,7 @@ class StepScheduleRecipe(WarmupScheduleRecipe):
 class MultiStepScheduleRecipe(WarmupScheduleRecipe):
     """The factor falls at milestones."""
 
-    EPOCH_FIELDS = ("warmup_epochs", "milestones_epochs")
+    EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs", "milestones_epochs")
 
     name: Literal["multi_step"] = "multi_step"
     milestones_epochs: Annotated[Milestones, Field(min_length=1)]
@@ -195,7 +195,7 @@ class MultiStepScheduleRecipe(WarmupScheduleRecipe):
 class ExponentialScheduleRecipe(WarmupScheduleRecipe):
     """The factor falls smoothly from the end of the warm-up."""
 
-    EPOCH_FIELDS = ("warmup_epochs", "every_epochs")
+    EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs", "every_epochs")
 
     name: Literal["exponential"] = "exponential"
     every_epochs: Epochs

@@ -12,8 +12,8 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from headway.core.errors import CheckpointError
+from headway.model.batch_norm import recompute_statistics
 from headway.model.ema import Ema
-from headway.model.norm import recomputing
 from headway.optim import Lookahead
 from headway.train.elastic import Ranks, running_statistics
 from headway.train.fitting import fault_among
@@ -84,7 +84,7 @@ class Averages:
         stream: Any = iter(setup.batches(setup.plan.position_of(first), rank, world))
         before = [value.clone() for value in self._running]
         try:
-            with self._averaged(), torch.no_grad(), recomputing(setup.model):
+            with self._averaged(), torch.no_grad(), recompute_statistics(setup.model):
                 for number, batch in enumerate(islice(stream, step - first), first + 1):
                     images, _ = prepared(setup, batch, number)
                     for (part,) in divided(setup, images):
@@ -127,7 +127,7 @@ class Averages:
             return
         masters = self._setup.masters
         try:
-            with self._weights.swapped():
+            with self._weights.swap_weights():
                 if masters is not None:
                     masters.write_back()
                 yield

@@ -9,7 +9,7 @@ import torch
 
 from headway.core.errors import RecipeError, UsageError
 from headway.model.activation_checkpointing import checkpoint_activations
-from headway.model.compilable import breaks, noted
+from headway.model.graph_breaks import collect_break_notes, list_graph_breaks
 
 SHOWN = 3
 """Names of modules that are said."""
@@ -51,10 +51,10 @@ def telling(
         if begun:
             return compiled(images)
         begun = True
-        with noted() as notes:
+        with collect_break_notes() as notes:
             outputs = compiled(images)
-        for one in breaks(model, notes):
-            say(f"torch.compile breaks the network's graph: {one.text()}.")
+        for one in list_graph_breaks(model, notes):
+            say(f"torch.compile breaks the network's graph: {one.describe()}.")
         return outputs
 
     return forward

@@ -18,10 +18,10 @@ from headway.core.profile import Exchange, Input, Layer, Phase, Step, Update, Wh
 from headway.core.recipe import Loaded
 from headway.data.options import SYNTHETIC, SyntheticRecipe
 from headway.data.resolution import size_at
-from headway.model.compilable import Compilable, try_compiling
-from headway.model.counts import count
-from headway.model.layers import SAMPLES, layers
-from headway.model.valueless import valueless
+from headway.model.fake_tensors import use_fake_tensors
+from headway.model.graph_breaks import CompileReport, try_compiling
+from headway.model.layer_profile import SAMPLES, profile_layers
+from headway.model.model_size import measure_model_size
 from headway.optim.footprint import estimate_footprint
 from headway.train.checkpoint import state_of
 from headway.train.elastic import running_statistics
@@ -85,7 +85,7 @@ class DryRun:
     memory: Sequence[Part]
     sent_bytes: float
     without_values: bool
-    compilable: Compilable | None
+    compilable: CompileReport | None
     notes: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -98,7 +98,7 @@ class DryRun:
             "learning_rate": [{"epoch": epoch, "lr": lr} for epoch, lr in self.rates],
             "memory": [asdict(part) for part in self.memory],
             "sent_bytes": self.sent_bytes,
-            "compilable": None if (fits := self.compilable) is None else {"whole": fits.whole, **asdict(fits)},
+            "compilable": None if (fits := self.compilable) is None else {"whole": fits.is_whole, **asdict(fits)},
             "notes": list(self.notes),
             "workload": self.workload.model_dump(mode="json"),
         }
@@ -159,11 +159,11 @@ def _layers(setup: Setup, images: torch.Tensor) -> tuple[tuple[Layer, ...], bool
     """The network's layers, and whether they could be looked at without a computation."""
     autocast = setup.precision.autocast
     try:
-        with valueless(setup.model, images) as (given,):
-            return layers(setup.model, given, autocast), True
+        with use_fake_tensors(setup.model, images) as (given,):
+            return profile_layers(setup.model, given, autocast), True
     except Exception:  # a network that decides by values, or takes other ways than torch's
         try:
-            return layers(setup.model, images, autocast), False
+            return profile_layers(setup.model, images, autocast), False
         except Exception as error:
             what = f"the network failed on {max(SAMPLES)} samples in training: {type(error).__name__}: {error}"
             raise UserCodeError(what, where="model") from error
@@ -173,7 +173,7 @@ def _made(
     setup: Setup,
     found: tuple[Layer, ...],
     without_values: bool,
-    fits: Compilable | None,
+    fits: CompileReport | None,
     hosts: int,
     ranks: int,
     evaluation_samples: int | None,
@@ -343,11 +343,11 @@ def _forward(setup: Setup, size: tuple[int, int]) -> int:
     """Multiply-adds of one image of another size."""
     images = torch.zeros(1, setup.channels, *size, device=setup.device)
     try:
-        with valueless(setup.model, images) as (given,), setup.precision.autocast():
-            found = count(setup.model, given)
+        with use_fake_tensors(setup.model, images) as (given,), setup.precision.autocast():
+            found = measure_model_size(setup.model, given)
     except Exception:
         with setup.precision.autocast():
-            found = count(setup.model, images)
+            found = measure_model_size(setup.model, images)
     return found.multiply_adds or 0
 
 

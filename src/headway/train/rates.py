@@ -30,13 +30,17 @@ def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
     values: dict[str, tuple[Any, str]] = {}
     batch, schedule, growth = recipe.batch, recipe.schedule, recipe.batch_growth
     if isinstance(lr := recipe.optimizer.lr, BatchScaledRecipe):
-        values["optimizer.lr"] = (lr.at(batch), lr.why(batch))
+        value = lr.compute_value(batch)
+        values["optimizer.lr"] = (value, lr.explain(batch))
         if schedule.warmup.start == "base":
-            start = min(1.0, lr.base / lr.at(batch))  # a batch below `per` has nothing to rise to
-            values["schedule.warmup_start"] = (start, f"base {lr.base:g} of a learning rate of {lr.at(batch):.6g}")
+            start = min(1.0, lr.base / value)  # a batch below `per` has nothing to rise to
+            values["schedule.warmup_start"] = (
+                start,
+                f"base {lr.base:g} of a learning rate of {value:.6g}",
+            )
     if isinstance(epochs := recipe.epochs, BatchScaledRecipe):
-        values["epochs"] = (epochs.at(batch), epochs.why(batch))
-        factor = epochs.factor(batch)
+        values["epochs"] = (epochs.compute_value(batch), epochs.explain(batch))
+        factor = epochs.compute_factor(batch)
         why = f"x {factor:.6g}, as the epochs of the run"
         given: dict[str, Any] = {
             **{f"schedule.{field}": value for field, value in schedule.epoch_fields.items()},

@@ -25,7 +25,7 @@ from headway.core.run import Run, provenance
 from headway.core.signals import answered
 from headway.core.statistics import student_t
 from headway.data.decode import chosen
-from headway.model import weights
+from headway.model import pretrained
 from headway.train import panels
 from headway.train.checkpoint import Checkpoints
 from headway.train.elastic import Ranks
@@ -431,7 +431,7 @@ def trained(run: Run, *, say: Say, wide: bool = False) -> Setup:
         loaded = loaded.resolve("data.pin", False, reason).resolve("data.decoder", "pillow", reason)
     known = Known(target=_target_of(about["target"], run), samples=about["samples"])
     setup = set_up(loaded, say=say, fresh=False, known=known)
-    left_out = weights.load(setup.model, run.weights_path)
+    left_out = pretrained.load_weights(setup.model, run.weights_path)
     if left_out:
         raise HeadwayError("weights.safetensors does not fit the run's network", where=str(run.folder))
     return setup

@@ -24,11 +24,11 @@ from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
 from headway.data.options import SYNTHETIC
 from headway.data.resolution import sizes, told
-from headway.model.counts import Counts, count
-from headway.model.freezing import Freezing
-from headway.model.resolve import build as build_model
-from headway.model.resolve import initialiser
-from headway.model.valueless import valueless
+from headway.model.builder import build_model as build_model
+from headway.model.builder import find_initialiser
+from headway.model.fake_tensors import use_fake_tensors
+from headway.model.freezing import FreezeSchedule
+from headway.model.model_size import ModelSize, measure_model_size
 from headway.observe.activations import ActivationWatch
 from headway.optim import MasterWeights, Schedule, build_optimizer
 from headway.optim.batch_scaling import require_number
@@ -88,10 +88,10 @@ class Setup:
     transform: Callable[..., Any] | None
     model: torch.nn.Module
     forward: Callable[[torch.Tensor], torch.Tensor]
-    counts: Counts | None
+    counts: ModelSize | None
     optimizer: torch.optim.Optimizer
     masters: MasterWeights | None
-    freezing: Freezing
+    freezing: FreezeSchedule
     schedule: Schedule
     precision: Precision
     epoch: int
@@ -256,7 +256,7 @@ def _built(
     if known is None:
         first = inputs.first_batch(loaded.recipe)
         images, labels = augment.normalise(first.images), first.labels.clone()
-        initialise = initialiser(recipe.model, model, base=loaded.base) if fresh else None
+        initialise = find_initialiser(recipe.model, model, base=loaded.base) if fresh else None
         if initialise is not None:
             initialise(images)
     check = _check_network if rehearsal is None else _check_without_values
@@ -284,7 +284,9 @@ def _built(
             check(model, small, labels[:2], task, precision, where="data.progressive.start")
         if rehearsal is None:
             counts = _counted(model, images[:1], precision)
-            say(f"Network: {counts.text()}{'' if counts.multiply_adds is None else f' an image of {_shape(images)}'}.")
+            say(
+                f"Network: {counts.describe()}{'' if counts.multiply_adds is None else f' an image of {_shape(images)}'}."
+            )
         _check_metrics(names, task)
         _check_stop(recipe, names)
         if recipe.micro_batch == "auto" and rehearsal is None:
@@ -312,7 +314,7 @@ def _built(
         counts=counts,
         optimizer=optimizer,
         masters=masters,
-        freezing=Freezing(model, recipe.model.freeze_after, samples),
+        freezing=FreezeSchedule(model, recipe.model.freeze_after, samples),
         schedule=Schedule(recipe.schedule, total=plan.position_of(steps), epoch=samples),
         precision=precision,
         epoch=samples,
@@ -449,18 +451,18 @@ def _check_without_values(
 ) -> list[str]:
     """The same, without a computation where network and task do not ask for values. Whatever fails is tried again with
     them, and says what is wrong."""
-    with suppress(Exception), valueless(model, images, labels) as (some_images, some_labels):
+    with suppress(Exception), use_fake_tensors(model, images, labels) as (some_images, some_labels):
         return _check_network(model, some_images, some_labels, task, precision, where)
     return _check_network(model, images, labels, task, precision, where)
 
 
-def _counted(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> Counts:
+def _counted(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> ModelSize:
     try:
         with torch.random.fork_rng(devices=[]), precision.autocast():
-            return count(model, images)
+            return measure_model_size(model, images)
     except Exception as error:  # of torch's counter: the network itself was tried before, and can be trained
         LOG.debug("multiply-adds were not counted: %s", error)
-        return Counts(sum(value.numel() for value in model.parameters()), None)
+        return ModelSize(sum(value.numel() for value in model.parameters()), None)
 
 
 def _shape(images: torch.Tensor) -> str:

@@ -15,7 +15,7 @@ from headway.core.errors import HeadwayError, UsageError
 from headway.core.modules import evaluating
 from headway.core.run import Run
 from headway.data.options import SYNTHETIC
-from headway.model.norm import recomputing
+from headway.model.batch_norm import recompute_statistics
 from headway.observe import directions
 from headway.observe.directions import Vector
 from headway.observe.sharpness import Eigenvalue, Epsilon, Objective, Tick, epsilon_sharpness, largest_eigenvalue
@@ -161,7 +161,7 @@ class Solution:
             for one in model.modules():
                 if isinstance(one, _BatchNorm):
                     one.train()
-            with torch.no_grad(), recomputing(model):
+            with torch.no_grad(), recompute_statistics(model):
                 for images, _ in self.samples[TRAINING].batches:
                     model(self.setup.augment.normalise(images))
 

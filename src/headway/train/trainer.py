@@ -163,7 +163,7 @@ class Trainer:
         if self._weights.shape[0] != size:
             self._weights = torch.full((size,), 1 / size, device=setup.device)
         set_lr(setup.optimizer, setup.lr_at(self.position))
-        setup.freezing.at(self.position)
+        setup.freezing.freeze_until(self.position)
         if recipe.log_ids:
             self._ledger.served(batch)
         verdict = None

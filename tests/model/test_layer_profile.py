@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from headway.core.profile import Layer
-from headway.model import alexnet, cifar_net, cifar_resnet, convert_ghost, count, resnet50
-from headway.model.flops import MultiplyAdds
-from headway.model.layers import layers
-from headway.model.norm import batch_norms
-from headway.model.valueless import valueless
+from headway.model import alexnet, cifar_net, cifar_resnet, convert_to_ghost, measure_model_size, resnet50
+from headway.model.batch_norm import list_batch_norms
+from headway.model.fake_tensors import use_fake_tensors
+from headway.model.flops import MultiplyAddCounter
+from headway.model.layer_profile import profile_layers
 
 Context = Callable[[], AbstractContextManager[Any]]
 
@@ -77,7 +77,7 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "attention": Attention,
     "dropped": dropped,
     "cifar_net": cifar_net,
-    "ghosts": lambda: convert_ghost(cifar_resnet(depth=8), 3),
+    "ghosts": lambda: convert_to_ghost(cifar_resnet(depth=8), 3),
     "towers": lambda: alexnet(5, two_towers=True, pool5_norm=True, fc_width=16),
 }
 
@@ -114,13 +114,13 @@ def total(found: tuple[Layer, ...], name: str) -> int:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_layers_add_up_to_the_whole(name: str) -> None:
     model, images = built(name)
-    found = layers(model, images, nullcontext)
-    counted = count(model, images[:1])
+    found = profile_layers(model, images, nullcontext)
+    counted = measure_model_size(model, images[:1])
     assert total(found, "parameters") == counted.parameters
     assert total(found, "forward_multiply_adds") == counted.multiply_adds
     trained = [value for value in model.parameters() if value.requires_grad]
     assert total(found, "gradient_bytes") == sum(4 * value.numel() for value in trained)
-    with MultiplyAdds() as counter:
+    with MultiplyAddCounter() as counter:
         model(images[:2]).sum().backward()
     assert total(found, "forward_multiply_adds") + total(found, "backward_multiply_adds") == counter.total // 2
     assert len({layer.name for layer in found}) == len(found)
@@ -132,11 +132,11 @@ def test_the_layers_add_up_to_the_whole(name: str) -> None:
 def test_what_is_kept_for_backward_is_what_hooks_see(name: str, autocast: Context) -> None:
     """At a batch that was not measured; ghost batch norm keeps a mean and a variance for each group."""
     model, images = built(name)
-    found = layers(model, images, autocast)
+    found = profile_layers(model, images, autocast)
     said = 7 * total(found, "saved_bytes") + total(found, "saved_bytes_fixed")
     more = 0
     if name == "ghosts":  # 7 samples are three groups, each with its own running statistics; those measured were one
-        more = sum((2 + 3) * 8 * norm.num_features for norm in batch_norms(model))
+        more = sum((2 + 3) * 8 * norm.num_features for norm in list_batch_norms(model))
     assert said + more == saved_by(model, images, autocast)
 
 
@@ -146,12 +146,12 @@ def test_what_is_kept_for_backward_is_what_hooks_see(name: str, autocast: Contex
 def test_without_values_it_is_the_same(name: str, autocast: Context) -> None:
     model, images = built(name)
     before = {name: (value, value.clone()) for name, value in model.state_dict(keep_vars=True).items()}
-    with valueless(model, images) as (given,):
-        found = layers(model, given, autocast)
+    with use_fake_tensors(model, images) as (given,):
+        found = profile_layers(model, given, autocast)
     for name, value in model.state_dict(keep_vars=True).items():
         assert value is before[name][0]
         assert torch.equal(value, before[name][1])
-    for said, true in zip(found, layers(model, images, autocast), strict=True):
+    for said, true in zip(found, profile_layers(model, images, autocast), strict=True):
         if "BatchNorm" in said.kind and autocast is low:  # torch 2.13 has its statistics in bf16 there
             assert 0 <= true.saved_bytes_fixed - said.saved_bytes_fixed <= 4 * said.parameters
             true = true.model_copy(update={"saved_bytes_fixed": said.saved_bytes_fixed})
@@ -178,18 +178,18 @@ def test_any_chain_of_layers(kinds: list[str], frozen: bool) -> None:
     if frozen:
         model[0].requires_grad_(False)
     images = torch.randn(4, 3, 8, 8)
-    found = layers(model, images, nullcontext)
+    found = profile_layers(model, images, nullcontext)
     assert 4 * total(found, "saved_bytes") + total(found, "saved_bytes_fixed") == saved_by(model, images)
     with FlopCounterMode(display=False) as counter:
         model(images[:1])
     assert total(found, "forward_multiply_adds") == counter.get_total_flops() // 2
-    with valueless(model, images) as (given,):
-        assert layers(model, given, nullcontext) == found
+    with use_fake_tensors(model, images) as (given,):
+        assert profile_layers(model, given, nullcontext) == found
 
 
 def test_tied_weights_count_once_and_where_they_are_first() -> None:
     model, images = built("tied")
-    found = {layer.name: layer for layer in layers(model, images, nullcontext)}
+    found = {layer.name: layer for layer in profile_layers(model, images, nullcontext)}
     assert (found["first"].parameters, found["second"].parameters) == (72, 0)
     assert found["second"].forward_multiply_adds == 64
     assert found[""].parameters == 64, "the weight that the network uses by itself"
@@ -203,7 +203,7 @@ def test_tied_weights_count_once_and_where_they_are_first() -> None:
 
 def test_gradients_are_ready_in_the_order_in_which_they_come() -> None:
     model, images = built("tied")
-    found = layers(model, images, nullcontext)
+    found = profile_layers(model, images, nullcontext)
     came: list[str] = []
     names = {id(value): name.rpartition(".")[0] for name, value in model.named_parameters()}
     for value in model.parameters():
@@ -219,7 +219,7 @@ def test_gradients_are_ready_in_the_order_in_which_they_come() -> None:
 def test_the_network_is_left_as_it_was() -> None:
     model, images = built("dropped")
     before, random = {name: value.clone() for name, value in model.state_dict().items()}, torch.get_rng_state()
-    layers(model, images, nullcontext)
+    profile_layers(model, images, nullcontext)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random)
     for module in model.modules():
@@ -234,7 +234,7 @@ def test_the_network_is_left_as_it_was() -> None:
 def test_a_convolution_in_groups_does_twice_as_much_backward() -> None:
     for conv in (nn.Conv2d(8, 16, 3, groups=4), nn.ConvTranspose2d(8, 16, 3, groups=4), nn.Conv1d(8, 8, 3)):
         images = torch.randn(2, 8, *([10] * (conv.weight.ndim - 2)), requires_grad=True)
-        with MultiplyAdds() as counter:
+        with MultiplyAddCounter() as counter:
             out = conv(images)
             forward = counter.total
             out.sum().backward()
@@ -243,7 +243,7 @@ def test_a_convolution_in_groups_does_twice_as_much_backward() -> None:
 
 def test_attention_counts_on_a_cpu_as_its_matrix_products() -> None:
     q, k, v = (torch.randn(2, 4, 9, 8, requires_grad=True) for _ in range(3))
-    with MultiplyAdds() as counter:
+    with MultiplyAddCounter() as counter:
         out = F.scaled_dot_product_attention(q, k, v)
     assert counter.total == 2 * 4 * 9 * 9 * 8 * 2
     with counter:
@@ -257,8 +257,8 @@ def test_attention_counts_on_a_cpu_as_its_matrix_products() -> None:
 )
 def test_the_published_sizes(make: Callable[[], nn.Module], size: int, parameters: float, multiply_adds: float) -> None:
     model = make()
-    with valueless(model, torch.empty(3, 3, size, size)) as (images,):
-        found = layers(model, images, nullcontext)
-        counted = count(model, images[:1])
+    with use_fake_tensors(model, torch.empty(3, 3, size, size)) as (images,):
+        found = profile_layers(model, images, nullcontext)
+        counted = measure_model_size(model, images[:1])
     assert total(found, "parameters") == counted.parameters == pytest.approx(parameters, rel=0.03)
     assert total(found, "forward_multiply_adds") == counted.multiply_adds == pytest.approx(multiply_adds, rel=0.03)

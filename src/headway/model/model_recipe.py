@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import Field, field_validator, model_validator
 
 from headway.core.epochs import Epochs
@@ -58,3 +60,46 @@ class FreezeAfterRecipe(Part):
     def _compile(cls, pattern: str) -> str:
         expect_patterns(pattern)
         return pattern
+
+
+class ModelRecipe(Part):
+    """Which network, and the state it begins with."""
+
+    factory: str
+    """Import path of a function or class that makes the network: `headway.model:cifar_net`,
+    `torchvision.models:resnet18`, `timm:create_model`, or `my_file.py:build` beside the recipe. It is given
+    `num_classes` and `in_channels` where it takes them and `args` does not say them."""
+    args: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of the factory."""
+    weights: str | None = None
+    """A safetensors file to begin with. Names must match; only the last layer may differ in size, and begins anew."""
+    freeze: tuple[str, ...] = ()
+    """Regular expressions (re.search on a parameter's full name): what they match is not trained.
+    Running statistics of batch norm are no parameters and go on moving."""
+    freeze_after: tuple[FreezeAfterRecipe, ...] = ()
+    """What is trained for the first epochs only; see below."""
+    init: str | None = None
+    """Import path of a function `init(model, images)`, called once with a first batch, without gradients. Unset: the
+    network's own method `initialise(images)` where it has one and no `weights` were loaded."""
+    zero_init: bool = False
+    """The last batch norm of each residual block begins with a scale of zero, so that the block begins as the identity
+    (Goyal et al. 2017, arXiv 1706.02677, section 5.1)."""
+    blur_pool: bool = False
+    """Convolutions with a stride and 16 input channels or more, and max pools, blur before they leave pixels out (Zhang
+    2019, arXiv 1904.11486)."""
+    batch_norm: BatchNormRecipe | None = None
+    """Ghost batches, momentum, statistics without moving averages; see below."""
+    ema: EmaRecipe | None = None
+    """Evaluate and save the average of the weights; see below."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> ModelRecipe:
+        if self.zero_init and self.weights is not None:
+            raise ValueError("zero_init would undo what the weights have learnt: remove zero_init, or weights")
+        return self
+
+    @field_validator("freeze")
+    @classmethod
+    def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
+        expect_patterns(*patterns)
+        return patterns

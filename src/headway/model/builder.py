@@ -10,12 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, field_validator, model_validator
-
 from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeError, nearest
 from headway.core.importing import import_path
-from headway.core.recipe import Part, expect_patterns
-from headway.model.options import BatchNormRecipe, EmaRecipe, FreezeAfterRecipe
+from headway.model.model_recipe import ModelRecipe
 
 if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes seconds
     import torch
@@ -23,50 +20,7 @@ if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes secon
 LOG = logging.getLogger("headway.model")
 
 
-class ModelRecipe(Part):
-    """Which network, and the state it begins with."""
-
-    factory: str
-    """Import path of a function or class that makes the network: `headway.model:cifar_net`,
-    `torchvision.models:resnet18`, `timm:create_model`, or `my_file.py:build` beside the recipe. It is given
-    `num_classes` and `in_channels` where it takes them and `args` does not say them."""
-    args: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of the factory."""
-    weights: str | None = None
-    """A safetensors file to begin with. Names must match; only the last layer may differ in size, and begins anew."""
-    freeze: tuple[str, ...] = ()
-    """Regular expressions (re.search on a parameter's full name): what they match is not trained.
-    Running statistics of batch norm are no parameters and go on moving."""
-    freeze_after: tuple[FreezeAfterRecipe, ...] = ()
-    """What is trained for the first epochs only; see below."""
-    init: str | None = None
-    """Import path of a function `init(model, images)`, called once with a first batch, without gradients. Unset: the
-    network's own method `initialise(images)` where it has one and no `weights` were loaded."""
-    zero_init: bool = False
-    """The last batch norm of each residual block begins with a scale of zero, so that the block begins as the identity
-    (Goyal et al. 2017, arXiv 1706.02677, section 5.1)."""
-    blur_pool: bool = False
-    """Convolutions with a stride and 16 input channels or more, and max pools, blur before they leave pixels out (Zhang
-    2019, arXiv 1904.11486)."""
-    batch_norm: BatchNormRecipe | None = None
-    """Ghost batches, momentum, statistics without moving averages; see below."""
-    ema: EmaRecipe | None = None
-    """Evaluate and save the average of the weights; see below."""
-
-    @model_validator(mode="after")
-    def _fits(self) -> ModelRecipe:
-        if self.zero_init and self.weights is not None:
-            raise ValueError("zero_init would undo what the weights have learnt: remove zero_init, or weights")
-        return self
-
-    @field_validator("freeze")
-    @classmethod
-    def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        expect_patterns(*patterns)
-        return patterns
-
-
-def build(
+def build_model(
     recipe: ModelRecipe,
     *,
     num_outputs: int,
@@ -92,22 +46,24 @@ def build(
     factory = import_path(recipe.factory, base=base, what="model.factory")
     if not callable(factory):
         raise RecipeError(f"{recipe.factory!r} is a {type(factory).__name__}, no function", where="model.factory")
-    model = _call(factory, recipe, {"num_classes": num_outputs, "in_channels": in_channels})
+    model = _call_factory(factory, recipe, {"num_classes": num_outputs, "in_channels": in_channels})
     if not isinstance(model, Module):
         what = f"{recipe.factory!r} gave a {type(model).__name__}, no torch.nn.Module"
         raise RecipeError(what, where="model.factory", fix="Name a function that returns the network, or its class.")
-    model = _altered(model, recipe)
+    model = _modify(model, recipe)
     if recipe.weights is not None:
-        from headway.model import weights
+        from headway.model import pretrained
 
-        left_out = weights.load(model, base / Path(recipe.weights).expanduser())
+        left_out = pretrained.load_weights(model, base / Path(recipe.weights).expanduser())
         if left_out:
             say(f"{recipe.weights}: {', '.join(left_out)} differ in size and begin anew")
     _freeze(model, recipe.freeze)
     return model
 
 
-def initialiser(recipe: ModelRecipe, model: torch.nn.Module, *, base: Path) -> Callable[[torch.Tensor], None] | None:
+def find_initialiser(
+    recipe: ModelRecipe, model: torch.nn.Module, *, base: Path
+) -> Callable[[torch.Tensor], None] | None:
     """What to call once with a first batch (float NCHW, normalised) before a run from its beginning; None: nothing.
 
     Raises:
@@ -138,7 +94,7 @@ def initialiser(recipe: ModelRecipe, model: torch.nn.Module, *, base: Path) -> C
     return initialise
 
 
-def _call(factory: Callable[..., Any], recipe: ModelRecipe, offered: dict[str, int]) -> Any:
+def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, offered: dict[str, int]) -> Any:
     try:
         signature = inspect.signature(factory)
     except (TypeError, ValueError):  # some functions written in C do not tell
@@ -168,17 +124,17 @@ def _call(factory: Callable[..., Any], recipe: ModelRecipe, offered: dict[str, i
         raise _user_error(recipe.factory, error, "model.factory") from error
 
 
-def _altered(model: torch.nn.Module, recipe: ModelRecipe) -> torch.nn.Module:
+def _modify(model: torch.nn.Module, recipe: ModelRecipe) -> torch.nn.Module:
     """What the recipe changes of any network; names of parameters stay, so that weights fit as before."""
     if recipe.zero_init:
-        from headway.model.zero import zero_init
+        from headway.model.residual_init import zero_init
 
         if not zero_init(model):
             what = "the network has no residual block whose last batch norm is known"
             fix = "Remove it; or give each block of yours a property `last_norm` that is its last batch norm."
             raise RecipeError(what, where="model.zero_init", fix=fix)
     if recipe.blur_pool:
-        from headway.model.blurpool import LEAST_CHANNELS, add_blur_pool
+        from headway.model.blur_pool import LEAST_CHANNELS, add_blur_pool
 
         model, changed = add_blur_pool(model)
         if not changed:
@@ -186,14 +142,14 @@ def _altered(model: torch.nn.Module, recipe: ModelRecipe) -> torch.nn.Module:
             fix = "Remove it. Pools that are called as functions are not seen: make them modules, as nn.MaxPool2d."
             raise RecipeError(what, where="model.blur_pool", fix=fix)
     if recipe.batch_norm is not None:
-        from headway.model import norm
+        from headway.model import batch_norm
 
         try:
-            norm.batch_norms(model)
+            batch_norm.list_batch_norms(model)
             if recipe.batch_norm.ghost is not None:
-                model = norm.convert_ghost(model, recipe.batch_norm.ghost)
+                model = batch_norm.convert_to_ghost(model, recipe.batch_norm.ghost)
             if recipe.batch_norm.momentum is not None:
-                norm.set_momentum(model, recipe.batch_norm.momentum)
+                batch_norm.set_momentum(model, recipe.batch_norm.momentum)
         except UsageError as error:
             where = f"model.batch_norm{error.where and f' ({error.where})'}"
             raise RecipeError(error.what, where=where, fix=error.fix) from None

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from headway.core.modules import evaluating
-from headway.model.flops import MultiplyAdds
+from headway.model.flops import MultiplyAddCounter
 
 
 @dataclass(frozen=True)
-class Counts:
+class ModelSize:
     """Of one network.
 
     Attributes:
@@ -24,23 +24,23 @@ class Counts:
     parameters: int
     multiply_adds: int | None
 
-    def text(self) -> str:
+    def describe(self) -> str:
         """`25,557,032 parameters, 4.089 billion multiply-adds`."""
-        done = "" if self.multiply_adds is None else f", {_large(self.multiply_adds)} multiply-adds"
+        done = "" if self.multiply_adds is None else f", {_abbreviate(self.multiply_adds)} multiply-adds"
         return f"{self.parameters:,} parameters{done}"
 
 
-def count(model: nn.Module, images: Tensor) -> Counts:
+def measure_model_size(model: nn.Module, images: Tensor) -> ModelSize:
     """Counts in one forward pass over some images [N, C, H, W], in evaluation mode, without gradients; network and
     images may lie on the device `meta`, which computes nothing. The network is left as it was.
     """
-    with torch.no_grad(), evaluating(model), MultiplyAdds() as counter:
+    with torch.no_grad(), evaluating(model), MultiplyAddCounter() as counter:
         model(images)
     parameters = sum(value.numel() for value in model.parameters())
-    return Counts(parameters, counter.total // len(images))
+    return ModelSize(parameters, counter.total // len(images))
 
 
-def _large(number: int) -> str:
+def _abbreviate(number: int) -> str:
     for unit, name in ((10**9, " billion"), (10**6, " million")):
         if number >= unit:
             return f"{number / unit:.4g}{name}"

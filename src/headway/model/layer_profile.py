@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 
 from headway.core.modules import leaving_no_trace
 from headway.core.profile import Layer
-from headway.model.flops import MultiplyAdds
+from headway.model.flops import MultiplyAddCounter
 
 SAMPLES = (2, 3)
 """Batches from whose difference follows what one sample takes; batch norm may want two samples at least."""
@@ -21,7 +21,7 @@ SAMPLES = (2, 3)
 Context = Callable[[], AbstractContextManager[Any]]
 
 
-def layers(model: nn.Module, images: Tensor, autocast: Context) -> tuple[Layer, ...]:
+def profile_layers(model: nn.Module, images: Tensor, autocast: Context) -> tuple[Layer, ...]:
     """The layers of a network, in the order in which they are first called; those that never are come last.
 
     The network does two forward passes and one backward pass in the mode in which it is. Parameters, buffers and random
@@ -33,10 +33,10 @@ def layers(model: nn.Module, images: Tensor, autocast: Context) -> tuple[Layer, 
     """
     fewer, more = SAMPLES
     with leaving_no_trace(model):
-        two = _watched(model, images[:fewer], autocast, backward=True)
-        three = _watched(model, images[:more], autocast, backward=False)
+        two = _profile_passes(model, images[:fewer], autocast, backward=True)
+        three = _profile_passes(model, images[:more], autocast, backward=False)
     out = []
-    for (name, module), place in zip(two.named.items(), two.places(), strict=True):
+    for (name, module), place in zip(two.named.items(), two.order_gradients(), strict=True):
         tally, other = two.tallies[name], three.tallies[name]
         own = two.owned[name]
         if not (own or tally.called):
@@ -65,7 +65,7 @@ def layers(model: nn.Module, images: Tensor, autocast: Context) -> tuple[Layer, 
 
 
 @dataclass
-class _Tally:
+class _LayerTally:
     """Of one module. `called`: something was done in it that is no child's, or it has no children."""
 
     called: bool = False
@@ -79,13 +79,13 @@ class _Tally:
 
 @final
 @dataclass
-class _Watch:
+class _LayerProfiler:
     """Who does what. Nodes of autograd belong to the module that was running when they were made: at each change of
     modules, those that are new behind the tensors at hand."""
 
     named: dict[str, nn.Module]
-    counter: MultiplyAdds
-    tallies: dict[str, _Tally] = field(default_factory=dict)
+    counter: MultiplyAddCounter
+    tallies: dict[str, _LayerTally] = field(default_factory=dict)
     owned: dict[str, list[nn.Parameter]] = field(default_factory=dict)
     order: list[str] = field(default_factory=list)
     ready: list[nn.Parameter] = field(default_factory=list)
@@ -99,26 +99,26 @@ class _Watch:
     def __post_init__(self) -> None:
         seen: set[int] = set()
         for name, module in self.named.items():
-            self.tallies[name] = _Tally()
+            self.tallies[name] = _LayerTally()
             self.owned[name] = []
             for value in module._parameters.values():
                 if value is not None and id(value) not in seen:  # tied weights belong to the first
                     seen.add(id(value))
                     self.owned[name].append(value)
 
-    def leave_out(self, *tensors: Tensor) -> None:
+    def ignore(self, *tensors: Tensor) -> None:
         """Their memory is kept anyway."""
-        self._storages.update(_identity(tensor) for tensor in tensors)
+        self._storages.update(_storage_id(tensor) for tensor in tensors)
 
     def enter(self, name: str, tensors: list[Tensor]) -> None:
         if self._in_backward:  # what is computed again belongs to the backward pass
             return
-        self._settle()
+        self._attribute_operations()
         if self._stack:
-            self._take(self._stack[-1], tensors)
+            self._claim_nodes(self._stack[-1], tensors)
         if name not in self.order:
             self.order.append(name)
-            self.tallies[name].input_shape = _of_a_sample(tensors)
+            self.tallies[name].input_shape = _sample_shape(tensors)
         if not self.named[name]._modules:
             self.tallies[name].called = True
         self._stack.append(name)
@@ -126,18 +126,18 @@ class _Watch:
     def leave(self, name: str, tensors: list[Tensor]) -> None:
         if self._in_backward:
             return
-        self._settle()
-        self._take(name, tensors)
+        self._attribute_operations()
+        self._claim_nodes(name, tensors)
         tally = self.tallies[name]
         if tally.output_shape is None:
-            tally.output_shape = _of_a_sample(tensors)
-        sizes = {_identity(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
+            tally.output_shape = _sample_shape(tensors)
+        sizes = {_storage_id(tensor): tensor.untyped_storage().nbytes() for tensor in tensors}
         tally.output_bytes += sum(sizes.values())
         self._stack.pop()
 
     def pack(self, tensor: Tensor) -> Tensor:
         """A tensor is kept for the backward pass."""
-        if (identity := _identity(tensor)) not in self._storages and self._stack:
+        if (identity := _storage_id(tensor)) not in self._storages and self._stack:
             self._storages.add(identity)
             tally = self.tallies[self._stack[-1]]
             tally.saved_bytes += tensor.untyped_storage().nbytes()
@@ -145,16 +145,16 @@ class _Watch:
         return tensor
 
     def backward(self, loss: Tensor) -> None:
-        self._settle()
+        self._attribute_operations()
         self._in_backward, hooks = True, []
         for node, name in self._nodes.items():
-            hooks.append(node.register_prehook(lambda grads, name=name: self._reached(name)))
+            hooks.append(node.register_prehook(lambda grads, name=name: self._start_node(name)))
         loss.backward()
-        self._settle()
+        self._attribute_operations()
         for hook in hooks:
             hook.remove()
 
-    def places(self) -> Iterator[int | None]:
+    def order_gradients(self) -> Iterator[int | None]:
         """Of each module: how many others' gradients are complete before; those that never come are last, as the ranks
         exchange zeros for them then."""
         at = {id(value): place for place, value in enumerate(self.ready)}
@@ -166,11 +166,11 @@ class _Watch:
         places = {name: place for place, name in enumerate(sorted(last, key=last.__getitem__))}
         return (places.get(name) for name in self.named)
 
-    def _reached(self, name: str) -> None:
-        self._settle()
+    def _start_node(self, name: str) -> None:
+        self._attribute_operations()
         self._at = name
 
-    def _settle(self) -> None:
+    def _attribute_operations(self) -> None:
         """What was counted since the last change belongs to who was at work."""
         done, self._counted = self.counter.total - self._counted, self.counter.total
         if not done:
@@ -181,7 +181,7 @@ class _Watch:
             self.tallies[self._stack[-1]].forward += done
             self.tallies[self._stack[-1]].called = True
 
-    def _take(self, name: str, tensors: list[Tensor]) -> None:
+    def _claim_nodes(self, name: str, tensors: list[Tensor]) -> None:
         """The nodes behind these tensors that belong to nobody yet. It keeps them: torch makes a new object of a node
         that nobody holds."""
         new = [tensor.grad_fn for tensor in tensors]
@@ -193,15 +193,15 @@ class _Watch:
                 self.tallies[name].called = True
 
 
-def _watched(model: nn.Module, images: Tensor, autocast: Context, *, backward: bool) -> _Watch:
+def _profile_passes(model: nn.Module, images: Tensor, autocast: Context, *, backward: bool) -> _LayerProfiler:
     with ExitStack() as stack:
-        watch = _Watch(dict(model.named_modules()), MultiplyAdds())
-        watch.leave_out(images, *model.parameters(), *model.buffers())
+        watch = _LayerProfiler(dict(model.named_modules()), MultiplyAddCounter())
+        watch.ignore(images, *model.parameters(), *model.buffers())
         for name, module in watch.named.items():
             before = module.register_forward_pre_hook(
-                lambda _, args, kwargs, name=name: watch.enter(name, _tensors((args, kwargs))), with_kwargs=True
+                lambda _, args, kwargs, name=name: watch.enter(name, _list_tensors((args, kwargs))), with_kwargs=True
             )
-            after = module.register_forward_hook(lambda _, args, out, name=name: watch.leave(name, _tensors(out)))
+            after = module.register_forward_hook(lambda _, args, out, name=name: watch.leave(name, _list_tensors(out)))
             stack.callback(before.remove)
             stack.callback(after.remove)
         for value in model.parameters():
@@ -215,14 +215,14 @@ def _watched(model: nn.Module, images: Tensor, autocast: Context, *, backward: b
     return watch
 
 
-def _tensors(tree: Any) -> list[Tensor]:
+def _list_tensors(tree: Any) -> list[Tensor]:
     return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
 
 
-def _of_a_sample(tensors: list[Tensor]) -> tuple[int, ...] | None:
+def _sample_shape(tensors: list[Tensor]) -> tuple[int, ...] | None:
     return tuple(tensors[0].shape[1:]) if tensors else None
 
 
-def _identity(tensor: Tensor) -> int:
+def _storage_id(tensor: Tensor) -> int:
     """Of the memory that a tensor lies in: also where there is none, on `meta`."""
     return int(tensor.untyped_storage()._cdata)

@@ -61,21 +61,21 @@ class GhostBatchNorm(_BatchNorm):
         # The backward pass of tensor_split makes a gradient of the whole input for each part: 16 times as long with 64.
         parts = x.split([least + 1] * larger + [least] * (groups - larger))
         if not self.track_running_stats or self.running_mean is None or self.running_var is None:
-            return torch.cat([self._normalised(part, None, None) for part in parts])
+            return torch.cat([self._normalise(part, None, None) for part in parts])
         means = self.running_mean.new_zeros(len(parts), self.num_features)
         variances = torch.zeros_like(means)
         out = torch.cat(
-            [self._normalised(part, mean, var) for part, mean, var in zip(parts, means, variances, strict=True)]
+            [self._normalise(part, mean, var) for part, mean, var in zip(parts, means, variances, strict=True)]
         )
-        self._track(least, larger, means, variances)
+        self._update_running_statistics(least, larger, means, variances)
         return out
 
-    def _normalised(self, part: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
+    def _normalise(self, part: Tensor, mean: Tensor | None, var: Tensor | None) -> Tensor:
         """Puts the group's mean and unbiased variance into `mean` and `var`."""
         return F.batch_norm(part, mean, var, self.weight, self.bias, training=True, momentum=1.0, eps=self.eps)
 
     @torch.no_grad()
-    def _track(self, least: int, larger: int, means: Tensor, variances: Tensor) -> None:
+    def _update_running_statistics(self, least: int, larger: int, means: Tensor, variances: Tensor) -> None:
         """Of groups of `least` samples, the first `larger` of which have one more."""
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -93,7 +93,7 @@ class GhostBatchNorm(_BatchNorm):
             raise UsageError(what, fix="It takes [samples, channels, ...].")
 
 
-def convert_ghost(module: nn.Module, group: int) -> nn.Module:
+def convert_to_ghost(module: nn.Module, group: int) -> nn.Module:
     """Puts a GhostBatchNorm of groups of `group` samples in the place of every BatchNorm1d, 2d and 3d of a network.
 
     Parameters, buffers, their names, hooks and memory formats stay what they are; an optimizer made before keeps
@@ -105,8 +105,8 @@ def convert_ghost(module: nn.Module, group: int) -> nn.Module:
     Raises:
         UsageError: a batch norm with a forward pass of its own, or none at all.
     """
-    batch_norms(module)
-    return replaced(module, lambda one, name: _ghost(one, group, name) if isinstance(one, _BatchNorm) else one)
+    list_batch_norms(module)
+    return replaced(module, lambda one, name: _to_ghost(one, group, name) if isinstance(one, _BatchNorm) else one)
 
 
 def set_momentum(module: nn.Module, kept: float) -> None:
@@ -115,11 +115,11 @@ def set_momentum(module: nn.Module, kept: float) -> None:
     Raises:
         UsageError: there is none.
     """
-    for norm in batch_norms(module):
+    for norm in list_batch_norms(module):
         norm.momentum = 1 - kept
 
 
-def batch_norms(module: nn.Module) -> list[_BatchNorm]:
+def list_batch_norms(module: nn.Module) -> list[_BatchNorm]:
     """The batch norms of a network. Raises UsageError where there is none."""
     found = [one for one in module.modules() if isinstance(one, _BatchNorm)]
     if not found:
@@ -128,13 +128,13 @@ def batch_norms(module: nn.Module) -> list[_BatchNorm]:
 
 
 @contextmanager
-def recomputing(module: nn.Module) -> Iterator[None]:
+def recompute_statistics(module: nn.Module) -> Iterator[None]:
     """Within it, running statistics begin anew and become plain means over the batches that the network is given, where
     its batch norms are in training mode; all other modules are as in evaluation, so no random number is drawn.
 
     Afterwards modes, momenta and counts of batches are as before.
     """
-    moving = [one for one in batch_norms(module) if one.training and one.track_running_stats]
+    moving = [one for one in list_batch_norms(module) if one.training and one.track_running_stats]
     kept = [(one, one.momentum, one.num_batches_tracked) for one in moving]
     with evaluating(module):
         try:
@@ -148,7 +148,7 @@ def recomputing(module: nn.Module) -> Iterator[None]:
                 norm.momentum, norm.num_batches_tracked = momentum, count
 
 
-def _ghost(module: _BatchNorm, group: int, name: str) -> GhostBatchNorm:
+def _to_ghost(module: _BatchNorm, group: int, name: str) -> GhostBatchNorm:
     kind = type(module)
     if kind.forward not in (_BatchNorm.forward, GhostBatchNorm.forward):
         what = f"{kind.__name__} is a batch norm with a forward pass of its own, which would be lost"

@@ -5,8 +5,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headway.model import add_blur_pool, alexnet, cifar_net, count, resnet50
-from headway.model.blurpool import BlurConv2d, BlurMaxPool2d
+from headway.model import add_blur_pool, alexnet, cifar_net, measure_model_size, resnet50
+from headway.model.blur_pool import BlurConv2d, BlurMaxPool2d
 
 
 def blur(images: Tensor) -> Tensor:
@@ -56,9 +56,9 @@ def test_which_layers_of_a_resnet_change() -> None:
     assert list(model.state_dict()) == names, "weights load as before"
     assert [value.shape for value in model.state_dict().values()] == shapes
     images = torch.empty(1, 3, 224, 224, device="meta")
-    more = count(model, images).multiply_adds - count(before, images).multiply_adds  # type: ignore[operator]
+    more = measure_model_size(model, images).multiply_adds - measure_model_size(before, images).multiply_adds  # type: ignore[operator]
     assert 0 < more < 0.01 * 4.1e9
-    assert count(model, images).parameters == count(before, images).parameters
+    assert measure_model_size(model, images).parameters == measure_model_size(before, images).parameters
 
 
 def test_networks_with_pools_and_without() -> None:

@@ -29,19 +29,19 @@ def add_blur_pool(module: nn.Module) -> tuple[nn.Module, list[str]]:
     """
     changed: list[str] = []
 
-    def made(one: nn.Module, name: str) -> nn.Module:
+    def replace(one: nn.Module, name: str) -> nn.Module:
         if isinstance(one, nn.Conv2d) and type(one).forward is nn.Conv2d.forward:
             if max(one.stride) == 1 or one.in_channels < LEAST_CHANNELS:
                 return one
-            new: nn.Module = BlurConv2d.of(one)
-        elif type(one) is nn.MaxPool2d and _is_plain(one):
+            new: nn.Module = BlurConv2d.from_conv(one)
+        elif type(one) is nn.MaxPool2d and _takes_every_second(one):
             new = BlurMaxPool2d(one.kernel_size, one.stride, one.padding)
         else:
             return one
         changed.append(name)
         return new
 
-    return replaced(module, made), changed
+    return replaced(module, replace), changed
 
 
 @final
@@ -49,17 +49,17 @@ class BlurConv2d(nn.Conv2d):
     """A convolution with a stride whose input is blurred. Made of one without, whose parameters it has."""
 
     @staticmethod
-    def of(conv: nn.Conv2d) -> BlurConv2d:
-        made = BlurConv2d.__new__(BlurConv2d)
-        made.__dict__.update(conv.__dict__)
-        made.register_buffer("filter", _filter(conv.weight), persistent=False)
-        return made
+    def from_conv(conv: nn.Conv2d) -> BlurConv2d:
+        new = BlurConv2d.__new__(BlurConv2d)
+        new.__dict__.update(conv.__dict__)
+        new.register_buffer("filter", _make_filter(conv.weight), persistent=False)
+        return new
 
     def forward(self, input: Tensor) -> Tensor:
         if self.kernel_size == (1, 1) and self.padding == (0, 0):
             # The same, and only every second pixel is blurred.
-            return F.conv2d(_blurred(input, self.filter, self.stride), self.weight, self.bias, groups=self.groups)
-        return super().forward(_blurred(input, self.filter, 1))
+            return F.conv2d(_blur(input, self.filter, self.stride), self.weight, self.bias, groups=self.groups)
+        return super().forward(_blur(input, self.filter, 1))
 
 
 @final
@@ -69,22 +69,22 @@ class BlurMaxPool2d(nn.Module):
     def __init__(self, kernel_size: Any, stride: Any, padding: Any) -> None:
         super().__init__()
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
-        self.register_buffer("filter", _filter(torch.empty(0)), persistent=False)
+        self.register_buffer("filter", _make_filter(torch.empty(0)), persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        return _blurred(F.max_pool2d(input, self.kernel_size, 1, self.padding), self.filter, self.stride)
+        return _blur(F.max_pool2d(input, self.kernel_size, 1, self.padding), self.filter, self.stride)
 
 
-def _is_plain(pool: nn.MaxPool2d) -> bool:
+def _takes_every_second(pool: nn.MaxPool2d) -> bool:
     strided = pool.stride != 1 and pool.stride != (1, 1)
     return strided and pool.dilation in (1, (1, 1)) and not pool.ceil_mode and not pool.return_indices
 
 
-def _filter(like: Tensor) -> Tensor:
+def _make_filter(like: Tensor) -> Tensor:
     line = torch.tensor([0.25, 0.5, 0.25], device=like.device, dtype=like.dtype)
     return torch.outer(line, line)[None, None]
 
 
-def _blurred(images: Tensor, filter: Any, stride: Any) -> Tensor:
+def _blur(images: Tensor, filter: Any, stride: Any) -> Tensor:
     channels = images.shape[1]
     return F.conv2d(images, filter.expand(channels, -1, -1, -1), stride=stride, padding=1, groups=channels)

@@ -23,16 +23,16 @@ from headway.core.modules import leaving_no_trace
 SAMPLES = 2
 """That go through the network; batch norm may want two at least."""
 
-SHOWN = 3
+MOST_NAMES = 3
 """Names of modules that are said."""
 
-OF_TORCH = str(Path(torch.__file__).parent)
-OF_THE_COMPILER = str(Path(OF_TORCH, "_dynamo"))
+TORCH_FOLDER = str(Path(torch.__file__).parent)
+DYNAMO_FOLDER = str(Path(TORCH_FOLDER, "_dynamo"))
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Break:
+class GraphBreak:
     """A line at which torch.compile ends a graph, leaves something to Python, and begins another one.
 
     Attributes:
@@ -50,11 +50,11 @@ class Break:
     code: str
     reason: str
 
-    def text(self) -> str:
+    def describe(self) -> str:
         """`net.py:13 'print(x.shape)' in Noisy (blocks.0 and blocks.1): Dynamo does not know how to ...`."""
         names = [name or "the network" for name in self.modules]
-        if len(names) > SHOWN:
-            names[SHOWN:] = [f"{len(names) - SHOWN} more"]
+        if len(names) > MOST_NAMES:
+            names[MOST_NAMES:] = [f"{len(names) - MOST_NAMES} more"]
         place = " ".join(
             part
             for part in (
@@ -69,7 +69,7 @@ class Break:
 
 @final
 @dataclass(frozen=True, slots=True)
-class Compilable:
+class CompileReport:
     """What torch.compile would make of a network.
 
     Attributes:
@@ -78,17 +78,17 @@ class Compilable:
     """
 
     graphs: int
-    breaks: tuple[Break, ...]
+    breaks: tuple[GraphBreak, ...]
 
     @property
-    def whole(self) -> bool:
+    def is_whole(self) -> bool:
         """All of it is one graph."""
         return self.graphs == 1 and not self.breaks
 
 
 def try_compiling(
     model: nn.Module, images: Tensor, autocast: Callable[[], AbstractContextManager[Any]] = nullcontext
-) -> Compilable:
+) -> CompileReport:
     """Lets torch.compile trace a network over two images, with a compiler that leaves graphs as they are: it takes a
     second or a few, and no C++ compiler or Triton is called.
 
@@ -104,34 +104,34 @@ def try_compiling(
     """
     graphs = 0
 
-    def count(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
+    def count_graph(graph: torch.fx.GraphModule, inputs: object) -> Callable[..., Any]:
         nonlocal graphs
         graphs += 1
         forward: Callable[..., Any] = graph.forward
         return forward
 
-    def through(images: Tensor) -> Any:
+    def run_model(images: Tensor) -> Any:
         return model(images)
 
     # Torch keeps what it compiles with a function's code. With code of its own, nothing of a whole network stays; of
     # one that breaks, what it stops in and goes on with.
-    fresh = types.FunctionType(through.__code__.replace(), through.__globals__, closure=through.__closure__)
+    fresh = types.FunctionType(run_model.__code__.replace(), run_model.__globals__, closure=run_model.__closure__)
     failed = ""
-    with leaving_no_trace(model), _leaving_torch_alone(), noted() as notes:
+    with leaving_no_trace(model), _preserve_dynamo_state(), collect_break_notes() as notes:
         try:
             with autocast():
-                torch.compile(fresh, backend=count)(images[:SAMPLES])
+                torch.compile(fresh, backend=count_graph)(images[:SAMPLES])
         except Exception as error:  # of torch's own tracing, or of a torch that cannot compile here
             failed = f"torch.compile fails: {type(error).__name__}: {_first_line(str(error))}"
-    found = breaks(model, notes)
+    found = list_graph_breaks(model, notes)
     if failed:
-        found = (*found, Break((), "", "", "", failed))
-    return Compilable(graphs, found)
+        found = (*found, GraphBreak((), "", "", "", failed))
+    return CompileReport(graphs, found)
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Note:
+class BreakNote:
     """What torch says of a graph that ended, and the lines that led there, the innermost one last."""
 
     reason: str
@@ -139,7 +139,7 @@ class Note:
 
 
 @contextmanager
-def noted() -> Iterator[list[Note]]:
+def collect_break_notes() -> Iterator[list[BreakNote]]:
     """Gives what torch notes of breaks while something compiles within it; complete once it has ended.
 
     Of a function that it takes up again behind the line, torch keeps the reason in a list. One that it leaves to Python
@@ -147,67 +147,67 @@ def noted() -> Iterator[list[Note]]:
     """
     from torch._dynamo.utils import graph_break_reasons
 
-    found, before = list[Note](), len(graph_break_reasons)
+    found, before = list[BreakNote](), len(graph_break_reasons)
     log = logging.getLogger("torch._dynamo.convert_frame")
     own, shown = log.level, log.getEffectiveLevel()
 
-    def see(record: logging.LogRecord) -> bool:
+    def record_break(record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if error is not None and hasattr(error, "real_stack"):
-            found.append(Note(getattr(error, "msg", str(error)), error.real_stack))
+            found.append(BreakNote(getattr(error, "msg", str(error)), error.real_stack))
         return record.levelno >= shown
 
-    log.addFilter(see)
+    log.addFilter(record_break)
     log.setLevel(min(shown, logging.INFO))
     try:
         yield found
     finally:
         log.setLevel(own)
-        log.removeFilter(see)
-        found += [Note(one.reason, one.user_stack) for one in graph_break_reasons[before:]]
+        log.removeFilter(record_break)
+        found += [BreakNote(one.reason, one.user_stack) for one in graph_break_reasons[before:]]
 
 
-def breaks(model: nn.Module, notes: Sequence[Note]) -> tuple[Break, ...]:
+def list_graph_breaks(model: nn.Module, notes: Sequence[BreakNote]) -> tuple[GraphBreak, ...]:
     """The lines of what was `noted` while a network was compiled. Torch notes one line several times: for the network,
     and again for what is called from there, with a shorter stack."""
-    code = _Code(model)
-    found: dict[tuple[str, int | None], Break] = {}
+    code = _ModuleCode(model)
+    found: dict[tuple[str, int | None], GraphBreak] = {}
     for note in notes:
-        stack = [one for one in note.stack if not one.filename.startswith(OF_THE_COMPILER) and one.filename != __file__]
-        users = [frame for frame in stack if not frame.filename.startswith(OF_TORCH)]
+        stack = [one for one in note.stack if not one.filename.startswith(DYNAMO_FOLDER) and one.filename != __file__]
+        users = [frame for frame in stack if not frame.filename.startswith(TORCH_FOLDER)]
         at = next(reversed(users or stack), None)
-        modules, kind = code.owners(stack)
+        modules, kind = code.find_owners(stack)
         key = ("", None) if at is None else (at.filename, at.lineno)
         if key not in found or (modules and not found[key].modules):
-            where = "" if at is None else f"{_short(at.filename)}:{at.lineno}"
+            where = "" if at is None else f"{_shorten_path(at.filename)}:{at.lineno}"
             line = "" if at is None else (at.line or "").strip()
-            found[key] = Break(modules, kind, where, line, _said(note.reason))
+            found[key] = GraphBreak(modules, kind, where, line, _extract_explanation(note.reason))
     return tuple(found.values())
 
 
 @final
-class _Code:
+class _ModuleCode:
     """Whose code a line is: that of all modules of a class, whatever they are called."""
 
     def __init__(self, model: nn.Module) -> None:
         self._spans: dict[str, list[tuple[int, int, str, str]]] = {}
         for name, module in model.named_modules():
-            for code in _codes(module):
+            for code in _list_code(module):
                 span = (code.co_firstlineno, _last_line(code), name, type(module).__name__)
                 self._spans.setdefault(code.co_filename, []).append(span)
 
-    def owners(self, stack: Sequence[FrameSummary]) -> tuple[tuple[str, ...], str]:
+    def find_owners(self, stack: Sequence[FrameSummary]) -> tuple[tuple[str, ...], str]:
         """(names, class) of the modules of the innermost line that is of any."""
         for frame in reversed(stack):
             spans = self._spans.get(frame.filename, ())
-            mine = [span for span in spans if span[0] <= (frame.lineno or 0) <= span[1]]
-            if mine:
-                kinds = dict.fromkeys(kind for *_, kind in mine)
-                return tuple(dict.fromkeys(name for _, _, name, _ in mine)), " and ".join(kinds)
+            own_spans = [span for span in spans if span[0] <= (frame.lineno or 0) <= span[1]]
+            if own_spans:
+                kinds = dict.fromkeys(kind for *_, kind in own_spans)
+                return tuple(dict.fromkeys(name for _, _, name, _ in own_spans)), " and ".join(kinds)
         return (), ""
 
 
-def _codes(module: nn.Module) -> Iterator[types.CodeType]:
+def _list_code(module: nn.Module) -> Iterator[types.CodeType]:
     """Of a module's methods, but for those that all modules have."""
     known = set(nn.Module.__mro__)
     methods = [value for one in type(module).__mro__ if one not in known for value in vars(one).values()]
@@ -223,7 +223,7 @@ def _last_line(code: types.CodeType) -> int:
     return max([code.co_firstlineno, *inner, *(line for _, _, line in code.co_lines() if line is not None)])
 
 
-def _said(reason: str) -> str:
+def _extract_explanation(reason: str) -> str:
     """Torch's explanations of a break, without its hints and links and where something lies in memory; or the first
     line, where it has none."""
     found = re.findall(r"^\s*Explanation: (.*?)(?=\n\s*\n|\n\s*Hint:|\Z)", reason, re.DOTALL | re.MULTILINE)
@@ -235,16 +235,16 @@ def _first_line(text: str) -> str:
     return next((line.strip() for line in text.splitlines() if line.strip()), "")
 
 
-def _short(file: str) -> str:
+def _shorten_path(file: str) -> str:
     """A path as one would write it here; of torch's own files, within torch."""
-    for base in (Path(OF_TORCH).parent, Path.cwd()):
+    for base in (Path(TORCH_FOLDER).parent, Path.cwd()):
         if Path(file).is_relative_to(base):
             return str(Path(file).relative_to(base))
     return file
 
 
 @contextmanager
-def _leaving_torch_alone() -> Iterator[None]:
+def _preserve_dynamo_state() -> Iterator[None]:
     """Within it torch.compile warns of nothing; afterwards it knows of nothing that it met there for the first time.
 
     torch._dynamo.reset() would forget what others have compiled as well, who would compile it again. All that is used

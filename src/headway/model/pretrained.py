@@ -11,11 +11,11 @@ from safetensors.torch import load as load_tensors
 from headway.core.errors import UsageError
 from headway.core.files import read_regular, reason_of
 
-SHOWN = 5
+MOST_NAMES = 5
 """Names of each kind that an error lists."""
 
 
-def load(model: torch.nn.Module, path: Path) -> list[str]:
+def load_weights(model: torch.nn.Module, path: Path) -> list[str]:
     """Copies a file's tensors into the network; all names must match. Returns the tensors left out.
 
     Left out is the head, where a shape of it differs: the last module that owns parameters, in the order of
@@ -27,14 +27,14 @@ def load(model: torch.nn.Module, path: Path) -> list[str]:
     stored = _read(path)
     wanted = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     differing = [name for name in wanted if name in stored and wanted[name].shape != stored[name].shape]
-    head = _head(model)
+    head = _list_head(model)
     left_out = [name for name in wanted if name in head] if head.intersection(differing) else []
 
     # Files from before PyTorch 0.4.1 (2018) lack this count; it matters only to batch norm without momentum.
     missing = [name for name in wanted if name not in stored and not name.endswith("num_batches_tracked")]
     unexpected = sorted(stored.keys() - wanted.keys())
     misshapen = [
-        f"{name} ({_shape(stored[name])} in the file, {_shape(wanted[name])} in the network)"
+        f"{name} ({_describe_shape(stored[name])} in the file, {_describe_shape(wanted[name])} in the network)"
         for name in differing
         if name not in head
     ]
@@ -42,13 +42,13 @@ def load(model: torch.nn.Module, path: Path) -> list[str]:
     mistyped = [
         f"{name} ({stored[name].dtype} in the file, {value.dtype} in the network)"
         for name, value in wanted.items()
-        if name in stored and _kind(stored[name]) != _kind(value)
+        if name in stored and _number_kind(stored[name]) != _number_kind(value)
     ]
     faults = [
-        _several(missing, "missing in the file"),
-        _several(unexpected, "unknown to the network"),
-        _several(misshapen, "of another shape"),
-        _several(mistyped, "of another kind"),
+        _list_fault(missing, "missing in the file"),
+        _list_fault(unexpected, "unknown to the network"),
+        _list_fault(misshapen, "of another shape"),
+        _list_fault(mistyped, "of another kind"),
     ]
     if any(faults):
         what = f"the weights do not fit the network: {'; '.join(filter(None, faults))}"
@@ -77,7 +77,7 @@ def _read(path: Path) -> dict[str, torch.Tensor]:
     raise UsageError(what, where=str(path), fix=f"Where you trust the file, convert it once yourself: {convert}.")
 
 
-def _head(model: torch.nn.Module) -> set[str]:
+def _list_head(model: torch.nn.Module) -> set[str]:
     owners = [name for name, module in model.named_modules() if any(True for _ in module.parameters(recurse=False))]
     if not owners:
         return set()
@@ -85,16 +85,16 @@ def _head(model: torch.nn.Module) -> set[str]:
     return {prefix + name for name in model.get_submodule(owners[-1]).state_dict()}
 
 
-def _kind(tensor: torch.Tensor) -> tuple[bool, bool]:
+def _number_kind(tensor: torch.Tensor) -> tuple[bool, bool]:
     return tensor.is_floating_point(), tensor.is_complex()
 
 
-def _shape(tensor: torch.Tensor) -> str:
+def _describe_shape(tensor: torch.Tensor) -> str:
     return "x".join(map(str, tensor.shape)) or "a number"
 
 
-def _several(names: list[str], kind: str) -> str:
+def _list_fault(names: list[str], kind: str) -> str:
     if not names:
         return ""
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return f"{kind}: {', '.join(names[:SHOWN])}{more}"
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return f"{kind}: {', '.join(names[:MOST_NAMES])}{more}"

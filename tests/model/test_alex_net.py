@@ -5,15 +5,15 @@ import torch
 from torch import Tensor, nn
 
 from headway.core.errors import UsageError
-from headway.model import alexnet, count, joined_towers
-from headway.model.alex import AlexNet
+from headway.model import alexnet, join_towers, measure_model_size
+from headway.model.alex_net import AlexNet
 
 
 @pytest.mark.parametrize("two_towers", [False, True])
 def test_the_published_size(two_towers: bool) -> None:
     """62 M parameters and 727 M multiply-adds at 227 pixels; in two towers they are as many."""
     with torch.device("meta"):
-        found = count(alexnet(two_towers=two_towers), torch.empty(1, 3, 227, 227))
+        found = measure_model_size(alexnet(two_towers=two_towers), torch.empty(1, 3, 227, 227))
     assert found.parameters == 60_965_224
     assert found.parameters == pytest.approx(62e6, rel=0.03)
     assert found.multiply_adds == pytest.approx(727e6, rel=0.03)
@@ -29,7 +29,7 @@ def test_two_towers_are_convolutions_in_two_groups(batch_norm: bool, pool5_norm:
     towers: AlexNet = alexnet(5, two_towers=True, **options).double()  # type: ignore[arg-type]
     grouped: AlexNet = alexnet(5, **options).double()  # type: ignore[arg-type]
     assert len(towers.towers) == 2
-    grouped.load_state_dict(joined_towers(towers.state_dict()))
+    grouped.load_state_dict(join_towers(towers.state_dict()))
     images = torch.randn(3, 3, 80, 80, dtype=torch.float64)
     seen: list[Tensor] = []
     for model in (towers, grouped):
@@ -40,7 +40,7 @@ def test_two_towers_are_convolutions_in_two_groups(batch_norm: bool, pool5_norm:
     torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
     for logits in (one, other):
         logits.square().sum().backward()
-    found = joined_towers({name: value.grad for name, value in towers.named_parameters() if value.grad is not None})
+    found = join_towers({name: value.grad for name, value in towers.named_parameters() if value.grad is not None})
     assert len(found) == len(list(grouped.parameters()))
     for name, value in grouped.named_parameters():
         torch.testing.assert_close(found[name], value.grad, rtol=1e-9, atol=1e-12)

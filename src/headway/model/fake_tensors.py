@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 @contextmanager
-def valueless(model: nn.Module, *tensors: Tensor) -> Iterator[list[Tensor]]:
+def use_fake_tensors(model: nn.Module, *tensors: Tensor) -> Iterator[list[Tensor]]:
     """Within it the network's parameters and buffers have no values, nor has what is computed; afterwards they are as
     before. Gives the tensors without theirs.
 

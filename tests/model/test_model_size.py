@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from headway.model import count
-from headway.model.counts import Counts
+from headway.model import measure_model_size
+from headway.model.model_size import ModelSize
 
 
 class Small(nn.Module):
@@ -27,7 +27,7 @@ def test_a_small_network_by_hand() -> None:
     model = Small()
     model.norm.eval()
     random = torch.get_rng_state()
-    found = count(model, torch.zeros(3, 4, 10, 10))
+    found = measure_model_size(model, torch.zeros(3, 4, 10, 10))
     convolutions = 25 * 8 * 4 * 9 + 15 * 16 * 2 * 3
     assert found.multiply_adds == convolutions + 240 * 7 + 7 * 2
     assert found.parameters == 8 * 36 + 8 + 16 * 2 * 3 + 32 + 240 * 7 + 7
@@ -35,12 +35,12 @@ def test_a_small_network_by_hand() -> None:
     assert torch.equal(torch.get_rng_state(), random)
     assert all(value.grad is None for value in model.parameters())
     with torch.autocast("cpu", torch.bfloat16):
-        assert count(model, torch.zeros(1, 4, 10, 10)) == found
-    assert count(Small().to("meta"), torch.zeros(1, 4, 10, 10, device="meta")) == found
+        assert measure_model_size(model, torch.zeros(1, 4, 10, 10)) == found
+    assert measure_model_size(Small().to("meta"), torch.zeros(1, 4, 10, 10, device="meta")) == found
 
 
 def test_it_is_said_in_words() -> None:
-    assert Counts(25_557_032, 4_089_184_256).text() == "25,557,032 parameters, 4.089 billion multiply-adds"
-    assert Counts(1_972_792, 210_500_000).text() == "1,972,792 parameters, 210.5 million multiply-adds"
-    assert Counts(650, 640).text() == "650 parameters, 640 multiply-adds"
-    assert Counts(650, None).text() == "650 parameters"
+    assert ModelSize(25_557_032, 4_089_184_256).describe() == "25,557,032 parameters, 4.089 billion multiply-adds"
+    assert ModelSize(1_972_792, 210_500_000).describe() == "1,972,792 parameters, 210.5 million multiply-adds"
+    assert ModelSize(650, 640).describe() == "650 parameters, 640 multiply-adds"
+    assert ModelSize(650, None).describe() == "650 parameters"

@@ -16,13 +16,13 @@ import torch
 from torch import nn
 
 from headway.model import (
-    Break,
-    Compilable,
+    CompileReport,
+    GraphBreak,
     add_blur_pool,
     alexnet,
     cifar_net,
     cifar_resnet,
-    convert_ghost,
+    convert_to_ghost,
     resnet18,
     resnet34,
     resnet50,
@@ -113,11 +113,11 @@ def images() -> torch.Tensor:
 
 
 def test_a_network_that_is_one_graph_is_whole(user: Any, images: torch.Tensor) -> None:
-    assert try_compiling(user.Net(nn.ReLU()), images) == Compilable(1, ())
+    assert try_compiling(user.Net(nn.ReLU()), images) == CompileReport(1, ())
 
 
 @pytest.fixture(scope="module")
-def broken(user: Any) -> Compilable:
+def broken(user: Any) -> CompileReport:
     """Of a network with everything that breaks."""
     return try_compiling(user.Net(*(getattr(user, part)() for part in PARTS)), torch.rand(2, 1, 8, 8))
 
@@ -132,21 +132,21 @@ PARTS = {
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_a_break_has_its_line_its_module_and_the_reason(broken: Compilable, part: str) -> None:
+def test_a_break_has_its_line_its_module_and_the_reason(broken: CompileReport, part: str) -> None:
     at, reason = PARTS[part]
     (one,) = (one for one in broken.breaks if one.kind == part)
     assert one.modules == (f"parts.{list(PARTS).index(part)}",)
     assert one.where.endswith(f"user_net.py:{line(at)}")
     assert one.code == at
     assert reason in one.reason
-    assert "\n" not in one.text()
+    assert "\n" not in one.describe()
     assert "Hint" not in one.reason
-    assert not broken.whole
+    assert not broken.is_whole
 
 
 def test_a_function_that_torch_is_told_to_leave_is_a_break(user: Any, images: torch.Tensor) -> None:
     found = try_compiling(user.Net(user.Apart()), images)
-    assert not found.whole
+    assert not found.is_whole
     assert "torch.compiler.disable" in found.breaks[0].reason
     assert " at 0x" not in found.breaks[0].reason
 
@@ -154,13 +154,16 @@ def test_a_function_that_torch_is_told_to_leave_is_a_break(user: Any, images: to
 def test_modules_of_one_class_share_its_line(user: Any, images: torch.Tensor) -> None:
     found = try_compiling(user.Net(*(user.Talks() for _ in range(5))), images)
     assert [one.modules for one in found.breaks] == [tuple(f"parts.{place}" for place in range(5))]
-    (text,) = (one.text() for one in found.breaks)
+    (text,) = (one.describe() for one in found.breaks)
     assert "'print(\"x is\", x.shape[1])' in Talks (parts.0, parts.1, parts.2 and 2 more): Dynamo does not" in text
 
 
 def test_what_torch_does_not_say_is_left_out() -> None:
-    assert Break((), "", "", "", "it does not").text() == "it does not"
-    assert Break(("",), "Net", "net.py:3", "print()", "no").text() == "net.py:3 'print()' in Net (the network): no"
+    assert GraphBreak((), "", "", "", "it does not").describe() == "it does not"
+    assert (
+        GraphBreak(("",), "Net", "net.py:3", "print()", "no").describe()
+        == "net.py:3 'print()' in Net (the network): no"
+    )
 
 
 def test_what_fails_when_it_is_compiled_is_no_whole_network(images: torch.Tensor) -> None:
@@ -169,12 +172,12 @@ def test_what_fails_when_it_is_compiled_is_no_whole_network(images: torch.Tensor
             raise ValueError("not today")
 
     found = try_compiling(Fails(), images)
-    assert not found.whole
+    assert not found.is_whole
     assert any("not today" in one.reason for one in found.breaks)
 
 
 OURS: dict[str, tuple[Callable[[], nn.Module], tuple[int, int]]] = {
-    "small_net, ghost batches": (lambda: convert_ghost(small_net(10, 3), 1), (3, 8)),
+    "small_net, ghost batches": (lambda: convert_to_ghost(small_net(10, 3), 1), (3, 8)),
     "cifar_net": (lambda: cifar_net(10), (3, 32)),
     "cifar_resnet, blur pool": (lambda: add_blur_pool(cifar_resnet(10, depth=8))[0], (3, 32)),
 }
@@ -190,14 +193,14 @@ LARGE: dict[str, tuple[Callable[[], nn.Module], tuple[int, int]]] = {
 def test_our_networks_are_whole(name: str) -> None:
     make, (channels, side) = (OURS | LARGE)[name]
     found = try_compiling(make(), torch.rand(2, channels, side, side))
-    assert found.whole, found
+    assert found.is_whole, found
 
 
 def test_16_bit_networks_are_whole(user: Any, images: torch.Tensor) -> None:
     narrow = user.Net(nn.ReLU())
     MasterWeights(narrow, torch.optim.SGD(narrow.parameters(), lr=0.1), torch.bfloat16)
-    assert try_compiling(narrow, images).whole
-    assert try_compiling(user.Net(nn.ReLU()), images, partial(torch.autocast, "cpu", torch.bfloat16)).whole
+    assert try_compiling(narrow, images).is_whole
+    assert try_compiling(user.Net(nn.ReLU()), images, partial(torch.autocast, "cpu", torch.bfloat16)).is_whole
 
 
 @pytest.mark.check
@@ -207,7 +210,7 @@ def test_the_network_and_the_generators_are_as_before(user: Any, images: torch.T
     before = {name: value.clone() for name, value in model.state_dict().items()}
     grads = [value.grad for value in model.parameters()]
     states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
-    assert not try_compiling(model, images).whole
+    assert not try_compiling(model, images).is_whole
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(value.grad is grad for value, grad in zip(model.parameters(), grads, strict=True))
     assert random.getstate() == states[0]
@@ -264,7 +267,7 @@ def test_a_whole_network_is_looked_at_any_number_of_times(user: Any, images: tor
     model = user.Net(nn.ReLU())
     torch.compile(model, backend="eager")(images)
     for _ in range(9):
-        assert try_compiling(model, images).whole
+        assert try_compiling(model, images).is_whole
 
 
 @pytest.mark.check
@@ -276,7 +279,7 @@ def test_torch_knows_nothing_of_it(
     torch._dynamo.reset()
     levels = {name: logging.getLogger(name).level for name in ("torch._dynamo", "torch._dynamo.convert_frame")}
     counted = {name: dict(found) for name, found in utils.counters.items()}
-    assert not try_compiling(user.Net(user.Asks(), user.Draws(), user.Waits()), images).whole
+    assert not try_compiling(user.Net(user.Asks(), user.Draws(), user.Waits()), images).is_whole
     assert not utils.graph_break_reasons
     assert not [one for one in convert_frame.input_codes.seen if one() is not None]
     assert not torch._C._dynamo.eval_frame._debug_get_cache_entry_list(user.Net.forward.__code__)

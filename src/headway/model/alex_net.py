@@ -69,7 +69,7 @@ class AlexNet(nn.Module):
     ) -> None:
         super().__init__()
         towers, groups = (2, 1) if two_towers else (1, 2)
-        self.towers = nn.ModuleList(Tower(in_channels, towers, groups, batch_norm) for _ in range(towers))
+        self.towers = nn.ModuleList(AlexNetTower(in_channels, towers, groups, batch_norm) for _ in range(towers))
         self.pool5 = nn.MaxPool2d(3, 2)
         self.bn5 = nn.BatchNorm2d(256) if pool5_norm else nn.Identity()
         self.fc6 = nn.Linear(256 * GRID**2, fc_width)
@@ -83,8 +83,8 @@ class AlexNet(nn.Module):
         if min(images.shape[2:]) < SMALLEST:
             what = f"alexnet needs images of {SMALLEST} pixels or more, not {images.shape[2]} x {images.shape[3]}"
             raise UsageError(what, fix="Set data.size to 227, or use headway.model:cifar_net.")
-        hidden = _side_by_side([tower.begin(images) for tower in self.towers])  # type: ignore[operator]
-        hidden = _side_by_side([tower.end(hidden) for tower in self.towers])  # type: ignore[operator]
+        hidden = _concatenate([tower.begin(images) for tower in self.towers])  # type: ignore[operator]
+        hidden = _concatenate([tower.end(hidden) for tower in self.towers])  # type: ignore[operator]
         hidden = self.bn5(self.pool5(hidden))
         hidden = F.adaptive_avg_pool2d(hidden, GRID).flatten(1)
         hidden = self.drop6(F.relu(self.fc6(hidden)))
@@ -104,7 +104,7 @@ class AlexNet(nn.Module):
 
 
 @final
-class Tower(nn.Module):
+class AlexNetTower(nn.Module):
     """The convolutions, or one tower's half of their channels.
 
     Args:
@@ -121,7 +121,7 @@ class Tower(nn.Module):
         def norm(channels: int, response: bool = False) -> nn.Module:
             if batch_norm:
                 return nn.BatchNorm2d(channels // towers)
-            return LocalResponse(groups) if response else nn.Identity()
+            return LocalResponseNorm(groups) if response else nn.Identity()
 
         self.conv1, self.norm1 = conv(in_channels, 96, 11, stride=4), norm(96, response=True)
         self.pool1 = nn.MaxPool2d(3, 2)
@@ -152,7 +152,7 @@ class Tower(nn.Module):
 
 
 @final
-class LocalResponse(nn.Module):
+class LocalResponseNorm(nn.Module):
     """Local response normalisation, in each group of channels alone, as each of the paper's GPUs did it."""
 
     def __init__(self, groups: int) -> None:
@@ -160,11 +160,11 @@ class LocalResponse(nn.Module):
         self.groups = groups
 
     def forward(self, hidden: Tensor) -> Tensor:
-        parts = [_response(part) for part in hidden.chunk(self.groups, dim=1)]
-        return _side_by_side(parts)
+        parts = [_normalise_response(part) for part in hidden.chunk(self.groups, dim=1)]
+        return _concatenate(parts)
 
 
-def joined_towers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+def join_towers(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """The state dict of a network of two towers as that of the same network in groups."""
     out: dict[str, Tensor] = {}
     for name, value in state.items():
@@ -176,9 +176,9 @@ def joined_towers(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return out
 
 
-def _response(hidden: Tensor) -> Tensor:
+def _normalise_response(hidden: Tensor) -> Tensor:
     return F.local_response_norm(hidden, int(RESPONSE["size"]), RESPONSE["alpha"], RESPONSE["beta"], RESPONSE["k"])
 
 
-def _side_by_side(parts: list[Tensor]) -> Tensor:
+def _concatenate(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import headway.model
 from headway.core.errors import RecipeError, UsageError, UserCodeError
-from headway.model import BatchNormRecipe, GhostBatchNorm, ModelRecipe, build, initialiser, small_net
+from headway.model import BatchNormRecipe, GhostBatchNorm, ModelRecipe, build_model, find_initialiser, small_net
 
 NETS = """
 import torch
@@ -86,14 +86,14 @@ def shapes(model: torch.nn.Module) -> list[tuple[int, ...]]:
 )
 def test_a_factory_gets_what_it_takes(factory: str, args: dict[str, int], expected: object, base: Path) -> None:
     recipe = ModelRecipe(factory=f"nets.py:{factory}", args=args)
-    assert shapes(build(recipe, num_outputs=7, in_channels=1, base=base)) == expected
+    assert shapes(build_model(recipe, num_outputs=7, in_channels=1, base=base)) == expected
 
 
 @pytest.mark.parametrize("name", ["cifar_net", "small_net", "cifar_resnet", "alexnet", *RESNETS])
 def test_our_networks_by_name(name: str, tmp_path: Path) -> None:
     recipe = ModelRecipe(factory=f"headway.model:{name}")
     with torch.device("meta"):
-        model = build(recipe, num_outputs=3, in_channels=1, base=tmp_path)
+        model = build_model(recipe, num_outputs=3, in_channels=1, base=tmp_path)
     assert shapes(model)[0][1] == 1
     assert shapes(model)[-1][0] == 3
     assert name in dir(headway.model)
@@ -111,22 +111,22 @@ def test_our_networks_by_name(name: str, tmp_path: Path) -> None:
 )
 def test_a_factory_that_does_not_fit(factory: str, args: dict[str, int], message: str, base: Path) -> None:
     with pytest.raises(RecipeError) as caught:
-        build(ModelRecipe(factory=factory, args=args), num_outputs=7, base=base)
+        build_model(ModelRecipe(factory=factory, args=args), num_outputs=7, base=base)
     assert str(caught.value).startswith(message)
 
 
 def test_a_factory_that_fails_keeps_its_traceback(base: Path) -> None:
     with pytest.raises(UserCodeError, match=r"'nets\.py:fails' failed: ZeroDivisionError: of the user") as caught:
-        build(ModelRecipe(factory="nets.py:fails"), num_outputs=7, base=base)
+        build_model(ModelRecipe(factory="nets.py:fails"), num_outputs=7, base=base)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
 
 
 def test_a_function_without_signature_is_tried(base: Path) -> None:
     # dict(num_classes=7) works and tells no signature; next() takes no keywords at all.
     with pytest.raises(RecipeError, match="gave a dict"):
-        build(ModelRecipe(factory="builtins:dict"), num_outputs=7, base=base)
+        build_model(ModelRecipe(factory="builtins:dict"), num_outputs=7, base=base)
     with pytest.raises(UserCodeError, match="TypeError"):
-        build(ModelRecipe(factory="builtins:next"), num_outputs=7, base=base)
+        build_model(ModelRecipe(factory="builtins:next"), num_outputs=7, base=base)
 
 
 def test_weights_with_another_head_are_said(base: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -135,26 +135,26 @@ def test_weights_with_another_head_are_said(base: Path, caplog: pytest.LogCaptur
     save_file(source.state_dict(), base / "ten.safetensors")
     recipe = ModelRecipe(factory="headway.model:small_net", weights="ten.safetensors")
     said: list[str] = []
-    model = build(recipe, num_outputs=4, base=base, say=said.append)
+    model = build_model(recipe, num_outputs=4, base=base, say=said.append)
     assert said == ["ten.safetensors: head.weight, head.bias differ in size and begin anew"]
     assert torch.equal(model.get_parameter("layer1.conv.weight"), source.get_parameter("layer1.conv.weight"))
     with caplog.at_level(logging.WARNING, logger="headway.model"):
-        build(recipe, num_outputs=4, base=base)
+        build_model(recipe, num_outputs=4, base=base)
     assert caplog.messages == said
-    build(recipe, num_outputs=10, base=base, say=pytest.fail)
+    build_model(recipe, num_outputs=10, base=base, say=pytest.fail)
     with pytest.raises(UsageError, match="nine"):
-        build(recipe.model_copy(update={"weights": "nine.safetensors"}), num_outputs=4, base=base)
+        build_model(recipe.model_copy(update={"weights": "nine.safetensors"}), num_outputs=4, base=base)
 
 
 def test_switches_change_any_network_and_no_name(base: Path) -> None:
     plain = ModelRecipe(factory="headway.model:cifar_resnet", args={"depth": 8})
     torch.manual_seed(0)
-    before = build(plain, num_outputs=4, base=base)
+    before = build_model(plain, num_outputs=4, base=base)
     save_file(before.state_dict(), base / "plain.safetensors")
     norm = BatchNormRecipe(ghost=5, momentum=0.8)
     switched = plain.model_copy(update={"blur_pool": True, "batch_norm": norm})
     torch.manual_seed(0)
-    after = build(switched.model_copy(update={"zero_init": True}), num_outputs=4, base=base)
+    after = build_model(switched.model_copy(update={"zero_init": True}), num_outputs=4, base=base)
     assert list(after.state_dict()) == list(before.state_dict())
     differing = [
         name for name, value in before.state_dict().items() if not torch.equal(after.state_dict()[name], value)
@@ -164,23 +164,23 @@ def test_switches_change_any_network_and_no_name(base: Path) -> None:
     assert len(norms) == 7
     assert {one.group for one in norms} == {5}
     assert [one.momentum for one in norms] == pytest.approx([0.2] * 7)
-    loaded = build(switched.model_copy(update={"weights": "plain.safetensors"}), num_outputs=4, base=base)
+    loaded = build_model(switched.model_copy(update={"weights": "plain.safetensors"}), num_outputs=4, base=base)
     images = torch.randn(4, 3, 16, 16)
     assert not torch.equal(loaded.eval()(images), before.eval()(images)), "it blurs"
 
 
 def test_zero_init_knows_the_blocks_of_others(base: Path) -> None:
-    """As torchvision and timm build them."""
+    """As torchvision and timm build_model them."""
     (base / "blocks.py").write_text(BLOCKS)
     for name, last in (("basic", "0.bn2"), ("bottleneck", "0.bn3")):
         recipe = ModelRecipe(factory=f"blocks.py:{name}", zero_init=True)
-        state = build(recipe, num_outputs=4, base=base).state_dict()
+        state = build_model(recipe, num_outputs=4, base=base).state_dict()
         assert [key for key, value in state.items() if key.endswith("weight") and not value.any()] == [f"{last}.weight"]
 
 
 def test_freeze_by_pattern(base: Path) -> None:
     recipe = ModelRecipe(factory="headway.model:small_net", freeze=(r"^layer1\.", r"layer4\.norm\.bias$"))
-    model = build(recipe, num_outputs=4, base=base)
+    model = build_model(recipe, num_outputs=4, base=base)
     frozen = [name for name, value in model.named_parameters() if not value.requires_grad]
     assert frozen == ["layer1.conv.weight", "layer1.norm.weight", "layer1.norm.bias", "layer4.norm.bias"]
 
@@ -188,9 +188,9 @@ def test_freeze_by_pattern(base: Path) -> None:
 def test_freeze_that_cannot_be_meant(base: Path) -> None:
     recipe = ModelRecipe(factory="headway.model:small_net", freeze=("headd",))
     with pytest.raises(RecipeError, match=r"model\.freeze: 'headd' matches no parameter\. .*for example: head\."):
-        build(recipe, num_outputs=4, base=base)
+        build_model(recipe, num_outputs=4, base=base)
     with pytest.raises(RecipeError, match="every parameter is frozen"):
-        build(recipe.model_copy(update={"freeze": ("head", "layer")}), num_outputs=4, base=base)
+        build_model(recipe.model_copy(update={"freeze": ("head", "layer")}), num_outputs=4, base=base)
     with pytest.raises(ValidationError, match="'\\(' is no regular expression"):
         ModelRecipe(factory="a:b", freeze=("(",))
     with pytest.raises(ValidationError, match="Extra inputs"):
@@ -202,8 +202,8 @@ def test_the_first_batch(base: Path) -> None:
 
     def built(factory: str, **options: str) -> torch.nn.Module:
         recipe = ModelRecipe(factory=factory, **options)  # type: ignore[arg-type]
-        model = build(recipe, num_outputs=7, base=base)
-        call = initialiser(recipe, model, base=base)
+        model = build_model(recipe, num_outputs=7, base=base)
+        call = find_initialiser(recipe, model, base=base)
         if call is not None:
             call(images)
         return model
@@ -215,7 +215,7 @@ def test_the_first_batch(base: Path) -> None:
     assert with_function.get_parameter("0.weight").requires_grad
 
     plain = ModelRecipe(factory="nets.py:Net")
-    assert initialiser(plain, build(plain, num_outputs=7, base=base), base=base) is None
+    assert find_initialiser(plain, build_model(plain, num_outputs=7, base=base), base=base) is None
 
     source = built("nets.py:Starting")
     torch.nn.init.constant_(source.get_parameter("0.bias"), 9)
@@ -227,10 +227,10 @@ def test_the_first_batch(base: Path) -> None:
 
 def test_a_first_batch_that_fails(base: Path) -> None:
     recipe = ModelRecipe(factory="nets.py:Net", init="nets.py:init_fails")
-    model = build(recipe, num_outputs=7, base=base)
-    call = initialiser(recipe, model, base=base)
+    model = build_model(recipe, num_outputs=7, base=base)
+    call = find_initialiser(recipe, model, base=base)
     assert call is not None
     with pytest.raises(UserCodeError, match=r"model\.init: 'nets\.py:init_fails' failed: KeyError"):
         call(torch.zeros(2, 3))
     with pytest.raises(RecipeError, match="is a int, no function"):
-        initialiser(recipe.model_copy(update={"init": "nets.py:NUMBER"}), model, base=base)
+        find_initialiser(recipe.model_copy(update={"init": "nets.py:NUMBER"}), model, base=base)

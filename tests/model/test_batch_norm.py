@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from headway.core.errors import UsageError
-from headway.model import GhostBatchNorm, convert_ghost, recomputing
-from headway.model.norm import set_momentum
+from headway.model import GhostBatchNorm, convert_to_ghost, recompute_statistics
+from headway.model.batch_norm import set_momentum
 
 FORMATS = [torch.contiguous_format, torch.channels_last]
 
@@ -108,7 +108,7 @@ def test_conversion_keeps_names_parameters_and_places() -> None:
     norm = nn.BatchNorm2d(3, momentum=0.3)
     net = nn.Sequential(nn.Conv2d(3, 3, 1), norm, nn.Sequential(norm, nn.Flatten(), nn.BatchNorm1d(12)))
     before, ids = copy.deepcopy(net.state_dict()), [id(value) for value in net.parameters()]
-    assert convert_ghost(net, 4) is net
+    assert convert_to_ghost(net, 4) is net
     assert isinstance(net[1], GhostBatchNorm)
     assert net[1] is net.get_submodule("2.0"), "used twice, it stays one"
     assert net[1].momentum == 0.3
@@ -116,9 +116,9 @@ def test_conversion_keeps_names_parameters_and_places() -> None:
     assert net.state_dict().keys() == before.keys()
     net.load_state_dict(before)
     assert net(torch.randn(6, 3, 2, 2)).shape == (6, 12)
-    convert_ghost(net, 2)
+    convert_to_ghost(net, 2)
     assert net[1].group == 2
-    alone = convert_ghost(nn.BatchNorm2d(3), 4)
+    alone = convert_to_ghost(nn.BatchNorm2d(3), 4)
     assert isinstance(alone, GhostBatchNorm)
 
 
@@ -128,8 +128,8 @@ def test_what_cannot_be_converted_is_refused() -> None:
             return input
 
     with pytest.raises(UsageError, match=r"^0: Own is a batch norm with a forward pass of its own"):
-        convert_ghost(nn.Sequential(Own(3)), 4)
-    for change in (lambda net: convert_ghost(net, 4), lambda net: set_momentum(net, 0.9)):
+        convert_to_ghost(nn.Sequential(Own(3)), 4)
+    for change in (lambda net: convert_to_ghost(net, 4), lambda net: set_momentum(net, 0.9)):
         with pytest.raises(UsageError, match=r"the network has no batch norm\. Remove it"):
             change(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(UsageError, match=r"of 5 channels was given an input of shape \[4, 3, 2, 2\]"):
@@ -149,7 +149,7 @@ def test_momentum_is_the_share_that_is_kept() -> None:
 def test_recomputed_statistics_are_means_over_the_batches(group: int | None) -> None:
     net: nn.Module = nn.Sequential(nn.Dropout(0.5), nn.BatchNorm2d(5, momentum=0.01), nn.BatchNorm2d(5)).double()
     if group is not None:
-        net = convert_ghost(net, group)
+        net = convert_to_ghost(net, group)
     frozen, norm = net.get_submodule("2"), net.get_submodule("1")
     assert isinstance(norm, nn.modules.batchnorm._BatchNorm)
     frozen.eval()
@@ -158,7 +158,7 @@ def test_recomputed_statistics_are_means_over_the_batches(group: int | None) -> 
     kept = {name: value.clone() for name, value in net.named_buffers()}
     random = torch.get_rng_state()
     batches = [images(6), images(9) * 3]
-    with torch.no_grad(), recomputing(net):
+    with torch.no_grad(), recompute_statistics(net):
         for batch in batches:
             net(batch)
     assert torch.equal(torch.get_rng_state(), random), "dropout is off"
@@ -176,7 +176,7 @@ def test_a_broken_forward_pass_leaves_modes_as_they_were() -> None:
     net = nn.Sequential(nn.BatchNorm2d(5))
     norm = net[0]
     assert isinstance(norm, nn.BatchNorm2d)
-    with pytest.raises(ValueError, match="expected 4D input"), recomputing(net):
+    with pytest.raises(ValueError, match="expected 4D input"), recompute_statistics(net):
         net(torch.randn(2, 3))
     assert net.training
     assert (norm.training, norm.momentum, norm.num_batches_tracked) == (True, 0.1, 0)
