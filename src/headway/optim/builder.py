@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 from headway.core.errors import RecipeError
 from headway.optim.batch_scaling import require_number
 from headway.optim.groups import GroupRecipe, assign_parameters, split_decay
-from headway.optim.optimizer_recipe import OptimizerRecipe
+from headway.optim.recipe_base import OptimizerRecipe
 
-if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes seconds
+# Importing torch takes seconds, and a recipe is validated without it.
+if TYPE_CHECKING:
     import torch
 
 

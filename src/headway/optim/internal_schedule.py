@@ -41,10 +41,12 @@ def lbsgd_schedule(batch_scale: int, warmup: LbsgdWarmup, warmup_steps: float) -
     power = WARMUP_POWERS[warmup]
 
     def compute_factor(step: int) -> float:
+        # Steps count from 0, and the first one makes a part of the rise.
         share = min((step + 1) / warmup_steps, 1.0) if warmup_steps > 0 else 1.0
         risen: float = share**power
         return 1 + (batch_scale - 1) * risen
 
+    # The turn is the first step at the full rate.
     end = math.ceil(warmup_steps) - 1
     turns = ((end, "end of LBSGD's warm-up"),) if end > 0 else ()
     return InternalSchedule(steps_per_update=batch_scale, lr_factor=compute_factor, turns=turns)
@@ -57,6 +59,7 @@ def rmsprop_sgd_schedule(lr_rmsprop: float, center: float, period: float) -> Int
         away = (step - center) / period
         return math.exp(2 * away) / 2 if away < 0 else min(0.5 + away, 1.0)
 
+    # A centre at the start of the run has no turn: step 0 is listed anyway.
     middle, end = math.ceil(center), math.ceil(center + period / 2)
     turns = ((middle, "SGD has one half"), (end, "SGD alone"))
     return InternalSchedule(

@@ -80,18 +80,21 @@ def build_lars_rule(group: Group, *, layerwise: bool, lr_in_momentum: bool) -> U
     def has_trust_ratio(parameter: Tensor) -> bool:
         return layerwise and parameter.ndim > 1
 
+    # Native and torch steps use the same formula; `layer_rates` calls this one to report the rates.
     def compute_ratio(w: Tensor, g: Tensor) -> Tensor:
         ratio: Tensor = trust * w / (g + group["weight_decay"] * w + eps)
         return (ratio / group["lr"]).clamp(max=1) if clip else ratio
 
     def apply(inputs: StepInputs) -> None:
         lr, decay = inputs.gate_lr(), group["weight_decay"]
+        # The factor on d: for each layer with a trust ratio its own, for all others the same.
         within: Any = lr if lr_in_momentum else inputs.gate_update(1.0)
         if chosen := [index for index, weight in enumerate(inputs.weights) if has_trust_ratio(weight)]:
             w, g = (
                 ops.compute_norms([tensors[index] for index in chosen]) for tensors in (inputs.weights, inputs.grads)
             )
             within = inputs.scale_layers(chosen, compute_ratio(w, g), (w > 0) & (g > 0), within)
+        # The decay has the same factor as the gradient, also if the factors differ by layer.
         from_w: Any = [factor * decay for factor in within] if isinstance(within, list) else within * decay
         addends = ops.combine(inputs.grads, within, inputs.weights, from_w if decay else 0)
         apply_momentum_(inputs, addends, inputs.gate_update(1.0) if lr_in_momentum else lr)
@@ -111,6 +114,7 @@ def apply_momentum_(inputs: StepInputs, addends: list[Tensor], rate: ops.Coeffic
 
     The memory of `addends` is overwritten.
     """
+    # Without momentum there is no buffer, and the addend is the step.
     momentum = inputs.group["momentum"]
     if momentum > 0:
         buffers = inputs.get_states("momentum_buffer")

@@ -284,9 +284,8 @@ def _built(
             check(model, small, labels[:2], task, precision, where="data.progressive.start")
         if rehearsal is None:
             counts = _counted(model, images[:1], precision)
-            say(
-                f"Network: {counts.describe()}{'' if counts.multiply_adds is None else f' an image of {_shape(images)}'}."
-            )
+            per_image = "" if counts.multiply_adds is None else f" an image of {_shape(images)}"
+            say(f"Network: {counts.describe()}{per_image}.")
         _check_metrics(names, task)
         _check_stop(recipe, names)
         if recipe.micro_batch == "auto" and rehearsal is None:
