@@ -54,6 +54,7 @@ class ResNet(nn.Module):
             width = 64 << stage
             blocks = []
             for index in range(depth):
+                # The first block of a stage halves the image, but for the stage behind the max pool.
                 blocks.append(block(before, width, stride=2 if stage > 0 and index == 0 else 1))
                 before = width * block.expansion
             stages.append(nn.Sequential(*blocks))
@@ -62,9 +63,11 @@ class ResNet(nn.Module):
 
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
+                # He et al. 2015 (arXiv 1502.01852), fan out, as in torchvision.
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
+        # ReLU works in place: batch norm does not need its output for the backward pass.
         hidden = F.relu(self.bn1(self.conv1(images)), inplace=True)
         hidden = self.maxpool(hidden)
         hidden = self.layer4(self.layer3(self.layer2(self.layer1(hidden))))
@@ -131,6 +134,7 @@ def _conv(before: int, after: int, kernel: int, stride: int = 1) -> nn.Conv2d:
 
 
 def _shortcut(before: int, after: int, stride: int) -> nn.Sequential | None:
+    # An identity needs no module: `downsample` is None, as in published weights.
     if stride == 1 and before == after:
         return None
     return nn.Sequential(_conv(before, after, 1, stride), nn.BatchNorm2d(after))

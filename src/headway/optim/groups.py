@@ -30,7 +30,7 @@ class GroupRecipe(Part):
 
     @field_validator("match")
     @classmethod
-    def _compile(cls, pattern: str) -> str:
+    def _check_patterns(cls, pattern: str) -> str:
         expect_patterns(pattern)
         return pattern
 
