@@ -31,7 +31,7 @@ import headway
 from headway.core.importing import import_path
 from headway.core.recipe import load
 from headway.data.columns import FLAG_RAW
-from headway.model.builder import build_model as build_model
+from headway.model.builder import build_model
 from headway.train.recipe import TrainRecipe
 from headway.train.task import Target, Task
 from headway.train.task import build as build_task

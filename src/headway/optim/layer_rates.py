@@ -23,7 +23,9 @@ def has_layer_rates(optimizer: Optimizer) -> bool:
     if isinstance(optimizer, LBSGD):
         # The rate of a macro-batch comes from the sum of its gradients, which is cleared in the step.
         return all(group["warmup"] == "lars" and group["batch_scale"] == 1 for group in optimizer.param_groups)
-    if isinstance(optimizer, LARS | LAMB):
+    if isinstance(optimizer, LARS):
+        return any(group["trust"] is not None for group in optimizer.param_groups)
+    if isinstance(optimizer, LAMB):
         return any(group["layerwise"] for group in optimizer.param_groups)
     return isinstance(optimizer, NovoGrad)
 

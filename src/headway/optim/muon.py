@@ -79,7 +79,7 @@ class Muon(FusedOptimizer):
 
     def _rule(self, group: Group) -> UpdateRule:
         if not group["filters"]:
-            return build_lars_rule(group, layerwise=False, lr_in_momentum=False)
+            return build_lars_rule(group, trust=None, lr_in_momentum=False)
         # Momentum first, and `moved` is the direction whose singular values are made equal.
         momentum, decay = group["momentum"], group["weight_decay"]
 

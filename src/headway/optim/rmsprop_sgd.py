@@ -37,6 +37,7 @@ class RMSpropSGD(FusedOptimizer):
         UsageError: an option out of range.
     """
 
+    # Options are keyword arguments, as in every torch optimizer: eleven arguments in all.
     def __init__(
         self,
         params: Iterable[Any],

@@ -12,7 +12,7 @@ from headway.core.recipe import Part, expect_patterns
 from headway.data.augment_options import AugmentRecipe
 from headway.data.batch_plan import BatchGrowthRecipe
 from headway.data.options import DataRecipe
-from headway.model.builder import ModelRecipe
+from headway.model.model_recipe import ModelRecipe
 from headway.observe.options import ObserveRecipe
 from headway.optim.batch_scaling import BatchScaledRecipe, Scalable
 from headway.optim.optimizer_recipe import AnyOptimizerRecipe

@@ -24,8 +24,7 @@ from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
 from headway.data.options import SYNTHETIC
 from headway.data.resolution import sizes, told
-from headway.model.builder import build_model as build_model
-from headway.model.builder import find_initialiser
+from headway.model.builder import build_model, find_initialiser
 from headway.model.fake_tensors import use_fake_tensors
 from headway.model.freezing import FreezeSchedule
 from headway.model.model_size import ModelSize, measure_model_size
