@@ -58,6 +58,7 @@ def checkpoint_activations(model: nn.Module, patterns: Sequence[str] | None = No
             near = difflib.get_close_matches(pattern, modules, n=3, cutoff=0.3) or list(modules)[:3]
             fix = f"Modules of this network are for example: {', '.join(near)}." if near else "It has no modules."
             raise UsageError(f"{pattern!r} matches no module", fix=fix)
+        # Several patterns may match one module.
         matched |= found
     # The inner module would be recomputed twice.
     names = [name for name in matched if not any(name.startswith(f"{other}.") for other in matched)]

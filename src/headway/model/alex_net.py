@@ -70,6 +70,7 @@ class AlexNet(nn.Module):
         # Either two modules without groups, or one module whose convolutions have two.
         towers, groups = (2, 1) if two_towers else (1, 2)
         self.towers = nn.ModuleList(AlexNetTower(in_channels, towers, groups, batch_norm) for _ in range(towers))
+        # Overlapping pools: 3 x 3 with stride 2 (section 3.4).
         self.pool5 = nn.MaxPool2d(3, 2)
         self.bn5 = nn.BatchNorm2d(256) if pool5_norm else nn.Identity()
         self.fc6 = nn.Linear(256 * GRID**2, fc_width)
@@ -119,6 +120,7 @@ class AlexNetTower(nn.Module):
     def __init__(self, in_channels: int, towers: int, groups: int, batch_norm: bool) -> None:
         super().__init__()
 
+        # Channels are divided among the towers; the input channels of conv3 are those of both.
         def conv(before: int, after: int, kernel: int, **more: int) -> nn.Conv2d:
             return nn.Conv2d(before, after // towers, kernel, **more, bias=not batch_norm)  # type: ignore[arg-type]
 
@@ -151,6 +153,7 @@ class AlexNetTower(nn.Module):
 
     def _layer(self, norm: nn.Module, hidden: Tensor) -> Tensor:
         """Applies ReLU after batch norm, but before local response normalisation."""
+        # Each in the order of its own paper.
         out: Tensor = F.relu(norm(hidden)) if self._batch_norm else norm(F.relu(hidden))
         return out
 

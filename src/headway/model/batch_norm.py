@@ -78,7 +78,9 @@ class GhostBatchNorm(_BatchNorm):
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.num_batches_tracked is not None
+        # One batch, however many groups it has.
         self.num_batches_tracked.add_(1)
+        # Weighted by samples, as groups may differ by one.
         samples = least * len(means) + larger
         batches = self.num_batches_tracked.to(means.dtype)
         for running, found in ((self.running_mean, means), (self.running_var, variances)):

@@ -71,6 +71,7 @@ class BlurMaxPool2d(nn.Module):
     def __init__(self, kernel_size: Any, stride: Any, padding: Any) -> None:
         super().__init__()
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+        # Not persistent: state dicts stay those of the network without blur.
         self.register_buffer("filter", _make_filter(torch.empty(0)), persistent=False)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -78,11 +79,13 @@ class BlurMaxPool2d(nn.Module):
 
 
 def _takes_every_second(pool: nn.MaxPool2d) -> bool:
+    # Only the plain form is replaced: dilation, ceil mode and indices would be lost.
     strided = pool.stride != 1 and pool.stride != (1, 1)
     return strided and pool.dilation in (1, (1, 1)) and not pool.ceil_mode and not pool.return_indices
 
 
 def _make_filter(like: Tensor) -> Tensor:
+    # The outer product of (1, 2, 1) / 4: all frequencies at the limit vanish.
     line = torch.tensor([0.25, 0.5, 0.25], device=like.device, dtype=like.dtype)
     return torch.outer(line, line)[None, None]
 

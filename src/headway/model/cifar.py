@@ -102,8 +102,10 @@ class CifarNet(nn.Module):
         # Float64 patches of 256 images of 32 pixels: 24 MB.
         for part in images.split(256):
             patches = F.unfold(part.to("cpu", torch.float64), weight.shape[2:]).transpose(0, 1).flatten(1)
+            # The second moment, without subtracting the mean, as in the source.
             moment += patches @ patches.T
             count += patches.shape[1]
+        # Ascending eigenvalues; `flip` puts the largest first.
         values, vectors = torch.linalg.eigh(moment / count)
         # eigh leaves the signs open: the largest entry of each vector becomes positive.
         vectors = vectors * torch.sign(vectors.gather(0, vectors.abs().argmax(0, keepdim=True)))

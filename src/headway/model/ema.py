@@ -29,6 +29,7 @@ class Ema:
     def __init__(self, model: Whole, *, half_life_steps: float, every_steps: int = 1) -> None:
         self.every_steps = every_steps
         self._decay = 0.5 ** (every_steps / half_life_steps)
+        # Copies in fp32, as small updates vanish in 16 bits.
         self._mean = Copies(model, prefix="ema/", what="averaged weights")
         self._begun = False
 

@@ -17,6 +17,7 @@ def use_fake_tensors(model: nn.Module, *tensors: Tensor) -> Iterator[list[Tensor
     A network that reads a value, to branch on it or to pass it to numpy, fails within the block.
     """
     kept: list[tuple[dict[str, Any], dict[str, Any]]] = []
+    # Real tensors that are neither parameters nor buffers are converted when they are used.
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         try:
             for module in model.modules():

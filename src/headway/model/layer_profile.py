@@ -134,6 +134,7 @@ class _LayerProfiler:
         self._attribute_operations()
         self._claim_nodes(name, tensors)
         tally = self.tallies[name]
+        # A module that is called several times shows its first call.
         if tally.output_shape is None:
             tally.output_shape = _sample_shape(tensors)
         # Views share a storage, which counts once.
@@ -206,6 +207,7 @@ class _LayerProfiler:
 def _profile_passes(model: nn.Module, images: Tensor, autocast: Context, *, backward: bool) -> _LayerProfiler:
     with ExitStack() as stack:
         watch = _LayerProfiler(dict(model.named_modules()), MultiplyAddCounter())
+        # Parameters and inputs are in memory with or without a backward pass.
         watch.ignore(images, *model.parameters(), *model.buffers())
         for name, module in watch.named.items():
             before = module.register_forward_pre_hook(

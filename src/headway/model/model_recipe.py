@@ -28,6 +28,7 @@ class BatchNormRecipe(Part):
 
     @model_validator(mode="after")
     def _check_combination(self) -> BatchNormRecipe:
+        # Recomputed statistics are plain means, without momentum.
         if self.momentum is not None and self.recompute_batches is not None:
             raise ValueError("momentum is for moving averages, which recompute_batches replaces: remove one of them")
         # An empty part is a mistake: everything in it is off.

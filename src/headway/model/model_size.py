@@ -44,6 +44,7 @@ def measure_model_size(model: nn.Module, images: Tensor) -> ModelSize:
 
 
 def _abbreviate(number: int) -> str:
+    # Four digits, as published tables have.
     for unit, name in ((10**9, " billion"), (10**6, " million")):
         if number >= unit:
             return f"{number / unit:.4g}{name}"

@@ -29,6 +29,7 @@ def load_weights(model: torch.nn.Module, path: Path) -> list[str]:
     wanted = {name: value for name, value in model.state_dict().items() if isinstance(value, torch.Tensor)}
     differing = [name for name in wanted if name in stored and wanted[name].shape != stored[name].shape]
     head = _list_head(model)
+    # The whole head is left out if one of its shapes differs.
     left_out = [name for name in wanted if name in head] if head.intersection(differing) else []
 
     # Files from before PyTorch 0.4.1 (2018) lack this count; it matters only to batch norm without momentum.

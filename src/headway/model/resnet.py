@@ -45,6 +45,7 @@ class ResNet(nn.Module):
         in_channels: int,
     ) -> None:
         super().__init__()
+        # Names are those of published weights.
         self.conv1 = nn.Conv2d(in_channels, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
         self.maxpool = nn.MaxPool2d(3, stride=2, padding=1)
@@ -70,6 +71,7 @@ class ResNet(nn.Module):
         # ReLU works in place: batch norm does not need its output for the backward pass.
         hidden = F.relu(self.bn1(self.conv1(images)), inplace=True)
         hidden = self.maxpool(hidden)
+        # Strides 4 (stem), then 2 for each of the last three stages: 32 in all.
         hidden = self.layer4(self.layer3(self.layer2(self.layer1(hidden))))
         logits: Tensor = self.fc(F.adaptive_avg_pool2d(hidden, 1).flatten(1))
         return logits
@@ -111,6 +113,7 @@ class Bottleneck(nn.Module):
         after = width * self.expansion
         self.conv1 = _conv(before, width, 1)
         self.bn1 = nn.BatchNorm2d(width)
+        # v1.5: the stride is in the 3x3 convolution, not in the first 1x1.
         self.conv2 = _conv(width, width, 3, stride)
         self.bn2 = nn.BatchNorm2d(width)
         self.conv3 = _conv(width, after, 1)

@@ -86,6 +86,7 @@ class CifarBlock(nn.Module):
     @property
     def last_norm(self) -> nn.Module | None:
         """The batch norm whose scale decides how much the block adds to its shortcut; None without a shortcut."""
+        # Without a shortcut, a scale of zero would cut the network.
         return self.bn2 if self._skip_connection else None
 
     def forward(self, hidden: Tensor) -> Tensor:

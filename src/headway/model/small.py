@@ -26,6 +26,7 @@ class SmallNet(nn.Module):
         self.layer2 = ConvLayer(width, width)
         self.layer3 = ConvLayer(width, 2 * width)
         self.layer4 = ConvLayer(2 * width, 2 * width)
+        # Global average pooling makes the head independent of the image size.
         self.head = nn.Linear(2 * width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:

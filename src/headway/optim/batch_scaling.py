@@ -29,6 +29,7 @@ class BatchScaledRecipe(Part):
     def compute_factor(self, batch: int) -> float:
         """Factor on the base for a batch."""
         ratio = batch / self.per
+        # For `sqrt`, lr^2 / batch stays the same; for `linear`, lr / batch.
         return {"linear": ratio, "sqrt": math.sqrt(ratio), "none": 1.0}[self.scale]
 
     def compute_value(self, batch: int) -> float:
@@ -43,6 +44,7 @@ class BatchScaledRecipe(Part):
 
 
 def _find_tag(value: Any) -> str:
+    # Python code may pass a finished BatchScaledRecipe.
     return "mapping[scaled]" if isinstance(value, dict | BatchScaledRecipe) else "float"
 
 

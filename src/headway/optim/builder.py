@@ -42,6 +42,7 @@ def build_optimizer(
         for part in split_decay(own, decay) if split else [{"params": own, "weight_decay": decay}]:
             part |= {"name": group.match if recipe.groups else "all", "lr_scale": group.lr_scale}
             groups += recipe.split_group(part, lr)
+    # `lr_scale` stays in the group: `set_lr` applies it again at every step.
     for one in groups:
         one["lr"] = lr * one["lr_scale"]
     return recipe.make(groups, lr, steps_per_epoch)

@@ -32,6 +32,7 @@ def multiply(tensors: list[Tensor], factor: Coefficient) -> list[Tensor]:
     return list(torch._foreach_mul(tensors, factor))  # type: ignore[arg-type]
 
 
+# In place: moments and momentum buffers are updated where they lie.
 def scale_(tensors: list[Tensor], factor: Coefficient) -> None:
     torch._foreach_mul_(tensors, factor)  # type: ignore[arg-type]
 

@@ -142,6 +142,7 @@ class FusedOptimizer(Optimizer, ABC):
     def _step_native(
         self, parameters: list[Tensor], rule: UpdateRule, group: Group, scale: Tensor | None, found_inf: Tensor | None
     ) -> None:
+        # The core gets parallel lists: entry i of each belongs to parameter i.
         states = [self.state[parameter] for parameter in parameters]
 
         def get_states(name: str | None) -> list[Tensor] | None:

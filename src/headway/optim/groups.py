@@ -72,6 +72,7 @@ def assign_parameters(groups: tuple[GroupRecipe, ...], names: list[str]) -> list
         RecipeError: a name without a group, or a group without a name.
     """
     taken: list[list[str]] = [[] for _ in groups]
+    # Compiled once: every pattern meets every name.
     patterns = [re.compile(group.match) for group in groups]
     unmatched = []
     for name in names:

@@ -36,6 +36,7 @@ class InternalSchedule:
 def lbsgd_schedule(batch_scale: int, warmup: LbsgdWarmup, warmup_steps: float) -> InternalSchedule:
     """LBSGD's rise from 1 to `batch_scale` within the first `warmup_steps` steps. `warmup: lars` has a rate for each
     layer instead, which is no function of the step."""
+    # Nothing rises: the rate of a layer depends on its norms, and a macro-batch of one step is the batch.
     if warmup == "lars" or batch_scale == 1:
         return InternalSchedule(steps_per_update=batch_scale)
     power = WARMUP_POWERS[warmup]
@@ -56,6 +57,7 @@ def rmsprop_sgd_schedule(lr_rmsprop: float, center: float, period: float) -> Int
     """RMSpropSGD's transition: SGD's share is one half at step `center`, and RMSprop has the rest."""
 
     def compute_share(step: int) -> float:
+        # An exponential before the centre, a line behind it: both have the same slope there.
         away = (step - center) / period
         return math.exp(2 * away) / 2 if away < 0 else min(0.5 + away, 1.0)
 

@@ -24,6 +24,7 @@ def check_betas(name: str, group: Group) -> None:
     check_ranges(name, {"betas[0]": beta1, "betas[1]": beta2}, **{"betas[0]": (0, 1), "betas[1]": (0, 1)})
 
 
+# `check_betas` serves FTML and NovoGrad, too.
 @final
 class LAMB(FusedOptimizer):
     """Adam with decoupled weight decay, in which the step of each layer is scaled by its trust ratio.

@@ -130,6 +130,7 @@ def apply_momentum_(inputs: StepInputs, addends: list[Tensor], rate: ops.Coeffic
         buffers = inputs.get_states("momentum_buffer")
         ops.scale_(buffers, inputs.gate_decay(momentum))
         ops.add_(buffers, addends)
+        # The addend becomes the step: it is not needed any more.
         if inputs.group.get("nesterov"):
             ops.add_(addends, ops.multiply(buffers, inputs.gate_update(momentum)))
         else:

@@ -49,6 +49,7 @@ def measure_layer_rates(
     """
     one = torch.ones((), dtype=g.dtype, device=g.device)
     nothing = one * torch.nan
+    # A parameter that another optimizer steps, or that had no gradient, keeps NaN.
     rates = [nothing] * len(parameters)
     if not has_layer_rates(optimizer):
         return torch.stack(rates)
@@ -66,6 +67,7 @@ def measure_layer_rates(
             below = [_scaled_norm(optimizer, parameters[at], before[at], gradients[at], group) for at in indices]
             found = list(rule.trust_ratio(torch.stack([weights[at] for at in indices]), torch.stack(below)).unbind())
         for at, ratio in zip(indices, found, strict=True):
+            # Biases and batch norm step at the plain learning rate.
             adapts = rule.has_trust_ratio is None or rule.has_trust_ratio(parameters[at])
             rates[at] = group["lr"] * (ratio if adapts else one)
     # NovoGrad's rate does not depend on the norm of the weights.
@@ -88,6 +90,7 @@ def _read_state_number(optimizer: Optimizer, parameter: Tensor, name: str, like:
 def _lamb_update_norm(optimizer: Optimizer, parameter: Tensor, before: Tensor, group: Group, like: Tensor) -> Tensor:
     """Norm of LAMB's update before the trust ratio, computed from the moments after the step."""
     state = optimizer.state[parameter]
+    # Before the first step with a gradient there is no moment.
     if "exp_avg" not in state:
         return torch.full((), torch.nan, dtype=like.dtype, device=like.device)
     (beta1, beta2), steps = group["betas"], state["step"].double().clamp(min=1)

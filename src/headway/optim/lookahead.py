@@ -70,6 +70,7 @@ class Lookahead:
     @torch.no_grad()
     def update(self, step: int) -> bool:
         """Call after each step; the first is 1. Returns True if it looked ahead: at multiples of `every_steps`."""
+        # The optimizer's own weights go on in between.
         if step % self.every_steps:
             return False
         # First the slow weights follow, then the network goes on from them.

@@ -134,6 +134,7 @@ def step_native(
     for name, one in (("lr", rate), ("grad_scale", scalars[0]), ("found_inf", scalars[1])):
         if one is not None and (one.numel() != 1 or not one.is_cpu):
             raise _native_error(f"{name} is of shape {tuple(one.shape)} on {one.device}, not one number on the CPU")
+    # The core trusts these lengths.
     if len(options) != OPTIONS[rule] or (adapt is not None and len(adapt) != n) or kind not in TYPES:
         raise _native_error(f"{rule.name} is given {len(options)} options and {n} parameters of {kind}")
     for weight in weights:
@@ -181,6 +182,7 @@ def _list_addresses(
         raise _native_error(f"{len(tensors)} tensors are given for {len(weights)} parameters")
     for tensor, weight in zip(tensors, weights, strict=True):
         if number is None:
+            # Equal strides: element i of state and gradient belongs to element i of the weight.
             same_type = tensor.dtype == weights[0].dtype
             fits = same_type and tensor.shape == weight.shape and tensor.stride() == weight.stride()
         else:

@@ -23,5 +23,6 @@ def draw_gradient_noise(keys: UInt64, sigma: float) -> NDArray[np.float32]:
     # Box and Muller: a fixed number of words for each factor, unlike methods that reject.
     radius = np.sqrt(-2 * np.log1p(-uniform(keys, STREAM_NOISE)))
     angle = 2 * math.pi * uniform(keys, STREAM_NOISE + 1)
+    # The mean is 1, so the expected gradient does not change.
     factors: NDArray[np.float32] = (1 + sigma * radius * np.cos(angle)).astype(np.float32)
     return factors

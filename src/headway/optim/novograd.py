@@ -52,6 +52,7 @@ class NovoGrad(FusedOptimizer):
     def _rule(self, group: Group) -> UpdateRule:
         (beta1, beta2), eps, decay = group["betas"], group["eps"], group["weight_decay"]
 
+        # It ignores the norm of the weights: the gradient alone is normalised.
         def compute_ratio(w: Tensor, root: Tensor) -> Tensor:
             below = root + eps
             # With eps 0, a moment of 0 gives a rate of 0, not infinity.

@@ -39,6 +39,7 @@ class SGDRecipe(OptimizerRecipe):
         return make_sgd(groups, lr, self.momentum, nesterov=False)
 
 
+# Nesterov's momentum without momentum would be SGD, so it is refused.
 class NAGRecipe(OptimizerRecipe):
     """SGD with Nesterov's momentum."""
 
@@ -154,6 +155,7 @@ class LAMBRecipe(OptimizerRecipe):
         return True
 
 
+# eps may be 0: a moment of 0 then gives a rate of 0.
 class NovoGradRecipe(OptimizerRecipe):
     """Gradients normalised layer by layer (Ginsburg et al. 2019)."""
 
@@ -176,6 +178,7 @@ class NovoGradRecipe(OptimizerRecipe):
         return True
 
 
+# Two weight decays: `weight_decay` acts on the gradient, whose sign alone counts, `decoupled_decay` on the weight.
 class SignumRecipe(OptimizerRecipe):
     """The sign of the momentum (Bernstein et al. 2018)."""
 
@@ -206,6 +209,7 @@ class FTMLRecipe(OptimizerRecipe):
         return FTML(groups, lr, betas=self.betas, eps=self.eps)
 
 
+# Both count in epochs, so they need the number of steps in one.
 class LBSGDRecipe(OptimizerRecipe):
     """SGD for large batches, as MXNet's optimizer of that name: macro-batches and a warm-up."""
 

@@ -43,6 +43,7 @@ class OptimizerRecipe(Part, ABC):
 
     name: str
     """Name of the optimizer; see [Optimizers](library/optimizers.md)."""
+    # A number, or a mapping that becomes a number once the batch is known.
     lr: Scalable
     """Learning rate; the schedule gives its factor. Or {base, per, scale}, which follows the batch; see below."""
     weight_decay: NotNegative = 0.0
@@ -60,6 +61,7 @@ class OptimizerRecipe(Part, ABC):
     large batch fluctuates as a small one (Hoffer et al. 2017, arXiv 1705.08741). 1 / sqrt(small batch) suits."""
 
     @abstractmethod
+    # The one method that every optimizer needs.
     def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
         """Builds the optimizer over parameter groups that have their `lr` and `weight_decay`.
 
@@ -72,11 +74,13 @@ class OptimizerRecipe(Part, ABC):
         return [group]
 
     @property
+    # Read by `headway train` and `headway schedule`: a very large batch wants layers with rates of their own.
     def is_layer_wise(self) -> bool:
         """Whether the optimizer scales the step of each layer separately."""
         return False
 
     @property
+    # A large batch at one rate throughout gets a warning, unless the optimizer itself changes the rate.
     def changes_lr(self) -> bool:
         """Whether the optimizer changes the learning rate by itself, whatever the schedule does."""
         return False

@@ -53,6 +53,7 @@ class RMSpropSGD(FusedOptimizer):
         weight_decay: float = 0.0,
         fused: bool = True,
     ) -> None:
+        # No default: the ratio depends on lr, which the caller chooses.
         if rmsprop is None:
             fix = "Give it rmsprop, for example 3e-4 / lr: the learning rate it begins with over that of SGD."
             raise UsageError("RMSpropSGD does not know the learning rate of RMSprop", fix=fix)
@@ -67,6 +68,7 @@ class RMSpropSGD(FusedOptimizer):
         )
         check_ranges("RMSpropSGD", group, center_epochs=(0, inf), weight_decay=(0, inf))
         check_ranges("RMSpropSGD", group, period_epochs=(0, inf), steps_per_epoch=(0, inf))
+        # Both are divisors.
         for option in ("period_epochs", "steps_per_epoch"):
             if group[option] == 0:
                 raise UsageError(f"RMSpropSGD has {option}=0", fix="Give it a number above 0.")

@@ -72,6 +72,7 @@ class ScheduleRecipe(Part, ABC):
     def build_curve(self, span: RunSpan) -> Curve:
         """Returns the factor as a function of the position, for positions after the warm-up."""
 
+    # Turns are for people: `headway schedule` lists and draws them.
     def list_turns(self, span: RunSpan) -> list[ScheduleTurn]:
         """Lists the positions at which the curve changes its course."""
         return []
@@ -211,6 +212,7 @@ class ExponentialScheduleRecipe(WarmupScheduleRecipe):
 
     def build_curve(self, span: RunSpan) -> Curve:
         every, gamma, warmup = self.every_epochs * span.epoch, self.gamma, span.warmup
+        # The same factor as `step` at multiples of `every_epochs`, and smooth between them.
         return lambda position: gamma ** ((position - warmup) / every)
 
 
@@ -222,6 +224,7 @@ class CosineScheduleRecipe(WarmupScheduleRecipe):
     """Factor at the end of the run."""
 
     def build_curve(self, span: RunSpan) -> Curve:
+        # SGDR without restarts (Loshchilov and Hutter 2016, arXiv 1608.03983).
         end, fall, warmup, length = self.end, 1 - self.end, span.warmup, _fall_length(span)
         return lambda position: end + fall * (1 + math.cos(math.pi * (position - warmup) / length)) / 2
 
@@ -236,6 +239,7 @@ class PolynomialScheduleRecipe(WarmupScheduleRecipe):
     """Factor at the end of the run."""
 
     def build_curve(self, span: RunSpan) -> Curve:
+        # Power 2 is the usual choice with LARS.
         end, fall, power, warmup, length = self.end, 1 - self.end, self.power, span.warmup, _fall_length(span)
         return lambda position: end + fall * (1 - (position - warmup) / length) ** power
 
@@ -263,6 +267,7 @@ class TriangularScheduleRecipe(ScheduleRecipe):
 
 
 def _expand_name(value: Any) -> Any:
+    # `schedule: cosine` is short for `schedule: {name: cosine}`.
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -329,6 +334,7 @@ class Schedule:
     def list_turns(self) -> list[ScheduleTurn]:
         """Lists the turns between the first position and the last, without their order."""
         warmup = [ScheduleTurn(self._span.warmup, "end of the warm-up")] if self._span.warmup else []
+        # Turns outside the run never happen: a milestone beyond its end, for example.
         turns = [*warmup, *self._recipe.list_turns(self._span)]
         return [turn for turn in turns if 0 < turn.position < self._span.total]
 

@@ -88,6 +88,7 @@ class StepInputs:
         # A masked fill in place of a branch: the host does not know which ratios are known.
         values = self.to_coefficients(ratio.masked_fill(~known, 1.0) * rate)
         other = self.to_coefficients(torch.ones_like(ratio[:1]) * rate)
+        # One tensor object for all others: they are only read.
         out = other * len(self.weights)
         for index, value in zip(chosen, values, strict=True):
             out[index] = value
