@@ -246,3 +246,12 @@ def check_ranges(name: str, group: Group, **limits: tuple[float, float]) -> None
         if not isinstance(value, Real) or not low <= float(value) < high:
             span = f"in [{low:g}, {high:g})" if high != float("inf") else f"of at least {low:g}"
             raise UsageError(f"{name} has {option}={value!r}", fix=f"Give it a finite number {span}.")
+
+
+def check_betas(name: str, group: Group) -> None:
+    """Raises UsageError unless the betas are two numbers in [0, 1)."""
+    betas = group["betas"]
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise UsageError(f"{name} has betas={betas!r}", fix="Give it two numbers in [0, 1), for example (0.9, 0.999).")
+    beta1, beta2 = betas
+    check_ranges(name, {"betas[0]": beta1, "betas[1]": beta2}, **{"betas[0]": (0, 1), "betas[1]": (0, 1)})

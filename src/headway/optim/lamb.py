@@ -9,22 +9,11 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from headway.core.errors import UsageError
 from headway.optim import foreach_ops as ops
-from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
+from headway.optim.fused_optimizer import FusedOptimizer, check_betas, check_ranges
 from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
 
-def check_betas(name: str, group: Group) -> None:
-    """Raises UsageError unless the betas are two numbers in [0, 1)."""
-    betas = group["betas"]
-    if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise UsageError(f"{name} has betas={betas!r}", fix="Give it two numbers in [0, 1), for example (0.9, 0.999).")
-    beta1, beta2 = betas
-    check_ranges(name, {"betas[0]": beta1, "betas[1]": beta2}, **{"betas[0]": (0, 1), "betas[1]": (0, 1)})
-
-
-# `check_betas` serves FTML and NovoGrad, too.
 @final
 class LAMB(FusedOptimizer):
     """Adam with decoupled weight decay, in which the step of each layer is scaled by its trust ratio.

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from headway.optim import foreach_ops as ops
-from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
-from headway.optim.lamb import check_betas
+from headway.optim.fused_optimizer import FusedOptimizer, check_betas, check_ranges
 from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
 
