@@ -31,7 +31,7 @@ import headway
 from headway.core.recipe import read_recipe
 from headway.core.user_code import import_user_object
 from headway.data.columns import FLAG_RAW
-from headway.model.builder import build_model as build_model
+from headway.model.builder import build_model
 from headway.setup.recipe import TrainRecipe
 from headway.setup.task import Target, Task
 from headway.setup.task import build as build_task

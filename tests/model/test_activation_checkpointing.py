@@ -155,7 +155,7 @@ BAD: dict[str, tuple[nn.Module, list[str] | None, str]] = {
         nn.Sequential(nn.ModuleList([nn.Linear(2, 2)])), ["^0$"],
         r"0 is a ModuleList, which is not called as a whole. Name the modules in it, for example '^0\.[^.]+$'",
     ),
-    "no blocks": (nn.Sequential(nn.Linear(2, 2)), None, "the network has none of our blocks. Name modules of yours"),
+    "no blocks": (nn.Sequential(nn.Linear(2, 2)), None, "the network has none of Headway's own blocks. Name"),
 }  # fmt: skip
 
 

@@ -237,7 +237,7 @@ def test_what_would_train_nothing_or_is_not_16_bit_wide_is_refused() -> None:
             MasterWeights(model, optimizer, kind)
     assert model.weight.dtype == other.weight.dtype == torch.float32
     MasterWeights(model, optimizer, torch.float16)
-    with pytest.raises(UsageError, match="and its Masters once"):
+    with pytest.raises(UsageError, match="and its MasterWeights once"):
         MasterWeights(model, optimizer, torch.float16)
 
 

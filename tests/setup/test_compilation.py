@@ -89,7 +89,7 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "no blocks": (
         (DROPOUT, "activation_checkpointing=true"),
-        "activation_checkpointing: the network has none of our blocks. Name modules of yours",
+        "activation_checkpointing: the network has none of Headway's own blocks. Name modules of yours",
     ),
     "no expression": (("activation_checkpointing=['(']",), "'(' is no regular expression"),
     "none named": (("activation_checkpointing=[]",), "activation_checkpointing names no module"),

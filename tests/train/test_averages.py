@@ -219,7 +219,7 @@ REFUSED: dict[str, tuple[tuple[str, ...], str]] = {
     ),
     "momentum of nothing": (
         ("model.batch_norm={momentum: 0.9, recompute_batches: 2}",),
-        "momentum is of moving averages, which recompute_batches replaces",
+        "momentum is for moving averages, which recompute_batches replaces",
     ),
     "empty": (("model.batch_norm={}",), "model.batch_norm: it changes nothing: set ghost, momentum"),
     "one group": (("model.batch_norm.ghost=30",), "model.batch_norm.ghost 30 is no smaller than the batch of 30"),

@@ -25,8 +25,7 @@ from headway.data.batch_plan import BatchPlan
 from headway.data.data_recipe import SYNTHETIC
 from headway.data.resolution import describe_sizes, list_sizes
 from headway.launch.ranks import Ranks
-from headway.model.builder import build_model as build_model
-from headway.model.builder import find_initialiser
+from headway.model.builder import build_model, find_initialiser
 from headway.model.fake_tensors import use_fake_tensors
 from headway.model.freezing import FreezeSchedule
 from headway.model.model_size import ModelSize, measure_model_size
@@ -289,8 +288,8 @@ def _built(
             check(model, small, labels[:2], task, precision, where="data.progressive.start")
         if rehearsal is None:
             counts = _counted(model, images[:1], precision)
-            of_image = "" if counts.multiply_adds is None else f" an image of {_shape(images)}"
-            say(f"Network: {counts.describe()}{of_image}.")
+            per_image = "" if counts.multiply_adds is None else f" an image of {_shape(images)}"
+            say(f"Network: {counts.describe()}{per_image}.")
         _check_metrics(names, task)
         _check_stop(recipe, names)
         if recipe.micro_batch == "auto" and rehearsal is None:
