@@ -1,4 +1,4 @@
-"""Which tier a data set is read from, and why."""
+"""Chooses the tier of a data set, and says why."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ from headway.data.tiers.remote_dataset import RemoteShards
 from headway.data.tiers.tier import MappedTier, Tier, TierName
 from headway.storage.addresses import get_cache_folder
 
-if TYPE_CHECKING:  # it takes seconds
+# Importing torch takes seconds.
+if TYPE_CHECKING:
     import torch
 
 BUDGET_BYTES = 50 * 10**9
 FREE_MEMORY_DIVISOR = 4
-"""`auto` keeps a set in memory that takes at most a quarter of what is free: the rest is for the network, what it saves
-for backward, and others."""
+"""`auto` takes at most a quarter of the free memory: the rest is for the network, its activations, and others."""
 REQUESTED_SHARE = 0.8
-"""Most of what is free that a set may take where the user asks for it."""
+"""Share of the free memory that a set may take if the user asks for it."""
 
 
 def choose_tier(
@@ -47,30 +47,32 @@ def choose_tier(
     budget_bytes: int = BUDGET_BYTES,
     progress: FillProgress | None = None,
 ) -> Tier:
-    """The tier that `cache` names, filled; its `why` says what `auto` chose, and for what reason.
+    """Returns the tier that `cache` names, filled; its `why` says what `auto` chose and the reason.
 
-    - `device`, `memory`: the set decoded, where all images share one size. Crops are then made of these pixels, which
-      are the images' own: nothing is lost. `memory` keeps the bytes as they are where sizes differ or pixels do not
-      fit, which helps where files are slow.
+    - `device`, `memory`: the decoded set, if all images share one size. Crops are made of these pixels, which are the
+      images' own, so nothing is lost. If sizes differ or pixels do not fit, `memory` keeps the records, which helps
+      with slow file systems.
     - `disk`: remote records, fetched ahead of need into `folder`, at most `budget_bytes` with the other sets there.
     - `none`: local files are mapped; remote records are fetched, and kept until they are read.
-    - `auto`: a small set decoded on the device or in memory, else local files mapped and remote ones on the disk.
+    - `auto`: a small set decoded on the device or in memory; else local files mapped, and remote ones on the disk.
 
     Args:
-        threads, backend: of the decoder that fills a tier; as of `decoder`.
-        folder: None: `headway` in the user's cache folder.
-        progress: is called with (samples done, samples in all) while a tier is filled.
+        threads, backend: of the decoder that fills a tier; see `decoder`.
+        folder: None is `headway` in the user's cache folder.
+        progress: called with (samples done, samples in all) while a tier is filled.
 
     Raises:
-        UsageError: what is asked cannot be; the sentence says what can.
+        UsageError: the request is impossible; the message says what is possible.
         DataError: a remote address cannot be read.
     """
     if cache not in get_args(Cache):
-        raise UsageError(f"{cache!r} is no place for a cache", where="data.cache", fix=nearest(cache, get_args(Cache)))
+        raise UsageError(f"{cache!r} is not a cache", where="data.cache", fix=nearest(cache, get_args(Cache)))
     planner = CachePlanner(dataset, str(device), Path(folder or get_cache_folder()), budget_bytes)
     place = planner.choose_automatically() if cache == "auto" else planner.choose_requested(cache)
+    # These tiers hold nothing yet, so there is nothing to fill.
     if place.name == "none" or place.name == "disk":
         return planner.build_tier(place)
+    # A tier in memory is filled through the tier without a cache, once.
     source = planner.build_tier(planner.choose_uncached())
     try:
         if not place.decoded:
@@ -86,7 +88,7 @@ def choose_tier(
 @final
 @dataclass(frozen=True, slots=True)
 class _TierChoice:
-    """Where a set is to be kept, why, and whether as pixels."""
+    """A tier to be made, the reason, and whether it keeps pixels."""
 
     name: TierName
     reason: str
@@ -99,7 +101,7 @@ class _TierChoice:
 
 @final
 class CachePlanner:
-    """Chooses where a data set is kept, by its size and the free memory."""
+    """Chooses the tier of a data set by its size and the free memory."""
 
     def __init__(self, dataset: Dataset, device: str, folder: Path, budget_bytes: int) -> None:
         self._dataset, self._device, self._folder, self._budget_bytes = dataset, device, folder, budget_bytes
@@ -109,7 +111,8 @@ class CachePlanner:
         self._raw = bool(len(dataset)) and bool((dataset.flags & FLAG_RAW).all())
 
     def choose_automatically(self) -> _TierChoice:
-        """Chooses the place for `data.cache: auto`."""
+        """Chooses the tier for `data.cache: auto`."""
+        # Fastest first: decoded on the GPU, decoded in memory, records in memory, no cache.
         mapped = isinstance(self._dataset.source, MappedShards)
         if (
             self._pixels is not None
@@ -128,12 +131,12 @@ class CachePlanner:
             and is_on_network(self._dataset.folder)
             and self._bytes <= free // FREE_MEMORY_DIVISOR
         ):
-            reason = f"its {_size(self._bytes)} lie on a network file system; a quarter of the free memory holds them"
+            reason = f"its {_size(self._bytes)} are on a network file system; a quarter of the free memory holds them"
             return _TierChoice("memory", reason)
         return self.choose_uncached()
 
     def choose_uncached(self) -> _TierChoice:
-        """Returns the place of records that are kept neither in memory nor on the device."""
+        """Returns the tier for records that are kept neither in memory nor on the device."""
         if self._remote:
             return _TierChoice(
                 "disk", f"the set is remote: at most {_size(self._budget_bytes)} of it in {self._folder}"
@@ -143,7 +146,7 @@ class CachePlanner:
         return _TierChoice("none", "its files are read as they are needed")
 
     def choose_requested(self, cache: Cache) -> _TierChoice:
-        """Returns the place that the recipe asks for. Raises UsageError: the set does not fit there."""
+        """Returns the tier that the recipe asks for. Raises UsageError if the set does not fit there."""
         if cache == "none":
             return (
                 _TierChoice("none", "remote records are kept until they are read")
@@ -153,9 +156,8 @@ class CachePlanner:
         if cache == "disk":
             if self._remote:
                 return self.choose_uncached()
-            raise _build_refusal(
-                "the set lies on a local disk already", "Leave data.cache out: local files are mapped."
-            )
+            raise _build_refusal("the set is on a local disk already", "Leave data.cache out: local files are mapped.")
+        # A device without CUDA keeps its images in host memory.
         free, owner = self._measure_free_host_bytes(), "process"
         if cache == "device":
             if self._pixels is None:
@@ -168,12 +170,13 @@ class CachePlanner:
             return _TierChoice(name, f"as asked: the decoded set of {_size(self._pixels)}", decoded=True)
         if cache == "memory" and self._bytes <= REQUESTED_SHARE * free:
             return _TierChoice("memory", f"as asked: the set of {_size(self._bytes)} as it is, not decoded")
+        # The message names the smaller of the two sizes that would do.
         needed = self._pixels if cache == "device" else min(self._bytes, self._pixels or self._bytes)
         what = f"the set needs {_size(needed or 0)}, and the {owner} has {_size(free)} free, of which 80 % may be taken"
         raise _build_refusal(what, "Leave data.cache out, or make the images smaller.")
 
     def build_tier(self, place: _TierChoice) -> Tier:
-        """Builds the tier that reads from such a place; nothing is loaded into memory yet."""
+        """Builds the tier that reads without loading the set into memory."""
         if self._remote is None:
             return MappedTier(self._dataset, place.why)
         folder = self._folder if place.name == "disk" else None
@@ -185,7 +188,8 @@ class CachePlanner:
 
     @staticmethod
     def _measure_free_host_bytes() -> int:
-        """Memory for this process: each rank on a host keeps a copy of its own."""
+        """Returns the memory for this process: each rank on a host keeps a copy of its own."""
+        # Every rank of this host measures the same free memory at the same time.
         return free_memory_bytes() // (local_ranks() or 1)
 
     def _measure_free_device_bytes(self) -> int:
@@ -200,6 +204,7 @@ def _build_refusal(what: str, fix: str) -> UsageError:
 
 def _size(size_bytes: int) -> str:
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size_bytes >= 0.9995 * scale:  # below it, three digits of the next smaller unit hold it
+        # Smaller values round to at most 999 of the next unit.
+        if size_bytes >= 0.9995 * scale:
             return f"{size_bytes / scale:.3g} {unit}"
     return f"{size_bytes} bytes"

@@ -15,7 +15,8 @@ from headway.data.tiers.memory import FillProgress, decode_all
 from headway.data.tiers.next_use import HostSlots
 from headway.data.tiers.tier import Ids, Tier
 
-if TYPE_CHECKING:  # it takes seconds
+# Importing torch takes seconds.
+if TYPE_CHECKING:
     import torch
 
 
@@ -24,7 +25,7 @@ class DeviceTier(Tier):
     """Decoded images as one tensor, uint8 [n, height, width, channels], from which batches are gathered.
 
     Args:
-        source: is read once; images have to share one size.
+        source: read once; its images must share one size.
         device: of torch.
 
     Attributes:
@@ -53,22 +54,23 @@ class DeviceTier(Tier):
             self.pixels[low : low + len(some)].copy_(torch.from_numpy(some))
 
     def gather(self, ids: Sequence[int] | Ids) -> torch.Tensor:
-        """Images of the samples, uint8 [k, height, width, channels] on the device; the host does not wait for them."""
+        """Returns images of the samples, uint8 [k, height, width, channels] on the device; no host-device sync."""
         import torch
 
         index = torch.from_numpy(np.ascontiguousarray(ids, np.int64))
         if self._device.type == "cuda":
+            # From pageable memory, the copy would wait for the device.
             index = index.pin_memory().to(self._device, non_blocking=True)
         return self.pixels.index_select(0, index)
 
     def read(self, ids: Sequence[int] | Ids) -> Records:
-        """Pixels on the host: a copy that waits for the device. The way of batches is `gather`."""
+        """Returns pixels on the host, with a host-device sync. Batches use `gather`."""
         return Records.from_rows(self.gather(ids).cpu().numpy())
 
     def expect(
         self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
     ) -> None:
-        """Nothing is brought: everything is there."""
+        """Does nothing: every image is on the device."""
 
     def close(self) -> None:
-        """The memory goes with the tier."""
+        """Does nothing: the memory is freed with the tier."""
