@@ -266,7 +266,7 @@ def test_what_is_no_cifar_is_refused(tmp_path: Path, cache: Path) -> None:
         ({"labels": ["a"] * N}, "its 'labels' are not a list of 12"),
         ({"labels": [65535] * N}, "label 65535 of sample 0 is not a class"),
         ({"filenames": TEN}, "its 'filenames' are not a list of 12"),
-        ({"data": ROWS[:, :3000]}, "its data are of shape [12, 3000], and not [n, 3,072]"),
+        ({"data": ROWS[:, :3000]}, "its data are of shape [12, 3000], not [n, 3,072]"),
         ({"data": [1]}, "its data are not one array of unsigned bytes"),
     ):
         path.write_bytes(python2({**good, **wrong}))

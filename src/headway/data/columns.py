@@ -114,6 +114,7 @@ class DatasetDescription:
             _require(check(fields.get(name, () if name == "parts" else None)), name)
         # Packs of numbers have names of outputs and no counts.
         _require(not fields["class_counts"] or len(fields["class_counts"]) == len(fields["classes"]), "class_counts")
+        # JSON has no tuples.
         fields["shards"] = tuple(Shard(name=shard["name"], size=shard["size"]) for shard in fields["shards"])
         for name in ("classes", "class_counts", "parts"):
             fields[name] = tuple(fields.get(name, ()))
@@ -137,6 +138,7 @@ def _is_shard(value: Any) -> bool:
 
 
 def _is_list_of(value: Any, kind: type) -> bool:
+    # `type is`, since True would count as an int.
     return isinstance(value, list | tuple) and all(type(one) is kind for one in value)
 
 
@@ -181,6 +183,7 @@ def decode_name(columns: Mapping[str, NDArray[Any]], sample: int) -> str:
     """Returns a sample's name in its source (a relative path), or its number if the data set has no names."""
     if "name" not in columns:
         return str(sample)
+    # Names are stored end to end; sample i has bytes [offset[i], offset[i + 1]).
     low, high = columns["name_offset"][sample], columns["name_offset"][sample + 1]
     return columns["name"][low:high].tobytes().decode(errors="backslashreplace")
 

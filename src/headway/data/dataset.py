@@ -83,6 +83,7 @@ class Dataset:
     @property
     def pixel_bytes(self) -> int | None:
         """Bytes of all decoded images; None if their sizes differ."""
+        # Sizes are known since packing; nothing is decoded here.
         size = self.description.common_size
         return None if size is None else len(self) * size[0] * size[1] * self.description.channels
 
@@ -124,6 +125,7 @@ class Dataset:
         `first` compares a record's checksum until it was found good once (`mark_checked`). libjpeg notices only one in
         five flipped bits, and a checksum costs about a thousandth of decoding.
         """
+        # Data at rest do not change often, so one check a record finds nearly all damage.
         if verify == "first":
             # One byte a sample, set by any thread; a lost update only costs a second checksum.
             return ~self._touched[ids]

@@ -123,6 +123,7 @@ def open_split(src: str | os.PathLike[str]) -> tuple[PackSource, PackSource | No
     if is_address(src):
         return build_pack_source(open(src), remote=True), None
     src = Path(src)
+    # Folders of two sets first; then archives such as CIFAR-10, whose parts are inside.
     parts = _find_split_folders(src) or _find_foreign_parts(src)
     if parts is None:
         return open_source(src), None
@@ -179,6 +180,7 @@ def _find_foreign_parts(src: Path) -> _SplitPaths | None:
     is_listing = os.path.isfile(path) and Path(path).suffix.lower() in LISTING_EXTENSIONS
     if not os.path.exists(path) or is_listing or (os.path.isdir(path) and detect.is_image_folder(Path(path))):
         return None
+    # The original test set serves as the evaluation set.
     names = detect.list_parts(Path(path))
     evaluation = next((name for name in EVAL_NAMES if name in names), None)
     if "train" not in names or evaluation is None:

@@ -111,6 +111,7 @@ def pack(  # noqa: PLR0913
     begun = time.perf_counter()
     dst = parse_local_path(dst, "Pack to a local folder, then copy it there.").resolve()
     src = src if is_address(src) else parse_local_path(src, "")
+    # A password in an address must not reach the columns file.
     named = redact_address(os.fspath(src))
     # All mistakes of the user come before the first file is touched.
     _check_numbers(split, threads, shard_bytes)
@@ -136,6 +137,7 @@ def pack(  # noqa: PLR0913
         skip_bad=skip_bad,
         parts=tuple(plan.name for plan in plans if plan.name),
     )
+    # Progress counts images over both sets.
     total = sum(len(plan.ids) for plan in plans)
     done = 0
     results: list[SetResult] = []
@@ -147,6 +149,7 @@ def pack(  # noqa: PLR0913
     # Everything in the block goes to a temporary folder, which is renamed at its end.
     with stage_folder(dst, needed_bytes=needed_bytes, replace=overwrite) as staging, use_strict_pillow():
         for plan in plans:
+            # Each set counts from 0; this adds the images of the sets before.
             report = functools.partial(_report_progress, progress, done, total)
             result = pack_set(plan, staging / plan.name, job, report)
             done += len(plan.ids)
@@ -219,6 +222,7 @@ def _describe_pixels(wanted: PackMode | None, encoder: ImageEncoder) -> tuple[st
 
 
 def _import_transform(path: str) -> Transform:
+    # Relative to the current folder, as a user types it.
     function = import_path(path, base=Path.cwd(), what="--transform")
     if not callable(function):
         raise UsageError(
@@ -285,6 +289,7 @@ def _check_numbers(split: float, threads: int | None, shard_bytes: int) -> None:
 
 
 def _build_bad_files_error(bad: list[tuple[str, str]], total: int, src: str) -> DataError:
+    # Twenty names show the pattern; skipped.txt has all of them with --skip-bad.
     lines = [f"  {name}: {reason}" for name, reason in bad[:_LISTED_FILES]]
     if len(bad) > _LISTED_FILES:
         lines.append(f"  and {len(bad) - _LISTED_FILES:,} more")

@@ -55,6 +55,7 @@ class PackMode:
     @staticmethod
     def parse(text: str) -> PackMode:
         """Parses a mode as written on the command line. Raises UsageError."""
+        # `raw` comes first and takes options; an encoded mode is options only.
         first, *rest = parts = [part.strip() for part in text.split(",")]
         if first in ("keep", "seekable") and not rest:
             return PackMode(kind="keep" if first == "keep" else "seekable")
@@ -174,7 +175,7 @@ class ImageEncoder:
         elif data is None:
             # A turned file is saved as PNG to lose nothing; a transform changes pixels anyway.
             data = self._encode_jpeg(_convert_colour(image)) if self.transform else _encode_png(image)
-        # JPEGs that cannot be rewritten, such as progressive ones, are stored unchanged with a note.
+        # A JPEG that cannot be rewritten is stored unchanged, with the reason as a note.
         if self.mode.kind != "keep" and self.seekable and data.startswith(JPEG):
             try:
                 data = self.seekable(data)
@@ -196,6 +197,7 @@ class ImageEncoder:
         assert self.transform
         try:
             made = self.transform(image, label, name)
+            # A wrong result is reported as an error of the transform, with the name of the sample.
             if made is not None and not isinstance(made, Image.Image | bytes):
                 raise TypeError(f"it returned {type(made).__name__}, not an image, bytes or None")
         except Exception as error:
@@ -210,6 +212,7 @@ def summarise_notes(noted: dict[str, list[str]], can_turn: bool) -> list[str]:
     """
     told = []
     for note, names in sorted(noted.items()):
+        # A single image is named, many are counted.
         some = f"{len(names):,} images" if len(names) > 1 else names[0]
         if note == LEFT_OUT:
             told.append(f"The transform left out {some}.")

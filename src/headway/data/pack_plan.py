@@ -45,7 +45,7 @@ class SetPlan:
     ids: NDArray[np.int64]
     sizes: NDArray[np.int64]
     """Present size of each image in bytes, in the order of `ids`; 0 if it cannot be read."""
-    shown: str = ""
+    name_prefix: str = ""
     """Prefix of a sample's name in lists of bad images."""
 
     @property
@@ -110,8 +110,8 @@ def _is_numbered(classes: tuple[str, ...]) -> bool:
     return classes == tuple(map(str, range(len(classes))))
 
 
-def _build_plan(name: str, source: PackSource, ids: NDArray[np.int64], shown: str = "") -> SetPlan:
-    return SetPlan(name=name, source=source, ids=ids, sizes=source.images.measure_sizes()[ids], shown=shown)
+def _build_plan(name: str, source: PackSource, ids: NDArray[np.int64], name_prefix: str = "") -> SetPlan:
+    return SetPlan(name=name, source=source, ids=ids, sizes=source.images.measure_sizes()[ids], name_prefix=name_prefix)
 
 
 def _order_by_hash(source: PackSource, seed: int) -> NDArray[np.int64]:

@@ -80,6 +80,7 @@ def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], 
     # The temporary folder of the pack, or a part of it.
     folder.mkdir(exist_ok=True)
     columns: Columns = {name: np.zeros(len(plan.ids), NUMPY_TYPES[kind]) for name, kind in COLUMN_TYPES.items()}
+    # Python numbers for scalars: indexing an array would box each label anew.
     labels = plan.labels.tolist() if plan.labels.ndim == 1 else plan.labels
     pack_id = plan.pack_id(job)
     shards = _ShardSequence(folder, job, pack_id, columns)
@@ -93,7 +94,7 @@ def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], 
     try:
         for first, chunk in _encode_in_order(plan, job):
             for place, (stored, crc) in enumerate(chunk, start=first):
-                name = plan.shown + plan.source.names[plan.ids[place]]
+                name = plan.name_prefix + plan.source.names[plan.ids[place]]
                 if stored.note:
                     notes.setdefault(stored.note, []).append(name)
                 if stored.reason:
@@ -116,6 +117,7 @@ def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], 
     if job.skip_bad or not bad:
         # The columns were made for all images; the rows at the end belong to images left out.
         columns = {name: column[: len(kept)] for name, column in columns.items()}
+        # A set without an image, or a class without one, cannot be trained on.
         _check_kept(plan, kept, left_out, job.source)
         columns |= _build_label_columns(plan, np.array(kept, np.int64))
         description = DatasetDescription(
@@ -207,6 +209,7 @@ class _ShardSequence:
                 raise UsageError(what, where=str(self._folder), fix="Make them larger.")
             self._writer, self._first_row = self._new_writer(self._folder / self._next_name, self._pack_id), row
         placed = self._writer.append(image.data, label, row)
+        # The columns of this image; those of the label come at the end.
         values = {
             "shard": len(self._finished),
             "offset": placed.offset,
@@ -257,6 +260,7 @@ def _encode_in_order(plan: SetPlan, job: PackJob) -> Iterator[tuple[int, list[En
         for first, chunk in waiting:
             yield first, chunk.result()
     finally:
+        # An error in the writer must not wait for tasks that nobody needs.
         pool.shutdown(cancel_futures=True)
 
 

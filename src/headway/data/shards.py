@@ -140,6 +140,7 @@ class PreadShards:
         """Reads the records of these samples."""
         shard = self._columns["shard"][ids]
         offset, length, split = self._places.locate(ids, shard)
+        # One buffer for the batch; records lie end to end in it.
         ends = np.cumsum(length)
         begins = ends - length
         buffer = np.empty(int(length.sum()), np.uint8)

@@ -36,7 +36,7 @@ class RemoteFolder:
         timeout_s, attempts, pause_s: see TIMEOUT_S, ATTEMPTS, PAUSE_S.
 
     Attributes:
-        shown: the address for messages, without a password.
+        display_uri: the address for messages, without a password.
 
     Raises:
         UsageError: no installed package can read such an address.
@@ -52,7 +52,7 @@ class RemoteFolder:
         pause_s: float = PAUSE_S,
     ) -> None:
         self.uri = uri.rstrip("/")
-        self.shown = redact_address(self.uri)
+        self.display_uri = redact_address(self.uri)
         self._sizes = dict(sizes or {})
         self._settings = {"timeout_s": timeout_s, "attempts": attempts, "pause_s": pause_s}
         self._attempts, self._pause_s = attempts, pause_s
@@ -103,14 +103,14 @@ class RemoteFolder:
             try:
                 part = self._transport.read(name, start + done, out.data[done:])
                 # fsspec does not tell the version with the bytes, so it is asked for once a file.
-                if part.mark is None and part.count and name not in self._versions:
+                if part.version is None and part.count and name not in self._versions:
                     self.read_version(name)
             except FileNotFoundError:
                 raise DataError(
                     "there is no such file", where=self._get_path(name), fix="Copy it there again."
                 ) from None
-            if part.mark is not None:
-                self._check_unchanged(name, part.mark)
+            if part.version is not None:
+                self._check_unchanged(name, part.version)
             done += part.count
             # Any progress resets the count: a slow network is not a broken one.
             failed = 0 if part.count else failed + 1
@@ -128,17 +128,17 @@ class RemoteFolder:
         self._transport.close()
 
     def _get_path(self, name: str) -> str:
-        return f"{self.shown}/{name}"
+        return f"{self.display_uri}/{name}"
 
-    def _check_unchanged(self, name: str, mark: FileVersion) -> None:
-        size = self._sizes.get(name, mark.size)
-        if size != mark.size:
-            what = f"the file has {mark.size:,} bytes and should have {size:,}"
+    def _check_unchanged(self, name: str, version: FileVersion) -> None:
+        size = self._sizes.get(name, version.size)
+        if size != version.size:
+            what = f"the file has {version.size:,} bytes and should have {size:,}"
             raise DataError(what, where=self._get_path(name), fix="Copy it there again, or pack again.")
         # Bytes of two versions of a file must never be mixed.
-        before = self._versions.setdefault(name, mark)
-        if before != mark:
-            then, now = _describe_version(before), _describe_version(mark)
+        before = self._versions.setdefault(name, version)
+        if before != version:
+            then, now = _describe_version(before), _describe_version(version)
             what = f"the file changed while it was in use (before: {then}; now: {now})"
             raise DataError(
                 what, where=self._get_path(name), fix="Put changed data at another address, and start again."
@@ -154,5 +154,5 @@ class RemoteFolder:
             raise StoppedError
 
 
-def _describe_version(mark: FileVersion) -> str:
-    return f"{mark.size:,} bytes" + (f", {mark.tag}" if mark.tag else "")
+def _describe_version(version: FileVersion) -> str:
+    return f"{version.size:,} bytes" + (f", {version.tag}" if version.tag else "")

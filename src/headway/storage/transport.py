@@ -47,7 +47,7 @@ class ReadAttempt:
 
     count: int
     reason: str = ""
-    mark: FileVersion | None = None
+    version: FileVersion | None = None
     pause_s: float = 0.0
     """The pause that the server asks for before the next attempt."""
 
@@ -87,11 +87,11 @@ class HttpTransport(Transport):
     def read_version(self, name: str) -> FileVersion | str:
         """Returns the version of a file; see `Transport.read_version`."""
         part = self.read(name, 0, memoryview(bytearray(1)))
-        return part.mark or part.reason
+        return part.version or part.reason
 
     def read(self, name: str, start: int, into: memoryview) -> ReadAttempt:
         """Reads bytes of a file; see `Transport.read`."""
-        count, mark = 0, None
+        count, version = 0, None
         try:
             # The range ends with the buffer, so one request never brings more than asked.
             answer = self._send_request(self._build_url(name), start, start + len(into) - 1)
@@ -101,7 +101,7 @@ class HttpTransport(Transport):
                 return ReadAttempt(
                     0, f"the server answered {answer.status} {answer.reason}", pause_s=_read_retry_after(answer)
                 )
-            mark = self._parse_version(answer, name, start)
+            version = self._parse_version(answer, name, start)
             # Bytes go straight into the buffer of the caller.
             while count < len(into) and (got := answer.readinto(into[count:])):
                 count += got
@@ -116,11 +116,11 @@ class HttpTransport(Transport):
             self._drop()
             if isinstance(error, FileNotFoundError):
                 raise
-            return ReadAttempt(count, _describe_error(error), mark)
+            return ReadAttempt(count, _describe_error(error), version)
         if count < len(into):
             self._drop()
-            return ReadAttempt(count, "the connection was cut", mark)
-        return ReadAttempt(count, "", mark)
+            return ReadAttempt(count, "the connection was cut", version)
+        return ReadAttempt(count, "", version)
 
     def stop(self) -> None:
         """Closes the connections, which ends reads in other threads."""

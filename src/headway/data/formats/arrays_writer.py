@@ -50,6 +50,7 @@ class ArraysWriter:
         # numpy users can index images of one size; a flat array still holds any sizes.
         if len(self._shapes) == 1:
             shape = (len(self._labels), *self._shapes.pop())
+        # numpy ignores bytes after the array.
         self.size_bytes += self._file.write(build_trailer(self._pack_id))
         self._file.seek(0)
         self._file.write(_build_header(shape))
@@ -69,5 +70,6 @@ class ArraysWriter:
 
 def _build_header(shape: tuple[int, ...]) -> bytes:
     text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    # Version 1.0 of the format: 2 bytes of header length.
     magic = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
     return magic + text.ljust(HEADER_BYTES - 11) + b"\n"

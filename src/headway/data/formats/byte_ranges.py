@@ -75,6 +75,7 @@ def map_path(path: Path) -> memoryview:
     """
     try:
         with open_regular(path) as file:
+            # The descriptor is closed at once; the mapping stays.
             return map_file(file, path)
     except ValueError as error:
         # mmap refuses an empty file.

@@ -38,6 +38,7 @@ def find_parts(files: Mapping[str, ByteRange], labels: str) -> PartOpeners:
     if batches:
         if labels != LABELS[0]:
             raise UsageError("CIFAR-10 has one kind of labels", where=str(files[batches[0]].path))
+        # The binary and the Python version differ in names only.
         test = [name for name in ("test_batch.bin", "test_batch") if name in files]
         found = {"train": batches, "test": test}
     elif {"train.bin", "fine_label_names.txt"} <= files.keys() or {"train", "meta"} <= files.keys():
@@ -70,6 +71,7 @@ def _open_binary(pieces: Sequence[ByteRange], files: Mapping[str, ByteRange], ki
     before = 1 if kind == 10 else 2
     stride = before + _PIXELS
     for piece in pieces:
+        # A file that was cut ends inside a record.
         if piece.size % stride or not piece.size:
             what = f"{piece.size:,} bytes are not a whole number of records of {stride:,}"
             raise DataError(what, where=str(piece), fix="Copy it again.")
@@ -103,6 +105,7 @@ def _open_pickles(
         if data.shape != (n, _PIXELS):
             raise DataError(f"its data are of shape {list(data.shape)}, not [n, {_PIXELS:,}]", where=where)
         values.append(np.array(_read_list(held, key, int, n, where), np.int64))
+        # Python archives keep the original file names, which become sample names.
         names += [text.utf8 for text in _read_list(held, "filenames", pickle_reader.PickledText, n, where)]
         blocks.append((piece, data.offset, n))
     meta = files.get("batches.meta" if kind == 10 else "meta")
@@ -129,6 +132,7 @@ def _join_labels(pieces: Sequence[ByteRange], values: Sequence[Any], classes: Se
 
 
 def _read_class_names(piece: ByteRange | None, kind: int, labels: str) -> list[str]:
+    # The file of names is optional, and a damaged one must not fill the memory.
     text = piece.view()[:_NAMES_LIMIT_BYTES].tobytes().decode(errors="replace") if piece and piece.size else ""
     return _check_class_names([line.strip() for line in text.splitlines() if line.strip()], piece, kind, labels)
 

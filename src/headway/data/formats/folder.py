@@ -71,6 +71,7 @@ def _list_with_folders(root: Path) -> tuple[PackSource, list[Path]]:
     """Returns the source of `list_folder`, and every folder that was searched."""
     if not root.is_dir():
         raise UsageError("the folder does not exist", where=str(root), fix="Name a folder laid out as CLASS/NAME.jpg.")
+    # The first level is classes; everything deeper belongs to its class.
     folders, loose = list_entries(str(root))
     if not folders:
         raise _build_no_classes_error(root, loose)
@@ -84,6 +85,7 @@ def _list_with_folders(root: Path) -> tuple[PackSource, list[Path]]:
     for folder in folders:
         images: list[str] = []
         found, inside = _walk_files(os.path.join(root, folder), folder)
+        # A scan watches every folder for new or removed files.
         visited.extend(map(Path, inside))
         for name in found:
             (images if is_image(name) else others).append(name)
@@ -105,6 +107,7 @@ def _list_with_folders(root: Path) -> tuple[PackSource, list[Path]]:
         what = f"class {empty[0]!r} has no image" if len(empty) == 1 else f"{_join_names(empty)} have no image"
         raise DataError(what, where=str(root), fix="Put images into the class folder, or remove it.")
     astray = sorted(_decode_name(name) for name in loose if is_image(name))
+    # Left-out files are named in the notes, so that a forgotten extension shows.
     ignored = sorted(map(_decode_name, others)) + sorted(_decode_name(name) for name in loose if not is_image(name))
     notes = tuple(
         f"left out, {why}: {_join_names(files)}"
@@ -144,6 +147,7 @@ def _walk_files(folder: str, prefix: str) -> tuple[list[str], list[str]]:
 
 
 def _build_no_classes_error(root: Path, loose: list[str]) -> UsageError:
+    # The usual mistake: images without class folders.
     images = sum(map(is_image, loose))
     if images:
         lists = sorted(name for name in loose if os.path.splitext(name)[1].lower() in LISTING_EXTENSIONS)

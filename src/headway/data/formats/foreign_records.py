@@ -67,6 +67,7 @@ def build_records(
     # The shard column has 16 bits.
     if len(files) > 1 << 16:
         raise DataError(f"{len(files):,} shards are more than a data set can have", where=str(files[0].parent))
+    # One array of 4 columns from millions of tuples, then a copy of each in its own type.
     columns = np.array(places, np.uint64).T
     # The length column has 32 bits.
     if (columns[2] >= 1 << 32).any():
@@ -101,6 +102,7 @@ def build_row_records(
     """
     height, width, channels = shape
     size = height * width * channels
+    # Blocks of one archive share a file, which must be mapped once.
     files = sorted({piece.path for piece, _, _ in blocks})
     counts = [count for _, _, count in blocks]
     # Offsets by arithmetic: millions of rows need no Python object each.
@@ -130,6 +132,7 @@ def build_class_labels(values: NDArray[Any], where: str, classes: Sequence[str] 
     """
     numbers = values.astype(np.int64)
     limit = len(classes) or CLASS_LIMIT
+    # Checked all together; the message names the first one.
     wrong = np.flatnonzero((numbers < 0) | (numbers >= limit))
     if wrong.size:
         fix = f"There are {len(classes)} classes, from 0." if classes else f"Classes count from 0 to {limit - 1:,}."
@@ -160,6 +163,7 @@ def parse_labels(values: Sequence[Any], where: str) -> LabelColumn:
 
     Raises DataError if they are of several kinds, or of none of these.
     """
+    # Exact types: a bool among ints is a mistake in the file.
     kinds = {type(value) for value in values}
     if kinds == {str}:
         # Names that are all numbers are class numbers, as in files of WebDataset.

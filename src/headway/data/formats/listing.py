@@ -41,6 +41,7 @@ def list_file(path: Path) -> PackSource:
         DataError: its content is wrong; the message names the line.
     """
     text = _read_text(path)
+    # The extension decides, since a line of JSON is valid CSV.
     table = _parse_csv(path, text) if path.suffix.lower() == ".csv" else _parse_json_lines(path, text)
     if not table.lines:
         raise DataError("the file lists no images", where=str(path), fix=_LAYOUT)
@@ -96,6 +97,7 @@ def _build_encoding_error(path: Path, line: int) -> DataError:
 
 def _find_label_columns(names: Sequence[str], where: str) -> list[str]:
     """Returns the columns that hold labels. Raises DataError unless there is one kind, and a path."""
+    # csv.DictReader would keep the last of two columns silently.
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"column {twice[0]!r} occurs twice", where=where, fix="Give each column its own name.")
     found = f"found: {', '.join(map(repr, names))}"
@@ -104,6 +106,7 @@ def _find_label_columns(names: Sequence[str], where: str) -> list[str]:
         separated = len(names) == 1 and any(mark in names[0] for mark in ";\t|")
         fix = "Separate the columns with commas." if separated else _LAYOUT
         raise DataError(f"there is no column 'path' ({found})", where=where, fix=fix)
+    # A file with two kinds of labels is ambiguous, so it is refused.
     kinds = [[name] for name in ("label", "labels", "value") if name in names]
     if several := [name for name in names if name.startswith("value_") and name != "value_"]:
         kinds.append(several)
@@ -116,6 +119,7 @@ def _find_label_columns(names: Sequence[str], where: str) -> list[str]:
 
 
 def _parse_csv(path: Path, text: str) -> _Table:
+    # Quoted fields may contain line ends, so the file is not split into lines first.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
 
     def rows() -> Iterator[list[str]]:
@@ -138,6 +142,7 @@ def _parse_csv(path: Path, text: str) -> _Table:
             header = [name.strip() for name in row]
             used = ["path", *_find_label_columns(header, f"{path}, line {reader.line_num}")]
             table.cells.update({name: [] for name in used})
+            # Unused columns are legal, and a note names them.
             table.unused.extend(name for name in header if name not in used)
             wanted = [(header.index(name), table.cells[name]) for name in used]
             continue
@@ -151,6 +156,7 @@ def _parse_csv(path: Path, text: str) -> _Table:
         lines.append(reader.line_num)
         for place, cells in wanted:
             cells.append(row[place])
+    # CSV has no lists: labels are separated by semicolons.
     if "labels" in table.cells:
         table.cells["labels"] = [[part for part in cell.split(";") if part.strip()] for cell in table.cells["labels"]]
     return table
@@ -201,8 +207,10 @@ def _resolve_paths(table: _Table) -> tuple[str, ...]:
     for row, name in enumerate(table.cells["path"]):
         if not isinstance(name, str) or not name:
             raise table.build_error(row, "the path is empty or not text")
+        # normpath, not realpath: two links to one image are two samples.
         path = os.path.normpath(os.path.join(root, name))
         if not os.path.isfile(path):
+            # All paths are checked before the error, which counts the missing ones.
             missing.append(row)
         # Paths are compared after normalisation: a.jpg and ./a.jpg are one file.
         if (first := rows.setdefault(path, row)) != row:
@@ -265,6 +273,7 @@ def _parse_values(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[An
 def _parse_class_name(table: _Table, row: int, cell: Any) -> str:
     # In Python, True is an int.
     if isinstance(cell, int) and not isinstance(cell, bool):
+        # Numbers as class names, for files made from numeric labels.
         return str(cell)
     if not isinstance(cell, str) or not cell.strip():
         raise table.build_error(row, f"the label is {cell!r}, which is not a class name", "Give every image a label.")

@@ -56,6 +56,7 @@ class LmdbWriter:
             size_bytes = len(image) + len(text) + 2 * _ENTRY_BYTES
             self.size_bytes += size_bytes
             self._waiting_bytes += size_bytes
+            # A commit every 16 MiB bounds the memory.
             if self._waiting_bytes > _COMMIT_BYTES:
                 self._txn.commit()
                 self._txn = self._env.begin(write=True)

@@ -46,6 +46,7 @@ class PickledArray(NamedTuple):
 def read_pickle(data: bytes, where: str) -> dict[str, Any]:
     """Returns the dictionary in a pickle, with text keys. Raises DataError for anything else."""
     try:
+        # A pickle is a program for a stack machine; only harmless opcodes are run.
         found = _run(data)
         if not isinstance(found, dict):
             raise TypeError("no dictionary")
@@ -111,6 +112,7 @@ def _run(data: bytes) -> Any:
 def _push_value(name: str, argument: Any, position: int, stack: list[Any]) -> bool:
     """Runs an opcode that pushes a string, a number or a constant; False for any other opcode."""
     if name in _BYTES_BEFORE:
+        # Latin-1 maps each byte to one character, so no byte is lost.
         text = argument.decode("latin-1") if isinstance(argument, bytes) else argument
         # Only these opcodes write the bytes unchanged, so only they have an offset.
         stack.append(PickledText(text, position + _BYTES_BEFORE[name]))
@@ -176,6 +178,7 @@ def _use_memo(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) 
         case "PUT" | "BINPUT" | "LONG_BINPUT":
             memo[argument] = stack[-1]
         case "MEMOIZE":
+            # Protocol 4 numbers memos by their order.
             memo[len(memo)] = stack[-1]
         case "GET" | "BINGET" | "LONG_BINGET":
             stack.append(memo[argument])
@@ -213,6 +216,7 @@ def _extend_list(stack: list[Any], items: list[Any]) -> None:
 
 def _set_items(target: Any, items: list[Any]) -> Any:
     for key, value in zip(items[::2], items[1::2], strict=True):
+        # Only text keys: a tuple or a number would make lookups ambiguous.
         if not isinstance(key, PickledText) or not isinstance(target, dict):
             raise TypeError("no dictionary of strings")
         target[key] = value

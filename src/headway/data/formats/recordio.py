@@ -71,6 +71,7 @@ class RecordioWriter:
 
     def append(self, image: bytes, label: Label, index: int) -> RecordPlace:
         """Appends one image. Raises DataError for one of 512 MiB or more, which a record cannot hold."""
+        # A vector label follows the header, and `flag` is its length.
         if isinstance(label, np.ndarray):
             head = _HEADER.pack(label.size, 0.0, index, self._pack_id) + label.astype("<f4").tobytes()
         else:
@@ -90,6 +91,7 @@ class RecordioWriter:
             self._rec.write(image)
             self._rec.write(padding)
             self.size_bytes += _FRAME.size + length + len(padding)
+        # MXNet reads records in random order through this index.
         self._idx.write(b"%d\t%d\n" % (index, start))
         # Readers map the bytes of an unsplit image directly.
         return RecordPlace(start if split else start + _FRAME.size + len(head), len(image), split)
@@ -113,6 +115,7 @@ def read_record(view: memoryview, start: int, name: str = "RecordIO") -> tuple[I
 
     Raises DataError if no whole image record begins there.
     """
+    # A view of the file, or joined parts.
     payload, end = _read_payload(view, start, name)
     flag, scalar, sample_id, id2 = _read_header(payload, start, name)
     begin = _HEADER.size + 4 * flag
@@ -156,6 +159,7 @@ def open_shards(paths: Sequence[Path]) -> ForeignRecords:
     labels: list[Label] = []
     for number, path in enumerate(paths):
         view, at = map_path(path), 0
+        # Checked apart from the records, so that the message is about the file.
         if view[:4] != _MAGIC_BYTES:
             fix = "RecordIO begins with the number 0xced7230a. Name a file of records, or copy this one again."
             raise DataError("this is not a RecordIO file", where=str(path), fix=fix)
@@ -176,6 +180,7 @@ def open_shards(paths: Sequence[Path]) -> ForeignRecords:
 
 def _find_magic_numbers(payload: bytes) -> list[int]:
     """Returns the offsets of the magic number at multiples of 4 bytes."""
+    # bytes.find is fast, and the magic number is rare: once in 4 GB of random bytes.
     positions, at = [], payload.find(_MAGIC_BYTES)
     while at >= 0:
         if at % 4 == 0:
@@ -186,6 +191,7 @@ def _find_magic_numbers(payload: bytes) -> list[int]:
 
 def _split_record(payload: bytes) -> bytes:
     record, begin = bytearray(), 0
+    # Each cut drops the 4 bytes of the magic number, which readers put back.
     for cut in _find_magic_numbers(payload):
         kind = _MIDDLE if record else _FIRST
         record += _FRAME.pack(MAGIC, kind << 29 | cut - begin) + payload[begin:cut]
@@ -200,6 +206,7 @@ def _read_payload(view: memoryview, start: int, name: str) -> tuple[memoryview |
         if at + _FRAME.size > len(view):
             raise DataError("the file ends inside a record", where=f"{name}, byte {start}")
         magic, word = _FRAME.unpack_from(view, at)
+        # 3 bits of kind, 29 bits of length.
         kind, length = word >> 29, word & (RECORD_LIMIT_BYTES - 1)
         if magic != MAGIC or kind not in allowed:
             raise DataError("this is not a RecordIO record", where=f"{name}, byte {at}")

@@ -41,7 +41,7 @@ def read_members(path: Path) -> Iterator[ArchiveMember]:
     while True:
         where = f"{path}, byte {at}"
         header = bytes(view[at : at + _BLOCK])
-        # The first block of zeros ends the archive; tools disagree about the second.
+        # One block of zeros ends the archive here, since some tools leave out the second.
         if header == _ZEROS:
             return
         if len(header) < _BLOCK:

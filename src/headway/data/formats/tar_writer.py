@@ -34,6 +34,7 @@ _EXTENSIONS = (
 
 def guess_extension(image: bytes) -> str:
     """Returns the extension, without a dot, of the image file with these bytes."""
+    # The rest of the formats that Pillow reads here is PPM.
     return next((ending for mark, at, ending in _EXTENSIONS if image.startswith(mark, at)), "ppm")
 
 
@@ -68,6 +69,7 @@ class TarWriter:
 
     def close(self) -> None:
         """Ends the archive and brings it to the disk."""
+        # The trailer fills the end of a block of its own, so the archive stays a multiple of 512 bytes.
         self.size_bytes += self._file.write(bytes(2 * _BLOCK) + build_trailer(self._pack_id).rjust(_BLOCK, b"\0"))
         self._file.flush()
         os.fsync(self._file.fileno())

@@ -56,6 +56,7 @@ def open_shards(format: str, paths: Sequence[Path], contents: Iterable[Iterable[
     names: list[str] = []
     labels: list[Any] = []
     for number, (path, members) in enumerate(zip(paths, contents, strict=True)):
+        # Labels are read now, images only when they are decoded.
         view = map_path(path)
         for sample in _group_samples(members, path):
             _, offset, size = sample.image
@@ -77,6 +78,7 @@ def _group_samples(members: Iterable[ArchiveMember], path: Path) -> Iterator[Web
             if extension in files:
                 raise DataError(f"{member.name!r} occurs twice", where=str(path))
             files[extension] = member
+        # A sample without an image, such as captions alone, is skipped.
         found = [extension for extension in files if f".{extension}" in IMAGE_EXTENSIONS]
         if not found:
             continue
@@ -107,6 +109,7 @@ def _read_label(sample: WebDatasetSample, view: memoryview, path: Path) -> Any:
         text = view[offset : offset + size].tobytes().decode().strip()
     except UnicodeDecodeError as error:
         raise DataError("the label is not UTF-8 text", where=where) from error
+    # Text is a class number or a class name.
     if not name.lower().endswith(".json"):
         if not text:
             raise DataError("the label is empty", where=where)

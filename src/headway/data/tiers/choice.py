@@ -65,6 +65,7 @@ def choose_tier(
         UsageError: the request is impossible; the message says what is possible.
         DataError: a remote address cannot be read.
     """
+    # Recipes are checked earlier; this is for calls from Python.
     if cache not in get_args(Cache):
         raise UsageError(f"{cache!r} is not a cache", where="data.cache", fix=nearest(cache, get_args(Cache)))
     planner = CachePlanner(dataset, str(device), Path(folder or get_cache_folder()), budget_bytes)
@@ -106,6 +107,7 @@ class CachePlanner:
     def __init__(self, dataset: Dataset, device: str, folder: Path, budget_bytes: int) -> None:
         self._dataset, self._device, self._folder, self._budget_bytes = dataset, device, folder, budget_bytes
         self._remote = dataset.source.remote if isinstance(dataset.source, RemoteShards) else None
+        # All sizes come from the columns: no record is read to choose.
         self._bytes = int(dataset.length.sum(dtype=np.int64))
         self._pixels = dataset.pixel_bytes
         self._raw = bool(len(dataset)) and bool((dataset.flags & FLAG_RAW).all())
@@ -141,6 +143,7 @@ class CachePlanner:
             return _TierChoice(
                 "disk", f"the set is remote: at most {_size(self._budget_bytes)} of it in {self._folder}"
             )
+        # Loose files and pread have no mapping that the page cache could serve without a copy.
         if isinstance(self._dataset.source, MappedShards):
             return _TierChoice("none", "local files are mapped, and the page cache keeps them")
         return _TierChoice("none", "its files are read as they are needed")
@@ -153,6 +156,7 @@ class CachePlanner:
                 if self._remote
                 else self.choose_uncached()
             )
+        # A local set gains nothing from a second copy on the local disk.
         if cache == "disk":
             if self._remote:
                 return self.choose_uncached()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 import numpy as np
@@ -13,7 +13,7 @@ from headway.data.order import Order
 from headway.data.records import Records
 from headway.data.tiers.memory import FillProgress, decode_all
 from headway.data.tiers.next_use import HostSlots
-from headway.data.tiers.tier import Ids, Tier
+from headway.data.tiers.tier import Ids, Spans, Tier
 
 # Importing torch takes seconds.
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ class DeviceTier(Tier):
         self._device = torch.device(device)
         shape = (n, size[1], size[0], dataset.description.channels)
         self.pixels = torch.empty(shape, dtype=torch.uint8, device=self._device)
+        # Chunk by chunk: the host never holds the whole set.
         for low, some in decode_all(dataset, source, decoder, self, progress):
             self.pixels[low : low + len(some)].copy_(torch.from_numpy(some))
 
@@ -67,9 +68,7 @@ class DeviceTier(Tier):
         """Returns pixels on the host, with a host-device sync. Batches use `gather`."""
         return Records.from_rows(self.gather(ids).cpu().numpy())
 
-    def expect(
-        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
-    ) -> None:
+    def expect(self, spans: Spans, order: Order | None = None, slots: HostSlots | None = None) -> None:
         """Does nothing: every image is on the device."""
 
     def close(self) -> None:

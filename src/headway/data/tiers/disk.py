@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
@@ -19,7 +19,7 @@ from headway.data.shards import is_on_network
 from headway.data.tiers.next_use import HostSlots
 from headway.data.tiers.prefetch import THREADS, Prefetcher
 from headway.data.tiers.store import RecordStore
-from headway.data.tiers.tier import Ids, Tier
+from headway.data.tiers.tier import Ids, Spans, Tier
 from headway.storage.remote_folder import RemoteFolder
 
 LOG = logging.getLogger("headway.data")
@@ -59,9 +59,7 @@ class DiskTier(Tier):
     def read(self, ids: Sequence[int] | Ids) -> Records:
         return self._get_prefetcher().read(np.asarray(ids, np.int64))
 
-    def expect(
-        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
-    ) -> None:
+    def expect(self, spans: Spans, order: Order | None = None, slots: HostSlots | None = None) -> None:
         self._get_prefetcher().expect(spans, order, slots)
 
     def close(self) -> None:
@@ -77,6 +75,7 @@ class DiskTier(Tier):
 
     def _start_prefetcher(self) -> Prefetcher:
         shards = self._dataset.description.shards
+        # Connections of its own: those of the data set may be in use by other threads.
         remote = self._remote.reopen({shard.name: shard.size for shard in shards})
         return Prefetcher(self._dataset, remote, self._open_store(), LOG.warning, self._count)
 

@@ -17,7 +17,7 @@ from headway.data.order import Order
 from headway.data.records import Records
 from headway.data.reference import kinds_of
 from headway.data.tiers.next_use import HostSlots
-from headway.data.tiers.tier import Ids, Tier
+from headway.data.tiers.tier import Ids, Spans, Tier
 
 CHUNK_SAMPLES = 512
 """Samples that are read and decoded together while a tier is filled."""
@@ -51,6 +51,7 @@ class MemoryTier(Tier):
     def from_records(dataset: Dataset, source: Tier, *, why: str, progress: FillProgress | None = None) -> MemoryTier:
         """Copies the bytes of all records; `source` is read once."""
         n = len(dataset)
+        # Records of different sizes lie end to end; offsets are a running sum.
         ends = np.cumsum(dataset.length, dtype=np.uint64)
         data = np.empty(int(ends[-1]) if n else 0, np.uint8)
         view = data.data
@@ -76,12 +77,11 @@ class MemoryTier(Tier):
             # Images of one size: an address is a multiplication.
             size = np.uint64(self._data[0].nbytes)
             return Records(base + ids.astype(np.uint64) * size, np.full(len(ids), size), self._data)
+        # Record i begins at the end of record i - 1.
         begin = np.where(ids > 0, self._ends[ids - 1], np.uint64(0))
         return Records(base + begin, self._ends[ids] - begin, self._data)
 
-    def expect(
-        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
-    ) -> None:
+    def expect(self, spans: Spans, order: Order | None = None, slots: HostSlots | None = None) -> None:
         """Does nothing: every record is in memory."""
 
     def close(self) -> None:

@@ -7,7 +7,7 @@ import itertools
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import final
 
@@ -22,6 +22,7 @@ from headway.data.tiers.fetch_run import FetchedRecord, RunFetcher
 from headway.data.tiers.layout import Ids, RecordLayout, extract_image
 from headway.data.tiers.next_use import HostSlots, ReadForecast
 from headway.data.tiers.store import Lease, RecordStore
+from headway.data.tiers.tier import Spans
 from headway.storage.remote_folder import RemoteFolder
 from headway.storage.transport import StoppedError
 
@@ -63,7 +64,7 @@ class _Chunk:
 class _Ahead:
     """The expected reads, and how far they are planned."""
 
-    spans: Iterator[tuple[int, int]] = field(default_factory=lambda: iter(()))
+    spans: Spans = field(default_factory=lambda: iter(()))
     order: Order | None = None
     slots: HostSlots | None = None
     limit_bytes: int = AHEAD_BYTES
@@ -116,7 +117,7 @@ class Prefetcher:
         for thread in self._threads:
             thread.start()
 
-    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None, slots: HostSlots | None) -> None:
+    def expect(self, spans: Spans, order: Order | None, slots: HostSlots | None) -> None:
         """Announces the next reads, in place of those announced before; see `Tier.expect`."""
         # The first 1,000 records give the size well enough for a limit.
         mean = int(self._dataset.length[:1000].mean()) if len(self._dataset) else 0

@@ -38,24 +38,24 @@ def open_remote(uri: str, cache_folder: str | os.PathLike[str] | None = None) ->
     """
     remote, root = RemoteFolder(uri), Path(cache_folder or default_cache_folder())
     try:
-        mark = remote.read_version(COLUMNS_FILE)
+        version = remote.read_version(COLUMNS_FILE)
     except FileNotFoundError:
         raise _build_no_pack_error(remote) from None
     try:
-        columns, description = _load_kept_columns(root, remote.uri, mark) or _fetch_columns(root, remote, mark)
+        columns, description = _load_kept_columns(root, remote.uri, version) or _fetch_columns(root, remote, version)
     finally:
         remote.close()
     if description.format not in PACK_FORMATS:
         what = f"the pack format {description.format!r} is not known"
-        raise DataError(what, where=remote.shown, fix="Pack the data again.")
+        raise DataError(what, where=remote.display_uri, fix="Pack the data again.")
     # The disk tier creates local files with these names, which must stay inside its folder.
     for shard in description.shards:
         path = PurePosixPath(shard.name)
         if path.is_absolute() or ".." in path.parts or path.name in ("", COLUMNS_FILE, STATE_FILE, LOCKS_FILE):
             raise DataError(
-                f"{shard.name!r} is not the name of a shard", where=remote.shown, fix="Pack the data again."
+                f"{shard.name!r} is not the name of a shard", where=remote.display_uri, fix="Pack the data again."
             )
-    return Dataset(Path(remote.shown), columns, description, source=RemoteShards(remote, columns, description))
+    return Dataset(Path(remote.display_uri), columns, description, source=RemoteShards(remote, columns, description))
 
 
 @final
@@ -83,15 +83,15 @@ class RemoteShards:
         self.remote.close()
 
 
-def _load_kept_columns(root: Path, uri: str, mark: FileVersion) -> tuple[Columns, DatasetDescription] | None:
+def _load_kept_columns(root: Path, uri: str, version: FileVersion) -> tuple[Columns, DatasetDescription] | None:
     """Returns the columns fetched from this address earlier, or None if the remote file has changed since."""
     try:
         known = parse_object(read_text(_locate_note(root, uri)))
         # Without an entity tag or a time, equal sizes do not prove equal files.
-        if not mark.tag or known["mark"] != list(mark):
+        if not version.tag or known["mark"] != list(version):
             return None
         path = root / PACKS / known["fingerprint"] / COLUMNS_FILE
-        if path.stat().st_size != mark.size:
+        if path.stat().st_size != version.size:
             return None
         columns, description, metadata = load_columns(path)
         # Packs with equal columns share this file, though their class names may differ.
@@ -102,9 +102,9 @@ def _load_kept_columns(root: Path, uri: str, mark: FileVersion) -> tuple[Columns
     return columns, description
 
 
-def _fetch_columns(root: Path, remote: RemoteFolder, mark: FileVersion) -> tuple[Columns, DatasetDescription]:
+def _fetch_columns(root: Path, remote: RemoteFolder, version: FileVersion) -> tuple[Columns, DatasetDescription]:
     """Fetches the columns, and keeps them in the cache folder if that can be written."""
-    columns, description, data = _fetch_checked(remote, mark)
+    columns, description, data = _fetch_checked(remote, version)
     path = root / PACKS / description.fingerprint / COLUMNS_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,7 +113,7 @@ def _fetch_columns(root: Path, remote: RemoteFolder, mark: FileVersion) -> tuple
         note = _locate_note(root, remote.uri)
         note.parent.mkdir(exist_ok=True)
         columns, description, metadata = load_columns(path)
-        known = {"uri": remote.shown, "mark": mark, "fingerprint": description.fingerprint}
+        known = {"uri": remote.display_uri, "mark": version, "fingerprint": description.fingerprint}
         write_whole(note, json.dumps(known | {"description": _hash_description(metadata)}))
     except OSError:
         # A folder that cannot be written: the columns stay in memory.
@@ -121,12 +121,12 @@ def _fetch_columns(root: Path, remote: RemoteFolder, mark: FileVersion) -> tuple
     return columns, description
 
 
-def _fetch_checked(remote: RemoteFolder, mark: FileVersion) -> tuple[Columns, DatasetDescription, bytes]:
+def _fetch_checked(remote: RemoteFolder, version: FileVersion) -> tuple[Columns, DatasetDescription, bytes]:
     """Returns the columns in memory, and the file's bytes. A transfer that went wrong is repeated once."""
-    where = f"{remote.shown}/{COLUMNS_FILE}"
+    where = f"{remote.display_uri}/{COLUMNS_FILE}"
     what, fix = "the columns do not have their fingerprint", "Copy the data there again, or pack again."
     for _ in range(2):
-        data = remote.read(COLUMNS_FILE, 0, mark.size).tobytes()
+        data = remote.read(COLUMNS_FILE, 0, version.size).tobytes()
         # A file in memory: the columns are mapped the same way as local ones.
         number = os.memfd_create("columns")
         try:
@@ -153,10 +153,12 @@ def _build_no_pack_error(remote: RemoteFolder) -> UsageError:
             remote.read_version(f"{part}/{COLUMNS_FILE}")
         except (FileNotFoundError, DataError):
             continue
-        fix = f"Name one: {remote.shown}/{part}."
-        return UsageError("this address holds several packs", where=remote.shown, fix=fix)
+        fix = f"Name one: {remote.display_uri}/{part}."
+        return UsageError("this address holds several packs", where=remote.display_uri, fix=fix)
     what = f"there is no packed data set (no {COLUMNS_FILE})"
-    return UsageError(what, where=remote.shown, fix="Pack the data (headway pack SRC DST), and copy the folder there.")
+    return UsageError(
+        what, where=remote.display_uri, fix="Pack the data (headway pack SRC DST), and copy the folder there."
+    )
 
 
 def _locate_note(root: Path, uri: str) -> Path:

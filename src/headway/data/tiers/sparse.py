@@ -74,6 +74,7 @@ class SparseFiles:
             path, size = self._folder / self._shards[shard].name, self._shards[shard].size
             path.parent.mkdir(parents=True, exist_ok=True)
             number = self._files[shard] = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            # The full length from the start, so that offsets are those of the shard.
             if os.fstat(number).st_size != size:
                 os.ftruncate(number, size)
         return number

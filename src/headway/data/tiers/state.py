@@ -69,12 +69,11 @@ class StoreState:
 
     @property
     def kept_bytes(self) -> int:
-        """Upper limit of the disk space of the records."""
+        """Upper bound of the disk space of the records."""
         return int(self._header[_KEPT])
 
     @kept_bytes.setter
     def kept_bytes(self, size_bytes: int) -> None:
-        """Upper limit of the disk space of the records."""
         self._header[_KEPT] = size_bytes
 
     @property
@@ -84,7 +83,6 @@ class StoreState:
 
     @side.setter
     def side(self, side: int) -> None:
-        """The side, 0 or 1, on which new Records are held."""
         self._header[_SIDE] = side
 
 

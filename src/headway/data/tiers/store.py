@@ -5,8 +5,8 @@ local pack. A record that is removed becomes a hole. A mapped file has one byte 
 is set after the record is written, so a process may be killed at any moment. After a power failure the byte may have
 reached the disk before the record; the checksum at each process's first read of the record shows that.
 
-Locks are single bytes of the file `locks`: USED (shared, by every process that uses the set), WRITE (to change what is
-present), EVICT (to make room), READ and READ + 1 (shared, by processes that hold Records), and FETCH + i (to fetch
+Locks are single bytes of the file `locks`: USED (shared, by every process that uses the set), WRITE (to change which
+records are present), EVICT (to make room), READ and READ + 1 (shared, by processes that hold Records), and FETCH + i (to fetch
 sample i). To make room, a process marks records absent, moves new Records from side READ to READ + 1 or back, waits
 until nobody holds the old side, and only then punches holes. So bytes in use stay.
 """
@@ -101,7 +101,7 @@ class RecordStore:
 
     @property
     def kept_bytes(self) -> int:
-        """Upper limit of the disk space of the records."""
+        """Upper bound of the disk space of the records."""
         return self._state.kept_bytes
 
     def lease(self) -> Lease:
@@ -294,7 +294,7 @@ class RecordStore:
         if self._files.measure_disk_bytes() > self.kept_bytes + own_bytes:
             self._punch(np.flatnonzero(self._state.present == 0))
 
-    # What several threads and processes share
+    # Shared by threads and processes
 
     @contextlib.contextmanager
     def _lock_for_writing(self) -> Iterator[bool]:

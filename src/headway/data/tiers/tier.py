@@ -16,6 +16,8 @@ from headway.data.tiers.next_use import HostSlots
 
 TierName = Literal["device", "memory", "disk", "none"]
 Ids = NDArray[np.int64]
+Spans = Iterator[tuple[int, int]]
+"""Positions [low, high) of reads."""
 
 
 class Tier(ABC):
@@ -39,6 +41,7 @@ class Tier(ABC):
 
     def __init__(self, dataset: Dataset, name: TierName, why: str) -> None:
         self.name, self.why, self.damaged = name, why, None
+        # Tiers that keep pixels replace these columns when they are filled.
         self.flags, self.width, self.height = dataset.flags, dataset.width, dataset.height
         self.crc32c = dataset.crc32c
 
@@ -47,9 +50,7 @@ class Tier(ABC):
         """Returns the records of these samples. Raises DataError if they cannot be read."""
 
     @abstractmethod
-    def expect(
-        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
-    ) -> None:
+    def expect(self, spans: Spans, order: Order | None = None, slots: HostSlots | None = None) -> None:
         """Announces the next reads, so that their records can be fetched in time.
 
         Args:
@@ -75,9 +76,7 @@ class MappedTier(Tier):
     def read(self, ids: Sequence[int] | Ids) -> Records:
         return self._dataset.read(ids)
 
-    def expect(
-        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
-    ) -> None:
+    def expect(self, spans: Spans, order: Order | None = None, slots: HostSlots | None = None) -> None:
         """Does nothing: the page cache reads local files ahead."""
 
     def close(self) -> None:
