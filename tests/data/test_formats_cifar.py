@@ -250,7 +250,7 @@ def test_what_is_no_cifar_is_refused(tmp_path: Path, cache: Path) -> None:
     path = folder / "data_batch_1.bin"
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
-    assert said(folder / "train") == (f"{path}: 15,364 bytes are not a whole number of records of 3,073. Copy it again.")
+    assert said(folder / "train") == f"{path}: 15,364 bytes are not a whole number of records of 3,073. Copy it again."
     path.write_bytes(whole[:3073] + b"\x0a" + whole[3074:])
     assert said(folder / "train") == (f"{path}: label 10 of sample 1 is not a class. There are 10 classes, from 0.")
     path.write_bytes(b"")

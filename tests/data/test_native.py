@@ -151,7 +151,8 @@ buffers = [bytes(part) for part in np.split(data, np.cumsum(length)[:-1])]
 pool, digest = native.Pool(2), hashlib.sha256()
 for size, scaled in (((20, 30, 3), False), ((90, 70, 1), False), ((9, 8, 3), True)):
     out = np.zeros((len(buffers), *size), np.uint8)
-    assert not pool.decode(Records.from_buffers(buffers), stored["boxes"], out, flips=stored["flips"], scaled=scaled).any()
+    records = Records.from_buffers(buffers)
+    assert not pool.decode(records, stored["boxes"], out, flips=stored["flips"], scaled=scaled).any()
     digest.update(out.tobytes())
 raw = np.arange(5 * 40 * 36 * 3, dtype=np.uint8)
 for planar in (False, True):

@@ -236,7 +236,8 @@ def test_a_source_of_two_sets(tmp_path: Path) -> None:
         pack(tmp_path / "src", tmp_path / "other", split=0.1)
     folder(tmp_path / "src/val", {"eel": 1})
     folder(tmp_path / "src/train", {"fox": 1})
-    with pytest.raises(DataError, match=r"the classes of eval and train differ \(only in train: fox; only in val: eel\)"):
+    sentence = r"the classes of eval and train differ \(only in train: fox; only in val: eel\)"
+    with pytest.raises(DataError, match=sentence):
         pack(tmp_path / "src", tmp_path / "other")
 
 

@@ -203,7 +203,7 @@ def build_encoder(
     encoder = ImageEncoder(
         mode=PackMode(kind="keep") if missing and kept else mode,
         channels=1 if gray else 3,
-        seekable=native.seekable if mode.kind in ("seekable", "encode") and not missing else None,
+        make_seekable=native.seekable if mode.kind in ("seekable", "encode") and not missing else None,
         transform=function,
         orient=orient,
     )

@@ -132,7 +132,7 @@ class ImageEncoder:
     mode: PackMode
     channels: int
     """Channels of raw pixels: 1 or 3."""
-    seekable: Callable[[bytes], bytes] | None
+    make_seekable: Callable[[bytes], bytes] | None
     """Rewrites a JPEG, or raises DataError; None without the native core."""
     transform: Transform | None
     orient: bool
@@ -176,9 +176,9 @@ class ImageEncoder:
             # A turned file is saved as PNG to lose nothing; a transform changes pixels anyway.
             data = self._encode_jpeg(_convert_colour(image)) if self.transform else _encode_png(image)
         # A JPEG that cannot be rewritten is stored unchanged, with the reason as a note.
-        if self.mode.kind != "keep" and self.seekable and data.startswith(JPEG):
+        if self.mode.kind != "keep" and self.make_seekable and data.startswith(JPEG):
             try:
-                data = self.seekable(data)
+                data = self.make_seekable(data)
             except DataError as error:
                 note = f"{NOT_SEEKABLE}{error.what}"
         return StoredImage(data, image.width, image.height, image.mode in GRAY_MODES, "", note)

@@ -56,7 +56,7 @@ class SetPlan:
     def labels(self) -> NDArray[Any]:
         return self.source.labels[self.ids]
 
-    def pack_id(self, job: PackJob) -> int:
+    def compute_pack_id(self, job: PackJob) -> int:
         """Returns 64 bits of a hash of the samples and settings, known before any image is read."""
         how = [str(job.encoder.mode), job.format, job.transform, job.encoder.orient]
         digest = hashlib.sha256(json.dumps([how, self.source.classes, self.names]).encode())

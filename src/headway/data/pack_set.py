@@ -82,7 +82,7 @@ def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], 
     columns: Columns = {name: np.zeros(len(plan.ids), NUMPY_TYPES[kind]) for name, kind in COLUMN_TYPES.items()}
     # Python numbers for scalars: indexing an array would box each label anew.
     labels = plan.labels.tolist() if plan.labels.ndim == 1 else plan.labels
-    pack_id = plan.pack_id(job)
+    pack_id = plan.compute_pack_id(job)
     shards = _ShardSequence(folder, job, pack_id, columns)
     kept: list[int] = []
     left_out: list[int] = []
@@ -276,15 +276,15 @@ def _split_into_chunks(sizes: NDArray[np.int64]) -> Iterator[range]:
 
 
 def _encode_chunk(plan: SetPlan, encoder: ImageEncoder, places: range) -> list[EncodedImage]:
-    treated = []
+    encoded = []
     # Remote images of a chunk are fetched together: one request instead of one for each.
     images = plan.source.images.prefetch(plan.ids[places.start : places.stop].tolist())
     for place in places:
         stored = _encode_one(plan, images, encoder, place)
         if stored.size_bytes > _LIMIT_BYTES:
             stored = _refuse_size(stored.size_bytes)
-        treated.append((stored, crc32c(stored.payload)))
-    return treated
+        encoded.append((stored, crc32c(stored.payload)))
+    return encoded
 
 
 def _encode_one(plan: SetPlan, images: ImageReader, encoder: ImageEncoder, place: int) -> StoredImage:

@@ -122,7 +122,7 @@ def _parse_csv(path: Path, text: str) -> _Table:
     # Quoted fields may contain line ends, so the file is not split into lines first.
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
 
-    def rows() -> Iterator[list[str]]:
+    def read_rows() -> Iterator[list[str]]:
         while True:
             try:
                 yield next(reader)
@@ -135,7 +135,7 @@ def _parse_csv(path: Path, text: str) -> _Table:
     wanted: list[tuple[int, list[Any]]] = []
     header: list[str] = []
     table = _Table(path, lines, {}, [])
-    for row in rows():
+    for row in read_rows():
         if not row:
             continue
         if not header:

@@ -115,34 +115,28 @@ class CachePlanner:
     def choose_automatically(self) -> _TierChoice:
         """Chooses the tier for `data.cache: auto`."""
         # Fastest first: decoded on the GPU, decoded in memory, records in memory, no cache.
-        mapped = isinstance(self._dataset.source, MappedShards)
-        if (
-            self._pixels is not None
-            and self._on_gpu
-            and self._pixels <= (free := self._measure_free_device_bytes()) // FREE_MEMORY_DIVISOR
-        ):
-            reason = f"the decoded set of {_size(self._pixels)} fits into a quarter of its free memory of {_size(free)}"
-            return _TierChoice("device", reason, decoded=True)
+        is_mapped = isinstance(self._dataset.source, MappedShards)
+        if self._pixels is not None and self._is_on_gpu:
+            free = self._measure_free_device_bytes()
+            if self._pixels <= free // FREE_MEMORY_DIVISOR:
+                return _TierChoice("device", _describe_fit(self._pixels, "its", free), decoded=True)
         free = self._measure_free_host_bytes()
-        if self._pixels is not None and self._pixels <= free // FREE_MEMORY_DIVISOR and not (self._raw and mapped):
-            reason = f"the decoded set of {_size(self._pixels)} fits into a quarter of the free memory of {_size(free)}"
-            return _TierChoice("memory", reason, decoded=True)
-        if (
-            not self._remote
-            and not mapped
-            and is_on_network(self._dataset.folder)
-            and self._bytes <= free // FREE_MEMORY_DIVISOR
-        ):
-            reason = f"its {_size(self._bytes)} are on a network file system; a quarter of the free memory holds them"
-            return _TierChoice("memory", reason)
+        limit = free // FREE_MEMORY_DIVISOR
+        if self._pixels is not None and self._pixels <= limit and not (self._raw and is_mapped):
+            return _TierChoice("memory", _describe_fit(self._pixels, "the", free), decoded=True)
+        is_slow = not self._remote and not is_mapped and is_on_network(self._dataset.folder)
+        if is_slow and self._bytes <= limit:
+            size = _format_size(self._bytes)
+            return _TierChoice(
+                "memory", f"its {size} are on a network file system; a quarter of the free memory holds them"
+            )
         return self.choose_uncached()
 
     def choose_uncached(self) -> _TierChoice:
         """Returns the tier for records that are kept neither in memory nor on the device."""
         if self._remote:
-            return _TierChoice(
-                "disk", f"the set is remote: at most {_size(self._budget_bytes)} of it in {self._folder}"
-            )
+            budget = _format_size(self._budget_bytes)
+            return _TierChoice("disk", f"the set is remote: at most {budget} of it in {self._folder}")
         # Loose files and pread have no mapping that the page cache could serve without a copy.
         if isinstance(self._dataset.source, MappedShards):
             return _TierChoice("none", "local files are mapped, and the page cache keeps them")
@@ -150,12 +144,10 @@ class CachePlanner:
 
     def choose_requested(self, cache: Cache) -> _TierChoice:
         """Returns the tier that the recipe asks for. Raises UsageError if the set does not fit there."""
+        if cache == "none" and self._remote:
+            return _TierChoice("none", "remote records are kept until they are read")
         if cache == "none":
-            return (
-                _TierChoice("none", "remote records are kept until they are read")
-                if self._remote
-                else self.choose_uncached()
-            )
+            return self.choose_uncached()
         # A local set gains nothing from a second copy on the local disk.
         if cache == "disk":
             if self._remote:
@@ -167,16 +159,17 @@ class CachePlanner:
             if self._pixels is None:
                 fix = "Pack them to one size (headway pack --transform, with ImageOps.fit), or leave data.cache out."
                 raise _build_refusal("a device keeps decoded images of one size, and these have different sizes", fix)
-            if self._on_gpu:
+            if self._is_on_gpu:
                 free, owner = self._measure_free_device_bytes(), "device"
         if self._pixels is not None and self._pixels <= REQUESTED_SHARE * free:
-            name: TierName = "device" if cache == "device" and self._on_gpu else "memory"
-            return _TierChoice(name, f"as asked: the decoded set of {_size(self._pixels)}", decoded=True)
+            name: TierName = "device" if cache == "device" and self._is_on_gpu else "memory"
+            return _TierChoice(name, f"as asked: the decoded set of {_format_size(self._pixels)}", decoded=True)
         if cache == "memory" and self._bytes <= REQUESTED_SHARE * free:
-            return _TierChoice("memory", f"as asked: the set of {_size(self._bytes)} as it is, not decoded")
+            return _TierChoice("memory", f"as asked: the set of {_format_size(self._bytes)} as it is, not decoded")
         # The message names the smaller of the two sizes that would do.
         needed = self._pixels if cache == "device" else min(self._bytes, self._pixels or self._bytes)
-        what = f"the set needs {_size(needed or 0)}, and the {owner} has {_size(free)} free, of which 80 % may be taken"
+        size, room = _format_size(needed or 0), _format_size(free)
+        what = f"the set needs {size}, and the {owner} has {room} free, of which 80 % may be taken"
         raise _build_refusal(what, "Leave data.cache out, or make the images smaller.")
 
     def build_tier(self, place: _TierChoice) -> Tier:
@@ -187,7 +180,7 @@ class CachePlanner:
         return DiskTier(self._dataset, self._remote, folder, self._budget_bytes, why=place.why)
 
     @property
-    def _on_gpu(self) -> bool:
+    def _is_on_gpu(self) -> bool:
         return self._device.startswith("cuda")
 
     @staticmethod
@@ -206,7 +199,12 @@ def _build_refusal(what: str, fix: str) -> UsageError:
     return UsageError(what, where="data.cache", fix=fix)
 
 
-def _size(size_bytes: int) -> str:
+def _describe_fit(pixel_bytes: int, whose: str, free: int) -> str:
+    size = _format_size(pixel_bytes)
+    return f"the decoded set of {size} fits into a quarter of {whose} free memory of {_format_size(free)}"
+
+
+def _format_size(size_bytes: int) -> str:
     for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
         # Smaller values round to at most 999 of the next unit.
         if size_bytes >= 0.9995 * scale:

@@ -35,7 +35,7 @@ class RunFetcher:
         say: called once, with a message, if the store fails.
 
     Attributes:
-        storing: False once the store could not be written, or without one.
+        is_storing: False once the store could not be written, or without one.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class RunFetcher:
         self._dataset, self._layout, self._remote, self._store, self._say = dataset, layout, remote, store, say
         self._columns = {name: getattr(dataset, name) for name in ("length", "flags")}
         self._names = [shard.name for shard in dataset.description.shards]
-        self.storing = store is not None
+        self.is_storing = store is not None
         self._full_at: int | None = None
         self._lock = threading.Lock()
 
@@ -123,7 +123,7 @@ class RunFetcher:
 
     def _store_records(self, ids: Ids, extents: list[NDArray[np.uint8]], forecast: ReadForecast) -> bool:
         """Stores records; returns False if they do not fit. A store that fails is not used again."""
-        if self._store is None or not self.storing:
+        if self._store is None or not self.is_storing:
             return False
         try:
             if self._store.keep(ids, extents):
@@ -139,7 +139,7 @@ class RunFetcher:
             self._full_at = forecast.position
         except OSError as error:
             with self._lock:
-                first, self.storing = self.storing, False
+                first, self.is_storing = self.is_storing, False
             if first:
                 self._say(
                     f"The cache {self._store.folder} cannot be written ({error.strerror}): "

@@ -283,13 +283,13 @@ class Prefetcher:
         """Returns True if the planned reads, with those in `new`, are below this share of the limit."""
         ahead, limit = self._ahead, AHEAD_BYTES
         # Records that do not fit into the store stay in memory.
-        if self._store and self._run_fetcher.storing:
+        if self._store and self._run_fetcher.is_storing:
             limit = max(limit, min(ahead.limit_bytes, self._store.share_bytes - self._store.kept_bytes))
         size_bytes = ahead.size_bytes + sum(chunk.size_bytes for chunk in new)
         return not ahead.ended and (size_bytes < share * limit or len(ahead.chunks) + len(new) < 2)
 
     def _push(self, ids: Ids, need: NDArray[np.int64] | None, reader: int = 0, forced: bool = False) -> None:
-        """Queues records in runs by need: `need` is the number of the read, None is at once."""
+        """Queues records in runs by need: `need` counts positions from the next read, and None is at once."""
         for found in self._layout.group_into_runs(ids):
             run = _Run(found.ids, reader, forced)
             # The heap returns the run that is needed first; the count keeps the order of equals.

@@ -6,9 +6,9 @@ is set after the record is written, so a process may be killed at any moment. Af
 reached the disk before the record; the checksum at each process's first read of the record shows that.
 
 Locks are single bytes of the file `locks`: USED (shared, by every process that uses the set), WRITE (to change which
-records are present), EVICT (to make room), READ and READ + 1 (shared, by processes that hold Records), and FETCH + i (to fetch
-sample i). To make room, a process marks records absent, moves new Records from side READ to READ + 1 or back, waits
-until nobody holds the old side, and only then punches holes. So bytes in use stay.
+records are present), EVICT (to make room), READ and READ + 1 (shared, by processes that hold Records), and FETCH + i
+(to fetch sample i). To make room, a process marks records absent, moves new Records from side READ to READ + 1 or back,
+waits until nobody holds the old side, and only then punches holes. So bytes in use stay.
 """
 
 from __future__ import annotations
