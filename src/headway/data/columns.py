@@ -251,7 +251,7 @@ def _map_columns(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     if deep or len(header["label"]["shape"]) not in (1, 2):
         what = f"columns have the wrong number of dimensions: {', '.join(deep) or 'label'}"
         raise DataError(what, where=str(path), fix=PACK_AGAIN)
-    # Any column may index any other, so all must have one length.
+    # Each sample has an entry in every column.
     samples = {header[name]["shape"][0] for name in (*COLUMN_TYPES, "label")}
     if len(samples) != 1:
         raise DataError("its columns have different lengths", where=str(path), fix=PACK_AGAIN)

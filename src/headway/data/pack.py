@@ -144,8 +144,8 @@ def pack(  # noqa: PLR0913
     bad: list[tuple[str, str]] = []
     seen: dict[str, list[str]] = {}
     # Only bytes that are stored unchanged have a known size; it goes into the message of a full disk.
-    as_they_are = not function and (how.kind in ("keep", "seekable") or pixels)
-    needed_bytes = sum(int(plan.sizes.sum()) + plan.labels.nbytes for plan in plans) if as_they_are else None
+    is_unchanged = not function and (how.kind in ("keep", "seekable") or pixels)
+    needed_bytes = sum(int(plan.sizes.sum()) + plan.labels.nbytes for plan in plans) if is_unchanged else None
     # Everything in the block goes to a temporary folder, which is renamed at its end.
     with stage_folder(dst, needed_bytes=needed_bytes, replace=overwrite) as staging, use_strict_pillow():
         for plan in plans:

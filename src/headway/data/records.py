@@ -50,7 +50,7 @@ class Records:
         length = int(self.length[place])
         if not length:
             return memoryview(b"")
-        # A ctypes array is the only buffer at a bare address that can also hold a reference to its owner.
+        # A ctypes array can wrap a bare address, and hold a reference to the owner of the memory.
         array = (ctypes.c_ubyte * length).from_address(int(self.address[place]))
         array.keep = self  # type: ignore[attr-defined]
         return memoryview(array).cast("B").toreadonly()

@@ -148,7 +148,7 @@ class PreadShards:
         for place, (number, at, low, high, joined) in enumerate(rows):
             if low == high:
                 continue
-            into, file = buffer[low:high].data, self._file(number)
+            into, file = buffer[low:high].data, self._open_file(number)
             length[place] = file.read_split(into, at) if joined else file.read_into(into, at)
         return Records(begins + np.uint64(buffer.ctypes.data), length, buffer)
 
@@ -156,7 +156,7 @@ class PreadShards:
         """Closes the files; a later read opens them again."""
         self._files = {}
 
-    def _file(self, number: int) -> _OpenFile:
+    def _open_file(self, number: int) -> _OpenFile:
         file = self._files.get(number)
         if file is None:
             file = self._files.setdefault(number, _OpenFile(self._folder / self._shards[number].name))
