@@ -10,8 +10,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from bench import loop
-from headway.comm.options import CommRecipe
-from headway.train.elastic import Ranks
+from headway.comm.comm_recipe import CommRecipe
+from headway.launch.ranks import Ranks
 from headway.train.progress import show
 
 

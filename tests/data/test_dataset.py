@@ -24,9 +24,9 @@ from safetensors.numpy import load, save
 from headway.core.errors import DataError, HeadwayError, UsageError
 from headway.data import opening, shards
 from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, FLAG_NOT_JPEG, FLAG_SPLIT, DatasetDescription, Shard
+from headway.data.data_recipe import VerifyMode
 from headway.data.dataset import Dataset
 from headway.data.formats import recordio
-from headway.data.options import Verify
 from headway.data.pack import pack
 from headway.data.shards import MappedShards, PreadShards
 
@@ -287,7 +287,7 @@ def test_a_checksum_is_looked_at_first_always_or_never(copy: Path) -> None:
     data = opening.open(copy)
     ids = np.arange(len(data))
 
-    def damaged(verify: Verify, data: Dataset = data) -> list[int]:
+    def damaged(verify: VerifyMode, data: Dataset = data) -> list[int]:
         records, look = data.read(ids), data.select_unchecked(ids, verify)
         good = np.array([crc32c(record) for record in records]) == data.crc32c
         data.mark_checked(ids[look & good])

@@ -161,20 +161,20 @@ def test_columns_go_to_the_cache_where_the_place_is_read_only(
     tmp_path: Path, cache: Path, scans: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = written(tmp_path / "a.rec", PICTURES, LABELS)
-    whole = foreign.write_whole
+    whole = foreign.write_atomically
 
     def refuse_beside(target: Path, data: bytes) -> None:
         if not target.is_relative_to(cache):
             raise PermissionError(30, "read-only file system")
         whole(target, data)
 
-    monkeypatch.setattr(foreign, "write_whole", refuse_beside)
+    monkeypatch.setattr(foreign, "write_atomically", refuse_beside)
     for _ in range(2):
         same(opening.open(path), PICTURES)
     assert len(scans) == 1
     assert len(list((cache / "columns").iterdir())) == 1
     # And where there is no place at all, they are held in memory.
-    monkeypatch.setattr(foreign, "write_whole", lambda target, data: (_ for _ in ()).throw(OSError(28, "full")))
+    monkeypatch.setattr(foreign, "write_atomically", lambda target, data: (_ for _ in ()).throw(OSError(28, "full")))
     (path := tmp_path / "b.rec").write_bytes((tmp_path / "a.rec").read_bytes())
     for _ in range(2):
         same(opening.open(path), PICTURES)

@@ -12,7 +12,7 @@ from tests.data._loaders import SEED, N, Rows, flip_a_byte, loader, mixed, own_t
 
 from headway.core.errors import DataError
 from headway.data import columns, opening
-from headway.data.batch import Bad
+from headway.data.batch import BadSample
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.pack import pack
@@ -76,7 +76,7 @@ def test_a_damaged_sample_is_substituted_by_the_next_good_one(copy: Path, expect
         assert served == substitute_of(position, damaged)
         assert label == data.label[served]
         assert image == pixels[served]
-    assert bad == [Bad(row[0], row[2], row[3], "checksum") for row in found if row[2] != row[3]]
+    assert bad == [BadSample(row[0], row[2], row[3], "checksum") for row in found if row[2] != row[3]]
     assert [entry.asked for entry in bad[:5]] == damaged
     assert len(bad) == len([row for row in expected if row[2] in damaged])
 

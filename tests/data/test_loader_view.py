@@ -14,20 +14,20 @@ import torch
 from PIL import Image
 
 from headway.core.errors import UsageError
-from headway.core.keys import keys
+from headway.core.random_keys import make_keys
 from headway.data import native, opening
-from headway.data.crops import flips, random_resized_boxes, shifts
+from headway.data.crops import draw_flips, draw_random_resized_boxes, draw_shifts
+from headway.data.data_recipe import CropRecipe
 from headway.data.dataset import Dataset
 from headway.data.loader import Loader
 from headway.data.ops.move import flip_and_translate
-from headway.data.options import CropRecipe
 from headway.data.order import Order
 from headway.data.pack import pack
 from headway.data.reference import decode_one
 from headway.data.resolution import ProgressiveRecipe
 
 N, SEED, SIZE = 29, 3, (20, 24)
-BACKENDS = ["pillow", pytest.param("native", marks=pytest.mark.skipif(not native.available(), reason="not built"))]
+BACKENDS = ["pillow", pytest.param("native", marks=pytest.mark.skipif(not native.is_available(), reason="not built"))]
 Samples = dict[int, bytes]
 
 
@@ -114,18 +114,18 @@ def test_epochs_differ(data: Dataset) -> None:
 
 def drawn_by_the_reference(data: Dataset, position: int, flip: str = "random") -> np.ndarray[Any, Any]:
     epochs, samples = Order(N, SEED)(np.array([position]))
-    key, out = keys(SEED, epochs, samples), np.zeros((*SIZE, 3), np.uint8)
-    box = random_resized_boxes(key, data.width[samples], data.height[samples])[0]
+    key, out = make_keys(SEED, epochs, samples), np.zeros((*SIZE, 3), np.uint8)
+    box = draw_random_resized_boxes(key, data.width[samples], data.height[samples])[0]
     decode_one(data.read(samples)[0], out, box)
-    first = keys(SEED, 0, samples) if flip == "alternating" else key
-    mirrored, moved = flips(first, epochs, flip), shifts(key, 3)
+    first = make_keys(SEED, 0, samples) if flip == "alternating" else key
+    mirrored, moved = draw_flips(first, epochs, flip), draw_shifts(key, 3)
     return flip_and_translate(torch.from_numpy(out[None]), mirrored, moved)[0].numpy()
 
 
 @pytest.mark.parametrize("flip", ["random", "alternating"])
 @pytest.mark.parametrize(("backend", "far"), [("pillow", 0), ("native", 1)])
 def test_an_image_is_cropped_flipped_and_moved_by_its_key(data: Dataset, backend: str, far: int, flip: str) -> None:
-    if backend == "native" and not native.available():
+    if backend == "native" and not native.is_available():
         pytest.skip("the native core is not built")
     for position, pixels in served(loader(data, backend=backend, flip=flip), 8).items():
         found = np.frombuffer(pixels, np.uint8).reshape(*SIZE, 3).astype(int)
@@ -255,7 +255,7 @@ def test_a_cache_is_told_what_its_host_takes(
     data: Dataset, monkeypatch: pytest.MonkeyPatch, rank: int, ranks: str, slots: tuple[int, int] | None
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    found = loader(data, batch=10, rank=rank, world=4)._slots_of_host()
+    found = loader(data, batch=10, rank=rank, world=4)._find_host_slots()
     if slots is None:
         assert found is None
     else:
@@ -313,7 +313,7 @@ def test_the_loader_tells_what_it_measured(data: Dataset) -> None:
     assert found.record_bytes == int(data.length[Order(N, SEED)(np.arange(40))[1]].sum())
     assert found.seconds >= found.wait_s >= 0
     assert 0 <= found.waiting_share <= 1
-    assert 0 <= found.occupancy <= found.ahead
+    assert 0 <= found.occupancy <= found.prefetch_batches
     assert set(found.stage_images_s) <= set(found.stage_s) == {"order", "read", "decode", "labels"}
     assert found.cores.images == 8  # one batch of 16 is timed
     assert Path(str(data.folder)).exists()

@@ -24,7 +24,7 @@ from headway.data import opening
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
 from headway.data.pack import pack
-from headway.data.reference import to_pixels
+from headway.data.reference import decode_image
 from headway.data.verify import verify
 
 __all__ = ["cache"]
@@ -51,7 +51,7 @@ def pixels_of(packed: Dataset) -> dict[str, NDArray[np.uint8]]:
     for sample, data in enumerate(packed.read(np.arange(len(packed)))):
         shape = (int(packed.height[sample]), int(packed.width[sample]), channels)
         raw = np.frombuffer(data, np.uint8) if packed.flags[sample] & FLAG_RAW else None
-        image = np.asarray(to_pixels(data, channels)) if raw is None else raw
+        image = np.asarray(decode_image(data, channels)) if raw is None else raw
         found[packed.name(sample)] = image.reshape(shape)
     return found
 

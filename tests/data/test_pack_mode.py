@@ -17,9 +17,9 @@ from headway.data import native, opening
 from headway.data.columns import FLAG_NOT_JPEG, FLAG_RAW
 from headway.data.pack import pack
 from headway.data.pack_mode import PackMode
-from headway.data.reference import to_pixels
+from headway.data.reference import decode_image
 
-needs_native = pytest.mark.skipif(not native.available(), reason="the native core is not built")
+needs_native = pytest.mark.skipif(not native.is_available(), reason="the native core is not built")
 LYING = b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\1\3\0\1\0\0\0\6\0\0\0\0\0\0\0"
 """EXIF that says to turn the image by 90 degrees."""
 
@@ -40,7 +40,7 @@ def photos(data_root: Path, tmp_path: Path) -> Path:
 
 
 def pixels(data: bytes, channels: int = 3) -> np.ndarray[Any, Any]:
-    return np.asarray(to_pixels(data, channels))
+    return np.asarray(decode_image(data, channels))
 
 
 def opened(folder: Path) -> dict[str, Image.Image]:
@@ -117,8 +117,8 @@ def test_seekable_is_the_default_and_changes_no_pixel(photos: Path, tmp_path: Pa
         if name == "any/small.png":
             assert data == before[name]
         else:
-            assert native.probe(data).restart > 0
-            assert not native.probe(data).progressive
+            assert native.read_jpeg_header(data).restart > 0
+            assert not native.read_jpeg_header(data).progressive
     assert sum(map(len, after.values())) < 1.02 * sum(map(len, before.values()))
     again = pack(tmp_path / "dst", tmp_path / "again")
     assert contents(again.folders[0]) == after
@@ -128,14 +128,14 @@ def test_seekable_is_the_default_and_changes_no_pixel(photos: Path, tmp_path: Pa
 def test_a_jpeg_that_cannot_be_seekable_is_kept_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = folder(tmp_path / "src", {"cat": 3})
     refused = {(root / f"cat/{number}.jpg").read_bytes() for number in (0, 1)}
-    rewrite = native.seekable
+    rewrite = native.make_seekable
 
     def seekable(data: bytes) -> bytes:
         if data in refused:
             raise DataError("arithmetic coding")
         return rewrite(data)
 
-    monkeypatch.setattr(native, "seekable", seekable)
+    monkeypatch.setattr(native, "make_seekable", seekable)
     done = pack(root, tmp_path / "dst")
     assert refused < set(contents(tmp_path / "dst").values())
     (note,) = done.notes
@@ -144,7 +144,7 @@ def test_a_jpeg_that_cannot_be_seekable_is_kept_and_counted(tmp_path: Path, monk
 
 
 def test_without_the_native_core_images_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "available", lambda: False)
+    monkeypatch.setattr(native, "is_available", lambda: False)
     root = folder(tmp_path / "src", {"cat": 3})
     done = pack(root, tmp_path / "dst")
     assert done.notes == ("JPEGs were not made seekable, which needs the native core.",)
@@ -170,8 +170,8 @@ def test_resized_images_are_at_most_so_large(photos: Path, tmp_path: Path) -> No
         assert abs(image.width / image.height - original.width / original.height) < 0.02 * image.width / image.height
         wanted = saved(original.convert(image.mode).resize(image.size, Image.Resampling.BICUBIC), quality=80)
         np.testing.assert_array_equal(np.asarray(image), np.asarray(wanted), err_msg=name)
-        if native.available():
-            assert native.probe(contents(done.folders[0])[name]).restart > 0
+        if native.is_available():
+            assert native.read_jpeg_header(contents(done.folders[0])[name]).restart > 0
 
 
 def test_quality_and_subsampling_are_those_of_pillow(photos: Path, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from headway.data import native, opening
 from headway.data.dataset import Dataset
 from headway.data.pack import pack
 from headway.doctor.environment import examine
-from headway.train.recipe import TrainRecipe
+from headway.setup.recipe import TrainRecipe
 
 CPUS = 8
 CPU = torch.device("cpu")
@@ -191,7 +191,7 @@ import json, os, sys, torch
 from pathlib import Path
 from headway.data import opening
 from headway.doctor.environment import examine
-from headway.train.recipe import TrainRecipe
+from headway.setup.recipe import TrainRecipe
 recipe = TrainRecipe.model_validate(json.loads(sys.argv[2]))
 environ = {} if sys.argv[3] == "hidden" else os.environ
 found = examine(recipe, torch.device("cpu"), opening.open(sys.argv[1]), root=Path(sys.argv[4]), environ=environ)
@@ -385,7 +385,7 @@ def test_decoding_and_loop_are_told_their_cores(examined: Examine, data: Dataset
     assert "Decoding and the training loop take turns on one core." in examined(one, data, data_options={"threads": 1})
 
 
-@pytest.mark.skipif(not native.available(), reason="the native core is not built")
+@pytest.mark.skipif(not native.is_available(), reason="the native core is not built")
 def test_what_holds_the_decoder_back_is_told(examined: Examine, data: Dataset, tmp_path: Path) -> None:
     assert only(examined(data=data), "The native core decodes (")[1] == ""
     found = examined(data=data, environ={"JSIMD_FORCENONE": "1", "JSIMD_FORCEAVX2": "1", "HEADWAY_ISA": "portable"})

@@ -15,7 +15,7 @@ from tests._support import write_recipe
 from tests.data._jpegs import jpeg
 from tests.data.tiers._server import serving
 
-from headway.core.profile import Rate
+from headway.core.profile import Throughput
 from headway.data import native
 from headway.data.opening import open as open_dataset
 from headway.data.order import Order
@@ -29,10 +29,10 @@ from headway.doctor.loop import Looped, rate_of
 from headway.doctor.model import Model
 from headway.doctor.packing import AsPacked, First, Packing, kept_on_disk, lossless, packing_of, smaller
 from headway.doctor.syncs import Syncs
-from headway.train.inputs import Say
+from headway.setup.inputs import Say
 from headway.train.runs import load_recipe
 
-needs_native = pytest.mark.skipif(not native.available(), reason="the native core is not built")
+needs_native = pytest.mark.skipif(not native.is_available(), reason="the native core is not built")
 NET = """
 from torch import nn
 
@@ -79,8 +79,8 @@ def knobs_of(job: Job, *, of_input: float = 1e-9, of_loop: float = 1e-9, cold_s:
     return Knobs(job, Model(sides, 1.0, 1.0), None, fed_warm, None, loop, quiet, 0.3, 60)
 
 
-def rate(value: float) -> Rate:
-    return Rate(value=value, low=value, high=value, windows=1)
+def rate(value: float) -> Throughput:
+    return Throughput(value=value, low=value, high=value, windows=1)
 
 
 def stated_fed(images_s: float, record_bytes: float) -> Fed:
@@ -166,7 +166,7 @@ def at_stated_rates(monkeypatch: pytest.MonkeyPatch) -> None:
         kinds.append(mode.kind)
         return real(self, mode, limit_s=limit_s)
 
-    def of_loop(job: Job, *, limit_s: float) -> Rate:
+    def of_loop(job: Job, *, limit_s: float) -> Throughput:
         rate_of(job, limit_s=0)  # raises where the network does not take the images
         return rate(250 if job.kept()[0].images.shape[1] == 64 else 100)
 

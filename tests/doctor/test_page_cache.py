@@ -153,7 +153,7 @@ def test_what_did_not_lie_in_memory_is_not_brought_there(file: Path) -> None:
 
 def test_as_much_is_loaded_as_is_free(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert evict([file]).held
-    monkeypatch.setattr("headway.doctor.page_cache.free_memory_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("headway.doctor.page_cache.read_free_memory_bytes", lambda: 1 << 20)
     assert load([file]) == 1 << 20
     assert 0 < share(file) < 0.5
 

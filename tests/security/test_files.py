@@ -20,13 +20,13 @@ import pytest
 from safetensors.numpy import load, save
 from tests._support import headway, packed_digits, refused, write_recipe
 
+from headway.checkpoint.remote import CheckpointUrl
 from headway.core.errors import DataError, HeadwayError
 from headway.data import fill, opening
 from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, load_columns
 from headway.data.loader import Loader
 from headway.data.order import Order
 from headway.storage.remote_folder import RemoteFolder
-from headway.train.remote_checkpoints import Url
 
 Tree = dict[str, Any]
 
@@ -189,7 +189,7 @@ def test_the_search_for_a_good_sample_looks_at_each_damaged_one_once(
         assert set(batch.served.tolist()) == {7}
         served += len(batch.served)
     assert served == 60
-    monkeypatch.setattr(fill, "SEARCHED", 5)
+    monkeypatch.setattr(fill, "MAX_SUBSTITUTE_SEARCH", 5)
     with pytest.raises(DataError, match="5 samples in a row are damaged"):
         list(Loader(with_one, batch=30, order=Order(len(with_one), 0), stop=30, threads=1))
 
@@ -270,7 +270,7 @@ def test_a_server_that_claims_a_petabyte_is_not_believed() -> None:
             with pytest.raises(DataError, match=f"{CLAIM:,} bytes must be read, and"):
                 ask()
         with pytest.raises(OSError, match="should have at most 100"):
-            Url(f"{uri}/step-00000001").read("manifest.json", 100)
+            CheckpointUrl(f"{uri}/step-00000001").read("manifest.json", 100)
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert most < 64 << 20

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.core.files import open_regular
-from headway.core.outside import JsonError, is_sha256, is_whole, parse_object
+from headway.core.untrusted_json import JsonError, is_sha256, is_whole_number, parse_object
 from headway.data.mapping import map_file
 
 COLUMNS_FILE = "columns.safetensors"
@@ -133,7 +133,7 @@ def _is_shard(value: Any) -> bool:
         and value.keys() == {"name", "size"}
         and isinstance(value["name"], str)
         and "\0" not in value["name"]
-        and is_whole(value["size"], 0, SHARD_LIMIT_BYTES)
+        and is_whole_number(value["size"], 0, SHARD_LIMIT_BYTES)
     )
 
 
@@ -147,14 +147,14 @@ def _is_text(value: Any) -> bool:
 
 
 _ENTRIES: Mapping[str, Callable[[Any], bool]] = {
-    "pack_id": lambda value: is_whole(value, 0, (1 << 64) - 1),
+    "pack_id": lambda value: is_whole_number(value, 0, (1 << 64) - 1),
     "fingerprint": is_sha256,
     "format": _is_text,
     "mode": _is_text,
     "label_kind": lambda value: value in ("class", "multi", "value"),
     "classes": lambda value: _is_list_of(value, str),
     "class_counts": lambda value: _is_list_of(value, int) and all(0 <= count < 1 << 63 for count in value),
-    "channels": lambda value: is_whole(value, 1, CHANNELS_LIMIT),
+    "channels": lambda value: is_whole_number(value, 1, CHANNELS_LIMIT),
     "common_size": lambda value: (
         value is None
         or (_is_list_of(value, int) and len(value) in (0, 2) and all(0 < side < 1 << 31 for side in value))
@@ -220,7 +220,7 @@ def _check_column(name: str, entry: Any) -> None:
     kind = np.dtype(NUMPY_TYPES[entry["dtype"]])
     (low, high), shape = entry["data_offsets"], entry["shape"]
     numbers = [low, high, *shape]
-    if not all(map(is_whole, numbers)) or high - low != math.prod(shape) * kind.itemsize:
+    if not all(map(is_whole_number, numbers)) or high - low != math.prod(shape) * kind.itemsize:
         raise ValueError(f"column {name!r:.50} has bytes {low!r:.30} to {high!r:.30} for the shape {shape!r:.60}")
 
 

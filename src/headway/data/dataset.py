@@ -13,12 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.data import native
-from headway.data.columns import (
-    DatasetDescription,
-    decode_name,
-)
+from headway.data.columns import DatasetDescription, decode_name
+from headway.data.data_recipe import VerifyMode
 from headway.data.mapping import check_mappings, get_addresses
-from headway.data.options import Verify
 from headway.data.records import Records
 from headway.data.shards import LooseFiles, MappedShards, PreadShards, RecordReader, is_on_network
 
@@ -67,7 +64,7 @@ class Dataset:
         # A reader for each kind: loose files, pread, or mapped shards.
         elif description.format == "folder":
             self.source = LooseFiles(folder, columns)
-        elif mapped is False or (mapped is None and (is_on_network(folder) or not native.available())):
+        elif mapped is False or (mapped is None and (is_on_network(folder) or not native.is_available())):
             self.source = PreadShards(folder, description.shards, columns)
         else:
             self.source = MappedShards(folder, description.shards, columns)
@@ -119,7 +116,7 @@ class Dataset:
         """Raises DataError if the columns file was cut while in use, so that values read from it may be zeros."""
         check_mappings(self._addresses)
 
-    def select_unchecked(self, ids: NDArray[np.int64], verify: Verify = "first") -> NDArray[np.bool_]:
+    def select_unchecked(self, ids: NDArray[np.int64], verify: VerifyMode = "first") -> NDArray[np.bool_]:
         """Returns a mask of the records whose checksum must be compared; shape [k].
 
         `first` compares a record's checksum until it was found good once (`mark_checked`). libjpeg notices only one in

@@ -20,8 +20,8 @@ from typing import Any, final
 from safetensors.numpy import save
 
 from headway.core.errors import DataError
-from headway.core.files import write_whole
-from headway.core.outside import parse_object
+from headway.core.files import write_atomically
+from headway.core.untrusted_json import parse_object
 from headway.data import mapping
 from headway.data.columns import load_columns
 from headway.data.dataset import Dataset
@@ -78,7 +78,7 @@ def open_foreign(uri: str, *, mapped: bool | None, progress: ScanProgress | None
         # A folder without write permission is normal for shared data: try the next place.
         with contextlib.suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_whole(file, data)
+            write_atomically(file, data)
             columns, description, _ = load_columns(file)
             break
     return Dataset(address.root, columns, description, mapped=mapped)

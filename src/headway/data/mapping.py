@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
-from headway.core.keys import UInt64
+from headway.core.random_keys import UInt64
 from headway.data import native
 
 
@@ -67,7 +67,7 @@ def map_file(file: BinaryIO, path: Path) -> memoryview:
     mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     begin = np.frombuffer(mapping, np.uint8).ctypes.data
     # A ticket names the mapping for the signal handler of the native core.
-    ticket = native.guard(begin, len(mapping)) if native.available() else begin
+    ticket = native.guard_file(begin, len(mapping)) if native.is_available() else begin
     if ticket < 0:
         raise MemoryError("no more files can be guarded")
     _files[ticket] = _MappedFile(path, begin, mapping)
@@ -79,8 +79,8 @@ def map_file(file: BinaryIO, path: Path) -> memoryview:
 
 
 def _release(ticket: int) -> None:
-    if native.available():
-        native.unguard(ticket)
+    if native.is_available():
+        native.unguard_file(ticket)
     _cut.discard(ticket)
     _files.pop(ticket, None)
 
@@ -93,7 +93,7 @@ def get_addresses(arrays: Iterable[NDArray[Any]]) -> UInt64:
 def find_cut_files() -> frozenset[int]:
     """Returns the mapped files that are cut now, for `check_mappings`."""
     # Tickets are listed first: a mapping may end in another thread during the loop.
-    lost = {ticket for ticket in list(_files) if native.available() and native.lost(ticket)}
+    lost = {ticket for ticket in list(_files) if native.is_available() and native.count_lost_files(ticket)}
     return frozenset(lost | {ticket for ticket, file in list(_files.items()) if file.was_cut()})
 
 
@@ -104,19 +104,19 @@ def check_mappings(addresses: UInt64 | None = None, but: frozenset[int] = frozen
         addresses: check only the files that contain these; None checks every file.
         but: skip these files, which were cut earlier and may still be held by other code.
     """
-    if native.available():
+    if native.is_available():
         # Another SIGBUS handler, such as faulthandler's, may have replaced ours since: install it again.
-        native.watch()
+        native.retake_sigbus()
         _check_next_size()
         # The usual end: two flags, no loop over files.
-        if not _cut and not native.lost():
+        if not _cut and not native.count_lost_files():
             return
     for ticket, file in list(_files.items()):
         if ticket in but:
             continue
         if addresses is not None and not ((addresses >= file.begin) & (addresses < file.begin + file.size)).any():
             continue
-        if file.was_cut() or (native.available() and native.lost(ticket)):
+        if file.was_cut() or (native.is_available() and native.count_lost_files(ticket)):
             raise file.build_error()
 
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from headway.core.cores import usable_cores
-from headway.core.errors import DataError, UsageError, nearest
-from headway.core.files import write_synced
-from headway.core.importing import import_path
+from headway.core.cpu_count import count_usable_cores
+from headway.core.errors import DataError, UsageError, suggest_nearest
+from headway.core.files import write_and_sync
+from headway.core.user_code import import_user_object
 from headway.data import native
 from headway.data.columns import COLUMNS_FILE
 from headway.data.formats.pack_source import PackSource
@@ -132,7 +132,7 @@ def pack(  # noqa: PLR0913
         format=chosen,
         encoder=encoder,
         transform=transform if isinstance(transform, str) else _get_transform_name(transform),
-        threads=threads or usable_cores(),
+        threads=threads or count_usable_cores(),
         shard_bytes=shard_bytes,
         skip_bad=skip_bad,
         parts=tuple(plan.name for plan in plans if plan.name),
@@ -162,7 +162,7 @@ def pack(  # noqa: PLR0913
             raise _build_bad_files_error(bad, total, named)
         if bad:
             lines = [f"{name}\t{reason}\n" for name, reason in bad]
-            write_synced(staging / SKIPPED_FILE, "".join(lines).encode())
+            write_and_sync(staging / SKIPPED_FILE, "".join(lines).encode())
     return PackResult(
         folders=tuple(dst / plan.name for plan in plans),
         format=chosen,
@@ -195,7 +195,7 @@ def build_encoder(
         what = f"mode {mode} keeps the files unchanged, so they cannot be turned"
         raise UsageError(what, fix="Leave --orient out, or choose a mode such as quality=95 or resize=256,quality=90.")
     missing: tuple[str, ...] = ()
-    if mode.kind in ("seekable", "encode") and not native.available():
+    if mode.kind in ("seekable", "encode") and not native.is_available():
         missing = ("JPEGs were not made seekable, which needs the native core.",)
     with use_strict_pillow():
         # Raw pixels need their number of channels before the first shard is written.
@@ -203,7 +203,7 @@ def build_encoder(
     encoder = ImageEncoder(
         mode=PackMode(kind="keep") if missing and kept else mode,
         channels=1 if gray else 3,
-        make_seekable=native.seekable if mode.kind in ("seekable", "encode") and not missing else None,
+        make_seekable=native.make_seekable if mode.kind in ("seekable", "encode") and not missing else None,
         transform=function,
         orient=orient,
     )
@@ -223,7 +223,7 @@ def _describe_pixels(wanted: PackMode | None, encoder: ImageEncoder) -> tuple[st
 
 def _import_transform(path: str) -> Transform:
     # Relative to the current folder, as a user types it.
-    function = import_path(path, base=Path.cwd(), what="--transform")
+    function = import_user_object(path, base=Path.cwd(), what="--transform")
     if not callable(function):
         raise UsageError(
             f"{path!r} is not a function", where="--transform", fix="Name a function of (image, label, name)."
@@ -256,7 +256,7 @@ def _choose_format_and_mode(
 ) -> tuple[str, PackMode]:
     """Returns format and mode, with defaults for those not given."""
     if format is not None and format not in WRITERS:
-        raise UsageError(f"{format!r} is not a format that can be written", fix=nearest(format, WRITERS))
+        raise UsageError(f"{format!r} is not a format that can be written", fix=suggest_nearest(format, WRITERS))
     # Pixels have no file to keep: lossless modes store them raw.
     lossless = mode is None or mode.kind in ("keep", "seekable")
     if format is None:

@@ -19,7 +19,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from headway.core.errors import DataError, UsageError, UserCodeError
 from headway.data.columns import FLAG_NOT_JPEG, FLAG_RAW
-from headway.data.reference import FORMATS, GRAY_MODES, converted
+from headway.data.reference import FORMATS, GRAY_MODES, convert_mode
 
 JPEG = b"\xff\xd8\xff"
 """First bytes of a JPEG."""
@@ -165,7 +165,7 @@ class ImageEncoder:
                 return StoredImage(b"", 0, 0, False, "", LEFT_OUT)
             data, image = (made, decode_image(made)) if isinstance(made, bytes) else (None, made)
         if self.mode.kind == "raw":
-            image = _shrink(converted(image, self.channels), self.mode.side)
+            image = _shrink(convert_mode(image, self.channels), self.mode.side)
             pixels = np.asarray(image).reshape(image.height, image.width, self.channels)
             return StoredImage(np.ascontiguousarray(pixels), image.width, image.height, self.channels == 1, "", note)
         if self.mode.kind == "encode":
@@ -272,7 +272,7 @@ def _parse_number(text: str, value: str, low: int, high: int) -> int:
 
 def _convert_colour(image: Image.Image) -> Image.Image:
     """Returns the image in mode L if it is gray, else in RGB."""
-    return converted(image, 1 if image.mode in GRAY_MODES else 3)
+    return convert_mode(image, 1 if image.mode in GRAY_MODES else 3)
 
 
 def _needs_turning(image: Image.Image) -> bool:

@@ -18,7 +18,7 @@ from PIL import ImageFile
 from safetensors.numpy import save
 
 from headway.core.errors import DataError, UsageError
-from headway.core.files import sync_folder, write_synced
+from headway.core.files import sync_folder, write_and_sync
 from headway.data import mapping
 from headway.data.columns import (
     COLUMN_TYPES,
@@ -136,7 +136,7 @@ def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], 
         )
         # Shards are on the disk before the columns, whose presence makes the folder a pack.
         sync_folder(folder)
-        write_synced(folder / COLUMNS_FILE, save(columns, metadata=description.to_metadata()))
+        write_and_sync(folder / COLUMNS_FILE, save(columns, metadata=description.to_metadata()))
         sync_folder(folder)
     return SetResult(
         samples=len(kept),

@@ -10,7 +10,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.keys import UInt64
+from headway.core.random_keys import UInt64
 
 
 @final

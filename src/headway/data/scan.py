@@ -15,7 +15,7 @@ from crc32c import crc32c
 from numpy.typing import NDArray
 from PIL import Image
 
-from headway.core.cores import usable_cores
+from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import DataError
 from headway.data import native
 from headway.data.columns import (
@@ -104,7 +104,7 @@ def _measure(
         return good, gray
 
     results = []
-    with ThreadPoolExecutor(usable_cores(), "headway-scan") as pool, warnings.catch_warnings():
+    with ThreadPoolExecutor(count_usable_cores(), "headway-scan") as pool, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")
         # `map` returns results in order, so progress only grows.
         for low, result in zip(range(0, n, _CHUNK), pool.map(measure_chunk, range(0, n, _CHUNK)), strict=True):
@@ -118,9 +118,9 @@ def _measure(
 
 
 def _read_header(record: memoryview) -> _Header | None:
-    if record[:3] == _JPEG and native.available():
+    if record[:3] == _JPEG and native.is_available():
         try:
-            info = native.probe(record)
+            info = native.read_jpeg_header(record)
             return _Header(info.width, info.height, info.components == 1)
         except DataError:
             return None

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.core.files import open_regular
-from headway.core.keys import UInt64
+from headway.core.random_keys import UInt64
 from headway.data.columns import FLAG_SPLIT, Shard
 from headway.data.formats import recordio
 from headway.data.formats.byte_ranges import build_read_error, map_path

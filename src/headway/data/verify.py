@@ -16,9 +16,9 @@ from typing import final
 import numpy as np
 from crc32c import crc32c
 
-from headway.core.cores import usable_cores
+from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import DataError, UsageError
-from headway.core.shown import plain
+from headway.core.printable import escape_controls
 from headway.data.columns import COLUMNS_FILE, FLAG_SPLIT, Shard, compute_fingerprint, decode_name, load_columns
 from headway.data.formats import recordio, trailer
 from headway.data.formats.byte_ranges import map_path
@@ -46,7 +46,7 @@ class Damage:
     def __str__(self) -> str:
         if self.index is None:
             return f"{self.shard}: {self.reason}"
-        name = plain(self.name, lines=False)
+        name = escape_controls(self.name, lines=False)
         return f"sample {self.index} ({name}), {self.shard} at byte {self.offset}: {self.reason}"
 
 
@@ -80,7 +80,7 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] 
         what = "this is not a packed data set" if root.exists() else "the folder does not exist"
         raise UsageError(what, where=str(root), fix="Pack one: headway pack SRC DST.")
     total, done = sum(pack.samples for pack in packs), 0
-    with ThreadPoolExecutor(usable_cores(), thread_name_prefix="verify") as pool:
+    with ThreadPoolExecutor(count_usable_cores(), thread_name_prefix="verify") as pool:
         for pack in packs:
             damages += pack.find_damaged_files()
             chunks = [range(low, min(low + _CHUNK, pack.samples)) for low in range(0, pack.samples, _CHUNK)]

@@ -10,7 +10,7 @@ from typing import Any, final
 import torch
 
 from headway.core.errors import HeadwayError
-from headway.core.profile import Knob, Threads, Together
+from headway.core.profile import JointTiming, Knob, ThreadScaling
 from headway.data.batch import Batch
 from headway.data.columns import FLAG_RAW, PACK_FORMATS
 from headway.data.pack_mode import PackMode
@@ -22,8 +22,8 @@ from headway.doctor.loop import LONG_STEP_S, Looped, rate_of
 from headway.doctor.model import Model
 from headway.doctor.packing import First, kept_on_disk, lossless, packing_of, smaller
 from headway.doctor.stalls import checkpoint
-from headway.train.inputs import Say
-from headway.train.precision import candidates
+from headway.setup.inputs import Say
+from headway.setup.precision import candidates
 
 WORTH = 1.01
 """Gains below it are noise."""
@@ -62,9 +62,9 @@ class Knobs:
         self,
         job: Job,
         model: Model,
-        together: Together | None,
+        together: JointTiming | None,
         found: Fed | None,
-        threads: Threads | None,
+        threads: ThreadScaling | None,
         loop: Looped,
         say: Say,
         side_s: float,
@@ -330,9 +330,11 @@ class Knobs:
             other = not recipe.channels_last
             name = "channels last" if other else "channels first"
             yield from self._tried(name, "compute", {"channels_last": other})
-            if recipe.recompute is not False:
+            if recipe.activation_checkpointing is not False:
                 cost = "memory for the activations"
-                yield from self._tried("no second forward pass", "compute", {"recompute": False}, cost=cost)
+                yield from self._tried(
+                    "no second forward pass", "compute", {"activation_checkpointing": False}, cost=cost
+                )
         fixed = sum(seconds.get(one, 0.0) for one in ("launch", "optimizer", "other"))
         if fixed >= 0.1 * self._model.total("loop") and recipe.batch_growth is None and not job.shortened:
             yield from self._larger_batch({"batch": LARGER * job.loaded.recipe.batch})
@@ -347,7 +349,7 @@ class Knobs:
         if self._time_is_up(text, 4 * self._side_s):
             return
 
-        seen = list[tuple[Fed, Together]]()
+        seen = list[tuple[Fed, JointTiming]]()
 
         def look(other: Job, rate: float) -> None:
             loader = self._job.setup.inputs.loader
@@ -370,7 +372,7 @@ class Knobs:
     def _compiled(self) -> Iterator[Knob]:
         recipe, changes = self._job.setup.recipe, {"compile": True}
         text = override(changes)
-        if recipe.compile is not False or recipe.recompute is not False or not self._worth("loop"):
+        if recipe.compile is not False or recipe.activation_checkpointing is not False or not self._worth("loop"):
             return
         if self._time_is_up(text, LONG_S):
             return
@@ -389,7 +391,7 @@ class Knobs:
     def _augmented(self, device: torch.device) -> Iterator[Knob]:
         """What the host does of flips and shifts, on a device that has time for it."""
         recipe, found = self._job.setup.recipe, self._fed
-        if device.type != "cuda" or found is None or not recipe.augment.on_host(device.type):
+        if device.type != "cuda" or found is None or not recipe.augment.select_host_augmentations(device.type):
             return
         changes = {"augment.where": "device"}
         text = override(changes)

@@ -14,8 +14,8 @@ from typing import final
 
 import numpy as np
 
-from headway.core.cores import usable_cores
-from headway.core.recipe import Loaded
+from headway.core.cpu_count import count_usable_cores
+from headway.core.recipe import LoadedRecipe
 from headway.data import native
 from headway.data.columns import FLAG_NOT_JPEG, FLAG_RAW, PACK_FORMATS
 from headway.data.dataset import Dataset
@@ -30,8 +30,8 @@ from headway.data.tiers.remote_dataset import RemoteShards
 from headway.data.tiers.tier import Ids, Spans, Tier
 from headway.doctor.feed import Fed, fed
 from headway.doctor.job import Job
+from headway.setup.recipe import TrainRecipe
 from headway.storage.addresses import get_cache_folder
-from headway.train.recipe import TrainRecipe
 
 CHUNK = 16
 """Images that are treated before a look at the clock."""
@@ -63,7 +63,7 @@ class Packing:
     folder: Path
     mode: PackMode
 
-    def command(self, loaded: Loaded[TrainRecipe]) -> str:
+    def command(self, loaded: LoadedRecipe[TrainRecipe]) -> str:
         """Two commands, to be pasted."""
         named = self.folder.name if self.folder.parent == loaded.base else str(self.folder)
         pack = ["headway", "pack", self.source, shown(self.folder), "--mode", str(self.mode)]
@@ -94,7 +94,7 @@ def kind_of(mode: PackMode) -> str:
     return mode.kind if mode.side is None else f"{mode.side}"
 
 
-def recipe_of(loaded: Loaded[TrainRecipe]) -> Path:
+def recipe_of(loaded: LoadedRecipe[TrainRecipe]) -> Path:
     """The file that a recipe was read from, as its values' origins say it; `RECIPE` where they do not."""
     for origin in loaded.origins.values():
         if found := re.fullmatch(r"(.+\.ya?ml):\d+", origin):
@@ -117,9 +117,9 @@ def lossless(job: Job) -> list[PackMode]:
         found.append(PackMode(kind="keep"))
     shape = np.stack([train.width[:LOOKED_AT], train.height[:LOOKED_AT]])
     square = float(np.mean(shape.min(axis=0) / np.maximum(shape.max(axis=0), 1))) if len(train) else 1.0
-    small = (sum(crop.scale) / 2 if crop.random else square * crop.share**2) < LITTLE
+    small = (sum(crop.scale) / 2 if crop.is_random else square * crop.share**2) < LITTLE
     plain = train.description.mode in ("keep", "foreign")
-    able = native.available() and job.setup.recipe.data.decoder != "pillow"
+    able = native.is_available() and job.setup.recipe.data.decoder != "pillow"
     if small and plain and able and _of_jpegs(train):
         found.append(PackMode(kind="seekable"))
     return found
@@ -130,7 +130,7 @@ def smaller(job: Job) -> PackMode | None:
     train, crop = job.setup.inputs.train, job.setup.recipe.data.crop
     if train is None or isinstance(train.source, RemoteShards) or not _of_jpegs(train):
         return None
-    needed = max(job.setup.inputs.size) * (MARGIN if crop.random else 1 / crop.share)
+    needed = max(job.setup.inputs.size) * (MARGIN if crop.is_random else 1 / crop.share)
     side = ROUND * -(-int(np.ceil(needed - 1e-6)) // ROUND)
     shorter = float(np.median(np.minimum(train.width[:LOOKED_AT], train.height[:LOOKED_AT])))
     return PackMode(kind="encode", side=side) if shorter >= LARGER * side else None
@@ -174,7 +174,7 @@ class First:
         images = DatasetImages(self._dataset, isinstance(self._dataset.source, RemoteShards))
         encoder = build_encoder(mode, None, False, [])[0]
         until, ids, stored, nbytes = perf_counter() + limit_s, list[int](), list[StoredImage](), 0
-        with use_strict_pillow(), ThreadPoolExecutor(usable_cores()) as pool:
+        with use_strict_pillow(), ThreadPoolExecutor(count_usable_cores()) as pool:
             for low in range(0, len(self._ids), CHUNK):
                 some = self._ids[low : low + CHUNK].tolist()
                 for sample, one in zip(some, _treated(pool, encoder, images, some), strict=True):

@@ -22,10 +22,10 @@ from typing import Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.cores import default_threads
+from headway.core.cpu_count import choose_thread_count
 from headway.core.errors import DataError
-from headway.core.keys import UInt64
-from headway.core.profile import Rate
+from headway.core.profile import Throughput
+from headway.core.random_keys import UInt64
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.records import Records
@@ -72,7 +72,7 @@ class Storage:
         note: sentences: what was measured, and what that leaves out.
     """
 
-    images_s: Rate
+    images_s: Throughput
     bytes_s: float
     latency_s: float | None
     cold: bool
@@ -167,7 +167,7 @@ def measure(
     Raises:
         DataError: records cannot be read.
     """
-    threads = threads or default_threads()
+    threads = threads or choose_thread_count()
     source = dataset.source
     if not isinstance(source, RemoteShards):
         with _Reader(dataset, dataset.read, threads if isinstance(source, MappedShards) else 0) as reader:
@@ -323,7 +323,7 @@ def _fetched(dataset: Dataset, source: RemoteShards, order: Order, batch: int, s
     return _storage(dataset, rate, latency_s, True, note)
 
 
-def _storage(dataset: Dataset, rate: Rate, latency_s: float | None, cold: bool, note: str) -> Storage:
+def _storage(dataset: Dataset, rate: Throughput, latency_s: float | None, cold: bool, note: str) -> Storage:
     return Storage(rate, rate.value * _record_bytes(dataset), latency_s, cold, note)
 
 

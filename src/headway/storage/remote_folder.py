@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
-from headway.core.memory import free_memory_bytes
+from headway.core.free_memory import read_free_memory_bytes
 from headway.storage.addresses import redact_address
 from headway.storage.transport import FileVersion, FsspecTransport, HttpTransport, StoppedError, Transport
 
@@ -90,7 +90,7 @@ class RemoteFolder:
             DataError: the file is missing, has changed, or `attempts` in a row brought no byte.
             StoppedError: the RemoteFolder was closed meanwhile.
         """
-        free = free_memory_bytes() if length > UNCHECKED_BYTES else length
+        free = read_free_memory_bytes() if length > UNCHECKED_BYTES else length
         # The length comes from the server or from a column: no memory is reserved on its word.
         if length > free:
             what = f"{length:,} bytes must be read, and {free:,} bytes of memory are free"

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, final
 
 from headway.core.errors import DataError, UsageError
-from headway.core.files import reason_of
+from headway.core.files import describe_os_error
 from headway.storage.addresses import redact_address
 
 _PIECE_BYTES = 4 << 20
@@ -313,5 +313,5 @@ def _describe_error(error: Exception) -> str:
     if isinstance(error, (http.client.RemoteDisconnected, http.client.IncompleteRead)):
         return "the connection was cut"
     # The first line is the message; some libraries add a page of XML.
-    text = reason_of(error).strip()
+    text = describe_os_error(error).strip()
     return text.splitlines()[0] if text else type(error).__name__

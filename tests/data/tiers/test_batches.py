@@ -11,7 +11,7 @@ from tests.data.tiers._near import HEIGHT, WIDTH, N
 from tests.data.tiers._server import serving
 
 from headway.data.dataset import Dataset
-from headway.data.decode import decoder
+from headway.data.decode import build_decoder
 from headway.data.loader import Loader
 from headway.data.order import Order
 from headway.data.tiers import choose_tier
@@ -46,9 +46,9 @@ def test_batches_are_the_same_from_every_tier(
             (far, choose_tier(far, cache, folder=tmp_path / "cache")) for cache in ("none", "disk", "disk", "memory")
         ]
         if not options:  # what else it does with pixels is done where they are decoded
-            decode = decoder(1)
-            tiers.append((data, DeviceTier(data, MappedTier(data, ""), decode, "cpu", why="")))
-            decode.close()
+            decoder = build_decoder(1)
+            tiers.append((data, DeviceTier(data, MappedTier(data, ""), decoder, "cpu", why="")))
+            decoder.close()
         for some, tier in tiers:
             found = batches(some, tier, options)
             tier.close()

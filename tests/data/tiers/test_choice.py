@@ -12,8 +12,8 @@ from tests.data.tiers._server import make_pack, serving
 
 from headway.core.errors import UsageError
 from headway.data import opening
+from headway.data.data_recipe import CacheMode
 from headway.data.dataset import Dataset
-from headway.data.options import Cache
 from headway.data.order import Order
 from headway.data.tiers import choose_tier
 from headway.data.tiers.disk import DiskTier
@@ -47,9 +47,9 @@ def test_auto_maps_what_does_not_fit_has_many_sizes_or_is_raw(
     raw.close()
     free = 4 * N * WIDTH * HEIGHT * 3
     for available, kind in ((free + 4, MemoryTier), (free - 4, MappedTier)):
-        monkeypatch.setattr("headway.data.tiers.choice.free_memory_bytes", lambda available=available: available)
+        monkeypatch.setattr("headway.data.tiers.choice.read_free_memory_bytes", lambda available=available: available)
         assert isinstance(choose_tier(data), kind)
-    monkeypatch.setattr("headway.data.tiers.choice.free_memory_bytes", lambda: 4 * free)
+    monkeypatch.setattr("headway.data.tiers.choice.read_free_memory_bytes", lambda: 4 * free)
     assert isinstance(choose_tier(data), MemoryTier)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "5")  # each of them keeps a copy
     assert isinstance(choose_tier(data), MappedTier)
@@ -72,9 +72,9 @@ def test_what_is_asked_is_done(data: Dataset, unlike: Dataset) -> None:
 def test_pixels_that_do_not_fit_are_kept_as_they_are(data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     size = int(data.length.sum())
     assert size < N * WIDTH * HEIGHT * 3
-    monkeypatch.setattr("headway.data.tiers.choice.free_memory_bytes", lambda: int(size / 0.79))
+    monkeypatch.setattr("headway.data.tiers.choice.read_free_memory_bytes", lambda: int(size / 0.79))
     assert "not decoded" in choose_tier(data, "memory").why
-    monkeypatch.setattr("headway.data.tiers.choice.free_memory_bytes", lambda: int(size / 0.81))
+    monkeypatch.setattr("headway.data.tiers.choice.read_free_memory_bytes", lambda: int(size / 0.81))
     with pytest.raises(UsageError, match=r"the set needs .* and the process has .* free, of which 80 % may be taken"):
         choose_tier(data, "memory")
     with pytest.raises(UsageError, match="the set needs"):
@@ -98,7 +98,7 @@ def test_sizes_are_told_in_the_unit_that_suits_them(
     data: Dataset, monkeypatch: pytest.MonkeyPatch, free: int, words: str
 ) -> None:
     monkeypatch.setattr("headway.data.tiers.choice.REQUESTED_SHARE", 0)  # nothing fits, however much is free
-    monkeypatch.setattr("headway.data.tiers.choice.free_memory_bytes", lambda: free)
+    monkeypatch.setattr("headway.data.tiers.choice.read_free_memory_bytes", lambda: free)
     with pytest.raises(UsageError, match=f"and the process has {words} free"):
         choose_tier(data, "memory")
 
@@ -122,7 +122,7 @@ def test_the_impossible_is_refused_with_the_way_out(data: Dataset, unlike: Datas
         ("none", DiskTier, "none, remote records are kept until they are read"),
     ],
 )
-def test_remote_sets(folder: Path, tmp_path: Path, data: Dataset, cache: Cache, kind: type, words: str) -> None:
+def test_remote_sets(folder: Path, tmp_path: Path, data: Dataset, cache: CacheMode, kind: type, words: str) -> None:
     with serving(folder) as server:
         far = open_remote(server.uri, tmp_path / "columns")
         tier = choose_tier(far, cache, folder=tmp_path / "cache", budget_bytes=2 * 10**9, backend="pillow")
@@ -144,7 +144,7 @@ def test_remote_sets(folder: Path, tmp_path: Path, data: Dataset, cache: Cache, 
 def test_a_remote_set_that_is_large_goes_to_the_disk(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headway.data.tiers.choice.free_memory_bytes", lambda: 100)
+    monkeypatch.setattr("headway.data.tiers.choice.read_free_memory_bytes", lambda: 100)
     with serving(folder) as server:
         far = open_remote(server.uri, tmp_path / "columns")
         tier = choose_tier(far, folder=tmp_path / "cache")
@@ -164,7 +164,7 @@ def test_a_set_on_a_network_file_system_is_copied_where_memory_holds_it(
     assert isinstance(tier, MemoryTier)
     assert "network file system" in tier.why
     assert bytes(tier.read([7])[0]) == bytes(unlike.read([7])[0])
-    monkeypatch.setattr("headway.data.tiers.choice.free_memory_bytes", lambda: 100)
+    monkeypatch.setattr("headway.data.tiers.choice.read_free_memory_bytes", lambda: 100)
     tier = choose_tier(slow)
     assert tier.why == "none, its files are read as they are needed"
     slow.close()

@@ -15,7 +15,8 @@ from tests.data.tiers._server import make_pack
 from headway.data import opening
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
-from headway.data.decode import Status, decoder
+from headway.data.decode import build_decoder
+from headway.data.reference import DecodeStatus
 from headway.data.tiers import choose_tier
 from headway.data.tiers.device import DeviceTier
 from headway.data.tiers.memory import CHUNK_SAMPLES, MemoryTier
@@ -23,9 +24,9 @@ from headway.data.tiers.memory import CHUNK_SAMPLES, MemoryTier
 
 def test_a_decoded_set_reads_like_a_raw_one(data: Dataset) -> None:
     done: list[tuple[int, int]] = []
-    decode = decoder(2, "pillow")
-    tier = MemoryTier.from_decoded(data, mapped(data), decode, why="x", progress=lambda *part: done.append(part))
-    decode.close()
+    decoder = build_decoder(2, "pillow")
+    tier = MemoryTier.from_decoded(data, mapped(data), decoder, why="x", progress=lambda *part: done.append(part))
+    decoder.close()
     expected = pixels_of(data)
     assert (images(tier, SOME) == expected[SOME]).all()
     assert (tier.flags == FLAG_RAW).all()
@@ -46,9 +47,9 @@ def test_a_decoded_set_reads_like_a_raw_one(data: Dataset) -> None:
 def test_a_set_is_decoded_in_pieces(folder: Path, data: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headway.data.tiers.memory.CHUNK_SAMPLES", 7)
     done: list[tuple[int, int]] = []
-    decode = decoder(1, "pillow")
-    tier = MemoryTier.from_decoded(data, mapped(data), decode, why="", progress=lambda *part: done.append(part))
-    decode.close()
+    decoder = build_decoder(1, "pillow")
+    tier = MemoryTier.from_decoded(data, mapped(data), decoder, why="", progress=lambda *part: done.append(part))
+    decoder.close()
     assert (images(tier, np.arange(N)) == pixels_of(data)).all()
     assert done == [(7, N), (14, N), (21, N), (28, N), (35, N), (40, N)]
     assert CHUNK_SAMPLES > 7
@@ -60,19 +61,21 @@ def test_a_damaged_sample_is_marked_zero_and_has_a_wrong_checksum(tmp_path: Path
     with shard.open("r+b") as file:
         file.seek(int(data.offset[4]) + 300)
         file.write(b"\x55\xaa\x55")
-    decode = decoder(1)
+    decoder = build_decoder(1)
     for tier in (
-        MemoryTier.from_decoded(data, mapped(data), decode, why=""),
-        DeviceTier(data, mapped(data), decode, "cpu", why=""),
+        MemoryTier.from_decoded(data, mapped(data), decoder, why=""),
+        DeviceTier(data, mapped(data), decoder, "cpu", why=""),
     ):
         assert tier.damaged is not None
-        assert tier.damaged.tolist() == [Status.CHECKSUM if sample == 4 else Status.OK for sample in range(10)]
+        assert tier.damaged.tolist() == [
+            DecodeStatus.CHECKSUM if sample == 4 else DecodeStatus.OK for sample in range(10)
+        ]
         found = images(tier, np.arange(10))
         assert not found[4].any()
         assert found[5].any()
         right = np.array([crc32c(image.tobytes()) for image in found], np.uint32) == tier.crc32c
         assert np.flatnonzero(~right).tolist() == [4]
-    decode.close()
+    decoder.close()
     data.close()
 
 
@@ -118,18 +121,18 @@ def gathers(tier: DeviceTier, data: Dataset) -> None:
 
 
 def test_a_device_gathers_what_the_set_holds(data: Dataset) -> None:
-    decode = decoder(1, "pillow")
-    tier = DeviceTier(data, mapped(data), decode, "cpu", why="x")
-    decode.close()
+    decoder = build_decoder(1, "pillow")
+    tier = DeviceTier(data, mapped(data), decoder, "cpu", why="x")
+    decoder.close()
     gathers(tier, data)
     tier.close()
 
 
 @pytest.mark.gpu
 def test_a_gpu_gathers_what_the_set_holds_without_a_wait(data: Dataset) -> None:
-    decode = decoder(1, "pillow")
-    tier = DeviceTier(data, mapped(data), decode, "cuda", why="x")
-    decode.close()
+    decoder = build_decoder(1, "pillow")
+    tier = DeviceTier(data, mapped(data), decoder, "cuda", why="x")
+    decoder.close()
     gathers(tier, data)
     torch.cuda.set_sync_debug_mode("error")
     try:

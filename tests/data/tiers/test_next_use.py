@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.data.batch_plan import BatchGrowthRecipe, BatchPlan
-from headway.data.order import Order, share
+from headway.data.order import Order, get_rank_slots
 from headway.data.tiers.next_use import NEVER, HostSlots, ReadForecast
 
 few = settings(deadline=None, max_examples=40)
@@ -50,8 +50,8 @@ def test_with_other_hosts_only_this_hosts_slots_count(n: int, seed: int, positio
     begin = 0
     served = order(np.arange(stop))[1].tolist()
     while begin < stop:
-        size = plan.batch_at(begin)
-        low, high = share(size, first, world)[0], share(size, last - 1, world)[1]
+        size = plan.get_batch_size(begin)
+        low, high = get_rank_slots(size, first, world)[0], get_rank_slots(size, last - 1, world)[1]
         for place in range(max(position, begin + low), min(stop, begin + high)):
             mine.setdefault(served[place], place)
         begin += size

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headway.core.errors import DataError
-from headway.core.outside import JsonError, parse_value
+from headway.core.untrusted_json import JsonError, parse_value
 from headway.data.formats import tar
 from headway.data.formats.byte_ranges import map_path
 from headway.data.formats.foreign_records import ForeignRecords, build_records, parse_labels

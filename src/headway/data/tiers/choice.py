@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, final, get_args
 
 import numpy as np
 
-from headway.core.cores import local_ranks
-from headway.core.errors import UsageError, nearest
-from headway.core.memory import free_memory_bytes
+from headway.core.cpu_count import read_local_ranks
+from headway.core.errors import UsageError, suggest_nearest
+from headway.core.free_memory import read_free_memory_bytes
 from headway.data.columns import FLAG_RAW
+from headway.data.data_recipe import CacheMode
 from headway.data.dataset import Dataset
-from headway.data.decode import Backend, decoder
-from headway.data.options import Cache
+from headway.data.decode import Backend, build_decoder
 from headway.data.shards import MappedShards, is_on_network
 from headway.data.tiers.device import DeviceTier
 from headway.data.tiers.disk import DiskTier
@@ -38,7 +38,7 @@ REQUESTED_SHARE = 0.8
 
 def choose_tier(
     dataset: Dataset,
-    cache: Cache = "auto",
+    cache: CacheMode = "auto",
     *,
     device: torch.device | str = "cpu",
     threads: int | None = None,
@@ -66,8 +66,9 @@ def choose_tier(
         DataError: a remote address cannot be read.
     """
     # Recipes are checked earlier; this is for calls from Python.
-    if cache not in get_args(Cache):
-        raise UsageError(f"{cache!r} is not a cache", where="data.cache", fix=nearest(cache, get_args(Cache)))
+    if cache not in get_args(CacheMode):
+        fix = suggest_nearest(cache, get_args(CacheMode))
+        raise UsageError(f"{cache!r} is not a cache", where="data.cache", fix=fix)
     planner = CachePlanner(dataset, str(device), Path(folder or get_cache_folder()), budget_bytes)
     place = planner.choose_automatically() if cache == "auto" else planner.choose_requested(cache)
     # These tiers hold nothing yet, so there is nothing to fill.
@@ -78,7 +79,7 @@ def choose_tier(
     try:
         if not place.decoded:
             return MemoryTier.from_records(dataset, source, why=place.why, progress=progress)
-        with contextlib.closing(decoder(threads, backend)) as decode:
+        with contextlib.closing(build_decoder(threads, backend)) as decode:
             if place.name == "memory":
                 return MemoryTier.from_decoded(dataset, source, decode, why=place.why, progress=progress)
             return DeviceTier(dataset, source, decode, device, why=place.why, progress=progress)
@@ -142,7 +143,7 @@ class CachePlanner:
             return _TierChoice("none", "local files are mapped, and the page cache keeps them")
         return _TierChoice("none", "its files are read as they are needed")
 
-    def choose_requested(self, cache: Cache) -> _TierChoice:
+    def choose_requested(self, cache: CacheMode) -> _TierChoice:
         """Returns the tier that the recipe asks for. Raises UsageError if the set does not fit there."""
         if cache == "none" and self._remote:
             return _TierChoice("none", "remote records are kept until they are read")
@@ -187,7 +188,7 @@ class CachePlanner:
     def _measure_free_host_bytes() -> int:
         """Returns the memory for this process: each rank on a host keeps a copy of its own."""
         # Every rank of this host measures the same free memory at the same time.
-        return free_memory_bytes() // (local_ranks() or 1)
+        return read_free_memory_bytes() // (read_local_ranks() or 1)
 
     def _measure_free_device_bytes(self) -> int:
         import torch

@@ -11,7 +11,7 @@ from typing import final
 
 import numpy as np
 
-from headway.core.files import reason_of
+from headway.core.files import describe_os_error
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.records import Records
@@ -89,7 +89,7 @@ class DiskTier(Tier):
                 return RecordStore(self._dataset, self._folder, self._budget_bytes)
             reason = "it lies on a network file system"
         except OSError as error:
-            reason = reason_of(error)
+            reason = describe_os_error(error)
         LOG.warning(
             "The cache folder %s cannot be used (%s): records are read from the network each time.",
             self._folder,

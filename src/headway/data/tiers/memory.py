@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
-from headway.data.decode import Decoder, Status
+from headway.data.decode import Decoder
+from headway.data.decode_request import DecodeRequest
 from headway.data.mapping import check_mappings
 from headway.data.order import Order
 from headway.data.records import Records
-from headway.data.reference import kinds_of
+from headway.data.reference import DecodeStatus, find_record_kinds
 from headway.data.tiers.next_use import HostSlots
 from headway.data.tiers.tier import Ids, Spans, Tier
 
@@ -101,14 +102,15 @@ def decode_all(
     for ids in _split_into_chunks(n, source):
         out = np.empty((len(ids), height, width, channels), np.uint8)
         # The box of a sample is its whole image, so the pixels are those of the file.
-        status = decoder(
+        request = DecodeRequest(
             source.read(ids),
             np.tile(np.array([0, 0, width, height], np.float32), (len(ids), 1)),
             out,
-            kinds=kinds_of(source.flags[ids]),
+            kinds=find_record_kinds(source.flags[ids]),
             shapes=np.tile(np.array([height, width, channels], np.uint32), (len(ids), 1)),
             crc=source.crc32c[ids],
         )
+        status = decoder.decode(request)
         damaged[ids] = status
         crc[ids] = [crc32c(image.data) for image in out]
         yield int(ids[0]), out
@@ -116,7 +118,7 @@ def decode_all(
             progress(int(ids[-1]) + 1, n)
     # A wrong checksum makes the loader treat the sample like any damaged one.
     tier.flags = np.full(n, FLAG_RAW, np.uint8)
-    tier.damaged, tier.crc32c = damaged, np.where(damaged != Status.OK, ~crc, crc)
+    tier.damaged, tier.crc32c = damaged, np.where(damaged != DecodeStatus.OK, ~crc, crc)
 
 
 def _split_into_chunks(n: int, source: Tier) -> Iterator[Ids]:

@@ -34,7 +34,7 @@ class HostSlots(NamedTuple):
     def find_taken(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Returns a mask of the positions that this host takes; of the shape of `positions`."""
         # Ranks share the slots of a step in equal, consecutive parts.
-        slot, size = self.plan.slots(positions)
+        slot, size = self.plan.locate_slots(positions)
         taken: NDArray[np.bool_] = (slot >= self.first * size // self.world) & (slot < self.last * size // self.world)
         return taken
 
@@ -67,7 +67,7 @@ class ReadForecast:
             if not unknown.size:
                 break
             some = ids[unknown]
-            at = self.order.position_of(epoch, some) if self.order else epoch * self.samples + some
+            at = self.order.find_positions(epoch, some) if self.order else epoch * self.samples + some
             needed = at >= self.position
             if self.slots is not None:
                 needed &= self.slots.find_taken(at)

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError, UsageError
-from headway.core.files import read_text, write_whole
-from headway.core.outside import parse_object
+from headway.core.files import read_text, write_atomically
+from headway.core.untrusted_json import parse_object
 from headway.data.columns import COLUMNS_FILE, PACK_FORMATS, DatasetDescription, compute_fingerprint, load_columns
 from headway.data.dataset import Dataset
 from headway.data.records import Records
@@ -108,13 +108,13 @@ def _fetch_columns(root: Path, remote: RemoteFolder, version: FileVersion) -> tu
     path = root / PACKS / description.fingerprint / COLUMNS_FILE
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, data)
+        write_atomically(path, data)
         # The note maps an address to a fingerprint; several addresses may share one copy.
         note = _locate_note(root, remote.uri)
         note.parent.mkdir(exist_ok=True)
         columns, description, metadata = load_columns(path)
         known = {"uri": remote.display_uri, "mark": version, "fingerprint": description.fingerprint}
-        write_whole(note, json.dumps(known | {"description": _hash_description(metadata)}))
+        write_atomically(note, json.dumps(known | {"description": _hash_description(metadata)}))
     except OSError:
         # A folder that cannot be written: the columns stay in memory.
         pass
