@@ -27,7 +27,7 @@ from headway.data.pack_set import use_strict_pillow
 from headway.data.records import Records
 from headway.data.tiers.next_use import HostSlots
 from headway.data.tiers.remote_dataset import RemoteShards
-from headway.data.tiers.tier import Ids, Tier
+from headway.data.tiers.tier import Ids, Spans, Tier
 from headway.doctor.feed import Fed, fed
 from headway.doctor.job import Job
 from headway.setup.recipe import TrainRecipe
@@ -227,9 +227,7 @@ class _Standing(Tier):
         place = self._place[np.asarray(ids, np.int64)]
         return Records(self._records.address[place], self._records.length[place], self._records.keep)
 
-    def expect(
-        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
-    ) -> None:
+    def expect(self, spans: Spans, order: Order | None = None, slots: HostSlots | None = None) -> None:
         """Nothing is brought: everything is here."""
 
     def close(self) -> None:

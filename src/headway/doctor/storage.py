@@ -340,7 +340,7 @@ def _how(dataset: Dataset, reader: _Reader, which: str) -> str:
 
 def _at(dataset: Dataset) -> str:
     source = dataset.source
-    return source.remote.shown if isinstance(source, RemoteShards) else str(dataset.folder)
+    return source.remote.display_uri if isinstance(source, RemoteShards) else str(dataset.folder)
 
 
 def _files(dataset: Dataset) -> int:
