@@ -1,4 +1,4 @@
-"""What happens to a batch on the device: augmentation by each sample's key, then normalisation."""
+"""Augmentation of a batch on its device, random by each sample's key, then normalisation."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ Int64 = NDArray[np.int64]
 
 
 NORMALISE_BLOCK = 1 << 17
-"""float32 numbers that are normalised at a time: half a MiB."""
+"""Numbers that the CPU normalises at a time: half a MiB of float32, which fits into the second-level cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AugmentParameters:
-    """What is done to each sample of a batch, as numpy arrays; None where the recipe does not ask for it.
+    """Random parameters of each sample of a batch, as numpy arrays; None if the recipe does not use them.
 
-    A box is (left, top, width, height) in pixels, without area where nothing happens.
+    A box is (left, top, width, height) in pixels; a box without area changes nothing.
     """
 
     flips: Bool | None = None
@@ -50,37 +50,37 @@ class AugmentParameters:
     saturation: Float64 | None = None
     cutout: Boxes | None = None
     """int32 [b, 4]"""
-    erased: Boxes | None = None
+    erasing: Boxes | None = None
     """int32 [b, 4]"""
     partner: Int64 | None = None
-    """[b]: place in the batch of the sample that each is mixed with."""
+    """[b]: place in the batch of each sample's mixing partner."""
     cutmix: Boxes | None = None
-    """int32 [b, 4]: what comes from the partner."""
+    """int32 [b, 4]: the box that comes from the partner."""
     mixup: Float64 | None = None
-    """[b]: share of the own pixels."""
+    """[b]: share of the sample's own pixels."""
     kept: Float64 | None = None
-    """[b]: share of the own label."""
+    """[b]: share of the sample's own label."""
 
 
 @final
 class Augment:
-    """uint8 [b, H, W, C] to augmented, normalised float32 [b, C, H, W], on the images' device.
+    """Turns uint8 [b, H, W, C] into augmented, normalised float32 [b, C, H, W], on the images' device.
 
     Args:
-        recipe: what to do; mean and std must be numbers.
-        device: where the images lie.
-        channels_last: the memory format of the result: as the images lie already, or contiguous (a copy).
-        num_classes: classes of the labels, needed by mixup and cutmix; None where labels are not classes.
-        done: of "flip" and "translate", what the loader has done already.
-        reuse: on a CPU, the result lies where the one before lay: for a loop that is done with a batch when it asks for
-            the next.
+        recipe: the augmentations; mean and std must be numbers.
+        device: device of the images.
+        channels_last: memory format of the result: channels_last without a copy, or contiguous with one.
+        num_classes: number of classes, needed by mixup and cutmix; None if labels are not classes.
+        done_by_loader: of "flip" and "translate", those that the loader has done already.
+        reuse_output: on a CPU, write each result over the one before. For a loop that is done with a batch when it asks
+            for the next.
 
     Attributes:
-        random: whether training batches need keys.
-        alternating: whether they need epochs, and the keys of the first one.
+        needs_keys: True if training batches need keys.
+        needs_epochs: True if they also need epochs, and the keys of epoch 0.
 
     Raises:
-        UsageError: mean or std are not known; or classes are to be mixed, and labels are none.
+        UsageError: mean or std are unknown; or mixup or cutmix is asked for labels that are not classes.
     """
 
     def __init__(
@@ -133,44 +133,45 @@ class Augment:
         """Augments and normalises a training batch.
 
         Args:
-            images: uint8 [b, H, W, C]; left as they are.
+            images: uint8 [b, H, W, C]; not changed.
             labels: [b], or as the data set has them.
-            keys: uint64 [b], the samples' keys; None is enough where the augmentation is not `random`.
-            epochs, first: int64 [b], and uint64 [b] the samples' keys in epoch 0; for an alternating flip.
-            masked: bool [b], samples that count for nothing: nobody is mixed with them.
+            keys: uint64 [b], the samples' keys; may be None unless `needs_keys`.
+            epochs: int64 [b], for an alternating flip.
+            first_epoch_keys: uint64 [b], the samples' keys in epoch 0, for an alternating flip.
+            masked: bool [b], masked samples: no other sample is mixed with them.
 
         Returns:
-            images float32 [b, C, H, W]; and the labels, or shares of the classes, float32 [b, num_classes], where the
-            recipe mixes samples.
+            images float32 [b, C, H, W]; and the labels, or, if the recipe mixes samples, the shares of the classes,
+            float32 [b, num_classes].
         """
         if not self.needs_keys:
             return self.normalise(images), labels
         if keys is None:
             raise UsageError("augmentation needs the samples' keys", fix="Give batch.keys().")
-        done = self.draw_parameters(
+        drawn = self.draw_parameters(
             keys, (images.shape[1], images.shape[2]), epochs=epochs, first_epoch_keys=first_epoch_keys, masked=masked
         )
-        if done.flips is not None or done.shifts is not None:
-            images = flip_and_translate(images, done.flips, done.shifts)
-        if done.operations is not None and done.strengths is not None:
-            images = augment_policy.apply_operations(images, done.operations, done.strengths, self._fill)
-        if done.brightness is not None:
-            images = colour.adjust_brightness(images, done.brightness)
-        if done.contrast is not None:
-            images = colour.adjust_contrast(images, done.contrast)
-        if done.saturation is not None:
-            images = colour.adjust_saturation(images, done.saturation)
-        if done.cutout is not None:
-            images = erase(images, done.cutout, self._fill)
-        if done.erased is not None:
-            images = erase(images, done.erased, self._make_erasing_fill(images, keys))
-        if done.partner is not None and done.kept is not None and self._num_classes is not None:
-            others = images[to_device(done.partner, images.device)]
-            if done.cutmix is not None:
-                images = mix.apply_cutmix(images, others, done.cutmix)
-            if done.mixup is not None:
-                images = mix.apply_mixup(images, others, done.mixup)
-            labels = mix.mix_labels(labels, done.partner, done.kept, self._num_classes)
+        if drawn.flips is not None or drawn.shifts is not None:
+            images = flip_and_translate(images, drawn.flips, drawn.shifts)
+        if drawn.operations is not None and drawn.strengths is not None:
+            images = augment_policy.apply_operations(images, drawn.operations, drawn.strengths, self._fill)
+        if drawn.brightness is not None:
+            images = colour.adjust_brightness(images, drawn.brightness)
+        if drawn.contrast is not None:
+            images = colour.adjust_contrast(images, drawn.contrast)
+        if drawn.saturation is not None:
+            images = colour.adjust_saturation(images, drawn.saturation)
+        if drawn.cutout is not None:
+            images = erase(images, drawn.cutout, self._fill)
+        if drawn.erasing is not None:
+            images = erase(images, drawn.erasing, self._make_erasing_fill(images, keys))
+        if drawn.partner is not None and drawn.kept is not None and self._num_classes is not None:
+            others = images[to_device(drawn.partner, images.device)]
+            if drawn.cutmix is not None:
+                images = mix.apply_cutmix(images, others, drawn.cutmix)
+            if drawn.mixup is not None:
+                images = mix.apply_mixup(images, others, drawn.mixup)
+            labels = mix.mix_labels(labels, drawn.partner, drawn.kept, self._num_classes)
         return self.normalise(images), labels
 
     def draw_parameters(
@@ -182,7 +183,7 @@ class Augment:
         first_epoch_keys: UInt64 | None = None,
         masked: Bool | None = None,
     ) -> AugmentParameters:
-        """What a call with these keys does to images of `size` (height, width); arguments as of the call."""
+        """Draws the parameters of a call with the same arguments, for images of `size` (height, width)."""
         recipe, found = self._recipe, dict[str, NDArray[np.generic]]()
         if self._flip is not None:
             if self._flip == "alternating" and first_epoch_keys is None:
@@ -195,8 +196,10 @@ class Augment:
             found["shifts"] = draw_shifts(keys, self._translate)
         if recipe.policy is not None:
             rand = recipe.policy.name == "rand"
-            drawn = augment_policy.draw_rand_augment(keys, size, n=recipe.policy.n, m=recipe.policy.m) if rand else None
-            found["operations"], found["strengths"] = drawn or augment_policy.draw_trivial_augment(keys, size)
+            chosen = (
+                augment_policy.draw_rand_augment(keys, size, n=recipe.policy.n, m=recipe.policy.m) if rand else None
+            )
+            found["operations"], found["strengths"] = chosen or augment_policy.draw_trivial_augment(keys, size)
         if recipe.jitter is not None:
             streams = {"brightness": STREAM_BRIGHTNESS, "contrast": STREAM_CONTRAST, "saturation": STREAM_SATURATION}
             for name, stream in streams.items():
@@ -205,7 +208,7 @@ class Augment:
         if recipe.cutout is not None:
             found["cutout"] = augment_draws.draw_cutout_boxes(keys, recipe.cutout, size)
         if (erasing := recipe.random_erasing) is not None:
-            found["erased"] = augment_draws.draw_erasing_boxes(
+            found["erasing"] = augment_draws.draw_erasing_boxes(
                 keys, size, p=erasing.p, scale=erasing.scale, ratio=erasing.ratio
             )
         if recipe.cutmix is not None or recipe.mixup is not None:
@@ -213,9 +216,11 @@ class Augment:
         return AugmentParameters(**found)  # type: ignore[arg-type]
 
     def _draw_mixing(self, keys: UInt64, size: tuple[int, int], masked: Bool | None) -> dict[str, NDArray[np.generic]]:
+        """Draws partners and shares of cutmix and mixup."""
         recipe, partner = self._recipe, augment_draws.draw_partners(keys)
         alone = np.zeros(len(keys), bool) if masked is None else masked[partner]
-        pasted = np.full(len(keys), recipe.cutmix is not None)  # cutmix or mixup: each sample takes one of both
+        # With both in the recipe, each sample takes cutmix or mixup. A share of 1 keeps the whole sample.
+        pasted = np.full(len(keys), recipe.cutmix is not None)
         if recipe.cutmix is not None and recipe.mixup is not None:
             pasted = uniform(keys, STREAM_MIX) < 0.5
         out: dict[str, NDArray[np.generic]] = {"partner": partner}
@@ -239,9 +244,9 @@ class Augment:
         return self._fill if fill == "mean" else torch.full_like(self._fill, round(fill))
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
-        """(images - mean) / std as float32 [b, C, H, W], without augmentation: what evaluation and prediction want.
+        """Computes (images - mean) / std as float32 [b, C, H, W], without augmentation, for evaluation and prediction.
 
-        Where the recipe does not normalise, the bytes as they are.
+        If the recipe does not normalise, the result is the bytes themselves.
         """
         b, height, width, channels = images.shape
         if not self._recipe.normalise:
@@ -254,13 +259,11 @@ class Augment:
         return out if self._channels_last else out.contiguous()
 
     def _normalise_in_blocks(self, images: torch.Tensor) -> torch.Tensor:
-        """A few images at a time, so that all three operations find them in the second cache; float32 like `images`.
-
-        A row of pixels at once is six times as fast on a CPU as 3 numbers at once. Memory that is new costs a page
-        fault every 4 KiB: of 128 images of 224 x 224 that takes longer than the arithmetic.
-        """
+        """Normalises a few images at a time on a CPU, so that all three operations find them in the second cache."""
+        # Rows of pixels as one dimension are six times as fast on a CPU as 3 numbers at a time.
         b, height, width, channels = images.shape
-        if width not in self._rows:  # widths are few
+        # Widths are few: one, or some with progressive resolution.
+        if width not in self._rows:
             self._rows[width] = self._mean.repeat(width), self._inverse_std.repeat(width)
         mean, inverse_std = self._rows[width]
         out = self._allocate_output(images.numel()).view(b, height, width * channels)
@@ -271,6 +274,7 @@ class Augment:
         return out
 
     def _allocate_output(self, numbers: int) -> torch.Tensor:
+        # New memory costs a page fault every 4 KiB: for 128 images of 224 x 224, more time than the arithmetic.
         if not self._reuse_output:
             return torch.empty(numbers, dtype=torch.float32)
         if self._memory.numel() < numbers:
@@ -279,9 +283,10 @@ class Augment:
 
 
 def measure_mean_std(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(mean, std) of each channel of uint8 [n, H, W, C]; a channel without variation gets 1."""
+    """Measures (mean, std) of each channel of uint8 [n, H, W, C]; a channel without variation gets the std 1."""
     count, channels = images[..., 0].numel(), images.shape[-1]
-    total = torch.zeros(2, channels, dtype=torch.int64)  # exact; an image at a time, as int64 is 8 times its bytes
+    # Sums in int64 are exact. One image at a time, because its int64 copy is 8 times as large.
+    total = torch.zeros(2, channels, dtype=torch.int64)
     for image in images:
         values = image.reshape(-1, channels).long()
         total += torch.stack([values.sum(dim=0), values.square().sum(dim=0)]).cpu()

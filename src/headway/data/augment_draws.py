@@ -1,7 +1,7 @@
-"""Parameters of the augmentations, drawn on the host from Keys: erased boxes, factors, and who is mixed with whom.
+"""Random parameters of the device augmentations, drawn on the host from Keys: boxes, factors and mixing partners.
 
-Everything is vectorised over the batch. What is drawn for a sample depends on its key alone; only its partner depends
-on the other keys of the batch. A box is (left, top, width, height) in pixels, one without area where nothing happens.
+Everything is vectorised over the batch. A sample's parameters depend on its key alone; only its partner depends on the
+other keys of the batch. A box is (left, top, width, height) in pixels; a box without area changes nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _S32, _LOW32 = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
 def draw_factors(keys: UInt64, stream: int, spread: float) -> Float64:
-    """Uniform in [1 - spread, 1 + spread], never below 0; [k]. Of brightness, contrast and saturation."""
+    """Draws factors of a colour jitter, uniform in [1 - spread, 1 + spread] and never below 0; [k]."""
     low = max(0.0, 1.0 - spread)
     return low + uniform(keys, stream) * (1.0 + spread - low)
 
 
 def draw_cutout_boxes(keys: UInt64, side: int, size: tuple[int, int]) -> Boxes:
-    """Squares around a uniform pixel of each image, cut off at its border; int32 [k, 4].
+    """Draws squares around a uniform pixel of each image, clipped at its border; int32 [k, 4].
 
     Source: DeVries and Taylor 2017, "Improved regularization of convolutional neural networks with cutout"
     (arXiv 1708.04552).
@@ -47,12 +47,12 @@ def draw_cutout_boxes(keys: UInt64, side: int, size: tuple[int, int]) -> Boxes:
 def draw_erasing_boxes(
     keys: UInt64, size: tuple[int, int], *, p: float, scale: Range = (0.02, 0.33), ratio: Range = (0.3, 3.3)
 ) -> Boxes:
-    """The rectangles of random erasing, distributed as torchvision's; int32 [k, 4].
+    """Draws the rectangles of random erasing, distributed as in torchvision; int32 [k, 4].
 
     Args:
         keys: uint64 [k].
         size: (height, width) of the images.
-        p: probability that a sample is erased at all.
+        p: probability that a sample is erased.
         scale: smallest and largest share of the image's area.
         ratio: smallest and largest height / width.
 
@@ -60,7 +60,7 @@ def draw_erasing_boxes(
     """
     full = np.ones(len(keys))
     height, width = full * size[0], full * size[1]
-    # The roles of the sides are exchanged, since the ratio is height / width here and width / height there.
+    # The sides are swapped in this call: the ratio is height / width here and width / height there.
     box_h, box_w, fitted = draw_first_fitting(
         keys, STREAM_ERASE_SIDES, height, width, scale, ratio, ERASE_ATTEMPTS, lambda h, w, H, W: (h < H) & (w < W)
     )
@@ -73,11 +73,11 @@ def draw_erasing_boxes(
 
 
 def draw_partners(keys: UInt64) -> NDArray[np.int64]:
-    """With whom each sample of a batch is mixed: one cycle through all of them, so none is its own partner.
+    """Draws the sample that each sample of a batch is mixed with, as places in the batch; int64 [b].
 
-    The batch is put in the order of a word of each key, and each sample takes the next one. So the pairs depend on
-    which keys are in the batch, and not on where in it they lie.
+    The partners form one cycle, so no sample of a larger batch is its own partner.
     """
+    # Sorted by a random word of each key: so the pairs depend on the keys in the batch, not on their places in it.
     order = np.argsort(words(keys, STREAM_PARTNER), kind="stable")
     out = np.empty_like(order)
     out[order] = np.roll(order, -1)
@@ -85,7 +85,7 @@ def draw_partners(keys: UInt64) -> NDArray[np.int64]:
 
 
 def draw_symmetric_beta(keys: UInt64, alpha: float) -> Float64:
-    """Beta(alpha, alpha) variates, [k]; exact for every alpha above 0, and without rejection.
+    """Draws Beta(alpha, alpha) variates, [k]; exact for every alpha above 0, and without rejection.
 
     A polar form of Student's t with 2 alpha degrees of freedom, t = sqrt(2 alpha (u^(-1 / alpha) - 1)) cos(2 pi v)
     (Bailey 1994), put through the identity that 1/2 + t / (2 sqrt(2 alpha + t^2)) is Beta(alpha, alpha) (Devroye 1996,
@@ -94,18 +94,20 @@ def draw_symmetric_beta(keys: UInt64, alpha: float) -> Float64:
     if not alpha > 0:
         raise UsageError(f"a beta distribution with alpha {alpha}", fix="Give a number above 0.")
     cosine = np.cos(2 * np.pi * uniform(keys, STREAM_BETA + 1))
-    with np.errstate(over="ignore"):  # of a small alpha: infinity, which makes a 0 or a 1
-        square = np.expm1(-np.log1p(-uniform(keys, STREAM_BETA)) / alpha) * (cosine * cosine)  # t^2 / (2 alpha)
-    smaller = 0.5 / (1 + square + np.sqrt(square) * np.sqrt(1 + square))  # the identity, without its cancellation
+    # A small alpha overflows to infinity, which correctly gives a 0 or a 1. `square` is t^2 / (2 alpha).
+    with np.errstate(over="ignore"):
+        square = np.expm1(-np.log1p(-uniform(keys, STREAM_BETA)) / alpha) * (cosine * cosine)
+    # The identity, rearranged so that it does not subtract two near numbers.
+    smaller = 0.5 / (1 + square + np.sqrt(square) * np.sqrt(1 + square))
     out: Float64 = np.where(cosine < 0, smaller, 1 - smaller)
     return out
 
 
 def draw_cutmix_boxes(keys: UInt64, kept: Float64, size: tuple[int, int]) -> Boxes:
-    """The rectangles that come from the partner: a share 1 - `kept` of the area before the border cuts them off.
+    """Draws the rectangles that cutmix takes from the partner; int32 [k, 4].
 
-    Returns:
-        int32 [k, 4], of the image's shape and around a uniform pixel; `kept_share` says what is left of each image.
+    Each has the image's shape, a share 1 - `kept` of its area, and a uniform pixel as its centre. The border then clips
+    it: `compute_kept_share` returns the share that is really kept.
 
     Source: Yun et al. 2019, "CutMix" (arXiv 1905.04899).
     """
@@ -116,13 +118,13 @@ def draw_cutmix_boxes(keys: UInt64, kept: Float64, size: tuple[int, int]) -> Box
 
 
 def compute_kept_share(boxes: Boxes, size: tuple[int, int]) -> Float64:
-    """Share of each image's area that lies outside its box, [k]."""
+    """Computes the share of each image's area outside its box, [k]."""
     out: Float64 = 1 - boxes[:, 2].astype(np.int64) * boxes[:, 3] / (size[0] * size[1])
     return out
 
 
 def _draw_pixels(keys: UInt64, stream: int, size: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """(column, row) of a uniform pixel of each image, [k]."""
+    """Draws (column, row) of a uniform pixel of each image, [k]."""
     word = words(keys, stream)
     width, height = np.uint64(size[1]), np.uint64(size[0])
     return ((word >> _S32) * width >> _S32).astype(np.int64), ((word & _LOW32) * height >> _S32).astype(np.int64)
@@ -135,7 +137,7 @@ def _clip_boxes(
     height: NDArray[np.int64] | int,
     size: tuple[int, int],
 ) -> Boxes:
-    """Boxes cut off at the border of an image of `size`."""
+    """Clips boxes at the border of an image of `size`."""
     x0, y0 = np.maximum(left, 0), np.maximum(top, 0)
     x1, y1 = np.minimum(left + width, size[1]), np.minimum(top + height, size[0])
     return np.stack([x0, y0, x1 - x0, y1 - y0], axis=1).astype(np.int32)

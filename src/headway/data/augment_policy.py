@@ -1,8 +1,7 @@
-"""RandAugment and TrivialAugment: operations chosen at random for each sample, from a fixed list of 14.
+"""RandAugment and TrivialAugment: random operations for each sample, from a fixed list of 14.
 
-The operations, their strengths and the names are torchvision's. A strength is one of 31 levels; where an operation has
-two directions, each comes half of the time. What is chosen is known on the host, so samples are grouped by operation
-there, and each group is one batched call.
+Operations, strengths and names are torchvision's. A strength is one of 31 levels; an operation with two directions
+takes each of them half of the time. The host draws the operations and groups samples by them: one batched call each.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ Int64 = NDArray[np.int64]
 MOVES = ("shear_x", "shear_y", "translate_x", "translate_y", "rotate")
 BLENDS = ("brightness", "color", "contrast", "sharpness")
 OPERATIONS = ("identity", *MOVES, *BLENDS, "posterize", "solarize", "autocontrast", "equalize")
-"""Their numbers are their places here."""
+"""The number of an operation is its index here."""
 LEVELS = 31
-"""TrivialAugment draws one of these; RandAugment's `m` is one."""
+"""Number of strengths: TrivialAugment draws a level below it, RandAugment's `m` is one."""
 
 _APPLY: dict[str, Callable[[torch.Tensor, Float64], torch.Tensor]] = {
     "brightness": lambda images, strength: adjust_brightness(images, 1 + strength),
@@ -53,8 +52,8 @@ def draw_rand_augment(keys: UInt64, size: tuple[int, int], *, n: int = 2, m: int
         size: (height, width) of the images.
 
     Returns:
-        operations int64 [b, n] (numbers of OPERATIONS), and their strengths float64 [b, n] in each one's own unit:
-        a shear, pixels, degrees, a factor less 1, bits, a byte.
+        operations int64 [b, n] (numbers of OPERATIONS), and strengths float64 [b, n] in the operation's unit: a shear,
+        pixels, degrees, a factor less 1, bits, or a byte.
 
     Raises:
         UsageError: n is not 1 to 99, or m not 0 to 30.
@@ -67,7 +66,7 @@ def draw_rand_augment(keys: UInt64, size: tuple[int, int], *, n: int = 2, m: int
 
 
 def draw_trivial_augment(keys: UInt64, size: tuple[int, int]) -> tuple[Int64, Float64]:
-    """Draws one operation a sample and its level; what it gives is as `rand_augment` gives it, with n = 1.
+    """Draws one operation and its level for each sample; returns the same as `draw_rand_augment` with n = 1.
 
     Source: Müller and Hutter 2021, "TrivialAugment" (arXiv 2103.10158), the wide space.
     """
@@ -78,16 +77,19 @@ def _draw(keys: UInt64, n: int, levels: Int64, strengths: Float64) -> tuple[Int6
     operations = np.stack([integers(keys, STREAM_OPERATION + k, 0, len(OPERATIONS)) for k in range(n)], axis=1)
     negative = np.stack([words(keys, STREAM_SIGN + k) >> np.uint64(63) for k in range(n)], axis=1).astype(bool)
     drawn = strengths[operations, levels]
+    # Moves and blends have two directions; "identity" is number 0 and has none.
     signed = operations <= len(MOVES + BLENDS)
     return operations, np.where(signed & negative & (operations > 0), -drawn, drawn)
 
 
-@lru_cache(maxsize=64)  # a size for each step of a progressive resolution
+# Progressive resolution needs a table for each of its few sizes.
+@lru_cache(maxsize=64)
 def _make_strength_table(name: Literal["rand", "trivial"], size: tuple[int, int]) -> Float64:
-    """Strength of each operation (row) at each level (column)."""
+    """Makes the table of strengths: one row an operation, one column a level."""
     wide = name == "trivial"
     height, width = size
-    share = 150 / 331  # of the sides: the paper's 150 pixels of ImageNet crops of 331
+    # RandAugment's largest translation: the paper's 150 pixels of ImageNet crops of 331.
+    share = 150 / 331
     largest = {
         "shear_x": 0.99 if wide else 0.3,
         "shear_y": 0.99 if wide else 0.3,
@@ -104,18 +106,19 @@ def _make_strength_table(name: Literal["rand", "trivial"], size: tuple[int, int]
 
 
 def apply_operations(images: torch.Tensor, operations: Int64, strengths: Float64, fill: torch.Tensor) -> torch.Tensor:
-    """Applies what was drawn, one round of operations after the other.
+    """Applies drawn operations to images, one round after the other.
 
     Args:
         images: uint8 [b, H, W, C].
-        operations, strengths: [b, n].
-        fill: uint8 [C] on the images' device: what comes in from outside.
+        operations: int64 [b, n].
+        strengths: float64 [b, n].
+        fill: uint8 [C] on the images' device: colour of pixels that come in from outside.
 
     Returns:
         a new tensor.
 
     Raises:
-        UsageError: the images are not bytes.
+        UsageError: the images are not uint8.
     """
     if images.dtype != torch.uint8:
         raise UsageError(f"operations on images of {images.dtype}", fix="Apply them before normalisation, to uint8.")
@@ -126,6 +129,7 @@ def apply_operations(images: torch.Tensor, operations: Int64, strengths: Float64
 
 def _apply_round(images: torch.Tensor, operation: Int64, strength: Float64, fill: torch.Tensor) -> torch.Tensor:
     out = images.clone()
+    # All moves are affine maps, so one call of `warp` does them together.
     moved = (operation > 0) & (operation <= len(MOVES))
     groups = [("move", moved), *((name, operation == OPERATIONS.index(name)) for name in _APPLY)]
     for name, chosen in groups:
@@ -143,10 +147,10 @@ def _apply_round(images: torch.Tensor, operation: Int64, strength: Float64, fill
 
 
 def make_affine_matrices(operation: Int64, strength: Float64, size: tuple[int, int] | torch.Size) -> Float64:
-    """Affine matrices of moves, float64 [b, 6], as `warp` takes them.
+    """Makes the affine matrices of moves for `warp`, float64 [b, 6].
 
-    A shear leaves the upper left corner where it is, a rotation (counter-clockwise) the middle; a translation moves the
-    image by whole pixels, to the right and down.
+    A shear fixes the upper left corner and a rotation (counter-clockwise) the centre. A translation moves the image by
+    whole pixels, to the right and down.
     """
     out = np.tile([1.0, 0.0, 0.0, 0.0, 1.0, 0.0], (len(operation), 1))
     is_ = {name: operation == OPERATIONS.index(name) for name in MOVES}

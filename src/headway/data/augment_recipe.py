@@ -1,4 +1,4 @@
-"""The augmentation's part of a recipe; read without torch, whose import takes seconds."""
+"""The `augment` part of a recipe. Imports no torch, which would take seconds."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Byte = Annotated[float, Field(ge=0, le=255)]
 Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 HOST_AUGMENTATIONS = frozenset({"flip", "translate"})
-"""What a loader can do on the host."""
+"""Augmentations that a loader can do on the host."""
 
 
 class ErasingRecipe(Part):
-    """Random erasing: a rectangle of some samples is filled (Zhong et al. 2017, arXiv 1708.04896)."""
+    """Random erasing: fills a rectangle of some samples (Zhong et al. 2017, arXiv 1708.04896)."""
 
     p: Share = 0.25
     """Probability that a sample is erased."""
@@ -28,7 +28,7 @@ class ErasingRecipe(Part):
     ratio: tuple[Positive, Positive] = (0.3, 3.3)
     """Smallest and largest height / width."""
     fill: Literal["mean", "random"] | Byte = "mean"
-    """The channels' `mean`, `random` bytes (as in the paper), or a number in 0..255."""
+    """Fill value: the channels' `mean`, `random` bytes (as in the paper), or a number in 0..255."""
 
     @field_validator("scale", "ratio")
     @classmethod
@@ -39,14 +39,14 @@ class ErasingRecipe(Part):
 
 
 class JitterRecipe(Part):
-    """Colour jitter: factors uniform in [1 - x, 1 + x], in this order (Howard 2013, arXiv 1312.5402)."""
+    """Colour jitter: factors uniform in [1 - x, 1 + x], applied in this order (Howard 2013, arXiv 1312.5402)."""
 
     brightness: Factor = 0.0
-    """0 darkens to black, 2 is twice as bright."""
+    """Spread x of the brightness. A factor of 0 is black, 2 is twice as bright."""
     contrast: Factor = 0.0
-    """0 is the image's mean gray."""
+    """Spread x of the contrast. A factor of 0 is the image's mean gray."""
     saturation: Factor = 0.0
-    """0 is gray. Does nothing to images of one channel."""
+    """Spread x of the saturation. A factor of 0 is gray. Does nothing to images of one channel."""
 
     @model_validator(mode="after")
     def _check_not_empty(self) -> JitterRecipe:
@@ -56,29 +56,29 @@ class JitterRecipe(Part):
 
 
 class MixupRecipe(Part):
-    """Mixup: each sample is blended with another of its batch, label and all (Zhang et al. 2017, arXiv 1710.09412)."""
+    """Mixup: blends each sample and its label with another of its batch (Zhang et al. 2017, arXiv 1710.09412)."""
 
     alpha: Positive = 0.2
-    """The sample's own share is drawn from Beta(alpha, alpha): small is mostly one of both, 1 is uniform."""
+    """The own share is drawn from Beta(alpha, alpha): 1 is uniform; a small alpha mostly keeps one of the two."""
 
 
 class CutmixRecipe(Part):
-    """Cutmix: a box of each sample comes from another of its batch (Yun et al. 2019, arXiv 1905.04899)."""
+    """Cutmix: pastes a box of another sample of the batch (Yun et al. 2019, arXiv 1905.04899)."""
 
     alpha: Positive = 1.0
-    """The share of the area that stays is drawn from Beta(alpha, alpha); 1 is uniform."""
+    """The share of the area that is kept is drawn from Beta(alpha, alpha); 1 is uniform."""
 
 
 class PolicyRecipe(Part):
-    """Operations chosen at random for each sample. `policy: trivial` is short for `policy: {name: trivial}`."""
+    """Random operations for each sample. `policy: trivial` is short for `policy: {name: trivial}`."""
 
     name: Literal["trivial", "rand"]
     """`trivial`: one operation of a random strength (Müller and Hutter 2021, arXiv 2103.10158; the wide space).
     `rand`: n operations of one strength (Cubuk et al. 2019, arXiv 1909.13719)."""
     n: int = Field(default=2, ge=1, le=99)
-    """Of `rand`: operations a sample."""
+    """Operations for each sample. Used by `rand`."""
     m: int = Field(default=9, ge=0, le=30)
-    """Of `rand`: their strength, 0 to 30."""
+    """Strength of the operations, 0 to 30. Used by `rand`."""
 
     @model_validator(mode="before")
     @classmethod
@@ -98,33 +98,33 @@ class PolicyRecipe(Part):
 
 
 class AugmentRecipe(Part):
-    """Augmentation of training batches, in the order of the keys here, and the normalisation of all batches."""
+    """Augmentation of training batches, in the order of these keys, and normalisation of all batches."""
 
     where: Literal["auto", "host", "device"] = "auto"
-    """Where flip and translate are done: by the loader on the `host`, while the device is busy, or on the `device`.
-    auto: on the host of a CPU, on the device of a GPU. The pixels are the same. All else is done on the device."""
+    """Place of flip and translate: the loader does them on the `host`, while the device is busy, or the `device` does.
+    auto: the host for a CPU, the device for a GPU. The pixels are the same. The device does everything else."""
     flip: bool | Literal["random", "alternating"] = False
-    """Mirror left to right: `random` (or true) half of the samples, anew in each epoch. `alternating`: half of them in
-    the first epoch and the others in the next, so that two epochs show each sample both ways (Jordan 2024,
+    """Mirror left to right. `random` (or true): half of the samples, drawn anew in each epoch. `alternating`: half of
+    them in the first epoch and the others in the next, so two epochs show each sample both ways (Jordan 2024,
     arXiv 2404.00498)."""
     translate: int = Field(default=0, ge=0)
-    """Move each sample by up to so many pixels both ways; the border is filled by reflection."""
+    """Most pixels by which each sample is moved, both ways; reflection fills the border."""
     policy: PolicyRecipe | None = None
     """TrivialAugment or RandAugment."""
     jitter: JitterRecipe | None = None
     """Brightness, contrast and saturation."""
     cutout: int | None = Field(default=None, ge=1)
-    """Side in pixels of a square that is filled by the mean in each sample, around a random pixel, so that a part of it
-    may lie outside (DeVries and Taylor 2017, arXiv 1708.04552)."""
+    """Side in pixels of a square around a random pixel that is filled with the mean in each sample; a part of it may
+    lie outside (DeVries and Taylor 2017, arXiv 1708.04552)."""
     random_erasing: ErasingRecipe | None = None
     """Fill a random rectangle of some samples."""
     cutmix: CutmixRecipe | None = None
-    """Paste a box of another sample. With mixup too, each sample takes one of both, with probability 1/2."""
+    """Paste a box of another sample. Together with mixup, each sample takes one of them, with probability 1/2."""
     mixup: MixupRecipe | None = None
     """Blend with another sample."""
     normalise: bool = True
-    """Give the network (pixel - mean) / std. False: the bytes as they are, uint8, for a network that normalises them
-    itself, which torch.compile then does together with its first layer."""
+    """Pass (pixel - mean) / std to the network. False: pass the uint8 bytes to a network that normalises them itself,
+    so that torch.compile can fuse this with its first layer."""
     mean: Literal["auto"] | tuple[Finite, ...] = "auto"
     """Mean of each channel, in 0..255; auto: measured over the training images."""
     std: Literal["auto"] | tuple[Positive, ...] = "auto"
@@ -138,13 +138,13 @@ class AugmentRecipe(Part):
 
     @property
     def flip_mode(self) -> Literal["random", "alternating"] | None:
-        """None where nothing is mirrored."""
+        """Kind of flip; None if no sample is mirrored."""
         if isinstance(self.flip, bool):
             return "random" if self.flip else None
         return self.flip
 
     def select_host_augmentations(self, device_type: str) -> frozenset[str]:
-        """What the loader does on the host, of "flip" and "translate", for batches on a device of this type."""
+        """Selects the augmentations that the loader does on the host, for batches on a device of this type."""
         host = self.where == "host" or (self.where == "auto" and device_type == "cpu")
         asked = {"flip": self.flip_mode is not None, "translate": self.translate > 0}
         return frozenset(name for name in HOST_AUGMENTATIONS if host and asked[name])

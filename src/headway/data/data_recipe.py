@@ -1,4 +1,4 @@
-"""The input's part of a recipe; read without torch, whose import takes seconds."""
+"""The `data` part of a recipe. Imports no torch, which would take seconds."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
 class SyntheticRecipe(Part):
-    """Random images that lie on the device already: what a run would do if its input were free."""
+    """Random images that lie on the device already: they show a run's speed if its input were free."""
 
     samples: int = Field(default=50_000, ge=1)
-    """Size of the pretended data set: makes the length of an epoch."""
+    """Size of the pretended data set, which gives the length of an epoch."""
     classes: int = Field(default=10, ge=2)
     size: tuple[Side, Side] = (32, 32)
     """(height, width)"""
@@ -36,24 +36,24 @@ class SyntheticRecipe(Part):
 
 
 class CropRecipe(Part):
-    """Which box of an image is resized to `size`. `crop: random` is short for `crop: {name: random}`."""
+    """The box of an image that is resized to `size`. `crop: random` is short for `crop: {name: random}`."""
 
     name: Literal["center", "random"] = "center"
-    """`center`: the largest centred box of the size's shape. `random`: a box of random area and shape, as torchvision's
-    RandomResizedCrop (Szegedy et al. 2015, arXiv 1409.4842); evaluation takes the centre then too."""
+    """`center`: the largest centred box with the shape of `size`. `random`: a box of random area and shape, like
+    torchvision's RandomResizedCrop (Szegedy et al. 2015, arXiv 1409.4842); evaluation still takes the centre."""
     share: float = Field(default=1.0, gt=0, le=1)
-    """Of the centred box that is taken, each side: 0.875 is the usual 224 pixels of 256."""
+    """Share of each side of the centred box: 0.875 is the usual 224 pixels of 256."""
     scale: tuple[Share, Share] = (0.08, 1.0)
-    """Of `random`: smallest and largest share of the image's area."""
+    """Smallest and largest share of the image's area. Used by `random`."""
     ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
-    """Of `random`: smallest and largest width / height."""
+    """Smallest and largest width / height. Used by `random`."""
 
     @property
     def is_random(self) -> bool:
         return self.name == "random"
 
     def to_center(self) -> CropRecipe:
-        """What evaluation takes."""
+        """Returns the centre crop that evaluation uses."""
         return CropRecipe(share=self.share)
 
     @model_validator(mode="before")
@@ -77,51 +77,50 @@ class CropRecipe(Part):
 
 
 class DataRecipe(Part):
-    """Where samples come from. `data: synthetic` is short for `data: {train: synthetic}`."""
+    """The data sets and their loading. `data: synthetic` is short for `data: {train: synthetic}`."""
 
     train: str
-    """A packed folder, relative to the recipe, or whatever else `headway.open` opens, also at a remote address; or
-    `synthetic`."""
+    """Training set: a packed folder, relative to the recipe; anything else that `headway.open` opens, local or remote;
+    or `synthetic`."""
     eval: str | None = None
-    """The same, with the same classes."""
+    """Evaluation set, with the same classes."""
     synthetic: SyntheticRecipe | None = None
-    """Of `train: synthetic`."""
+    """Sizes of the random data. Used by `train: synthetic`."""
     size: int | tuple[int, int] | None = None
-    """Side of the square, or (height, width), that images are brought to. Unset: their own size, where they share
-    one."""
+    """Side, or (height, width), that images are resized to. Unset: their own size, if they share one."""
     crop: CropRecipe = CropRecipe()
-    """Which part of a training image is resized."""
+    """Part of a training image that is resized."""
     progressive: ProgressiveRecipe | None = None
     """Train with smaller images first."""
     scaled: bool = False
-    """Decode a JPEG at 1/2, 1/4 or 1/8 where the crop is that much larger than `size`: faster for large photographs,
-    with pixels that differ a little."""
+    """Decode a JPEG at 1/2, 1/4 or 1/8 if the crop is that much larger than `size`: faster for large photographs, with
+    slightly different pixels."""
     decoder: Literal["auto", "native", "pillow"] = "auto"
-    """What decodes JPEGs; auto: the native core where it is built. They differ by 1 in a pixel at most."""
+    """Decoder of JPEGs; auto: the native core if it is built. They differ by at most 1 in a pixel."""
     cache: CacheMode = "auto"
-    """Where the samples are kept while training: decoded on the `device` or in `memory`; bytes that lie elsewhere on
-    the local `disk`; or nowhere. auto: by size; the run says which and why."""
+    """Storage of the samples during training: decoded on the `device` or in `memory`; remote bytes on the local `disk`;
+    or `none`. auto: chosen by size; the run says which and why."""
     cache_folder: str | None = None
-    """Of `disk`; unset: headway in the user's cache folder."""
+    """Folder of the `disk` cache; unset: headway in the user's cache folder."""
     cache_gb: float = Field(default=50.0, gt=0, allow_inf_nan=False)
-    """Most that `disk` keeps, in units of 10^9 bytes."""
+    """Largest size of the `disk` cache, in units of 10^9 bytes."""
     channels: Literal[1, 3] | None = None
-    """Unset: 1 where all training images are gray, else 3."""
+    """Channels of the images. Unset: 1 if all training images are gray, else 3."""
     threads: int | None = Field(default=None, ge=1)
     """Decoding threads; unset: one fewer than this rank's share of the usable cores, at least one."""
     pin: bool = False
-    """Each decoding thread keeps to one CPU; for many cores that are this process's alone. Of the native core."""
+    """Bind each decoding thread of the native core to one CPU. Helps on many cores that this process has to itself."""
     prefetch_batches: int = Field(default=3, ge=1)
-    """Batches decoded ahead of need."""
+    """Batches that are decoded ahead of need."""
     window: int | None = Field(default=None, ge=1)
-    """Samples that are shuffled together; unset: all. Smaller suits disks that cannot seek."""
+    """Samples that are shuffled together; unset: all. Set fewer for disks that seek slowly."""
     on_bad: OnBad = "substitute"
     """A damaged record is `substitute`d by the next good one, `mask`ed out of loss and metrics, or `stop`s the run."""
     max_bad_share: float = Field(default=0.01, ge=0, le=1)
-    """The run stops at a logging step once more than this share of the data set was found damaged; an evaluation, once
-    more than this share of its set was."""
+    """Largest damaged share of a data set. Beyond it, training stops at the next logging step, and an evaluation
+    stops."""
     verify: VerifyMode = "first"
-    """When a record's checksum is looked at: at its `first` touch by a process, `always`, or `never`."""
+    """When a record's checksum is compared: at its `first` read by a process, `always`, or `never`."""
 
     @model_validator(mode="before")
     @classmethod

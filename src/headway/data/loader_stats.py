@@ -1,51 +1,51 @@
-"""What a Loader measured of itself: where the time of its thread went, and how long the consumer waited."""
+"""Measurements of a Loader: the time of its thread by stage, and the consumer's waiting time."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from headway.data.reference import DecodeStats as CoreStats
+from headway.data.reference import DecodeStats
 
 STAGES = ("order", "read", "decode", "labels")
-"""Of the loader's thread, in order: which samples and what of them; where their bytes lie (or fetching them); pixels;
-labels. What is left of its time it waits for a free slot: the consumer is slower then."""
+"""Stages of the loader's thread, in order: samples and random parameters; finding or fetching records; pixels; labels.
+For the rest of its time it waits for a free slot, because the consumer is slower."""
 
 
 @final
 @dataclass(frozen=True, slots=True, repr=False)
 class LoaderStats:
-    """Sums over all iterations of a Loader so far. Copies do not change."""
+    """Sums over all iterations of a Loader so far, at the time of the call."""
 
     images: int
-    """That the consumer was given."""
+    """Images that the consumer received."""
     batches: int
     timed_images: int
-    """Those of all batches but the first of each iteration, which has to be waited for."""
+    """Images of all batches but the first of each iteration, which always has to be waited for."""
     seconds: float
-    """From when these batches were asked for until the next one was."""
+    """Time between requests for the timed batches and the requests for those after them."""
     wait_s: float
-    """Of these seconds the consumer waited so long for batches."""
+    """Part of `seconds` in which the consumer waited for batches."""
     occupancy: float
-    """Batches that were ready when one was asked for, in the mean; at most `prefetch_batches`."""
+    """Mean number of batches that were ready when one was asked for; at most `prefetch_batches`."""
     prefetch_batches: int
     stage_s: dict[str, float]
     """Seconds of the loader's thread by stage; see STAGES."""
     stage_images: int
-    """Images that these took, more than `images` by what lies in the ring."""
-    cores: CoreStats
-    """What the decoding threads did in the batches that were timed."""
+    """Images that `stage_s` covers: more than `images` by those in the ring."""
+    cores: DecodeStats
+    """Costs of the decoding threads in the timed batches."""
     record_bytes: int
     """Size of the records of all images."""
     threads: int
     backend: str
     """`native` or `pillow`."""
     tier: str
-    """Where the bytes are kept, and why there."""
+    """Name of the tier, and the reason for it."""
 
     @property
     def images_s(self) -> float:
-        """Images a second, the first batch left out."""
+        """Images a second, without the first batch."""
         return self.timed_images / self.seconds if self.seconds else 0.0
 
     @property
@@ -60,7 +60,7 @@ class LoaderStats:
 
     @property
     def thread_images_s(self) -> dict[str, float]:
-        """Images a second of one decoding thread, if it did nothing but one part of its work."""
+        """Images a second of one decoding thread that did only one part of its work."""
         parts = {"check": self.cores.check_s, "decode": self.cores.decode_s, "resample": self.cores.resample_s}
         return {name: self.cores.images / spent for name, spent in parts.items() if spent}
 
@@ -73,22 +73,25 @@ class LoaderStats:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """What a report shows."""
+        """Returns the values that a report shows."""
         names = ("images", "images_s", "waiting_share", "occupancy", "ahead", "stage_images_s", "thread_images_s")
         more = ("record_bytes", "threads", "backend", "tier")
-        return {name: getattr(self, name) for name in (*names, *more)}
+        # `ahead` is the name of the ring's size in run folders, whose format does not change.
+        return {name: getattr(self, {"ahead": "prefetch_batches"}.get(name, name)) for name in (*names, *more)}
 
 
 @final
 @dataclass(slots=True)
 class LoaderTally:
-    """What the threads of a Loader add to; the producer writes the first part, the consumer the second."""
+    """Running sums of a Loader. Each field has one writer, so the threads need no lock."""
 
+    # Written by the producer.
     stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
     stage_images: int = 0
     record_bytes: int = 0
-    cores: CoreStats = field(default_factory=CoreStats)
+    cores: DecodeStats = field(default_factory=DecodeStats)
 
+    # Written by the consumer.
     images: int = 0
     batches: int = 0
     timed_images: int = 0

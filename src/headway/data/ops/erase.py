@@ -1,4 +1,4 @@
-"""Cutout and random erasing: a box of each sample is filled. A box is (left, top, width, height) in pixels."""
+"""Cutout and random erasing fill a box of each sample. A box is (left, top, width, height) in pixels."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def erase(images: torch.Tensor, boxes: Boxes, fill: torch.Tensor) -> torch.Tenso
 
     Args:
         images: [b, H, W, C], any type.
-        boxes: int32 [b, 4]; one without area fills nothing.
-        fill: of the type of `images` and on its device: [C], or [b, H, W, C] as `noise` gives it.
+        boxes: int32 [b, 4]; a box without area fills nothing.
+        fill: same type and device as `images`: [C], or [b, H, W, C] from `make_noise`.
     """
     b, height, width, channels = images.shape
     rows = fill.repeat(width) if fill.ndim == 1 else fill.reshape(b, height, width * channels)
@@ -28,10 +28,8 @@ def erase(images: torch.Tensor, boxes: Boxes, fill: torch.Tensor) -> torch.Tenso
 
 
 def mark_inside(images: torch.Tensor, boxes: Boxes) -> torch.Tensor:
-    """Whether each number lies in its sample's box: bool [b, H, W * C].
-
-    Pixels and channels are one dimension: a mask that is spread over 3 channels takes three times as long on a CPU.
-    """
+    """Marks the numbers that lie in their sample's box: bool [b, H, W * C]."""
+    # Pixels and channels are one dimension: a mask broadcast over 3 channels takes three times as long on a CPU.
     _, height, width, channels = images.shape
     left, top, box_width, box_height = to_device(boxes, images.device)[:, :, None].unbind(1)
     x = torch.arange(width * channels, dtype=torch.int32, device=images.device) // channels
@@ -41,10 +39,7 @@ def mark_inside(images: torch.Tensor, boxes: Boxes) -> torch.Tensor:
 
 
 def make_noise(images: torch.Tensor, keys: UInt64) -> torch.Tensor:
-    """Independent uniform bytes of the shape, type and device of `images`, from the samples' keys (uint64 [b]).
-
-    A word for each pixel: a 32-bit mixing function (two multiplications, three shifts) of the pixel's number and the
-    key; its bytes are the channels.
+    """Makes independent uniform bytes with the shape, type and device of `images`, from the samples' keys (uint64 [b]).
 
     Raises:
         UsageError: the images have more than 4 channels.
@@ -52,6 +47,7 @@ def make_noise(images: torch.Tensor, keys: UInt64) -> torch.Tensor:
     _, height, width, channels = images.shape
     if channels > MOST_CHANNELS:
         raise UsageError(f"random bytes for images of {channels} channels", fix="Fill with the mean or a number.")
+    # One 32-bit word a pixel, mixed from the pixel's number and the key; its bytes are the channels.
     seed = to_device((words(keys, STREAM_ERASE_NOISE) >> 32).astype("uint32").view("int32"), images.device)
     pixel = torch.arange(height * width, dtype=torch.int32, device=images.device)
     word = pixel * _to_signed(GOLDEN >> 32 | 1) + seed[:, None]
@@ -62,7 +58,7 @@ def make_noise(images: torch.Tensor, keys: UInt64) -> torch.Tensor:
 
 
 def _shift_right(word: torch.Tensor, by: int) -> torch.Tensor:
-    """A shift to the right that brings in zeros; torch's brings in the sign."""
+    """Shifts to the right and brings in zeros; torch's own shift brings in the sign."""
     return (word >> by) & ((1 << (32 - by)) - 1)
 
 

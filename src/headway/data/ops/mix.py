@@ -1,4 +1,4 @@
-"""Mixup and cutmix: each sample takes something of a partner in the batch, and as much of its label."""
+"""Mixup and cutmix: each sample takes a share of a partner's pixels and the same share of its label."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from headway.data.upload import to_device
 
 
 def apply_mixup(images: torch.Tensor, others: torch.Tensor, kept: Float64) -> torch.Tensor:
-    """kept x image + (1 - kept) x other, as float32.
+    """Blends images with others: kept x image + (1 - kept) x other, as float32.
 
     Args:
-        images, others: [b, ...], bytes or floats.
-        kept: [b]; a sample with 1 stays as it is.
+        images: [b, ...], bytes or floats.
+        others: the partners' images, of the same shape.
+        kept: [b], share of the own image; 1 keeps it unchanged.
 
     Source: Zhang et al. 2017, "mixup: beyond empirical risk minimization" (arXiv 1710.09412).
     """
@@ -26,7 +27,7 @@ def apply_mixup(images: torch.Tensor, others: torch.Tensor, kept: Float64) -> to
 
 
 def apply_cutmix(images: torch.Tensor, others: torch.Tensor, boxes: Boxes) -> torch.Tensor:
-    """A box of each sample comes from the other image; boxes int32 [b, 4] (left, top, width, height).
+    """Pastes a box of the other image into each image; boxes int32 [b, 4] (left, top, width, height).
 
     Source: Yun et al. 2019, "CutMix" (arXiv 1905.04899).
     """
@@ -34,12 +35,13 @@ def apply_cutmix(images: torch.Tensor, others: torch.Tensor, boxes: Boxes) -> to
 
 
 def mix_labels(labels: torch.Tensor, partner: NDArray[np.int64], kept: Float64, num_classes: int) -> torch.Tensor:
-    """Shares of the classes, float32 [b, num_classes]: `kept` of the own, the rest of the partner's.
+    """Mixes labels to shares of the classes, float32 [b, num_classes]: `kept` of the own, the rest of the partner's.
 
     Args:
         labels: int64 [b].
         partner: int64 [b], places in the batch.
-        kept: [b].
+        kept: [b], share of the own label.
+        num_classes: number of classes.
     """
     shares = to_device(np.stack([kept, 1 - kept], axis=1).astype(np.float32), labels.device)
     both = torch.stack([labels, labels[to_device(partner, labels.device)]], dim=1)
