@@ -15,7 +15,7 @@ from headway.core.errors import RecipeError
 from headway.core.recipe import load
 from headway.core.recipe_text import given as text_with
 from headway.core.recipe_yaml import Writer, parse, put
-from headway.train.recipe import TrainRecipe
+from headway.setup.recipe import TrainRecipe
 
 START = "model: {factory: 'headway.model:small_net'}\n"
 RECIPE = (

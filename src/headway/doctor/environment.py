@@ -35,9 +35,9 @@ from headway.data.tiers.choice import Near
 from headway.data.tiers.opened import RemoteShards
 from headway.doctor.page_cache import mount_of
 from headway.doctor.storage import Place, place_of
-from headway.train.dry_run_page import size
-from headway.train.inputs import TIER_PHRASES, describe_decoding
-from headway.train.recipe import TrainRecipe
+from headway.report.dry_run_page import size
+from headway.setup.inputs import TIER_PHRASES, describe_decoding
+from headway.setup.recipe import TrainRecipe
 
 Found = Iterator[Finding]
 

@@ -13,10 +13,10 @@ from headway.core.errors import UsageError
 from headway.core.launched import launched
 from headway.core.recipe import load
 from headway.core.run import GO_ON, Run
+from headway.launch.hosts import hosts_of, shared
+from headway.launch.launcher import launch
+from headway.setup.recipe import TrainRecipe
 from headway.train import runs
-from headway.train.hosts import hosts_of, shared
-from headway.train.launch import launch
-from headway.train.recipe import TrainRecipe
 
 
 def train(

@@ -25,8 +25,8 @@ from headway.data.formats.source import is_image
 from headway.data.host_transform import HostTransform
 from headway.data.records import Records
 from headway.data.reference import FORMATS
+from headway.setup.build import Setup
 from headway.train.evaluate import outputs_of
-from headway.train.setup import Setup
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:

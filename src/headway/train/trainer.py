@@ -12,27 +12,27 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import torch
 
+from headway.checkpoint.background_saver import Saver
+from headway.checkpoint.checkpoints import Checkpoint, Checkpoints, restore, state_of
+from headway.checkpoint.compatibility import expect_position, expect_same_data, expect_scalars
 from headway.comm.reducer import Verdict
 from headway.core.clock import Clock
 from headway.core.errors import CommunicationError, Lost, UsageError
 from headway.core.run import Run
 from headway.data.batch import Batch
 from headway.data.upload import to_device
-from headway.observe.value_reads import ValueReads
+from headway.launch.handover import State
+from headway.launch.ranks import Ranks
+from headway.observe.host_syncs import ValueReads
 from headway.optim import gradient_noise, set_lr
+from headway.setup.build import Setup
+from headway.setup.prepare import divided, prepared
+from headway.setup.task import better, reaches
 from headway.train.averages import Averages
-from headway.train.checkpoint import Checkpoint, Checkpoints, restore, state_of
-from headway.train.elastic import Ranks
 from headway.train.evaluate import Evaluation, evaluate
-from headway.train.fitting import expect_position, expect_same_data, expect_scalars
-from headway.train.handover import State
-from headway.train.ledger import Ledger
-from headway.train.past import Past, identity
-from headway.train.prepare import divided, prepared
-from headway.train.saver import Saver
-from headway.train.setup import Setup
-from headway.train.stops import stopped
-from headway.train.task import better, reaches
+from headway.train.leftovers import Past, identity
+from headway.train.metrics import Ledger
+from headway.train.nonfinite import stopped
 
 
 class Display(Protocol):
