@@ -93,7 +93,7 @@ def test_trained_weights_need_no_native_core(folder: Path, tmp_path: Path) -> No
     shutil.rmtree(run / "checkpoints/step-00000006")
     said = finished("train", "--resume", run, env=without)
     assert said.status == 2
-    assert "The native core is not there. Leave HEADWAY_NATIVE unset" in said.err
+    assert "the native core is not available. Leave HEADWAY_NATIVE unset" in said.err
 
 
 WRONG = {

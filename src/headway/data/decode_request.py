@@ -53,8 +53,7 @@ class GatherRequest:
         shifts: int [k, 2], pixels that each image moves (down, right) after the flip; the border is filled by
             reflection. None: no image moves.
         flips: bool [k], images to mirror left to right; None: none.
-        crc: uint32 [k], expected crc32c of each record; None: no checksum is compared.
-        check: bool [k], records whose checksum is compared; None: all.
+        crc, check: as in `DecodeRequest`.
     """
 
     records: Records
