@@ -379,14 +379,14 @@ def test_what_is_frozen_late_is_trained_until_then(folder: Path, tmp_path: Path)
 def test_views_are_windows_of_the_padded_image(layout: torch.memory_format, shift: int) -> None:
     images = torch.randn(2, 3, 6, 7).contiguous(memory_format=layout)
     padded = torch.nn.functional.pad(images, (shift,) * 4, "reflect")
-    found = list(views(images, flip=True, shifts=shift))
+    found = list(views(images, flip=True, shift=shift))
     up, down = padded[:, :, 2 * shift :, 2 * shift :], padded[:, :, : -2 * shift, : -2 * shift]
     expected = [one for view in (images, up, down) for one in (view, view.flip(3))]
     assert [weight for weight, _ in found] == [0.25, 0.25, 0.125, 0.125, 0.125, 0.125]
     for (_, view), one in zip(found, expected, strict=True):
         assert torch.equal(view, one)
         assert view.is_contiguous(memory_format=layout)
-    whole = list(views((images * 10).byte(), flip=False, shifts=shift))
+    whole = list(views((images * 10).byte(), flip=False, shift=shift))
     assert [(weight, view.dtype) for weight, view in whole] == [(share, torch.uint8) for share in (0.5, 0.25, 0.25)]
     assert [weight for weight, _ in views(images, flip=False, shift=0)] == [1]
     assert [weight for weight, _ in views(images, flip=True, shift=0)] == [0.5, 0.5]
