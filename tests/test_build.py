@@ -31,7 +31,7 @@ buffer = io.BytesIO()
 Image.new("RGB", (40, 30), (200, 100, 50)).save(buffer, "JPEG", progressive=True)
 decoder, out = build_decoder(2), np.zeros((3, 8, 8, 3), np.uint8)
 build_decoder(1).close()
-records, boxes = Records.of([buffer.getvalue()] * 3), np.array([[0, 0, 40, 30]] * 3, np.float32)
+records, boxes = Records.from_buffers([buffer.getvalue()] * 3), np.array([[0, 0, 40, 30]] * 3, np.float32)
 assert not decoder.decode(DecodeRequest(records, boxes, out)).any()
 assert np.abs(out.astype(int) - (200, 100, 50)).max() <= 2
 decoder.close()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests._support import headway, records
 
-from headway.core.recipe import load
+from headway.core.recipe import read_recipe
 from headway.data.pack import pack
 from headway.data.resolution import compute_size
 from headway.report.dry_run_page import page
@@ -43,7 +43,7 @@ def built(path: Path) -> DryRun:
 
 
 def read(name: str) -> TrainRecipe:
-    return load(ROOT / "recipes" / f"{name}.yaml", (), TrainRecipe).recipe
+    return read_recipe(ROOT / "recipes" / f"{name}.yaml", (), TrainRecipe).recipe
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_the_reference_points_of_mlperf(name: str) -> None:
     recipe = read(name)
     optimizer, schedule = recipe.optimizer, recipe.schedule
     assert (recipe.batch, optimizer.lr, schedule.warmup_epochs, optimizer.momentum) == (batch, lr, warmup, momentum)
-    assert (optimizer.name, optimizer.weight_decay, optimizer.eta, optimizer.eps) == ("lars", decay, 0.001, 0)
-    assert (optimizer.lr_place, optimizer.no_decay, optimizer.clip) == ("inside", True, False)
+    assert (optimizer.name, optimizer.weight_decay, optimizer.trust, optimizer.eps) == ("lars", decay, 0.001, 0)
+    assert (optimizer.lr_in_momentum, optimizer.no_decay, optimizer.clip) == (True, True, False)
     assert [group.weight_decay for group in optimizer.groups] == [decay, None], "the last layer's bias alone decays"
     assert recipe.model.batch_norm is not None
     assert recipe.model.batch_norm.ghost == span

@@ -19,7 +19,7 @@ TESTS = (
         "observe/test_nvml.py",
         "observe/test_host_syncs.py",
         "watch/test_watch_torch.py",
-        "optim/test_layerwise.py",
+        "optim/test_fused_optimizer.py",
         "optim/test_optimizer.py",
     ),
     (

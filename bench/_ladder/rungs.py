@@ -12,7 +12,7 @@ import yaml
 from bench._arms import Comparison
 from bench._common import Claim, median
 from bench._ladder.contestants import BATCH, train, tutorial
-from headway.core.cores import default_threads
+from headway.core.cpu_count import choose_thread_count
 
 LARGE = 1024
 COMPILE, LAST, LAST_COMPILED = "compile", "batch", "batch, compiled"
@@ -59,7 +59,7 @@ def rungs(device_type: str, precisions: Sequence[str], packed: Path) -> tuple[Ru
         precisions: that the device has units for.
         packed: the same images, by `headway pack`.
     """
-    threads = f"{default_threads()} decoding thread{'s'[: default_threads() > 1]}"
+    threads = f"{choose_thread_count()} decoding thread{'s'[: choose_thread_count() > 1]}"
     cache, graphs = ("device", "graphs") if device_type == "cuda" else ("memory", "true")
     bf16 = Rung("bf16", "precision: bf16", ("precision=bf16",))
     return (

@@ -84,7 +84,7 @@ def decode(data: bytes, region: Region, pool: native.NativePool, channels: int =
     x0, y0, x1, y1 = region
     out = np.full((1, y1 - y0, x1 - x0, channels), 7, np.uint8)
     box = np.array([[x0, y0, x1 - x0, y1 - y0]], np.float32)
-    return int(pool.decode(DecodeRequest(Records.of([data]), box, out))[0]), out[0]
+    return int(pool.decode(DecodeRequest(Records.from_buffers([data]), box, out))[0]), out[0]
 
 
 @st.composite

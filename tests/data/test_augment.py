@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from tests._waits import counted
 
 from headway.core.errors import UsageError
-from headway.core.keys import UInt64, keys, uniform
+from headway.core.random_keys import UInt64, draw_uniform, make_keys
 from headway.data import augment_draws, augment_policy
 from headway.data.augment import Augment, measure_mean_std
 from headway.data.augment_recipe import AugmentRecipe
@@ -61,7 +61,7 @@ def augment_of(options: dict[str, Any], channels: int = 3, device: str = "cpu", 
 def given_for(b: int, epoch: int = 3) -> tuple[UInt64, dict[str, Any]]:
     """The keys of a batch, and what an alternating flip needs besides."""
     samples = np.arange(b)
-    return keys(9, epoch, samples), {"epochs": np.full(b, epoch), "first_epoch_keys": keys(9, 0, samples)}
+    return make_keys(9, epoch, samples), {"epochs": np.full(b, epoch), "first_epoch_keys": make_keys(9, 0, samples)}
 
 
 def called(augment: Augment, images: torch.Tensor, epoch: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -146,7 +146,7 @@ def by_hand(images: torch.Tensor, labels: torch.Tensor, epoch: int) -> tuple[tor
     images = colour.adjust_saturation(images, augment_draws.draw_factors(key, STREAM_SATURATION, 0.5))
     images = erase(images, augment_draws.draw_cutout_boxes(key, 3, size), fill)
     images = erase(images, augment_draws.draw_erasing_boxes(key, size, p=0.7), make_noise(images, key))
-    pasted, partner = uniform(key, STREAM_MIX) < 0.5, augment_draws.draw_partners(key)
+    pasted, partner = draw_uniform(key, STREAM_MIX) < 0.5, augment_draws.draw_partners(key)
     boxes = augment_draws.draw_cutmix_boxes(key, np.where(pasted, augment_draws.draw_symmetric_beta(key, 0.7), 1), size)
     kept = np.where(pasted, 1, augment_draws.draw_symmetric_beta(key, 0.2))
     others = images[torch.from_numpy(partner)]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
-from headway.core.keys import keys, words
+from headway.core.random_keys import draw_words, make_keys
 from headway.data.augment_draws import (
     compute_kept_share,
     draw_cutmix_boxes,
@@ -26,7 +26,7 @@ quick = settings(deadline=None, max_examples=60)
 seeds = st.integers(0, 2**32)
 sizes = st.tuples(st.integers(1, 300), st.integers(1, 300))
 COUNT = 20_000
-KEYS = keys(11, 0, np.arange(COUNT))
+KEYS = make_keys(11, 0, np.arange(COUNT))
 
 
 @pytest.mark.parametrize("alpha", [0.01, 0.2, 0.5, 1.0, 1.5, 8.0, 300.0])
@@ -56,7 +56,7 @@ def test_factors_are_uniform_around_1_and_never_negative(spread: float, low: flo
 @given(size=sizes, side=st.integers(1, 400), seed=seeds)
 def test_a_cutout_is_a_square_around_a_pixel_cut_off_at_the_border(size: tuple[int, int], side: int, seed: int) -> None:
     height, width = size
-    left, top, w, h = draw_cutout_boxes(keys(seed, 0, np.arange(50)), side, size).T
+    left, top, w, h = draw_cutout_boxes(make_keys(seed, 0, np.arange(50)), side, size).T
     assert (left >= 0).all()
     assert (top >= 0).all()
     assert (left + w <= width).all()
@@ -72,9 +72,9 @@ def test_a_cutout_is_a_square_around_a_pixel_cut_off_at_the_border(size: tuple[i
 @given(size=st.tuples(st.integers(1, 2**20), st.integers(1, 2**20)), seed=seeds)
 def test_a_pixel_is_drawn_by_the_two_halves_of_a_word(size: tuple[int, int], seed: int) -> None:
     """In whole numbers: half * side / 2^32."""
-    key = keys(seed, 0, np.arange(50))
+    key = make_keys(seed, 0, np.arange(50))
     left, top, _, _ = draw_cutout_boxes(key, 1, size).T
-    drawn = [int(word) for word in words(key, STREAM_CUTOUT)]
+    drawn = [int(word) for word in draw_words(key, STREAM_CUTOUT)]
     assert left.tolist() == [(word >> 32) * size[1] >> 32 for word in drawn]
     assert top.tolist() == [(word % 2**32) * size[0] >> 32 for word in drawn]
 
@@ -117,7 +117,7 @@ def test_an_image_too_small_to_erase_stays() -> None:
 @quick
 @given(b=st.integers(1, 60), seed=seeds, data=st.data())
 def test_partners_are_one_cycle_that_depends_on_the_keys_alone(b: int, seed: int, data: st.DataObject) -> None:
-    key = keys(seed, 0, np.arange(b))
+    key = make_keys(seed, 0, np.arange(b))
     partner = draw_partners(key)
     place, seen = 0, set()
     for _ in range(b):
@@ -132,7 +132,7 @@ def test_partners_are_one_cycle_that_depends_on_the_keys_alone(b: int, seed: int
 @quick
 @given(size=sizes, seed=seeds)
 def test_a_cutmix_box_lies_inside_and_its_share_is_the_true_one(size: tuple[int, int], seed: int) -> None:
-    key = keys(seed, 0, np.arange(40))
+    key = make_keys(seed, 0, np.arange(40))
     share = draw_symmetric_beta(key, 1.0)
     boxes = draw_cutmix_boxes(key, share, size)
     left, top, w, h = boxes.T
@@ -157,7 +157,7 @@ def test_the_middle_of_a_cutmix_box_is_a_uniform_pixel() -> None:
 @quick
 @given(seed=seeds, data=st.data())
 def test_what_is_drawn_for_a_sample_depends_on_its_key_alone(seed: int, data: st.DataObject) -> None:
-    key = keys(seed, 2, np.arange(30))
+    key = make_keys(seed, 2, np.arange(30))
     order = np.array(data.draw(st.permutations(range(30))))[: data.draw(st.integers(1, 30))]
     share = draw_symmetric_beta(key, 0.4)
     for draw in (

@@ -12,7 +12,7 @@ from PIL import Image, ImageOps
 from tests._waits import counted
 
 from headway.core.errors import UsageError
-from headway.core.keys import keys
+from headway.core.random_keys import make_keys
 from headway.data.augment_policy import (
     OPERATIONS,
     apply_operations,
@@ -24,7 +24,7 @@ from headway.data.ops.colour import adjust_brightness, adjust_contrast, adjust_s
 
 quick = settings(deadline=None, max_examples=40)
 COUNT = 28_000
-KEYS = keys(21, 0, np.arange(COUNT))
+KEYS = make_keys(21, 0, np.arange(COUNT))
 FILL = (7, 90, 201)
 
 
@@ -81,7 +81,7 @@ def alone(image: torch.Tensor, name: str, strength: float) -> np.ndarray:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_every_sample_gets_its_operations_in_their_order(seed: int) -> None:
-    images, key = some(60, 12, 17, seed=seed), keys(seed, 0, np.arange(60))
+    images, key = some(60, 12, 17, seed=seed), make_keys(seed, 0, np.arange(60))
     operations, strengths = draw_rand_augment(key, (12, 17), n=3, m=17)
     before = images.clone()
     out = apply_operations(images, operations, strengths, fill_of(images))
@@ -99,7 +99,7 @@ def test_every_sample_gets_its_operations_in_their_order(seed: int) -> None:
     size=st.tuples(st.integers(1, 20), st.integers(1, 20)), channels=st.sampled_from([1, 3]), seed=st.integers(0, 2**32)
 )
 def test_any_size_is_served_and_samples_do_not_touch(size: tuple[int, int], channels: int, seed: int) -> None:
-    images, key = some(20, *size, channels, seed), keys(seed, 0, np.arange(20))
+    images, key = some(20, *size, channels, seed), make_keys(seed, 0, np.arange(20))
     drawn = draw_trivial_augment(key, size)
     whole = apply_operations(images, *drawn, fill_of(images))
     assert whole.shape == images.shape

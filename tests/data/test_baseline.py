@@ -34,7 +34,7 @@ def cut(data: bytes, region: Region, by: NativeDecoder, scaled: int = 1) -> tupl
     x0, y0, x1, y1 = region
     out = np.full((1, (y1 - y0) // scaled, (x1 - x0) // scaled, 3), 7, np.uint8)
     box, stats = np.array([[x0, y0, x1 - x0, y1 - y0]], np.float32), native.NativeStats()
-    status = by._pool.decode(DecodeRequest(Records.of([data]), box, out, scaled=scaled > 1), stats)
+    status = by._pool.decode(DecodeRequest(Records.from_buffers([data]), box, out, scaled=scaled > 1), stats)
     return int(status[0]), out[0], stats.direct
 
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from tests._support import packed_digits
 
 from headway.core.errors import UsageError
-from headway.data import dataset
+from headway.data import opening
 from headway.data.batch_plan import BatchGrowthRecipe, BatchPlan
 from headway.data.data_recipe import SyntheticRecipe
 from headway.data.loader import Loader
@@ -117,7 +117,7 @@ PLAN = BatchPlan(7, BatchGrowthRecipe(milestones_epochs=(0.5, 1.2), factor=3), e
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 def test_the_loader_serves_every_position_once_whatever_the_world(tmp_path: Path, world: int) -> None:
     """And goes on from any step of the plan as if it had never stopped."""
-    pack = dataset.open(packed_digits(tmp_path, per_class=6, split=0.0))
+    pack = opening.open(packed_digits(tmp_path, per_class=6, split=0.0))
     steps = PLAN.count_steps(0, 300)
     stop = PLAN.find_position(steps)
     order = Order(60, 3)

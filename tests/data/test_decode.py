@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.conftest import absent
 
-from headway.core.cores import default_threads, local_ranks, usable_cores
+from headway.core.cpu_count import choose_thread_count, count_usable_cores, read_local_ranks
 from headway.core.errors import UsageError
 from headway.data import native
 from headway.data.crops import compute_center_boxes
@@ -85,7 +85,7 @@ def test_a_bad_image_is_zeros_with_a_status_and_leaves_its_neighbours_alone(back
         boxes += [boxes_of(GOOD[image], out_hw=(16, 16))[0], np.array([0, 0, 40, 30], np.float32)]
     out = np.full((len(buffers), 16, 16, 3), 7, np.uint8)
     with made(backend, threads) as decoder:
-        status = decoder.decode(DecodeRequest(Records.of(buffers), np.stack(boxes), out))
+        status = decoder.decode(DecodeRequest(Records.from_buffers(buffers), np.stack(boxes), out))
     assert status.dtype == np.uint8
     assert status.tolist() == [DecodeStatus.OK, DecodeStatus.UNDECODABLE] * len(BAD)
     assert (out[1::2] == 0).all()
@@ -100,7 +100,9 @@ def test_a_bad_image_is_zeros_with_a_status_and_leaves_its_neighbours_alone(back
 @pytest.mark.thin(4)
 def test_a_batch_is_the_same_on_any_number_of_threads(backend: Backend, count: int) -> None:
     images = [picture("RGB", 9 + number % 50, 40 - number % 37, seed=number) for number in range(count)]
-    records = Records.of([encoded(image, "PNG" if number % 5 == 3 else "JPEG") for number, image in enumerate(images)])
+    records = Records.from_buffers(
+        [encoded(image, "PNG" if number % 5 == 3 else "JPEG") for number, image in enumerate(images)]
+    )
     boxes = boxes_of(*images, out_hw=(12, 10)) if images else np.empty((0, 4), np.float32)
     out = np.full((4, count, 12, 10, 3), 7, np.uint8)
     before = threading.active_count()
@@ -135,7 +137,7 @@ def test_native_and_reference_differ_by_one_at_most(data: st.DataObject, seed: i
         boxes.append(np.rint(box) if data.draw(st.booleans()) else box)
     flips = rng.integers(0, 2, 8) == 1
     out = np.zeros((2, 8, *out_hw, channels), np.uint8)
-    arguments = (Records.of(buffers), np.array(boxes, np.float32))
+    arguments = (Records.from_buffers(buffers), np.array(boxes, np.float32))
     with made("pillow", 1) as reference, made("native", 2) as core:
         expected = reference.decode(DecodeRequest(*arguments, out[0], flips=flips))
         assert core.decode(DecodeRequest(*arguments, out[1], flips=flips)).tolist() == expected.tolist()
@@ -144,7 +146,7 @@ def test_native_and_reference_differ_by_one_at_most(data: st.DataObject, seed: i
 
 def test_native_and_reference_agree_on_real_images(data_root: Path) -> None:
     files = sorted((data_root / "imagenet-250").rglob("*.JPEG"))[::5]
-    records = Records.of([file.read_bytes() for file in files])
+    records = Records.from_buffers([file.read_bytes() for file in files])
     sizes = np.array([Image.open(io.BytesIO(data)).size for data in records], np.float64)
     rng = np.random.default_rng(1)
     sides = sizes * rng.uniform(0.1, 1, sizes.shape)
@@ -171,7 +173,9 @@ def test_every_kind_of_record_in_one_batch(backend: Backend, channels: int) -> N
     flips = np.array([False, True, False, True])
     out = np.zeros((4, 9, 11, channels), np.uint8)
     with made(backend) as decoder:
-        status = decoder.decode(DecodeRequest(Records.of(buffers), boxes, out, flips=flips, kinds=kinds, shapes=shapes))
+        status = decoder.decode(
+            DecodeRequest(Records.from_buffers(buffers), boxes, out, flips=flips, kinds=kinds, shapes=shapes)
+        )
     assert not status.any()
     out[1::2] = out[1::2, :, ::-1]
     assert np.abs(out.astype(int) - out[0]).max() <= 1
@@ -185,7 +189,7 @@ def test_checksums_are_compared_where_they_are_asked_for(backend: Backend) -> No
     wrong = crc ^ np.array([0, 0, 0, 0, 1, 1, 1, 1], np.uint32)
     check = np.array([True, True, False, False] * 2)
     out = np.zeros((8, 16, 16, 3), np.uint8)
-    arguments = (Records.of(buffers), boxes_of(*GOOD * 2, out_hw=(16, 16)), out)
+    arguments = (Records.from_buffers(buffers), boxes_of(*GOOD * 2, out_hw=(16, 16)), out)
     with made(backend) as decoder:
         assert not decoder.decode(DecodeRequest(*arguments, crc=crc)).any()
         assert (
@@ -203,7 +207,7 @@ def test_checksums_are_compared_where_they_are_asked_for(backend: Backend) -> No
 def test_a_smaller_decode_looks_the_same_to_both_backends(sampling: str) -> None:
     image = Image.fromarray((SMOOTH % 256).astype(np.uint8)).resize((333, 217), Image.Resampling.BICUBIC)
     data = encoded(image, "JPEG", subsampling=SUBSAMPLINGS[sampling], quality=90)
-    records = Records.of([data] * 5)
+    records = Records.from_buffers([data] * 5)
     boxes = np.array(
         [[0, 0, 333, 217], [10, 20, 300, 190], [0, 0, 40, 30], [1.5, 0, 160, 99], [0, 0, 80, 80]], np.float32
     )
@@ -224,7 +228,9 @@ def test_bytes_beyond_the_batch_stay_as_they_are(backend: Backend) -> None:
     ring = np.full((4, 8, 8, 3), 7, np.uint8)
     with made(backend, 1) as decoder:
         decoder.decode(
-            DecodeRequest(Records.of([encoded(GOOD[0])] * 2), boxes_of(GOOD[0], GOOD[0], out_hw=(8, 8)), ring[1:3])
+            DecodeRequest(
+                Records.from_buffers([encoded(GOOD[0])] * 2), boxes_of(GOOD[0], GOOD[0], out_hw=(8, 8)), ring[1:3]
+            )
         )
     assert (ring[[0, 3]] == 7).all()
     assert (ring[1] == ring[2]).all()
@@ -233,7 +239,7 @@ def test_bytes_beyond_the_batch_stay_as_they_are(backend: Backend) -> None:
 
 @both
 def test_one_batch_of_sixteen_is_timed(backend: Backend) -> None:
-    records = Records.of([encoded(GOOD[0]), encoded(GOOD[0], "PNG"), encoded(GOOD[0])])
+    records = Records.from_buffers([encoded(GOOD[0]), encoded(GOOD[0], "PNG"), encoded(GOOD[0])])
     crc, out = np.array([crc32c(data) for data in records], np.uint32), np.zeros((3, 8, 8, 3), np.uint8)
     with made(backend) as decoder:
         for _ in range(BATCHES_PER_TIMING + 1):
@@ -257,7 +263,7 @@ from headway.data.decode_request import DecodeRequest
 from headway.data.records import Records
 
 data = open(sys.argv[2], "rb").read()
-records, boxes = Records.of([data] * 12), np.array([[0, 0, 200, 150]] * 12, np.float32)
+records, boxes = Records.from_buffers([data] * 12), np.array([[0, 0, 200, 150]] * 12, np.float32)
 decoder, first = build_decoder(3, sys.argv[1]), np.zeros((12, 64, 64, 3), np.uint8)
 assert not decoder.decode(DecodeRequest(records, boxes, first)).any()
 stop = False
@@ -301,7 +307,7 @@ def test_a_fork_in_the_middle_of_a_decode_works(backend: Backend, tmp_path: Path
 def test_the_training_loop_keeps_a_core() -> None:
     found = build_decoder()
     found.close()
-    assert found.threads == default_threads() == max(1, usable_cores() // (local_ranks() or 1) - 1)
+    assert found.threads == choose_thread_count() == max(1, count_usable_cores() // (read_local_ranks() or 1) - 1)
     assert found.backend == resolve_backend() == ("native" if native.is_available() else "pillow")
 
 

@@ -34,7 +34,7 @@ def check(
 ) -> None:
     images = np.random.default_rng(0).integers(0, 256, (SAMPLES, *shape), np.uint8)
     expected = flip_and_translate(torch.from_numpy(images), flips=flips, shifts=shifts).numpy()
-    records = Records.of([(image.transpose(2, 0, 1) if planar else image).tobytes() for image in images])
+    records = Records.from_buffers([(image.transpose(2, 0, 1) if planar else image).tobytes() for image in images])
     for by in isas:
         memory = np.full((SAMPLES + 2, *shape), 7, np.uint8)
         assert not by.gather(GatherRequest(records, memory[1:-1], planar=planar, shifts=shifts, flips=flips)).any()
@@ -72,7 +72,7 @@ def test_every_shift_of_small_samples(isas: list[Decoder], shape: tuple[int, int
 @pytest.mark.parametrize("planar", [False, True])
 def test_without_shift_and_flip_it_is_a_copy(isas: list[Decoder], planar: bool) -> None:
     images = np.random.default_rng(1).integers(0, 256, (SAMPLES, 3, 50, 3), np.uint8)
-    records = Records.of([(image.transpose(2, 0, 1) if planar else image).tobytes() for image in images])
+    records = Records.from_buffers([(image.transpose(2, 0, 1) if planar else image).tobytes() for image in images])
     for by in isas:
         out = np.zeros_like(images)
         assert not by.gather(GatherRequest(records, out, planar=planar)).any()

@@ -16,8 +16,8 @@ from PIL import Image
 from tests.data._loaders import SEED, SIZE, N, Rows, loader, mixed, own_threads, rows, rows_of, uniform
 
 from headway.core.errors import DataError, UsageError
-from headway.core.keys import keys
-from headway.data import dataset
+from headway.core.random_keys import make_keys
+from headway.data import opening
 from headway.data.crops import compute_center_boxes
 from headway.data.dataset import Dataset
 from headway.data.loader import Loader
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(folder: Path) -> Dataset:
-    return dataset.open(folder)
+    return opening.open(folder)
 
 
 @pytest.fixture
@@ -69,13 +69,13 @@ def test_a_batch_says_what_it_is(data: Dataset) -> None:
     assert (batch.images.shape, batch.images.dtype) == ((7, *SIZE, 3), torch.uint8)
     assert batch.labels.dtype == torch.int64
     assert (batch.seed, batch.bad) == (SEED, ())
-    assert (batch.keys() == keys(SEED, batch.epochs, batch.samples)).all()
-    assert (batch.keys(view=1) == keys(SEED, batch.epochs, batch.samples, 1)).all()
+    assert (batch.keys() == make_keys(SEED, batch.epochs, batch.samples)).all()
+    assert (batch.keys(view=1) == make_keys(SEED, batch.epochs, batch.samples, 1)).all()
     assert (batch.keys() != batch.keys(view=1)).all()
 
 
 def test_size_and_channels_come_from_the_data_where_they_are_not_given(equal: Path, data: Dataset) -> None:
-    gray = dataset.open(equal)
+    gray = opening.open(equal)
     plain = next(iter(loader(gray, size=None)))
     assert plain.images.shape == (7, 6, 8, 1)
     colour = next(iter(loader(gray, size=(3, 4), channels=3)))
@@ -86,7 +86,7 @@ def test_size_and_channels_come_from_the_data_where_they_are_not_given(equal: Pa
 
 @pytest.mark.parametrize("kind", ["value", "several"])
 def test_labels_may_be_numbers_and_vectors(equal: Path, kind: str) -> None:
-    data = dataset.open(equal)
+    data = opening.open(equal)
     label = np.random.default_rng(0).random((N, 3), np.float32)
     data.label = label if kind == "several" else label[:, 0]
     for batch in loader(data, stop=2 * N):
@@ -264,7 +264,7 @@ def test_a_batch_is_valid_until_the_next_one_is_asked_for(data: Dataset, expecte
 
 
 def test_an_error_of_the_producer_reaches_the_consumer(copy: Path) -> None:
-    data = dataset.open(copy)
+    data = opening.open(copy)
     (copy / "shard-00001.rec").unlink()
     served: list[int] = []
     with pytest.raises(DataError, match=r"shard-00001\.rec"):

@@ -14,8 +14,8 @@ import torch
 from PIL import Image
 
 from headway.core.errors import UsageError
-from headway.core.keys import keys
-from headway.data import dataset, native
+from headway.core.random_keys import make_keys
+from headway.data import native, opening
 from headway.data.crops import draw_flips, draw_random_resized_boxes, draw_shifts
 from headway.data.data_recipe import CropRecipe
 from headway.data.dataset import Dataset
@@ -46,7 +46,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         else:
             image.convert("L" if number % 6 == 5 else "RGB").save(path, quality=90, subsampling=number % 3)
     pack(root / "src", root / "dst")
-    return dataset.open(root / "dst")
+    return opening.open(root / "dst")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(random.integers(0, 256, (12, 16, 3), np.uint8)).save(path)
     pack(root / "src", root / "dst", mode="raw", format="raw")
-    return dataset.open(root / "dst")
+    return opening.open(root / "dst")
 
 
 def loader(data: Dataset, batch: int = 8, **options: Any) -> Loader:
@@ -114,10 +114,10 @@ def test_epochs_differ(data: Dataset) -> None:
 
 def drawn_by_the_reference(data: Dataset, position: int, flip: str = "random") -> np.ndarray[Any, Any]:
     epochs, samples = Order(N, SEED)(np.array([position]))
-    key, out = keys(SEED, epochs, samples), np.zeros((*SIZE, 3), np.uint8)
+    key, out = make_keys(SEED, epochs, samples), np.zeros((*SIZE, 3), np.uint8)
     box = draw_random_resized_boxes(key, data.width[samples], data.height[samples])[0]
     decode_one(data.read(samples)[0], out, box)
-    first = keys(SEED, 0, samples) if flip == "alternating" else key
+    first = make_keys(SEED, 0, samples) if flip == "alternating" else key
     mirrored, moved = draw_flips(first, epochs, flip), draw_shifts(key, 3)
     return flip_and_translate(torch.from_numpy(out[None]), mirrored, moved)[0].numpy()
 
@@ -168,7 +168,7 @@ def test_raw_images_are_cropped_and_resized_too(raw: Dataset, backend: str) -> N
 @pytest.mark.parametrize("verify", ["first", "never"])
 def test_a_raw_record_that_is_cut_off_is_substituted(raw: Dataset, tmp_path: Path, backend: str, verify: str) -> None:
     shutil.copytree(raw.folder, tmp_path / "copy")
-    data = dataset.open(tmp_path / "copy")
+    data = opening.open(tmp_path / "copy")
     shard = tmp_path / "copy" / data.description.shards[0].name
     lost = int(np.argmax(data.offset))
     with shard.open("r+b") as file:
@@ -181,7 +181,7 @@ def test_a_raw_record_that_is_cut_off_is_substituted(raw: Dataset, tmp_path: Pat
 
 def test_the_box_of_a_substituted_sample_is_its_own(data: Dataset, tmp_path: Path) -> None:
     shutil.copytree(data.folder, tmp_path / "copy")
-    copy = dataset.open(tmp_path / "copy")
+    copy = opening.open(tmp_path / "copy")
     small = int(np.argmin(copy.width.astype(int) * copy.height))
     copy.crc32c = np.where(np.arange(N) == small, copy.crc32c, copy.crc32c + 1)  # all others are damaged
     for batch in islice(loader(copy, batch=4), 5):
@@ -260,7 +260,7 @@ def test_a_cache_is_told_what_its_host_takes(
         assert found is None
     else:
         assert found is not None
-        assert np.flatnonzero(found.taken(np.arange(30))).tolist() == [
+        assert np.flatnonzero(found.find_taken(np.arange(30))).tolist() == [
             step + slot for step in (0, 10, 20) for slot in range(*slots)
         ]
 

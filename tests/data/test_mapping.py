@@ -14,7 +14,7 @@ import pytest
 from tests import _support as support
 from tests.data import _packs as packs
 
-from headway.data import dataset, native
+from headway.data import native, opening
 from headway.data.pack import pack
 
 SHARED = """
@@ -22,7 +22,7 @@ import faulthandler, os, signal, sys
 from pathlib import Path
 import numpy as np
 from headway.core.errors import DataError
-from headway.data import dataset
+from headway.data import opening
 from headway.data.columns import COLUMNS_FILE
 from headway.data.decode import build_decoder
 from headway.data.decode_request import DecodeRequest, GatherRequest
@@ -35,7 +35,7 @@ faulthandler.enable()
 CUT = (
     SHARED
     + """
-data = dataset.open(folder)
+data = opening.open(folder)
 ids, boxes = np.arange(len(data)), np.zeros((len(data), 4), np.float32)
 boxes[:, 2:] = 8
 out = np.zeros((len(data), 8, 8, 3), np.uint8)
@@ -82,7 +82,7 @@ FOREIGN = (
 def nothing(number, frame):
     print("the user's handler", flush=True)
 
-data = dataset.open(folder)
+data = opening.open(folder)
 if case == "after":
     faulthandler.disable()
     data.read([0])
@@ -137,7 +137,7 @@ def packed(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     "case", some("enabled", "native", "pillow", "gather", "python", "columns", "last", "native-later")
 )
 def test_a_file_that_is_cut_while_it_is_in_use_is_named(case: str, packed: Path) -> None:
-    data = dataset.open(packed)
+    data = opening.open(packed)
     name = "columns.safetensors" if case == "columns" else data.description.shards[0].name
     size = (packed / name).stat().st_size
     done = ran(CUT, packed, case)
@@ -189,7 +189,7 @@ def test_without_the_native_core_a_cut_shard_gives_short_records_and_cut_columns
 def test_a_run_whose_shard_is_cut_ends_by_its_name(tmp_path: Path) -> None:
     train = support.packed_digits(tmp_path) / "train"
     recipe = support.write_recipe(tmp_path / "recipe.yaml", epochs=4000, data={"cache": "none"})
-    shard = train / dataset.open(train).description.shards[0].name
+    shard = train / opening.open(train).description.shards[0].name
     log = tmp_path / "run/metrics.jsonl"
     with support.running("train", recipe, "--run", tmp_path / "run", support.paced(tmp_path)) as process:
         with support.slowly(tmp_path):

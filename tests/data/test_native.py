@@ -55,7 +55,7 @@ def batch(count: int = 40) -> tuple[Records, NDArray[np.float32]]:
         for number in range(count)
     ]
     boxes = np.array([[number / 3, 1.25, 28 + number, 70] for number in range(count)], np.float32)
-    return Records.of(buffers), boxes
+    return Records.from_buffers(buffers), boxes
 
 
 @pytest.fixture
@@ -153,14 +153,15 @@ buffers = [bytes(part) for part in np.split(data, np.cumsum(length)[:-1])]
 pool, digest = native.NativePool(2), hashlib.sha256()
 for size, scaled in (((20, 30, 3), False), ((90, 70, 1), False), ((9, 8, 3), True)):
     out = np.zeros((len(buffers), *size), np.uint8)
-    request = DecodeRequest(Records.of(buffers), stored["boxes"], out, flips=stored["flips"], scaled=scaled)
+    request = DecodeRequest(Records.from_buffers(buffers), stored["boxes"], out, flips=stored["flips"], scaled=scaled)
     assert not pool.decode(request).any()
     digest.update(out.tobytes())
 raw = np.arange(5 * 40 * 36 * 3, dtype=np.uint8)
 for planar in (False, True):
     out = np.zeros((5, 40, 36, 3), np.uint8)
     shift = np.array([[3, -2]] * 5, np.int16)
-    assert not pool.gather(GatherRequest(Records.of(np.split(raw, 5)), out, planar=planar, shifts=shift)).any()
+    records = Records.from_buffers(np.split(raw, 5))
+    assert not pool.gather(GatherRequest(records, out, planar=planar, shifts=shift)).any()
     digest.update(out.tobytes())
 pool.close()
 print(native.describe_features().split(",")[0], digest.hexdigest())
@@ -194,7 +195,7 @@ def test_raw_images_are_mirrored_and_moved(planar: bool, channels: int, pool: na
     rng = np.random.default_rng(channels)
     images = rng.integers(0, 256, (70, 12, 17, channels), np.uint8)
     stored = np.ascontiguousarray(images.transpose(0, 3, 1, 2)) if planar else images
-    records = Records.of([bytes(image) for image in stored])
+    records = Records.from_buffers([bytes(image) for image in stored])
     shift, flips = rng.integers(-4, 5, (70, 2)).astype(np.int16), rng.integers(0, 2, 70) == 1
     crc = np.array([crc32c(record) for record in records], np.uint32)
     crc[[7, 9]] ^= 1
@@ -249,7 +250,7 @@ def test_an_output_with_gaps_is_filled_between_them(pool: native.NativePool) -> 
 
 
 def test_a_box_beyond_the_image_is_refused(pool: native.NativePool) -> None:
-    records = Records.of([jpeg(60, 44)] * 8)
+    records = Records.from_buffers([jpeg(60, 44)] * 8)
     boxes = np.array(
         [[0, 0, 60, 44], [0, 0, 60.5, 44], [1, 0, 60, 44], [0, 1, 60, 44], [-1, 0, 9, 9], [3, 3, 0, 5],
          [3, 3, 5, np.nan], [1e30, 3, 5, 5]], np.float32
@@ -346,7 +347,8 @@ def native():
     from headway.data.decode_request import DecodeRequest
     from headway.data.records import Records
     pool, out = native.NativePool(2), np.zeros((6, 44, 60, 3), np.uint8)
-    assert not pool.decode(DecodeRequest(Records.of([data] * 6), np.array([[0, 0, 60, 44]] * 6, np.float32), out)).any()
+    boxes = np.array([[0, 0, 60, 44]] * 6, np.float32)
+    assert not pool.decode(DecodeRequest(Records.from_buffers([data] * 6), boxes, out)).any()
     pool.close()
     return out[3]
 

@@ -16,7 +16,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from tests._waits import counted
 
 from headway.core.errors import UsageError
-from headway.core.keys import UInt64, integers, keys, uniform
+from headway.core.random_keys import UInt64, draw_integers, draw_uniform, make_keys
 from headway.data.augment_draws import (
     draw_cutmix_boxes,
     draw_cutout_boxes,
@@ -53,7 +53,7 @@ def size_of(images: torch.Tensor) -> tuple[int, int]:
 
 
 def some_matrices(key: UInt64) -> np.ndarray:
-    drawn = np.stack([uniform(key, 1000 + place) - 0.5 for place in range(6)], axis=1)
+    drawn = np.stack([draw_uniform(key, 1000 + place) - 0.5 for place in range(6)], axis=1)
     return np.array([1.0, 0, 0, 0, 1, 0]) + drawn * [0.8, 0.8, 9, 0.8, 0.8, 9]
 
 
@@ -73,8 +73,8 @@ BLENDING: dict[str, Op] = {
     "sharpness": lambda x, k: adjust_sharpness(x, draw_factors(k, 12, 0.9)),
 }
 OF_BYTES: dict[str, Op] = {
-    "posterize": lambda x, k: posterize(x, integers(k, 1000, 0, 9)),
-    "solarize": lambda x, k: solarize(x, uniform(k, 1000) * 255),
+    "posterize": lambda x, k: posterize(x, draw_integers(k, 1000, 0, 9)),
+    "solarize": lambda x, k: solarize(x, draw_uniform(k, 1000) * 255),
     "autocontrast": lambda x, k: autocontrast(x),
     "equalize": lambda x, k: equalize(x),
 }
@@ -119,7 +119,7 @@ def assert_near(images: torch.Tensor, expected: list[Image.Image], most: int) ->
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 1, 3), (2, 1, 7, 3), (3, 5, 1, 1), (4, 9, 8, 1), (5, 6, 11, 3)])
 def test_every_shape_is_served_and_the_input_stays(name: str, shape: tuple[int, int, int, int]) -> None:
-    images, key = some(*shape), keys(5, 0, np.arange(shape[0]))
+    images, key = some(*shape), make_keys(5, 0, np.arange(shape[0]))
     before = images.clone()
     out = EVERY[name](images, key)
     assert (images == before).all()
@@ -131,7 +131,7 @@ def test_every_shape_is_served_and_the_input_stays(name: str, shape: tuple[int, 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_a_sample_does_not_depend_on_the_others(name: str) -> None:
-    images, key = some(9, 12, 10), keys(6, 0, np.arange(9))
+    images, key = some(9, 12, 10), make_keys(6, 0, np.arange(9))
     whole = ALONE[name](images, key)
     assert (torch.cat([ALONE[name](images[:4], key[:4]), ALONE[name](images[4:], key[4:])]) == whole).all()
     order = [7, 2, 3, 0]
@@ -140,7 +140,7 @@ def test_a_sample_does_not_depend_on_the_others(name: str) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_nothing_waits_for_the_device(name: str) -> None:
-    images, key = some(6, 9, 8), keys(2, 0, np.arange(6))
+    images, key = some(6, 9, 8), make_keys(2, 0, np.arange(6))
     with counted() as found:
         EVERY[name](images, key)
         assert found == {}
@@ -150,7 +150,7 @@ def test_nothing_waits_for_the_device(name: str) -> None:
 
 @pytest.mark.parametrize("name", MOVING | BLENDING | {"cutmix": MIXING["cutmix"]})
 def test_floats_are_served_as_bytes_are(name: str) -> None:
-    images, key = some(7, 9, 8), keys(3, 0, np.arange(7))
+    images, key = some(7, 9, 8), make_keys(3, 0, np.arange(7))
     ours = EVERY[name](images.float(), key)
     assert ours.dtype == torch.float32
     off = (ours - EVERY[name](images, key).float()).abs().max()
@@ -161,7 +161,7 @@ def test_floats_are_served_as_bytes_are(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_gpu_gives_the_same_without_a_wait(name: str, channels: int) -> None:
-    images, key = some(33, 40, 29, channels), keys(4, 0, np.arange(33))
+    images, key = some(33, 40, 29, channels), make_keys(4, 0, np.arange(33))
     there = images.cuda()
     EVERY[name](there, key)  # libraries set themselves up
     torch.cuda.set_sync_debug_mode("error")
@@ -191,7 +191,7 @@ def test_flip_and_translate_are_a_crop_of_the_mirrored_and_padded_image(
     b: int, sides: tuple[int, int], channels: int, flip: bool, seed: int, data: st.DataObject
 ) -> None:
     translate = data.draw(st.integers(0, min(sides) - 1))
-    images, key = some(b, *sides, channels, seed), keys(seed, 0, np.arange(b))
+    images, key = some(b, *sides, channels, seed), make_keys(seed, 0, np.arange(b))
     mirrored, moved = draw_flips(key) if flip else None, draw_shifts(key, translate) if translate else None
     out = flip_and_translate(images, mirrored, moved)
     assert out.is_contiguous()
@@ -214,7 +214,7 @@ def test_a_shift_as_large_as_the_image_is_refused(size: tuple[int, int], shift: 
 @quick
 @given(size=st.tuples(st.integers(1, 40), st.integers(1, 40)), channels=st.sampled_from([1, 3]), seed=seeds)
 def test_affine_maps_are_pillows_to_the_pixel(size: tuple[int, int], channels: int, seed: int) -> None:
-    images, key = some(4, *size, channels, seed), keys(seed, 0, np.arange(4))
+    images, key = some(4, *size, channels, seed), make_keys(seed, 0, np.arange(4))
     matrices, fill = some_matrices(key), fill_of(images)
     out = warp(images, matrices, fill).numpy()
     for place in range(4):
@@ -319,7 +319,7 @@ def test_equalize_is_pillows_for_any_histogram(size: tuple[int, int], colours: i
 
 @pytest.mark.parametrize("random", [False, True])
 def test_erase_fills_the_boxes_and_nothing_else(random: bool) -> None:
-    images, key = some(40, 13, 17), keys(8, 0, np.arange(40))
+    images, key = some(40, 13, 17), make_keys(8, 0, np.arange(40))
     boxes = draw_erasing_boxes(key, (13, 17), p=0.6)
     values = make_noise(images, key) if random else torch.tensor([1, 2, 3], dtype=torch.uint8)
     out, expected = erase(images, boxes, values), images.clone()
@@ -333,7 +333,7 @@ def test_erase_fills_the_boxes_and_nothing_else(random: bool) -> None:
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_noise_is_independent_uniform_bytes(channels: int) -> None:
     images = some(64, 32, 32, channels)
-    drawn = make_noise(images, keys(3, 0, np.arange(64))).numpy().astype(np.int64)
+    drawn = make_noise(images, make_keys(3, 0, np.arange(64))).numpy().astype(np.int64)
     assert scipy.stats.chisquare(np.bincount(drawn.reshape(-1), minlength=256)).pvalue > 1e-3
     flat = drawn.reshape(64, -1)
     for one, other in [
@@ -344,16 +344,16 @@ def test_noise_is_independent_uniform_bytes(channels: int) -> None:
     ]:
         joint = np.bincount((one.reshape(-1) // 16) * 16 + other.reshape(-1) // 16, minlength=256)
         assert scipy.stats.chisquare(joint).pvalue > 1e-3
-    assert (make_noise(images[:2], keys(4, 0, [0, 1])).numpy() != drawn[:2]).mean() > 0.9
+    assert (make_noise(images[:2], make_keys(4, 0, [0, 1])).numpy() != drawn[:2]).mean() > 0.9
     with pytest.raises(UsageError, match="Fill with the mean or a number"):
-        make_noise(some(1, 2, 2, 5), keys(0, 0, [0]))
+        make_noise(some(1, 2, 2, 5), make_keys(0, 0, [0]))
 
 
 # Mixes
 
 
 def test_mixup_is_the_weighted_mean() -> None:
-    images, key = some(12, 6, 7), keys(1, 0, np.arange(12))
+    images, key = some(12, 6, 7), make_keys(1, 0, np.arange(12))
     kept = draw_symmetric_beta(key, 0.8)
     kept[3], kept[4] = 1, 0
     partner = draw_partners(key)
@@ -367,7 +367,7 @@ def test_mixup_is_the_weighted_mean() -> None:
 
 
 def test_cutmix_pastes_the_partners_box() -> None:
-    images, key = some(12, 9, 7), keys(1, 0, np.arange(12))
+    images, key = some(12, 9, 7), make_keys(1, 0, np.arange(12))
     boxes, partner = draw_cutmix_boxes(key, draw_symmetric_beta(key, 1.0), (9, 7)), draw_partners(key)
     out, expected = apply_cutmix(images, images[torch.from_numpy(partner)], boxes), images.clone()
     for place, (left, top, width, height) in enumerate(boxes):
@@ -381,7 +381,7 @@ def test_cutmix_pastes_the_partners_box() -> None:
 @given(b=st.integers(1, 20), classes=st.integers(1, 9), seed=seeds)
 def test_soft_labels_are_shares_of_both_classes(b: int, classes: int, seed: int) -> None:
     labels = torch.randint(0, classes, (b,), generator=torch.Generator().manual_seed(seed))
-    key = keys(seed, 0, np.arange(b))
+    key = make_keys(seed, 0, np.arange(b))
     kept, partner = draw_symmetric_beta(key, 1.0), draw_partners(key)
     out = mix_labels(labels, partner, kept, classes)
     assert out.dtype == torch.float32

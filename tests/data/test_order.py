@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.core.keys import MASK
+from headway.core.random_keys import MASK
 from headway.data.order import BLOCKS_PER_WINDOW, SMALL_RANGE, Order, count_rounds, get_rank_slots, permute, unpermute
 
 sizes = st.integers(1, 5000)

@@ -191,10 +191,10 @@ def test_raw_pixels_become_what_their_image_becomes(kind: RecordKind, stored: in
     expected, found = np.zeros((2, 1, 8, 6, channels), np.uint8)
     boxes = np.array([[3, 2, 12.5, 9]], np.float32)
     assert decode_one(encoded(image), expected[0], boxes[0]) is DecodeStatus.OK
-    request = DecodeRequest(Records.of([data]), boxes, found, kinds=kinds, shapes=shapes)
+    request = DecodeRequest(Records.from_buffers([data]), boxes, found, kinds=kinds, shapes=shapes)
     assert decode_record(request, 0, DecodeStats()) is DecodeStatus.OK
     assert (found == expected).all()
-    short = replace(request, records=Records.of([data[:-1]]))
+    short = replace(request, records=Records.from_buffers([data[:-1]]))
     assert decode_record(short, 0, DecodeStats()) is DecodeStatus.UNDECODABLE
     assert not found.any()
 

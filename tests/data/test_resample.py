@@ -58,7 +58,7 @@ def resized(
     data = image.transpose(2, 0, 1) if planar else image
     out = np.full((3, *shape), 7, np.uint8)
     request = DecodeRequest(
-        Records.of([data.tobytes()]), np.array([box], np.float32), out[1:2],
+        Records.from_buffers([data.tobytes()]), np.array([box], np.float32), out[1:2],
         flips=np.array([flip]), kinds=np.array([RecordKind.PLANAR if planar else RecordKind.RAW], np.uint8),
         shapes=np.array([image.shape], np.uint32),
     )  # fmt: skip
@@ -206,7 +206,7 @@ def test_a_box_that_is_none_fills_zeros(isas: list[Decoder], reference: Decoder,
     for by in [reference, *isas]:
         out = np.full((1, 5, 5, 3), 7, np.uint8)
         request = DecodeRequest(
-            Records.of([image.tobytes()]), np.array([box], np.float32), out,
+            Records.from_buffers([image.tobytes()]), np.array([box], np.float32), out,
             kinds=np.array([RecordKind.RAW], np.uint8), shapes=np.array([image.shape], np.uint32),
         )  # fmt: skip
         status = by.decode(request)

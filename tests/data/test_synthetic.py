@@ -7,7 +7,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from headway.core.keys import keys
+from headway.core.random_keys import make_keys
 from headway.data.data_recipe import SyntheticRecipe
 from headway.data.loader import Batch
 from headway.data.synthetic import SyntheticLoader
@@ -38,7 +38,7 @@ def test_positions_run_through_epochs_without_a_gap() -> None:
     for batch in batches:
         assert (batch.served == batch.samples).all()
         assert batch.bad == ()
-        assert (batch.keys() == keys(0, batch.epochs, batch.samples)).all()
+        assert (batch.keys() == make_keys(0, batch.epochs, batch.samples)).all()
 
 
 def test_every_batch_is_the_same_and_made_once() -> None:

@@ -110,7 +110,7 @@ def test_scaled_decoding_is_pillows_draft(pool: native.NativePool, scale: int, m
     data = jpeg(160, 96, mode, quality=90, progressive=True)
     out = np.empty((1, 96 // scale, 160 // scale, 3), np.uint8)
     box = np.array([[0, 0, 160, 96]], np.float32)
-    assert pool.decode(DecodeRequest(Records.of([data]), box, out, scaled=True))[0] == DecodeStatus.OK
+    assert pool.decode(DecodeRequest(Records.from_buffers([data]), box, out, scaled=True))[0] == DecodeStatus.OK
     with Image.open(io.BytesIO(data)) as image:
         image.draft(mode, (160 // scale, 96 // scale))
         np.testing.assert_array_equal(out[0], np.asarray(image.convert("RGB")))
@@ -143,7 +143,7 @@ def test_a_file_without_tables_does_not_get_its_neighbours(pool: native.NativePo
         batch = [good, data, good, data, good]
         out = np.empty((5, 24, 40, 3), np.uint8)
         boxes = np.tile(np.array([0, 0, 40, 24], np.float32), (5, 1))
-        status = pool.decode(DecodeRequest(Records.of(batch), boxes, out))
+        status = pool.decode(DecodeRequest(Records.from_buffers(batch), boxes, out))
         assert status.tolist() == [DecodeStatus.OK, DecodeStatus.UNDECODABLE] * 2 + [DecodeStatus.OK]
         for place in (0, 2, 4):
             np.testing.assert_array_equal(out[place], pillow(good))

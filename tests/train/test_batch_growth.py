@@ -15,8 +15,8 @@ from tests._support import finished, headway, packed_digits, records, refused, w
 from torch.nn import functional as F
 
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.core.run import IDS_BYTES
-from headway.data import dataset
+from headway.core.run_folder import IDS_BYTES
+from headway.data import opening
 from headway.data.batch_plan import BatchGrowthRecipe, BatchPlan
 from headway.data.loader import Loader
 from headway.data.order import Order
@@ -98,7 +98,7 @@ def test_a_steps_loss_is_the_mean_over_its_own_samples(folder: Path, tmp_path: P
     options = ("log_every_steps=8", "optimizer={name: sgd, lr: 0.05, momentum: 0}", f"epochs={EPOCHS}")
     options += ("evaluate.every_epochs=9", "checkpoint.every_epochs=9")  # so that a record has steps of two sizes
     headway("train", recipe, "--run", tmp_path / "run", *options, "micro_batch=10")
-    data = dataset.open(folder / "digits.packed/train")
+    data = opening.open(folder / "digits.packed/train")
     images = torch.cat([batch.images.clone() for batch in Loader(data, batch=60, threads=1)]).double().flatten(1)
     labels = torch.from_numpy(np.array(data.label)).long()
     resolved = (tmp_path / "run/recipe.yaml").read_text()

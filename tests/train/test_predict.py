@@ -12,7 +12,7 @@ import pytest
 from tests._support import headway, packed_digits, write_recipe
 from tests.data._packs import picture
 
-from headway.core.recipe import load
+from headway.core.recipe import read_recipe
 from headway.data.decode import build_decoder
 from headway.data.pack import pack
 from headway.setup.build import set_up
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("scaled", ["true", "false"])
 def test_the_pixels_of_an_evaluation(folder: Path, backend: str, how: str, scaled: str) -> None:
     overrides = (f"data.crop={{{how}}}", f"data.decoder={backend}", f"data.scaled={scaled}")
-    setup = set_up(load(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    setup = set_up(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
     with closing(setup.inputs):
         assert setup.eval is not None
         found: dict[str, np.ndarray] = {}

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.core.keys import UInt64, uniform
+from headway.core.random_keys import UInt64, draw_uniform
 from headway.data import augment_draws, augment_policy
 from headway.data.augment_draws import Boxes
 from headway.data.augment_recipe import HOST_AUGMENTATIONS, AugmentRecipe
@@ -191,7 +191,7 @@ class Augment:
         if self._flip is not None:
             if self._flip == "alternating" and first_epoch_keys is None:
                 what = "an alternating flip needs the samples' keys in the first epoch"
-                raise UsageError(what, fix="Give first_epoch_keys=headway.keys(seed, 0, samples), and epochs.")
+                raise UsageError(what, fix="Give first_epoch_keys=headway.make_keys(seed, 0, samples), and epochs.")
             found["flips"] = draw_flips(
                 keys if first_epoch_keys is None or self._flip == "random" else first_epoch_keys, epochs, self._flip
             )
@@ -227,7 +227,7 @@ class Augment:
         # With both in the recipe, each sample takes cutmix or mixup. A share of 1 keeps the whole sample.
         pasted = np.full(len(keys), recipe.cutmix is not None)
         if recipe.cutmix is not None and recipe.mixup is not None:
-            pasted = uniform(keys, STREAM_MIX) < 0.5
+            pasted = draw_uniform(keys, STREAM_MIX) < 0.5
         out: dict[str, NDArray[np.generic]] = {"partner": partner}
         kept = np.ones(len(keys))
         if recipe.cutmix is not None:

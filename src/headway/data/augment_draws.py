@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.core.keys import UInt64, uniform, words
+from headway.core.random_keys import UInt64, draw_uniform, draw_words
 from headway.data.crops import Float64, Range, draw_first_fitting, draw_offsets
 from headway.data.random_streams import (
     STREAM_BETA,
@@ -31,7 +31,7 @@ _S32, _LOW32 = np.uint64(32), np.uint64(0xFFFFFFFF)
 def draw_factors(keys: UInt64, stream: int, spread: float) -> Float64:
     """Draws factors of a colour jitter, uniform in [1 - spread, 1 + spread] and never below 0; [k]."""
     low = max(0.0, 1.0 - spread)
-    return low + uniform(keys, stream) * (1.0 + spread - low)
+    return low + draw_uniform(keys, stream) * (1.0 + spread - low)
 
 
 def draw_cutout_boxes(keys: UInt64, side: int, size: tuple[int, int]) -> Boxes:
@@ -65,11 +65,11 @@ def draw_erasing_boxes(
         keys, STREAM_ERASE_SIDES, height, width, scale, ratio, ERASE_ATTEMPTS, lambda h, w, H, W: (h < H) & (w < W)
     )
     # One word gives both coordinates: its halves are independent.
-    word = words(keys, STREAM_ERASE_PLACE)
+    word = draw_words(keys, STREAM_ERASE_PLACE)
     out = np.stack(
         [draw_offsets(word >> _S32, width - box_w), draw_offsets(word & _LOW32, height - box_h), box_w, box_h], axis=1
     )
-    out[~(fitted & (uniform(keys, STREAM_ERASE) < p))] = 0
+    out[~(fitted & (draw_uniform(keys, STREAM_ERASE) < p))] = 0
     return out.astype(np.int32)
 
 
@@ -79,7 +79,7 @@ def draw_partners(keys: UInt64) -> NDArray[np.int64]:
     The partners form one cycle, so no sample of a larger batch is its own partner.
     """
     # Sorted by a random word of each key: so the pairs depend on the keys in the batch, not on their places in it.
-    order = np.argsort(words(keys, STREAM_PARTNER), kind="stable")
+    order = np.argsort(draw_words(keys, STREAM_PARTNER), kind="stable")
     out = np.empty_like(order)
     out[order] = np.roll(order, -1)
     return out
@@ -94,10 +94,10 @@ def draw_symmetric_beta(keys: UInt64, alpha: float) -> Float64:
     """
     if not alpha > 0:
         raise UsageError(f"a beta distribution with alpha {alpha}", fix="Give a number above 0.")
-    cosine = np.cos(2 * np.pi * uniform(keys, STREAM_BETA + 1))
+    cosine = np.cos(2 * np.pi * draw_uniform(keys, STREAM_BETA + 1))
     # A small alpha overflows to infinity, which correctly gives a 0 or a 1. `square` is t^2 / (2 alpha).
     with np.errstate(over="ignore"):
-        square = np.expm1(-np.log1p(-uniform(keys, STREAM_BETA)) / alpha) * (cosine * cosine)
+        square = np.expm1(-np.log1p(-draw_uniform(keys, STREAM_BETA)) / alpha) * (cosine * cosine)
     # The identity, rearranged so that it does not subtract two near numbers.
     smaller = 0.5 / (1 + square + np.sqrt(square) * np.sqrt(1 + square))
     out: Float64 = np.where(cosine < 0, smaller, 1 - smaller)
@@ -128,7 +128,7 @@ def compute_kept_share(boxes: Boxes, size: tuple[int, int]) -> Float64:
 def _draw_pixels(keys: UInt64, stream: int, size: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Draws (column, row) of a uniform pixel of each image, [k]."""
     # Multiply-high on each half of the word: uniform, without a division.
-    word = words(keys, stream)
+    word = draw_words(keys, stream)
     width, height = np.uint64(size[1]), np.uint64(size[0])
     return ((word >> _S32) * width >> _S32).astype(np.int64), ((word & _LOW32) * height >> _S32).astype(np.int64)
 

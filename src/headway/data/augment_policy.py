@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.core.keys import UInt64, integers, words
+from headway.core.random_keys import UInt64, draw_integers, draw_words
 from headway.data.crops import Float64
 from headway.data.ops.colour import adjust_brightness, adjust_contrast, adjust_saturation, adjust_sharpness
 from headway.data.ops.move import warp
@@ -72,12 +72,12 @@ def draw_trivial_augment(keys: UInt64, size: tuple[int, int]) -> tuple[Int64, Fl
 
     Source: Müller and Hutter 2021, "TrivialAugment" (arXiv 2103.10158), the wide space.
     """
-    return _draw(keys, 1, integers(keys, STREAM_LEVEL, 0, LEVELS)[:, None], _make_strength_table("trivial", size))
+    return _draw(keys, 1, draw_integers(keys, STREAM_LEVEL, 0, LEVELS)[:, None], _make_strength_table("trivial", size))
 
 
 def _draw(keys: UInt64, n: int, levels: Int64, strengths: Float64) -> tuple[Int64, Float64]:
-    operations = np.stack([integers(keys, STREAM_OPERATION + k, 0, len(OPERATIONS)) for k in range(n)], axis=1)
-    negative = np.stack([words(keys, STREAM_SIGN + k) >> np.uint64(63) for k in range(n)], axis=1).astype(bool)
+    operations = np.stack([draw_integers(keys, STREAM_OPERATION + k, 0, len(OPERATIONS)) for k in range(n)], axis=1)
+    negative = np.stack([draw_words(keys, STREAM_SIGN + k) >> np.uint64(63) for k in range(n)], axis=1).astype(bool)
     drawn = strengths[operations, levels]
     # Moves and blends have two directions; "identity" is number 0 and has none.
     signed = operations <= len(MOVES + BLENDS)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from headway.core.recipe import Part
+from headway.core.recipe import RecipePart
 
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -18,7 +18,7 @@ Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 HOST_AUGMENTATIONS = frozenset({"flip", "translate"})
 
 
-class ErasingRecipe(Part):
+class ErasingRecipe(RecipePart):
     """Random erasing: fills a rectangle of some samples (Zhong et al. 2017, arXiv 1708.04896)."""
 
     p: Share = 0.25
@@ -38,7 +38,7 @@ class ErasingRecipe(Part):
         return value
 
 
-class JitterRecipe(Part):
+class JitterRecipe(RecipePart):
     """Colour jitter: factors uniform in [1 - x, 1 + x], applied in this order (Howard 2013, arXiv 1312.5402)."""
 
     brightness: Factor = 0.0
@@ -55,21 +55,21 @@ class JitterRecipe(Part):
         return self
 
 
-class MixupRecipe(Part):
+class MixupRecipe(RecipePart):
     """Mixup: blends each sample and its label with another of its batch (Zhang et al. 2017, arXiv 1710.09412)."""
 
     alpha: Positive = 0.2
     """The own share is drawn from Beta(alpha, alpha): 1 is uniform; a small alpha mostly keeps one of the two."""
 
 
-class CutmixRecipe(Part):
+class CutmixRecipe(RecipePart):
     """Cutmix: pastes a box of another sample of the batch (Yun et al. 2019, arXiv 1905.04899)."""
 
     alpha: Positive = 1.0
     """The share of the area that is kept is drawn from Beta(alpha, alpha); 1 is uniform."""
 
 
-class PolicyRecipe(Part):
+class PolicyRecipe(RecipePart):
     """Random operations for each sample. `policy: trivial` is short for `policy: {name: trivial}`."""
 
     name: Literal["trivial", "rand"]
@@ -100,7 +100,7 @@ class PolicyRecipe(Part):
         return handler(self) if self.name == "rand" else {"name": self.name}
 
 
-class AugmentRecipe(Part):
+class AugmentRecipe(RecipePart):
     """Augmentation of training batches, in the order of these keys, and normalisation of all batches."""
 
     where: Literal["auto", "host", "device"] = "auto"

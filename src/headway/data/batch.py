@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.core.keys import UInt64, keys
+from headway.core.random_keys import UInt64, make_keys
 
 
 @final
@@ -53,7 +53,7 @@ class Batch:
 
     def keys(self, view: int = 0) -> UInt64:
         """Keys of the samples, uint64 [b]."""
-        return keys(self.seed, self.epochs, self.samples, view)
+        return make_keys(self.seed, self.epochs, self.samples, view)
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.images.shape))

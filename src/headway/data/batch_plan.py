@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from headway.core.epochs import Milestones, position_of
+from headway.core.epochs import Milestones, epochs_to_position
 from headway.core.errors import UsageError
-from headway.core.recipe import Part
+from headway.core.recipe import RecipePart
 
 Int64 = NDArray[np.int64]
 
 
-class BatchGrowthRecipe(Part):
+class BatchGrowthRecipe(RecipePart):
     """The batch grows at milestones at which a schedule would lower the learning rate (Smith et al. 2018,
     arXiv 1711.00489)."""
 
@@ -54,7 +54,7 @@ class BatchPlan:
         starts, sizes = [0], [batch]
         for milestone in growth.milestones_epochs if growth is not None else ():
             assert growth is not None
-            size, left = sizes[-1] * growth.factor, position_of(milestone, epoch) - starts[-1]
+            size, left = sizes[-1] * growth.factor, epochs_to_position(milestone, epoch) - starts[-1]
             # A phase begins at the end of a step: the first one at the milestone or behind it.
             if left > 0:
                 starts.append(starts[-1] + -(-left // sizes[-1]) * sizes[-1])

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.core.keys import GOLDEN, MASK, UInt64, integers, mix, uniform, words
+from headway.core.random_keys import GOLDEN, MASK, UInt64, draw_integers, draw_uniform, draw_words, mix
 from headway.data.random_streams import STREAM_CROP, STREAM_CROP_PLACE, STREAM_DOWN, STREAM_FLIP, STREAM_RIGHT
 
 Float64 = NDArray[np.float64]
@@ -67,7 +67,7 @@ def draw_random_resized_boxes(
     w, h = width.astype(np.float64), height.astype(np.float64)
     box_w, box_h, fitted = draw_first_fitting(keys, STREAM_CROP, w, h, scale, ratio, attempts, _fits_inside)
     # One word gives both coordinates: its halves are independent.
-    word = words(keys, STREAM_CROP_PLACE)
+    word = draw_words(keys, STREAM_CROP_PLACE)
     left, top = draw_offsets(word >> _S32, w - box_w), draw_offsets(word & _LOW32, h - box_h)
     # torchvision's fallback: the whole image, cut to the nearest allowed ratio.
     if not fitted.all():
@@ -105,7 +105,7 @@ def draw_first_fitting(
         return np.rint(side * stretch), np.rint(side / stretch)
 
     area = width * height
-    box_w, box_h = compute_sides(words(keys, stream), area)
+    box_w, box_h = compute_sides(draw_words(keys, stream), area)
     fitted = fits(box_w, box_h, width, height)
     rest = np.flatnonzero(~fitted)
     # Few samples need more attempts, so all attempts of these are computed at once.
@@ -130,7 +130,7 @@ def draw_flips(
 
     Args:
         keys: uint64 [k]. For `alternating`, the keys of epoch 0, which stay the same in all epochs:
-            `headway.keys(seed, 0, samples)`.
+            `headway.make_keys(seed, 0, samples)`.
         epochs: epoch of each sample, [k]; not needed for `random`.
         mode: `random` mirrors half of the samples, drawn anew in each epoch. `alternating` mirrors half of them in even
             epochs and the other half in odd epochs, so two epochs show each sample both ways.
@@ -144,7 +144,7 @@ def draw_flips(
     Source of `alternating`: Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv 2404.00498).
     """
     # Random: the key of this epoch decides. Alternating: the key of epoch 0 decides once, and odd epochs invert it.
-    mirrored: NDArray[np.bool_] = uniform(keys, STREAM_FLIP) < 0.5
+    mirrored: NDArray[np.bool_] = draw_uniform(keys, STREAM_FLIP) < 0.5
     if mode == "alternating":
         if epochs is None:
             raise UsageError("an alternating flip needs the epoch of each sample", fix="Give epochs.")
@@ -156,4 +156,4 @@ def draw_shifts(keys: UInt64, translate: int) -> NDArray[np.int64]:
     """Draws the shift of each sample's window, int64 [k, 2] (down, right), uniform in [-translate, translate]."""
     # `integers` excludes its upper end.
     low, high = -translate, translate + 1
-    return np.stack([integers(keys, STREAM_DOWN, low, high), integers(keys, STREAM_RIGHT, low, high)], axis=1)
+    return np.stack([draw_integers(keys, STREAM_DOWN, low, high), draw_integers(keys, STREAM_RIGHT, low, high)], axis=1)

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from headway.core.recipe import Part
+from headway.core.recipe import RecipePart
 from headway.data.resolution import ProgressiveRecipe
 
 VerifyMode = Literal["first", "always", "never"]
@@ -18,7 +18,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 
 
-class SyntheticRecipe(Part):
+class SyntheticRecipe(RecipePart):
     """Random images that lie on the device already: they show a run's speed if its input were free."""
 
     samples: int = Field(default=50_000, ge=1)
@@ -29,7 +29,7 @@ class SyntheticRecipe(Part):
     channels: Literal[1, 3] = 3
 
 
-class CropRecipe(Part):
+class CropRecipe(RecipePart):
     """The box of an image that is resized to `size`. `crop: random` is short for `crop: {name: random}`."""
 
     name: Literal["center", "random"] = "center"
@@ -73,7 +73,7 @@ class CropRecipe(Part):
         return handler(self) if self.is_random else {"name": self.name, "share": self.share}
 
 
-class DataRecipe(Part):
+class DataRecipe(RecipePart):
     """The data sets and their loading. `data: synthetic` is short for `data: {train: synthetic}`."""
 
     train: str

@@ -17,11 +17,11 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from headway.core.cores import default_threads, usable_cpus
+from headway.core.cpu_count import choose_thread_count, list_usable_cpus
 from headway.core.errors import UsageError
 from headway.data import native
 from headway.data.decode_request import DecodeRequest, GatherRequest
-from headway.data.mapping import check as check_mapped
+from headway.data.mapping import check_mappings as check_mapped
 from headway.data.reference import DecodeStats, DecodeStatus, RecordKind, copy_moved, decode_record
 
 Backend = Literal["auto", "native", "pillow"]
@@ -202,7 +202,7 @@ def build_decoder(threads: int | None = None, backend: Backend = "auto", *, pin:
     """Builds a decoder of batches; close it after use.
 
     Args:
-        threads: number of decoding threads; None: see `default_threads`.
+        threads: number of decoding threads; None: see `choose_thread_count`.
         backend: see `resolve_backend`.
         pin: bind each thread of the native core to one of the usable CPUs. It helps on many cores that belong to this
             process alone.
@@ -212,11 +212,11 @@ def build_decoder(threads: int | None = None, backend: Backend = "auto", *, pin:
     """
     if threads is not None and threads < 1:
         raise UsageError(f"{threads} decoding threads", fix="Set threads to 1 or more, or leave it out.")
-    threads = threads or default_threads()
+    threads = threads or choose_thread_count()
     # Pinning is not the default: processes that share a machine would all pin to its first CPUs, and on few cores a
     # pinned thread waits for its CPU while another CPU is idle.
     if resolve_backend(backend) == "native":
-        return NativeDecoder(threads, usable_cpus() if pin else None)
+        return NativeDecoder(threads, list_usable_cpus() if pin else None)
     if pin:
         raise UsageError("Pillow's threads cannot be pinned", fix="Leave pin out, or build the native core.")
     return PillowDecoder(threads)

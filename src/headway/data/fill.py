@@ -141,7 +141,7 @@ class BatchFiller:
         read = perf_counter()
         tally.stage_s["read"] += read - begun
         # Only records that this process has not checked yet, unless `verify` says otherwise.
-        check = self._dataset.unchecked(samples, self._verify)
+        check = self._dataset.select_unchecked(samples, self._verify)
         sums: dict[str, Any] = {"crc": tier.crc32c[samples], "check": check} if check.any() else {}
         boxes: NDArray[np.float32] | None = None
         if self._is_stored_as_served(samples, out):
@@ -156,7 +156,7 @@ class BatchFiller:
             status = np.where(tier.damaged[samples], tier.damaged[samples], status)
         self._dataset.check_columns()
         if check.any():
-            self._dataset.checked(samples[check & (status == DecodeStatus.OK)])
+            self._dataset.mark_checked(samples[check & (status == DecodeStatus.OK)])
         tally.stage_s["decode"] += perf_counter() - read
         return status, boxes
 
@@ -189,7 +189,7 @@ class BatchFiller:
         # A shift fills the border by reflection of the resized image, so it is a second pass over whole pixels.
         still = self._scratch[: out.size].reshape(out.shape)
         status = self._decoder.decode(DecodeRequest(records, boxes, still, **more))
-        self._decoder.gather(GatherRequest(Records.rows(still), out, shifts=drawn.shifts, flips=drawn.flips))
+        self._decoder.gather(GatherRequest(Records.from_rows(still), out, shifts=drawn.shifts, flips=drawn.flips))
         return status, boxes
 
     def _substitute(

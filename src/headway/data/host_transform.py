@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.core.keys import UInt64, keys
+from headway.core.random_keys import UInt64, make_keys
 from headway.data.crops import compute_center_boxes, draw_flips, draw_random_resized_boxes, draw_shifts
 from headway.data.data_recipe import CropRecipe
 from headway.data.resolution import ProgressiveRecipe, compute_size
@@ -97,9 +97,9 @@ class HostTransform:
         # Evaluation draws nothing, so it saves the keys.
         if not self.needs_keys:
             return HostDraws(np.empty(0, np.uint64), None, None)
-        drawn, flips = keys(seed, epochs, samples), None
+        drawn, flips = make_keys(seed, epochs, samples), None
         if self.flip:
             # An alternating flip needs one choice per sample that stays the same: that of epoch 0.
-            first = drawn if self.flip == "random" else keys(seed, 0, samples)
+            first = drawn if self.flip == "random" else make_keys(seed, 0, samples)
             flips = draw_flips(first, epochs, self.flip)
         return HostDraws(drawn, flips, draw_shifts(drawn, self.translate) if self.translate else None)

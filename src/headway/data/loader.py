@@ -13,7 +13,7 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from headway.core.cores import local_ranks
+from headway.core.cpu_count import read_local_ranks
 from headway.core.errors import UsageError
 from headway.data.batch import Batch
 from headway.data.dataset import Dataset
@@ -23,7 +23,7 @@ from headway.data.loader_spec import LoaderSpec
 from headway.data.loader_stats import LoaderStats, LoaderTally
 from headway.data.ops.move import flip_and_translate
 from headway.data.order import get_rank_slots
-from headway.data.tiers import Slots, Tier, choose
+from headway.data.tiers import HostSlots, Tier, choose_tier
 from headway.data.tiers.device import DeviceTier
 from headway.data.upload import to_device
 
@@ -95,7 +95,9 @@ class Loader:
                 device = self.device if self.uses_stored_pixels() else "cpu"
                 # Kept pixels are those of a full decode, so a smaller decode cannot use them.
                 cache = "none" if self.spec.scaled and self.spec.cache == "auto" else self.spec.cache
-                self._tier = choose(self.dataset, cache, device=device, threads=self.spec.threads, backend=self.backend)
+                self._tier = choose_tier(
+                    self.dataset, cache, device=device, threads=self.spec.threads, backend=self.backend
+                )
         return self._tier
 
     def uses_stored_pixels(self) -> bool:
@@ -136,13 +138,13 @@ class Loader:
             tier=self._tier.why if self._tier is not None else "",
         )
 
-    def _find_host_slots(self) -> Slots | None:
+    def _find_host_slots(self) -> HostSlots | None:
         """Returns the slots of a step taken by this host's ranks; None if the launcher does not give their number."""
-        ranks, spec = local_ranks(), self.spec
+        ranks, spec = read_local_ranks(), self.spec
         if spec.world == 1 or ranks is None or spec.world % ranks or spec.order is None:
             return None
         first = spec.rank // ranks * ranks
-        return Slots(spec.plan, first, first + ranks, spec.world)
+        return HostSlots(spec.plan, first, first + ranks, spec.world)
 
     def _iterate_spans(self) -> Iterator[tuple[int, int]]:
         """Yields (low, high) positions of this rank in each step."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Literal, final
 
-from headway.core.errors import UsageError, nearest
+from headway.core.errors import UsageError, suggest_nearest
 from headway.data.batch_plan import BatchPlan
-from headway.data.columns import Description
+from headway.data.columns import DatasetDescription
 from headway.data.data_recipe import CacheMode, CropRecipe, OnBad, VerifyMode
 from headway.data.host_transform import HostTransform
 from headway.data.order import Order
@@ -47,7 +47,7 @@ class LoaderSpec:
         translate: shift each image by up to so many pixels both ways; reflection fills the border.
         progressive: smaller images in the first epochs.
         scaled: decode large JPEGs smaller; see `DataRecipe`.
-        threads: decoding threads; None: see `default_threads`.
+        threads: decoding threads; None: see `choose_thread_count`.
         backend: the decoder: "auto", "native" or "pillow".
         prefetch_batches: slots of the ring: so many batches are decoded ahead of need.
         device: device that receives the batches.
@@ -57,7 +57,7 @@ class LoaderSpec:
         tier: an open tier instead of `cache`, for several loaders that share one. Its maker closes it.
         on_bad: a damaged sample is `substitute`d by the first good one after it in the Order, `mask`ed (zeros, served
             -1), or it `stop`s the iteration with DataError.
-        verify: when checksums are compared; see `Dataset.unchecked`.
+        verify: when checksums are compared; see `Dataset.select_unchecked`.
 
     Raises:
         UsageError: a value is impossible, or values contradict each other.
@@ -118,12 +118,12 @@ class LoaderSpec:
 
     def _check_words(self) -> None:
         if isinstance(self.flip, str) and self.flip not in FLIPS:
-            fix = f"{nearest(self.flip, FLIPS)} Or give True or False.".strip()
+            fix = f"{suggest_nearest(self.flip, FLIPS)} Or give True or False.".strip()
             raise UsageError(f"{self.flip!r} is no kind of flip", fix=fix)
         if isinstance(self.crop, str) and self.crop not in CROPS:
-            raise UsageError(f"{self.crop!r} is no kind of crop", fix=nearest(self.crop, CROPS))
+            raise UsageError(f"{self.crop!r} is no kind of crop", fix=suggest_nearest(self.crop, CROPS))
         if self.backend not in BACKENDS:
-            raise UsageError(f"{self.backend!r} is no decoder", fix=nearest(self.backend, BACKENDS))
+            raise UsageError(f"{self.backend!r} is no decoder", fix=suggest_nearest(self.backend, BACKENDS))
 
     # Cached in the instance: a frozen dataclass without slots still has a __dict__.
     @cached_property
@@ -136,7 +136,7 @@ class LoaderSpec:
         """`crop` as a recipe."""
         return self.crop if isinstance(self.crop, CropRecipe) else CropRecipe(name=self.crop)
 
-    def build_transform(self, description: Description) -> HostTransform:
+    def build_transform(self, description: DatasetDescription) -> HostTransform:
         """Builds the host's transform of a data set's images.
 
         Raises:
@@ -159,7 +159,7 @@ class LoaderSpec:
             scaled=self.scaled,
         )
 
-    def uses_stored_pixels(self, description: Description) -> bool:
+    def uses_stored_pixels(self, description: DatasetDescription) -> bool:
         """Returns True if every image has the size and the channels of the batch already."""
         transform = self.build_transform(description)
         height, width = transform.size

@@ -116,7 +116,7 @@ _LOSS = "Pillow decodes images, which takes about six times as long, and JPEGs c
 # Loaded at first use, once a process: `import headway` must stay fast, and the log says once if it fails.
 @cache
 def _load_library() -> ctypes.CDLL | None:
-    return native.library(_SIGNATURES, loss=_LOSS)
+    return native.load_library(_SIGNATURES, loss=_LOSS)
 
 
 def is_available() -> bool:

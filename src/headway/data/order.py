@@ -15,12 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.core.keys import GOLDEN, MASK, UInt64, mix_int
+from headway.core.random_keys import GOLDEN, MASK, UInt64, mix_int
 
 Int64 = NDArray[np.int64]
 
 # Ranges below it take more half-rounds; see `count_rounds`.
 SMALL_RANGE = 4096
+"""Ranges below it take more half-rounds; see `count_rounds`."""
 
 
 def count_rounds(n: int) -> int:

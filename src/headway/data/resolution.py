@@ -13,13 +13,13 @@ from collections.abc import Sequence
 from pydantic import Field, model_validator
 
 from headway.core.errors import UsageError
-from headway.core.recipe import Part
+from headway.core.recipe import RecipePart
 
 # Most sizes that `describe_sizes` lists; of more, it lists the first and the last ones.
 MAX_LISTED_SIZES = 8
 
 
-class ProgressiveRecipe(Part):
+class ProgressiveRecipe(RecipePart):
     """The size of training images grows along a line, from `start` to `data.size`. Evaluation is at `data.size`."""
 
     start: int = Field(default=160, ge=1)

@@ -10,8 +10,8 @@ from statistics import median
 from time import perf_counter, sleep
 from typing import Any, final
 
-from headway.core.cores import usable_cores
-from headway.core.profile import Together
+from headway.core.cpu_count import count_usable_cores
+from headway.core.profile import JointTiming
 from headway.data.batch import Batch
 from headway.data.loader import PRODUCER_PAUSE_S
 from headway.doctor.feed import loader_of
@@ -26,7 +26,7 @@ SHORT_STEP_S = 0.01
 """Longer ones do not show what handing a batch over takes: some 0.1 ms."""
 
 
-def beside(job: Job, input_alone: float, loop_alone: float, *, limit_s: float, **options: Any) -> Together:
+def beside(job: Job, input_alone: float, loop_alone: float, *, limit_s: float, **options: Any) -> JointTiming:
     """Trains on batches that are there already, while a thread goes through the loader as fast as it gives.
 
     Args:
@@ -68,12 +68,12 @@ def beside(job: Job, input_alone: float, loop_alone: float, *, limit_s: float, *
             thread.join()
     if failed:
         raise failed[0]
-    return Together(
+    return JointTiming(
         input_alone=input_alone,
         loop_alone=loop_alone,
         input_beside=each(given) or input_alone,  # a loader that gives next to nothing meanwhile was not seen to suffer
         loop_beside=1 / rate.value,
-        cores=usable_cores(),
+        cores=count_usable_cores(),
     )
 
 
@@ -110,7 +110,7 @@ def handover(job: Job, loop_alone: float, *, limit_s: float) -> float:
     return max(0.0, median(lost))
 
 
-def handed(found: Together, seconds: float) -> Together:
+def handed(found: JointTiming, seconds: float) -> JointTiming:
     """With what a sample takes longer for the handing over."""
     changed = {"loop_alone": found.loop_alone + seconds, "loop_beside": found.loop_beside + seconds}
     return found.model_copy(update=changed)

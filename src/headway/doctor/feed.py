@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, final
 
-from headway.core.profile import Rate, Threads
+from headway.core.profile import ThreadScaling, Throughput
 from headway.data.batch import Batch
 from headway.data.data_recipe import CropRecipe
 from headway.data.loader import Loader
-from headway.data.tiers.opened import RemoteShards
+from headway.data.tiers.remote_dataset import RemoteShards
 from headway.doctor.job import Job, close
 from headway.doctor.measure import settled, timed
 from headway.setup.recipe import TrainRecipe
@@ -27,7 +27,7 @@ class Fed:
     """Attributes: seconds: of a sample, by stage; they add up to 1 / rate. record_bytes: of one sample. threads: that
     decode. batches: that were gone through."""
 
-    rate: Rate
+    rate: Throughput
     seconds: Mapping[str, float]
     record_bytes: float
     threads: int
@@ -94,7 +94,7 @@ def _through(job: Job, *, limit_s: float, most: int | None, options: Mapping[str
     del first
     rate = images / seconds
     stages, bytes_each, threads = _stages(loader, 1 / rate)
-    return Fed(Rate(value=rate, low=rate, high=rate, windows=1), stages, bytes_each, threads, count + 1)
+    return Fed(Throughput(value=rate, low=rate, high=rate, windows=1), stages, bytes_each, threads, count + 1)
 
 
 def _fetches(job: Job) -> bool:
@@ -126,7 +126,7 @@ def _streamed(job: Job, *, limit_s: float, options: Mapping[str, Any]) -> Fed:
     finally:
         close(stream)
     stages, bytes_each, threads = _stages(loader, 1 / rate)
-    known = Rate(value=rate, low=min(rate, found.low), high=max(rate, found.high), windows=found.windows)
+    known = Throughput(value=rate, low=min(rate, found.low), high=max(rate, found.high), windows=found.windows)
     return Fed(known, stages, bytes_each, threads, count)
 
 
@@ -152,7 +152,7 @@ def augmentation(job: Job, plain_of: Fed, *, limit_s: float) -> float:
     return max(0.0, min(plain_of.seconds["decode"], 1 / plain_of.rate.value - 1 / bare.rate.value))
 
 
-def by_threads(job: Job, measured: Fed, most: int, *, limit_s: float) -> Threads:
+def by_threads(job: Job, measured: Fed, most: int, *, limit_s: float) -> ThreadScaling:
     """What the loader gives with 1, 2, 4... threads, up to `most`; and the fit of seconds = serial + parallel / threads
     by least squares, neither below 0."""
     counts = sorted({1, *(2**power for power in range(1, 12) if 2**power < most), most, measured.threads})
@@ -161,7 +161,7 @@ def by_threads(job: Job, measured: Fed, most: int, *, limit_s: float) -> Threads
         one = measured if count == measured.threads else fed(job, limit_s=limit_s, threads=count)
         rates.append(one.rate.value)
     serial, parallel = fitted(counts, [1 / rate for rate in rates])
-    return Threads(threads=tuple(counts), images_s=tuple(rates), serial_s=serial, parallel_s=parallel)
+    return ThreadScaling(threads=tuple(counts), images_s=tuple(rates), serial_s=serial, parallel_s=parallel)
 
 
 def fitted(threads: list[int], seconds: list[float]) -> tuple[float, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headway.core.memory import free_memory_bytes
+from headway.core.free_memory import read_free_memory_bytes
 from headway.data.columns import FLAG_RAW
 from headway.data.order import Order
 from headway.data.tiers.memory import MemoryTier
@@ -25,7 +25,7 @@ def keeps(job: Job) -> bool:
     train = job.setup.inputs.train
     if train is None or train.pixel_bytes is None or job.setup.recipe.data.scaled:
         return False
-    return train.pixel_bytes <= SHARE * free_memory_bytes()
+    return train.pixel_bytes <= SHARE * read_free_memory_bytes()
 
 
 def keeps_on_device(job: Job) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import final
 
-from headway.core.profile import Rate
+from headway.core.profile import Throughput
 from headway.data.batch import Batch
 from headway.doctor.job import Job
 from headway.doctor.loop import LONG_STEP_S, advanced, waiting, warmed
@@ -21,7 +21,7 @@ MOST_STEPS = 200
 class Ran:
     """Attributes: wait_share: of the time, in which the loop waited for batches. laps: seconds of a sample by stage."""
 
-    rate: Rate
+    rate: Throughput
     steps: int
     wait_share: float
     laps: Mapping[str, float]
@@ -55,7 +55,7 @@ def run(job: Job, *, limit_s: float, once: bool = False, batches: Sequence[Batch
             while perf_counter() - since < limit_s and trainer.step - first < MOST_STEPS:
                 turn()
             value = (trainer.position - begun) / (perf_counter() - since)
-            rate = Rate(value=value, low=value, high=value, windows=1)
+            rate = Throughput(value=value, low=value, high=value, windows=1)
         else:
             rate = settled(timed(turn), limit_s=limit_s)
         images, steps = trainer.position - begun, trainer.step - first

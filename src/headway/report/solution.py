@@ -12,10 +12,10 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.modules import evaluating
-from headway.core.run import Run
+from headway.core.modules import switch_to_evaluation
+from headway.core.run_folder import RunFolder
 from headway.data.data_recipe import SYNTHETIC
-from headway.model.norm import recomputing
+from headway.model.batch_norm import recompute_statistics
 from headway.observe import directions
 from headway.observe.directions import Vector
 from headway.observe.sharpness import Eigenvalue, Epsilon, Objective, Tick, epsilon_sharpness, largest_eigenvalue
@@ -50,7 +50,7 @@ class Solution:
     """One trained network. Close it after use."""
 
     name: str
-    run: Run
+    run: RunFolder
     setup: Setup
     samples: dict[str, Sample]
     tick: Tick = field(default=lambda: None)
@@ -79,7 +79,7 @@ class Solution:
         """Loss and metrics of every sample where the network is now."""
         if recompute:
             self._recompute()
-        with evaluating(self.setup.model), torch.no_grad():
+        with switch_to_evaluation(self.setup.model), torch.no_grad():
             found = {name: self._measured(sample) for name, sample in self.samples.items()}
         self.tick()
         return found
@@ -121,7 +121,7 @@ class Solution:
         scale = [
             norms[name].expand_as(one) if name in norms else torch.zeros_like(one) for name, one in trained.items()
         ]
-        with evaluating(model):
+        with switch_to_evaluation(model):
             if not math.isfinite(objective.gradient()[0]):
                 return None, None, None
             given = {"steps": ASCENT_STEPS, "starts": ASCENTS}
@@ -157,11 +157,11 @@ class Solution:
 
     def _recompute(self) -> None:
         model = self.setup.model
-        with evaluating(model):
+        with switch_to_evaluation(model):
             for one in model.modules():
                 if isinstance(one, _BatchNorm):
                     one.train()
-            with torch.no_grad(), recomputing(model):
+            with torch.no_grad(), recompute_statistics(model):
                 for images, _ in self.samples[TRAINING].batches:
                     model(self.setup.augment.normalise(images))
 
@@ -170,7 +170,7 @@ def _finite(found: Epsilon) -> Epsilon | None:
     return found if math.isfinite(found.percent) else None
 
 
-def opened(name: str, run: Run, sets: str, count: int, seed: int, *, say: Say) -> Solution:
+def opened(name: str, run: RunFolder, sets: str, count: int, seed: int, *, say: Say) -> Solution:
     """A run's best weights, in float32, and `count` samples of its data sets, drawn by `seed`.
 
     Args:
@@ -190,7 +190,7 @@ def opened(name: str, run: Run, sets: str, count: int, seed: int, *, say: Say) -
     return Solution(name=name, run=run, setup=setup, samples=samples)
 
 
-def _uris(setup: Setup, run: Run, sets: str, say: Say) -> dict[str, str]:
+def _uris(setup: Setup, run: RunFolder, sets: str, say: Say) -> dict[str, str]:
     options, where = setup.recipe.data, str(run.folder)
     if options.train == SYNTHETIC:
         fix = "Train on real data first."

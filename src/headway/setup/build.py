@@ -13,10 +13,10 @@ import numpy as np
 import torch
 
 from headway.comm.batch_norm import convert_sync
-from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeError, nearest
-from headway.core.heap import keep_freed
-from headway.core.importing import import_path
-from headway.core.recipe import Loaded
+from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeError, suggest_nearest
+from headway.core.malloc import keep_freed_memory
+from headway.core.recipe import LoadedRecipe
+from headway.core.user_code import import_user_object
 from headway.core.world import World
 from headway.data import dataset as data
 from headway.data.augment import Augment
@@ -25,17 +25,16 @@ from headway.data.batch_plan import BatchPlan
 from headway.data.data_recipe import SYNTHETIC
 from headway.data.resolution import describe_sizes, list_sizes
 from headway.launch.ranks import Ranks
-from headway.model.counts import Counts, count
-from headway.model.freezing import Freezing
-from headway.model.resolve import build as build_model
-from headway.model.resolve import initialiser
-from headway.model.valueless import valueless
+from headway.model.builder import build_model as build_model
+from headway.model.builder import find_initialiser
+from headway.model.fake_tensors import use_fake_tensors
+from headway.model.freezing import FreezeSchedule
+from headway.model.model_size import ModelSize, measure_model_size
 from headway.observe.activations import ActivationWatch
-from headway.optim import Masters, Schedule
-from headway.optim import build as build_optimizer
-from headway.optim.rate import number
+from headway.optim import MasterWeights, Schedule, build_optimizer
+from headway.optim.batch_scaling import require_number
 from headway.setup import task as tasks
-from headway.setup.compilation import called, compute_again
+from headway.setup.compilation import called, checkpoint_activations_of
 from headway.setup.inputs import Inputs, Rehearsal, Say, open_inputs
 from headway.setup.micro_batch import largest_micro_batch
 from headway.setup.precision import TYPES, Precision, emulated, fastest, here
@@ -80,7 +79,7 @@ class Setup:
         masters: what the optimizer steps, where the network is 16 bit wide.
     """
 
-    loaded: Loaded[TrainRecipe]
+    loaded: LoadedRecipe[TrainRecipe]
     device: torch.device
     inputs: Inputs
     target: tasks.Target
@@ -89,10 +88,10 @@ class Setup:
     transform: Callable[..., Any] | None
     model: torch.nn.Module
     forward: Callable[[torch.Tensor], torch.Tensor]
-    counts: Counts | None
+    counts: ModelSize | None
     optimizer: torch.optim.Optimizer
-    masters: Masters | None
-    freezing: Freezing
+    masters: MasterWeights | None
+    freezing: FreezeSchedule
     schedule: Schedule
     precision: Precision
     epoch: int
@@ -106,7 +105,7 @@ class Setup:
         return self.loaded.recipe
 
     @property
-    def agreed(self) -> Loaded[TrainRecipe]:
+    def agreed(self) -> LoadedRecipe[TrainRecipe]:
         """The recipe with the precision that all ranks have."""
         precision = self.precision
         same = precision.name == self.recipe.precision
@@ -146,7 +145,7 @@ class Setup:
 
 
 def set_up(
-    loaded: Loaded[TrainRecipe],
+    loaded: LoadedRecipe[TrainRecipe],
     *,
     say: Say,
     fresh: bool = True,
@@ -182,7 +181,7 @@ def set_up(
         reason = "PyTorch sees a GPU" if device.type == "cuda" else "PyTorch sees no GPU"
         loaded = loaded.resolve("device", device.type, reason)
     if device.type == "cpu" and rehearsal is None:
-        keep_freed()
+        keep_freed_memory()
     if ranks is not None and str(device) == "cuda":
         device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())  # a launcher may show one to each
     if device.type == "cuda":
@@ -196,7 +195,7 @@ def set_up(
 
 
 def _built(
-    loaded: Loaded[TrainRecipe],
+    loaded: LoadedRecipe[TrainRecipe],
     device: torch.device,
     inputs: Inputs,
     *,
@@ -235,22 +234,22 @@ def _built(
     model = model.to(device=device)
     ActivationWatch(model, recipe.observe.activations)  # refuses what does not fit, before there is a run
     if ranks is not None and recipe.comm.batch_norm == "sync":
-        model = convert_sync(model, World.alone(device).group(name="not met yet"))
+        model = convert_sync(model, World.create_single(device).group(name="not met yet"))
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    compute_again(model, recipe.recompute, say)
+    checkpoint_activations_of(model, recipe.activation_checkpointing, say)
     if ranks is not None:
         ranks.noise_scale = recipe.observe.noise_scale
     if recipe.observe.noise_scale and recipe.precision == "fp16":
         what = "gradients that fp16 scales by another factor in each step do not tell the noise scale"
         raise RecipeError(what, where="observe.noise_scale", fix="Set precision to bf16 or fp32, or leave it out.")
-    if ranks is not None and recipe.comm.on_loss == "continue" and device.type == "cuda":
+    if ranks is not None and recipe.comm.on_rank_failure == "continue" and device.type == "cuda":
         what = "NCCL cannot go on without a lost process"
-        raise RecipeError(what, where="comm.on_loss", fix="Set it to restart or auto.")
+        raise RecipeError(what, where="comm.on_rank_failure", fix="Set it to restart or auto.")
     transform = None
     if recipe.transform is not None:
-        transform = import_path(recipe.transform, base=loaded.base, what="transform")
+        transform = import_user_object(recipe.transform, base=loaded.base, what="transform")
         if not callable(transform):
             raise RecipeError(f"{recipe.transform!r} cannot be called", where="transform", fix="Name a function.")
 
@@ -258,7 +257,7 @@ def _built(
     if known is None:
         first = inputs.read_first_batch(loaded.recipe)
         images, labels = augment.normalise(first.images), first.labels.clone()
-        initialise = initialiser(recipe.model, model, base=loaded.base) if fresh else None
+        initialise = find_initialiser(recipe.model, model, base=loaded.base) if fresh else None
         if initialise is not None:
             initialise(images)
     check = _check_network if rehearsal is None else _check_without_values
@@ -275,7 +274,7 @@ def _built(
         say(slower)
     optimizer = build_optimizer(recipe.optimizer, model, samples / recipe.batch)
     if recipe.half_weights:
-        masters = Masters(model, optimizer, TYPES[recipe.precision])
+        masters = MasterWeights(model, optimizer, TYPES[recipe.precision])
     precision = Precision(loaded.recipe.precision, device, seconds=seconds, masters=masters)  # type: ignore[arg-type]
     if known is None:
         names = check(model, images[:2], labels[:2], task, precision)
@@ -286,7 +285,8 @@ def _built(
             check(model, small, labels[:2], task, precision, where="data.progressive.start")
         if rehearsal is None:
             counts = _counted(model, images[:1], precision)
-            say(f"Network: {counts.text()}{'' if counts.multiply_adds is None else f' an image of {_shape(images)}'}.")
+            of_image = "" if counts.multiply_adds is None else f" an image of {_shape(images)}"
+            say(f"Network: {counts.describe()}{of_image}.")
         _check_metrics(names, task)
         _check_stop(recipe, names)
         if recipe.micro_batch == "auto" and rehearsal is None:
@@ -314,13 +314,13 @@ def _built(
         counts=counts,
         optimizer=optimizer,
         masters=masters,
-        freezing=Freezing(model, recipe.model.freeze_after, samples),
+        freezing=FreezeSchedule(model, recipe.model.freeze_after, samples),
         schedule=Schedule(recipe.schedule, total=plan.find_position(steps), epoch=samples),
         precision=precision,
         epoch=samples,
         plan=plan,
         steps=steps,
-        lr=number(recipe.optimizer.lr, "optimizer.lr"),
+        lr=require_number(recipe.optimizer.lr, "optimizer.lr"),
     )
 
 
@@ -451,18 +451,18 @@ def _check_without_values(
 ) -> list[str]:
     """The same, without a computation where network and task do not ask for values. Whatever fails is tried again with
     them, and says what is wrong."""
-    with suppress(Exception), valueless(model, images, labels) as (some_images, some_labels):
+    with suppress(Exception), use_fake_tensors(model, images, labels) as (some_images, some_labels):
         return _check_network(model, some_images, some_labels, task, precision, where)
     return _check_network(model, images, labels, task, precision, where)
 
 
-def _counted(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> Counts:
+def _counted(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> ModelSize:
     try:
         with torch.random.fork_rng(devices=[]), precision.autocast():
-            return count(model, images)
+            return measure_model_size(model, images)
     except Exception as error:  # of torch's counter: the network itself was tried before, and can be trained
         LOG.debug("multiply-adds were not counted: %s", error)
-        return Counts(sum(value.numel() for value in model.parameters()), None)
+        return ModelSize(sum(value.numel() for value in model.parameters()), None)
 
 
 def _shape(images: torch.Tensor) -> str:
@@ -477,7 +477,7 @@ def _check_metrics(names: list[str], task: tasks.Task) -> None:
             raise RecipeError(f"a metric cannot be called {name!r}", where="task", fix=fix)
     if task.primary not in names:
         said = f"its primary metric {task.primary!r} is not reported"
-        raise RecipeError(said, where="task", fix=nearest(task.primary, names))
+        raise RecipeError(said, where="task", fix=suggest_nearest(task.primary, names))
 
 
 def _check_ghost(recipe: TrainRecipe, micro: int) -> None:
@@ -497,4 +497,4 @@ def _say_ghost(recipe: TrainRecipe, ranks: int, say: Say) -> None:
 def _check_stop(recipe: TrainRecipe, metrics: list[str]) -> None:
     for name in recipe.stop_at or {}:
         if name not in metrics:
-            raise RecipeError(f"no evaluation reports {name!r}", where="stop_at", fix=nearest(name, metrics))
+            raise RecipeError(f"no evaluation reports {name!r}", where="stop_at", fix=suggest_nearest(name, metrics))

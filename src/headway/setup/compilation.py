@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 
 from headway.core.errors import RecipeError, UsageError
-from headway.model.compilable import breaks, noted
-from headway.model.recompute import recompute
+from headway.model.activation_checkpointing import checkpoint_activations
+from headway.model.graph_breaks import collect_break_notes, list_graph_breaks
 
 SHOWN = 3
 """Names of modules that are said."""
@@ -51,22 +51,24 @@ def telling(
         if begun:
             return compiled(images)
         begun = True
-        with noted() as notes:
+        with collect_break_notes() as notes:
             outputs = compiled(images)
-        for one in breaks(model, notes):
-            say(f"torch.compile breaks the network's graph: {one.text()}.")
+        for one in list_graph_breaks(model, notes):
+            say(f"torch.compile breaks the network's graph: {one.describe()}.")
         return outputs
 
     return forward
 
 
-def compute_again(model: torch.nn.Module, asked: bool | tuple[str, ...], say: Callable[[str], object]) -> None:
-    """Does what the recipe's `recompute` asks for. Raises RecipeError: the network has no such modules."""
+def checkpoint_activations_of(
+    model: torch.nn.Module, asked: bool | tuple[str, ...], say: Callable[[str], object]
+) -> None:
+    """Applies the recipe's `activation_checkpointing`. Raises RecipeError: the network has no such modules."""
     if asked is False:
         return
     try:
-        names = recompute(model, None if asked is True else asked)
+        names = checkpoint_activations(model, None if asked is True else asked)
     except UsageError as error:
-        raise RecipeError(error.what, where="recompute", fix=error.fix) from None
+        raise RecipeError(error.what, where="activation_checkpointing", fix=error.fix) from None
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
     say(f"Computed again in the backward pass: {', '.join(names[:SHOWN])}{more}.")

@@ -13,11 +13,12 @@ from typing import Any, final
 
 import torch
 
-from headway.core.cores import default_threads, usable_cores
+from headway.core.cpu_count import choose_thread_count, count_usable_cores
 from headway.core.errors import DataError, RecipeError
-from headway.core.recipe import Loaded
+from headway.core.recipe import LoadedRecipe
 from headway.core.sample_counter import Counter
 from headway.data import dataset as data
+from headway.data import opening
 from headway.data.augment import measure_mean_std
 from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
@@ -28,8 +29,8 @@ from headway.data.loader_spec import LoaderSpec
 from headway.data.order import Order
 from headway.data.resolution import compute_size
 from headway.data.synthetic import SyntheticLoader
-from headway.data.tiers import Tier, choose
-from headway.data.tiers.opened import RemoteShards
+from headway.data.tiers import Tier, choose_tier
+from headway.data.tiers.remote_dataset import RemoteShards
 from headway.setup.recipe import TrainRecipe
 
 Say = Callable[[str], object]
@@ -247,7 +248,7 @@ class Inputs:
             cache = "disk" if isinstance(dataset.source, RemoteShards) else "none"
         which = "training" if dataset is self.train else "evaluation"
         with Counter(f"Filling the cache of the {which} data", "images", self.say) as progress:
-            return choose(
+            return choose_tier(
                 dataset,
                 cache,
                 # Pixels on a GPU can be gathered there, but not resized.
@@ -283,12 +284,17 @@ def _hash_texts(*texts: str) -> str:
 def open_dataset(base: Path, uri: str, say: Say) -> data.Dataset:
     """Opens a data set that a recipe names. A scan of foreign data shows its progress."""
     with Counter(f"Scanning {uri}", "images", say) as progress:
-        return data.open(uri if "://" in uri else base / Path(uri).expanduser(), progress=progress)
+        return opening.open(uri if "://" in uri else base / Path(uri).expanduser(), progress=progress)
 
 
 def open_inputs(
-    loaded: Loaded[TrainRecipe], device: torch.device, *, say: Say, opened: bool, rehearsal: Rehearsal | None = None
-) -> tuple[Loaded[TrainRecipe], Inputs]:
+    loaded: LoadedRecipe[TrainRecipe],
+    device: torch.device,
+    *,
+    say: Say,
+    opened: bool,
+    rehearsal: Rehearsal | None = None,
+) -> tuple[LoadedRecipe[TrainRecipe], Inputs]:
     """Opens the data sets and resolves the recipe's open values: size, channels, cache, mean and standard deviation.
 
     Args:
@@ -338,7 +344,7 @@ def open_inputs(
     return loaded, inputs
 
 
-def _check_cache(loaded: Loaded[TrainRecipe]) -> None:
+def _check_cache(loaded: LoadedRecipe[TrainRecipe]) -> None:
     """Raises RecipeError if options of the disk cache are set and another cache is used."""
     # A value that `auto` resolved is not the user's, so the disk options of a resumed run are no mistake.
     options, usual = loaded.recipe.data, DataRecipe(train=SYNTHETIC)
@@ -365,7 +371,7 @@ def _check_sizes(recipe: TrainRecipe, inputs: Inputs) -> None:
         raise RecipeError(what, where="evaluate.shift", fix=f"Set it to at most {side - 1}.")
 
 
-def _resolve_places(loaded: Loaded[TrainRecipe], inputs: Inputs, *, filled: bool) -> Loaded[TrainRecipe]:
+def _resolve_places(loaded: LoadedRecipe[TrainRecipe], inputs: Inputs, *, filled: bool) -> LoadedRecipe[TrainRecipe]:
     """Resolves the decoder, the cache, and the place of flip and translate; fills the caches if `filled`."""
     recipe, device = loaded.recipe, inputs.device
     if recipe.data.train != SYNTHETIC:
@@ -382,8 +388,8 @@ def _resolve_places(loaded: Loaded[TrainRecipe], inputs: Inputs, *, filled: bool
             if recipe.data.cache == "auto":
                 loaded = loaded.resolve("data.cache", tier.name, reason)
             inputs.say(f"Training data {TIER_PHRASES[tier.name]}: {reason}.")
-            cores = usable_cores()
-            inputs.say(describe_decoding(backend, recipe.data.threads or default_threads(), cores))
+            cores = count_usable_cores()
+            inputs.say(describe_decoding(backend, recipe.data.threads or choose_thread_count(), cores))
     # A rehearsal leaves `auto`: the device here need not be the one that trains.
     if recipe.augment.where == "auto" and filled:
         reason = "the device is a CPU" if device.type == "cpu" else "the device has time for it"
@@ -392,8 +398,8 @@ def _resolve_places(loaded: Loaded[TrainRecipe], inputs: Inputs, *, filled: bool
 
 
 def _resolve_images(
-    loaded: Loaded[TrainRecipe], train: data.Dataset | None, synthetic: SyntheticRecipe | None
-) -> tuple[Loaded[TrainRecipe], tuple[int, int], int, int]:
+    loaded: LoadedRecipe[TrainRecipe], train: data.Dataset | None, synthetic: SyntheticRecipe | None
+) -> tuple[LoadedRecipe[TrainRecipe], tuple[int, int], int, int]:
     """Resolves the images' format. Returns the recipe, (height, width), channels and the number of samples."""
     recipe = loaded.recipe
     if synthetic is not None:
@@ -421,8 +427,8 @@ def _resolve_images(
 
 
 def _resolve_stated(
-    loaded: Loaded[TrainRecipe], stated: SyntheticRecipe
-) -> tuple[Loaded[TrainRecipe], SyntheticRecipe]:
+    loaded: LoadedRecipe[TrainRecipe], stated: SyntheticRecipe
+) -> tuple[LoadedRecipe[TrainRecipe], SyntheticRecipe]:
     """Makes the stand-in for an absent training set: as stated, with the recipe's size and channels."""
     options = loaded.recipe.data
     if options.size is None:
@@ -438,7 +444,7 @@ def _expand_size(size: int | tuple[int, int]) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
 
-def _resolve_normalisation(loaded: Loaded[TrainRecipe], inputs: Inputs) -> Loaded[TrainRecipe]:
+def _resolve_normalisation(loaded: LoadedRecipe[TrainRecipe], inputs: Inputs) -> LoadedRecipe[TrainRecipe]:
     """Resolves `augment.mean` and `augment.std` by a measurement, if they are auto."""
     recipe, channels = loaded.recipe.augment, inputs.channels
     for key in ("mean", "std"):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from headway.core.errors import TrainingError
-from headway.core.memory import free_memory_bytes
+from headway.core.free_memory import read_free_memory_bytes
 
 SHARE_OF_MEMORY = 0.5
 """On a CPU, of the memory available, for what forward saves for backward; the rest is for gradients of activations,
@@ -32,7 +32,7 @@ def largest_micro_batch(batch: int, device: torch.device, attempt: Callable[[int
 
 def fitting(batch: int, saved: int, device: torch.device) -> tuple[int, str]:
     """What fits, and why, by the bytes that one sample keeps for backward."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory_bytes()
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else read_free_memory_bytes()
     available = int(free * SHARE_OF_MEMORY)
     fits = max(1, available // max(1, saved))
     parts = -(-batch // fits)

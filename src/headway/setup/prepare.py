@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from headway.core.errors import UserCodeError
-from headway.core.keys import UInt64
-from headway.core.keys import keys as keys_of
+from headway.core.random_keys import UInt64
+from headway.core.random_keys import make_keys as keys_of
 from headway.data.batch import Batch
 from headway.setup.build import Setup
 

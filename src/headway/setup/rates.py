@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from headway.core.errors import RecipeError
-from headway.core.recipe import Loaded
+from headway.core.recipe import LoadedRecipe
 from headway.data.batch_plan import BatchPlan
-from headway.optim.rate import ScaledRecipe, number
+from headway.optim.batch_scaling import BatchScaledRecipe, require_number
 from headway.setup.recipe import TrainRecipe
 
 LARGE = 1024
@@ -20,7 +20,7 @@ OFF = 0.1
 """Share of its epochs by which a run may end elsewhere than asked before it is said."""
 
 
-def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
+def resolve_rates(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe]:
     """The recipe with numbers in place of {base, per, scale}.
 
     Epochs that follow the batch take all moments of the run with them, so that each part of it has as many steps as
@@ -29,21 +29,23 @@ def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
     recipe = loaded.recipe
     values: dict[str, tuple[Any, str]] = {}
     batch, schedule, growth = recipe.batch, recipe.schedule, recipe.batch_growth
-    if isinstance(lr := recipe.optimizer.lr, ScaledRecipe):
-        values["optimizer.lr"] = (lr.at(batch), lr.why(batch))
-        if schedule.warmup_start == "base":
-            start = min(1.0, lr.base / lr.at(batch))  # a batch below `per` has nothing to rise to
-            values["schedule.warmup_start"] = (start, f"base {lr.base:g} of a learning rate of {lr.at(batch):.6g}")
-    if isinstance(epochs := recipe.epochs, ScaledRecipe):
-        values["epochs"] = (epochs.at(batch), epochs.why(batch))
-        factor = epochs.factor(batch)
+    if isinstance(lr := recipe.optimizer.lr, BatchScaledRecipe):
+        value = lr.compute_value(batch)
+        values["optimizer.lr"] = (value, lr.explain(batch))
+        if schedule.warmup.start == "base":
+            start = min(1.0, lr.base / value)  # a batch below `per` has nothing to rise to
+            values["schedule.warmup_start"] = (
+                start,
+                f"base {lr.base:g} of a learning rate of {value:.6g}",
+            )
+    if isinstance(epochs := recipe.epochs, BatchScaledRecipe):
+        values["epochs"] = (epochs.compute_value(batch), epochs.explain(batch))
+        factor = epochs.compute_factor(batch)
         why = f"x {factor:.6g}, as the epochs of the run"
         given: dict[str, Any] = {
-            "schedule.warmup_epochs": schedule.warmup_epochs,
-            "schedule.every_epochs": schedule.every_epochs,
-            "schedule.milestones_epochs": schedule.milestones_epochs,
+            **{f"schedule.{field}": value for field, value in schedule.epoch_fields.items()},
             "batch_growth.milestones_epochs": growth.milestones_epochs if growth is not None else (),
-            **{f"optimizer.{field}": value for field, value in recipe.optimizer.epochs.items()},
+            **{f"optimizer.{field}": value for field, value in recipe.optimizer.epoch_fields.items()},
         }
         for place, part in enumerate(recipe.model.freeze_after):
             given[f"model.freeze_after.{place}.after_epochs"] = part.after_epochs
@@ -60,11 +62,11 @@ def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
 def oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> list[str]:
     """What is hardly meant: very few steps, each of which is large; an end elsewhere than asked; a flat warm-up."""
     out = []
-    if recipe.schedule.warmup_epochs and recipe.schedule.warmup_start == 1:
-        what = f"The warm-up of {recipe.schedule.warmup_epochs:g} epochs begins at the rate at which it ends"
+    if recipe.schedule.warmup.epochs and recipe.schedule.warmup.start == 1:
+        what = f"The warm-up of {recipe.schedule.warmup.epochs:g} epochs begins at the rate at which it ends"
         fix = "take a larger batch (base is the rate of `per`), or remove schedule.warmup_epochs"
         out.append(f"{what}, so that nothing rises: {fix}.")
-    asked, ends = number(recipe.epochs, "epochs"), plan.find_position(steps) / samples
+    asked, ends = require_number(recipe.epochs, "epochs"), plan.find_position(steps) / samples
     few = steps < FEW and plan.largest_batch > min(LARGE, samples)
     if not few and abs(ends / asked - 1) <= OFF:
         return out
@@ -79,12 +81,12 @@ def oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> 
 def length(recipe: TrainRecipe, samples: int) -> tuple[BatchPlan, int]:
     """The steps' sizes and their number, of a recipe whose rates are resolved, over a data set of so many samples."""
     plan = BatchPlan(recipe.batch, recipe.batch_growth, epoch=samples)
-    return plan, plan.round_to_steps(number(recipe.epochs, "epochs") * samples)
+    return plan, plan.round_to_steps(require_number(recipe.epochs, "epochs") * samples)
 
 
 def check_length(recipe: TrainRecipe, steps: int) -> None:
     """Raises RecipeError for what would never be done in so few steps."""
-    lookahead, ema, scale = recipe.optimizer.lookahead, recipe.model.ema, recipe.optimizer.batch_scale
+    lookahead, ema, scale = recipe.optimizer.lookahead, recipe.model.ema, recipe.optimizer.steps_per_update
     if lookahead is not None and steps < lookahead.every_steps:
         what = f"it looks ahead every {lookahead.every_steps} steps, and the run has {steps}"
         raise RecipeError(what, where="optimizer.lookahead", fix="Set every_steps to less, or train for longer.")
@@ -100,17 +102,17 @@ def warnings(recipe: TrainRecipe) -> list[str]:
     """What is known to go wrong with a batch of this size, in sentences with what mends it. A batch is what the weights
     move by once, of `lbsgd` a macro-batch."""
     out = []
-    optimizer, scale = recipe.optimizer, recipe.optimizer.batch_scale
+    optimizer, scale = recipe.optimizer, recipe.optimizer.steps_per_update
     steps = f" ({scale} steps of {{:,}})" if scale > 1 else ""
     batch, largest = recipe.batch * scale, recipe.largest_batch * scale
-    rise = min(5.0, number(recipe.epochs, "epochs") / 4)  # a warm-up that fits the run
-    if batch > LARGE and not recipe.schedule.moves and not optimizer.moves and recipe.batch_growth is None:
+    rise = min(5.0, require_number(recipe.epochs, "epochs") / 4)  # a warm-up that fits the run
+    if batch > LARGE and not recipe.schedule.changes_lr and not optimizer.changes_lr and recipe.batch_growth is None:
         out.append(
             f"A batch of {batch:,}{steps.format(recipe.batch)} trains at one learning rate throughout: above {LARGE:,} "
             "that often diverges early or ends at a lower accuracy. Set for example schedule: {name: cosine, "
             f"warmup_epochs: {rise:.2g}}}."
         )
-    if largest > VERY_LARGE and not optimizer.layer_wise:
+    if largest > VERY_LARGE and not optimizer.is_layer_wise:
         fix = "optimizer.warmup to lars, or optimizer.name" if optimizer.name == "lbsgd" else "optimizer.name"
         out.append(
             f"A batch of {largest:,}{steps.format(recipe.largest_batch)} is taken by {optimizer.name}, which treats "

@@ -7,21 +7,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from headway.comm.options import CommRecipe
-from headway.core.recipe import Part, expect_patterns
+from headway.comm.comm_recipe import CommRecipe
+from headway.core.recipe import RecipePart, check_patterns
 from headway.data.augment_recipe import AugmentRecipe
 from headway.data.batch_plan import BatchGrowthRecipe
 from headway.data.data_recipe import DataRecipe
-from headway.model.resolve import ModelRecipe
+from headway.model.model_recipe import ModelRecipe
 from headway.observe.options import ObserveRecipe
-from headway.optim.optimizer import OptimizerRecipe
-from headway.optim.rate import Scalable, ScaledRecipe
-from headway.optim.schedule import ScheduleRecipe
+from headway.optim.batch_scaling import BatchScaledRecipe, Scalable
+from headway.optim.optimizer_recipe import AnyOptimizerRecipe
+from headway.optim.schedule import AnyScheduleRecipe, ConstantScheduleRecipe
 
 NO_GRAPHS = "graphs are CUDA graphs, which a CPU has none of"
 
 
-class TaskRecipe(Part):
+class TaskRecipe(RecipePart):
     """What makes a loss and metrics of the network's output."""
 
     factory: str = "auto"
@@ -30,7 +30,7 @@ class TaskRecipe(Part):
     """Its keyword arguments, for example {label_smoothing: 0.1}."""
 
 
-class EvaluateRecipe(Part):
+class EvaluateRecipe(RecipePart):
     """When the evaluation set is gone through."""
 
     every_epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -46,7 +46,7 @@ class EvaluateRecipe(Part):
     mirrored too. The multi-crop evaluation of airbench94 (Jordan 2024, arXiv 2404.00498) with 1."""
 
 
-class CheckpointRecipe(Part):
+class CheckpointRecipe(RecipePart):
     """When the state is saved, so that a run can go on after a stop or a crash."""
 
     every_epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -74,7 +74,7 @@ class CheckpointRecipe(Part):
         return folder
 
 
-class TrainRecipe(Part):
+class TrainRecipe(RecipePart):
     """Everything that one training run needs."""
 
     name: str = "run"
@@ -87,12 +87,12 @@ class TrainRecipe(Part):
     augment: AugmentRecipe = AugmentRecipe()
     transform: str | None = None
     """Import path of your function transform(images, labels, keys) -> (images, labels), on a device batch after
-    normalisation (float [b, C, H, W]); `keys` (uint64 [b], numpy) give random numbers: see headway.core.keys.
+    normalisation (float [b, C, H, W]); `keys` (uint64 [b], numpy) give random numbers: see headway.core.random_keys.
     Training only."""
     model: ModelRecipe
     task: TaskRecipe = TaskRecipe()
-    optimizer: OptimizerRecipe
-    schedule: ScheduleRecipe = ScheduleRecipe(name="constant")
+    optimizer: AnyOptimizerRecipe
+    schedule: AnyScheduleRecipe = ConstantScheduleRecipe()
     batch: int = Field(ge=1)
     """Global batch: samples of one step, over all ranks. May be larger than the data set: it then spans epochs."""
     batch_growth: BatchGrowthRecipe | None = None
@@ -114,7 +114,7 @@ class TrainRecipe(Part):
     compile: bool | Literal["graphs", "max-autotune"] = False
     """torch.compile the network; the first step takes longer by the compilation. `graphs`: replay CUDA graphs too;
     `max-autotune`: try several kernels for each operation, which takes minutes."""
-    recompute: bool | tuple[str, ...] = False
+    activation_checkpointing: bool | tuple[str, ...] = False
     """Modules whose activations are computed again in the backward pass and not kept: regular expressions (re.search on
     a module's full name), or true for the blocks of our networks. Less memory, more time."""
     comm: CommRecipe = CommRecipe()
@@ -147,10 +147,10 @@ class TrainRecipe(Part):
                 raise ValueError(f"observe.{name} is of the sink prometheus: add that, or remove {name}")
         return sinks
 
-    @field_validator("recompute")
+    @field_validator("activation_checkpointing")
     @classmethod
     def _are_patterns(cls, found: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
-        expect_patterns(*(() if isinstance(found, bool) else found))
+        check_patterns(*(() if isinstance(found, bool) else found))
         return found
 
     @model_validator(mode="after")
@@ -162,23 +162,22 @@ class TrainRecipe(Part):
         if self.stop_at is not None and self.data.eval is None:
             raise ValueError("stop_at needs an evaluation set: set data.eval, or remove stop_at")
         # Epochs that follow the batch take those of the schedules with them, so the bases are what is compared.
-        epochs = self.epochs.base if isinstance(self.epochs, ScaledRecipe) else self.epochs
+        epochs = self.epochs.base if isinstance(self.epochs, BatchScaledRecipe) else self.epochs
         schedule, growth = self.schedule, self.batch_growth
-        if schedule.warmup_epochs > epochs:
+        if schedule.warmup.epochs > epochs:
             raise ValueError(
-                f"schedule.warmup_epochs {schedule.warmup_epochs:g} is longer than the run of {epochs:g} "
+                f"schedule.warmup_epochs {schedule.warmup.epochs:g} is longer than the run of {epochs:g} "
                 "epochs: set it to less, or train for longer"
             )
         for key, milestones in {
-            "schedule.every_epochs": (schedule.every_epochs,) if schedule.name == "step" else (),
-            "schedule.milestones_epochs": schedule.milestones_epochs,
+            **{f"schedule.{key}": falls for key, falls in schedule.falls_epochs.items()},
             **{
                 f"model.freeze_after.{place}.after_epochs": (part.after_epochs,)
                 for place, part in enumerate(self.model.freeze_after)
             },
             "batch_growth.milestones_epochs": () if growth is None else growth.milestones_epochs,
         }.items():
-            late = [epoch for epoch in milestones if epoch is not None and epoch >= epochs]
+            late = [epoch for epoch in milestones if epoch >= epochs]
             if late:
                 what = f"{key} has {late[0]:g}, and the run ends at epoch {epochs:g}"
                 raise ValueError(f"{what}: remove it, or train for longer")
@@ -191,7 +190,7 @@ class TrainRecipe(Part):
             if end > epochs * (1 + 1e-9):  # of a sum, each part of which may have been scaled
                 what = f"{key} is {end:g}, and the run ends at epoch {epochs:g}"
                 raise ValueError(f"{what}: set it to at most that, or train for longer")
-        if schedule.warmup_start == "base" and not isinstance(self.optimizer.lr, ScaledRecipe):
+        if schedule.warmup.start == "base" and not isinstance(self.optimizer.lr, BatchScaledRecipe):
             fix = "write for example optimizer.lr: {base: 0.1, per: 256}, or give schedule.warmup_start a number"
             raise ValueError(f"schedule.warmup_start: base is that of a learning rate that follows the batch: {fix}")
         self._check_batch_norm()
@@ -218,11 +217,12 @@ class TrainRecipe(Part):
             if self.micro_batch is not None:
                 what = "compile: graphs keeps gradients where the next micro-batch's replay writes"
                 raise ValueError(f"{what}: remove micro_batch, or set compile to true")
-        if self.recompute is not False and self.compile is not False:
+        if self.activation_checkpointing is not False and self.compile is not False:
             what = "torch.compile chooses by itself what is kept for the backward pass"
-            raise ValueError(f"{what}: remove recompute, or compile")
-        if self.recompute == ():
-            raise ValueError("recompute names no module: write for example recompute: ['^layer1'], or true")
+            raise ValueError(f"{what}: remove activation_checkpointing, or compile")
+        if self.activation_checkpointing == ():
+            fix = "write for example activation_checkpointing: ['^layer1'], or true"
+            raise ValueError(f"activation_checkpointing names no module: {fix}")
 
     def _check_batch_norm(self) -> None:
         norm = self.model.batch_norm

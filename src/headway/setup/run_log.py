@@ -14,9 +14,9 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
 
-from headway.core import rows
-from headway.core.files import write_whole
-from headway.core.run import Run
+from headway.core import row_file
+from headway.core.files import write_atomically
+from headway.core.run_folder import RunFolder
 from headway.data.batch import BadSample
 from headway.observe.sinks import Sink, open_sinks
 
@@ -35,7 +35,7 @@ class RunLog:
         name: of this process among several: each writes ids of its own.
     """
 
-    def __init__(self, run: Run, *, sinks: Sequence[str], leads: bool = True, name: str = "") -> None:
+    def __init__(self, run: RunFolder, *, sinks: Sequence[str], leads: bool = True, name: str = "") -> None:
         self._run, self._names, self._name = run, sinks, name
         self._ids: IO[bytes] | None = None
         self.confirm: Callable[[], None] = lambda: None
@@ -57,7 +57,7 @@ class RunLog:
         """
         self._leads = True
         if after is not None:
-            self._run.cut_metrics(after[0])
+            self._run.truncate_metrics(after[0])
         self._metrics = self._run.metrics_path.open("a", encoding="utf-8")
         self._sinks = open_sinks(self._names, self._run.folder, after_step=after and after[1])
 
@@ -74,7 +74,7 @@ class RunLog:
     def ids(self, positions: NDArray[np.int64], asked: NDArray[np.int64], served: NDArray[np.int64]) -> None:
         """Appends (position, asked, served) of each sample to ids.bin."""
         if self._ids is None:
-            path = self._run.ids_of(self._name)
+            path = self._run.process_ids_path(self._name)
             path.parent.mkdir(parents=True, exist_ok=True)  # on a host of its own, the lead's folder is elsewhere
             # One of several processes may be killed and the others go on: what it wrote must not be lost with it.
             self._ids = path.open("ab", buffering=0 if self._name else -1)
@@ -96,7 +96,7 @@ class RunLog:
             return
         data = save_tensors({name: t.detach().cpu().contiguous().clone() for name, t in state.items()})
         self.confirm()
-        write_whole(self._run.weights_path, data)
+        write_atomically(self._run.weights_path, data)
 
     def row(
         self,
@@ -107,13 +107,13 @@ class RunLog:
         step: int,
         values: NDArray[np.float32],
     ) -> None:
-        """Appends to a file of rows; see `headway.core.rows`."""
+        """Appends to a file of rows; see `headway.core.row_file`."""
         if self._leads:
-            rows.append(self._run.rows_of(kind), names, columns, position, step, values)
+            row_file.append_row(self._run.rows_path(kind), names, columns, position, step, values)
 
     def cut_ids(self, position: int) -> None:
         """Takes this process's samples from a position on out of its ids: their step did not come about."""
-        self._run.cut_ids(position, self._name)
+        self._run.truncate_ids(position, self._name)
 
     def flush(self) -> None:
         """Brings everything logged so far onto the disk; called before a checkpoint that counts on it."""
@@ -128,7 +128,7 @@ class RunLog:
             self._metrics.close()
             for sink in self._sinks:
                 sink.close()
-            self._run.cut_back(position)
+            self._run.truncate_logs(position)
             self.lead(after=(position, step))
 
     def close(self) -> None:

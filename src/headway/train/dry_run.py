@@ -13,19 +13,28 @@ import numpy as np
 import torch
 
 from headway.checkpoint.checkpoints import state_of
-from headway.core.collectives import Algorithm, Link, Network, bytes_out_of_host
+from headway.core.collectives import Algorithm, Link, Network, count_bytes_out_of_host
 from headway.core.errors import UsageError, UserCodeError
-from headway.core.profile import Exchange, Input, Layer, Phase, Step, Update, Whole, Workload
-from headway.core.recipe import Loaded
+from headway.core.profile import (
+    Workload,
+    WorkloadExchange,
+    WorkloadInput,
+    WorkloadLayer,
+    WorkloadPhase,
+    WorkloadRun,
+    WorkloadStep,
+    WorkloadUpdate,
+)
+from headway.core.recipe import LoadedRecipe
 from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
 from headway.data.resolution import compute_size
 from headway.launch.hosts import hosts_of, shared
 from headway.launch.ranks import running_statistics
-from headway.model.compilable import Compilable, try_compiling
-from headway.model.counts import count
-from headway.model.layers import SAMPLES, layers
-from headway.model.valueless import valueless
-from headway.optim.footprint import footprint
+from headway.model.fake_tensors import use_fake_tensors
+from headway.model.graph_breaks import CompileReport, try_compiling
+from headway.model.layer_profile import SAMPLES, profile_layers
+from headway.model.model_size import measure_model_size
+from headway.optim.footprint import estimate_footprint
 from headway.setup.build import Setup, set_up
 from headway.setup.inputs import Rehearsal, Say
 from headway.setup.micro_batch import fitting
@@ -70,11 +79,11 @@ class DryRun:
         sent_bytes: what the busiest host sends to others in a step; of one host, what a rank sends.
         without_values: the layers were measured without a computation, not on images.
         compilable: what torch.compile makes of the network, or would; None where it was not asked, and with
-            `recompute`, which goes without it.
+            `activation_checkpointing`, which goes without it.
         notes: what the reader should know of the numbers.
     """
 
-    loaded: Loaded[TrainRecipe]
+    loaded: LoadedRecipe[TrainRecipe]
     workload: Workload
     hosts: int
     ranks: int
@@ -85,7 +94,7 @@ class DryRun:
     memory: Sequence[Part]
     sent_bytes: float
     without_values: bool
-    compilable: Compilable | None
+    compilable: CompileReport | None
     notes: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -98,7 +107,7 @@ class DryRun:
             "learning_rate": [{"epoch": epoch, "lr": lr} for epoch, lr in self.rates],
             "memory": [asdict(part) for part in self.memory],
             "sent_bytes": self.sent_bytes,
-            "compilable": None if (fits := self.compilable) is None else {"whole": fits.whole, **asdict(fits)},
+            "compilable": None if (fits := self.compilable) is None else {"whole": fits.is_whole, **asdict(fits)},
             "notes": list(self.notes),
             "workload": self.workload.model_dump(mode="json"),
         }
@@ -142,7 +151,7 @@ def dry_run(
     with closing(setup.inputs):
         images = _images(setup)
         found, without_values = _layers(setup, images)
-        asked = compiles and not setup.recipe.recompute
+        asked = compiles and not setup.recipe.activation_checkpointing
         fits = try_compiling(setup.model, images, setup.precision.autocast) if asked else None
         ranks = sum(host.procs for host in places)
         return _made(setup, found, without_values, fits, len(places), ranks, evaluation_samples)
@@ -155,15 +164,15 @@ def _images(setup: Setup) -> torch.Tensor:
     return images[torch.arange(max(SAMPLES), device=images.device) % len(images)].contiguous(memory_format=layout)
 
 
-def _layers(setup: Setup, images: torch.Tensor) -> tuple[tuple[Layer, ...], bool]:
+def _layers(setup: Setup, images: torch.Tensor) -> tuple[tuple[WorkloadLayer, ...], bool]:
     """The network's layers, and whether they could be looked at without a computation."""
     autocast = setup.precision.autocast
     try:
-        with valueless(setup.model, images) as (given,):
-            return layers(setup.model, given, autocast), True
+        with use_fake_tensors(setup.model, images) as (given,):
+            return profile_layers(setup.model, given, autocast), True
     except Exception:  # a network that decides by values, or takes other ways than torch's
         try:
-            return layers(setup.model, images, autocast), False
+            return profile_layers(setup.model, images, autocast), False
         except Exception as error:
             what = f"the network failed on {max(SAMPLES)} samples in training: {type(error).__name__}: {error}"
             raise UserCodeError(what, where="model") from error
@@ -171,9 +180,9 @@ def _layers(setup: Setup, images: torch.Tensor) -> tuple[tuple[Layer, ...], bool
 
 def _made(
     setup: Setup,
-    found: tuple[Layer, ...],
+    found: tuple[WorkloadLayer, ...],
     without_values: bool,
-    fits: Compilable | None,
+    fits: CompileReport | None,
     hosts: int,
     ranks: int,
     evaluation_samples: int | None,
@@ -191,7 +200,7 @@ def _made(
         notes.append(f"The layers were measured on {max(SAMPLES)} images: the network asks for values.")
     if recipe.compile:
         notes.append("What is kept for backward was measured without torch.compile, which keeps less.")
-    if recipe.recompute:
+    if recipe.activation_checkpointing:
         notes.append("Of what is computed again, the inputs that are kept for it are not counted.")
     if setup.device.type == "cpu" and recipe.precision == "fp16":
         notes.append("There is no GPU here, and training in fp16 wants one.")
@@ -217,10 +226,10 @@ def _made(
 
 
 def _workload(
-    setup: Setup, found: tuple[Layer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
+    setup: Setup, found: tuple[WorkloadLayer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
 ) -> Workload:
     recipe, inputs = setup.recipe, setup.inputs
-    kept = footprint(setup.optimizer)
+    kept = estimate_footprint(setup.optimizer)
     trained = sum(layer.gradient_bytes for layer in found)
     stepped = sum(_size(value) for group in setup.optimizer.param_groups for value in group["params"])
     moved = kept.moved_bytes + 3 * _masters_bytes(setup) + 3 * stepped * (recipe.optimizer.clip_norm is not None)
@@ -235,7 +244,7 @@ def _workload(
     return Workload(
         name=recipe.name,
         layers=found,
-        input=Input(
+        input=WorkloadInput(
             height=height,
             width=width,
             channels=setup.channels,
@@ -245,20 +254,20 @@ def _workload(
             on_host=(*_cropped(recipe), *(name for name in ("flip", "translate") if name in on_host)),
             on_device=_augmented(recipe, on_host),
         ),
-        step=Step(
+        step=WorkloadStep(
             batch=recipe.batch,
             ranks=ranks,
             micro_batch=micro,
             precision=setup.precision.name,
             half_weights=setup.masters is not None,
             compiled=bool(recipe.compile),
-            update=Update(
+            update=WorkloadUpdate(
                 optimizer=recipe.optimizer.name,
                 state_bytes=kept.state_bytes,
                 passes=moved / stepped,
                 beside_bytes=sum(part.bytes for part in _beside(setup)),
             ),
-            exchange=Exchange(
+            exchange=WorkloadExchange(
                 gradient_bytes=trained,
                 statistics_bytes=statistics,
                 algorithm=recipe.comm.algorithm,
@@ -267,7 +276,7 @@ def _workload(
                 sync_batch_norm=recipe.comm.batch_norm == "sync",
             ),
         ),
-        run=Whole(
+        run=WorkloadRun(
             samples=setup.epoch,
             epochs=total / setup.epoch,
             steps=setup.steps,
@@ -311,14 +320,14 @@ def _augmented(recipe: TrainRecipe, on_host: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name, wanted in asked.items() if wanted)
 
 
-def _phases(setup: Setup, forward: int) -> tuple[Phase, ...]:
+def _phases(setup: Setup, forward: int) -> tuple[WorkloadPhase, ...]:
     """Steps of one batch and one image size that follow each other."""
     plan, steps, progressive = setup.plan, setup.steps, setup.recipe.data.progressive
     starts = {plan.count_steps(0, int(start)) for start in plan.starts}
     if progressive is not None:
         last = min(math.ceil(progressive.until_epoch), math.ceil(plan.find_position(steps) / setup.epoch))
         starts |= {plan.count_steps(0, epoch * setup.epoch) for epoch in range(last + 1)}
-    out: list[Phase] = []
+    out: list[WorkloadPhase] = []
     counted = {setup.size: forward}
     begins = sorted(step for step in starts if step < steps)
     for step, end in zip(begins, [*begins[1:], steps], strict=True):
@@ -328,7 +337,7 @@ def _phases(setup: Setup, forward: int) -> tuple[Phase, ...]:
             size = compute_size(progressive, setup.size, position // setup.epoch)
         if size not in counted:
             counted[size] = _forward(setup, size)
-        phase = Phase(
+        phase = WorkloadPhase(
             steps=end - step,
             batch=plan.get_batch_size(position),
             height=size[0],
@@ -345,11 +354,11 @@ def _forward(setup: Setup, size: tuple[int, int]) -> int:
     """Multiply-adds of one image of another size."""
     images = torch.zeros(1, setup.channels, *size, device=setup.device)
     try:
-        with valueless(setup.model, images) as (given,), setup.precision.autocast():
-            found = count(setup.model, given)
+        with use_fake_tensors(setup.model, images) as (given,), setup.precision.autocast():
+            found = measure_model_size(setup.model, given)
     except Exception:
         with setup.precision.autocast():
-            found = count(setup.model, images)
+            found = measure_model_size(setup.model, images)
     return found.multiply_adds or 0
 
 
@@ -418,14 +427,14 @@ def _rates(setup: Setup) -> list[tuple[float, float]]:
     return [*out, (plan.find_position(steps) / setup.epoch, setup.lr_at(last))]
 
 
-def _sent(exchange: Exchange, nbytes: int, hosts: int, ranks: int) -> float:
+def _sent(exchange: WorkloadExchange, nbytes: int, hosts: int, ranks: int) -> float:
     if ranks == 1:
         return 0.0
     m, per_host = (hosts, ranks // hosts) if hosts > 1 and ranks % hosts == 0 else (ranks, 1)
     any_link = Link(0.0, 1.0)  # the bytes do not depend on it
     algorithm: Algorithm = "ring" if exchange.algorithm == "auto" else exchange.algorithm  # type: ignore[assignment]
     wire = exchange.wire_ratio if hosts > 1 else 1.0
-    return bytes_out_of_host(algorithm, nbytes, Network(m, per_host, any_link, any_link, 1.0), wire_ratio=wire)
+    return count_bytes_out_of_host(algorithm, nbytes, Network(m, per_host, any_link, any_link, 1.0), wire_ratio=wire)
 
 
 def _where(setup: Setup) -> Where:

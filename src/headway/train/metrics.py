@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.comm.reducer import Verdict
+from headway.comm.reducer import StepReduction
 from headway.core.clock import Clock
 from headway.core.errors import DataError
-from headway.core.run import Run, read_lines
+from headway.core.run_folder import RunFolder, read_json_lines
 from headway.data.batch import BadSample, Batch
 from headway.launch.ranks import Ranks
 from headway.observe import stragglers
@@ -37,14 +37,16 @@ class Ledger:
         ending: some rank was told to stop. regrouping: newcomers wait. As of the newest step that was read.
     """
 
-    def __init__(self, setup: Setup, run: Run, ranks: Ranks | None, show: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, setup: Setup, run: RunFolder, ranks: Ranks | None, show: Callable[[dict[str, Any]], None]
+    ) -> None:
         leads, name = (True, "") if ranks is None else (ranks.speaks, ranks.name)
         self.log = RunLog(run, sinks=setup.recipe.sinks, leads=leads, name=name)
         self.damaged = 0
         self.ending = self.regrouping = False
         self._setup, self._run, self._ranks, self._show = setup, run, ranks, show
         self._losses: list[torch.Tensor] = []
-        self._verdicts: list[Verdict] = []
+        self._verdicts: list[StepReduction] = []
         self._step_losses: list[float] = []
         self._sizes: list[int] = []
         self._bad: list[BadSample] = []
@@ -73,7 +75,7 @@ class Ledger:
         """Writes the ids of a batch. Before its step comes about: who is killed then has said what it gave to it."""
         self.log.ids(batch.positions, batch.samples, batch.served)
 
-    def stepped(self, step: int, batch: Batch, size: int, verdict: Verdict | None = None) -> None:
+    def stepped(self, step: int, batch: Batch, size: int, verdict: StepReduction | None = None) -> None:
         """A step of so many samples over all ranks has come about; the verdict is that of several ranks."""
         self.observer.stepped(step, size, verdict, 1 if self._ranks is None else self._ranks.world.size)
         self._bad += batch.bad
@@ -146,7 +148,7 @@ class Ledger:
             "batch": position - last,
             "images_s": (position - plan.find_position(since_step)) / elapsed,
             "wait_share": spent.get("wait", 0.0) / elapsed,
-            "seconds": clock.total(),
+            "seconds": clock.total_seconds(),
         }
         if setup.precision.name == "fp16":
             record["loss_scale"] = setup.precision.state().get("scale")
@@ -162,7 +164,7 @@ class Ledger:
         """Writes that a run diverges."""
         position = self._setup.plan.find_position(step)
         at = {"step": step, "position": position, "epoch": position / self._setup.epoch}
-        self.write({"kind": "divergence", **at, "what": what, "seconds": clock.total()})
+        self.write({"kind": "divergence", **at, "what": what, "seconds": clock.total_seconds()})
 
     def write(self, record: dict[str, Any]) -> None:
         """Writes and shows a record."""
@@ -183,7 +185,7 @@ class Ledger:
         """Cuts the logs back to where a checkpoint was saved."""
         self.log.cut_back(position, step)
         self.damaged = damaged
-        found = read_lines(self._run.quarantine_path)  # of several ranks only the one that leads has cut it
+        found = read_json_lines(self._run.quarantine_path)  # of several ranks only the one that leads has cut it
         self._damaged = {record["asked"] for record in found if record["position"] < position}
         self._bad_ahead = 0
         for counted in (self._losses, self._verdicts, self._step_losses, self._sizes, self._bad, self._recent):
@@ -219,7 +221,7 @@ class Ledger:
 
     def _tell_recent(self) -> None:
         """What all ranks have counted in this step, and nobody may have come to write."""
-        written = {(record["kind"], record["step"]) for record in self._run.metrics()}
+        written = {(record["kind"], record["step"]) for record in self._run.read_metrics()}
         for record in self._recent:
             if (record["kind"], record["step"]) not in written:
                 self.log.record(record)

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from headway.core import rows
-from headway.core.cores import usable_cpus
+from headway.core import row_file
+from headway.core.cpu_count import list_usable_cpus
 from headway.core.files import open_regular
-from headway.core.outside import parse_object
+from headway.core.untrusted_json import parse_object
 from headway.observe.host_load import HostLoad
 from headway.observe.nvml import open_gpu
 from headway.observe.prometheus import ADDRESS, PORT, Endpoint
@@ -39,7 +39,7 @@ def beside(trainer: Trainer) -> Iterator[None]:
     sampler: Sampler | None = None
     with ExitStack() as stack:
         if recipe.observe.utilisation:
-            sampler = Sampler(_sources(trainer.setup.device), partial(_write, trainer), trainer.clock.total())
+            sampler = Sampler(_sources(trainer.setup.device), partial(_write, trainer), trainer.clock.total_seconds())
             stack.enter_context(sampler)
         if "prometheus" in recipe.sinks:
             labels = {"run": trainer.run_folder.folder.resolve().name}
@@ -51,7 +51,7 @@ def beside(trainer: Trainer) -> Iterator[None]:
 
 
 def _sources(device: torch.device) -> list[Source]:
-    host = HostLoad(usable_cpus())
+    host = HostLoad(list_usable_cpus())
     if device.type != "cuda":
         return [host]
     gpu = open_gpu(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
@@ -63,7 +63,9 @@ def _write(trainer: Trainer, source: Source, row: Row) -> None:
     if trainer.leads:
         step, values = trainer.step, np.array([row], np.float32)
         position = trainer.setup.plan.find_position(step)
-        rows.append(trainer.run_folder.rows_of(source.kind), (source.kind,), source.columns, position, step, values)
+        row_file.append_row(
+            trainer.run_folder.rows_path(source.kind), (source.kind,), source.columns, position, step, values
+        )
 
 
 def _gauges(trainer: Trainer, sampler: Sampler | None) -> dict[str, float]:

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from headway.core.errors import DataError, UsageError
-from headway.core.files import read_regular, write_whole
-from headway.core.shown import plain
+from headway.core.files import read_regular, write_atomically
+from headway.core.printable import escape_controls
 from headway.data.decode import Decoder, build_decoder
 from headway.data.decode_request import DecodeRequest
-from headway.data.formats.source import is_image
+from headway.data.formats.pack_source import is_image
 from headway.data.host_transform import HostTransform
 from headway.data.records import Records
 from headway.data.reference import FORMATS
@@ -107,7 +107,7 @@ def pixels(
     width, height = np.array(sides, np.uint32).reshape(-1, 2).T
     out = np.empty((len(opened), *setup.size, setup.channels), np.uint8)
     boxes = transform.compute_boxes(np.empty(0, np.uint64), width, height, setup.size)
-    status = decoder.decode(DecodeRequest(Records.of(records), boxes, out, scaled=transform.scaled))
+    status = decoder.decode(DecodeRequest(Records.from_buffers(records), boxes, out, scaled=transform.scaled))
     for place in np.flatnonzero(status):
         bad(DataError("this image is damaged", where=str(opened[place]), fix=SKIP))
     return [file for file, wrong in zip(opened, status, strict=True) if not wrong], out[status == 0]
@@ -131,13 +131,13 @@ def _opened(file: Path) -> tuple[bytes, tuple[int, int]]:
 def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, as_json: bool) -> int:
     """Writes rows as CSV or JSONL to a file (by its ending; whole or not at all) or the screen; returns how many."""
     if out is None:
-        shown = plain if sys.stdout.isatty() else None  # what reads it from a pipe gets the names as they are
+        shown = escape_controls if sys.stdout.isatty() else None  # what reads it from a pipe gets the names as they are
         return _write(rows, sys.stdout, as_json, shown)
     if out.suffix not in (".csv", ".jsonl"):
         raise UsageError("the output's ending is neither .csv nor .jsonl", where=str(out))
     text = io.StringIO(newline="")
     count = _write(rows, text, out.suffix == ".jsonl")
-    write_whole(out, text.getvalue())
+    write_atomically(out, text.getvalue())
     return count
 
 

@@ -6,7 +6,7 @@ from time import perf_counter_ns
 from typing import Any, final
 
 from headway.core.clock import Clock, Span
-from headway.core.run import Run
+from headway.core.run_folder import RunFolder
 from headway.observe import trace
 from headway.train.progress import Bar, OneOfMany
 from headway.train.trainer import Display, Trainer
@@ -23,7 +23,7 @@ class Traced(Display):
         steps: from the eleventh step of this process on; 0: none, which costs a call a step.
     """
 
-    def __init__(self, display: Display, run: Run, steps: int) -> None:
+    def __init__(self, display: Display, run: RunFolder, steps: int) -> None:
         self._display, self._run, self._steps = display, run, steps
         self._ahead = FIRST
         self._clock: Clock | None = None

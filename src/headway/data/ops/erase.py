@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.core.errors import UsageError
-from headway.core.keys import GOLDEN, UInt64, words
+from headway.core.random_keys import GOLDEN, UInt64, draw_words
 from headway.data.augment_draws import Boxes
 from headway.data.random_streams import STREAM_ERASE_NOISE
 from headway.data.upload import to_device
@@ -48,7 +48,7 @@ def make_noise(images: torch.Tensor, keys: UInt64) -> torch.Tensor:
     if channels > MOST_CHANNELS:
         raise UsageError(f"random bytes for images of {channels} channels", fix="Fill with the mean or a number.")
     # One 32-bit word a pixel, mixed from the pixel's number and the key; its bytes are the channels.
-    seed = to_device((words(keys, STREAM_ERASE_NOISE) >> 32).astype("uint32").view("int32"), images.device)
+    seed = to_device((draw_words(keys, STREAM_ERASE_NOISE) >> 32).astype("uint32").view("int32"), images.device)
     pixel = torch.arange(height * width, dtype=torch.int32, device=images.device)
     word = pixel * _to_signed(GOLDEN >> 32 | 1) + seed[:, None]
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
