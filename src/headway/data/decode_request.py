@@ -13,6 +13,7 @@ from headway.data.records import Records
 Pixels = NDArray[np.uint8]
 
 
+# Frozen means that no array is exchanged; the pixels of `out` are written in place.
 @final
 @dataclass(frozen=True, slots=True)
 class DecodeRequest:
