@@ -216,13 +216,9 @@ def _built(
     target = _target(inputs) if known is None else known.target
     num_classes = len(target.classes) if target.kind == "class" else None
     done = recipe.augment.select_host_augmentations(device.type) if recipe.data.train != SYNTHETIC else frozenset()
+    is_cpu, classes = device.type == "cpu", num_classes
     augment = Augment(
-        recipe.augment,
-        device,
-        recipe.channels_last,
-        num_classes=num_classes,
-        done_by_loader=done,
-        reuse_output=device.type == "cpu",
+        recipe.augment, device, recipe.channels_last, num_classes=classes, done_by_loader=done, reuse_output=is_cpu
     )
     samples = inputs.samples if known is None else known.samples
     if target.kind == "class" and len(target.classes) < 2:
