@@ -52,8 +52,8 @@ def launch(
     """Runs workers to their end, and returns 0 where the run finished, else the exit status of the first that failed.
 
     A worker is a process of Python that uses `CoordinatorClient.from_environment`. One that leaves in order, by
-    `leave(done=True)`, and then ends with another status than 0 has failed for all: all are ended, and what it said is
-    said once. One that ends otherwise was lost. SIGTERM and Ctrl-C are passed on once, as SIGTERM; the second one kills.
+    `leave(done=True)`, and then ends with another status than 0 has failed for all: all are ended, and its output is
+    shown once. One that ends otherwise was lost. SIGTERM and Ctrl-C are passed on once, as SIGTERM; the second one kills.
 
     Args:
         command: Python's arguments.

@@ -1,4 +1,4 @@
-"""The job as this process sees it: one engine between `init` and `shutdown`, and what can be asked about it."""
+"""The job of this process: one engine between `init` and `shutdown`, and Horovod's questions about it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NOT_INITIALIZED = "hvd.init() was not called yet"
 
 @final
 class HorovodJob:
-    """What `init` has made.
+    """The engine that `init` has built, and the places of the ranks.
 
     Attributes:
         places: (local rank, local size) of each rank, as the launcher counts.
@@ -39,12 +39,12 @@ def replace_job(job: HorovodJob | None) -> HorovodJob | None:
 
 
 def is_initialized() -> bool:
-    """Whether `init` was called, and `shutdown` not since."""
+    """Returns whether `init` was called, and `shutdown` not since."""
     return _job is not None
 
 
 def get_engine() -> Engine:
-    """The engine that operations go to.
+    """Returns the engine that executes operations.
 
     Raises:
         HorovodInternalError: before `init`.
@@ -61,47 +61,47 @@ def _require_job() -> HorovodJob:
 
 
 def size() -> int:
-    """Number of processes. Like the five below, raises ValueError before `init`."""
+    """Returns the number of processes. Like the five below, it raises ValueError before `init`."""
     return _require_job().engine.world.size
 
 
 def rank() -> int:
-    """Number of this process, from 0."""
+    """Returns the number of this process, from 0."""
     return _require_job().engine.world.rank
 
 
 def local_size() -> int:
-    """Number of processes on this host, as the launcher counts."""
+    """Returns the number of processes on this host, as the launcher counts."""
     return _require_job().places[rank()][1]
 
 
 def local_rank() -> int:
-    """Number of this process on its host: which device it uses."""
+    """Returns the number of this process on its host, which selects its device."""
     return _require_job().places[rank()][0]
 
 
 def cross_size() -> int:
-    """Number of hosts that have a process of this local rank."""
+    """Returns the number of hosts that have a process of this local rank."""
     return sum(place[0] == local_rank() for place in _require_job().places)
 
 
 def cross_rank() -> int:
-    """Number of this host among those that have a process of this local rank."""
+    """Returns the number of this host among those that have a process of this local rank."""
     return sum(place[0] == local_rank() for place in _require_job().places[: rank()])
 
 
 def is_elastic() -> bool:
-    """Whether the number of processes may change while this one runs."""
+    """Returns whether the number of processes may change while this one runs."""
     return os.environ.get("HOROVOD_ELASTIC") == "1" or bool(os.environ.get("HEADWAY_COORDINATOR"))
 
 
 def is_homogeneous() -> bool:
-    """Whether all hosts have equally many processes."""
+    """Returns whether all hosts have equally many processes."""
     return len({place[1] for place in _require_job().places}) == 1
 
 
 def start_timeline(file_path: str | Path, mark_cycles: bool = False) -> None:
-    """Rank 0 records a Chrome trace from now on, into a new file.
+    """Makes rank 0 record a Chrome trace from now on, into a new file.
 
     Raises:
         ValueError: before `init`.
@@ -111,7 +111,7 @@ def start_timeline(file_path: str | Path, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Ends the recording; does nothing where there is none.
+    """Ends the recording; does nothing if there is none.
 
     Raises:
         ValueError: before `init`.
@@ -120,7 +120,7 @@ def stop_timeline() -> None:
 
 
 def nccl_built() -> int:
-    """NCCL's version as one number, such as 22105; 0 where torch has none."""
+    """Returns NCCL's version as one number, such as 22105; 0 if torch has none."""
     if not HAS_NCCL:
         return 0
     major, minor, patch = torch.cuda.nccl.version()[:3]
@@ -128,45 +128,49 @@ def nccl_built() -> int:
 
 
 def cuda_built() -> bool:
-    """Whether torch was built for CUDA."""
+    """Returns whether torch was built for CUDA."""
     return torch.version.cuda is not None
 
 
 def rocm_built() -> bool:
-    """Whether torch was built for ROCm."""
+    """Returns whether torch was built for ROCm."""
     return torch.version.hip is not None
 
 
+# The answers below never change: on CPU torch's Gloo is always there; mpirun may start the processes, but they do not
+# speak MPI; DDL and oneCCL are not used.
+
+
 def gloo_built() -> bool:
-    """Always: sums on CPU go through torch's Gloo."""
+    """Returns True: on CPU sums use torch's Gloo."""
     return True
 
 
 def gloo_enabled() -> bool:
-    """Always."""
+    """Returns True."""
     return True
 
 
 def mpi_built() -> bool:
-    """Never: `mpirun` may start the processes, but they do not speak MPI."""
+    """Returns False, also under `mpirun`."""
     return False
 
 
 def mpi_enabled() -> bool:
-    """Never."""
+    """Returns False."""
     return False
 
 
 def mpi_threads_supported() -> bool:
-    """Raises ValueError, as Horovod without MPI does; a script's own mpi4py may be used freely."""
+    """Raises ValueError, as Horovod without MPI does; a script may use its own mpi4py freely."""
     raise ValueError("MPI is not used here")
 
 
 def ddl_built() -> bool:
-    """Never."""
+    """Returns False."""
     return False
 
 
 def ccl_built() -> bool:
-    """Never."""
+    """Returns False."""
     return False

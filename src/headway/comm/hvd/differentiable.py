@@ -1,4 +1,8 @@
-"""The collectives that autograd sees: their gradients are collectives too."""
+"""The collectives with gradients, which are collectives themselves.
+
+Each autograd function serves the single and the grouped form; `grouped` says which, since ranks match operations by
+names that differ between the two.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +31,14 @@ def allreduce(
     """Reduces a tensor over the ranks; arguments and errors are those of allreduce_async.
 
     Args:
-        compression: how it travels.
+        compression: of the tensors that are sent.
 
     Returns:
         a tensor of the same shape and type.
     """
     packed, form = compression.compress(tensor)
-    reduced: Tensor = _Allreduce.apply(
-        packed, name, resolve_op(op, average), prescale_factor, postscale_factor, process_set
-    )  # type: ignore[no-untyped-call]
+    options = resolve_op(op, average), (prescale_factor, postscale_factor), process_set
+    (reduced,) = _Allreduce.apply(False, name, *options, packed)  # type: ignore[no-untyped-call]
     return compression.decompress(reduced, form)
 
 
@@ -49,30 +52,30 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
-    """As allreduce, for several tensors."""
+    """Reduces several tensors; see allreduce."""
     packed, forms = zip(*map(compression.compress, tensors), strict=True)
-    options = name, resolve_op(op, average), prescale_factor, postscale_factor, process_set
-    reduced = _GroupedAllreduce.apply(*options, *packed)  # type: ignore[no-untyped-call]
+    options = resolve_op(op, average), (prescale_factor, postscale_factor), process_set
+    reduced = _Allreduce.apply(True, name, *options, *packed)  # type: ignore[no-untyped-call]
     return [compression.decompress(one, form) for one, form in zip(reduced, forms, strict=True)]
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
     """Joins the tensors of all ranks along the first dimension, in which they may differ."""
-    gathered: Tensor = _Allgather.apply(tensor, name, process_set)  # type: ignore[no-untyped-call]
-    return gathered
+    gathered: tuple[Tensor] = _Allgather.apply(False, name, process_set, tensor)  # type: ignore[no-untyped-call]
+    return gathered[0]
 
 
 def grouped_allgather(
     tensors: Sequence[Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Tensor]:
-    """As allgather, for several tensors."""
-    return list(_GroupedAllgather.apply(name, process_set, *tensors))  # type: ignore[no-untyped-call]
+    """Joins several tensors; see allgather."""
+    return list(_Allgather.apply(True, name, process_set, *tensors))  # type: ignore[no-untyped-call]
 
 
 def broadcast(
     tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Tensor:
-    """The tensor of one rank of the job; arguments and errors are those of broadcast_async."""
+    """Returns the tensor of one rank of the job; arguments and errors are those of broadcast_async."""
     found: Tensor = _Broadcast.apply(tensor, root_rank, name, process_set)  # type: ignore[no-untyped-call]
     return found
 
@@ -83,10 +86,10 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Sends rows to each rank and joins what comes; arguments and errors are those of alltoall_async.
+    """Sends rows to each rank and joins the rows received; arguments and errors are those of alltoall_async.
 
     Returns:
-        the rows received; with `splits` also how many came from each rank.
+        the rows received; with `splits` also the number of rows from each rank.
     """
     rows, counts = _Alltoall.apply(tensor, splits, name, process_set)  # type: ignore[no-untyped-call]
     return rows if splits is None else (rows, counts)
@@ -101,10 +104,10 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Tensor:
-    """Reduces a tensor over the ranks and gives this one its rows; see reducescatter_async."""
+    """Reduces a tensor over the ranks and returns this rank's rows; see reducescatter_async."""
     packed, form = compression.compress(tensor)
-    options = name, op, process_set, prescale_factor, postscale_factor
-    reduced: Tensor = _Reducescatter.apply(packed, *options)  # type: ignore[no-untyped-call]
+    options = op, (prescale_factor, postscale_factor), process_set
+    (reduced,) = _Reducescatter.apply(False, name, *options, packed)  # type: ignore[no-untyped-call]
     return compression.decompress(reduced, form)
 
 
@@ -117,74 +120,55 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
-    """As reducescatter, for several tensors."""
+    """Reduces and scatters several tensors; see reducescatter."""
     packed, forms = zip(*map(compression.compress, tensors), strict=True)
-    options = name, op, process_set, prescale_factor, postscale_factor
-    reduced = _GroupedReducescatter.apply(*options, *packed)  # type: ignore[no-untyped-call]
+    options = op, (prescale_factor, postscale_factor), process_set
+    reduced = _Reducescatter.apply(True, name, *options, *packed)  # type: ignore[no-untyped-call]
     return [compression.decompress(one, form) for one, form in zip(reduced, forms, strict=True)]
+
+
+def _wait_for_tuple(handle: int, grouped: bool) -> tuple[Tensor, ...]:
+    found = ops.synchronize(handle)
+    return tuple(found) if grouped else (found,)
 
 
 class _Allreduce(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: str | None, *options: Any) -> Any:
-        ctx.options = options
-        return ops.synchronize(ops.allreduce_async(tensor, None, name, *options))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        op, prescale, postscale, process_set = ctx.options
-        reduced = allreduce(
-            grad.contiguous(), op=op, prescale_factor=prescale, postscale_factor=postscale, process_set=process_set
-        )
-        return reduced, None, None, None, None, None
-
-
-class _GroupedAllreduce(torch.autograd.Function):
-    @staticmethod
     def forward(
-        ctx: Any, name: str | None, op: ReduceOp, pre: float, post: float, process_set: ProcessSet, *tensors: Tensor
-    ) -> Any:
-        ctx.options = op, pre, post, process_set
-        return ops.synchronize(ops.grouped_allreduce_async(tensors, None, name, op, pre, post, process_set))
+        ctx: Any,
+        grouped: bool,
+        name: str | None,
+        op: ReduceOp,
+        factors: tuple[float, float],
+        process_set: ProcessSet,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.options = grouped, None, op, factors, process_set
+        handle = ops.submit_reduction("allreduce", tensors, name, op, factors, process_set, grouped=grouped)
+        return _wait_for_tuple(handle, grouped)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        op, pre, post, process_set = ctx.options
-        reduced = grouped_allreduce(
-            _make_contiguous(grads), op=op, prescale_factor=pre, postscale_factor=post, process_set=process_set
-        )
+        reduced = _Allreduce.apply(*ctx.options, *_make_contiguous(grads))  # type: ignore[no-untyped-call]
         return None, None, None, None, None, *reduced
 
 
 class _Allgather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: str | None, process_set: ProcessSet) -> Any:
-        ctx.rows, ctx.process_set = tensor.shape[0], process_set
-        return ops.synchronize(ops.allgather_async(tensor, name, process_set))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _select_own_rows([grad], [ctx.rows], ctx.process_set)[0], None, None
-
-
-class _GroupedAllgather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, name: str | None, process_set: ProcessSet, *tensors: Tensor) -> Any:
+    def forward(
+        ctx: Any, grouped: bool, name: str | None, process_set: ProcessSet, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.rows, ctx.process_set = [tensor.shape[0] for tensor in tensors], process_set
-        return ops.synchronize(ops.grouped_allgather_async(tensors, name, process_set))
+        return _wait_for_tuple(ops.submit("allgather", tensors, [], name, process_set, grouped=grouped), grouped)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, None, *_select_own_rows(grads, ctx.rows, ctx.process_set)
-
-
-def _select_own_rows(grads: Sequence[Tensor], rows: Sequence[int], process_set: ProcessSet) -> list[Tensor]:
-    """The average over ranks of the gradients of gathered tensors, at the rows that came from this rank."""
-    averaged = grouped_allreduce(_make_contiguous(grads), op=Average, process_set=process_set)
-    table = allgather(torch.tensor([rows]), process_set=process_set)
-    mine = process_set.rank() or 0
-    firsts = table[:mine].sum(0).tolist()
-    return [grad.narrow(0, first, count) for grad, first, count in zip(averaged, firsts, rows, strict=True)]
+        # As in Horovod: the average of the ranks' gradients, at the rows that came from this rank.
+        averaged = grouped_allreduce(_make_contiguous(grads), op=Average, process_set=ctx.process_set)
+        table = allgather(torch.tensor([ctx.rows]), process_set=ctx.process_set)
+        firsts = table[: ctx.process_set.rank() or 0].sum(0).tolist()
+        own = [grad.narrow(0, first, count) for grad, first, count in zip(averaged, firsts, ctx.rows, strict=True)]
+        return None, None, None, *own
 
 
 class _Broadcast(torch.autograd.Function):
@@ -212,7 +196,8 @@ class _Alltoall(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
         back, _ = alltoall(grad.contiguous(), ctx.counts, process_set=ctx.process_set)
-        unsent = ctx.rows - len(back)  # rows that no split took have no gradient
+        # Rows that no split took have no gradient.
+        unsent = ctx.rows - len(back)
         if unsent:
             back = torch.cat([back, back.new_zeros(unsent, *back.shape[1:])])
         return back, None, None, None
@@ -220,33 +205,26 @@ class _Alltoall(torch.autograd.Function):
 
 class _Reducescatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, tensor: Tensor, name: str | None, *options: Any) -> Any:
-        ctx.options = options
-        return ops.synchronize(ops.reducescatter_async(tensor, name, *options))
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        return _gather_gradients([grad], ctx.options)[0], None, None, None, None, None
-
-
-class _GroupedReducescatter(torch.autograd.Function):
-    @staticmethod
     def forward(
-        ctx: Any, name: str | None, op: ReduceOp, process_set: ProcessSet, pre: float, post: float, *tensors: Tensor
-    ) -> Any:
-        ctx.options = op, process_set, pre, post
-        return ops.synchronize(ops.grouped_reducescatter_async(tensors, name, op, process_set, pre, post))
+        ctx: Any,
+        grouped: bool,
+        name: str | None,
+        op: ReduceOp,
+        factors: tuple[float, float],
+        process_set: ProcessSet,
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.options = op, factors, process_set
+        handle = ops.submit_reduction("reducescatter", tensors, name, op, factors, process_set, grouped=grouped)
+        return _wait_for_tuple(handle, grouped)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, None, None, None, None, *_gather_gradients(grads, ctx.options)
-
-
-def _gather_gradients(grads: Sequence[Tensor], options: tuple[Any, ...]) -> list[Tensor]:
-    """As Horovod has it: the gradient of the average is gathered, that of the sum is that times the ranks."""
-    op, process_set, pre, post = options
-    factor = (process_set.size() if op == Sum else 1) * pre * post
-    return grouped_allgather([(grad * factor).contiguous() for grad in grads], process_set=process_set)
+        # As in Horovod: the gradient of the average is gathered, that of the sum is that times the ranks.
+        op, (prescale, postscale), process_set = ctx.options
+        factor = (process_set.size() if op == Sum else 1) * prescale * postscale
+        back = grouped_allgather(_make_contiguous([grad * factor for grad in grads]), process_set=process_set)
+        return None, None, None, None, None, *back
 
 
 def _make_contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""A lane: one process set on one rank. It carries responses out in the order in which the negotiator gave them.
+"""Carries out the responses of one process set on one rank, in the order in which the negotiator gave them.
 
 Two threads: one begins transfers, one finishes them, so that the next buffer is filled while the last one travels.
 """
@@ -15,19 +15,19 @@ import torch
 
 from headway.comm.hvd.requests import Request, Response
 
+# Waits for a transfer and puts its results in place.
 Finish = Callable[[], None]
-"""Waits for a transfer and puts its results where they belong."""
 
 
 @final
 class SubmittedOperation:
-    """One operation that this rank has submitted, or has to take part in.
+    """One operation that this rank has submitted, or takes part in with zeros.
 
     Attributes:
-        inputs: what it reads; nobody may change it before the end.
-        outputs: what it writes, of the same shapes; empty where these are not known before.
-        result: a tuple of tensors; of join and add_set: of a number; of the others None.
-        ready: on CUDA: when the inputs are computed.
+        inputs: tensors that it reads; they must not change before the end.
+        outputs: tensors that it writes, of the same shapes; empty if shapes are not known before.
+        result: a tuple of tensors; for join and add_set of a number; for the others None.
+        ready: on CUDA, the event after which the inputs are computed.
     """
 
     __slots__ = ("_ended", "error", "inputs", "outputs", "ready", "request", "result")
@@ -41,25 +41,25 @@ class SubmittedOperation:
         self._ended = threading.Event()
 
     def end(self, error: str = "") -> None:
-        """The first one counts."""
+        """Marks it as ended, well or with an error. Only the first call counts."""
         if not self._ended.is_set():
             self.error = error
             self._ended.set()
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Whether it has ended, well or not; waits for it so long."""
+        """Waits until it has ended, at most `seconds`; returns whether it has."""
         return self._ended.wait(seconds)
 
 
 @final
 class ProcessSetExecutor:
-    """The responses of one process set.
+    """Executes the responses of one process set.
 
     Args:
         number: the set's id.
         begin: begins a transfer.
-        done: is called after each response, with the time of `perf_counter` at which it began.
-        broken: is called with the error of a transfer; nothing more is carried out.
+        on_done: called after each response, with the time of `perf_counter` at which it began.
+        on_broken: called with the error of a transfer; nothing more is executed.
     """
 
     def __init__(
@@ -67,14 +67,13 @@ class ProcessSetExecutor:
         number: int,
         *,
         begin: Callable[[Response, list[SubmittedOperation]], Finish],
-        done: Callable[[Response, float], None],
-        broken: Callable[[BaseException], None],
+        on_done: Callable[[Response, float], None],
+        on_broken: Callable[[BaseException], None],
     ) -> None:
-        self._begin, self._done, self._broken = begin, done, broken
+        self._begin, self._on_done, self._on_broken = begin, on_done, on_broken
         self._given: queue.SimpleQueue[tuple[Response, list[SubmittedOperation]] | None] = queue.SimpleQueue()
-        self._begun: queue.SimpleQueue[tuple[Response, list[SubmittedOperation], Finish, float] | None] = (
-            queue.SimpleQueue()
-        )
+        self._begun: queue.SimpleQueue[tuple[Response, list[SubmittedOperation], Finish, float] | None]
+        self._begun = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=work, name=f"headway-hvd-{name}-{number}", daemon=True)
             for name, work in (("begin", self._begin_all), ("finish", self._finish_all))
@@ -83,13 +82,14 @@ class ProcessSetExecutor:
             thread.start()
 
     def put(self, response: Response, entries: list[SubmittedOperation]) -> None:
-        """Hands it a response, and the entries of its names."""
+        """Queues a response, with the operations of its names."""
         self._given.put((response, entries))
 
     def close(self) -> None:
-        """Carries out what it was given, and ends its threads."""
+        """Executes the queued responses, and ends its threads."""
         self._given.put(None)
         for thread in self._threads:
+            # A thread cannot join itself.
             if thread is not threading.current_thread():
                 thread.join()
 
@@ -99,8 +99,9 @@ class ProcessSetExecutor:
             began_s = time.perf_counter()
             try:
                 finish: Finish = do_nothing if response.error else self._begin(response, entries)
-            except BaseException as error:  # whoever waits for it must hear of it, whatever it is
-                self._broken(error)
+            # BaseException: threads that wait for it must get the error, whatever it is.
+            except BaseException as error:
+                self._on_broken(error)
                 break
             self._begun.put((response, entries, finish, began_s))
         self._begun.put(None)
@@ -111,11 +112,11 @@ class ProcessSetExecutor:
             try:
                 finish()
             except BaseException as error:
-                self._broken(error)
+                self._on_broken(error)
                 return
             for entry in entries:
                 entry.end(response.error)
-            self._done(response, began_s)
+            self._on_done(response, began_s)
 
 
 def do_nothing() -> None:

@@ -1,4 +1,4 @@
-"""How values of several ranks become one."""
+"""The reductions of values over ranks."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ Average, Sum, Adasum, Min, Max, Product = ReduceOp
 
 
 def resolve_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
-    """What `op`, or the older `average`, means; the average where neither is given.
+    """Resolves `op` and the older `average` to a reduction; Average if neither is given.
+
+    Call it from the function that the user calls: the warning points to that function's caller.
 
     Raises:
-        ValueError: both are given, or `op` is none.
+        ValueError: both are given, or `op` is no ReduceOp.
     """
     if average is not None:
         if op is not None:
             raise ValueError("give `op` or `average`, not both; `op` is the newer one")
-        warnings.warn("`average` is deprecated; say op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=4)
+        warnings.warn("`average` is deprecated; use op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3)
         return Average if average else Sum
     return Average if op is None else ReduceOp(op)
