@@ -38,7 +38,7 @@ class Generation:
         number: 0 at the start; larger than that of any generation before.
         rank: of this process. size: number of ranks.
         identities: the `host_identity` of each rank's host.
-        local_ranks: number of each rank on its host, as the launcher counts. It selects the device and never changes.
+        local_ranks: number of each rank on its host, as the launcher counts; selects the device and never changes.
         store_address, store_port: of the launcher's key-value store.
         lost: ids of the workers that were lost since the generation before.
         why: reason of the change, a sentence for the user.
@@ -95,6 +95,7 @@ class CoordinatorClient:
         self._secret = secret.encode()
         self._where = f"{address}:{port}"
         self._connection, self._channel = self._connect(port)
+        # The constructor returns only after the launcher has accepted this worker.
         hello = {"id": worker, "host": int(parts[0]), "local": int(parts[1]), "joining": joining}
         self._send("hello", **hello, identity=host_identity(), pid=os.getpid())
         try:
@@ -140,10 +141,7 @@ class CoordinatorClient:
         )
 
     def announce_arrival(self) -> None:
-        """Tells the launcher that this newcomer is ready to join; nobody waits for it before.
-
-        `wait_for_generation` does so, too.
-        """
+        """Tells the launcher that this newcomer is ready to join. `wait_for_generation` does so, too."""
         self._send("here")
 
     def wait_for_generation(self) -> Generation:
@@ -155,6 +153,7 @@ class CoordinatorClient:
         Raises:
             Fenced: this process was declared lost. CommunicationError: the launcher is gone.
         """
+        # Say "ready" once for each generation that is announced while this waits; enter the one that goes.
         asked = -1
         with self._state:
             if self._newest is None:
@@ -213,7 +212,7 @@ class CoordinatorClient:
         self._wake.send(b"\0")
 
     def check(self) -> None:
-        """Raises if the generation is over. Reads one attribute as long as nothing has happened.
+        """Raises if the generation is over. Reads one attribute while nothing has happened.
 
         Raises:
             Lost: the generation in use is over. Fenced: this process was declared lost. CommunicationError: the
@@ -236,6 +235,7 @@ class CoordinatorClient:
         self.check()
         with self._state:
             self._nonce += 1
+            # Several threads may ask at the same time: the nonce tells their answers apart.
             nonce = self._nonce
             self._answers[nonce] = None
             self._send("confirm", nonce=nonce, generation=number)
@@ -290,7 +290,7 @@ class CoordinatorClient:
             raise CommunicationError(f"the launcher's store cannot be reached ({error})", where=where) from error
 
     def _receive_welcome(self) -> tuple[Message, list[Message]]:
-        """Receives the launcher's answer to the hello, and the messages that came with it."""
+        # The answer to the hello; messages that came with it are handled once the attributes are there.
         messages: list[Message] = []
         try:
             while not messages:
@@ -306,6 +306,7 @@ class CoordinatorClient:
         return messages[0], messages[1:]
 
     def _enter_generation(self, newest: Message) -> Generation:
+        # The order of the members is that of the ranks.
         members = newest["members"]
         self._used = read_int(newest, "number")
         self._update_has_changed()
@@ -338,6 +339,7 @@ class CoordinatorClient:
     # The thread.
 
     def _run(self) -> None:
+        # Wait for messages, but not longer than until the next heartbeat is due.
         beat_s = self._timeout_s / BEATS
         due, silent_beats = monotonic(), 0
         with selectors.DefaultSelector() as selector:
@@ -379,6 +381,7 @@ class CoordinatorClient:
     def _handle_message(self, message: Message) -> None:
         kind = message["kind"]
         with self._state:
+            # An announced generation ends the one in use; it goes when all of its members are ready.
             if kind == "generation":
                 self._newest = message
                 self._lost += message["lost"]
@@ -394,12 +397,13 @@ class CoordinatorClient:
                     self._answers[message["nonce"]] = bool(message["current"])
             elif kind == "farewell":
                 self._farewell = True
+            # The launcher has declared this process lost: it must not go on, even if it is alive.
             elif kind == "fenced":
                 self._end_with(Fenced(read_text(message, "why")))
             self._state.notify_all()
 
     def _end_with(self, error: CommunicationError) -> None:
-        """Keeps the first error; all later calls raise it."""
+        # The first error counts; all later calls raise it.
         with self._state:
             if self._end is None:
                 self._end = error

@@ -86,6 +86,7 @@ def build_communicator(
     if len(have_secret) > 1:
         fix = "Set it to the same text on every host, or on none."
         raise UsageError("HEADWAY_SECRET is set on some ranks and not on others", fix=fix)
+    # Rank 0 serves a store of its own, and the user's group carries its address to the others.
     meeting: list[Any] = []
     server: StoreServer | None = None
     if rank == 0:
@@ -153,6 +154,7 @@ def build_hook(
 def average_bucket(state: AveragingState, bucket: GradBucket) -> Future[torch.Tensor]:
     """Averages a bucket over the ranks, in place. This is the hook."""
     buffer = bucket.buffer()
+    # Buckets of biases and scales of norms alone have few numbers: they stay fp32.
     vectors = all(parameter.dim() <= 1 for parameter in bucket.parameters())
     # Divided before the sum, as DDP does: the sum of fp16 gradients could overflow.
     buffer.div_(state.communicator.world.size)
@@ -211,5 +213,6 @@ def _measure_chooser(communicator: Communicator, wire: Wire) -> AlgorithmChooser
     world = communicator.world
     network = measure_links(world, rails=1).build_network(world)
     trials = run_trials(communicator, network, wire=wire)
+    # On CUDA one stream runs the phases of all buckets one after another.
     on_cpu = world.device.type != "cuda"
     return AlgorithmChooser(network, trials, 0, wire=wire, bucket_bytes=DDP_BUCKET_BYTES, phased=on_cpu)

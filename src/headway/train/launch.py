@@ -53,7 +53,7 @@ def launch(
 
     A worker is a process of Python that uses `CoordinatorClient.from_environment`. One that leaves in order, by
     `leave(done=True)`, and then ends with another status than 0 has failed for all: all are ended, and its output is
-    shown once. One that ends otherwise was lost. SIGTERM and Ctrl-C are passed on once, as SIGTERM; the second one kills.
+    shown once. One that ends otherwise was lost. SIGTERM and Ctrl-C are passed on once, as SIGTERM; a second one kills.
 
     Args:
         command: Python's arguments.

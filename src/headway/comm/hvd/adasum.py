@@ -38,6 +38,7 @@ def adasum_all_reduce(buffer: torch.Tensor, counts: Sequence[int], group: Group)
 
 def combine_pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Combines two vectors; the coefficients and the sum are computed in float64."""
+    # A zero vector is parallel to everything: its coefficient does not matter, but must be finite.
     wide_a, wide_b = a.double(), b.double()
     half = wide_a.dot(wide_b) / 2
     of_a, of_b = (torch.where(square > 0, half / square, 0) for square in (wide_a.dot(wide_a), wide_b.dot(wide_b)))

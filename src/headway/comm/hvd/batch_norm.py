@@ -24,6 +24,7 @@ def SyncBatchNorm(  # noqa: N802
 
     It keeps working through `shutdown` and `init`, and through changes of the workers.
     """
+    # Not a group of the world: that ends with the job, and the ranks would have to agree on the order of operations.
     ranks = cast(Group, _NamedCollectives())
     return batch_norm.SyncBatchNorm(num_features, eps, momentum, affine, track_running_stats, group=ranks)
 

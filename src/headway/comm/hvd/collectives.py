@@ -1,8 +1,4 @@
-"""Executes the operations of a response over the groups of a process set.
-
-Data that is only moved is sent as bytes, so that every element type works; small tensors that travel together share a
-buffer. CUDA tensors go through NCCL on a stream of their own if torch has it, else through host memory and Gloo.
-"""
+"""Executes the operations of a response over the groups of a process set."""
 
 from __future__ import annotations
 
@@ -18,6 +14,9 @@ from headway.comm.hvd.executor import Finish, SubmittedOperation, do_nothing
 from headway.comm.hvd.requests import Op, Response
 from headway.core.world import Group, World
 from headway.core.world import Op as GroupOp
+
+# Data that is only moved is sent as bytes, so that every element type works; small tensors that travel together share a
+# buffer. CUDA tensors go through NCCL on a stream of their own if torch has it, else through host memory and Gloo.
 
 CPU = torch.device("cpu")
 HAS_NCCL = hasattr(torch._C, "_nccl_version")
@@ -61,6 +60,7 @@ class ProcessSetCollectives:
         device = entries[0].inputs[0].device
         stream = self._streams.get(device) or self._streams.setdefault(device, torch.cuda.Stream(device))
         with torch.cuda.stream(stream):
+            # The inputs are computed on the caller's stream.
             for entry in entries:
                 if entry.ready is not None:
                     stream.wait_event(entry.ready)
@@ -80,7 +80,6 @@ class ProcessSetCollectives:
                 group.close()
 
     def _get_device(self, group: Group, entries: list[SubmittedOperation]) -> torch.device:
-        """Returns the device of a group's buffers."""
         return CPU if group is self._gloo else entries[0].inputs[0].device
 
     def _allreduce(self, response: Response, entries: list[SubmittedOperation], group: Group) -> Finish:
@@ -117,10 +116,8 @@ class ProcessSetCollectives:
         return group.all_reduce(buffer, cast(GroupOp, op)).wait
 
     def _adasum(self, buffer: torch.Tensor, counts: Sequence[int], group: Group) -> None:
-        """Combines over all ranks; on NCCL it averages inside each host first, and combines over hosts.
-
-        Scripts that scale their learning rate for Adasum expect that average.
-        """
+        # On NCCL it averages inside each host first, and combines over hosts: scripts that scale their learning rate
+        # for Adasum expect that.
         if group is self._gloo:
             adasum_all_reduce(buffer, counts, group)
             return
@@ -160,6 +157,7 @@ class ProcessSetCollectives:
         return finish
 
     def _broadcast(self, response: Response, entries: list[SubmittedOperation], group: Group) -> Finish:
+        # A request names the root by its rank in the world; groups count from 0.
         root = self._members.index(entries[0].request.root)
         pairs = [(_view_bytes(entry.inputs[0]), entry.outputs[0].view(-1).view(torch.uint8)) for entry in entries]
         buffer, unpack = _pack(pairs, self._get_device(group, entries), filled=group.rank == root)
@@ -174,6 +172,7 @@ class ProcessSetCollectives:
         return finish
 
     def _alltoall(self, response: Response, entries: list[SubmittedOperation], group: Group) -> Finish:
+        # The table has the rows that each rank sends to each: row `me` is sent, column `me` received.
         device, moves = self._get_device(group, entries), []
         for entry, table in zip(entries, response.rows, strict=True):
             source, me = entry.inputs[0], group.rank
@@ -193,6 +192,7 @@ class ProcessSetCollectives:
         return finish
 
     def _reducescatter(self, response: Response, entries: list[SubmittedOperation], group: Group) -> Finish:
+        # An all-to-all of the rows, which each rank then sums: splits may be uneven.
         device, moves = self._get_device(group, entries), []
         for entry in entries:
             for source in entry.inputs:
@@ -269,12 +269,11 @@ def _pack(
 ) -> tuple[torch.Tensor, Finish]:
     """Packs all sources into a flat buffer; returns it, and a function that copies it to all outs.
 
-    A single out on the right device is the buffer itself, which saves a copy.
-
     Args:
         pairs: (source, out), which may be the same tensor; all of one type.
         filled: False: leave the buffer uninitialised.
     """
+    # A single out on the right device is the buffer itself, which saves a copy.
     if len(pairs) == 1 and pairs[0][1].device == device:
         source, out = pairs[0]
         if source.data_ptr() != out.data_ptr() and filled:
@@ -303,5 +302,4 @@ def _count_row_bytes(tensor: torch.Tensor) -> int:
 
 
 def _view_typed(found: torch.Tensor, like: torch.Tensor, rows: int) -> torch.Tensor:
-    """Views bytes as rows of the type and on the device of `like`."""
     return found.view(like.dtype).view(rows, *like.shape[1:]).to(like.device)

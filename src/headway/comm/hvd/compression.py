@@ -21,27 +21,16 @@ class Compressor(Protocol):
 
 
 @final
-class NoneCompressor:
-    """Sends tensors unchanged."""
-
-    @staticmethod
-    def compress(tensor: Tensor) -> tuple[Tensor, None]:
-        return tensor, None
-
-    @staticmethod
-    def decompress(tensor: Tensor, ctx: Any) -> Tensor:
-        return tensor
-
-
-@final
 class CastCompressor:
-    """Sends and sums floating-point tensors in another type; others are sent unchanged."""
+    """Sends and sums floating-point tensors in another type, None for their own; others are sent unchanged."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype | None) -> None:
         self._dtype = dtype
 
     def compress(self, tensor: Tensor) -> tuple[Tensor, torch.dtype]:
-        return (tensor.to(self._dtype) if tensor.is_floating_point() else tensor), tensor.dtype
+        # Integers keep their values: a cast would round them.
+        casts = self._dtype is not None and tensor.is_floating_point()
+        return (tensor.to(self._dtype) if casts else tensor), tensor.dtype
 
     def decompress(self, tensor: Tensor, ctx: torch.dtype) -> Tensor:
         return tensor.to(ctx)
@@ -51,6 +40,6 @@ class CastCompressor:
 class Compression:
     """The built-in compressions: `none`, `fp16`, and `bf16`, which keeps the range of float32 and loses precision."""
 
-    none = NoneCompressor
+    none = CastCompressor(None)
     fp16 = CastCompressor(torch.float16)
     bf16 = CastCompressor(torch.bfloat16)

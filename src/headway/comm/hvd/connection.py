@@ -77,6 +77,7 @@ def connect_pair(secret: bytes) -> tuple[Connection, Connection]:
     return one, two
 
 
+# The connections of this process, for `_close_copies`.
 _OPEN: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 

@@ -28,6 +28,7 @@ class HorovodJob:
         self.engine, self.places = engine, tuple(places)
 
 
+# One job at a time, as in Horovod.
 _job: HorovodJob | None = None
 
 
@@ -44,11 +45,7 @@ def is_initialized() -> bool:
 
 
 def get_engine() -> Engine:
-    """Returns the engine that executes operations.
-
-    Raises:
-        HorovodInternalError: before `init`.
-    """
+    """Returns the engine that executes operations. HorovodInternalError: before `init`."""
     if _job is None:
         raise HorovodInternalError(NOT_INITIALIZED)
     return _job.engine
@@ -92,6 +89,7 @@ def cross_rank() -> int:
 
 def is_elastic() -> bool:
     """Returns whether the number of processes may change while this one runs."""
+    # Set by Horovod's launcher, or by ours.
     return os.environ.get("HOROVOD_ELASTIC") == "1" or bool(os.environ.get("HEADWAY_COORDINATOR"))
 
 
@@ -101,21 +99,14 @@ def is_homogeneous() -> bool:
 
 
 def start_timeline(file_path: str | Path, mark_cycles: bool = False) -> None:
-    """Makes rank 0 record a Chrome trace from now on, into a new file.
-
-    Raises:
-        ValueError: before `init`.
-    """
+    """Makes rank 0 record a Chrome trace from now on, into a new file. ValueError: before `init`."""
+    # Only rank 0 has the negotiator, which knows when each rank asked.
     if rank() == 0:
         _require_job().engine.timeline.start(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
-    """Ends the recording; does nothing if there is none.
-
-    Raises:
-        ValueError: before `init`.
-    """
+    """Ends the recording, if there is one. ValueError: before `init`."""
     _require_job().engine.timeline.stop()
 
 
@@ -124,6 +115,7 @@ def nccl_built() -> int:
     if not HAS_NCCL:
         return 0
     major, minor, patch = torch.cuda.nccl.version()[:3]
+    # The form of NCCL_VERSION_CODE.
     return int(major * 10_000 + minor * 100 + patch)
 
 
@@ -137,40 +129,21 @@ def rocm_built() -> bool:
     return torch.version.hip is not None
 
 
-# The answers below never change: on CPU torch's Gloo is always there; mpirun may start the processes, but they do not
-# speak MPI; DDL and oneCCL are not used.
-
-
 def gloo_built() -> bool:
     """Returns True: on CPU sums use torch's Gloo."""
     return True
 
 
-def gloo_enabled() -> bool:
-    """Returns True."""
-    return True
-
-
 def mpi_built() -> bool:
-    """Returns False, also under `mpirun`."""
+    """Returns False: `mpirun` may start the processes, but they do not speak MPI."""
     return False
 
 
-def mpi_enabled() -> bool:
-    """Returns False."""
-    return False
+# Answers that never change either.
+gloo_enabled = gloo_built
+mpi_enabled = ddl_built = ccl_built = mpi_built
 
 
 def mpi_threads_supported() -> bool:
     """Raises ValueError, as Horovod without MPI does; a script may use its own mpi4py freely."""
     raise ValueError("MPI is not used here")
-
-
-def ddl_built() -> bool:
-    """Returns False."""
-    return False
-
-
-def ccl_built() -> bool:
-    """Returns False."""
-    return False

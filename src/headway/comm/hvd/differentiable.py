@@ -1,8 +1,4 @@
-"""The collectives with gradients, which are collectives themselves.
-
-Each autograd function serves the single and the grouped form; `grouped` says which, since ranks match operations by
-names that differ between the two.
-"""
+"""The collectives with gradients, which are collectives themselves."""
 
 from __future__ import annotations
 
@@ -36,10 +32,8 @@ def allreduce(
     Returns:
         a tensor of the same shape and type.
     """
-    packed, form = compression.compress(tensor)
     options = resolve_op(op, average), (prescale_factor, postscale_factor), process_set
-    (reduced,) = _Allreduce.apply(False, name, *options, packed)  # type: ignore[no-untyped-call]
-    return compression.decompress(reduced, form)
+    return _apply(_Allreduce, False, [tensor], name, compression, options)[0]
 
 
 def grouped_allreduce(
@@ -53,10 +47,8 @@ def grouped_allreduce(
     process_set: ProcessSet = global_process_set,
 ) -> list[Tensor]:
     """Reduces several tensors; see allreduce."""
-    packed, forms = zip(*map(compression.compress, tensors), strict=True)
     options = resolve_op(op, average), (prescale_factor, postscale_factor), process_set
-    reduced = _Allreduce.apply(True, name, *options, *packed)  # type: ignore[no-untyped-call]
-    return [compression.decompress(one, form) for one, form in zip(reduced, forms, strict=True)]
+    return _apply(_Allreduce, True, tensors, name, compression, options)
 
 
 def allgather(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Tensor:
@@ -105,10 +97,8 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> Tensor:
     """Reduces a tensor over the ranks and returns this rank's rows; see reducescatter_async."""
-    packed, form = compression.compress(tensor)
     options = op, (prescale_factor, postscale_factor), process_set
-    (reduced,) = _Reducescatter.apply(False, name, *options, packed)  # type: ignore[no-untyped-call]
-    return compression.decompress(reduced, form)
+    return _apply(_Reducescatter, False, [tensor], name, compression, options)[0]
 
 
 def grouped_reducescatter(
@@ -121,9 +111,24 @@ def grouped_reducescatter(
     postscale_factor: float = 1.0,
 ) -> list[Tensor]:
     """Reduces and scatters several tensors; see reducescatter."""
-    packed, forms = zip(*map(compression.compress, tensors), strict=True)
     options = op, (prescale_factor, postscale_factor), process_set
-    reduced = _Reducescatter.apply(True, name, *options, *packed)  # type: ignore[no-untyped-call]
+    return _apply(_Reducescatter, True, tensors, name, compression, options)
+
+
+# Each autograd function serves the single and the grouped form; `grouped` says which, since ranks match operations by
+# names that differ between the two. Each returns a tuple.
+
+
+def _apply(
+    function: Any,
+    grouped: bool,
+    tensors: Sequence[Tensor],
+    name: str | None,
+    compression: Compressor,
+    options: tuple[ReduceOp, tuple[float, float], ProcessSet],
+) -> list[Tensor]:
+    packed, forms = zip(*map(compression.compress, tensors), strict=True)
+    reduced = function.apply(grouped, name, *options, *packed)
     return [compression.decompress(one, form) for one, form in zip(reduced, forms, strict=True)]
 
 
@@ -179,6 +184,7 @@ class _Broadcast(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
+        # As in Horovod: the average of the ranks' gradients, on the root alone.
         averaged = allreduce(grad.contiguous(), op=Average, process_set=ctx.process_set)
         return averaged if context.rank() == ctx.root else torch.zeros_like(averaged), None, None, None
 
@@ -190,11 +196,13 @@ class _Alltoall(torch.autograd.Function):
     ) -> Any:
         rows, counts = ops.synchronize(ops.alltoall_async(tensor, splits, name, process_set))
         ctx.counts, ctx.rows, ctx.process_set = counts, tensor.shape[0], process_set
+        # Counts are integers.
         ctx.mark_non_differentiable(counts)
         return rows, counts
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> Any:
+        # The rows go back to the ranks that they came from.
         back, _ = alltoall(grad.contiguous(), ctx.counts, process_set=ctx.process_set)
         # Rows that no split took have no gradient.
         unsent = ctx.rows - len(back)

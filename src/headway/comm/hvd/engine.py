@@ -56,6 +56,7 @@ class Engine:
         self._lock = threading.Lock()
         self._pending: dict[tuple[int, str], SubmittedOperation] = {}
         self._handles: dict[int, tuple[SubmittedOperation, bool]] = {}
+        # Entry of each handle that was not waited for, and whether its result is a single tensor.
         self._numbers = itertools.count(1)
         self._unnamed, self._joins = Counter[tuple[int, str]](), 0
         self._why, self._failed = "", False
@@ -85,11 +86,7 @@ class Engine:
             return f"{kind}.noname.{self._joins}.{self._unnamed[process_set, kind]}"
 
     def get_members(self, kind: str, process_set: int) -> tuple[int, ...]:
-        """Returns the ranks of a process set.
-
-        Raises:
-            ValueError: there is no such set; the message names the operation `kind`.
-        """
+        """Returns the ranks of a process set. ValueError: there is none; the message names the operation `kind`."""
         members = self.sets.get(process_set)
         if members is None:
             raise ValueError(f"{kind}: there is no process set {process_set}; was it removed?")
@@ -115,6 +112,7 @@ class Engine:
         entry = SubmittedOperation(request, inputs, outputs)
         if request.device == "cuda":
             self.cuda = inputs[0].device
+        # Checked and noted under one lock, so that two threads cannot submit the same name.
         key = request.process_set, request.name
         with self._lock:
             if self._why:
@@ -133,22 +131,14 @@ class Engine:
         return handle
 
     def poll(self, handle: int) -> bool:
-        """Returns whether `wait` would return at once.
-
-        Raises:
-            ValueError: there is no such handle, or it was waited for already.
-        """
+        """Returns whether `wait` would return at once. ValueError: no such handle, or waited for already."""
         with self._lock:
             if handle not in self._handles:
                 raise ValueError(f"handle {handle} was never given, or was waited for already")
             return self._handles[handle][0].wait(0)
 
     def wait(self, handle: int) -> Any:
-        """Waits for an operation and returns its result; None if it was waited for already.
-
-        Raises:
-            HorovodInternalError: it failed.
-        """
+        """Waits for an operation; returns its result, None if waited for already. HorovodInternalError: it failed."""
         with self._lock:
             found = self._handles.get(handle)
         if found is None:
@@ -159,7 +149,7 @@ class Engine:
             self._handles.pop(handle, None)
         if entry.error:
             raise HorovodInternalError(entry.error)
-        # The caching allocator has to know: the memory was allocated on another stream.
+        # The caching allocator has to know it: the memory was allocated on another stream.
         if entry.request.device == "cuda":
             for tensor in entry.result:
                 if tensor.is_cuda:
@@ -168,6 +158,7 @@ class Engine:
 
     def shut_down(self) -> None:
         """Ends the engines of all ranks; operations that the ranks have agreed on are executed first."""
+        # A stop goes over the negotiator, which tells all ranks; after a failure it has told them already.
         if self._failed:
             self._connection.hang_up()
         else:
@@ -226,7 +217,7 @@ class Engine:
             executor.close()
 
     def _end_pending(self, why: str, *, failed: bool) -> None:
-        """Refuses new operations and fails those not handed out yet; after a failure also those under way."""
+        # Operations that were not handed out yet fail; those under way do so only after a failure.
         with self._lock:
             self._why = self._why or why
             self._failed = self._failed or failed
@@ -240,7 +231,7 @@ class Engine:
             entry.end(self._why)
 
     def _claim_operations(self, response: Response) -> list[SubmittedOperation]:
-        """Takes the operations of a response: this rank's own, or zeros if it has joined."""
+        # This rank's own operations, or zeros if it has joined.
         entries = []
         with self._lock:
             for number, name in enumerate(response.names):
@@ -252,7 +243,7 @@ class Engine:
         return entries
 
     def _build_zeros(self, request: Request) -> SubmittedOperation:
-        """Builds the addend of a rank that has joined."""
+        # `like` gives types and shapes: this rank may never have seen such a tensor.
         device = self.cuda if request.device == "cuda" else torch.device("cpu")
         pairs = zip(request.types, request.shapes, strict=True)
         zeros = [torch.zeros(shape, dtype=getattr(torch, kind), device=device) for kind, shape in pairs]
@@ -262,6 +253,7 @@ class Engine:
         self, collectives: ProcessSetCollectives, response: Response, entries: list[SubmittedOperation]
     ) -> Finish:
         kind: Kind = response.kind
+        # Sets change here, in the executor of all ranks, so that all ranks change them in the same order.
         if kind == "add_set":
             self._add_set(response.value, entries[0].request.splits, None)
             entries[0].result = (response.value,)
@@ -311,7 +303,7 @@ class Engine:
 
 
 def _connect(world: World, timeout_s: float) -> tuple[dict[int, Connection], Connection]:
-    """Connects this rank to the negotiator; returns (on rank 0 the connections of all ranks, this rank's own)."""
+    # Returns on rank 0 the negotiator's connections to all ranks, and on every rank its own to the negotiator.
     if world.rank:
         host, port = world.control.broadcast_bytes(None).decode().rsplit(" ", 1)
         try:
@@ -330,7 +322,7 @@ def _connect(world: World, timeout_s: float) -> tuple[dict[int, Connection], Con
 
 
 def _accept_ranks(world: World, timeout_s: float) -> dict[int, Connection]:
-    """Accepts the connections of the other ranks, each of which sends its rank first."""
+    # The first message of a connection is the rank at its other end.
     found: dict[int, Peer] = {}
 
     def note_rank(peer: Peer, message: bytes) -> None:

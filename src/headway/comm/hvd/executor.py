@@ -1,11 +1,7 @@
-"""Carries out the responses of one process set on one rank, in the order in which the negotiator gave them.
-
-Two threads: one begins transfers, one finishes them, so that the next buffer is filled while the last one travels.
-"""
+"""Executes the responses of one process set on one rank, in the order in which the negotiator gave them."""
 
 from __future__ import annotations
 
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +10,7 @@ from typing import Any, final
 import torch
 
 from headway.comm.hvd.requests import Request, Response
+from headway.comm.phase_thread import PhaseThread
 
 # Waits for a transfer and puts its results in place.
 Finish = Callable[[], None]
@@ -41,7 +38,8 @@ class SubmittedOperation:
         self._ended = threading.Event()
 
     def end(self, error: str = "") -> None:
-        """Marks it as ended, well or with an error. Only the first call counts."""
+        """Marks it as ended, well or with an error."""
+        # Only the first call counts: a transfer may still end well after its job has failed.
         if not self._ended.is_set():
             self.error = error
             self._ended.set()
@@ -49,6 +47,14 @@ class SubmittedOperation:
     def wait(self, seconds: float | None = None) -> bool:
         """Waits until it has ended, at most `seconds`; returns whether it has."""
         return self._ended.wait(seconds)
+
+
+@final
+class _Transfer:
+    def __init__(self, response: Response, entries: list[SubmittedOperation]) -> None:
+        self.response, self.entries = response, entries
+        self.finish: Finish = do_nothing
+        self.began_s = 0.0
 
 
 @final
@@ -70,53 +76,42 @@ class ProcessSetExecutor:
         on_done: Callable[[Response, float], None],
         on_broken: Callable[[BaseException], None],
     ) -> None:
-        self._begin, self._on_done, self._on_broken = begin, on_done, on_broken
-        self._given: queue.SimpleQueue[tuple[Response, list[SubmittedOperation]] | None] = queue.SimpleQueue()
-        self._begun: queue.SimpleQueue[tuple[Response, list[SubmittedOperation], Finish, float] | None]
-        self._begun = queue.SimpleQueue()
-        self._threads = [
-            threading.Thread(target=work, name=f"headway-hvd-{name}-{number}", daemon=True)
-            for name, work in (("begin", self._begin_all), ("finish", self._finish_all))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._begin_transfer, self._on_done, self._on_broken = begin, on_done, on_broken
+        self._is_broken = False
+        # Two threads: the next buffer is filled while the last one travels.
+        self._finishing = PhaseThread(f"hvd-finish-{number}", self._finish, then=self._report, on_error=self._break_off)
+        self._beginning = PhaseThread(
+            f"hvd-begin-{number}", self._begin, then=self._finishing.put, on_error=self._break_off
+        )
 
     def put(self, response: Response, entries: list[SubmittedOperation]) -> None:
         """Queues a response, with the operations of its names."""
-        self._given.put((response, entries))
+        self._beginning.put(_Transfer(response, entries))
 
     def close(self) -> None:
         """Executes the queued responses, and ends its threads."""
-        self._given.put(None)
-        for thread in self._threads:
-            # A thread cannot join itself.
-            if thread is not threading.current_thread():
-                thread.join()
+        self._beginning.close()
+        self._finishing.close()
 
-    def _begin_all(self) -> None:
-        while (item := self._given.get()) is not None:
-            response, entries = item
-            began_s = time.perf_counter()
-            try:
-                finish: Finish = do_nothing if response.error else self._begin(response, entries)
-            # BaseException: threads that wait for it must get the error, whatever it is.
-            except BaseException as error:
-                self._on_broken(error)
-                break
-            self._begun.put((response, entries, finish, began_s))
-        self._begun.put(None)
+    def _begin(self, transfer: _Transfer) -> None:
+        transfer.began_s = time.perf_counter()
+        if not (transfer.response.error or self._is_broken):
+            transfer.finish = self._begin_transfer(transfer.response, transfer.entries)
 
-    def _finish_all(self) -> None:
-        while (item := self._begun.get()) is not None:
-            response, entries, finish, began_s = item
-            try:
-                finish()
-            except BaseException as error:
-                self._on_broken(error)
-                return
-            for entry in entries:
-                entry.end(response.error)
-            self._on_done(response, began_s)
+    def _finish(self, transfer: _Transfer) -> None:
+        if not self._is_broken:
+            transfer.finish()
+
+    def _report(self, transfer: _Transfer) -> None:
+        # After a failure the engine ends the operations, with the reason.
+        if not self._is_broken:
+            for entry in transfer.entries:
+                entry.end(transfer.response.error)
+            self._on_done(transfer.response, transfer.began_s)
+
+    def _break_off(self, _: _Transfer, error: BaseException) -> None:
+        self._is_broken = True
+        self._on_broken(error)
 
 
 def do_nothing() -> None:

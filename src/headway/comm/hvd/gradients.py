@@ -121,6 +121,7 @@ class GradientReduction:
         if self._left[parameter] <= 0:
             raise AssertionError(TOO_MANY)
         self._left[parameter] -= 1
+        # The last gradient of a bundle begins its reduction, while the backward pass goes on.
         bundle = self._bundle_of[parameter]
         if not any(self._left[other] for other in bundle):
             self._begin(bundle)
@@ -145,6 +146,7 @@ class GradientReduction:
         # The average is split: divided by the factor before the sum, and by ranks / factor after it.
         before, after = (1 / self._predivide, self._predivide) if self._op == Average else (1.0, 1.0)
         name, process_set = self._names[bundle[0]], self._process_set
+        # In place: no second copy of the gradients is needed.
         if len(bundle) > 1:
             handle = ops.grouped_allreduce_async_(buffers, None, name, self._op, before, after, process_set)
         else:
@@ -162,6 +164,7 @@ class GradientReduction:
         return collect
 
     def _begin_sparse(self, parameter: Tensor, grad: Tensor) -> Collect:
+        # Sparse gradients differ in their indices: they are gathered, not summed in place.
         wait = ops.sparse_allreduce_async(grad, self._names[parameter], self._op, self._process_set)
 
         def collect() -> None:

@@ -99,11 +99,12 @@ def can_reinitialise() -> bool:
 
 
 def reinitialise() -> None:
-    """Ends the job, and begins anew with the workers that there are now.
+    """Ends the job, and begins anew with the present workers. It raises as `init` does.
 
     Raises:
-        Fenced: the others have gone on without this process. CommunicationError: they cannot be reached.
+        Fenced: the others have gone on without this process.
     """
+    # Another worker may be lost while they connect: then they connect once more.
     while True:
         shutdown()
         try:
@@ -115,11 +116,7 @@ def reinitialise() -> None:
 
 
 def _is_worker_lost(client: CoordinatorClient) -> bool:
-    """Returns whether a meeting failed because another worker was lost, so that there will be a next one.
-
-    Raises:
-        Fenced, CommunicationError: this process is out, or the launcher is gone.
-    """
+    # A meeting may fail because another worker was lost: then the launcher says so, and there will be a next one.
     until = time.monotonic() + EXPLANATION_S
     while not client.has_changed and time.monotonic() < until:
         time.sleep(0.01)
@@ -131,7 +128,8 @@ def _is_worker_lost(client: CoordinatorClient) -> bool:
 
 
 def _join_world(settings: Settings) -> tuple[World, tuple[int, int]]:
-    """Joins the world; returns it with this process's (local rank, local size)."""
+    # Three ways: by our launcher, alone, or by another launcher's variables, such as torchrun's. The world, and this
+    # process's (local rank, local size).
     global _met, _times, _client
     found = launched()
     if _client is None:
@@ -165,14 +163,14 @@ def _join_generation(client: CoordinatorClient, settings: Settings) -> tuple[Wor
 
 
 def _gather_places(world: World, place: tuple[int, int]) -> list[tuple[int, int]]:
-    """Gathers the (local rank, local size) of all ranks, in their order."""
+    # The (local rank, local size) of all ranks, in their order.
     rows = [row.decode().split() for row in world.control.gather_bytes(f"{place[0]} {place[1]}".encode())]
     by_rank = {rank: (int(local), int(size)) for rank, (local, size) in zip(world.control.ranks, rows, strict=True)}
     return [by_rank[rank] for rank in range(world.size)]
 
 
 def _build_chooser(communicator: Communicator, settings: Settings) -> Callable[[int], Algorithm]:
-    """Builds the map from bytes to algorithm: by host if the user says so, else the fastest by the measured links."""
+    # By host if the user says so, else the fastest by the measured links.
     world = communicator.world
     if len(world.hosts) == 1 or settings.hierarchical is False:
         return lambda nbytes: "ring"
@@ -195,7 +193,7 @@ def _check_comm(comm: Any, size: int) -> None:
 
 
 def _leave_at_exit() -> None:
-    """Leaves the others in order; after an uncaught exception they take this process for lost."""
+    # Leaves the others in order; after an uncaught exception they take this process for lost.
     global _met, _client
     shutdown()
     if _met is not None:

@@ -1,10 +1,4 @@
-"""The negotiator: a thread of rank 0 that collects the requests of all ranks, and tells them what to execute.
-
-Ranks submit named operations in any order and at any time. Operations that every rank of a process set has submitted
-are handed out to all of them, in one order; alike ones are handed out together, to share a buffer. At most two such
-rounds of a set are under way: operations that become ready meanwhile wait, and then share larger buffers. All threads
-sleep until bytes come on a socket.
-"""
+"""The negotiator: a thread of rank 0 that collects the requests of all ranks, and tells them what to execute."""
 
 from __future__ import annotations
 
@@ -24,7 +18,12 @@ from headway.comm.messages import Message, read_int, read_text
 
 LOG = logging.getLogger("headway.comm")
 
-# Rounds of a set handed out before the first of them is done: one is transferred while the other is copied.
+# Ranks submit named operations in any order and at any time. Operations that every rank of a process set has submitted
+# are handed out to all of them, in one order; alike ones together, to share a buffer. All threads sleep until bytes
+# come on a socket.
+
+# Most rounds of a set under way: one is transferred while the other is copied. Operations that become ready meanwhile
+# wait, and then share larger buffers.
 ROUNDS_UNDER_WAY = 2
 
 # Tensors that a warning names for each rank.
@@ -36,8 +35,6 @@ ALL = 0
 
 @final
 class _NegotiatedSet:
-    """The requests of one process set, by name and rank."""
-
     def __init__(self, members: Sequence[int]) -> None:
         self.members = tuple(members)
         self.asked: dict[str, dict[int, Request]] = {}
@@ -47,7 +44,7 @@ class _NegotiatedSet:
         self.under_way = 0
 
     def list_waiting(self) -> list[str]:
-        """Lists the names that only some of the ranks have submitted."""
+        # The names that only some of the ranks have submitted.
         return [name for name in self.asked if name not in self.ready]
 
 
@@ -114,7 +111,7 @@ class Negotiator:
             self._check_stalls()
 
     def _compute_timeout_s(self) -> float | None:
-        """Computes how long to wait for messages: until the next round if something is ready, or the stall check."""
+        # Wait for messages until the next round, if something is ready, or until the next stall check.
         if self._over:
             return None
         checks_stalls = self._settings.stall_s and any(one.asked for one in self._sets.values())
@@ -145,7 +142,7 @@ class Negotiator:
             self._fail(f"rank {rank} is lost: its connection ended")
 
     def _fail(self, why: str) -> None:
-        """Ends the job at once; only the first reason counts."""
+        # Only the first reason counts: the others follow from it.
         if not self._failed:
             self._over = self._failed = True
             self._tell_all("fail", why=why)
@@ -178,7 +175,7 @@ class Negotiator:
                 one.ready[name] = None
 
     def _is_ready(self, one: _NegotiatedSet, name: str) -> bool:
-        """Returns whether all ranks that have not joined have submitted it; join itself waits for all."""
+        # Ranks that have joined are excused; join itself waits for all.
         asked = one.asked[name]
         excused = () if _get_first(asked).kind == "join" else self._list_joined(one)
         return all(rank in asked or rank in excused for rank in one.members)
@@ -187,6 +184,7 @@ class Negotiator:
         return self._joined if one is self._sets[ALL] else []
 
     def _hand_out(self) -> None:
+        # HOROVOD_CYCLE_TIME is the least time between rounds: more operations become ready, and share buffers.
         now = monotonic()
         if now < self._next_round_s:
             return
@@ -203,7 +201,7 @@ class Negotiator:
                     self._ranks[rank].send("go", response=response.to_fields())
 
     def _fuse(self, one: _NegotiatedSet, names: Sequence[str]) -> list[tuple[list[str], str]]:
-        """Groups names that share a buffer: alike, and small enough; each that fails alone, with its error."""
+        # Alike names share a buffer of at most `fusion_bytes`; a name on which the ranks disagree fails alone.
         batches: list[tuple[list[str], str]] = []
         open_ones: dict[tuple[Any, ...], tuple[list[str], int]] = {}
         for name in names:
@@ -240,12 +238,13 @@ class Negotiator:
         return replace(response, algorithm=self._algorithm(sum(_get_first(requests).nbytes for requests in asked)))
 
     def _add_set(self, members: Sequence[int]) -> int:
+        # The smallest free id: ids of removed sets are used again.
         number = next(number for number in range(1, len(self._sets) + 1) if number not in self._sets)
         self._sets[number] = _NegotiatedSet(members)
         return number
 
     def _check_stalls(self) -> None:
-        """Warns of operations that some ranks have not submitted for `stall_s`, and ends the job after the limit."""
+        # Warn of operations that some ranks have not submitted for `stall_s`; end the job after `stall_shutdown_s`.
         patience_s, limit_s, now = self._settings.stall_s, self._settings.stall_shutdown_s, monotonic()
         if patience_s is None or now < self._next_stall_check_s:
             return

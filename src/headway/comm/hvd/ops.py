@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -14,8 +15,13 @@ from headway.comm.hvd.process_sets import ProcessSet, global_process_set
 from headway.comm.hvd.reduce_op import Adasum, Average, ReduceOp, Sum, resolve_op
 from headway.comm.hvd.requests import ITEM_BYTES, SUMMABLE, Kind, Op, Request
 
+P = ParamSpec("P")
+
 # By the numbers of ReduceOp.
 OPS: tuple[Op, ...] = ("average", "sum", "adasum", "min", "max", "product")
+
+
+# The signatures are Horovod's, up to the names of the arguments.
 
 
 def allreduce_async(
@@ -59,22 +65,6 @@ def allreduce_async_(
     return submit_reduction("allreduce", [tensor], name, resolve_op(op, average), factors, process_set, in_place=True)
 
 
-def allreduce_(
-    tensor: Tensor,
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> Tensor:
-    """Reduces a tensor in place and waits; see allreduce_async."""
-    op = resolve_op(op, average)
-    handle = allreduce_async_(tensor, None, name, op, prescale_factor, postscale_factor, process_set)
-    result: Tensor = synchronize(handle)
-    return result
-
-
 def grouped_allreduce_async(
     tensors: Sequence[Tensor],
     average: bool | None = None,
@@ -103,30 +93,11 @@ def grouped_allreduce_async_(
     return submit_reduction("allreduce", tensors, name, op, factors, process_set, grouped=True, in_place=True)
 
 
-def grouped_allreduce_(
-    tensors: Sequence[Tensor],
-    average: bool | None = None,
-    name: str | None = None,
-    op: ReduceOp | None = None,
-    prescale_factor: float = 1.0,
-    postscale_factor: float = 1.0,
-    process_set: ProcessSet = global_process_set,
-) -> tuple[Tensor, ...]:
-    """Reduces several tensors in place and waits; see grouped_allreduce_async."""
-    op = resolve_op(op, average)
-    handle = grouped_allreduce_async_(tensors, None, name, op, prescale_factor, postscale_factor, process_set)
-    result: tuple[Tensor, ...] = synchronize(handle)
-    return result
-
-
 def sparse_allreduce_async(
     tensor: Tensor, name: str, op: ReduceOp, process_set: ProcessSet = global_process_set
 ) -> Callable[[], Tensor]:
-    """Begins to sum sparse tensors, by gathering indices and values; returns a function that waits for the result.
-
-    Args:
-        op: Average, or anything else for the sum.
-    """
+    """Begins to sum sparse tensors, or to average them; returns a function that waits for the result."""
+    # Ranks have different indices, so that values cannot be summed place by place; equal indices may come twice.
     indices = allgather_async(tensor._indices().t().contiguous(), f"{name}.indices", process_set)
     values = allgather_async(tensor._values().contiguous(), f"{name}.values", process_set)
 
@@ -142,8 +113,7 @@ def sparse_allreduce_async(
 def allgather_async(tensor: Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> int:
     """Begins to join the tensors of all ranks along the first dimension, in which they may differ; returns a handle.
 
-    Raises:
-        ValueError, HorovodInternalError: see allreduce_async.
+    It raises as allreduce_async does.
     """
     return submit("allgather", [tensor], [], name, process_set)
 
@@ -163,8 +133,7 @@ def broadcast_async(
     Args:
         root_rank: a rank of the job, not of the process set.
 
-    Raises:
-        ValueError, HorovodInternalError: see allreduce_async; the root is not in the process set.
+    It raises as allreduce_async does, and ValueError if the root is not in the process set.
     """
     return _broadcast(tensor, torch.empty_like(tensor, requires_grad=False), root_rank, name, process_set)
 
@@ -174,14 +143,6 @@ def broadcast_async_(
 ) -> int:
     """Begins to broadcast in place; see broadcast_async."""
     return _broadcast(tensor, tensor, root_rank, name, process_set)
-
-
-def broadcast_(
-    tensor: Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> Tensor:
-    """Broadcasts in place and waits; see broadcast_async."""
-    result: Tensor = synchronize(broadcast_async_(tensor, root_rank, name, process_set))
-    return result
 
 
 def alltoall_async(
@@ -202,6 +163,7 @@ def alltoall_async(
             and see allreduce_async.
     """
     ranks = len(_get_members("alltoall", process_set))
+    # Without splits the counts are an empty tensor, which gives the type of the received counts.
     counts = splits if isinstance(splits, Tensor) else torch.tensor([] if splits is None else splits, dtype=torch.int32)
     rows = tensor.shape[0] if tensor.dim() else 0
     if counts.dtype != torch.int32 or counts.dim() > 1:
@@ -231,8 +193,7 @@ def reducescatter_async(
 
     If the rows cannot be split equally, the first ranks get one more.
 
-    Raises:
-        HorovodInternalError: op is not Average or Sum. ValueError, HorovodInternalError: see allreduce_async.
+    It raises as allreduce_async does, and HorovodInternalError if op is not Average or Sum.
     """
     factors = prescale_factor, postscale_factor
     return submit_reduction("reducescatter", [tensor], name, op, factors, process_set)
@@ -252,11 +213,7 @@ def grouped_reducescatter_async(
 
 
 def poll(handle: int) -> bool:
-    """Returns whether `synchronize` would return at once.
-
-    Raises:
-        ValueError: there is no such handle, or it was waited for already.
-    """
+    """Returns whether `synchronize` would return at once. ValueError: no such handle, or waited for already."""
     return context.get_engine().poll(handle)
 
 
@@ -279,6 +236,7 @@ def join(device: int = -1) -> int:
         the rank that came last.
     """
     engine = context.get_engine()
+    # Horovod's -1 stands for no device.
     if device >= 0:
         engine.cuda = torch.device("cuda", device)
     last: int = engine.wait(engine.submit(Request(0, "join", "join")))
@@ -331,11 +289,8 @@ def submit(
     grouped: bool = False,
     **fields: Any,
 ) -> int:
-    """Submits an operation to the engine after checks of its tensors; returns its handle.
-
-    Args:
-        fields: of the Request.
-    """
+    """Checks the tensors of an operation and submits it; returns its handle. `fields` are those of the Request."""
+    # Errors of this rank alone are raised here, before any other rank hears of the operation.
     engine, number = context.get_engine(), _get_id(process_set)
     known = SUMMABLE if kind in ("allreduce", "reducescatter") else ITEM_BYTES
     types = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
@@ -357,6 +312,7 @@ def submit(
         tensors[0].device.type,
         **fields,
     )
+    # Detached: autograd sees these operations in `differentiable` only.
     sources = [tensor.detach() for tensor in tensors]
     return engine.submit(request, sources, [output.detach() for output in outputs], single=not grouped)
 
@@ -370,6 +326,7 @@ def _check_adasum(tensors: Sequence[Tensor], process_set: ProcessSet) -> None:
     by_host = tensors[0].is_cuda and context.nccl_built()
     if by_host and not context.is_homogeneous():
         raise NotImplementedError("Adasum on NCCL needs as many processes on each host as on the others")
+    # Pairs of equal partners in every step.
     number, what = (context.cross_size(), "hosts") if by_host else (context.size(), "ranks")
     if number & (number - 1):
         raise NotImplementedError(f"Adasum needs a power of two of {what}, not {number}")
@@ -380,6 +337,21 @@ def _broadcast(tensor: Tensor, output: Tensor, root: int, name: str | None, proc
     if root not in members:
         raise ValueError(f"broadcast: root rank {root} is not one of {list(members)}")
     return submit("broadcast", [tensor], [output], name, process_set, root=int(root))
+
+
+def _build_waiting(begin: Callable[P, int]) -> Callable[P, Any]:
+    @functools.wraps(begin)
+    def wait(*args: P.args, **kwargs: P.kwargs) -> Any:
+        return synchronize(begin(*args, **kwargs))
+
+    wait.__name__ = begin.__name__.replace("_async", "")
+    return wait
+
+
+# In place, and waiting: they return the tensor or the tuple of tensors.
+allreduce_ = _build_waiting(allreduce_async_)
+grouped_allreduce_ = _build_waiting(grouped_allreduce_async_)
+broadcast_ = _build_waiting(broadcast_async_)
 
 
 def _get_members(kind: str, process_set: ProcessSet) -> tuple[int, ...]:

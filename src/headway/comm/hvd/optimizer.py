@@ -85,6 +85,7 @@ def DistributedOptimizer(  # noqa: N802
         sparse_as_dense=sparse_as_dense,
         process_set=process_set,
     )
+    # A state that is loaded replaces the step under way: its reductions are forgotten.
     gradients.register_hooks()
     optimizer.register_step_pre_hook(gradients.prepare_step)
     optimizer.register_load_state_dict_pre_hook(lambda *_: gradients.reset())
@@ -114,7 +115,7 @@ def _name_parameters(
 
 
 def _add_methods(optimizer: Any, synchronize: Any, skip_synchronize: Any, set_passes: Any, check_idle: Any) -> None:
-    """Adds the methods that a Horovod script calls on its optimizer."""
+    # The methods that a Horovod script calls on its optimizer. On the instance: its class stays what it was.
     clear = optimizer.zero_grad
 
     def zero_grad(*args: Any, **kwargs: Any) -> None:
@@ -134,7 +135,6 @@ class _AdasumUpdates:
         self._starts: dict[Tensor, Tensor] = {}
 
     def attach(self) -> None:
-        """Registers the hooks around `step`, and adds the methods of a DistributedOptimizer."""
         optimizer = self._optimizer
         optimizer.register_step_pre_hook(self._save_starts)
         optimizer.register_step_post_hook(self._combine_updates)

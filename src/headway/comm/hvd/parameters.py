@@ -57,6 +57,7 @@ def broadcast_optimizer_state(
     """
     if isinstance(optimizer, torch.optim.LBFGS):
         raise ValueError("the state of LBFGS cannot be broadcast; use another optimizer")
+    # First the structure, pickled; then the tensors, each as a broadcast of its own.
     tensors: list[Tensor] = []
     is_root = context.rank() == root_rank
     shape = broadcast_object(_extract_tensors(optimizer.state_dict(), tensors) if is_root else None, root_rank)
@@ -70,14 +71,12 @@ def broadcast_optimizer_state(
 
 
 class _TensorPlaceholder:
-    """Stands for a tensor in a pickled state dict."""
-
     def __init__(self, tensor: Tensor) -> None:
         self.dtype, self.shape, self.device = tensor.dtype, tuple(tensor.shape), tensor.device.type
 
 
 def _extract_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    """Returns the value with placeholders for its tensors, and appends these to the list."""
+    # The value with placeholders for its tensors, which are appended to the list.
     if isinstance(value, Tensor):
         tensors.append(value.detach().contiguous())
         return _TensorPlaceholder(value)
@@ -89,7 +88,7 @@ def _extract_tensors(value: Any, tensors: list[Tensor]) -> Any:
 
 
 def _insert_tensors(value: Any, tensors: list[Tensor]) -> Any:
-    """Returns the value with new tensors for its placeholders, and appends these to the list in the same order."""
+    # The value with new tensors for its placeholders, which are appended to the list in the same order.
     if isinstance(value, _TensorPlaceholder):
         tensors.append(torch.empty(value.shape, dtype=value.dtype, device=value.device))
         return tensors[-1]

@@ -43,11 +43,7 @@ class ProcessSet:
         return len(self._get_registered())
 
     def rank(self) -> int | None:
-        """Returns this process's place in it; None if the set is not registered.
-
-        Raises:
-            ValueError: this process is not in it.
-        """
+        """Returns this process's place in it; None if it is not registered. ValueError: this process is not in it."""
         if self.process_set_id is None:
             return None
         ranks = self._get_registered()
@@ -73,14 +69,14 @@ class ProcessSet:
 global_process_set = ProcessSet([])
 global_process_set.process_set_id = ALL
 
+# Sets of this job, to be forgotten at `shutdown`.
 _registered: list[ProcessSet] = []
 
 
 def register_all(process_sets: Iterable[ProcessSet]) -> None:
     """Fills in the set of all ranks, and adds the given sets. Called by `init`.
 
-    Raises:
-        ValueError: the same set twice.
+    It raises ValueError for the same set twice.
     """
     global_process_set.ranks = list(range(context.size()))
     for number, one in enumerate(process_sets):
@@ -109,6 +105,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         raise ValueError(f"{list(ranks)} are not ranks of a job of {engine.world.size}, each once")
     if ranks in engine.sets.values():
         raise ValueError(f"there is a process set of the ranks {list(ranks)} already")
+    # The negotiator gives the id, the same on all ranks.
     handle = engine.submit(Request(ALL, engine.build_name("add_set", ALL, None), "add_set", splits=ranks))
     one.process_set_id = engine.wait(handle)
     _registered.append(one)
@@ -116,11 +113,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a set; all ranks of the job call it.
-
-    Returns:
-        False for the set of all ranks, and for one that is not registered.
-    """
+    """Removes a set; all ranks of the job call it. False for the set of all ranks, and for one not registered."""
+    # The engine removes the set in the order of operations, after those that were submitted to it before.
     number, engine = process_set.process_set_id, context.get_engine()
     if number is None or number == ALL or number not in engine.sets:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from enum import IntEnum
 from typing import final
@@ -25,14 +26,22 @@ Average, Sum, Adasum, Min, Max, Product = ReduceOp
 def resolve_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     """Resolves `op` and the older `average` to a reduction; Average if neither is given.
 
-    Call it from the function that the user calls: the warning points to that function's caller.
-
     Raises:
         ValueError: both are given, or `op` is no ReduceOp.
     """
     if average is not None:
         if op is not None:
             raise ValueError("give `op` or `average`, not both; `op` is the newer one")
-        warnings.warn("`average` is deprecated; use op=hvd.Average or op=hvd.Sum", DeprecationWarning, stacklevel=3)
+        text = "`average` is deprecated; use op=hvd.Average or op=hvd.Sum"
+        warnings.warn(text, DeprecationWarning, stacklevel=find_stacklevel())
         return Average if average else Sum
     return Average if op is None else ReduceOp(op)
+
+
+def find_stacklevel() -> int:
+    """Returns the stacklevel at which a warning of the calling function points to the user's code."""
+    # The first frame outside of this package, whichever of its functions call each other.
+    package, level = __name__.rpartition(".")[0], 1
+    while sys._getframe(level).f_globals.get("__name__", "").startswith(package):
+        level += 1
+    return level

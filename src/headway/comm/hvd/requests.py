@@ -1,8 +1,4 @@
-"""Requests of ranks, responses of the negotiator, and the check that the ranks of a set agree.
-
-A Request describes one named operation of one rank; it is sent to the negotiator. A Response names operations that all
-ranks of a process set have requested; it is sent back to all of them. Each is one JSON array.
-"""
+"""Requests of ranks, responses of the negotiator, and the check that the ranks of a set agree."""
 
 from __future__ import annotations
 
@@ -12,6 +8,9 @@ from math import prod
 from typing import Any, Literal, final, get_args
 
 from headway.core.outside import is_any_number, is_whole
+
+# A Request describes one named operation of one rank; it is sent to the negotiator. A Response names operations that
+# all ranks of a process set have requested; it is sent back to all of them. Each is one JSON array.
 
 Kind = Literal[
     "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "add_set", "remove_set"
@@ -177,7 +176,7 @@ _CHECKS: tuple[tuple[str, Callable[[Request], bool]], ...] = (
 
 
 def _format_compared_shapes(request: Request) -> str:
-    """Formats shapes with `*` for dimensions that may differ: `[*, 3, 224]`."""
+    # With `*` for a dimension that may differ: `[*, 3, 224]`.
     shapes = [list(map(str, shape)) for shape in request.shapes]
     if request.kind in ROWWISE:
         shapes = [["*", *shape[1:]] if shape else [] for shape in shapes]

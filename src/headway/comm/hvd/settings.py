@@ -44,11 +44,7 @@ class Settings:
 
     @staticmethod
     def read(environ: Mapping[str, str] = os.environ) -> Settings:
-        """Reads the settings from the environment.
-
-        Raises:
-            UsageError: a value that is no number, or a negative one.
-        """
+        """Reads the settings from the environment. UsageError: a value is no number, or negative."""
         off = _read_flag(environ, "HOROVOD_STALL_CHECK_DISABLE") or False
         stall_s = _read_number(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS", Settings.stall_s or 0.0)
         shutdown_s = _read_number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0)

@@ -18,6 +18,7 @@ class Timeline:
     """Records events while a file is open. Any thread may call it; the file is complete JSON after every event."""
 
     def __init__(self) -> None:
+        # The negotiator, the executors and the user's threads record.
         self._lock = threading.Lock()
         self._file: Any = None
         self._rows: dict[str, int] = {}

@@ -27,6 +27,7 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> R:
+        # Each turn of the loop is one set of workers.
         skip_sync = False
         while True:
             try:

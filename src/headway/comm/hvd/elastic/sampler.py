@@ -54,6 +54,7 @@ class ElasticSampler(Sampler[int]):
     def reset(self) -> None:
         """Splits the unprocessed rest over the present ranks."""
         self.num_replicas, self.rank = context.size(), context.rank()
+        # The order follows from seed and epoch, so that all ranks split the same list.
         indices = list(range(len(self.dataset)))
         if self.shuffle:
             random.Random(self.seed + self.epoch).shuffle(indices)

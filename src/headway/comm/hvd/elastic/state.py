@@ -77,8 +77,6 @@ class State(ABC):
 
 @final
 class _SavedAttributes:
-    """Saves Python objects that are attributes of an owner."""
-
     def __init__(self, owner: object, values: dict[str, Any]) -> None:
         self._owner, self._saved = owner, values
         self.restore()
@@ -91,7 +89,7 @@ class _SavedAttributes:
             setattr(self._owner, name, value)
 
     def sync(self, bcast_object: Callable[[Any], Any]) -> None:
-        """Sets them to rank 0's present values on all ranks."""
+        # All ranks get rank 0's present values.
         if self._saved:
             self.save()
             self._saved = bcast_object(self._saved)
@@ -134,6 +132,7 @@ class TorchState(State):
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
     ) -> None:
         super().__init__(objects.broadcast_object, context.rank)
+        # Values with a state_dict are saved by `__setattr__`; the others are plain attributes.
         given = {**kwargs, "model": model, "optimizer": optimizer}
         self._saved_states: dict[str, Any] = {}
         for name, value in given.items():
@@ -162,6 +161,7 @@ class TorchState(State):
     def sync(self) -> None:
         for name in self._saved_states:
             value = getattr(self, name)
+            # Tensors are broadcast in place; a sampler's few numbers are pickled.
             if isinstance(value, torch.nn.Module):
                 broadcast_parameters(value.state_dict(), root_rank=0)
             elif isinstance(value, torch.optim.Optimizer):
