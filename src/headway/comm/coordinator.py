@@ -70,7 +70,7 @@ CoordinatorEvent = GenerationFormed | RunBegan | WorkerLeft
 
 @final
 class Coordinator:
-    """Forms generations of the workers that connect to it, first with one worker per slot.
+    """Forms generations of the workers that connect to it at `port`, first with one worker per slot.
 
     Args:
         slots: the run begins when each of them has a worker.
@@ -79,9 +79,6 @@ class Coordinator:
         store_port: port of the key-value store on this host; passed on to the workers.
         on_event: called with every event, from the coordinator's thread.
         address: to listen on; "" for all interfaces.
-
-    Attributes:
-        port: the port that it listens on.
     """
 
     def __init__(
@@ -177,12 +174,12 @@ class Coordinator:
             if peer.worker is None:
                 self._turn_away(peer, "refused", str(error))
             elif not peer.has_left:
-                self._lose(peer, "died", f"sent what is no message ({error})")
+                self._lose(peer, "died", f"sent an invalid message ({error})")
 
     def _handle_disconnect(self, end: Peer, why: str) -> None:
         peer: _WorkerConnection = end.of
         if peer.worker is not None and not peer.has_left:
-            self._lose(peer, "died", f"sent what is no message ({why})" if why else "died")
+            self._lose(peer, "died", f"sent an invalid message ({why})" if why else "died")
         peer.has_left = True
         self._peers.discard(peer)
 

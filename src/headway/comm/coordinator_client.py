@@ -66,7 +66,6 @@ class CoordinatorClient:
         joining: the run has begun already.
 
     Attributes:
-        worker, joining: as given.
         has_changed: the generation in use is over, this process is fenced, or the launcher is gone: `check` raises.
         has_newcomers: new workers wait for the members to call `wait_for_generation` at the same boundary.
 
@@ -118,8 +117,7 @@ class CoordinatorClient:
     def from_environment(environ: Mapping[str, str] | None = None) -> CoordinatorClient | None:
         """Connects to the launcher that HEADWAY_COORDINATOR, _SECRET, _MEMBER and _JOINING name; None if unset.
 
-        Raises:
-            UsageError: they are set in part, or wrong. CommunicationError: see CoordinatorClient.
+        It raises as CoordinatorClient does, and UsageError if they are set in part, or wrong.
         """
         environ = os.environ if environ is None else environ
         where = environ.get("HEADWAY_COORDINATOR")
@@ -147,12 +145,11 @@ class CoordinatorClient:
     def wait_for_generation(self) -> Generation:
         """Waits for the next generation, and tells the launcher that this process is ready for it.
 
-        While the generation in use is whole, this tells that the process is at a boundary. The next generation begins
-        when all members are, together with the newcomers that wait.
-
         Raises:
             Fenced: this process was declared lost. CommunicationError: the launcher is gone.
         """
+        # While the generation in use is whole, "ready" tells that this process is at a boundary; the next one begins
+        # when all members are, together with the newcomers that wait.
         # Say "ready" once for each generation that is announced while this waits; enter the one that goes.
         asked = -1
         with self._state:
@@ -372,7 +369,7 @@ class CoordinatorClient:
             self._end_with(CommunicationError(what, where=self._where))
             return
         except (ValueError, KeyError, TypeError) as error:
-            what = f"the launcher sent what is no message ({error})"
+            what = f"the launcher sent an invalid message ({error})"
             self._end_with(CommunicationError(what, where=self._where))
             return
         if not data and not self._farewell:

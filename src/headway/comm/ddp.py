@@ -37,12 +37,7 @@ DDP_BUCKET_BYTES = 25 << 20
 @final
 @dataclass(frozen=True)
 class AveragingState:
-    """The state of the hook `average_bucket`.
-
-    Attributes:
-        choose: bytes of a bucket -> algorithm.
-        wire: form of float32 between hosts.
-    """
+    """The state of the hook `average_bucket`; see `build_hook`."""
 
     communicator: Communicator
     choose: Callable[[int], Algorithm]
@@ -99,16 +94,8 @@ def build_communicator(
     address, port, made = gather_json(meeting, process_group)[0]
     client = StoreClient(secret or made.encode(), address, port)
     store = store_of(client)
-    world = World.of(
-        store,
-        rank,
-        size,
-        device,
-        master=address,
-        timeout_s=timeout_s,
-        identities=identities,
-        secret=client.secret,
-    )
+    options: dict[str, Any] = {"timeout_s": timeout_s, "identities": identities, "secret": client.secret}
+    world = World.of(store, rank, size, device, master=address, **options)
     world.meeting = Meeting(server, client, 0)
     return Communicator(world, rails=rails)
 

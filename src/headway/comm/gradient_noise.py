@@ -105,13 +105,7 @@ class NoiseScale:
         self._open = torch.zeros(3, dtype=torch.float64)
 
     def update(
-        self,
-        local_mean_sq: Tensor | float,
-        reduced_sq: Tensor | float,
-        small: float,
-        big: float,
-        *,
-        last: bool = True,
+        self, local_mean_sq: Tensor | float, reduced_sq: Tensor | float, small: float, big: float, *, last: bool = True
     ) -> None:
         """Adds one step; a step that is not finite is left out.
 

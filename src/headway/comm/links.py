@@ -49,12 +49,9 @@ SUMMED_ELEMENTS = 1 << 20
 @final
 @dataclass(frozen=True)
 class LinkFit:
-    """The line that fits the measured steps best.
+    """The line that fits the measured steps best: `link` has latency and bandwidth of a rank.
 
-    Attributes:
-        link: latency and bandwidth of a rank.
-        residual: root mean square of (fitted - measured) / measured.
-        sizes, seconds: the measured steps.
+    `residual` is the root mean square of (fitted - measured) / measured.
     """
 
     link: Link
@@ -124,14 +121,9 @@ class MeasuredLinks:
     def build_rows(self) -> list[tuple[str, ...]]:
         """Builds a table of link, latency, bandwidth and residual; the first row is its heading."""
         out = [("link", "latency", "bandwidth a rank", "scatter of the times")]
-        named = {
-            "inside a host": self.inside,
-            "between hosts, one rank of each": self.alone,
-            "between hosts, all ranks": self.together,
-        }
-        for name, found in named.items():
-            if found:
-                out.append((name, *found.format_cells()))
+        names = ("inside a host", "between hosts, one rank of each", "between hosts, all ranks")
+        fits = zip(names, (self.inside, self.alone, self.together), strict=True)
+        out += [(name, *found.format_cells()) for name, found in fits if found]
         return [*out, ("sum of two arrays", "", f"{self.reduce_bytes_s / 1e6:,.0f} MB/s", "")]
 
     def describe(self, world: World) -> list[str]:
@@ -220,14 +212,8 @@ def _measure_all(world: World, rails: int | Literal["auto"], budget_s: float) ->
         rails = 1
         if alone and world.backend == "gloo" and not (together and _is_saturated_by_one(alone, together, fewest)):
             rails, rails_s = _measure_rails(world, alone.link, budget_s / 4)
-    return {
-        "inside": inside,
-        "alone": alone,
-        "together": together,
-        "reduce_bytes_s": _measure_reduce_speed(world),
-        "rails": rails,
-        "rails_s": rails_s,
-    }
+    fits = {"inside": inside, "alone": alone, "together": together}
+    return {**fits, "reduce_bytes_s": _measure_reduce_speed(world), "rails": rails, "rails_s": rails_s}
 
 
 def _is_saturated_by_one(alone: LinkFit, together: LinkFit, ranks: int) -> bool:

@@ -303,15 +303,8 @@ class Reducer:
             raise ValueError(f"{len(flags)} flags for a Reducer of {self._flags}")
         digest = self._communicator.digest
         nibbles = [digest >> 4 * place & 15 for place in range(NIBBLES)]
-        fixed = [
-            contributes,
-            loss,
-            0.0,
-            self._local_sq if self._noise else 0.0,
-            *nibbles,
-            *(value * value for value in nibbles),
-            *flags,
-        ]
+        local_sq = self._local_sq if self._noise else 0.0
+        fixed = [contributes, loss, 0.0, local_sq, *nibbles, *(value * value for value in nibbles), *flags]
         # A parameter that any rank has used gets a gradient on all ranks; the others keep none.
         used = [contributes and self._parameters[name].grad is not None for name in self._names]
         numbers = [0.0 if isinstance(value, torch.Tensor) else float(value) for value in fixed] + used
@@ -367,9 +360,8 @@ class Reducer:
         numbers = sum(bucket.flat.numel() for bucket in self._buckets) * 2
         if self.wire != "fp32" and in_step > MOST_LOST_SHARE * numbers:
             share = in_step / numbers
-            self._say(
-                f"{self.wire} between hosts lost {share:.1%} of a step's numbers: gradients are sent as fp32 from now."
-            )
+            lost = f"{self.wire} between hosts lost {share:.1%} of a step's numbers"
+            self._say(f"{lost}: gradients are sent as fp32 from now on.")
             self.wire = "fp32"
 
     def _build_disagreement_error(self) -> CommunicationError:

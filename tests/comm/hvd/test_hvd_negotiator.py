@@ -198,7 +198,7 @@ def test_what_is_no_message_ends_the_job_in_a_sentence(message: dict[str, Any]) 
     ranks = Ranks(2)
     ranks.ends[1].send(**message)
     for rank in range(2):
-        assert ranks.told(rank, "fail")["why"].startswith("rank 1 sent what is no message (")
+        assert ranks.told(rank, "fail")["why"].startswith("rank 1 sent an invalid message (")
     ranks.close()
 
 

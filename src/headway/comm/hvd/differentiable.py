@@ -13,6 +13,9 @@ from headway.comm.hvd.compression import Compression, Compressor
 from headway.comm.hvd.process_sets import ProcessSet, global_process_set
 from headway.comm.hvd.reduce_op import Average, ReduceOp, Sum, resolve_op
 
+# The reduction, (prescale, postscale), and the ranks.
+ReductionOptions = tuple[ReduceOp, tuple[float, float], ProcessSet]
+
 
 def allreduce(
     tensor: Tensor,
@@ -125,10 +128,10 @@ def _apply(
     tensors: Sequence[Tensor],
     name: str | None,
     compression: Compressor,
-    options: tuple[ReduceOp, tuple[float, float], ProcessSet],
+    options: ReductionOptions,
 ) -> list[Tensor]:
     packed, forms = zip(*map(compression.compress, tensors), strict=True)
-    reduced = function.apply(grouped, name, *options, *packed)
+    reduced = function.apply(grouped, name, options, *packed)
     return [compression.decompress(one, form) for one, form in zip(reduced, forms, strict=True)]
 
 
@@ -139,23 +142,15 @@ def _wait_for_tuple(handle: int, grouped: bool) -> tuple[Tensor, ...]:
 
 class _Allreduce(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        grouped: bool,
-        name: str | None,
-        op: ReduceOp,
-        factors: tuple[float, float],
-        process_set: ProcessSet,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.options = grouped, None, op, factors, process_set
-        handle = ops.submit_reduction("allreduce", tensors, name, op, factors, process_set, grouped=grouped)
+    def forward(ctx: Any, grouped: bool, name: str | None, options: ReductionOptions, *tensors: Tensor) -> Any:
+        ctx.options = grouped, None, options
+        handle = ops.submit_reduction("allreduce", tensors, name, *options, grouped=grouped)
         return _wait_for_tuple(handle, grouped)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
         reduced = _Allreduce.apply(*ctx.options, *_make_contiguous(grads))  # type: ignore[no-untyped-call]
-        return None, None, None, None, None, *reduced
+        return None, None, None, *reduced
 
 
 class _Allgather(torch.autograd.Function):
@@ -213,17 +208,9 @@ class _Alltoall(torch.autograd.Function):
 
 class _Reducescatter(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any,
-        grouped: bool,
-        name: str | None,
-        op: ReduceOp,
-        factors: tuple[float, float],
-        process_set: ProcessSet,
-        *tensors: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.options = op, factors, process_set
-        handle = ops.submit_reduction("reducescatter", tensors, name, op, factors, process_set, grouped=grouped)
+    def forward(ctx: Any, grouped: bool, name: str | None, options: ReductionOptions, *tensors: Tensor) -> Any:
+        ctx.options = options
+        handle = ops.submit_reduction("reducescatter", tensors, name, *options, grouped=grouped)
         return _wait_for_tuple(handle, grouped)
 
     @staticmethod
@@ -232,7 +219,7 @@ class _Reducescatter(torch.autograd.Function):
         op, (prescale, postscale), process_set = ctx.options
         factor = (process_set.size() if op == Sum else 1) * prescale * postscale
         back = grouped_allgather(_make_contiguous([grad * factor for grad in grads]), process_set=process_set)
-        return None, None, None, None, None, *back
+        return None, None, None, *back
 
 
 def _make_contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:

@@ -72,7 +72,7 @@ class Engine:
         self._reader.start()
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """A rank was lost or a transfer failed: only our launcher can bring the ranks together again."""
         return self._failed
 

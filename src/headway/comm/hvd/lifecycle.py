@@ -95,7 +95,7 @@ def has_newcomers() -> bool:
 
 def can_reinitialise() -> bool:
     """Returns whether the remaining workers can connect again after a collective failed."""
-    return _client is not None or not context.get_engine().failed
+    return _client is not None or not context.get_engine().has_failed
 
 
 def reinitialise() -> None:

@@ -58,11 +58,7 @@ class Negotiator:
     """
 
     def __init__(
-        self,
-        ranks: Mapping[int, Connection],
-        settings: Settings,
-        timeline: Timeline,
-        algorithm: Callable[[int], str],
+        self, ranks: Mapping[int, Connection], settings: Settings, timeline: Timeline, algorithm: Callable[[int], str]
     ) -> None:
         self._ranks, self._settings, self._timeline, self._algorithm = dict(ranks), settings, timeline, algorithm
         self._sets: dict[int, _NegotiatedSet] = {ALL: _NegotiatedSet(sorted(ranks))}
@@ -105,7 +101,7 @@ class Negotiator:
                 try:
                     self._handle_message(key.data, message)
                 except ValueError as error:
-                    self._fail(f"rank {key.data} sent what is no message ({error})")
+                    self._fail(f"rank {key.data} sent an invalid message ({error})")
         if not self._over:
             self._hand_out()
             self._check_stalls()

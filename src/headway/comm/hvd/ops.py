@@ -303,15 +303,8 @@ def submit(
         raise ValueError(f"{kind}: give at least one tensor, and all on one device")
     # alltoall returns a tuple, yet has no grouped form.
     label = f"grouped_{kind}" if grouped and kind != "alltoall" else kind
-    request = Request(
-        number,
-        engine.build_name(label, number, name),
-        kind,
-        types,
-        tuple(tuple(tensor.shape) for tensor in tensors),
-        tensors[0].device.type,
-        **fields,
-    )
+    unique, shapes = engine.build_name(label, number, name), tuple(tuple(tensor.shape) for tensor in tensors)
+    request = Request(number, unique, kind, types, shapes, tensors[0].device.type, **fields)
     # Detached: autograd sees these operations in `differentiable` only.
     sources = [tensor.detach() for tensor in tensors]
     return engine.submit(request, sources, [output.detach() for output in outputs], single=not grouped)
