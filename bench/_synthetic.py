@@ -7,11 +7,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from headway.core.recipe import load
-from headway.core.run import Run
-from headway.train.elastic import Ranks
-from headway.train.recipe import TrainRecipe
-from headway.train.setup import Setup, set_up
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RunFolder
+from headway.launch.ranks import Ranks
+from headway.setup.build import Setup, set_up
+from headway.setup.recipe import TrainRecipe
 from headway.train.trainer import Display, Trainer
 
 BIG = 10**9
@@ -34,10 +34,10 @@ def setup(
         f"optimizer: {{name: sgd, lr: 0.001, momentum: 0.9}}\nschedule: {{name: cosine}}\n"
         f"batch: {batch}\nepochs: {BIG}\nprecision: fp32\ncheckpoint: {{every_steps: {BIG}}}\n"
     )
-    return set_up(load(recipe, overrides, TrainRecipe), say=say, ranks=ranks)
+    return set_up(read_recipe(recipe, overrides, TrainRecipe), say=say, ranks=ranks)
 
 
 def trainer(found: Setup, folder: Path, display: Display, ranks: Ranks | None = None) -> Trainer:
     """Of several ranks rank 0 makes the run's folder."""
-    run = Run.create(folder / "run") if ranks is None or ranks.speaks else Run(folder / "run")
+    run = RunFolder.create(folder / "run") if ranks is None or ranks.speaks else RunFolder(folder / "run")
     return Trainer(found, run, display, ranks)

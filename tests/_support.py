@@ -23,8 +23,8 @@ import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
-from headway import cli
-from headway.data import dataset
+from headway.cli import main
+from headway.data import opening
 from headway.data.pack import pack
 
 NET = """
@@ -74,7 +74,7 @@ def headway(*arguments: str | Path, status: int | None = 0) -> Said:
     before, sys.argv = sys.argv, ["headway", *map(str, arguments)]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            cli.main()
+            main.main()
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 1
     finally:
@@ -231,7 +231,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def damage(packed: Path, *samples: int) -> None:
     """Flips a byte in the middle of some images of a packed data set."""
-    data = dataset.open(packed)
+    data = opening.open(packed)
     for sample in samples:
         with (packed / data.description.shards[int(data.shard[sample])].name).open("r+b") as file:
             file.seek(int(data.offset[sample]) + int(data.length[sample]) // 2)

@@ -17,11 +17,11 @@ from typing import Any
 import yaml
 
 from headway.core.errors import TrainingError
-from headway.core.recipe import load
-from headway.core.run import Run
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RunFolder
+from headway.setup.build import set_up
+from headway.setup.recipe import TrainRecipe
 from headway.train.progress import Silent
-from headway.train.recipe import TrainRecipe
-from headway.train.setup import set_up
 from headway.train.trainer import Trainer
 
 
@@ -31,8 +31,8 @@ def train(tree: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="headway-batch-") as name:
         path = Path(name) / "recipe.yaml"
         path.write_text(yaml.safe_dump(tree), encoding="utf-8")
-        setup = set_up(load(path, (), TrainRecipe), say=lambda _: None)
-        run, started, diverged = Run.create(Path(name) / "run"), perf_counter(), False
+        setup = set_up(read_recipe(path, (), TrainRecipe), say=lambda _: None)
+        run, started, diverged = RunFolder.create(Path(name) / "run"), perf_counter(), False
         with closing(setup.inputs), closing(Trainer(setup, run, Silent())) as trainer:
             try:
                 trainer.run()

@@ -32,7 +32,7 @@ class Ours:
     """
 
     def __init__(self, asked: Mapping[str, Any], store: Store) -> None:
-        world = World.of(
+        world = World.create(
             store, asked["rank"], asked["size"], torch.device("cpu"), master=asked["address"], secret=SECRET
         )
         links = measure_links(world)

@@ -11,7 +11,7 @@ import torch
 
 from headway.comm.bench_links import time_all_algorithms
 from headway.comm.communicator import Communicator
-from headway.core.launched import launched
+from headway.core.launcher_environment import read_launcher_environment
 from headway.core.world import World
 
 SIZES = tuple(1 << power for power in range(12, 24))
@@ -19,7 +19,7 @@ SIZES = tuple(1 << power for power in range(12, 24))
 
 
 def main() -> None:
-    told = launched()
+    told = read_launcher_environment()
     if told is None:
         raise SystemExit("no launcher started this process")
     world = World.join(told, torch.device("cpu"))

@@ -14,7 +14,7 @@ import time
 from typing import Any
 
 from headway.comm.coordinator_client import CoordinatorClient, Generation
-from headway.core.errors import CommunicationError, Fenced, Lost
+from headway.core.errors import CommunicationError, FencedError, GenerationEndedError
 
 
 def say(what: str, **more: Any) -> None:
@@ -53,7 +53,7 @@ def stay(member: CoordinatorClient, generation: Generation, orders: Any) -> tupl
                 case ["slow", seconds]:
                     slow_s = float(seconds)
             member.check()
-        except Lost as error:
+        except GenerationEndedError as error:
             say("lost", why=str(error))
             return True, slow_s
         if member.has_newcomers:
@@ -71,7 +71,7 @@ def main() -> int:
             found = member.wait_for_generation()
             say("generation", number=found.number, rank=found.rank, size=found.size, lost=found.lost, why=found.why)
             on, slow_s = stay(member, found, orders)
-    except Fenced as error:
+    except FencedError as error:
         say("fenced", why=str(error))
         return 3
     except CommunicationError as error:

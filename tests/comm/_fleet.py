@@ -16,7 +16,7 @@ from typing import Any
 
 from headway.comm.coordinator import Coordinator, CoordinatorEvent, GenerationFormed, RunBegan, WorkerLeft
 from headway.comm.coordinator_client import CoordinatorClient
-from headway.core.errors import Lost
+from headway.core.errors import GenerationEndedError
 
 SECRET = "open sesame, for all of this run"
 PATIENCE_S = 60.0
@@ -179,5 +179,5 @@ def next_of(*members: CoordinatorClient) -> list[Any]:
 
 def heard(member: CoordinatorClient) -> None:
     """Returns when the coordinator has taken in what a member said before; it is in no generation yet."""
-    with contextlib.suppress(Lost):
+    with contextlib.suppress(GenerationEndedError):
         member.confirm(0)

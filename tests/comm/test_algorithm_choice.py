@@ -26,7 +26,7 @@ from headway.comm.algorithm_choice import (
 )
 from headway.comm.buckets import LAST_BUCKET_DIVISOR
 from headway.comm.communicator import ALGORITHMS, Algorithm, Communicator
-from headway.core.collectives import Link, Network, pipelined_seconds, seconds
+from headway.core.collectives import Link, Network, predict_pipeline, predict_seconds
 from headway.core.world import World
 
 MB = 1_000_000
@@ -48,14 +48,14 @@ def trials(
     network: Network, among: tuple[Algorithm, ...] = ALGORITHMS, factor: float = 1.0
 ) -> dict[Any, AlgorithmTrial]:
     """As the model would have it."""
-    return {name: AlgorithmTrial(seconds(name, 0, network), factor) for name in among}
+    return {name: AlgorithmTrial(predict_seconds(name, 0, network), factor) for name in among}
 
 
 @patient
 @given(networks, st.integers(1, 100 * MB))
 def test_where_the_model_is_right_the_cheapest_is_taken(network: Network, nbytes: int) -> None:
     chooser = AlgorithmChooser(network, trials(network), 0, phased=False)
-    expected = {name: seconds(name, nbytes, network) for name in ALGORITHMS}
+    expected = {name: predict_seconds(name, nbytes, network) for name in ALGORITHMS}
     found = chooser.predict_seconds(nbytes)
     for name in ALGORITHMS:
         assert found[name] == pytest.approx(expected[name])
@@ -93,21 +93,23 @@ def test_in_a_train_a_bucket_costs_its_slowest_phase(network: Network, buckets: 
     chooser = AlgorithmChooser(network, trials(network), 0, bucket_bytes=4 * MB)
     found = chooser.predict_seconds(4 * MB)
     for name in ALGORITHMS:
-        train = pipelined_seconds(name, buckets * 4 * MB, buckets, network)
-        latencies = buckets * seconds(name, 0, network)
+        train = predict_pipeline(name, buckets * 4 * MB, buckets, network)
+        latencies = buckets * predict_seconds(name, 0, network)
         assert buckets * found[name] <= train + latencies + 1e-12
-        assert found[name] <= seconds(name, 4 * MB, network) * (1 + 1e-9)
+        assert found[name] <= predict_seconds(name, 4 * MB, network) * (1 + 1e-9)
 
 
 def test_the_last_bucket_costs_all_of_its_phases() -> None:
     network = Network(2, 4, Link(1e-4, 40e6), Link(1e-4, 100e6), 5e9)
     chooser = AlgorithmChooser(network, trials(network), 0, bucket_bytes=4 * MB)
     last = 4 * MB // LAST_BUCKET_DIVISOR
-    assert chooser.predict_seconds(last)["two_dimensional"] == pytest.approx(seconds("two_dimensional", last, network))
+    assert chooser.predict_seconds(last)["two_dimensional"] == pytest.approx(
+        predict_seconds("two_dimensional", last, network)
+    )
     assert chooser.predict_seconds(last + 1)["two_dimensional"] < chooser.predict_seconds(last)["two_dimensional"]
     one_after_another = AlgorithmChooser(network, trials(network), 0, bucket_bytes=4 * MB, phased=False)
     assert one_after_another.predict_seconds(4 * MB)["two_dimensional"] == pytest.approx(
-        seconds("two_dimensional", 4 * MB, network)
+        predict_seconds("two_dimensional", 4 * MB, network)
     )
 
 
@@ -128,7 +130,7 @@ def test_a_fixed_algorithm_is_taken_for_every_bucket() -> None:
         assert {chooser(nbytes) for nbytes in (100, 10_000, MB, 100 * MB)} == {name}
     untried = AlgorithmChooser(SLOW, {}, 44 * MB, algorithm="leader")
     assert untried(MB) == "leader"
-    assert untried.predict_seconds(MB)["leader"] == pytest.approx(seconds("leader", MB, SLOW), rel=0.2)
+    assert untried.predict_seconds(MB)["leader"] == pytest.approx(predict_seconds("leader", MB, SLOW), rel=0.2)
 
 
 def test_a_world_of_one_has_a_choice_too() -> None:
@@ -227,6 +229,6 @@ def test_every_rank_gets_the_same_trials_of_all_that_differ(hosts: tuple[int, ..
 
 
 def test_nothing_is_tried_alone() -> None:
-    communicator = Communicator(World.alone(torch.device("cpu")))
+    communicator = Communicator(World.create_single(torch.device("cpu")))
     assert run_trials(communicator, Network(1, 1, Link(0, 1), Link(0, 1), 1)) == {}
     communicator.close()

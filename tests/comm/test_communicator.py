@@ -88,11 +88,11 @@ def refused(rank: Rank) -> str:
 def test_what_cannot_be_done_is_refused() -> None:
     assert run_ranks(3, refused, hosts=(0, 0, 1)) == ["refused"] * 3
     with pytest.raises(UsageError, match="0 rails"):
-        Communicator(World.alone(torch.device("cpu")), rails=0)
+        Communicator(World.create_single(torch.device("cpu")), rails=0)
 
 
 def test_a_world_of_one_changes_nothing() -> None:
-    communicator = Communicator(World.alone(torch.device("cpu")))
+    communicator = Communicator(World.create_single(torch.device("cpu")))
     buffer = torch.arange(5.0)
     seen = []
     pending = communicator.all_reduce(buffer, algorithm="tree", wire="fp16")
@@ -146,8 +146,10 @@ def given_up(rank: Rank) -> list[str]:
 def test_a_generation_that_is_given_up_fails_at_once() -> None:
     results = run_ranks(4, given_up, hosts=(0, 0, 1, 1), dying=(2, 3))
     for kinds in results[:2]:
-        assert kinds[1:] == ["Lost: given up."] * 3
-        assert kinds[0] == "Lost: given up." or "closed by peer" in kinds[0]  # the other one gave up a moment before
+        assert kinds[1:] == ["GenerationEndedError: given up."] * 3
+        assert (
+            kinds[0] == "GenerationEndedError: given up." or "closed by peer" in kinds[0]
+        )  # the other one gave up a moment before
 
 
 @pytest.mark.parametrize("wire", ["fp16", "bf16"])

@@ -16,7 +16,7 @@ from tests.comm._fleet import SECRET, Fleet, asked, fleet, heard, next_of, until
 from headway.comm.coordinator import PURPOSE
 from headway.comm.coordinator_client import CoordinatorClient
 from headway.core import channel
-from headway.core.errors import CommunicationError, Fenced, Lost
+from headway.core.errors import CommunicationError, FencedError, GenerationEndedError
 
 HELLO = {"kind": "hello", "id": "0.1.0", "host": 0, "local": 1, "identity": "there/1", "pid": 1}
 
@@ -366,7 +366,7 @@ def test_newcomers_end_with_the_run() -> None:
         next_of(member)
         late = made.member("0.0.1", joining=True)
         member.leave(True)
-        assert isinstance(next_of(late)[0], Fenced)
+        assert isinstance(next_of(late)[0], FencedError)
         assert made.left == {"0.0.0": "done"}
 
 
@@ -415,7 +415,7 @@ def test_a_rank_that_does_not_come_can_be_accused_once() -> None:
         members[0].accuse(0, 3)
         until(lambda: made.formed[-1].number == 1, "the generation without it")
         members[1].accuse(0, 2)
-        with pytest.raises(Fenced, match="did not come to the operation in which rank 0 waits for it"):
+        with pytest.raises(FencedError, match="did not come to the operation in which rank 0 waits for it"):
             until(lambda: members[3].confirm(0), "the end of the accused")
         assert made.left == {"0.3.0": "silent"}
         assert [found.size for found in next_of(*members[:3])] == [3, 3, 3]
@@ -440,7 +440,7 @@ def test_a_farewell_lets_the_others_go_on() -> None:
         assert [found.size for found in next_of(two, three)] == [2, 2]
         assert made.left == {"0.0.0": "stopped"}
         two.close()
-        with pytest.raises(Lost):
+        with pytest.raises(GenerationEndedError):
             until(lambda: three.confirm(1), "the loss")
         until(lambda: made.formed[-1].number == 2, "the generation of the last")
         three.leave(True)  # while the others would wait for it to be ready

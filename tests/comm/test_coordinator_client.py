@@ -14,7 +14,7 @@ import pytest
 from tests.comm._fleet import SECRET, Fleet, Worker, fleet, next_of, until
 
 from headway.comm.coordinator_client import CoordinatorClient
-from headway.core.errors import CommunicationError, Lost, UsageError
+from headway.core.errors import CommunicationError, GenerationEndedError, UsageError
 
 FOUR = [(0, 0), (0, 1), (1, 0), (1, 1)]
 IDS = [f"{host}.{local}.0" for host, local in FOUR]
@@ -124,11 +124,11 @@ def test_an_old_generation_is_not_confirmed() -> None:
         next_of(one, two)
         one.confirm(0)
         two.close()
-        with pytest.raises(Lost, match="died"):
+        with pytest.raises(GenerationEndedError, match="died"):
             until(lambda: one.confirm(0), "the loss")
         assert next_of(one)[0].number == 1
         one.confirm(1)
-        with pytest.raises(Lost, match="generation 0 is over"):
+        with pytest.raises(GenerationEndedError, match="generation 0 is over"):
             one.confirm(0)
 
 
@@ -198,7 +198,7 @@ def test_a_cut_link_is_noticed_on_both_sides() -> None:
         assert called.wait(60)
         with pytest.raises(CommunicationError, match="nothing was heard from the launcher for") as raised:
             far.check()
-        assert not isinstance(raised.value, Lost)
+        assert not isinstance(raised.value, GenerationEndedError)
         assert next_of(near)[0].lost == ("0.1.0",)
         assert made.left == {"0.1.0": "silent"}
 

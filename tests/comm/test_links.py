@@ -233,7 +233,7 @@ def test_every_rank_learns_the_same_links(hosts: tuple[int, ...]) -> None:
 
 
 def test_a_world_of_one_has_no_links() -> None:
-    world = World.alone(torch.device("cpu"))
+    world = World.create_single(torch.device("cpu"))
     links = measure_links(world)
     assert (links.inside, links.alone, links.together, links.rails) == (None, None, None, 1)
     assert links.reduce_bytes_s > 0
@@ -245,9 +245,9 @@ def test_a_world_of_one_has_no_links() -> None:
 CHILD = """
 import json, torch
 from headway.comm.links import measure_links
-from headway.core.launched import launched
+from headway.core.launcher_environment import read_launcher_environment
 from headway.core.world import World
-world = World.join(launched(), torch.device("cpu"))
+world = World.join(read_launcher_environment(), torch.device("cpu"))
 for _ in range(6):  # all ranks have the same numbers; on a busy machine they may be far off
     links = measure_links(world)
     network = links.build_network(world)

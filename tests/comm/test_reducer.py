@@ -212,7 +212,7 @@ def test_parameters_without_a_gradient_are_named_once(named: bool) -> None:
 @pytest.mark.parametrize("waits", [True, False])
 def test_what_is_frozen_later_has_no_gradient(waits: bool) -> None:
     """Also where the host does not wait in each step, as on CUDA, and knows from the first one what is used."""
-    net, communicator = network(), Communicator(World.alone(torch.device("cpu")))
+    net, communicator = network(), Communicator(World.create_single(torch.device("cpu")))
     reducer = Reducer(net.named_parameters(), communicator, has_reported_unused=True)
     reducer._host_waits = waits
     for step in range(2):
@@ -320,7 +320,7 @@ def test_a_wire_that_loses_too_much_is_given_up() -> None:
 
 
 def test_a_network_without_parameters_is_refused() -> None:
-    communicator = Communicator(World.alone(torch.device("cpu")))
+    communicator = Communicator(World.create_single(torch.device("cpu")))
     with pytest.raises(TrainingError, match="no parameter"):
         Reducer([], communicator)
     with pytest.raises(ValueError, match="1 flags"):

@@ -10,14 +10,14 @@ from dataclasses import asdict
 from pathlib import Path
 from zlib import crc32
 
-from headway.core.run import Run
+from headway.core.run_folder import RunFolder
 from headway.doctor.job import MEASURED, Job, quiet, with_values
 from headway.doctor.joint import exchange, together, tried
 from headway.doctor.ranks import surroundings
-from headway.train.elastic import Ranks
+from headway.launch.ranks import Ranks
+from headway.setup.build import set_up
 from headway.train.progress import Silent
 from headway.train.runs import load_recipe
-from headway.train.setup import set_up
 from headway.train.trainer import Trainer
 
 
@@ -27,9 +27,9 @@ def main(recipe: str, out: str, seconds: str) -> None:
     assert ranks is not None
     with ranks, tempfile.TemporaryDirectory() as folder:
         setup = set_up(loaded, say=quiet, ranks=ranks)
-        where = Run(Path(folder) / "run")
+        where = RunFolder(Path(folder) / "run")
         if ranks.speaks:
-            Run.create(where.folder)
+            RunFolder.create(where.folder)
         with closing(setup.inputs), closing(Trainer(setup, where, Silent(), ranks)) as trainer:
 
             def weights() -> int:

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 from tests._support import command, finished, paced, packed_digits, records, slowly, write_recipe
 
-from headway.core.run import IDS_BYTES
+from headway.core.run_folder import IDS_BYTES
 
 NET = """
 import hashlib, os, threading

@@ -16,7 +16,7 @@ from headway.comm.buckets import ALIGNED_ELEMENTS, LAST_BUCKET_DIVISOR
 from headway.comm.communicator import Algorithm, Communicator
 from headway.comm.links import reduce_max
 from headway.comm.wire_codec import Wire
-from headway.core.collectives import Line, Network, best_bucket_bytes, line, phase_lines
+from headway.core.collectives import LinearCost, Network, choose_bucket_for_cost, predict_cost, predict_phase_costs
 
 # The cost model predicts the bytes on each link. Two timed trials per algorithm add the costs that it does not know
 # (threads, library, copies): one all-reduce of a few bytes and one of some megabytes.
@@ -64,12 +64,12 @@ def run_trials(
         wire: form of the gradients between hosts. budget_s: approximate time that it takes.
 
     Raises:
-        Lost, CommunicationError: a rank did not answer.
+        GenerationEndedError, CommunicationError: a rank did not answer.
     """
     world, names = communicator.world, list_candidates(communicator)
     if world.size == 1:
         return {}
-    lines = {name: line(name, network, wire_ratio=get_wire_ratio(wire)) for name in names}
+    lines = {name: predict_cost(name, network, wire_ratio=get_wire_ratio(wire)) for name in names}
     per_byte = sum(cost.s_per_byte for cost in lines.values()) + lines[names[0]].s_per_byte
     # A length whose slices need no padding, as in buckets.
     even = math.lcm(ALIGNED_ELEMENTS, *(len(ranks) for ranks in world.hosts))
@@ -130,7 +130,7 @@ class AlgorithmChooser:
         phased: buckets are in several phases at the same time, as on a CPU.
 
     Attributes:
-        bucket_bytes: as given; else the size that all-reduces all gradients soonest (`best_bucket_bytes`).
+        bucket_bytes: as given; else the size that all-reduces all gradients soonest (`choose_bucket_for_cost`).
     """
 
     def __init__(
@@ -148,18 +148,18 @@ class AlgorithmChooser:
         # A bucket that others follow costs the time of its slowest phase, since the others fill the remaining phases.
         # The last bucket, at most a quarter as large, costs all of its phases.
         self._among = names if algorithm == "auto" else (algorithm,)
-        self._alone: dict[Algorithm, Line] = {}
-        self._followed: dict[Algorithm, Line] = {}
+        self._alone: dict[Algorithm, LinearCost] = {}
+        self._followed: dict[Algorithm, LinearCost] = {}
         ratio = get_wire_ratio(wire)
         for name in dict.fromkeys((*names, *self._among)):
-            model = line(name, network, wire_ratio=ratio)
+            model = predict_cost(name, network, wire_ratio=ratio)
             # An algorithm without a trial costs what the model says.
             trial = trials.get(name, AlgorithmTrial(model.latency_s, 1.0))
-            first, second, third = (part.s_per_byte for part in phase_lines(name, network, wire_ratio=ratio))
+            first, second, third = (part.s_per_byte for part in predict_phase_costs(name, network, wire_ratio=ratio))
             # The first and the third phase share the links inside a host; the second one has those between hosts.
             slowest = max(second, first + third) if phased else first + second + third
-            self._alone[name] = Line(trial.latency_s, trial.factor * model.s_per_byte)
-            self._followed[name] = Line(trial.latency_s, trial.factor * slowest)
+            self._alone[name] = LinearCost(trial.latency_s, trial.factor * model.s_per_byte)
+            self._followed[name] = LinearCost(trial.latency_s, trial.factor * slowest)
         self.bucket_bytes = bucket_bytes or self._find_best_bucket_bytes(total_bytes)
 
     def __call__(self, nbytes: int) -> Algorithm:
@@ -198,4 +198,4 @@ class AlgorithmChooser:
     def _find_best_bucket_bytes(self, total_bytes: int) -> int:
         # For the cheapest algorithm at 4 MB: at such sizes the cheapest one hardly depends on the size.
         name = min(self._among, key=lambda name: self._followed[name].seconds(4e6))
-        return best_bucket_bytes(total_bytes, self._alone[name])
+        return choose_bucket_for_cost(total_bytes, self._alone[name])

@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from headway.core.errors import UsageError
-from headway.core.modules import replaced
+from headway.core.modules import replace_modules
 from headway.core.world import Group
 
 # Statistics per rank are the default (torch's own BatchNorm): they cost no communication, and their extra noise
@@ -172,7 +172,9 @@ def convert_sync(module: nn.Module, group: Group) -> nn.Module:
     Raises:
         UsageError: a batch norm has its own forward pass, or is a LazyBatchNorm that has seen no batch yet.
     """
-    return replaced(module, lambda one, name: _convert_one(one, group, name) if isinstance(one, _BatchNorm) else one)
+    return replace_modules(
+        module, lambda one, name: _convert_one(one, group, name) if isinstance(one, _BatchNorm) else one
+    )
 
 
 def _convert_one(module: _BatchNorm, group: Group, name: str) -> SyncBatchNorm:

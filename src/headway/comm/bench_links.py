@@ -22,8 +22,8 @@ from headway.comm.algorithm_choice import AlgorithmChooser, run_trials
 from headway.comm.communicator import Algorithm, Communicator
 from headway.comm.links import format_table, measure_links, reduce_max
 from headway.core.errors import CommunicationError, UsageError
-from headway.core.launched import LOOPBACK, launched
-from headway.core.meeting import new_secret
+from headway.core.launcher_environment import LOOPBACK, read_launcher_environment
+from headway.core.rendezvous import new_secret
 from headway.core.world import World
 
 # Bytes: 1 KiB to 64 MiB by factors of 4, and 128 MiB.
@@ -127,7 +127,7 @@ def run_bench_links(procs: int | None, seconds: float) -> BenchLinksResult | Non
     if not 0 < seconds < math.inf:
         fix = "Set the time for all measurements together to a number of seconds above 0."
         raise UsageError(f"--seconds is {seconds:g}", fix=fix)
-    job = launched()
+    job = read_launcher_environment()
     if procs is not None:
         if job is not None:
             fix = "Omit --procs, or run the command without a launcher."

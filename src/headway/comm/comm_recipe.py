@@ -6,10 +6,10 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from headway.core.recipe import Part
+from headway.core.recipe import RecipePart
 
 
-class CommRecipe(Part):
+class CommRecipe(RecipePart):
     """How gradients are summed over ranks, and how a run reacts to a lost rank. No effect with one process."""
 
     algorithm: Literal["auto", "ring", "tree", "leader", "two_dimensional"] = "auto"

@@ -22,7 +22,7 @@ import torch
 from headway.comm.phase_thread import PhaseThread
 from headway.comm.wire_codec import Wire, WireCodec
 from headway.core.errors import UsageError
-from headway.core.world import Group, Work, World
+from headway.core.world import CollectiveWork, Group, World
 
 Algorithm = Literal["ring", "tree", "leader", "two_dimensional"]
 ALGORITHMS: tuple[Algorithm, ...] = ("ring", "tree", "leader", "two_dimensional")
@@ -63,7 +63,7 @@ class PendingAllReduce:
         """Waits until it has completed; on CUDA only the current stream waits.
 
         Raises:
-            Lost: the generation was given up. CommunicationError: it failed or timed out.
+            GenerationEndedError: the generation was given up. CommunicationError: it failed or timed out.
         """
         self._ended.wait()
         if self._error is not None:
@@ -102,7 +102,7 @@ class _AllReduceJob:
     ) -> None:
         self.buffer, self.algorithm, self.codec, self.pending = buffer, algorithm, codec, pending
         self.piece = buffer
-        self.works: list[Work] = []
+        self.works: list[CollectiveWork] = []
 
 
 @final
@@ -360,7 +360,7 @@ def _build_phase(
     return PhaseThread(f"comm-{name}", work, then=then, on_error=lambda job, error: job.pending._end(error))
 
 
-def _start_striped_all_reduce(groups: list[Group], values: torch.Tensor) -> list[Work]:
+def _start_striped_all_reduce(groups: list[Group], values: torch.Tensor) -> list[CollectiveWork]:
     if len(groups) == 1 or values.numel() * values.element_size() < STRIPED_BYTES:
         return [groups[0].all_reduce(values)]
     return [group.all_reduce(part) for group, part in zip(groups, values.tensor_split(len(groups)), strict=True)]

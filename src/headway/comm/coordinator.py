@@ -10,8 +10,8 @@ from time import monotonic
 from typing import Literal, final
 
 from headway.comm.messages import BEATS, Message, decode, encode, read_int, read_text
-from headway.core.channel import tune
-from headway.core.server import Peer, Server
+from headway.core.channel import tune_socket
+from headway.core.channel_server import ChannelPeer, ChannelServer
 
 # One thread, one TCP connection per worker. A connection that ends without a farewell is a worker that died; one that
 # is silent for `timeout_s` is a worker that stopped, or whose link is cut. In both cases the coordinator announces the
@@ -29,7 +29,7 @@ WorkerSlot = tuple[int, int]
 @final
 @dataclass(frozen=True)
 class Worker:
-    """A process that has said hello. `identity` is the `host_identity` of its host."""
+    """A process that has said hello. `identity` is the `identify_host` of its host."""
 
     id: str
     slot: WorkerSlot
@@ -100,14 +100,14 @@ class Coordinator:
         self._peers: set[_WorkerConnection] = set()
         self._calls: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._closing = False
-        self._server = Server(
+        self._server = ChannelServer(
             address,
             0,
             secret,
             PURPOSE,
-            came=self._handle_connect,
-            heed=self._handle_data,
-            gone=self._handle_disconnect,
+            on_connect=self._handle_connect,
+            on_message=self._handle_data,
+            on_disconnect=self._handle_disconnect,
             limit_bytes=LIMIT_BYTES,
             prove_s=timeout_s,
         )
@@ -161,12 +161,12 @@ class Coordinator:
 
     # Connections.
 
-    def _handle_connect(self, end: Peer) -> None:
-        tune(end.connection, self._timeout_s)
+    def _handle_connect(self, end: ChannelPeer) -> None:
+        tune_socket(end.connection, self._timeout_s)
         end.of = _WorkerConnection(end)
         self._peers.add(end.of)
 
-    def _handle_data(self, end: Peer, data: bytes) -> None:
+    def _handle_data(self, end: ChannelPeer, data: bytes) -> None:
         peer: _WorkerConnection = end.of
         try:
             self._handle_message(peer, decode(data))
@@ -176,7 +176,7 @@ class Coordinator:
             elif not peer.has_left:
                 self._lose(peer, "died", f"sent an invalid message ({error})")
 
-    def _handle_disconnect(self, end: Peer, why: str) -> None:
+    def _handle_disconnect(self, end: ChannelPeer, why: str) -> None:
         peer: _WorkerConnection = end.of
         if peer.worker is not None and not peer.has_left:
             self._lose(peer, "died", f"sent an invalid message ({why})" if why else "died")
@@ -189,7 +189,7 @@ class Coordinator:
     def _turn_away(self, peer: _WorkerConnection, kind: str, why: str) -> None:
         peer.has_left = True
         self._send(peer, encode(kind, why=why))
-        self._server.finish(peer.end)
+        self._server.finish_sending(peer.end)
 
     def _close_peer(self, peer: _WorkerConnection) -> None:
         peer.has_left = True
@@ -383,7 +383,7 @@ class _WorkerConnection:
         has_left: it is out of the run; messages that still come are ignored.
     """
 
-    def __init__(self, end: Peer) -> None:
+    def __init__(self, end: ChannelPeer) -> None:
         self.end = end
         self.worker: Worker | None = None
         self.silent_beats = 0

@@ -16,9 +16,9 @@ from headway.comm.coordinator import PURPOSE
 from headway.comm.messages import BEATS, Message, decode, encode, read_int, read_text
 from headway.core import channel
 from headway.core.channel import Channel
-from headway.core.errors import CommunicationError, Fenced, Lost, UsageError
-from headway.core.hosts import host_identity
-from headway.core.store import StoreClient, store_of
+from headway.core.errors import CommunicationError, FencedError, GenerationEndedError, UsageError
+from headway.core.hosts import identify_host
+from headway.core.key_value_store import StoreClient, build_store
 from headway.core.world import CONNECT_S as MEET_S
 from headway.core.world import World
 
@@ -37,7 +37,7 @@ class Generation:
     Attributes:
         number: 0 at the start; larger than that of any generation before.
         rank: of this process. size: number of ranks.
-        identities: the `host_identity` of each rank's host.
+        identities: the `identify_host` of each rank's host.
         local_ranks: number of each rank on its host, as the launcher counts; selects the device and never changes.
         store_address, store_port: of the launcher's key-value store.
         lost: ids of the workers that were lost since the generation before.
@@ -96,7 +96,7 @@ class CoordinatorClient:
         self._connection, self._channel = self._connect(port)
         # The constructor returns only after the launcher has accepted this worker.
         hello = {"id": worker, "host": int(parts[0]), "local": int(parts[1]), "joining": joining}
-        self._send("hello", **hello, identity=host_identity(), pid=os.getpid())
+        self._send("hello", **hello, identity=identify_host(), pid=os.getpid())
         try:
             welcome, rest = self._receive_welcome()
         except CommunicationError:
@@ -104,7 +104,7 @@ class CoordinatorClient:
             raise
         self._timeout_s = float(welcome["timeout_s"])
         self._store_port = read_int(welcome, "store_port")
-        channel.tune(self._connection, self._timeout_s)
+        channel.tune_socket(self._connection, self._timeout_s)
         self._connection.settimeout(self._timeout_s)
         # A byte in this pair wakes the thread from its wait for the connection.
         self._wake, self._woken = socket.socketpair()
@@ -146,7 +146,7 @@ class CoordinatorClient:
         """Waits for the next generation, and tells the launcher that this process is ready for it.
 
         Raises:
-            Fenced: this process was declared lost. CommunicationError: the launcher is gone.
+            FencedError: this process was declared lost. CommunicationError: the launcher is gone.
         """
         # While the generation in use is whole, "ready" tells that this process is at a boundary; the next one begins
         # when all members are, together with the newcomers that wait.
@@ -181,12 +181,12 @@ class CoordinatorClient:
         """Builds the world of a generation. It is aborted when the generation is over, also while ranks still connect.
 
         Args:
-            why: reason that ranks waiting in the world get then. The others: see `World.of`.
+            why: reason that ranks waiting in the world get then. The others: see `World.create`.
 
         Raises:
-            Lost: the generation is over already. CommunicationError: some rank did not come.
+            GenerationEndedError: the generation is over already. CommunicationError: some rank did not come.
         """
-        return World.of(
+        return World.create(
             self._open_store(generation),
             generation.rank,
             generation.size,
@@ -197,7 +197,7 @@ class CoordinatorClient:
             connect_s=connect_s,
             interface=interface,
             identities=generation.identities,
-            made=lambda world: self.watch_generation(generation.number, lambda: world.abort(why)),
+            on_created=lambda world: self.watch_generation(generation.number, lambda: world.abort(why)),
             secret=self._secret,
         )
 
@@ -212,8 +212,8 @@ class CoordinatorClient:
         """Raises if the generation is over. Reads one attribute while nothing has happened.
 
         Raises:
-            Lost: the generation in use is over. Fenced: this process was declared lost. CommunicationError: the
-                launcher is gone.
+            GenerationEndedError: the generation in use is over. FencedError: this process was declared lost.
+            CommunicationError: the launcher is gone.
         """
         if self.has_changed:
             with self._state:
@@ -227,7 +227,7 @@ class CoordinatorClient:
         """Asks the launcher whether generation `number` is still the newest; call it before something is made final.
 
         Raises:
-            Lost, Fenced, CommunicationError: it is not; see `check`.
+            GenerationEndedError, FencedError, CommunicationError: it is not; see `check`.
         """
         self.check()
         with self._state:
@@ -242,7 +242,7 @@ class CoordinatorClient:
                 self._raise_change()
         if not answer:
             self.check()
-            raise Lost(f"generation {number} is over")
+            raise GenerationEndedError(f"generation {number} is over")
 
     def leave(self, done: bool) -> None:
         """Leaves in order: the others go on without a new generation. Returns when the launcher has acknowledged it.
@@ -251,7 +251,7 @@ class CoordinatorClient:
             done: the run is complete; False: it was stopped before its end.
 
         Raises:
-            Fenced, CommunicationError: it was out already, or the launcher is gone.
+            FencedError, CommunicationError: it was out already, or the launcher is gone.
         """
         with self._state:
             self._on_change = None
@@ -281,7 +281,7 @@ class CoordinatorClient:
 
     def _open_store(self, generation: Generation) -> Any:
         try:
-            return store_of(StoreClient(self._secret, generation.store_address, generation.store_port))
+            return build_store(StoreClient(self._secret, generation.store_address, generation.store_port))
         except OSError as error:
             where = f"{generation.store_address}:{generation.store_port}"
             raise CommunicationError(f"the launcher's store cannot be reached ({error})", where=where) from error
@@ -326,7 +326,7 @@ class CoordinatorClient:
         if self._end is not None:
             raise self._end
         if self._newest is not None and read_int(self._newest, "number") > self._used:
-            raise Lost("; ".join(self._whys))
+            raise GenerationEndedError("; ".join(self._whys))
 
     def _send(self, kind: str, **fields: Any) -> None:
         # A broken connection is reported by the thread: it has to read first what the connection still holds.
@@ -396,7 +396,7 @@ class CoordinatorClient:
                 self._farewell = True
             # The launcher has declared this process lost: it must not go on, even if it is alive.
             elif kind == "fenced":
-                self._end_with(Fenced(read_text(message, "why")))
+                self._end_with(FencedError(read_text(message, "why")))
             self._state.notify_all()
 
     def _end_with(self, error: CommunicationError) -> None:

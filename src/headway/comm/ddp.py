@@ -18,10 +18,10 @@ from headway.comm.links import measure_links
 from headway.comm.wire_codec import Wire
 from headway.core.errors import UsageError
 from headway.core.gloo import gather_json
-from headway.core.hosts import ANYWHERE, host_identity, own_address
-from headway.core.launched import LOOPBACK
-from headway.core.meeting import Meeting, given_secret, new_secret
-from headway.core.store import StoreClient, StoreServer, store_of
+from headway.core.hosts import ANYWHERE, find_own_address, identify_host
+from headway.core.key_value_store import StoreClient, StoreServer, build_store
+from headway.core.launcher_environment import LOOPBACK
+from headway.core.rendezvous import Rendezvous, new_secret, read_secret
 from headway.core.world import World
 
 Future = torch.futures.Future
@@ -75,8 +75,8 @@ def build_communicator(
     if device is None:
         cuda = "nccl" in str(dist.get_backend_config(process_group)) and torch.cuda.is_available()
         device = torch.device("cuda", torch.cuda.current_device()) if cuda else torch.device("cpu")
-    secret = given_secret()
-    gathered = gather_json([host_identity(), secret is not None], process_group)
+    secret = read_secret()
+    gathered = gather_json([identify_host(), secret is not None], process_group)
     identities, have_secret = [one[0] for one in gathered], {bool(one[1]) for one in gathered}
     if len(have_secret) > 1:
         fix = "Set it to the same text on every host, or on none."
@@ -86,17 +86,17 @@ def build_communicator(
     server: StoreServer | None = None
     if rank == 0:
         alone = len(set(identities)) == 1
-        address = LOOPBACK if alone else own_address(os.environ.get("MASTER_ADDR") or ANYWHERE[0])
+        address = LOOPBACK if alone else find_own_address(os.environ.get("MASTER_ADDR") or ANYWHERE[0])
         made = "" if secret else new_secret()
         server = StoreServer(secret or made.encode(), address)
         meeting = [address, server.port, made]
     # Without HEADWAY_SECRET the user's group carries a new one: the connections are as safe as that group's.
     address, port, made = gather_json(meeting, process_group)[0]
     client = StoreClient(secret or made.encode(), address, port)
-    store = store_of(client)
+    store = build_store(client)
     options: dict[str, Any] = {"timeout_s": timeout_s, "identities": identities, "secret": client.secret}
-    world = World.of(store, rank, size, device, master=address, **options)
-    world.meeting = Meeting(server, client, 0)
+    world = World.create(store, rank, size, device, master=address, **options)
+    world.meeting = Rendezvous(server, client, 0)
     return Communicator(world, rails=rails)
 
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from headway.core.errors import UsageError
-from headway.core.statistics import student_t
+from headway.core.statistics import compute_student_t
 
 # McCandlish, Kaplan, Amodei et al. 2018, "An Empirical Model of Large-Batch Training", appendix A.1. The gradient of b
 # samples has the expected squared norm |G|^2 + tr(Sigma) / b, so two batch sizes give both terms. Their ratio
@@ -177,7 +177,7 @@ def estimate_ratio(pairs: NDArray[np.float64]) -> NoiseEstimate:
     means = pairs[len(pairs) - size * batches :].reshape(batches, size, 2).mean(1)
     # Noise and signal come from the same gradients: their covariance is part of Fieller's interval (1954), which is not
     # symmetric, and has no upper end if the signal may be 0.
-    (nn, ns), (_, ss) = (np.cov(means.T) * (student_t(batches - 1) ** 2 / batches)).tolist()
+    (nn, ns), (_, ss) = (np.cov(means.T) * (compute_student_t(batches - 1) ** 2 / batches)).tolist()
     # Ratios r with (noise - r signal)^2 <= nn - 2 r ns + r^2 ss: between or outside the roots of a r^2 - 2 b r + c.
     a, b, c = signal**2 - ss, noise * signal - ns, noise**2 - nn
     inside = b * b - a * c

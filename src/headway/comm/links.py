@@ -14,7 +14,7 @@ import torch
 
 from headway.comm.hardware import capture_nccl_log, list_gpu_links, list_nics, summarise_nccl_log
 from headway.core.collectives import Link, Network
-from headway.core.line_fit import FASTER, SHORTEST_S, fitted
+from headway.core.line_fit import FASTER, SHORTEST_S, fit_line
 from headway.core.world import Group, World
 
 # Everything is measured in rings, as in the algorithms themselves: each rank sends to the next one and receives from
@@ -75,9 +75,9 @@ class LinkFit:
 
 
 def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> LinkFit:
-    """Fits latency and bandwidth to measured steps, see `headway.core.line_fit.fitted`."""
+    """Fits latency and bandwidth to measured steps, see `headway.core.line_fit.fit_line`."""
     # The residual is relative: small messages count as much as large ones.
-    line = fitted(list(zip(map(float, sizes), seconds, strict=True)))
+    line = fit_line(list(zip(map(float, sizes), seconds, strict=True)))
     off = [line.seconds(size) / max(took, SHORTEST_S) - 1 for size, took in zip(sizes, seconds, strict=True)]
     residual = math.sqrt(sum(error**2 for error in off) / len(off))
     return LinkFit(Link(line.latency_s, 1 / line.s_per_byte), residual, tuple(sizes), tuple(seconds))
@@ -181,7 +181,7 @@ def measure_links(world: World, *, rails: int | Literal["auto"] = "auto", budget
         budget_s: approximate time that it takes.
 
     Raises:
-        Lost, CommunicationError: a rank did not answer.
+        GenerationEndedError, CommunicationError: a rank did not answer.
     """
     with capture_nccl_log() as read_log:
         found = _measure_all(world, rails, budget_s)

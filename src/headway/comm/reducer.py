@@ -193,7 +193,7 @@ class Reducer:
             contributes: False on a rank that has run out of data: it adds zeros.
 
         Raises:
-            CommunicationError: an all-reduce failed, or ranks issued different operations.
+            GenerationEndedError, CommunicationError: a sum failed, or ranks issued different operations.
         """
         # A rank without data, or without a backward pass, still sends every bucket.
         if not self._armed or not contributes:

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
+from headway.checkpoint.compatibility import find_mismatch
 from headway.core.errors import CheckpointError
+from headway.launch.ranks import Ranks, running_statistics
+from headway.model.batch_norm import recompute_statistics
 from headway.model.ema import Ema
-from headway.model.norm import recomputing
 from headway.optim import Lookahead
-from headway.train.elastic import Ranks, running_statistics
-from headway.train.fitting import fault_among
-from headway.train.prepare import divided, prepared
-from headway.train.setup import Setup
+from headway.setup.build import Setup
+from headway.setup.prepare import divided, prepared
 
 PREFIX = "statistics/"
 
@@ -81,10 +81,10 @@ class Averages:
         rank, world = (0, 1) if ranks is None else (ranks.world.rank, ranks.world.size)
         first = max(0, step - self._batches)
         loader = setup.inputs.loader  # the run's own, which tells how its input does
-        stream: Any = iter(setup.batches(setup.plan.position_of(first), rank, world))
+        stream: Any = iter(setup.batches(setup.plan.find_position(first), rank, world))
         before = [value.clone() for value in self._running]
         try:
-            with self._averaged(), torch.no_grad(), recomputing(setup.model):
+            with self._averaged(), torch.no_grad(), recompute_statistics(setup.model):
                 for number, batch in enumerate(islice(stream, step - first), first + 1):
                     images, _ = prepared(setup, batch, number)
                     for (part,) in divided(setup, images):
@@ -116,7 +116,7 @@ class Averages:
             self._weights.load(tensors)
         found = {name: value for name, value in tensors.items() if name.startswith(PREFIX)}
         wanted = {f"{PREFIX}{place}": one for place, one in enumerate(self._running)}
-        if found and (fault := fault_among(found, wanted)):
+        if found and (fault := find_mismatch(found, wanted)):
             raise CheckpointError(f"its statistics of batch norm do not fit: {fault}", where=where)
         self._found = [found[name].to(one) for name, one in wanted.items()] if found else []
 
@@ -127,7 +127,7 @@ class Averages:
             return
         masters = self._setup.masters
         try:
-            with self._weights.swapped():
+            with self._weights.swap_weights():
                 if masters is not None:
                     masters.write_back()
                 yield

@@ -10,13 +10,13 @@ from typing import Literal
 import torch
 
 from headway.core.errors import UsageError
-from headway.core.launched import launched
-from headway.core.recipe import load
-from headway.core.run import GO_ON, Run
+from headway.core.launcher_environment import read_launcher_environment
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RESUME_COMMAND, RunFolder
+from headway.launch.hosts import hosts_of, shared
+from headway.launch.launcher import launch
+from headway.setup.recipe import TrainRecipe
 from headway.train import runs
-from headway.train.hosts import hosts_of, shared
-from headway.train.launch import launch
-from headway.train.recipe import TrainRecipe
 
 
 def train(
@@ -46,16 +46,16 @@ def train(
             `launch`.
     """
     on = hosts_of(procs, hosts)
-    if (above := launched()) is not None:
+    if (above := read_launcher_environment()) is not None:
         fix = "Leave --procs and --hosts out: the launcher says how many processes there are."
         raise UsageError(f"this process was started by a launcher ({above.launcher}) and cannot be one", fix=fix)
     if resume is not None:
-        tree = runs.reload(Run.open(resume)).recipe
+        tree = runs.reload(RunFolder.open(resume)).recipe
         folder, verb = resume, ["--resume", str(resume)]
     elif recipe is not None:
-        tree = load(recipe, overrides, TrainRecipe).recipe
-        folder = folder or Run.free_name(Path("runs"), tree.name)
-        Run.expect_free(folder)
+        tree = read_recipe(recipe, overrides, TrainRecipe).recipe
+        folder = folder or RunFolder.find_free_name(Path("runs"), tree.name)
+        RunFolder.expect_free(folder)
         verb = [str(recipe), *overrides, "--run", str(folder)]
     else:
         raise UsageError("there is neither a recipe nor a run")
@@ -64,7 +64,7 @@ def train(
     again = ["--resume", str(folder)]
 
     def restarted() -> list[str]:
-        return [*command, *(again if Run(folder).recipe_path.exists() else verb)]
+        return [*command, *(again if RunFolder(folder).recipe_path.exists() else verb)]
 
     places = ["--hosts", hosts] if hosts is not None else ["--procs", str(procs)]
     go_on = shlex.join(["headway", "train", *again, *places])
@@ -72,7 +72,7 @@ def train(
         [*command, *verb],
         on,
         again=restarted,
-        environ={GO_ON: go_on},
+        environ={RESUME_COMMAND: go_on},
         how=f"Go on from the last checkpoint: {go_on}",
         timeout_s=tree.comm.timeout_s,
         respawn=respawn,

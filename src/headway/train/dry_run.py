@@ -12,26 +12,35 @@ from typing import Any, Literal, final
 import numpy as np
 import torch
 
-from headway.core.collectives import Algorithm, Link, Network, bytes_out_of_host
+from headway.checkpoint.checkpoints import state_of
+from headway.core.collectives import Algorithm, Link, Network, count_bytes_out_of_host
 from headway.core.errors import UsageError, UserCodeError
-from headway.core.profile import Exchange, Input, Layer, Phase, Step, Update, Whole, Workload
-from headway.core.recipe import Loaded
-from headway.data.options import SYNTHETIC, SyntheticRecipe
-from headway.data.resolution import size_at
-from headway.model.compilable import Compilable, try_compiling
-from headway.model.counts import count
-from headway.model.layers import SAMPLES, layers
-from headway.model.valueless import valueless
-from headway.optim.footprint import footprint
-from headway.train.checkpoint import state_of
-from headway.train.elastic import running_statistics
-from headway.train.hosts import hosts_of, shared
-from headway.train.inputs import Rehearsal, Say
-from headway.train.memory import fitting
-from headway.train.prepare import prepared
-from headway.train.recipe import TrainRecipe
+from headway.core.profile import (
+    Workload,
+    WorkloadExchange,
+    WorkloadInput,
+    WorkloadLayer,
+    WorkloadPhase,
+    WorkloadRun,
+    WorkloadStep,
+    WorkloadUpdate,
+)
+from headway.core.recipe import LoadedRecipe
+from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
+from headway.data.resolution import compute_size
+from headway.launch.hosts import hosts_of, shared
+from headway.launch.ranks import running_statistics
+from headway.model.fake_tensors import use_fake_tensors
+from headway.model.graph_breaks import CompileReport, try_compiling
+from headway.model.layer_profile import SAMPLES, profile_layers
+from headway.model.model_size import measure_model_size
+from headway.optim.footprint import estimate_footprint
+from headway.setup.build import Setup, set_up
+from headway.setup.inputs import Rehearsal, Say
+from headway.setup.micro_batch import fitting
+from headway.setup.prepare import prepared
+from headway.setup.recipe import TrainRecipe
 from headway.train.runs import load_recipe
-from headway.train.setup import Setup, set_up
 
 Where = Literal["device", "host"]
 
@@ -70,11 +79,11 @@ class DryRun:
         sent_bytes: what the busiest host sends to others in a step; of one host, what a rank sends.
         without_values: the layers were measured without a computation, not on images.
         compilable: what torch.compile makes of the network, or would; None where it was not asked, and with
-            `recompute`, which goes without it.
+            `activation_checkpointing`, which goes without it.
         notes: what the reader should know of the numbers.
     """
 
-    loaded: Loaded[TrainRecipe]
+    loaded: LoadedRecipe[TrainRecipe]
     workload: Workload
     hosts: int
     ranks: int
@@ -85,7 +94,7 @@ class DryRun:
     memory: Sequence[Part]
     sent_bytes: float
     without_values: bool
-    compilable: Compilable | None
+    compilable: CompileReport | None
     notes: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -98,7 +107,7 @@ class DryRun:
             "learning_rate": [{"epoch": epoch, "lr": lr} for epoch, lr in self.rates],
             "memory": [asdict(part) for part in self.memory],
             "sent_bytes": self.sent_bytes,
-            "compilable": None if (fits := self.compilable) is None else {"whole": fits.whole, **asdict(fits)},
+            "compilable": None if (fits := self.compilable) is None else {"whole": fits.is_whole, **asdict(fits)},
             "notes": list(self.notes),
             "workload": self.workload.model_dump(mode="json"),
         }
@@ -142,7 +151,7 @@ def dry_run(
     with closing(setup.inputs):
         images = _images(setup)
         found, without_values = _layers(setup, images)
-        asked = compiles and not setup.recipe.recompute
+        asked = compiles and not setup.recipe.activation_checkpointing
         fits = try_compiling(setup.model, images, setup.precision.autocast) if asked else None
         ranks = sum(host.procs for host in places)
         return _made(setup, found, without_values, fits, len(places), ranks, evaluation_samples)
@@ -150,20 +159,20 @@ def dry_run(
 
 def _images(setup: Setup) -> torch.Tensor:
     """A few, as the network gets them."""
-    images, _ = prepared(setup, setup.inputs.first_batch(setup.recipe), 1)
+    images, _ = prepared(setup, setup.inputs.read_first_batch(setup.recipe), 1)
     layout = torch.channels_last if setup.recipe.channels_last else torch.contiguous_format
     return images[torch.arange(max(SAMPLES), device=images.device) % len(images)].contiguous(memory_format=layout)
 
 
-def _layers(setup: Setup, images: torch.Tensor) -> tuple[tuple[Layer, ...], bool]:
+def _layers(setup: Setup, images: torch.Tensor) -> tuple[tuple[WorkloadLayer, ...], bool]:
     """The network's layers, and whether they could be looked at without a computation."""
     autocast = setup.precision.autocast
     try:
-        with valueless(setup.model, images) as (given,):
-            return layers(setup.model, given, autocast), True
+        with use_fake_tensors(setup.model, images) as (given,):
+            return profile_layers(setup.model, given, autocast), True
     except Exception:  # a network that decides by values, or takes other ways than torch's
         try:
-            return layers(setup.model, images, autocast), False
+            return profile_layers(setup.model, images, autocast), False
         except Exception as error:
             what = f"the network failed on {max(SAMPLES)} samples in training: {type(error).__name__}: {error}"
             raise UserCodeError(what, where="model") from error
@@ -171,15 +180,15 @@ def _layers(setup: Setup, images: torch.Tensor) -> tuple[tuple[Layer, ...], bool
 
 def _made(
     setup: Setup,
-    found: tuple[Layer, ...],
+    found: tuple[WorkloadLayer, ...],
     without_values: bool,
-    fits: Compilable | None,
+    fits: CompileReport | None,
     hosts: int,
     ranks: int,
     evaluation_samples: int | None,
 ) -> DryRun:
     recipe, notes = setup.recipe, list[str]()
-    share = -(-setup.plan.largest // ranks)
+    share = -(-setup.plan.largest_batch // ranks)
     shared(recipe.batch, ranks)
     saved = sum(layer.saved_bytes for layer in found)
     micro = recipe.micro_batch
@@ -191,7 +200,7 @@ def _made(
         notes.append(f"The layers were measured on {max(SAMPLES)} images: the network asks for values.")
     if recipe.compile:
         notes.append("What is kept for backward was measured without torch.compile, which keeps less.")
-    if recipe.recompute:
+    if recipe.activation_checkpointing:
         notes.append("Of what is computed again, the inputs that are kept for it are not counted.")
     if setup.device.type == "cpu" and recipe.precision == "fp16":
         notes.append("There is no GPU here, and training in fp16 wants one.")
@@ -217,23 +226,25 @@ def _made(
 
 
 def _workload(
-    setup: Setup, found: tuple[Layer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
+    setup: Setup, found: tuple[WorkloadLayer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
 ) -> Workload:
     recipe, inputs = setup.recipe, setup.inputs
-    kept = footprint(setup.optimizer)
+    kept = estimate_footprint(setup.optimizer)
     trained = sum(layer.gradient_bytes for layer in found)
     stepped = sum(_size(value) for group in setup.optimizer.param_groups for value in group["params"])
     moved = kept.moved_bytes + 3 * _masters_bytes(setup) + 3 * stepped * (recipe.optimizer.clip_norm is not None)
     statistics = sum(value.numel() * value.element_size() for value in running_statistics(setup.model))
-    total, (height, width) = setup.plan.position_of(setup.steps), setup.size
+    total, (height, width) = setup.plan.find_position(setup.steps), setup.size
     held_out = len(inputs.eval) if inputs.eval is not None else evaluation_samples
     evaluates, saves = recipe.data.eval is not None, recipe.checkpoint
     train = inputs.train
-    on_host = recipe.augment.on_host(_device_type(setup)) if recipe.data.train != SYNTHETIC else frozenset()
+    on_host = (
+        recipe.augment.select_host_augmentations(_device_type(setup)) if recipe.data.train != SYNTHETIC else frozenset()
+    )
     return Workload(
         name=recipe.name,
         layers=found,
-        input=Input(
+        input=WorkloadInput(
             height=height,
             width=width,
             channels=setup.channels,
@@ -243,20 +254,20 @@ def _workload(
             on_host=(*_cropped(recipe), *(name for name in ("flip", "translate") if name in on_host)),
             on_device=_augmented(recipe, on_host),
         ),
-        step=Step(
+        step=WorkloadStep(
             batch=recipe.batch,
             ranks=ranks,
             micro_batch=micro,
             precision=setup.precision.name,
             half_weights=setup.masters is not None,
             compiled=bool(recipe.compile),
-            update=Update(
+            update=WorkloadUpdate(
                 optimizer=recipe.optimizer.name,
                 state_bytes=kept.state_bytes,
                 passes=moved / stepped,
                 beside_bytes=sum(part.bytes for part in _beside(setup)),
             ),
-            exchange=Exchange(
+            exchange=WorkloadExchange(
                 gradient_bytes=trained,
                 statistics_bytes=statistics,
                 algorithm=recipe.comm.algorithm,
@@ -265,7 +276,7 @@ def _workload(
                 sync_batch_norm=recipe.comm.batch_norm == "sync",
             ),
         ),
-        run=Whole(
+        run=WorkloadRun(
             samples=setup.epoch,
             epochs=total / setup.epoch,
             steps=setup.steps,
@@ -293,7 +304,7 @@ def _device_type(setup: Setup) -> str:
 
 
 def _cropped(recipe: TrainRecipe) -> tuple[str, ...]:
-    return ("random crop",) if recipe.data.crop.random else ()
+    return ("random crop",) if recipe.data.crop.is_random else ()
 
 
 def _augmented(recipe: TrainRecipe, on_host: frozenset[str]) -> tuple[str, ...]:
@@ -309,26 +320,26 @@ def _augmented(recipe: TrainRecipe, on_host: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name, wanted in asked.items() if wanted)
 
 
-def _phases(setup: Setup, forward: int) -> tuple[Phase, ...]:
+def _phases(setup: Setup, forward: int) -> tuple[WorkloadPhase, ...]:
     """Steps of one batch and one image size that follow each other."""
     plan, steps, progressive = setup.plan, setup.steps, setup.recipe.data.progressive
-    starts = {plan.steps_between(0, int(start)) for start in plan.starts}
+    starts = {plan.count_steps(0, int(start)) for start in plan.starts}
     if progressive is not None:
-        last = min(math.ceil(progressive.until_epoch), math.ceil(plan.position_of(steps) / setup.epoch))
-        starts |= {plan.steps_between(0, epoch * setup.epoch) for epoch in range(last + 1)}
-    out: list[Phase] = []
+        last = min(math.ceil(progressive.until_epoch), math.ceil(plan.find_position(steps) / setup.epoch))
+        starts |= {plan.count_steps(0, epoch * setup.epoch) for epoch in range(last + 1)}
+    out: list[WorkloadPhase] = []
     counted = {setup.size: forward}
     begins = sorted(step for step in starts if step < steps)
     for step, end in zip(begins, [*begins[1:], steps], strict=True):
-        position = plan.position_of(step)
+        position = plan.find_position(step)
         size = setup.size
         if progressive is not None:
-            size = size_at(progressive, setup.size, position // setup.epoch)
+            size = compute_size(progressive, setup.size, position // setup.epoch)
         if size not in counted:
             counted[size] = _forward(setup, size)
-        phase = Phase(
+        phase = WorkloadPhase(
             steps=end - step,
-            batch=plan.batch_at(position),
+            batch=plan.get_batch_size(position),
             height=size[0],
             width=size[1],
             forward_multiply_adds=counted[size],
@@ -343,11 +354,11 @@ def _forward(setup: Setup, size: tuple[int, int]) -> int:
     """Multiply-adds of one image of another size."""
     images = torch.zeros(1, setup.channels, *size, device=setup.device)
     try:
-        with valueless(setup.model, images) as (given,), setup.precision.autocast():
-            found = count(setup.model, given)
+        with use_fake_tensors(setup.model, images) as (given,), setup.precision.autocast():
+            found = measure_model_size(setup.model, given)
     except Exception:
         with setup.precision.autocast():
-            found = count(setup.model, images)
+            found = measure_model_size(setup.model, images)
     return found.multiply_adds or 0
 
 
@@ -359,12 +370,12 @@ def _times(setup: Setup, every_epochs: float, every_steps: int | None = None) ->
     interval = every_epochs * setup.epoch
     if interval <= setup.recipe.batch:
         return steps
-    whole = math.floor(plan.position_of(steps) / interval)
+    whole = math.floor(plan.find_position(steps) / interval)
 
     def after(number: int) -> int:
-        return plan.steps_between(0, math.ceil(number * interval))
+        return plan.count_steps(0, math.ceil(number * interval))
 
-    if interval >= plan.largest:  # each after another step
+    if interval >= plan.largest_batch:  # each after another step
         return whole + (after(whole) < steps)
     return len({steps, *map(after, range(1, whole + 1))})
 
@@ -407,23 +418,23 @@ def _size(tensor: torch.Tensor) -> int:
 def _rates(setup: Setup) -> list[tuple[float, float]]:
     """At the beginning of each epoch, of very many of some; and in the end."""
     plan, steps = setup.plan, setup.steps
-    out, epochs = [], math.ceil(plan.position_of(steps) / setup.epoch)
+    out, epochs = [], math.ceil(plan.find_position(steps) / setup.epoch)
     for epoch in range(0, epochs, max(1, epochs // MOST_RATES)):
-        step = plan.steps_between(0, epoch * setup.epoch)
+        step = plan.count_steps(0, epoch * setup.epoch)
         if step < steps:
-            out.append((float(epoch), setup.lr_at(plan.position_of(step))))
-    last = plan.position_of(steps - 1)
-    return [*out, (plan.position_of(steps) / setup.epoch, setup.lr_at(last))]
+            out.append((float(epoch), setup.lr_at(plan.find_position(step))))
+    last = plan.find_position(steps - 1)
+    return [*out, (plan.find_position(steps) / setup.epoch, setup.lr_at(last))]
 
 
-def _sent(exchange: Exchange, nbytes: int, hosts: int, ranks: int) -> float:
+def _sent(exchange: WorkloadExchange, nbytes: int, hosts: int, ranks: int) -> float:
     if ranks == 1:
         return 0.0
     m, per_host = (hosts, ranks // hosts) if hosts > 1 and ranks % hosts == 0 else (ranks, 1)
     any_link = Link(0.0, 1.0)  # the bytes do not depend on it
     algorithm: Algorithm = "ring" if exchange.algorithm == "auto" else exchange.algorithm  # type: ignore[assignment]
     wire = exchange.wire_ratio if hosts > 1 else 1.0
-    return bytes_out_of_host(algorithm, nbytes, Network(m, per_host, any_link, any_link, 1.0), wire_ratio=wire)
+    return count_bytes_out_of_host(algorithm, nbytes, Network(m, per_host, any_link, any_link, 1.0), wire_ratio=wire)
 
 
 def _where(setup: Setup) -> Where:
@@ -452,9 +463,9 @@ def _memory(setup: Setup, workload: Workload, share: int, micro: int, ranks: int
     about = "" if recipe.precision == "fp32" or setup.masters is not None else copies
     wide = 4 if recipe.augment.normalise else 1
     largest = max(layer.activation_bytes for layer in workload.layers)
-    ahead, of_ring = recipe.data.ahead, share
+    ahead, of_ring = recipe.data.prefetch_batches, share
     if recipe.data.train == SYNTHETIC:  # every rank makes one whole batch
-        ahead, of_ring = 1, setup.plan.largest
+        ahead, of_ring = 1, setup.plan.largest_batch
     found = [
         Part("weights", weights, device, about),
         *_beside(setup),

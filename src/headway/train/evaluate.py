@@ -15,8 +15,8 @@ from safetensors.numpy import save as save_arrays
 from headway.core.errors import DataError
 from headway.data import dataset as data
 from headway.data.batch import Batch
-from headway.train.elastic import Ranks
-from headway.train.setup import Setup
+from headway.launch.ranks import Ranks
+from headway.setup.build import Setup
 
 PLACES, PREDICTED = "places of samples", "classes predicted"
 """Arrays beside those of metrics, whose names are identifiers and no words that a record has."""
@@ -47,7 +47,7 @@ def batches_of(
     """(outputs, labels, batch) of every batch of a data set, or of a rank's share of it, without gradients, the
     network in evaluation mode."""
     recipe = setup.recipe
-    loader = setup.inputs.evaluation(recipe, dataset, rank, world)
+    loader = setup.inputs.build_evaluation_loader(recipe, dataset, rank, world)
     training = setup.model.training
     setup.model.eval()
     try:

@@ -17,15 +17,16 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from headway.core.errors import DataError, UsageError
-from headway.core.files import read_regular, write_whole
-from headway.core.shown import plain
-from headway.data.decode import Decoder, decoder
-from headway.data.fill import View
-from headway.data.formats.source import is_image
+from headway.core.files import read_regular, write_atomically
+from headway.core.printable import escape_controls
+from headway.data.decode import Decoder, build_decoder
+from headway.data.decode_request import DecodeRequest
+from headway.data.formats.pack_source import is_image
+from headway.data.host_transform import HostTransform
 from headway.data.records import Records
 from headway.data.reference import FORMATS
+from headway.setup.build import Setup
 from headway.train.evaluate import outputs_of
-from headway.train.setup import Setup
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:
@@ -64,9 +65,9 @@ def predict(
     """
     setup.model.eval()
     options, said = setup.recipe.data, 0
-    with closing(decoder(options.threads, options.decoder)) as decode:
+    with closing(build_decoder(options.threads, options.decoder)) as decoder:
         for low in range(0, len(files), batch):
-            part, found = pixels(setup, decode, files[low : low + batch], bad)
+            part, found = pixels(setup, decoder, files[low : low + batch], bad)
             if not part:
                 continue
             images = setup.augment.normalise(torch.from_numpy(found).to(setup.device))
@@ -80,7 +81,7 @@ def predict(
 
 
 def pixels(
-    setup: Setup, decode: Decoder, files: Sequence[Path], bad: Callable[[DataError], None] = _refuse
+    setup: Setup, decoder: Decoder, files: Sequence[Path], bad: Callable[[DataError], None] = _refuse
 ) -> tuple[list[Path], NDArray[np.uint8]]:
     """(files that are images, these as an evaluation sees them: uint8 [k, H, W, C]).
 
@@ -100,11 +101,13 @@ def pixels(
             opened.append(file)
             records.append(record)
             sides.append(side)
-    view = View(size=setup.size, channels=setup.channels, crop=options.crop.centred, scaled=options.scaled)
+    transform = HostTransform(
+        size=setup.size, channels=setup.channels, crop=options.crop.to_center(), scaled=options.scaled
+    )
     width, height = np.array(sides, np.uint32).reshape(-1, 2).T
     out = np.empty((len(opened), *setup.size, setup.channels), np.uint8)
-    boxes = view.boxes(np.empty(0, np.uint64), width, height, setup.size)
-    status = decode(Records.of(records), boxes, out, scaled=view.scaled)
+    boxes = transform.compute_boxes(np.empty(0, np.uint64), width, height, setup.size)
+    status = decoder.decode(DecodeRequest(Records.from_buffers(records), boxes, out, scaled=transform.scaled))
     for place in np.flatnonzero(status):
         bad(DataError("this image is damaged", where=str(opened[place]), fix=SKIP))
     return [file for file, wrong in zip(opened, status, strict=True) if not wrong], out[status == 0]
@@ -128,13 +131,13 @@ def _opened(file: Path) -> tuple[bytes, tuple[int, int]]:
 def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, as_json: bool) -> int:
     """Writes rows as CSV or JSONL to a file (by its ending; whole or not at all) or the screen; returns how many."""
     if out is None:
-        shown = plain if sys.stdout.isatty() else None  # what reads it from a pipe gets the names as they are
+        shown = escape_controls if sys.stdout.isatty() else None  # what reads it from a pipe gets the names as they are
         return _write(rows, sys.stdout, as_json, shown)
     if out.suffix not in (".csv", ".jsonl"):
         raise UsageError("the output's ending is neither .csv nor .jsonl", where=str(out))
     text = io.StringIO(newline="")
     count = _write(rows, text, out.suffix == ".jsonl")
-    write_whole(out, text.getvalue())
+    write_atomically(out, text.getvalue())
     return count
 
 

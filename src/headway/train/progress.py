@@ -9,7 +9,7 @@ from typing import Any, final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from headway.train.elastic import Ranks
+from headway.launch.ranks import Ranks
 from headway.train.trainer import Display, Trainer
 
 REFRESH_S = 0.5
@@ -94,13 +94,13 @@ class Bar(Display):
         parts = []
         if done and since > 0:
             parts.append(f"{done / since:,.0f} images/s")
-            left = setup.plan.position_of(setup.steps) - trainer.position
+            left = setup.plan.find_position(setup.steps) - trainer.position
             parts.append(f"{duration(left * since / done)} to go")
         if "loss" in self._last:
             parts.append(f"loss {self._last['loss']:.4f}")
             loader = setup.inputs.loader
             stats = None if loader is None else loader.stats()
-            ready = "" if stats is None else f" ({stats.occupancy:.1f} of {stats.ahead} batches ready)"
+            ready = "" if stats is None else f" ({stats.occupancy:.1f} of {stats.prefetch_batches} batches ready)"
             parts.append(f"waiting {self._last['wait_share']:.1%}{ready}")
         name = setup.task.primary
         if name in self._evaluated:

@@ -16,28 +16,28 @@ from typing import Any
 
 import torch
 
-from headway.core.cores import usable_cores
-from headway.core.errors import CommunicationError, Fenced, HeadwayError, Lost, UsageError
-from headway.core.files import write_whole
-from headway.core.outside import is_whole
-from headway.core.recipe import Loaded, load
-from headway.core.run import Run, provenance
-from headway.core.signals import answered
-from headway.core.statistics import student_t
-from headway.data.decode import chosen
-from headway.model import weights
-from headway.train import panels
-from headway.train.checkpoint import Checkpoints
-from headway.train.elastic import Ranks
+from headway.checkpoint.checkpoints import Checkpoints
+from headway.core.cpu_count import count_usable_cores
+from headway.core.errors import CommunicationError, FencedError, GenerationEndedError, HeadwayError, UsageError
+from headway.core.files import write_atomically
+from headway.core.recipe import LoadedRecipe, read_recipe
+from headway.core.run_folder import RunFolder, collect_provenance
+from headway.core.signals import handle_signals
+from headway.core.statistics import compute_student_t
+from headway.core.untrusted_json import is_whole_number
+from headway.data.decode import resolve_backend
+from headway.launch.ranks import Ranks
+from headway.model import pretrained
+from headway.setup.build import LABELS, Known, Setup, check_labels, set_up
+from headway.setup.inputs import Say, open_dataset
+from headway.setup.recipe import TrainRecipe
+from headway.setup.task import Target
 from headway.train.evaluate import evaluate as evaluate_set
-from headway.train.inputs import Say, open_relative
-from headway.train.live import beside
-from headway.train.past import OF_THE_MACHINE
+from headway.train.evaluation_panels import build_evaluation_panels, write_panels
+from headway.train.leftovers import OF_THE_MACHINE
+from headway.train.monitors import beside
 from headway.train.progress import show
-from headway.train.recipe import TrainRecipe
-from headway.train.setup import LABELS, Known, Setup, check_labels, set_up
-from headway.train.task import Target
-from headway.train.traced import Traced
+from headway.train.tracing import Traced
 from headway.train.trainer import Trainer
 
 CLOCK_EXCLUDES = (
@@ -53,7 +53,7 @@ WIDE: dict[str, Any] = {"precision": "fp32", "half_weights": False}
 class Ended:
     """How a run ended. `interrupted`: by SIGTERM or Ctrl-C, its state saved. `speaks`: this process says it for all."""
 
-    run: Run
+    run: RunFolder
     summary: dict[str, Any]
     interrupted: bool
     speaks: bool = True
@@ -74,21 +74,21 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: S
     if folder is None:
         fix = "Name it: headway train RECIPE --run-folder FOLDER."
         raise UsageError("several processes have to know one run folder", where="--run-folder", fix=fix)
-    with _together(ranks, Run(folder)):
+    with _together(ranks, RunFolder(folder)):
         ranks.share(loaded.recipe.batch)
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
-        if again and Run(folder).recipe_path.exists():
-            return _resume(Run.open(folder), ranks.say, ranks)
+        if again and RunFolder(folder).recipe_path.exists():
+            return _resume(RunFolder.open(folder), ranks.say, ranks)
         return _begin(loaded, folder, say=ranks.say, ranks=ranks)
 
 
 def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int, *, say: Say) -> list[Ended]:
     """The same recipe with seeds s, s + 1, ...; one run folder each, numbered inside `folder`."""
     loaded = load_recipe(recipe, overrides)
-    parent = folder or Run.free_name(Path("runs"), loaded.recipe.name)
+    parent = folder or RunFolder.find_free_name(Path("runs"), loaded.recipe.name)
     ended = []
     for number in range(times):
-        Run.expect_free(parent / str(number + 1))
+        RunFolder.expect_free(parent / str(number + 1))
     for number in range(times):
         one = loaded
         if number:
@@ -107,7 +107,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, math.nan
-    return mean, student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, compute_student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def resume(folder: Path, *, say: Say) -> Ended:
@@ -116,7 +116,7 @@ def resume(folder: Path, *, say: Say) -> Ended:
     Raises:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
     """
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     loaded = reload(run)
     ranks = Ranks.from_environment(loaded.recipe.comm, say)
     if ranks is None:
@@ -131,8 +131,8 @@ def ended(folder: Path, *, say: Say) -> Ended | None:
     Raises:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
     """
-    run = Run.open(folder)
-    summary = run.summary()
+    run = RunFolder.open(folder)
+    summary = run.read_summary()
     if not summary.get("finished"):
         return None
     checkpoint = _checkpoints(run, reload(run)).newest(say)
@@ -143,7 +143,7 @@ def ended(folder: Path, *, say: Say) -> Ended | None:
 
 
 @contextmanager
-def _together(ranks: Ranks, run: Run) -> Iterator[None]:
+def _together(ranks: Ranks, run: RunFolder) -> Iterator[None]:
     """The time that this process spends with the others. An error of its own is that of the run: it leaves in order,
     and its exit status says the rest. Where what joins it to the others fails, it is lost, and they go on."""
     own: HeadwayError | None = None
@@ -165,15 +165,15 @@ def _together(ranks: Ranks, run: Run) -> Iterator[None]:
 def _is_orphan(ranks: Ranks) -> bool:
     try:
         ranks.check()
-    except (Lost, Fenced):
+    except (GenerationEndedError, FencedError):
         return False
     except CommunicationError:
         return True
     return False
 
 
-def _without_launcher(error: CommunicationError, run: Run) -> CommunicationError:
-    fix = f"The run has ended; go on with its last checkpoint: {run.go_on}"
+def _without_launcher(error: CommunicationError, run: RunFolder) -> CommunicationError:
+    fix = f"The run has ended; go on with its last checkpoint: {run.resume_command}"
     return CommunicationError(error.what, where=error.where, fix=fix)
 
 
@@ -187,13 +187,13 @@ def _meet(trainer: Trainer) -> None:
         raise CommunicationError(error.what, where=error.where, fix=error.fix) from error
 
 
-def _resume(run: Run, say: Say, ranks: Ranks | None = None) -> Ended:
+def _resume(run: RunFolder, say: Say, ranks: Ranks | None = None) -> Ended:
     with _held(run, ranks):
         return _go_on(reload(run), run, say, ranks)
 
 
-def _go_on(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks | None) -> Ended:
-    threads, had = torch.get_num_threads(), run.about(torch_threads=int)["torch_threads"]
+def _go_on(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, say: Say, ranks: Ranks | None) -> Ended:
+    threads, had = torch.get_num_threads(), run.read_provenance(torch_threads=int)["torch_threads"]
     if threads != had:
         say(f"This run began with {had} threads of torch and goes on with {threads}: results agree to rounding only.")
     checkpoint = _checkpoints(run, loaded).newest(say)
@@ -203,7 +203,7 @@ def _go_on(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks | None)
         if checkpoint is None:
             say("This run has no checkpoint yet: it begins anew.")
             if leads:
-                run.cut_back(0)
+                run.truncate_logs(0)
                 _record_recipe(run, setup, ranks)
         display = Traced(show(ranks=ranks), run, setup.recipe.observe.trace_steps)
         with closing(Trainer(setup, run, display, ranks)) as trainer:
@@ -215,38 +215,38 @@ def _go_on(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks | None)
                 (run.folder / "summary.json").unlink(missing_ok=True)  # it tells of a run that had stopped
             if ranks is not None:
                 _meet(trainer)
-            if trainer.finished and (summary := run.summary()).get("finished"):
+            if trainer.finished and (summary := run.read_summary()).get("finished"):
                 return Ended(run, summary, interrupted=False, speaks=leads)
             return _go(trainer, display)
 
 
-def reload(run: Run) -> Loaded[TrainRecipe]:
+def reload(run: RunFolder) -> LoadedRecipe[TrainRecipe]:
     """The resolved recipe of a run, with the origins it had; `auto` again where that is of the machine."""
-    about = run.about(origins=dict, base=str)
-    loaded = Loaded(load(run.recipe_path, (), TrainRecipe).recipe, about["origins"], Path(about["base"]))
+    about = run.read_provenance(origins=dict, base=str)
+    loaded = LoadedRecipe(read_recipe(run.recipe_path, (), TrainRecipe).recipe, about["origins"], Path(about["base"]))
     for key in OF_THE_MACHINE:
         if loaded.origins.get(key, "").startswith("auto: "):
             loaded = loaded.resolve(key, "auto", "chosen anew where the run goes on")
     return loaded
 
 
-def load_recipe(recipe: Path, overrides: Sequence[str]) -> Loaded[TrainRecipe]:
+def load_recipe(recipe: Path, overrides: Sequence[str]) -> LoadedRecipe[TrainRecipe]:
     """A recipe; the paths in that of a run folder start where the run's own recipe lay."""
-    loaded = load(recipe, overrides, TrainRecipe)
-    run = Run(recipe.parent)
+    loaded = read_recipe(recipe, overrides, TrainRecipe)
+    run = RunFolder(recipe.parent)
     if recipe.name == run.recipe_path.name and (run.folder / "provenance.json").exists():
-        return replace(loaded, base=Path(run.about(base=str)["base"]))
+        return replace(loaded, base=Path(run.read_provenance(base=str)["base"]))
     return loaded
 
 
-def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, ranks: Ranks | None = None) -> Ended:
+def _begin(loaded: LoadedRecipe[TrainRecipe], folder: Path | None, *, say: Say, ranks: Ranks | None = None) -> Ended:
     leads = ranks is None or ranks.speaks
     if leads and folder is not None:
-        Run.expect_free(folder)
+        RunFolder.expect_free(folder)
     setup = set_up(loaded, say=say, ranks=ranks)
     with closing(setup.inputs):
-        folder = folder or Run.free_name(Path("runs"), loaded.recipe.name)
-        run = Run.create(folder) if leads else Run(folder)
+        folder = folder or RunFolder.find_free_name(Path("runs"), loaded.recipe.name)
+        run = RunFolder.create(folder) if leads else RunFolder(folder)
         if leads:
             _checkpoints(run, setup.loaded).expect_none()
             _record_recipe(run, setup, ranks)
@@ -259,22 +259,22 @@ def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, ranks:
             return _go(trainer, display)
 
 
-def _checkpoints(run: Run, loaded: Loaded[TrainRecipe]) -> Checkpoints:
+def _checkpoints(run: RunFolder, loaded: LoadedRecipe[TrainRecipe]) -> Checkpoints:
     options = loaded.recipe.checkpoint
-    return Checkpoints.of_run(run.folder, options.keep, options.folder, loaded.base)
+    return Checkpoints.locate(run.folder, options.keep, options.folder, loaded.base)
 
 
 @contextmanager
-def _held(run: Run, ranks: Ranks | None) -> Iterator[None]:
+def _held(run: RunFolder, ranks: Ranks | None) -> Iterator[None]:
     """Only one process, or one of several ranks, trains in a run folder."""
     if ranks is not None and not ranks.speaks:
         yield
         return
-    with run.locked():
+    with run.lock():
         yield
 
 
-def _record_recipe(run: Run, setup: Setup, ranks: Ranks | None) -> None:
+def _record_recipe(run: RunFolder, setup: Setup, ranks: Ranks | None) -> None:
     more = {
         "ranks": 1 if ranks is None else ranks.launched_size,
         "device": torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else "cpu",
@@ -285,8 +285,8 @@ def _record_recipe(run: Run, setup: Setup, ranks: Ranks | None) -> None:
         **_counts(setup),
     }
     loaded = setup.agreed
-    run.write_json("provenance", provenance(loaded.origins, loaded.base, **more))
-    write_whole(run.recipe_path, loaded.to_yaml())
+    run.write_json("provenance", collect_provenance(loaded.origins, loaded.base, **more))
+    write_atomically(run.recipe_path, loaded.to_yaml())
 
 
 def _counts(setup: Setup) -> dict[str, Any]:
@@ -323,11 +323,11 @@ def _write_panels(trainer: Trainer) -> None:
             evaluation = evaluate_set(setup, setup.eval)
     if evaluation is not None:
         which = f"the weights of epoch {trainer.position / setup.epoch:.4g}"
-        panels.write(run, panels.of_evaluation(setup.eval, evaluation, which))
+        write_panels(run, build_evaluation_panels(setup.eval, evaluation, which))
 
 
 @contextmanager
-def _naming_the_disk(run: Run) -> Iterator[None]:
+def _naming_the_disk(run: RunFolder) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -338,7 +338,7 @@ def _naming_the_disk(run: Run) -> Iterator[None]:
                 raise
             what = f"this cannot be written ({error.strerror})"
         mend = "make room" if where == str(run.folder) else "mend it"
-        fix = f"Nothing before it is lost: {mend}. Then go on: {run.go_on}"
+        fix = f"Nothing before it is lost: {mend}. Then go on: {run.resume_command}"
         raise HeadwayError(what, where=where, fix=fix) from error
 
 
@@ -350,20 +350,20 @@ def _until_signalled(trainer: Trainer) -> AbstractContextManager[None]:
             raise KeyboardInterrupt
         trainer.stopping = True
 
-    return answered(stop, signal.SIGTERM, signal.SIGINT)
+    return handle_signals(stop, signal.SIGTERM, signal.SIGINT)
 
 
 def _summary(trainer: Trainer) -> dict[str, Any]:
     setup, seconds = trainer.setup, trainer.clock.seconds
     rest = sum(seconds.get(stage, 0.0) for stage in ("evaluate", "checkpoint", "first batch"))
-    training = max(trainer.clock.total() - rest, 1e-9)
+    training = max(trainer.clock.total_seconds() - rest, 1e-9)
     images = trainer.position
     summary = {
         "finished": trainer.finished,
         "step": trainer.step,
         "steps": setup.steps,
         "epochs": trainer.position / setup.epoch,
-        "seconds": trainer.clock.total(),
+        "seconds": trainer.clock.total_seconds(),
         "seconds_by_stage": seconds,
         "clock_excludes": CLOCK_EXCLUDES,
         **_counts(setup),
@@ -374,7 +374,7 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
     }
     if setup.inputs.loader is not None:
         stats = setup.inputs.loader.stats()
-        summary["input"] = {**stats.to_json(), "batches": stats.batches, "cores": usable_cores()}
+        summary["input"] = {**stats.to_json(), "batches": stats.batches, "cores": count_usable_cores()}
     if trainer.metrics is not None:
         summary |= {**trainer.metrics, "best": trainer.best}
     if setup.recipe.stop_at is not None:
@@ -388,12 +388,12 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
     Raises:
         UsageError: the run has no weights yet, or there is nothing to evaluate on.
     """
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     setup = trained(run, say=say)
     if data is None and setup.recipe.data.eval is None:
         raise UsageError("this run has no evaluation set", where=str(folder), fix="Name a packed one with --data.")
     base, uri = (Path(), data) if data is not None else (setup.loaded.base, str(setup.recipe.data.eval))
-    with closing(setup.inputs), closing(open_relative(base, uri, say)) as held_out:
+    with closing(setup.inputs), closing(open_dataset(base, uri, say)) as held_out:
         check_labels(setup.target, held_out)
         evaluation = evaluate_set(setup, held_out)
         result = {**evaluation.metrics, "samples": float(len(evaluation.samples))}
@@ -401,11 +401,11 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
             say(f"{held_out.folder}: {evaluation.damaged:,} of {len(held_out):,} samples are damaged and left out.")
             result["damaged_samples"] = float(evaluation.damaged)
         run.write_json("evaluation", {"data": str(held_out.folder), **result})
-        panels.write(run, panels.of_evaluation(held_out, evaluation, "the best weights"))
+        write_panels(run, build_evaluation_panels(held_out, evaluation, "the best weights"))
     return result
 
 
-def trained(run: Run, *, say: Say, wide: bool = False) -> Setup:
+def trained(run: RunFolder, *, say: Say, wide: bool = False) -> Setup:
     """The setup of a run with its best weights; its data need not be there, nor its GPU, nor the native core.
 
     Args:
@@ -417,7 +417,7 @@ def trained(run: Run, *, say: Say, wide: bool = False) -> Setup:
     if not run.weights_path.exists():
         fix = "They are written by its first evaluation or checkpoint."
         raise UsageError("this run has no weights yet", where=str(run.folder), fix=fix)
-    about, loaded = run.about(target=dict, samples=int), reload(run)
+    about, loaded = run.read_provenance(target=dict, samples=int), reload(run)
     if loaded.recipe.device.startswith("cuda") and not torch.cuda.is_available():
         instead: dict[str, Any] = {"device": "cpu", **WIDE}
         if loaded.recipe.compile == "graphs":
@@ -425,40 +425,23 @@ def trained(run: Run, *, say: Say, wide: bool = False) -> Setup:
         loaded = loaded.resolve_all({key: (value, "no GPU here") for key, value in instead.items()})
     if wide:
         loaded = loaded.resolve_all({key: (value, "measured in float32") for key, value in WIDE.items()})
-    if loaded.recipe.data.decoder == "native" and chosen() != "native":
+    if loaded.recipe.data.decoder == "native" and resolve_backend() != "native":
         say("The native core is not here: Pillow decodes. It is slower, and pixels differ by 1 at most.")
         reason = "the native core is not here"
         loaded = loaded.resolve("data.pin", False, reason).resolve("data.decoder", "pillow", reason)
     known = Known(target=_target_of(about["target"], run), samples=about["samples"])
     setup = set_up(loaded, say=say, fresh=False, known=known)
-    left_out = weights.load(setup.model, run.weights_path)
+    left_out = pretrained.load_weights(setup.model, run.weights_path)
     if left_out:
         raise HeadwayError("weights.safetensors does not fit the run's network", where=str(run.folder))
     return setup
 
 
-def _target_of(entry: dict[str, Any], run: Run) -> Target:
+def _target_of(entry: dict[str, Any], run: RunFolder) -> Target:
     found: list[Any] = [entry.get(name) for name in ("kind", "classes", "numbers")]
     kind, classes, numbers = found
     named = isinstance(classes, list) and all(isinstance(one, str) for one in classes)
-    if kind not in LABELS or not named or not is_whole(numbers, 1, 1 << 31):
+    if kind not in LABELS or not named or not is_whole_number(numbers, 1, 1 << 31):
         fix = "Copy the run folder again."
         raise HeadwayError("provenance.json has no good target", where=str(run.folder), fix=fix)
     return Target(kind=kind, classes=tuple(classes), numbers=numbers)
-
-
-def report(folder: Path, beside: Sequence[Path] = ()) -> Path:
-    """Writes report.html of a run and returns its path.
-
-    Args:
-        beside: run folders whose layers' rates are drawn with this one's.
-
-    Raises:
-        UsageError: one is no run folder, or has not observed its layers.
-    """
-    runs = [Run.open(path) for path in (folder, *beside)]
-    for run in runs if beside else ():
-        if not run.rows_of("layers").exists():
-            fix = "Train with observe={layer_rates: true}, or leave --beside out."
-            raise UsageError("this run has no rates of layers to compare", where=str(run.folder), fix=fix)
-    return panels.report(runs[0], runs[1:])

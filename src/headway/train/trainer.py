@@ -12,27 +12,27 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import torch
 
+from headway.checkpoint.background_saver import BackgroundSaver
+from headway.checkpoint.checkpoints import Checkpoint, Checkpoints, restore, state_of
+from headway.checkpoint.compatibility import expect_position, expect_same_data, expect_scalars
 from headway.comm.reducer import StepReduction
 from headway.core.clock import Clock
-from headway.core.errors import CommunicationError, Lost, UsageError
-from headway.core.run import Run
+from headway.core.errors import CommunicationError, GenerationEndedError, UsageError
+from headway.core.run_folder import RunFolder
 from headway.data.batch import Batch
 from headway.data.upload import to_device
-from headway.observe.value_reads import ValueReads
-from headway.optim import gradient_noise, set_lr
+from headway.launch.handover import State
+from headway.launch.ranks import Ranks
+from headway.observe.host_syncs import ValueReads
+from headway.optim import draw_gradient_noise, set_lr
+from headway.setup.build import Setup
+from headway.setup.prepare import divided, prepared
+from headway.setup.task import better, reaches
 from headway.train.averages import Averages
-from headway.train.checkpoint import Checkpoint, Checkpoints, restore, state_of
-from headway.train.elastic import Ranks
 from headway.train.evaluate import Evaluation, evaluate
-from headway.train.fitting import expect_position, expect_same_data, expect_scalars
-from headway.train.handover import State
-from headway.train.ledger import Ledger
-from headway.train.past import Past, identity
-from headway.train.prepare import divided, prepared
-from headway.train.saver import Saver
-from headway.train.setup import Setup
-from headway.train.stops import stopped
-from headway.train.task import better, reaches
+from headway.train.leftovers import Past, identity
+from headway.train.metrics import Ledger
+from headway.train.nonfinite import stopped
 
 
 class Display(Protocol):
@@ -64,7 +64,7 @@ class Trainer:
         say: tells the user of a run that diverges, or a checkpoint that is late.
     """
 
-    def __init__(self, setup: Setup, run: Run, display: Display, ranks: Ranks | None = None) -> None:
+    def __init__(self, setup: Setup, run: RunFolder, display: Display, ranks: Ranks | None = None) -> None:
         recipe = setup.recipe
         self.setup, self.run_folder, self._display, self.ranks = setup, run, display, ranks
         self.precision = setup.precision
@@ -77,10 +77,12 @@ class Trainer:
         self.clock, self.reads = Clock(), ValueReads()
         self._ledger = Ledger(setup, run, ranks, display.record)
         options = recipe.checkpoint
-        self._checkpoints = Checkpoints.of_run(run.folder, options.keep, options.folder, setup.loaded.base)
+        self._checkpoints = Checkpoints.locate(run.folder, options.keep, options.folder, setup.loaded.base)
         self.say = print if ranks is None else ranks.say
         self._diverged = ""
-        self._saver = Saver(self._checkpoints, asynchronous=options.asynchronous, say=self.say, go_on=run.go_on)
+        self._saver = BackgroundSaver(
+            self._checkpoints, asynchronous=options.asynchronous, say=self.say, resume_command=run.resume_command
+        )
         self._averages = Averages(setup)
         self._lock = ExitStack()
         self._stream: Iterator[Batch] | None = None
@@ -104,7 +106,7 @@ class Trainer:
         """
         scalars = checkpoint.scalars
         expect_scalars(scalars, str(checkpoint.path))
-        expect_same_data(scalars["data"], self.setup.inputs.state(self.setup.recipe), str(checkpoint.path))
+        expect_same_data(scalars["data"], self.setup.inputs.build_state(self.setup.recipe), str(checkpoint.path))
         self._load(checkpoint)
         self._saved_step = self.step
         self._ledger.restart_rate(self.step, self.clock)
@@ -133,7 +135,7 @@ class Trainer:
                 if not self._chores:
                     ending = self.stopping if self.ranks is None else self._ledger.ending
                     if self.finished or self.step >= last or (ending and self._saved_step == self.step):
-                        if not self._saver.busy:
+                        if not self._saver.is_pending:
                             break
                         self._chores.append("settle")
                     elif ending:
@@ -159,11 +161,11 @@ class Trainer:
         else:
             batch = next(self._stream)
             clock.lap("wait")
-        size = setup.plan.batch_at(self.position)
+        size = setup.plan.get_batch_size(self.position)
         if self._weights.shape[0] != size:
             self._weights = torch.full((size,), 1 / size, device=setup.device)
         set_lr(setup.optimizer, setup.lr_at(self.position))
-        setup.freezing.at(self.position)
+        setup.freezing.freeze_until(self.position)
         if recipe.log_ids:
             self._ledger.served(batch)
         verdict = None
@@ -242,7 +244,7 @@ class Trainer:
         """Comes together with the other ranks, at the start or after some were lost, in one state.
 
         Raises:
-            UsageError: another recipe or other data there. Fenced, CommunicationError: see `Ranks.meet`.
+            UsageError: another recipe or other data there. FencedError, CommunicationError: see `Ranks.meet`.
         """
         ranks = self.ranks
         assert ranks is not None
@@ -261,7 +263,7 @@ class Trainer:
             if not led:
                 self.run_folder.seal_all_ids(self.position, besides=met.names)
                 with suppress(UsageError):  # of one that sleeps
-                    self._lock.enter_context(self.run_folder.locked())
+                    self._lock.enter_context(self.run_folder.lock())
                 self._ledger.lead(self.position, self.step)
                 if self.best is not None and self.best["step"] == self.step:
                     self._write_weights()  # who led before may not have come to it
@@ -306,7 +308,7 @@ class Trainer:
         """Continues with the remaining ranks after one was lost, or raises the error."""
         if self.ranks is None:
             raise error
-        if not isinstance(seen := self.ranks.reason(error), Lost):
+        if not isinstance(seen := self.ranks.reason(error), GenerationEndedError):
             raise seen from error
         self.meet()
         self.clock.lap("regroup")
@@ -322,7 +324,7 @@ class Trainer:
 
     def unsaved(self) -> bool:
         """Whether a checkpoint is being written."""
-        return self._saver.writing
+        return self._saver.is_writing
 
     def go_back(self, checkpoint: Checkpoint | None, progress: int) -> None:
         """Goes on from a checkpoint, or from the beginning, as the rank that gives its state to the others."""
@@ -365,7 +367,7 @@ class Trainer:
             weights = weights * mask
         noisy = weights
         if (strength := setup.recipe.optimizer.gradient_noise) is not None:
-            factors = gradient_noise(batch.keys(), strength * len(self._weights) ** 0.5)
+            factors = draw_gradient_noise(batch.keys(), strength * len(self._weights) ** 0.5)
             noisy = weights * to_device(factors, weights.device)
         clock.lap("augment")
         parts = divided(setup, images, labels, weights, noisy)
@@ -428,7 +430,7 @@ class Trainer:
             self._stop(f"the weights are not finite at step {self.step}", self.step, self._ledger.observer.culprit())
 
     def _stop(self, what: str, step: int, culprit: str = "") -> NoReturn:
-        lr = self.setup.lr_at(self.setup.plan.position_of(step - 1))
+        lr = self.setup.lr_at(self.setup.plan.find_position(step - 1))
         self.close()
         raise stopped(what, lr, self.run_folder, self._checkpoints, culprit, precision=self.precision.name)
 
@@ -448,7 +450,7 @@ class Trainer:
         with self.shown():
             self.evaluation = evaluate(setup, setup.eval, self.ranks)
         metrics = self.metrics = self.evaluation.metrics
-        seconds = self.clock.total() + perf_counter() - started
+        seconds = self.clock.total_seconds() + perf_counter() - started
         self._ledger.write(
             {
                 "kind": "evaluate",
@@ -489,7 +491,7 @@ class Trainer:
     def _scalars(self) -> dict[str, Any]:
         return {
             "position": self.position,
-            "data": self.setup.inputs.state(self.setup.recipe),
+            "data": self.setup.inputs.build_state(self.setup.recipe),
             "precision": self.setup.precision.state(),
             "best": self.best,
             "metrics": self.metrics,

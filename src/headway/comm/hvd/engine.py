@@ -20,10 +20,10 @@ from headway.comm.hvd.negotiator import ALL, Negotiator
 from headway.comm.hvd.requests import Kind, Request, Response
 from headway.comm.hvd.settings import DYNAMIC, Settings
 from headway.comm.hvd.timeline import Timeline
-from headway.core.channel import connect, tune
+from headway.core.channel import connect, tune_socket
+from headway.core.channel_server import ChannelPeer, ChannelServer
 from headway.core.errors import CommunicationError
-from headway.core.hosts import address_of
-from headway.core.server import Peer, Server
+from headway.core.hosts import find_interface_address
 from headway.core.world import World
 
 SHUT_DOWN = (
@@ -312,7 +312,7 @@ def _connect(world: World, timeout_s: float) -> tuple[dict[int, Connection], Con
             end.sendall(channel.seal(str(world.rank).encode()))
         except OSError as error:
             raise CommunicationError(f"rank 0 cannot be reached ({error})", where=f"{host}:{port}") from error
-        tune(end, timeout_s)
+        tune_socket(end, timeout_s)
         return {}, Connection(end, channel)
     own, mine = connect_pair(world.secret)
     ends = {0: own}
@@ -323,13 +323,13 @@ def _connect(world: World, timeout_s: float) -> tuple[dict[int, Connection], Con
 
 def _accept_ranks(world: World, timeout_s: float) -> dict[int, Connection]:
     # The first message of a connection is the rank at its other end.
-    found: dict[int, Peer] = {}
+    found: dict[int, ChannelPeer] = {}
 
-    def note_rank(peer: Peer, message: bytes) -> None:
+    def note_rank(peer: ChannelPeer, message: bytes) -> None:
         found.setdefault(int(message[:8]), peer)
 
-    address = address_of(world.interface)
-    server = Server(address, 0, world.secret, PURPOSE, heed=note_rank, limit_bytes=LIMIT_BYTES)
+    address = find_interface_address(world.interface)
+    server = ChannelServer(address, 0, world.secret, PURPOSE, on_message=note_rank, limit_bytes=LIMIT_BYTES)
     try:
         world.control.broadcast_bytes(f"{address} {server.port}".encode())
         until_s = monotonic() + timeout_s
@@ -338,9 +338,9 @@ def _accept_ranks(world: World, timeout_s: float) -> dict[int, Connection]:
                 missing = sorted(set(range(1, world.size)) - found.keys())
                 raise CommunicationError(f"ranks {missing} did not connect to rank 0 within {timeout_s:g} s")
             server.poll(until_s - monotonic())
-        ends = {rank: Connection(*server.take(peer)) for rank, peer in found.items()}
+        ends = {rank: Connection(*server.detach(peer)) for rank, peer in found.items()}
     finally:
         server.close()
     for rank in found:
-        tune(found[rank].connection, timeout_s)
+        tune_socket(found[rank].connection, timeout_s)
     return ends

@@ -20,9 +20,9 @@ from headway.comm.hvd.engine import Engine
 from headway.comm.hvd.process_sets import ProcessSet
 from headway.comm.hvd.settings import Settings
 from headway.comm.links import measure_links
-from headway.core.errors import CommunicationError, Lost
-from headway.core.launched import launched
-from headway.core.meeting import Meeting
+from headway.core.errors import CommunicationError, GenerationEndedError
+from headway.core.launcher_environment import read_launcher_environment
+from headway.core.rendezvous import Rendezvous
 from headway.core.world import World
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 EXPLANATION_S = 15.0
 
 # The meeting of the first `init`. It holds the store that the worlds of later ones use, until the process ends.
-_met: Meeting | None = None
+_met: Rendezvous | None = None
 
 # Calls of `init` without a launcher of ours.
 _times = 0
@@ -102,7 +102,7 @@ def reinitialise() -> None:
     """Ends the job, and begins anew with the present workers. It raises as `init` does.
 
     Raises:
-        Fenced: the others have gone on without this process.
+        FencedError: the others have gone on without this process.
     """
     # Another worker may be lost while they connect: then they connect once more.
     while True:
@@ -122,7 +122,7 @@ def _is_worker_lost(client: CoordinatorClient) -> bool:
         time.sleep(0.01)
     try:
         client.check()
-    except Lost:
+    except GenerationEndedError:
         return True
     return False
 
@@ -131,14 +131,14 @@ def _join_world(settings: Settings) -> tuple[World, tuple[int, int]]:
     # Three ways: by our launcher, alone, or by another launcher's variables, such as torchrun's. The world, and this
     # process's (local rank, local size).
     global _met, _times, _client
-    found = launched()
+    found = read_launcher_environment()
     if _client is None:
         _client = CoordinatorClient.from_environment()
     if _client is not None:
         return _join_generation(_client, settings)
     _times += 1
     if found is None or found.size == 1:
-        return World.alone(CPU), (0, 1)
+        return World.create_single(CPU), (0, 1)
     limits: dict[str, Any] = {"timeout_s": settings.timeout_s, "interface": settings.interface}
     if _met is None:
         world = World.join(found, CPU, **limits)
@@ -148,7 +148,7 @@ def _join_world(settings: Settings) -> tuple[World, tuple[int, int]]:
         # The first world took the number of the launcher's attempt.
         generation = _met.attempt + _times - 1
         limits |= {"master": found.address, "secret": _met.secret, "generation": generation}
-        world = World.of(_met.store, found.rank, found.size, CPU, **limits)
+        world = World.create(_met.store, found.rank, found.size, CPU, **limits)
     if found.local_rank is None or found.local_size is None:
         return world, (world.local_rank, world.local_size)
     return world, (found.local_rank, found.local_size)

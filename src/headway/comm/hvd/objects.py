@@ -17,7 +17,7 @@ from headway.comm.hvd import context, differentiable
 from headway.comm.hvd.errors import HorovodInternalError
 from headway.comm.hvd.process_sets import ProcessSet, global_process_set
 from headway.core.errors import UsageError
-from headway.core.meeting import is_public
+from headway.core.rendezvous import is_public_secret
 
 try:
     # It pickles lambdas, too.
@@ -58,7 +58,7 @@ def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
 
 def _check_secret() -> None:
     # On all ranks alike, before any of them waits for another: all have the same secret.
-    if is_public(context.get_engine().world.secret):
+    if is_public_secret(context.get_engine().world.secret):
         what = "Python objects are not sent between several hosts without a secret: a pickle can run any code"
         fix = "Set HEADWAY_SECRET to the same text on every host, for example the output of `openssl rand -hex 32`."
         raise UsageError(what, fix=fix)

@@ -7,7 +7,7 @@ from dataclasses import astuple, dataclass
 from math import prod
 from typing import Any, Literal, final, get_args
 
-from headway.core.outside import is_any_number, is_whole
+from headway.core.untrusted_json import is_any_number, is_whole_number
 
 # A Request describes one named operation of one rank; it is sent to the negotiator. A Response names operations that
 # all ranks of a process set have requested; it is sent back to all of them. Each is one JSON array.
@@ -161,17 +161,17 @@ def find_disagreement(requests: Mapping[int, Request], someone_joined: bool) -> 
 
 # A request comes over a connection, so that nothing about it can be taken for granted.
 _CHECKS: tuple[tuple[str, Callable[[Request], bool]], ...] = (
-    ("process set", lambda request: is_whole(request.process_set)),
+    ("process set", lambda request: is_whole_number(request.process_set)),
     ("name", lambda request: isinstance(request.name, str)),
     ("kind", lambda request: request.kind in get_args(Kind)),
     ("type", lambda request: all(isinstance(kind, str) and kind in ITEM_BYTES for kind in request.types)),
     ("shape", lambda request: len(request.shapes) == len(request.types)),
-    ("shape", lambda request: all(is_whole(side) for shape in request.shapes for side in shape)),
+    ("shape", lambda request: all(is_whole_number(side) for shape in request.shapes for side in shape)),
     ("device", lambda request: isinstance(request.device, str)),
     ("operation", lambda request: request.op in get_args(Op)),
     ("factor", lambda request: all(map(is_any_number, (request.prescale, request.postscale)))),
-    ("root rank", lambda request: is_whole(request.root)),
-    ("split", lambda request: all(map(is_whole, request.splits))),
+    ("root rank", lambda request: is_whole_number(request.root)),
+    ("split", lambda request: all(map(is_whole_number, request.splits))),
 )
 
 

@@ -1,0 +1,233 @@
+"""Checkpoints at an address that fsspec writes to: s3://, gs://, memory://, ...
+
+Object stores can neither rename nor sync, but an object appears whole or not at all. So the manifest, written after all
+files that it names, completes a checkpoint. A folder without a manifest is a draft, which the next save removes.
+"""
+
+from __future__ import annotations
+
+import errno
+import secrets
+import tempfile
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, final
+
+import fsspec.core
+
+from headway.checkpoint.locations import (
+    LATEST,
+    CheckpointDraft,
+    CheckpointFolder,
+    Location,
+    StopCheck,
+    format_name,
+    has_later_checkpoint,
+    parse_step,
+    sort_newest_first,
+)
+from headway.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, FileEntry, Manifest
+from headway.checkpoint.tensors_file import TensorsFile
+from headway.core.errors import HeadwayError, UsageError
+from headway.storage.addresses import redact_address
+from headway.storage.remote_folder import RemoteFolder
+
+# The pause doubles with each attempt: 0.5 + 1 + 2 + 4 + 8 s, so an outage of 15 s does no harm.
+ATTEMPTS = 6
+PAUSE_S = 0.5
+
+_DRAFT = ".draft-"
+
+
+@final
+@dataclass(frozen=True)
+class CheckpointUrl:
+    """Address of a checkpoint; `str` shows it without a password."""
+
+    uri: str
+
+    @property
+    def name(self) -> str:
+        """Name of the checkpoint: the last part of the address."""
+        return self.uri.rpartition("/")[2]
+
+    def __str__(self) -> str:
+        return redact_address(self.uri)
+
+    def read(self, name: str, limit: int) -> bytes:
+        """Reads one of the checkpoint's files.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            OSError: it has more than `limit` bytes.
+            DataError: the address cannot be reached; the checkpoint may be intact.
+        """
+        remote = RemoteFolder(self.uri)
+        try:
+            size = remote.read_version(name).size
+            if size > limit:
+                raise OSError(errno.EFBIG, f"it has {size:,} bytes, and should have at most {limit:,}", name)
+            return remote.read(name, 0, size).tobytes()
+        finally:
+            remote.close()
+
+
+@final
+class RemoteCheckpointFolder(CheckpointFolder):
+    """A folder of checkpoints at an address.
+
+    Raises:
+        UsageError: no installed package writes to such an address.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri.rstrip("/")
+        self.shown = redact_address(self.uri)
+        if uri.partition("://")[0].lower() in ("http", "https"):
+            fix = "Name a folder, or an address such as s3://bucket/folder."
+            raise UsageError("checkpoints cannot be written over HTTP", where=self.shown, fix=fix)
+        # Raises the sentence that names a missing package, before fsspec raises its own.
+        RemoteFolder(self.uri).close()
+        self._files, root = fsspec.core.url_to_fs(self.uri)
+        self._root = str(root).rstrip("/")
+
+    def paths(self) -> list[Location]:
+        """Lists the checkpoints that have a manifest, the newest first."""
+        whole = [name for name in self.names() if parse_step(name) is not None and MANIFEST in self.names(name)]
+        return sort_newest_first([CheckpointUrl(f"{self.uri}/{name}") for name in whole])
+
+    def begin_draft(self, step: int) -> CheckpointDraft:
+        """Begins a new checkpoint and removes unfinished ones."""
+        # Markers of drafts and folders without a manifest are left by processes that were killed.
+        for name in self.names():
+            if name.startswith(_DRAFT):
+                self.delete(name)
+            elif parse_step(name) is not None and MANIFEST not in self.names(name):
+                self.delete_folder(name)
+        draft = _RemoteDraft(self, step, secrets.token_hex(8))
+        self.call("makedirs", self._root, exist_ok=True)
+        self.write(f"{_DRAFT}{draft.token}", b"")
+        return draft
+
+    def join_draft(self, step: int, token: str) -> CheckpointDraft | None:
+        """Opens the draft that rank 0 began; returns None if this rank cannot see it."""
+        return _RemoteDraft(self, step, token) if f"{_DRAFT}{token}" in self.names() else None
+
+    def remove(self, path: Location) -> None:
+        """Removes a checkpoint, its manifest first: without it no reader takes the rest for a checkpoint."""
+        self.delete(f"{path.name}/{MANIFEST}")
+        self.delete_folder(path.name)
+
+    def names(self, folder: str = "") -> list[str]:
+        """Lists the names in a folder; an empty list if there is no such folder."""
+        # fsspec caches listings, and other processes write here too.
+        self._files.invalidate_cache()
+        try:
+            found = self.call("ls", f"{self._root}/{folder}".rstrip("/"), detail=False)
+        except FileNotFoundError:
+            return []
+        return [str(path).rstrip("/").rpartition("/")[2] for path in found]
+
+    def write(self, name: str, data: bytes) -> None:
+        """Writes a small object."""
+        self.call("pipe_file", f"{self._root}/{name}", data)
+
+    def read_manifest(self, folder: str) -> bytes:
+        """Reads the manifest of a checkpoint, up to its size limit. Raises as `CheckpointUrl.read` does."""
+        return CheckpointUrl(f"{self.uri}/{folder}").read(MANIFEST, MANIFEST_BYTES)
+
+    def upload(self, path: Path, name: str, check: StopCheck) -> None:
+        """Uploads a file; `check` is called before each further attempt."""
+        self.call("put_file", str(path), f"{self._root}/{name}", check=check)
+
+    def make_folder(self, name: str) -> None:
+        """Makes a folder, where the file system has folders."""
+        self.call("makedirs", f"{self._root}/{name}", exist_ok=True)
+
+    def delete(self, name: str) -> None:
+        """Deletes an object, if it exists."""
+        with suppress(FileNotFoundError):
+            self.call("rm_file", f"{self._root}/{name}")
+
+    def delete_folder(self, folder: str) -> None:
+        """Deletes a folder and the objects in it."""
+        for name in self.names(folder):
+            self.delete(f"{folder}/{name}")
+        # Some file systems have folders; in object stores this one is gone with its last object.
+        with suppress(Exception):
+            self._files.rmdir(f"{self._root}/{folder}")
+
+    def call(self, method: str, *arguments: Any, check: StopCheck = lambda: None, **more: Any) -> Any:
+        """Calls a method of the file system, again while the network fails.
+
+        Raises:
+            FileNotFoundError: as the file system raises it.
+            HeadwayError: no permission, or all attempts failed.
+        """
+        attempt, pause_s = 1, PAUSE_S
+        while True:
+            try:
+                return getattr(self._files, method)(*arguments, **more)
+            except FileNotFoundError:
+                raise
+            # Each file system raises errors of its own.
+            except Exception as error:
+                if attempt == ATTEMPTS or isinstance(error, PermissionError):
+                    tried = f" ({attempt} attempts)" if attempt > 1 else ""
+                    what = f"the checkpoints cannot be reached: {str(error) or type(error).__name__}{tried}"
+                    fix = "Check the address, the network and the right to write there."
+                    raise HeadwayError(what, where=self.shown, fix=fix) from error
+            check()
+            time.sleep(pause_s)
+            attempt, pause_s = attempt + 1, 2 * pause_s
+
+
+@final
+class _RemoteDraft(CheckpointDraft):
+    """Files with the draft's token in their names, so that a process that was suspended cannot overwrite later ones."""
+
+    def __init__(self, folder: RemoteCheckpointFolder, step: int, token: str) -> None:
+        self._folder, self.token, self._name = folder, token, format_name(step)
+
+    def put(self, name: str, tensors: TensorsFile, check: StopCheck) -> FileEntry:
+        stem, _, ending = name.rpartition(".")
+        name = f"{stem}.{self.token}.{ending}"
+        # A temporary file without a name disappears with the process, even with kill -9.
+        with tempfile.TemporaryFile(prefix="headway-") as staged:
+            try:
+                sha256 = tensors.write(staged)
+                staged.flush()
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                what = "the disk is full that holds a checkpoint until it is uploaded"
+                fix = "Make room there, or set TMPDIR to another folder."
+                raise HeadwayError(what, where=tempfile.gettempdir(), fix=fix) from error
+            self._folder.make_folder(self._name)
+            self._folder.upload(Path(f"/proc/self/fd/{staged.fileno()}"), f"{self._name}/{name}", check)
+        return FileEntry(name, tensors.length, sha256)
+
+    def publish(self, manifest: Manifest, confirm: Callable[[], None]) -> Location:
+        confirm()
+        self._folder.write(f"{self._name}/{MANIFEST}", manifest.to_json())
+        if not has_later_checkpoint(self._name, self._folder.names(), self._folder.read_manifest):
+            self._folder.write(LATEST, f"{self._name}\n".encode())
+        self._clear({MANIFEST, *(file.name for file in manifest.files)})
+        return CheckpointUrl(f"{self._folder.uri}/{self._name}")
+
+    def discard(self) -> None:
+        with suppress(HeadwayError, OSError):
+            there = self._folder.names(self._name)
+            if MANIFEST in there and self.token.encode() in self._folder.read_manifest(self._name):
+                # The manifest had arrived before the failure: the checkpoint is complete.
+                return
+            self._clear({name for name in there if f".{self.token}." not in name})
+
+    def _clear(self, kept: Collection[str]) -> None:
+        for name in self._folder.names(self._name):
+            if name not in kept:
+                self._folder.delete(f"{self._name}/{name}")
+        self._folder.delete(f"{_DRAFT}{self.token}")

@@ -1,0 +1,174 @@
+"""The verb `plan`: predicts training on machines you do not have yet. `cli` has the other verbs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headway.cli.screen import Json, print_result, say
+from headway.core.errors import UsageError
+from headway.core.files import expect_writable
+
+if TYPE_CHECKING:
+    from headway.core.profile import Workload
+    from headway.plan.job_plan import JobPlan
+    from headway.plan.request import PlanRequest
+
+# Gradients of a job in a facility for which no workload is given: ResNet-50's 25.6 million weights in fp32.
+GRADIENT_MB = 102.2
+
+WORKLOAD_HELP = "A recipe, or the workload that headway train RECIPE --dry-run wrote."
+OVERRIDES_HELP = "Override recipe values, for example batch=128."
+PROFILE_HELP = (
+    "Profile that headway doctor wrote on one such device. A second one, made with --procs, adds the links between the"
+    " ranks of a host."
+)
+
+# Options that --facility refuses, and options that need it: the two kinds of plan share only the workload, --image-kb,
+# --page and --json.
+JOB_OPTIONS = {
+    "cluster", "nodes", "profile", "runs", "per_device", "batch", "accumulate", "spread", "epochs_at", "noise_scale",
+    "deadline", "price", "errors_at", "sizes_at", "trace",
+}  # fmt: skip
+FACILITY_OPTIONS = {
+    "node", "node_kw", "rack_kw", "ports", "oversubscription", "leaf", "core", "images_s", "data_gb", "pue",
+    "jobs",
+}  # fmt: skip
+
+
+def _job_option(help_text: str, *names: str, **settings: Any) -> Any:
+    """Declare an option of a job on a cluster."""
+    return typer.Option(*names, help=help_text, rich_help_panel="A job on a cluster", **settings)
+
+
+def _facility_option(help_text: str) -> Any:
+    """Declare an option of a facility."""
+    return typer.Option(help=help_text, rich_help_panel="A facility")
+
+
+# typer reads the options of a verb from its signature: there is no other place for 33 of them. The body passes them on
+# as one PlanRequest.
+def plan(  # noqa: PLR0913
+    context: typer.Context,
+    workload: Annotated[Path | None, typer.Argument(metavar="RECIPE|WORKLOAD.json", help=WORKLOAD_HELP)] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="key=value", help=OVERRIDES_HELP)] = None,
+    cluster: Annotated[str | None, _job_option("A cluster of the catalog, or a YAML file.")] = None,
+    nodes: Annotated[str | None, _job_option("Node counts: 1..64 (doubling) or 1,2,4. Default: up to 64.")] = None,
+    profile: Annotated[list[Path] | None, _job_option(PROFILE_HELP)] = None,
+    runs: Annotated[str | None, _job_option("Runs measured on such a cluster: DEVICESxSAMPLES:IMAGES_S,...")] = None,
+    per_device: Annotated[float | None, _job_option("Samples per device. Default: as in the dry run.")] = None,
+    batch: Annotated[float | None, _job_option("Global batch, the same for every node count.")] = None,
+    accumulate: Annotated[int | None, _job_option("Micro-batches per step.", min=1)] = None,
+    spread: Annotated[bool, _job_option("The nodes lie in all groups of the cluster.", "--spread")] = False,
+    epochs_at: Annotated[str | None, _job_option("Epochs to the target by batch: BATCH:EPOCHS,...")] = None,
+    noise_scale: Annotated[float | None, _job_option("Gradient noise scale, from a run's report.")] = None,
+    deadline: Annotated[float | None, _job_option("Hours: find the node counts that keep it.")] = None,
+    price: Annotated[float | None, _job_option("Price of a node per hour.")] = None,
+    errors_at: Annotated[str | None, _job_option("Errors by training set size: SAMPLES:ERROR,...")] = None,
+    sizes_at: Annotated[str | None, _job_option("Parameters of the best networks for them: SAMPLES:NUMBER,...")] = None,
+    trace: Annotated[Path | None, _job_option("Simulate the largest node count; write a Perfetto trace.")] = None,
+    facility: Annotated[int | None, _facility_option("Plan a room for this many nodes instead.")] = None,
+    node: Annotated[str, _facility_option("Node type, by its name in the catalog.")] = "dgx-1",
+    node_kw: Annotated[float | None, _facility_option("Power of a node. Default: the catalog's.")] = None,
+    rack_kw: Annotated[float, _facility_option("Power and cooling of a rack.")] = 19.2,
+    ports: Annotated[int | None, _facility_option("Ports of a node in the fabric. Default: all.")] = None,
+    oversubscription: Annotated[float, _facility_option("Largest oversubscription between leaf switches.")] = 2.0,
+    leaf: Annotated[int | None, _facility_option("Ports of a leaf switch: 36, 40, 64, 128, 216, 324.")] = None,
+    core: Annotated[int | None, _facility_option("Ports of a core switch.")] = None,
+    images_s: Annotated[float | None, _facility_option("Training rate. Default: workload's or ResNet-50's.")] = None,
+    image_kb: Annotated[float | None, typer.Option(help="Size of an encoded image. Default: the workload's.")] = None,
+    data_gb: Annotated[float | None, _facility_option("Size of the training set. Default: the workload's.")] = None,
+    pue: Annotated[float, _facility_option("Power of the building over that of the machines.")] = 1.4,
+    jobs: Annotated[str | None, _facility_option("Place jobs on the nodes: NODES[:MB of gradients],...")] = None,
+    page: Annotated[Path | None, typer.Option(help="Also write the plan as an HTML page.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Plan machines before you rent them: predict a job on a cluster, or the room that a facility takes."""
+    expect_writable(page, trace)
+    # The planner imports numpy: not needed for the help of other verbs.
+    from headway.plan.request import PlanRequest, plan_job
+
+    # Only options on the command line count: a default must not look like a choice.
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    request = PlanRequest(
+        cluster=cluster, nodes=nodes, profile=tuple(profile or ()), runs=runs, per_device=per_device, batch=batch,
+        accumulate=accumulate, spread=spread, epochs_at=epochs_at, noise_scale=noise_scale, deadline=deadline,
+        price=price, errors_at=errors_at, sizes_at=sizes_at, image_kb=image_kb, facility=facility, node=node,
+        node_kw=node_kw, rack_kw=rack_kw, ports=ports, oversubscription=oversubscription, leaf=leaf, core=core,
+        images_s=images_s, data_gb=data_gb, pue=pue,
+    )  # fmt: skip
+    if facility is not None:
+        _refuse_options(given & JOB_OPTIONS, "plans a job on a cluster, and --facility plans a room")
+        known = None if workload is None else _read_workload(workload, overrides or ())
+        _write_facility(known, request, jobs, page, as_json)
+        return
+    _refuse_options(given & FACILITY_OPTIONS, "plans a room and needs --facility")
+    if workload is None or cluster is None:
+        fix = "Write headway plan WORKLOAD.json --cluster dgx-1 --nodes 1..64, or headway plan --facility 36."
+        raise UsageError("plan needs a job and a cluster, or the nodes of a facility", fix=fix)
+    _write_plan(plan_job(_read_workload(workload, overrides or ()), request), page, trace, as_json)
+
+
+def _refuse_options(given: set[str], why: str) -> None:
+    """Refuse options of the other kind of plan."""
+    if given:
+        name = "--" + min(given).replace("_", "-")
+        fix = "Write headway plan --facility 36, or headway plan WORKLOAD.json --cluster dgx-1."
+        raise UsageError(f"{name} {why}", fix=fix)
+
+
+def _write_plan(plan: JobPlan, page: Path | None, trace: Path | None, as_json: bool) -> None:
+    """Show a job plan; write its page and its trace."""
+    from headway.plan.job_plan_text import format_plan
+
+    if page is not None:
+        from headway.plan import job_plan_page
+
+        job_plan_page.write_page(plan, page)
+        say(f"Wrote {page}.")
+    if trace is not None:
+        from headway.plan.step_simulation import simulate_prediction
+
+        last = plan.predictions[-1]
+        simulate_prediction(plan.job, plan.cluster, last).write_trace(trace)
+        say(f"Wrote {trace}: {last.devices:,} devices, the slowest of them step by step.")
+    print_result(plan.to_json(), as_json, format_plan(plan))
+
+
+def _write_facility(
+    workload: Workload | None, request: PlanRequest, jobs: str | None, page: Path | None, as_json: bool
+) -> None:
+    """Plan a facility and show it; write its page."""
+    from headway.plan.facility import plan_facility
+    from headway.plan.facility_text import format_facility
+    from headway.plan.placement import parse_jobs, place_jobs
+
+    plan = plan_facility(request.to_facility_request(workload))
+    gradient_bytes = GRADIENT_MB * 1e6 if workload is None else float(workload.step.exchange.gradient_bytes)
+    placement = None if jobs is None else place_jobs(parse_jobs(jobs, gradient_bytes), plan.pods)
+    if page is not None:
+        from headway.plan import facility_page
+
+        facility_page.write_page(plan, page, placement)
+        say(f"Wrote {page}.")
+    result: dict[str, Any] = plan.to_json() | ({} if placement is None else {"placement": placement.to_json()})
+    print_result(result, as_json, format_facility(plan, placement))
+
+
+def _read_workload(path: Path, overrides: Sequence[str]) -> Workload:
+    """Read a workload, or make it from a recipe by a dry run, which builds the network."""
+    from headway.core.profile import Workload
+
+    if path.suffix not in (".yaml", ".yml"):
+        if overrides:
+            fix = "Give the recipe instead of the workload, or leave the overrides out."
+            raise UsageError("only a recipe has values to override, and this is a workload", where=str(path), fix=fix)
+        return Workload.read(path)
+    # The planner loads no torch. Only a recipe needs it: the dry run builds its network.
+    from headway.train.dry_run import dry_run
+
+    return dry_run(path, overrides, compiles=False, say=say).workload

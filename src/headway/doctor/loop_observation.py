@@ -1,0 +1,227 @@
+"""Observed: what was seen of a training loop, as a record (JSON) and as a text of at most 30 lines."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, final
+
+from pydantic import Field
+
+from headway.core.profile import JsonRecord, LimitKind
+
+MOST_PATTERNS, MOST_ADVICE, MOST_UNKNOWN = 4, 5, 4
+"""Lines of the text; the record has all."""
+LONGEST = 200
+"""Characters of such a line."""
+
+PatternKind = Literal["workers", "first batch", "period", "drift", "slow rank"]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What is known of a loop apart from its times.
+
+    Attributes:
+        device: its type, as torch names it.
+        samples: of a batch. batches: of an epoch.
+        torch_loader: the loader is a torch DataLoader; of another one the next four are not known.
+        workers: processes; 0: the loop makes its batches itself.
+        prefetch: batches ahead, of each worker.
+        cores: that this process may use: by its affinity and its control group's quota, a rank's share of them.
+        threads: with which torch computes.
+        compiled: the network, or one of them.
+        autocast: lower precision was on in a forward pass; None: none was seen.
+        bf16: the device has units for it.
+        fusable: the optimizer has a fused form, and does not use it.
+        exchange: what the ranks exchange, and in what stages; empty: one process, or the network is not shared.
+        elsewhere: the batches are asked for by another thread than the one that trains.
+        every: known intervals in steps, by name.
+        places: where values were read, with the times, the most frequent first.
+    """
+
+    device: str
+    samples: int | None = None
+    batches: int | None = None
+    torch_loader: bool = False
+    workers: int | None = None
+    persistent: bool = False
+    pinned: bool = False
+    prefetch: int | None = None
+    cores: int = 1
+    threads: int = 1
+    compiled: bool = False
+    autocast: bool | None = None
+    bf16: bool = False
+    fusable: bool = False
+    exchange: str = ""
+    elsewhere: bool = False
+    every: tuple[tuple[str, int], ...] = ()
+    places: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the device works on its own: then what the host's clock shows is the handing over of the work."""
+        return self.device != "cpu"
+
+
+@final
+class StageTime(JsonRecord):
+    """One stage of a step."""
+
+    stage: str
+    """wait, first batch, forward, loss, backward, optimizer, other."""
+    seconds: float = Field(ge=0)
+    """Of a step, in the mean; what comes once an epoch is spread over its steps."""
+    share: float = Field(ge=0)
+
+
+@final
+class PatternSeen(JsonRecord):
+    """Something that comes back, drifts, or stays behind."""
+
+    kind: PatternKind
+    sentence: str
+    p_value: float | None
+    """Chance to see it where there is none; None: it was counted, not tested."""
+
+
+@final
+class Advice(JsonRecord):
+    """What to change."""
+
+    why: str
+    change: str
+    """Exactly that."""
+
+
+@final
+class RankTime(JsonRecord):
+    """A rank's steps."""
+
+    rank: int
+    step_s: float
+    p99_s: float
+    own_s: float
+    """Without backward, in which the ranks wait for each other."""
+
+
+@final
+class Observed(JsonRecord):
+    """What was seen of a training loop, and what limits it."""
+
+    version: Literal[1] = 1
+    kind: LimitKind | None
+    """None: it cannot be told."""
+    sentence: str
+    gain: float | None = Field(default=None, ge=1)
+    """At most so many times the samples/s, if the limit cost nothing; None: not known."""
+    device: str
+    steps: int = Field(ge=0)
+    """That count: the warm-up is left out."""
+    warm_up_steps: int = Field(ge=0)
+    epochs: int = Field(ge=0)
+    """Loops over the loader that ended, or were left."""
+    batch: int | None
+    """Samples."""
+    step_s: float | None
+    """In the mean, the first batches of epochs in it."""
+    p99_s: float | None
+    samples_s: float | None
+    wait_share: float | None
+    wait_low: float | None
+    wait_high: float | None
+    """95 % interval of the share."""
+    stages: tuple[StageTime, ...] = ()
+    first_batch_s: float | None = None
+    """Of an epoch, over any other batch's wait."""
+    between_epochs_s: float | None = None
+    """Between two loops over the loader: evaluation, checkpoints. It is in no share."""
+    syncs: float | None = None
+    """Times a step that Python waited for a value on the device; None: the device is the host."""
+    sync_share: float | None = None
+    """Of the time."""
+    reads: float | None = None
+    """Values of host tensors that Python read, a step."""
+    read_at: tuple[str, ...] = ()
+    """Where the first of these values were read, the most frequent place first: `item at train.py:41`."""
+    starved: float | None = None
+    """Share of the steps in which the device had nothing left to do when a batch came; None: not known."""
+    patterns: tuple[PatternSeen, ...] = ()
+    advice: tuple[Advice, ...] = ()
+    ranks: tuple[RankTime, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """What could not be told, or not told apart."""
+
+    def to_json(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+    def __str__(self) -> str:
+        return self.text()
+
+    def text(self) -> str:
+        """For a terminal: at most 30 lines."""
+        lines = [f"{self.kind or 'no verdict'}: {self.sentence}."]
+        if self.step_s is not None and self.stages:
+            lines += [self._summary(), "", *self._table()]
+        if said := self._reading():
+            lines.append(said)
+        patterns = [f"{one.sentence}{_chance(one.p_value)}" for one in self.patterns]
+        lines += _list("Patterns:", patterns, MOST_PATTERNS)
+        advice = [f"{one.why}: {one.change}" for one in self.advice]
+        lines += _list("What to change:", advice, MOST_ADVICE)
+        lines += _list("Not told apart:", self.unknown, MOST_UNKNOWN)
+        return "\n".join(lines)
+
+    def _summary(self) -> str:
+        assert self.step_s is not None
+        assert self.p99_s is not None
+        of = "" if self.batch is None else f" of {self.batch:,} samples"
+        rate = "" if self.samples_s is None else f", {self.samples_s:,.0f} samples/s"
+        said = (
+            f"{self.steps:,} steps{of} on {self.device}: {_ms(self.step_s)} each (99 % within {_ms(self.p99_s)}){rate}"
+        )
+        if self.between_epochs_s is not None and self.between_epochs_s > self.step_s:
+            said += f"; {_ms(self.between_epochs_s)} between epochs, not counted"
+        return f"{said}."
+
+    def _table(self) -> list[str]:
+        lines = [f"  {'stage':<12}{'a step':>12}{'share':>9}"]
+        for one in self.stages:
+            lines.append(f"  {one.stage:<12}{_ms(one.seconds):>12}{100 * one.share:>7.1f} %")
+        return lines
+
+    def _reading(self) -> str:
+        where = f", mostly {self.read_at[0]}" if self.read_at else ""
+        if self.syncs is not None and self.sync_share is not None:
+            said = f"Python waited for a value on the device {self.syncs:.2g} times a step{where if self.syncs else ''}"
+            return f"{said}: {percent(self.sync_share)} of the time."
+        if self.reads:
+            many = f"{self.reads:.2g} value{'' if self.reads == 1 else 's'}"
+            said = f"Python read {many} a step{where}"
+            return f"{said}: free on a CPU; on a GPU each of them waits for the device."
+        return ""
+
+
+def _list(head: str, found: Any, most: int) -> list[str]:
+    """A head and a line for each; where there are too many, the last line counts the others."""
+    shown = [one if len(one) <= LONGEST else f"{one[: LONGEST - 3]}..." for one in found]
+    if len(shown) > most:
+        shown = [*shown[: most - 1], f"and {len(shown) - most + 1} more; the JSON has them"]
+    return [head, *(f"  - {one}" for one in shown)] if shown else []
+
+
+def _chance(p_value: float | None) -> str:
+    if p_value is None:
+        return ""
+    return " (p < 0.0001)" if p_value < 1e-4 else f" (p = {p_value:.2g})"
+
+
+def _ms(seconds: float) -> str:
+    value, unit = (1e3 * seconds, "ms") if seconds < 1 else (seconds, "s")
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
+
+
+def percent(share: float) -> str:
+    """`63 %`, `1.3 %`."""
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"

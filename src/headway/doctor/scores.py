@@ -1,0 +1,210 @@
+"""Scores: training and validation accuracy, read from what a training script prints."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, final
+
+from headway.core.errors import UsageError
+from headway.core.untrusted_json import parse_object
+
+Kind = Literal["train", "val"]
+
+KINDS: dict[str, Kind] = {
+    **dict.fromkeys(("train", "training", "trn"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "eval", "evaluate", "evaluation", "test", "testing", "dev"), "val"),
+}
+METRICS = ("acc", "accuracy", "top", "prec", "precision")
+"""The last three count with a 1 behind them only: top1, prec@1."""
+OTHERS = ("best", "target", "goal", "required", "threshold", "step", "balanced")
+"""In a name or right before one: not the accuracy now. A step's is that of one batch."""
+CLOSED = ("loss", "lr", "epoch", "step", "time", "batch", "iter", "iteration", "eta")
+"""The number behind such a word is its own."""
+
+FILLERS = ("is", "was", "of", "at")
+"""Between a name and its number."""
+
+NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+TOKEN = re.compile(
+    rf"(?P<number>{NUMBER})(?:\s*/\s*(?P<of>\d+))?(?P<percent>\s*%)?(?:\s*\(\s*(?P<mean>{NUMBER})(?P<mean_percent>\s*%)?\s*\))?"
+    r"|(?P<word>[A-Za-z][A-Za-z0-9_@]*(?:[-/.][A-Za-z][A-Za-z0-9_@]*)*)"
+)
+PARTS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+")
+TOP = re.compile(r"\btop[-_ ](\d+)\b", re.IGNORECASE)
+ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[()][A-Z0-9]|\][^\x07]*\x07)")
+
+
+@final
+@dataclass(frozen=True)
+class Reading:
+    """One accuracy as a line shows it; `percent` None: the line does not say whether it is one."""
+
+    kind: Kind
+    number: float
+    percent: bool | None
+
+
+@final
+class Scores:
+    """Finds accuracies in lines.
+
+    Of what an accuracy is, says its name (`val_acc`, `train/accuracy`), or a word before it (`valid: loss 0.3 acc 81.2
+    %`). Where neither does, it is that of training if the line also names one of validation, or is a bar of Keras's.
+    JSON lines are read by their keys.
+
+    Args:
+        train, val: regular expressions in place of the usual names; the number is in the first group, or in the whole.
+        scale: of numbers without a %: `fraction` of 1, `percent`, or `auto`: percent once one is above 1.
+
+    Attributes:
+        unclear: the first line with an accuracy that says of nothing what it is of.
+
+    Raises:
+        UsageError: a pattern is no regular expression, or a scale is unknown.
+    """
+
+    def __init__(self, train: str | None = None, val: str | None = None, scale: str = "auto") -> None:
+        if scale not in ("auto", "fraction", "percent"):
+            raise UsageError(f"there is no scale {scale!r}", where="--scale", fix="Set auto, fraction or percent.")
+        self._patterns: dict[Kind, re.Pattern[str]] = {}
+        if train is not None:
+            self._patterns["train"] = _compiled(train, "--train-pattern")
+        if val is not None:
+            self._patterns["val"] = _compiled(val, "--val-pattern")
+        self._auto, self._percent = scale == "auto", scale == "percent"
+        self.unclear: str | None = None
+
+    def read(self, line: str) -> list[Reading]:
+        """The accuracies of a line, in its order."""
+        plain = TOP.sub(r"top\1", ANSI.sub("", line))
+        out = [reading for kind in self._patterns for reading in self._matched(kind, plain)]
+        if len(self._patterns) < 2:
+            found = list(_named(plain))
+            named = {kind for kind, _ in found}
+            bare: Kind | None = "train" if "val" in named or _is_keras(plain) else None
+            bare = "val" if bare is None and plain.lstrip().startswith("* ") else bare  # PyTorch's ImageNet example
+            if None in named and bare is None and self.unclear is None:
+                self.unclear = plain.strip()
+            for kind, one in found:
+                what = kind or bare
+                if what is not None and what not in self._patterns:
+                    out.append(replace(one, kind=what))
+        out = [reading for reading in out if 0 <= reading.number <= 100]
+        if self._auto and any(one.percent is None and one.number > 1 for one in out):
+            self._percent = True
+        return out
+
+    def value(self, reading: Reading) -> float:
+        """Returns the score as a fraction of 1, by the scale that the script is known to use."""
+        percent = self._percent if reading.percent is None else reading.percent
+        return reading.number / 100 if percent else reading.number
+
+    def least(self, reading: Reading) -> float:
+        """The same as low as it can turn out: while the scale is not known, a number without a % may be percent."""
+        return reading.number / 100 if self._auto and reading.percent is None else self.value(reading)
+
+    def _matched(self, kind: Kind, line: str) -> Iterator[Reading]:
+        for match in self._patterns[kind].finditer(line):
+            group = 1 if match.re.groups and match.group(1) is not None else 0
+            number = re.compile(NUMBER).search(line, match.start(group), match.end(group))
+            if number is not None:
+                sign = line[number.end() :].lstrip().startswith("%")
+                yield Reading(kind, float(number.group()), True if sign else None)
+
+
+def _compiled(pattern: str, where: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern, re.IGNORECASE)
+    except re.error as error:
+        fix = r"For example: 'accuracy on the test images: ([\d.]+)'."
+        raise UsageError(f"'{pattern}' is no regular expression ({error})", where=where, fix=fix) from None
+
+
+def _named(line: str) -> Iterator[tuple[Kind | None, Reading]]:
+    """(what it is of, accuracy): of a JSON line by its keys, of another by its words."""
+    if line.lstrip().startswith("{"):
+        try:
+            tree = parse_object(line)
+        except ValueError:
+            pass
+        else:
+            yield from _of_tree(tree, None)
+            return
+    yield from _of_words(line)
+
+
+def _of_tree(tree: dict[str, Any], around: Kind | None) -> Iterator[tuple[Kind | None, Reading]]:
+    """Args: around: what the keys above say. A value such as `"split": "val"` says it of its neighbours."""
+    said = [KINDS[value.lower()] for value in tree.values() if isinstance(value, str) and value.lower() in KINDS]
+    around = said[0] if said else around
+    for key, value in tree.items():
+        kind, is_metric = _name(key)
+        kind = kind or around
+        if isinstance(value, dict):
+            yield from _of_tree(value, kind)
+        elif is_metric and isinstance(value, int | float) and not isinstance(value, bool):
+            yield kind, Reading(kind or "train", float(value), None)
+
+
+def _of_words(line: str) -> Iterator[tuple[Kind | None, Reading]]:
+    """The number behind the name of an accuracy (`acc 0.8`), behind a colon after more words (`accuracy of the network
+    on the 10000 test images: 54 %`), or behind what it is of (`acc: train 0.9, val 0.8`)."""
+    context: Kind | None = None  # the last word that says of what
+    own: Kind | None = None  # what the accuracy's own name says
+    awaits = False  # an accuracy was named, its number not yet seen
+    active = False  # an accuracy was named
+    other = False  # the words right before say that it is not the one of now
+    before, end = "", 0  # the word right before, and where the last token ended
+    for token in TOKEN.finditer(line):
+        gap, end = line[end : token.start()], token.end()
+        word = token["word"]
+        if word is not None:
+            kind, is_metric = _name(word)
+            if is_metric:
+                own, active, awaits = kind, not other, not other
+            elif word.lower() in KINDS:
+                context = KINDS[word.lower()]
+            elif _closes(word):  # `accuracy after epoch 3: 0.9` still awaits its number
+                active = awaits = awaits and word.lower() == "epoch"
+            other = word.lower() in OTHERS or (other and word.lower() in KINDS)
+            before = before if word.lower() in FILLERS else word.lower()
+            continue
+        follows = bool(before) and (_name(before)[1] or (before in KINDS and active and own is None))
+        colon = awaits and not _closes(before) and any(sign in gap for sign in ":=")
+        if active and ((awaits and follows) or colon or (follows and before in KINDS)):
+            yield own or context, _reading(token, own or context or "train")
+            awaits = False
+        before, other = "", False
+
+
+def _reading(token: re.Match[str], kind: Kind) -> Reading:
+    """`9855/10000`, `81.2 %`, or `80.5 (79.9)`: of the newest batch, and in the mean of all."""
+    if token["of"] is not None and float(token["of"]) >= float(token["number"]) and float(token["of"]) > 0:
+        return Reading(kind, float(token["number"]) / float(token["of"]), False)
+    which = "mean" if token["mean"] is not None and token["mean_percent"] == token["percent"] else "number"
+    return Reading(kind, float(token[which]), True if token["percent"] else None)
+
+
+def _name(word: str) -> tuple[Kind | None, bool]:
+    """(what a name is of, whether it is that of an accuracy)."""
+    parts = [part.lower() for part in PARTS.findall(word)]
+    kind = next((KINDS[part] for part in parts if part in KINDS), None)
+    for place, part in enumerate(parts):
+        if part in METRICS:
+            number = next((one for one in parts[place + 1 :] if one.isdigit() or one not in ("top", "at")), "")
+            by_rank = part in ("top", "prec", "precision")
+            if (number == "1" or (not by_rank and not number.isdigit())) and not set(parts) & set(OTHERS):
+                return kind, True
+    return kind, False
+
+
+def _closes(word: str) -> bool:
+    parts = [part.lower() for part in PARTS.findall(word)]
+    return any(part in CLOSED or part in METRICS for part in parts) and not _name(word)[1]
+
+
+def _is_keras(line: str) -> bool:
+    """`391/391 - 12s 31ms/step - accuracy: 0.4520 - loss: 1.5200`."""
+    return re.search(r" - (?:acc|accuracy): ", line) is not None and re.search(r"\bloss: ", line) is not None

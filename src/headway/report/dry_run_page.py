@@ -1,0 +1,169 @@
+"""A dry run as a page for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+
+from headway.core.profile import Workload
+from headway.train.dry_run import DryRun
+
+COLUMNS = 10
+"""Epochs in a row of learning rates."""
+MOST_ROWS = 12
+"""Rows of them; of a longer run every second epoch is shown, every third, ..."""
+
+
+def page(found: DryRun) -> str:
+    """Steps, batch, network, memory, exchange, learning rates, kinds of layers."""
+    work, recipe = found.workload, found.loaded.recipe
+    run, step, images = work.run, work.step, work.input
+    trained = sum(one.parameters * one.gradient_bytes // one.weight_bytes for one in work.layers if one.weight_bytes)
+    rows = [
+        ("steps", f"{run.steps:,}, which are {run.epochs:.4g} epochs of {run.samples:,} samples"),
+        ("batch", _batch(found)),
+        ("images", _images(work)),
+        ("host does", ", ".join(("decode", *images.on_host))),
+        ("device does", ", ".join(images.on_device) or "no augmentation"),
+        ("network", f"{work.parameters:,} parameters ({trained:,} trained) in {len(work.layers)} layers"),
+        (
+            "",
+            f"{large(work.forward_multiply_adds)} multiply-adds forward, {large(work.backward_multiply_adds)} backward",
+        ),
+        ("", f"an image; {large(step.batch * (work.forward_multiply_adds + work.backward_multiply_adds))} a step"),
+        ("precision", step.precision),
+        *_compile(found),
+        (
+            "optimizer",
+            f"{step.update.optimizer}: {size(step.update.state_bytes)} of state, "
+            f"{step.update.passes:.1f} passes over the weights",
+        ),
+        ("exchange", _exchange(found)),
+    ]
+    if run.evaluations:
+        of = f" of {run.evaluation_samples:,} samples" if run.evaluation_samples is not None else ""
+        rows.append(("evaluations", f"{run.evaluations:,}{of}"))
+    rows.append(("checkpoints", f"{run.checkpoints:,} of {size(run.checkpoint_bytes)}"))
+    if len(run.phases) > 1:
+        rows += [
+            (
+                "phases" if place == 0 else "",
+                f"{one.steps:,} steps of {one.batch:,} images of {one.height} x {one.width}",
+            )
+            for place, one in enumerate(run.phases)
+        ]
+    lines = [f"{recipe.name}: a dry run, nothing was trained", ""]
+    lines += [f"{name:<13}{text}" for name, text in rows]
+    lines += ["", *_memory(found), "", *_rates(found.rates), "", *_kinds(work)]
+    return "\n".join([*lines, *(["", *found.notes] if found.notes else [])])
+
+
+def size(nbytes: float) -> str:
+    """`102.2 MB`."""
+    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.4g} {name}"
+    return f"{nbytes:.0f} bytes"
+
+
+def large(number: float) -> str:
+    """`4.089 billion`."""
+    for unit, name in ((1e15, " x 10^15"), (1e12, " x 10^12"), (1e9, " billion"), (1e6, " million")):
+        if number >= unit:
+            return f"{number / unit:.4g}{name}"
+    return f"{number:,.0f}"
+
+
+def _batch(found: DryRun) -> str:
+    work, batch = found.workload, f"{found.workload.step.batch:,}"
+    largest = max(phase.batch for phase in work.run.phases)
+    if largest > work.step.batch:
+        batch = f"{batch}, growing to {largest:,}"
+    ranks = f"{found.ranks:,} rank{'s'[: found.ranks > 1]}"
+    if found.hosts > 1:
+        ranks += f" on {found.hosts:,} hosts"
+    about = "" if found.micro * found.accumulated * found.ranks == largest else " at most"
+    return f"{batch}: {found.micro:,} in a micro-batch x {found.accumulated:,} accumulated x {ranks}{about}"
+
+
+def _images(work: Workload) -> str:
+    images = work.input
+    text = f"{images.channels} x {images.height} x {images.width}, {size(images.decoded_bytes)} decoded"
+    if images.encoded_bytes is not None:
+        text += f", {size(images.encoded_bytes)} on the disk"
+    return text
+
+
+def _compile(found: DryRun) -> list[tuple[str, str]]:
+    """What torch.compile does, or would: also where nobody has asked for it, as it is one word in the recipe."""
+    asked, fits = found.loaded.recipe.compile, found.compilable
+    word = str(asked).lower()
+    if fits is None:
+        return [("compile", word)]
+    takes = "takes" if asked else "would take"
+    if fits.is_whole:
+        return [("compile", f"{word}: torch.compile {takes} the network whole, as one graph")]
+    what = {0: "nothing of the network", 1: "a part of the network, as one graph"}
+    text = what.get(fits.graphs, f"the network in {fits.graphs} graphs")
+    if not fits.breaks:
+        return [("compile", f"{word}: torch.compile {takes} {text}, and does not say why")]
+    return [
+        ("compile", f"{word}: torch.compile {takes} {text}; it stops at"),
+        *(("", one.describe()) for one in fits.breaks),
+    ]
+
+
+def _exchange(found: DryRun) -> str:
+    exchange = found.workload.step.exchange
+    text = f"{size(exchange.gradient_bytes)} of gradients a step"
+    if exchange.statistics_bytes:
+        text += f", {size(exchange.statistics_bytes)} of running statistics"
+    if found.ranks == 1:
+        return f"{text}; none with one process"
+    who, how = ("host", "others") if found.hosts > 1 else ("rank", "others")
+    name = "ring" if exchange.algorithm == "auto" else exchange.algorithm
+    return f"{text}; a {who} sends {size(found.sent_bytes)} to {how} ({name})"
+
+
+def _memory(found: DryRun) -> list[str]:
+    places = [where for where in ("device", "host") if any(part.where == where for part in found.memory)]
+    lines = ["memory of a rank, estimated; temporary memory of layers and the cache of the data are not in it"]
+    for where in places:
+        parts = [part for part in found.memory if part.where == where]
+        on = f"  on the {where}" if len(places) > 1 else ""
+        lines += [f"  {part.name:<22}{size(part.bytes):>10}{on}  {part.what}".rstrip() for part in parts]
+        lines.append(f"  {'together':<22}{size(sum(part.bytes for part in parts)):>10}{on}")
+    return lines
+
+
+def _rates(rates: Sequence[tuple[float, float]]) -> list[str]:
+    of_epochs, (end, last) = rates[:-1], rates[-1]
+    every = max(1, ceil(len(of_epochs) / (COLUMNS * MOST_ROWS)))
+    shown = [rate for rate in of_epochs if int(rate[0]) % every == 0]
+    lines = [f"learning rate at the beginning of {'each epoch' if every == 1 else f'every {every} epochs'}"]
+    for place in range(0, len(shown), COLUMNS):
+        row = shown[place : place + COLUMNS]
+        lines.append(f"  {row[0][0]:>5.0f}  " + " ".join(f"{lr:>8.4g}" for _, lr in row))
+    return [*lines, f"  at the last step, epoch {end:.4g}: {last:.4g}"]
+
+
+def _kinds(work: Workload) -> list[str]:
+    """The layers by kind, those with the most multiply-adds first."""
+    header = ("layers", "", "parameters", "multiply-adds", "kept a sample")
+    rows = []
+    for kind in {layer.kind: None for layer in work.layers}:
+        mine = [layer for layer in work.layers if layer.kind == kind]
+        sums = [
+            sum(values)
+            for values in zip(
+                *((one.forward_multiply_adds, one.parameters, one.saved_bytes) for one in mine), strict=True
+            )
+        ]
+        rows.append((sums, (kind, f"{len(mine)}", f"{sums[1]:,}", large(sums[0]), size(sums[2]))))
+    rows.sort(key=lambda row: row[0], reverse=True)
+    cells = [header, *(row for _, row in rows)]
+    wide = [max(len(row[place]) for row in cells) for place in range(len(header))]
+    return [
+        "  ".join([row[0].ljust(wide[0]), *(cell.rjust(size) for cell, size in zip(row[1:], wide[1:], strict=True))])
+        for row in cells
+    ]

@@ -1,0 +1,238 @@
+"""What a report shows of how a run used its device and its host: over time, in numbers, and what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core import row_file
+from headway.core.run_folder import RunFolder
+from headway.observe import host_load, nvml
+from headway.observe.peaks import model_flops_share, peak_flops
+from headway.observe.utilisation import Load, busy_but_light, load, matched, reading, uniform
+from headway.page import panel
+from headway.page.panel import Panel
+
+SECTION = "Time"
+MOST_TIMES = 240
+"""Points of a line: of more readings, neighbours are put together, and a band goes from the least to the most."""
+
+Numbers = NDArray[np.float64]
+Line = tuple[str, list[float], list[float | None]]
+
+
+@final
+@dataclass(frozen=True)
+class _Readings:
+    """Columns of one file of rows."""
+
+    columns: Mapping[str, Numbers]
+
+    def __getitem__(self, name: str) -> Numbers:
+        return self.columns[name]
+
+    def mean(self, name: str) -> float:
+        """NaN where nothing is known."""
+        known = self[name][np.isfinite(self[name])]
+        return float(known.mean()) if len(known) else float("nan")
+
+    def load(self, name: str) -> Load | None:
+        spacing_s, values = uniform(self["seconds"], self[name])
+        return load(values, spacing_s)
+
+
+def panels(run: RunFolder, records: Sequence[dict[str, Any]], about: Mapping[str, Any]) -> list[Panel]:
+    """Of a run whose load was sampled for long enough to say something. On a processor the run's load is what this
+    process uses of it: others may work there, too.
+
+    Args:
+        records: of its metrics. about: its provenance.
+    """
+    host, gpu = _read(run, host_load.KIND), _read(run, nvml.KIND)
+    main, column = (host, "own") if about["device"] == "cpu" else (gpu, "busy")
+    if main is None or (found := main.load(column)) is None:
+        return [] if host is None or about["device"] == "cpu" else [_missing(host)]
+    summary = run.read_summary()
+    out = [_over_time(main, column, host, records)]
+    if gpu is not None and np.isfinite(gpu["power_w"]).any():
+        out.append(_power(gpu))
+    told = [*_of_load(found), *_of_period(found, run, summary)]
+    told += _of_host(main) if main is host else [*_of_gpu(main), *_of_host(host)]
+    told += _of_peak(run, summary, about)
+    note = reading(found, _wait_share(summary)) if summary else ""
+    title = "How evenly the processor was used" if main is host else "How evenly the GPU was used"
+    given: dict[str, Any] = {"section": SECTION, "order": 352, "note": note, "width": "full"}
+    return [*out, panel.table("utilisation-table", title, ("what", "value"), told, **given)]
+
+
+def _read(run: RunFolder, kind: str) -> _Readings | None:
+    table = row_file.read_rows(run.rows_path(kind))
+    if table is None or not len(table.steps):
+        return None
+    values = table.values[:, 0].astype(np.float64)
+    return _Readings({name: values[:, place] for place, name in enumerate(table.columns)})
+
+
+def _missing(host: _Readings) -> Panel:
+    what = "The GPU was not sampled, or for too short a time. Install nvidia-ml-py, where it is not there."
+    given: dict[str, Any] = {"section": SECTION, "order": 352, "note": what, "width": "full"}
+    return panel.table("utilisation-table", "How the host was used", ("what", "value"), _of_host(host), **given)
+
+
+def _over_time(main: _Readings, column: str, host: _Readings | None, records: Sequence[dict[str, Any]]) -> Panel:
+    """Utilisation, and the share of waiting beside it."""
+    unit, scale = _unit(main)
+    at, busy, low, high = _blocks(main, column, 100, scale)
+    lines: list[Line] = [("processor, this process" if main is host else "GPU", at, busy)]
+    if host is not None:
+        lines.append(("processor, all processes", *_blocks(host, "busy", 100, scale)[:2]))
+    train = [record for record in records if record["kind"] == "train"]
+    if train:
+        waits = _Readings({name: np.array([r[name] for r in train], float) for name in ("seconds", "wait_share")})
+        lines.append(("waiting for data", *_blocks(waits, "wait_share", 100, scale)[:2]))
+    note = "The band goes from the least to the most of the readings that a point is made of." if low != high else ""
+    return panel.lines(
+        "utilisation",
+        "Utilisation and waiting",
+        lines,
+        bands=[(0, low, high)],
+        x_label=unit,
+        y_label="% of the time",
+        y_range=(0.0, 100.0),
+        section=SECTION,
+        order=350,
+        width="full",
+        note=note,
+    )
+
+
+def _power(gpu: _Readings) -> Panel:
+    unit, scale = _unit(gpu)
+    at, power, low, high = _blocks(gpu, "power_w", 1, scale)
+    lines: list[Line] = [("power", at, power)]
+    if np.isfinite(gpu["power_limit_w"]).any():
+        lines.append(("power limit", *_blocks(gpu, "power_limit_w", 1, scale)[:2]))
+    given: dict[str, Any] = {"section": SECTION, "order": 351}
+    return panel.lines("power", "Power", lines, bands=[(0, low, high)], x_label=unit, y_label="W", **given)
+
+
+def _of_load(found: Load) -> list[tuple[str, str]]:
+    dip = "" if found.dip_s is None else f", {found.dip_s:.2g} s long in the median"
+    variation = "unknown" if found.variation is None else f"{found.variation:.2f}"
+    return [
+        ("utilisation, mean", f"{found.mean:.1%}"),
+        ("variance; standard deviation over mean", f"{found.variance:.4f}; {variation}"),
+        ("10 %, 50 % and 90 % of the samples are below", f"{found.p10:.1%}, {found.p50:.1%}, {found.p90:.1%}"),
+        ("spikiness, 1 - mean / p90", f"{found.spikiness:.1%}"),
+        ("idle, busy for less than 5 %", f"{found.idle_share:.1%} of the time"),
+        ("swings between 0 and 100 %", f"{found.swings_s:.2f} a second"),
+        ("dips below half of p90", f"{found.dips_min:.1f} a minute{dip}"),
+        ("samples", f"{found.seconds / found.spacing_s:,.0f} of {found.spacing_s:.2g} s"),
+    ]
+
+
+def _of_period(found: Load, run: RunFolder, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if found.period_s is None:
+        return [("comes back", "no period is seen")]
+    text = f"every {found.period_s:.3g} s"
+    if summary and summary["step"]:
+        intervals = _intervals(run, summary)
+        names = matched(found.period_s, intervals)
+        known = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in intervals.items())
+        text += f", as the run's {' and '.join(names)}" if names else f", which is none of the run's own ({known})"
+    return [("comes back", text)]
+
+
+def _intervals(run: RunFolder, summary: Mapping[str, Any]) -> dict[str, float]:
+    """Seconds between what comes again and again in a run, in its mean."""
+    recipe = run.read_recipe_tree()
+    step_s, epoch_s = summary["seconds"] / summary["step"], summary["seconds"] / summary["epochs"]
+    saved = recipe["checkpoint"]
+    steps = saved["every_steps"]
+    found = {"steps": step_s, "epochs": epoch_s}
+    if recipe["data"]["eval"] is not None:
+        found["evaluations"] = epoch_s * recipe["evaluate"]["every_epochs"]
+    found["checkpoints"] = epoch_s * saved["every_epochs"] if steps is None else step_s * steps
+    return found
+
+
+def _of_host(host: _Readings | None) -> list[tuple[str, str]]:
+    if host is None:
+        return []
+    found = (
+        ("own", "processor: used by this process", "{:.1%} of the usable cores", 1.0),
+        ("busy", "processor: used by all processes", "{:.1%} of the usable cores", 1.0),
+        ("memory_bytes", "processor: memory of this process, mean", "{:.3g} GB", 1e9),
+        ("throttled", "processor: stopped by its quota", "in {:.1%} of the scheduler's periods", 1.0),
+        ("read_bytes_s", "read from the disk", "{:,.1f} MB/s", 1e6),
+    )
+    means = [(words, form, host.mean(name) / scale) for name, words, form, scale in found]
+    return [(words, form.format(value)) for words, form, value in means if np.isfinite(value)]
+
+
+def _of_gpu(gpu: _Readings) -> list[tuple[str, str]]:
+    told = []
+    if np.isfinite(memory := gpu.mean("memory_busy")):
+        told.append(("GPU: memory read or written", f"{memory:.1%} of the time"))
+    power, limit, busy = gpu.mean("power_w"), gpu.mean("power_limit_w"), gpu.mean("busy")
+    if np.isfinite(power) and np.isfinite(limit):
+        told.append(("GPU: power, mean", f"{power:,.0f} W of {limit:,.0f} W"))
+        light = "yes: small kernels, memory or launches hold it back" if busy_but_light(busy, power, limit) else "no"
+        told.append(("GPU: busy but light", light))
+    reasons = gpu["throttle"][np.isfinite(gpu["throttle"])].astype(np.int64)
+    if len(reasons):
+        slowed = {name: float(((reasons & bit) > 0).mean()) for bit, name in nvml.THROTTLED.items()}
+        found = [f"{name}, {share:.1%} of the time" for name, share in slowed.items() if share > 0]
+        told.append(("GPU: its clock is held back by", "; ".join(found) or "nothing"))
+    for name, words, unit, scale in (
+        ("sm_clock_hz", "clock, mean", "MHz", 1e6),
+        ("temperature_c", "temperature, mean", "°C", 1.0),
+        ("memory_bytes", "memory, mean", "GB", 1e9),
+    ):
+        if np.isfinite(value := gpu.mean(name)):
+            told.append((f"GPU: {words}", f"{value / scale:,.4g} {unit}"))
+    return told
+
+
+def _of_peak(run: RunFolder, summary: Mapping[str, Any], about: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Model FLOPs utilisation, where everything that it takes is known."""
+    recipe = run.read_recipe_tree()
+    name, work = "share of the peak (model FLOPs)", about.get("multiply_adds")
+    peak = peak_flops(about["device"], recipe["precision"])
+    if peak is None:
+        return [(name, f"unknown: no peak of {about['device']} is known in {recipe['precision']}")]
+    if recipe["data"]["progressive"] is not None or recipe["model"]["freeze_after"]:
+        return [(name, "unknown: what an image takes changes while the run goes on")]
+    if not summary or work is None or "ranks" not in about:
+        return [(name, "unknown: the run has not ended, or its network could not be counted")]
+    share = model_flops_share(summary["images_s"], work, peak, about["ranks"])
+    return [(name, f"{share:.1%} of {peak / 1e12:,.0f} TFLOP/s in {recipe['precision']}")]
+
+
+def _wait_share(summary: Mapping[str, Any]) -> float:
+    """Of the whole time, as the samples are: the summary's own leaves evaluations and checkpoints out."""
+    stages = summary["seconds_by_stage"]
+    return float(stages.get("wait", 0.0) / max(sum(stages.values()), 1e-9))
+
+
+def _unit(found: _Readings) -> tuple[str, float]:
+    """(name, seconds) of what suits the length of a run."""
+    longest = float(found["seconds"].max())
+    return ("seconds", 1.0) if longest < 300 else ("minutes", 60.0) if longest < 4 * 3600 else ("hours", 3600.0)
+
+
+def _blocks(
+    found: _Readings, name: str, factor: float, scale: float
+) -> tuple[list[float], list[float | None], list[float | None], list[float | None]]:
+    """(times, means, least, most) of a column, of neighbours together; without what is not known."""
+    known = np.isfinite(found[name])
+    at, values = found["seconds"][known] / scale, factor * found[name][known]
+    parts = np.array_split(np.arange(len(at)), max(1, min(MOST_TIMES, len(at))))
+    pieces = [values[part] for part in parts if len(part)]
+    times = [float(f"{at[part].mean():.6g}") for part in parts if len(part)]
+    means, least, most = ([float(f"{of(piece):.4g}") for piece in pieces] for of in (np.mean, np.min, np.max))
+    return times, [*means], [*least], [*most]

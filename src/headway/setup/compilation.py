@@ -1,0 +1,74 @@
+"""How a network is called: as it is, compiled, or with activations that are computed again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+
+from headway.core.errors import RecipeError, UsageError
+from headway.model.activation_checkpointing import checkpoint_activations
+from headway.model.graph_breaks import collect_break_notes, list_graph_breaks
+
+SHOWN = 3
+"""Names of modules that are said."""
+
+
+def called(
+    model: torch.nn.Module,
+    how: bool | Literal["graphs", "max-autotune"],
+    say: Callable[[str], object] = lambda text: None,
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A network by the recipe's `compile`. Optimizers stay outside of what is compiled, and of graphs.
+
+    Args:
+        say: told, at the first call, of each line at which torch.compile breaks the network's graph.
+    """
+    if how is False:
+        return model
+    if how is True:
+        return telling(torch.compile(model), model, say)
+    if how == "max-autotune":
+        return telling(torch.compile(model, mode="max-autotune-no-cudagraphs"), model, say)
+    compiled = telling(torch.compile(model, mode="reduce-overhead"), model, say)
+
+    def replayed(images: torch.Tensor) -> torch.Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        return compiled(images).clone()  # the next replay writes where they lie
+
+    return replayed
+
+
+def telling(
+    compiled: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module, say: Callable[[str], object]
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The same; what torch notes at the first call, which compiles, is said. It notes it anyway."""
+    begun = False
+
+    def forward(images: torch.Tensor) -> torch.Tensor:
+        nonlocal begun
+        if begun:
+            return compiled(images)
+        begun = True
+        with collect_break_notes() as notes:
+            outputs = compiled(images)
+        for one in list_graph_breaks(model, notes):
+            say(f"torch.compile breaks the network's graph: {one.describe()}.")
+        return outputs
+
+    return forward
+
+
+def checkpoint_activations_of(
+    model: torch.nn.Module, asked: bool | tuple[str, ...], say: Callable[[str], object]
+) -> None:
+    """Applies the recipe's `activation_checkpointing`. Raises RecipeError: the network has no such modules."""
+    if asked is False:
+        return
+    try:
+        names = checkpoint_activations(model, None if asked is True else asked)
+    except UsageError as error:
+        raise RecipeError(error.what, where="activation_checkpointing", fix=error.fix) from None
+    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+    say(f"Computed again in the backward pass: {', '.join(names[:SHOWN])}{more}.")

@@ -1,0 +1,69 @@
+"""`micro_batch: auto`: the largest part of a batch that goes through the network at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from headway.core.errors import TrainingError
+from headway.core.free_memory import read_free_memory_bytes
+
+SHARE_OF_MEMORY = 0.5
+"""On a CPU, of the memory available, for what forward saves for backward; the rest is for gradients of activations,
+optimizer, data and others."""
+
+
+def largest_micro_batch(batch: int, device: torch.device, attempt: Callable[[int], None]) -> tuple[int, str]:
+    """The batch itself where it fits, else batch / 2, / 3, ... (rounded up), and why.
+
+    Args:
+        batch: samples of one step on this rank.
+        attempt: runs forward and backward over so many samples, and leaves no trace.
+
+    On a GPU each size is tried until one does not run out of memory; on a CPU, where the kernel would kill the
+    process, the bytes that one sample keeps for backward are counted and the size computed.
+    """
+    if device.type == "cuda":
+        return _by_trial(batch, attempt)
+    saved = (bytes_saved(attempt, 4) - bytes_saved(attempt, 2)) // 2  # batch norm may want two samples at least
+    return fitting(batch, saved, device)
+
+
+def fitting(batch: int, saved: int, device: torch.device) -> tuple[int, str]:
+    """What fits, and why, by the bytes that one sample keeps for backward."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else read_free_memory_bytes()
+    available = int(free * SHARE_OF_MEMORY)
+    fits = max(1, available // max(1, saved))
+    parts = -(-batch // fits)
+    reason = f"{saved / 1e6:.2f} MB a sample kept for backward, {available / 1e9:.1f} GB for it"
+    return -(-batch // parts), reason
+
+
+def bytes_saved(attempt: Callable[[int], None], samples: int) -> int:
+    """Bytes that forward over so many samples keeps for backward, each storage once."""
+    storages: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        attempt(samples)
+    return sum(storages.values())
+
+
+def _by_trial(batch: int, attempt: Callable[[int], None]) -> tuple[int, str]:
+    parts = 1
+    while True:
+        size = -(-batch // parts)
+        try:
+            attempt(size)
+        except torch.cuda.OutOfMemoryError:
+            torch.cuda.empty_cache()
+            if size == 1:
+                raise TrainingError("not even one sample fits into the device's memory", where="micro_batch") from None
+            parts = min(2 * parts, batch)
+        else:
+            torch.cuda.empty_cache()
+            return size, f"the largest of batch / 1, 2, 4, ... that ran in {torch.cuda.get_device_name()}"

@@ -1,0 +1,276 @@
+"""`headway init`: looks at images and proposes a recipe that works, with comments that say why."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import yaml
+
+from headway.core.errors import DataError, UsageError
+from headway.data import opening
+from headway.data.columns import COLUMNS_FILE, LabelKind
+from headway.data.formats.pack_source import PackSource
+from headway.data.opening import open_split
+from headway.data.pack_mode import open_header
+from headway.data.reference import GRAY_MODES
+
+LOOKED_AT = 256
+"""Image files whose headers are read; sizes of the rest are guessed from theirs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What was found in a source."""
+
+    samples: int
+    held_out: bool
+    packed: bool
+    kind: LabelKind
+    outputs: int
+    sizes: Sequence[tuple[int, int]]
+    """(width, height) of images looked at."""
+    gray: bool
+
+    @property
+    def common_size(self) -> tuple[int, int] | None:
+        return self.sizes[0] if len(set(self.sizes)) == 1 else None
+
+    @property
+    def median_side(self) -> int:
+        """Median of the shorter sides, in pixels."""
+        return int(np.median([min(size) for size in self.sizes]))
+
+
+def look(src: Path) -> Findings:
+    """Looks at an image folder, a list of images, or a packed folder.
+
+    Raises:
+        HeadwayError: it is none of these, or its images cannot be opened.
+    """
+    part = next((p for p in (src, src / "train") if (p / COLUMNS_FILE).is_file()), None)
+    if part is not None:
+        packed = opening.open(part)
+        about = packed.description
+        ids = np.linspace(0, len(packed) - 1, min(LOOKED_AT, len(packed))).astype(int)
+        sizes = (
+            [about.common_size] if about.common_size else list(zip(packed.width[ids], packed.height[ids], strict=True))
+        )
+        return Findings(
+            samples=len(packed),
+            held_out=(src / "eval" / COLUMNS_FILE).is_file(),
+            packed=True,
+            kind=about.label_kind,
+            outputs=len(about.classes) or 1,
+            sizes=[(int(w), int(h)) for w, h in sizes],
+            gray=about.channels == 1,
+        )
+    train, held_out = open_split(src)
+    sizes, modes = _look_at_files(train)
+    return Findings(
+        samples=len(train),
+        held_out=held_out is not None,
+        packed=False,
+        kind=train.label_kind,
+        outputs=len(train.classes) or 1,
+        sizes=sizes,
+        gray=all(mode in GRAY_MODES for mode in modes),
+    )
+
+
+def _look_at_files(source: PackSource) -> tuple[list[tuple[int, int]], Counter[str]]:
+    sizes, modes = [], Counter[str]()
+    ids = np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).astype(int)
+    for place in np.unique(ids):
+        try:
+            with open_header(source.images.read(int(place))) as image:
+                sizes.append(image.size)
+                modes[image.mode] += 1
+        except (OSError, DataError):
+            continue  # pack names every bad file; here a look at the others is enough
+    if not sizes:
+        raise DataError(
+            "none of the images looked at can be opened", where=source.root, fix="Look at them: are they images?"
+        )
+    return sizes, modes
+
+
+def propose(src: Path, out: Path | None = None, *, overwrite: bool = False) -> tuple[Path, Findings, Path]:
+    """Writes a recipe for `src`.
+
+    Args:
+        out: the recipe's file; None: NAME.yaml in the current folder.
+
+    Returns:
+        the recipe's path, what was found, and the folder that the data is to be packed into (`src` where it is packed).
+
+    Raises:
+        UsageError: the recipe exists and `overwrite` is off. HeadwayError: see `look`.
+    """
+    found = look(src)
+    path = Path(os.path.abspath(src))  # a link keeps its own name
+    name = (path.name if path.is_dir() else path.stem).removesuffix(".packed").lstrip(".") or "images"
+    out = out or Path(f"{name}.yaml")
+    if out.exists() and not overwrite:
+        raise UsageError("this recipe exists", where=str(out), fix="Name another with --out, or pass --overwrite.")
+    packed = src if found.packed else out.parent / f"{name}.packed"
+    if not out.parent.is_dir():
+        raise UsageError("there is no such folder", where=str(out.parent))
+    relative = Path(os.path.relpath(packed.resolve(), out.resolve().parent))
+    out.write_text(recipe_text(found, name, relative), encoding="utf-8")
+    return out, found, packed
+
+
+def recipe_text(found: Findings, name: str, packed: Path) -> str:
+    """The YAML of a proposal; every choice says why."""
+    side, batch = _side(found), _batch(found)
+    epochs = _epochs(found, batch)
+    split = packed if found.packed and not found.held_out else packed / "train"
+    held_out = f"  eval: {_yaml(str(packed / 'eval'))}\n" if found.held_out or not found.packed else ""
+    colour = "gray" if found.gray else "colour"
+    sizes = f"all {found.sizes[0][0]} x {found.sizes[0][1]}" if found.common_size else "of different sizes"
+    lines = [
+        f"# Proposed by headway init: {found.samples:,} images, {_labels(found)}, {colour}, {sizes}.",
+        "# Every line may be changed here, or for one run on the command line: headway train RECIPE key=value",
+        f"name: {_yaml(name)}",
+        "seed: 1",
+        "",
+        "data:",
+        f"  train: {_yaml(str(split))}",
+        *([held_out.rstrip()] if held_out else []),
+        *_size_lines(found, side),
+        "",
+        *_augment_lines(found, side),
+        "",
+        *_model_lines(found, side),
+        "",
+        *_optimizer_lines(found, side, batch),
+        "",
+        f"batch: {batch}  # {_batch_reason(found)}",
+        f"epochs: {epochs}  # up to {found.samples // batch} steps each; fewer are quicker, more may be better",
+        _precision_line(found),
+        "channels_last: true  # faster for convolutions",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _precision_line(found: Findings) -> str:
+    if found.kind == "value":
+        return "precision: fp32  # bf16 keeps 3 digits, too few for numbers"
+    return "precision: auto  # bf16 where it is faster: measured at the start"
+
+
+def _yaml(text: str) -> str:
+    """A text as YAML writes it: a folder may be called 2024, 1e-3 or `no`."""
+    quotes = None if text[:1].isalpha() or "/" in text else "'"
+    return yaml.safe_dump(text, default_style=quotes, allow_unicode=True, width=math.inf).removesuffix("...\n").strip()
+
+
+def _labels(found: Findings) -> str:
+    names = {"class": ("class", "classes"), "multi": ("label", "labels"), "value": ("number", "numbers")}
+    return f"{found.outputs} {names[found.kind][found.outputs > 1]}"
+
+
+def _side(found: Findings) -> int:
+    """Shorter side that the network sees: the images' own where they are small, else 32, 64, 128 or 224."""
+    if found.common_size and max(found.common_size) <= 64:
+        return min(found.common_size)
+    median = found.median_side
+    return next((side for side in (224, 128, 64, 32) if median >= side), 32)
+
+
+def _family(side: int) -> str:
+    return "small" if side < 24 else "cifar" if side <= 64 else "resnet"
+
+
+def _batch(found: Findings) -> int:
+    side = _side(found)
+    largest = {"small": 512, "cifar": 1024, "resnet": 256}[_family(side)]
+    # At least 25 steps an epoch, as long as a batch has 32 samples: fewer steps than that learn little an epoch.
+    return int(max(32, min(largest, 2 ** int(np.log2(max(1, found.samples / 25))))))
+
+
+def _batch_reason(found: Findings) -> str:
+    return (
+        "large enough to keep the device busy, small enough for 25 steps an epoch"
+        if found.samples > 800
+        else "few images"
+    )
+
+
+def _epochs(found: Findings, batch: int) -> int:
+    steps = {"small": 1200, "cifar": 1000, "resnet": 4000}[_family(_side(found))]
+    return int(np.clip(round(steps * batch / found.samples), 10, 60))
+
+
+def _size_lines(found: Findings, side: int) -> list[str]:
+    if found.common_size and max(found.common_size) <= 64:
+        return []
+    why = f"half the images have a shorter side of at least {found.median_side} pixels"
+    return [f"  size: {side}  # the largest centred square is resized to this; {why}"]
+
+
+def _augment_lines(found: Findings, side: int) -> list[str]:
+    shift = max(1, side // 16)
+    flip = "false  # gray images are often signs or writing, where a mirror image means something else"
+    if not found.gray:
+        flip = "true  # a mirrored photograph shows the same thing; set false for text, signs or directions"
+    return [
+        "augment:",
+        f"  flip: {flip}",
+        f"  translate: {shift}  # pixels; an object a little to the side is the same object",
+    ]
+
+
+def _model_lines(found: Findings, side: int) -> list[str]:
+    factory, why = {
+        "small": ("headway.model:small_net", "for images of 8 to 23 pixels"),
+        "cifar": (
+            "headway.model:cifar_net",
+            "for images of 24 to 64 pixels; its first layer is computed from the images",
+        ),
+        "resnet": ("headway.model:resnet18", "for photographs; resnet50 is better and three times as slow"),
+    }[_family(side)]
+    lines = ["model:", f"  factory: {factory}  # {why}"]
+    if _family(side) == "resnet":
+        lines.append("  zero_init: true  # each residual block begins as the identity, which steadies the first epochs")
+    return lines
+
+
+def _optimizer_lines(found: Findings, side: int, batch: int) -> list[str]:
+    regression = found.kind == "value"
+    smoothing = ["task:", "  args: {label_smoothing: 0.1}  # keeps the network from being too sure", ""]
+    head = smoothing if found.kind == "class" else []
+    if _family(side) == "cifar" and not regression:
+        lr = round(1.5 * batch / 1024, 3)
+        return [
+            *head,
+            "optimizer:",
+            "  name: nag",
+            f"  lr: {lr}  # 1.5 for a batch of 1,024, in proportion to the batch",
+            "  momentum: 0.85",
+            "  weight_decay: 0.0013",
+            "  groups:",
+            "    - {match: 'norm.*bias', lr_scale: 64, weight_decay: 0.00002}  # biases of batch norm want large steps",
+            "    - {match: '.*'}",
+            "schedule: {name: triangular, start: 0.2, peak: 0.23, end: 0.07}",
+        ]
+    lr = round(min(0.4, 0.1 * batch / 128) * (0.05 if regression else 1), 4)
+    return [
+        *head,
+        "optimizer:",
+        "  name: nag",
+        f"  lr: {lr}  # in proportion to the batch",
+        "  momentum: 0.9",
+        "  weight_decay: 0.0005",
+        *([] if regression else ["  clip_norm: 5.0  # a bad batch early on cannot throw the run off"]),
+        "  groups:",
+        "    - {match: '(bn|norm|downsample\\.1).*|bias$', weight_decay: 0}  # no decay on biases and batch norm",
+        "    - {match: '.*'}",
+        "schedule: {name: cosine, warmup_epochs: 1}",
+    ]
