@@ -1,14 +1,7 @@
 """Data: from files to batches on the device.
 
-<<<<<<< OURS
-In: a packed data set, foreign data or an address; and `data` of a recipe. Out: batches of images and labels.
-||||||| BASE
-In: a folder or file that `open` understands, an `Order` (which sample is served at which position), and the options of
-a `LoaderSpec`. Out: a `Loader`, an iterator over `Batch`es.
-=======
 In: a folder or file that `opening.open` understands, an `Order` (the sample of each position), and the options of a
 `LoaderSpec`. Out: a `Loader`, an iterator over `Batch`es.
->>>>>>> THEIRS
 
 Open `opening.py` first: it returns a `Dataset`, whose columns locate each sample in the shards. `pack.py` writes packs;
 `formats/` reads foreign data and writes shards; `tiers/` keeps records near (device, memory, disk). `order.py` chooses
