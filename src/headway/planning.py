@@ -13,7 +13,7 @@ from headway.core.files import expect_writable
 from headway.screen import Json, print_result, say
 
 if TYPE_CHECKING:
-    from headway.core.profile import Workload
+    from headway.core.workload import Workload
     from headway.plan.cluster import Cluster
     from headway.plan.facility import Wanted
     from headway.plan.report import Plan
@@ -240,7 +240,7 @@ def _facility(wanted: Wanted, jobs: str | None, gradient_bytes: float, page: Pat
 
 def _workload(path: Path, overrides: Sequence[str]) -> Workload:
     """Read, or made of a recipe by a dry run, which builds the network."""
-    from headway.core.profile import Workload
+    from headway.core.workload import Workload
 
     if path.suffix not in (".yaml", ".yml"):
         if overrides:

@@ -20,7 +20,7 @@ from headway.core import gloo
 from headway.core.errors import CommunicationError
 from headway.core.filtered_port import FilteredPort
 from headway.core.gloo import GlooGroups
-from headway.core.world import World
+from headway.core.world import Membership, World
 
 CPU, SECRET = torch.device("cpu"), b"of a test"
 
@@ -64,11 +64,11 @@ def with_a_stranger(rank: Rank, more: bytes, leaves: bool) -> tuple[list[bool], 
 
     GlooGroups._create_backend = awaited  # type: ignore[method-assign]
     size = rank.size - 1
-    made = World.create(rank.store, rank.rank, size, CPU, master="127.0.0.1", secret=SECRET, timeout_s=60)
+    made = World.create(rank.store, Membership(rank.rank, size), CPU, master="127.0.0.1", secret=SECRET, timeout_s=60)
     assert next(times) == 2  # the first group was built twice
     rank.store.set(f"built/{rank.rank}", "x")
     rank.store.get("tried again")
-    group = made.group(name="another")
+    group = made.create_group(name="another")
     value = torch.ones(3) * (rank.rank + 1)
     group.all_reduce(value).wait()
     made.control.barrier()
@@ -114,7 +114,7 @@ def test_a_stranger_in_a_ranks_place_is_found_and_kept_out_of_the_next(ranks: in
     assert {value for _, _, value in found} == {ranks * (ranks + 1) / 2}
     said = [text for _, texts, _ in found for text in texts]
     assert said
-    assert any("made by no rank of this run; the ranks connect anew" in text for text in said) or leaves
+    assert any("made by no rank of this run; the ranks connect again" in text for text in said) or leaves
 
 
 def in_exact_mode(rank: Rank) -> float:
@@ -135,9 +135,9 @@ def a_rank_does_not_come(rank: Rank) -> str:
     if rank.rank == 1:
         return ""
     began = time.monotonic()
-    place: dict[str, Any] = {"master": "127.0.0.1", "identities": ["a", "a"], "secret": SECRET}
+    place: dict[str, Any] = {"master": "127.0.0.1", "secret": SECRET}
     with pytest.raises(CommunicationError) as raised:
-        World.create(rank.store, 0, 2, CPU, connect_s=0.5, **place)
+        World.create(rank.store, Membership(0, 2, identities=["a", "a"]), CPU, connect_s=0.5, **place)
     assert time.monotonic() - began < gloo.ATTEMPT_S
     return str(raised.value)
 

@@ -15,7 +15,7 @@ from tests.comm._ranks import Rank, run_ranks
 from headway.core.errors import CommunicationError, GenerationEndedError
 from headway.core.key_value_store import StoreClient, StoreServer, build_store
 from headway.core.process_sockets import ProcessSocket, list_new_sockets, list_sockets
-from headway.core.world import World
+from headway.core.world import Membership, World
 
 PAIRS = 400
 """So many connections at most: a process may open about 1,000 files."""
@@ -59,8 +59,8 @@ def aborted(rank: Rank) -> tuple[int, int]:
             rank.store.set("port", str(server.port))
         store: Any = build_store(StoreClient(b"secret", "127.0.0.1", int(rank.store.get("port"))))
         place: dict[str, Any] = {"master": "127.0.0.1", "secret": b"secret"}
-        world = World.create(store, rank.rank, rank.size, torch.device("cpu"), timeout_s=20, **place)
-        groups = [world.control, *(world.group(name=f"group {number}") for number in range(6))]
+        world = World.create(store, Membership(rank.rank, rank.size), torch.device("cpu"), timeout_s=20, **place)
+        groups = [world.control, *(world.create_group(name=f"group {number}") for number in range(6))]
         before = len(pairs)
     for group in groups:
         group.all_reduce(torch.ones(3)).wait()

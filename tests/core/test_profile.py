@@ -16,10 +16,8 @@ from pydantic import ValidationError
 from tests.doctor._profile import profile
 
 from headway.core.errors import UsageError
-from headway.core.profile import (
-    Profile,
-    ShortRun,
-    Throughput,
+from headway.core.profile import Profile, ShortRun, Throughput
+from headway.core.workload import (
     Workload,
     WorkloadExchange,
     WorkloadInput,

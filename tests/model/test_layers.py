@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from headway.core.profile import WorkloadLayer
+from headway.core.workload import WorkloadLayer
 from headway.model import alexnet, cifar_net, cifar_resnet, convert_ghost, count, resnet50
 from headway.model.flops import MultiplyAdds
 from headway.model.layers import layers

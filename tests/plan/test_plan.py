@@ -17,7 +17,8 @@ from tests.doctor._profile import profile
 from tests.plan._workload import workload
 
 from headway.core.errors import UsageError
-from headway.core.profile import ThreadScaling, Workload
+from headway.core.profile import ThreadScaling
+from headway.core.workload import Workload
 from headway.plan.answer import answers
 from headway.plan.ask import job_of, of_device
 from headway.plan.choices import Choice, choices, dense_layers, memory, useful_nodes

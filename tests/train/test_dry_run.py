@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from tests._support import headway, packed_digits, records, refused, write_recipe
 
-from headway.core.profile import Workload
+from headway.core.workload import Workload
 from headway.data import dataset
 from headway.data.tiers import choice
 from headway.plan.ask import job_of, of_device
 from headway.plan.cluster import clusters
 from headway.train import memory
 from headway.train.dry_run import DryRun, dry_run
-from headway.train.dry_run_page import large, page, size
+from headway.train.dry_run_page import large, page
 from headway.train.runs import load_recipe
 from headway.train.setup import set_up
 
@@ -364,13 +364,6 @@ def test_the_page_in_words(folder: Path) -> None:
         assert said in text, text
     assert len(re.findall(r"^ +\d+ ( +0\.02){10}$", text, re.MULTILINE)) == 3
     assert max(map(len, text.splitlines())) <= 130
-
-
-@pytest.mark.parametrize(
-    ("number", "said"), [(12, "12 bytes"), (1_500, "1.5 kB"), (102_228_128, "102.2 MB"), (2.5e12, "2.5 TB")]
-)
-def test_sizes_in_words(number: float, said: str) -> None:
-    assert size(number) == said
 
 
 @pytest.mark.parametrize(("number", "said"), [(640, "640"), (4.089e9, "4.089 billion"), (7.962e14, "796.2 x 10^12")])

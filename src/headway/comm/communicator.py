@@ -161,14 +161,14 @@ class Communicator:
         local, first = world.hosts[world.host], [ranks[0] for ranks in world.hosts]
         even = len({len(ranks) for ranks in world.hosts}) == 1
         self.algorithms = ALGORITHMS if even else ALGORITHMS[:3]
-        self._rings = [world.group(name="ring") for _ in range(rails)]
-        self._steps = world.group(name="steps")
-        self._down, self._up = world.group(local, name="down"), world.group(local, name="up")
+        self._rings = [world.create_group(name="ring") for _ in range(rails)]
+        self._steps = world.create_group(name="steps")
+        self._down, self._up = world.create_group(local, name="down"), world.create_group(local, name="up")
         self._across: list[Group] = []
         if even:
             slot = [ranks[world.local_rank] for ranks in world.hosts]
-            self._across = [world.group(slot, name="across") for _ in range(rails)]
-        self._leaders = [world.group(first, name="leaders") for _ in range(rails)] if world.rank in first else []
+            self._across = [world.create_group(slot, name="across") for _ in range(rails)]
+        self._leaders = [world.create_group(first, name="leaders") for _ in range(rails)] if world.rank in first else []
         self._stream = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None
         if self._stream is None and world.size > 1:
             gather = _Phase("gather", self._spread, None)

@@ -22,7 +22,7 @@ from headway.core.hosts import ANYWHERE, find_own_address, identify_host
 from headway.core.key_value_store import StoreClient, StoreServer, build_store
 from headway.core.launcher_environment import LOOPBACK
 from headway.core.rendezvous import Rendezvous, new_secret, read_secret
-from headway.core.world import World
+from headway.core.world import Membership, World
 
 Future = torch.futures.Future
 Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]
@@ -99,15 +99,13 @@ def communicator_of(
     store = build_store(client)
     world = World.create(
         store,
-        rank,
-        size,
+        Membership(rank, size, identities=identities),
         device,
         master=address,
         timeout_s=timeout_s,
-        identities=identities,
         secret=client.secret,
     )
-    world.meeting = Rendezvous(server, client, 0)
+    world.rendezvous = Rendezvous(server, client, 0)
     return Communicator(world, rails=rails)
 
 

@@ -238,7 +238,7 @@ class _Ring:
         self._world, place = world, ranks.index(world.rank)
         self._nccl: Group | None = None
         if world.backend == "nccl":  # its sends would open a connection for each pair of ranks
-            self._nccl = world.group(ranks, name="links", backend="nccl")
+            self._nccl = world.create_group(ranks, name="links", backend="nccl")
             self._to, self._source = (place + 1) % len(ranks), (place - 1) % len(ranks)
         else:
             order = world.control.ranks
@@ -314,7 +314,7 @@ def _rails(world: World, link: Link, budget_s: float) -> tuple[int, dict[int, fl
     ranks = [ranks[0] for ranks in world.hosts[:RAIL_HOSTS]]
     numbers = int(min(max(budget_s / 16 * link.bandwidth_bytes_s, ENOUGH), 16 << 20)) // 4
     member = world.rank in ranks
-    groups = [world.group(ranks, name="rails") for _ in range(max(RAILS))] if member else []
+    groups = [world.create_group(ranks, name="rails") for _ in range(max(RAILS))] if member else []
     values = torch.zeros(numbers if member else 0, device=world.device)
     rounds: list[list[float]] = []
     for _ in range(ROUNDS.start + 1):

@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Literal, final
 
 from headway.core.errors import UsageError
-from headway.core.profile import Profile, Workload
+from headway.core.profile import Profile
+from headway.core.workload import Workload
 from headway.plan.answer import Job, step_of
 from headway.plan.calibrate import Run, calibrate
 from headway.plan.cluster import Cluster, Device, Inside

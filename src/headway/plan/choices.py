@@ -10,7 +10,7 @@ from typing import final
 
 from headway.core import collectives
 from headway.core.collectives import Network
-from headway.core.profile import Workload, WorkloadLayer
+from headway.core.workload import Workload, WorkloadLayer
 from headway.plan.answer import Answer, Job, one_answer
 from headway.plan.cluster import Cluster
 from headway.plan.step import gradients_of

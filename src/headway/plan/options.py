@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import final
 
 from headway.core.errors import UsageError
-from headway.core.profile import Profile, Workload
+from headway.core.profile import Profile
+from headway.core.workload import Workload
 from headway.plan.ask import (
     MISFIT,
     Known,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, final
 
-from headway.core.profile import Workload
+from headway.core.workload import Workload
 from headway.plan.answer import PAYS, Answer, Job, Moved, answers, pays_until, sensitivity
 from headway.plan.ask import Known, is_official
 from headway.plan.choices import Choice, Memory, choices, memory, useful_nodes

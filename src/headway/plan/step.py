@@ -16,7 +16,7 @@ import numpy as np
 from headway.core import collectives
 from headway.core.collectives import LARGEST_BUCKET, SMALLEST_BUCKET, Algorithm, AllReduceAlgorithm, Network
 from headway.core.errors import UsageError
-from headway.core.profile import Workload
+from headway.core.workload import Workload
 
 BACKWARD = 2 / 3
 """Of forward and backward together: two matrix products to one. Of a Workload it is counted."""

@@ -14,7 +14,8 @@ import torch
 
 from headway.core.collectives import Algorithm, Link, Network, count_bytes_out_of_host
 from headway.core.errors import UsageError, UserCodeError
-from headway.core.profile import (
+from headway.core.recipe import LoadedRecipe
+from headway.core.workload import (
     Workload,
     WorkloadExchange,
     WorkloadInput,
@@ -24,7 +25,6 @@ from headway.core.profile import (
     WorkloadStep,
     WorkloadUpdate,
 )
-from headway.core.recipe import LoadedRecipe
 from headway.data.options import SYNTHETIC, SyntheticRecipe
 from headway.data.resolution import size_at
 from headway.model.compilable import Compilable, try_compiling

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, final, get_args
 
 import numpy as np
 
+from headway.core.byte_format import format_bytes
 from headway.core.cpu_count import read_local_ranks
 from headway.core.errors import UsageError, suggest_nearest
 from headway.core.free_memory import read_free_memory_bytes
@@ -114,21 +115,25 @@ class Near:
         """Chooses the place for `data.cache: auto`."""
         mapped = isinstance(self._dataset.source, MappedShards)
         if self._pixels is not None and self._on_gpu and self._pixels <= (free := self._free_device()) // SHARE:
-            reason = f"the decoded set of {_size(self._pixels)} fits into a quarter of its free memory of {_size(free)}"
+            share = f"a quarter of its free memory of {format_bytes(free)}"
+            reason = f"the decoded set of {format_bytes(self._pixels)} fits into {share}"
             return _Place("device", reason, decoded=True)
         free = self._free_host()
         if self._pixels is not None and self._pixels <= free // SHARE and not (self._raw and mapped):
-            reason = f"the decoded set of {_size(self._pixels)} fits into a quarter of the free memory of {_size(free)}"
+            share = f"a quarter of the free memory of {format_bytes(free)}"
+            reason = f"the decoded set of {format_bytes(self._pixels)} fits into {share}"
             return _Place("memory", reason, decoded=True)
         if not self._remote and not mapped and on_network(self._dataset.folder) and self._bytes <= free // SHARE:
-            reason = f"its {_size(self._bytes)} lie on a network file system; a quarter of the free memory holds them"
+            lies = f"its {format_bytes(self._bytes)} lie on a network file system"
+            reason = f"{lies}; a quarter of the free memory holds them"
             return _Place("memory", reason)
         return self.bare()
 
     def bare(self) -> _Place:
         """Returns the place of records that are kept neither in memory nor on the device."""
         if self._remote:
-            return _Place("disk", f"the set is remote: at most {_size(self._budget_bytes)} of it in {self._folder}")
+            budget = format_bytes(self._budget_bytes)
+            return _Place("disk", f"the set is remote: at most {budget} of it in {self._folder}")
         if isinstance(self._dataset.source, MappedShards):
             return _Place("none", "local files are mapped, and the page cache keeps them")
         return _Place("none", "its files are read as they are needed")
@@ -150,11 +155,12 @@ class Near:
                 free, owner = self._free_device(), "device"
         if self._pixels is not None and self._pixels <= LIMIT * free:
             name: Name = "device" if cache == "device" and self._on_gpu else "memory"
-            return _Place(name, f"as asked: the decoded set of {_size(self._pixels)}", decoded=True)
+            return _Place(name, f"as asked: the decoded set of {format_bytes(self._pixels)}", decoded=True)
         if cache == "memory" and self._bytes <= LIMIT * free:
-            return _Place("memory", f"as asked: the set of {_size(self._bytes)} as it is, not decoded")
+            return _Place("memory", f"as asked: the set of {format_bytes(self._bytes)} as it is, not decoded")
         needed = self._pixels if cache == "device" else min(self._bytes, self._pixels or self._bytes)
-        what = f"the set needs {_size(needed or 0)}, and the {owner} has {_size(free)} free, of which 80 % may be taken"
+        what = f"the set needs {format_bytes(needed or 0)}, and the {owner} has {format_bytes(free)} free"
+        what += ", of which 80 % may be taken"
         raise _refusal(what, "Leave data.cache out, or make the images smaller.")
 
     def unfilled(self, place: _Place) -> Tier:
@@ -181,10 +187,3 @@ class Near:
 
 def _refusal(what: str, fix: str) -> UsageError:
     return UsageError(what, where="data.cache", fix=fix)
-
-
-def _size(size_bytes: int) -> str:
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if size_bytes >= 0.9995 * scale:  # below it, three digits of the next smaller unit hold it
-            return f"{size_bytes / scale:.3g} {unit}"
-    return f"{size_bytes} bytes"
