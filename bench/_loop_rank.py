@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from bench import loop
 from headway.comm.options import CommRecipe
-from headway.train.elastic import Ranks
+from headway.launch.ranks import Ranks
 from headway.train.progress import show
 
 

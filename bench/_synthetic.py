@@ -9,9 +9,9 @@ from pathlib import Path
 
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
-from headway.train.elastic import Ranks
-from headway.train.recipe import TrainRecipe
-from headway.train.setup import Setup, set_up
+from headway.launch.ranks import Ranks
+from headway.setup.build import Setup, set_up
+from headway.setup.recipe import TrainRecipe
 from headway.train.trainer import Display, Trainer
 
 BIG = 10**9

@@ -33,7 +33,7 @@ from torch.profiler import ProfilerActivity, profile
 from bench._common import Claim, arguments, median, report, take_turns
 from bench._family import run_bench
 from headway.model import cifar_net, small_net
-from headway.train.called import called
+from headway.setup.compilation import called
 
 IDLE = frozenset(
     f"aten::{name}"

@@ -43,8 +43,8 @@ from torch.nn import functional as F
 from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report, take_turns
 from bench._family import run_bench
+from headway.setup.build import Setup
 from headway.train.progress import Silent
-from headway.train.setup import Setup
 from headway.train.trainer import Trainer
 
 PLAIN = "plain"

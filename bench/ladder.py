@@ -37,7 +37,7 @@ from bench._ladder import decks, feeding, rungs, steps, tuned
 from bench._ladder.lenet import MOST_MULTIPLY_ADDS, lenet
 from bench._ladder.photographs import cifar
 from headway.model.counts import count
-from headway.train.precision import candidates
+from headway.setup.precision import candidates
 
 PARTS = ("ladder", "tune", "decks")
 PACE, QUICK_PACE = (7, 4.0), (2, 0.3)

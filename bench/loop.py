@@ -31,11 +31,11 @@ from torch.nn import functional as F
 from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report
 from bench._family import run_bench
-from headway.train.elastic import Ranks
-from headway.train.hosts import hosts_of
-from headway.train.launch import launch
+from headway.launch.hosts import hosts_of
+from headway.launch.launcher import launch
+from headway.launch.ranks import Ranks
+from headway.setup.build import Setup
 from headway.train.progress import Bar
-from headway.train.setup import Setup
 from headway.train.trainer import Display, Trainer
 
 STEPS = 50

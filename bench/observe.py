@@ -28,10 +28,10 @@ from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report
 from bench._family import run_bench
 from headway.comm.options import CommRecipe
-from headway.train.elastic import Ranks
-from headway.train.hosts import hosts_of
-from headway.train.launch import launch
-from headway.train.live import beside
+from headway.launch.hosts import hosts_of
+from headway.launch.launcher import launch
+from headway.launch.ranks import Ranks
+from headway.train.monitors import beside
 from headway.train.progress import Silent
 from headway.train.trainer import Trainer
 

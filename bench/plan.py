@@ -169,7 +169,7 @@ def answers_in(times: int) -> tuple[float, str, str]:
         local.resnet50().write(path)
         program = (
             "import sys; sys.modules['torch'] = None; sys.argv = ['headway', 'plan', "
-            f"{str(path)!r}, '--cluster', 'dgx-1']; from headway.cli import main; main()"
+            f"{str(path)!r}, '--cluster', 'dgx-1']; from headway.cli.main import main; main()"
         )
         taken = []
         for _ in range(times):

@@ -31,10 +31,10 @@ from bench._common import Claim, median, parser, report, table
 from bench._family import run_bench
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
+from headway.setup.build import set_up
+from headway.setup.recipe import TrainRecipe
 from headway.train.evaluate import evaluate
 from headway.train.progress import Silent
-from headway.train.recipe import TrainRecipe
-from headway.train.setup import set_up
 from headway.train.trainer import Trainer
 
 BIG = 10**9

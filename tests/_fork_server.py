@@ -42,17 +42,17 @@ PRELOADED = [
     "psutil",
     # The first step of any optimizer imports it, which takes more than a second.
     "torch._dynamo",
-    "headway.cli",
+    "headway.cli.main",
     "headway.train.runs",
     "headway.train.trainer",
-    "headway.train.launch",
-    "headway.train.elastic",
+    "headway.launch.launcher",
+    "headway.launch.ranks",
     "headway.data.loader",
     "headway.data.pack",
     "headway.comm.member",
     "headway.comm.hvd",
     "headway.doctor.script",
-    "headway.observe.watch",
+    "headway.watch.watching",
     "torch.distributed.run",
     "torch.distributed.elastic.multiprocessing",
     "torch.optim",
@@ -292,8 +292,8 @@ if __name__ == "__main__":
     for module in ["numpy", "torch", "torch.distributed", *PRELOADED]:
         if importlib.util.find_spec(module) is not None:
             importlib.import_module(module)
-    if "headway.cli" in sys.modules:
-        sys.modules["headway.cli"].build_command()
+    if "headway.cli.main" in sys.modules:
+        sys.modules["headway.cli.main"].build_command()
     gc.collect()
     gc.freeze()
     serve(socket.socket(fileno=int(sys.argv[1])))

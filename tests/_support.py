@@ -23,7 +23,7 @@ import yaml
 from numpy.typing import NDArray
 from PIL import Image
 
-from headway import cli
+from headway.cli import main
 from headway.data import dataset
 from headway.data.pack import pack
 
@@ -74,7 +74,7 @@ def headway(*arguments: str | Path, status: int | None = 0) -> Said:
     before, sys.argv = sys.argv, ["headway", *map(str, arguments)]
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            cli.main()
+            main.main()
     except SystemExit as left:
         code = left.code if isinstance(left.code, int) else 1
     finally:

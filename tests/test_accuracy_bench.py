@@ -286,7 +286,7 @@ def test_an_arm_says_what_it_has_imported_of_the_library() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=time_to_accuracy.ROOT, capture_output=True, check=True)
     found = done.stdout.decode().split()
     assert {"src/headway/train/trainer.py", "src/headway/__init__.py"} <= set(found)
-    assert "src/headway/train/landscape.py" not in found
+    assert "src/headway/report/landscape.py" not in found
     assert not [one for one in found if not one.startswith("src/headway/")]
 
 

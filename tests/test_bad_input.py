@@ -25,8 +25,8 @@ from tests._support import (
     write_recipe,
 )
 
+from headway.checkpoint.checkpoints import Checkpoints
 from headway.data import dataset
-from headway.train.checkpoint import Checkpoints
 
 
 @pytest.fixture(scope="module")

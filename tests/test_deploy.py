@@ -23,7 +23,7 @@ import typer
 import yaml
 from tests._support import records
 
-from headway import cli
+from headway.cli import main
 from headway.comm.options import CommRecipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -401,7 +401,7 @@ def test_the_apptainer_recipe_installs_what_the_dockerfile_does() -> None:
 
 def test_the_page_names_options_and_files_that_there_are() -> None:
     page = (ROOT / "docs/launch.md").read_text()
-    verbs = typer.main.get_command(cli.app).commands  # type: ignore[attr-defined]
+    verbs = typer.main.get_command(main.app).commands  # type: ignore[attr-defined]
     known = {name: {option for param in verb.params for option in param.opts} for name, verb in verbs.items()}
     commands = re.findall(r"headway (train|bench-links)((?: [^`\n|\\]+)?)", page)
     assert len(commands) > 10

@@ -29,8 +29,8 @@ from headway.core.recipe import read_recipe
 from headway.core.user_code import import_user_object
 from headway.data.pack import pack
 from headway.model.counts import count
-from headway.train.recipe import TrainRecipe
-from headway.train.task import Classification, Target
+from headway.setup.recipe import TrainRecipe
+from headway.setup.task import Classification, Target
 
 FIRST = list(itertools.islice(draws(1), 60))
 

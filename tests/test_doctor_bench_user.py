@@ -16,8 +16,8 @@ from bench._doctor.user_trial import error_of, right, user_claims, user_rows
 
 from headway.core.recipe import read_recipe
 from headway.core.user_code import import_user_object
-from headway.train.recipe import TrainRecipe
-from headway.train.task import Target
+from headway.setup.recipe import TrainRecipe
+from headway.setup.task import Target
 
 FIRST = list(itertools.islice(user_draws(1), 26))
 

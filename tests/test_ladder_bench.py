@@ -24,7 +24,7 @@ from PIL import Image
 import headway
 from headway.core.recipe import read_recipe
 from headway.model.counts import count
-from headway.train.recipe import TrainRecipe
+from headway.setup.recipe import TrainRecipe
 from headway.train.trainer import Trainer
 
 CPU = torch.device("cpu")

@@ -17,7 +17,7 @@ from bench._common import Claim
 from tests._support import NET, packed_digits
 
 from headway.core.recipe import read_recipe
-from headway.train.recipe import TrainRecipe
+from headway.setup.recipe import TrainRecipe
 
 
 def test_commits_stand_beside_a_table_and_mixed_ones_are_named() -> None:

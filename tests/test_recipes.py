@@ -13,9 +13,9 @@ from tests._support import headway, records
 from headway.core.recipe import read_recipe
 from headway.data.pack import pack
 from headway.data.resolution import size_at
+from headway.report.dry_run_page import page
+from headway.setup.recipe import TrainRecipe
 from headway.train.dry_run import DryRun, dry_run
-from headway.train.dry_run_page import page
-from headway.train.recipe import TrainRecipe
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))

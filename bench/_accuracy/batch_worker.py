@@ -19,9 +19,9 @@ import yaml
 from headway.core.errors import TrainingError
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
+from headway.setup.build import set_up
+from headway.setup.recipe import TrainRecipe
 from headway.train.progress import Silent
-from headway.train.recipe import TrainRecipe
-from headway.train.setup import set_up
 from headway.train.trainer import Trainer
 
 

@@ -10,7 +10,7 @@ import torch
 from bench._accuracy import airbench
 from headway.data.resolution import size_at
 from headway.model import cifar_net, count
-from headway.train.recipe import TrainRecipe
+from headway.setup.recipe import TrainRecipe
 
 SAMPLES, SIDE, PATCH = 50_000, 32, 12
 

@@ -16,10 +16,10 @@ from bench._arms import ROOT
 from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.core.run_folder import RunFolder
 from headway.data.resolution import size_at
+from headway.setup.build import Setup, set_up
+from headway.setup.recipe import TrainRecipe
 from headway.train.evaluate import evaluate, outputs_of
 from headway.train.progress import Silent
-from headway.train.recipe import TrainRecipe
-from headway.train.setup import Setup, set_up
 from headway.train.trainer import Trainer
 
 RECIPE = ROOT / "recipes/cifar10-fast.yaml"

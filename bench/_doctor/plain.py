@@ -32,9 +32,9 @@ from headway.core.recipe import read_recipe
 from headway.core.user_code import import_user_object
 from headway.data.columns import FLAG_RAW
 from headway.model.resolve import build as build_model
-from headway.train.recipe import TrainRecipe
-from headway.train.task import Target, Task
-from headway.train.task import build as build_task
+from headway.setup.recipe import TrainRecipe
+from headway.setup.task import Target, Task
+from headway.setup.task import build as build_task
 
 ASKED = "HEADWAY_BENCH_PLAIN"
 PACKAGES = ("traceml_ai", "traceml")

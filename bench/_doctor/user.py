@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional as F
 
-from headway.train.task import Classification, Target, Task
+from headway.setup.task import Classification, Target, Task
 
 ROUNDS = "HEADWAY_BENCH_ROUNDS"
 """How often `smooth` goes over a batch."""

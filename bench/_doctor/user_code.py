@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from bench._doctor.user import Lenet
-from headway.train.task import Classification, Target, Task
+from headway.setup.task import Classification, Target, Task
 
 DOES, AMOUNT = "HEADWAY_BENCH_DOES", "HEADWAY_BENCH_AMOUNT"
 """What `transform` does, and how much of it."""

@@ -18,7 +18,7 @@ from bench._common import median, table, take_turns
 from bench._ladder.contestants import BATCH
 from bench._ladder.decks import Found, Ratio, quotient
 from bench._ladder.rungs import CIFAR_NET, LENET, Network, times
-from headway.train.precision import candidates
+from headway.setup.precision import candidates
 from headway.train.progress import Silent
 from headway.train.trainer import Trainer
 

@@ -15,7 +15,7 @@ from bench._ladder.contestants import rows, train, tutorial
 from bench._ladder.feeding import Pace
 from bench._ladder.rungs import Network, times
 from headway.core.recipe import format_value, read_recipe
-from headway.train.recipe import TrainRecipe
+from headway.setup.recipe import TrainRecipe
 
 
 class TuneError(Exception):

@@ -27,8 +27,8 @@ import psutil
 from bench._arms import ROOT
 from bench._soak.faults import SoakError, steps_of
 from bench._soak.network import FOLDER, SLOWLY
-from headway.train.checkpoint import Checkpoints
-from headway.train.places import step_of
+from headway.checkpoint.checkpoints import Checkpoints
+from headway.checkpoint.locations import step_of
 
 MOMENTS = ("launcher", "store", "joined")
 """After what of the newcomer the last holder is killed: it has a connection to the launcher; one to the store; the

@@ -11,6 +11,9 @@ from headway.core.lazy_exports import build_lazy_exports
 
 if TYPE_CHECKING:
     from headway import optim as optim
+    from headway.checkpoint.checkpoints import Checkpoints as Checkpoints
+    from headway.checkpoint.checkpoints import restore as restore
+    from headway.checkpoint.checkpoints import state_of as state_of
     from headway.core.random_keys import make_keys as make_keys
     from headway.data.augment import Augment as Augment
     from headway.data.augment_options import AugmentRecipe as AugmentRecipe
@@ -24,16 +27,13 @@ if TYPE_CHECKING:
     from headway.data.pack import pack as pack
     from headway.data.resolution import ProgressiveRecipe as ProgressiveRecipe
     from headway.data.verify import verify as verify
-    from headway.train.checkpoint import Checkpoints as Checkpoints
-    from headway.train.checkpoint import restore as restore
-    from headway.train.checkpoint import state_of as state_of
     from headway.train.trainer import Trainer as Trainer
 
 _HOMES = {
     "Augment": "data.augment",
     "AugmentRecipe": "data.augment_options",
     "Batch": "data.batch",
-    "Checkpoints": "train.checkpoint",
+    "Checkpoints": "checkpoint.checkpoints",
     "CropRecipe": "data.options",
     "Dataset": "data.dataset",
     "Loader": "data.loader",
@@ -44,12 +44,12 @@ _HOMES = {
     "make_keys": "core.random_keys",
     "open": "data.dataset",
     "pack": "data.pack",
-    "restore": "train.checkpoint",
-    "state_of": "train.checkpoint",
+    "restore": "checkpoint.checkpoints",
+    "state_of": "checkpoint.checkpoints",
     "verify": "data.verify",
 }
 
-_ROOMS = ("observe", "optim")
+_ROOMS = ("optim", "watch")
 """Public as a whole: headway.optim.LARS."""
 
 __version__ = "0.1.0"

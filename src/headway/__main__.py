@@ -1,5 +1,5 @@
 """`python -m headway`."""
 
-from headway.cli import main
+from headway.cli.main import main
 
 main()

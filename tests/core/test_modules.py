@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from headway.core.modules import preserve_training_state
 from headway.model.layers import layers
-from headway.train.trial import attempt
+from headway.setup.trial import attempt
 
 
 class Careless(nn.Module):

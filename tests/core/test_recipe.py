@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from headway.core.errors import RecipeError
 from headway.core.recipe import LoadedRecipe, RecipePart, read_recipe
-from headway.train.recipe import TrainRecipe
+from headway.setup.recipe import TrainRecipe
 
 
 class Group(RecipePart):

@@ -15,7 +15,7 @@ from headway.core.errors import RecipeError
 from headway.core.recipe import read_recipe
 from headway.core.recipe_editor import edit_recipe as text_with
 from headway.core.recipe_yaml import RecipeDumper, parse_recipe, set_value
-from headway.train.recipe import TrainRecipe
+from headway.setup.recipe import TrainRecipe
 
 START = "model: {factory: 'headway.model:small_net'}\n"
 RECIPE = (

@@ -75,9 +75,9 @@ def test_names_move_no_cursor_on_the_command_line(tmp_path: Path) -> None:
 def test_a_progress_bar_takes_no_name_for_a_format() -> None:
     from rich.console import Console
 
-    from headway.train.counter import Counter
+    from headway.core.sample_progress import SampleProgress
 
-    bar = Counter("Scanning train-{000..146}.tar [/x] \x1b[2J", "images")._begun()
+    bar = SampleProgress("Scanning train-{000..146}.tar [/x] \x1b[2J", "images")._begun()
     console = Console(width=200)
     with console.capture() as shown:
         console.print(bar.get_renderable())

@@ -14,10 +14,10 @@ from headway.core.run_folder import RunFolder
 from headway.doctor.job import MEASURED, Job, quiet, with_values
 from headway.doctor.joint import exchange, together, tried
 from headway.doctor.ranks import surroundings
-from headway.train.elastic import Ranks
+from headway.launch.ranks import Ranks
+from headway.setup.build import set_up
 from headway.train.progress import Silent
 from headway.train.runs import load_recipe
-from headway.train.setup import set_up
 from headway.train.trainer import Trainer
 
 

@@ -21,7 +21,7 @@ from headway.data import dataset, native
 from headway.data.dataset import Dataset
 from headway.data.pack import pack
 from headway.doctor.environment import examine
-from headway.train.recipe import TrainRecipe
+from headway.setup.recipe import TrainRecipe
 
 CPUS = 8
 CPU = torch.device("cpu")
@@ -191,7 +191,7 @@ import json, os, sys, torch
 from pathlib import Path
 from headway.data import dataset
 from headway.doctor.environment import examine
-from headway.train.recipe import TrainRecipe
+from headway.setup.recipe import TrainRecipe
 recipe = TrainRecipe.model_validate(json.loads(sys.argv[2]))
 environ = {} if sys.argv[3] == "hidden" else os.environ
 found = examine(recipe, torch.device("cpu"), dataset.open(sys.argv[1]), root=Path(sys.argv[4]), environ=environ)

@@ -29,7 +29,7 @@ from headway.doctor.loop import Looped, rate_of
 from headway.doctor.model import Model
 from headway.doctor.packing import AsPacked, First, Packing, kept_on_disk, lossless, packing_of, smaller
 from headway.doctor.syncs import Syncs
-from headway.train.inputs import Say
+from headway.setup.inputs import Say
 from headway.train.runs import load_recipe
 
 needs_native = pytest.mark.skipif(not native.available(), reason="the native core is not built")

@@ -19,8 +19,8 @@ from headway.doctor.doctor import examination
 from headway.doctor.job import Job, quiet
 from headway.doctor.joint import Exchange, Joint, Tried, better
 from headway.doctor.ranks import joined
-from headway.train.hosts import Host, hosts_of
-from headway.train.launch import launch
+from headway.launch.hosts import Host, hosts_of
+from headway.launch.launcher import launch
 from headway.train.runs import load_recipe
 
 SLOW = """
@@ -45,8 +45,8 @@ def many(num_classes):
 
 LAUNCHER = """
 import sys
-from headway.train.hosts import hosts_of
-from headway.train.launch import launch
+from headway.launch.hosts import hosts_of
+from headway.launch.launcher import launch
 sys.exit(launch(sys.argv[2:], hosts_of(None, sys.argv[1]), respawn=False))
 """
 

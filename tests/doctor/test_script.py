@@ -133,7 +133,7 @@ for _ in range(20):
 
 
 def test_a_script_without_such_a_loop(tmp_path: Path) -> None:
-    with pytest.raises(HeadwayError, match=r"its optimizer stepped 20 times, never .*headway\.observe\.watch"):
+    with pytest.raises(HeadwayError, match=r"its optimizer stepped 20 times, never .*headway\.watch\.watch"):
         run(written(tmp_path, ALONE))
     with pytest.raises(HeadwayError, match="no optimizer of torch stepped"):
         run(written(tmp_path, "print('hello')"))

@@ -22,7 +22,7 @@ from headway.doctor import tune, tune_packs
 from headway.doctor.job import Job, quiet
 from headway.doctor.packing import packing_of
 from headway.doctor.tune import changes_of
-from headway.train.recipe import TrainRecipe
+from headway.setup.recipe import TrainRecipe
 from headway.train.runs import load_recipe
 
 

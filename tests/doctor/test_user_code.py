@@ -36,7 +36,7 @@ import numpy as np
 from torch import nn
 
 from headway.model import small_net
-from headway.train.task import Classification
+from headway.setup.task import Classification
 
 LOCK, RELEASED = threading.Lock(), threading.Event()
 HEAP = [{"n": n} for n in range(100_000)]

@@ -12,8 +12,8 @@ from random import Random
 import torch
 from tests.fuzz.damage import damage_bytes, damage_tree, encode
 
-from headway.train.checkpoint import Checkpoints, read
-from headway.train.manifest import MANIFEST
+from headway.checkpoint.checkpoints import Checkpoints, read
+from headway.checkpoint.manifest import MANIFEST
 
 
 @contextlib.contextmanager

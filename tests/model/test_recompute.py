@@ -17,7 +17,7 @@ from headway.core.errors import UsageError
 from headway.model import cifar_net, cifar_resnet, resnet18, resnet50, small_net
 from headway.model.norm import convert_ghost
 from headway.model.recompute import recompute
-from headway.train.memory import bytes_saved
+from headway.setup.micro_batch import bytes_saved
 
 
 class Drop(nn.Module):

@@ -26,9 +26,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headway import optim
+from headway.checkpoint.checkpoints import Checkpoint, restore, state_of
 from headway.core.errors import UsageError
 from headway.optim import native
-from headway.train.checkpoint import Checkpoint, restore, state_of
 
 WAYS = [pytest.param(True, id="native"), pytest.param(False, id="torch")]
 NAMES = sorted(CASES)

@@ -11,14 +11,14 @@ import torch
 from tests._waits import counted
 from torch import nn
 
+from headway.checkpoint.checkpoints import Checkpoints, restore, state_of
 from headway.core.errors import UsageError
 from headway.model import cifar_net
 from headway.model.ema import Ema
 from headway.optim import Masters, build
 from headway.optim import masters as masters_module
 from headway.optim.optimizer import OptimizerRecipe
-from headway.train.checkpoint import Checkpoints, restore, state_of
-from headway.train.precision import Name, Precision
+from headway.setup.precision import Name, Precision
 
 CPU = torch.device("cpu")
 OPTIMIZERS: dict[str, dict[str, Any]] = {

@@ -16,8 +16,8 @@ from headway.core.recipe import read_recipe
 from headway.optim import OptimizerRecipe, build
 from headway.optim.optimizer import LAYER_WISE
 from headway.optim.rate import ScaledRecipe, number
-from headway.train.rates import length, resolve_rates, warnings
-from headway.train.recipe import TrainRecipe
+from headway.setup.rates import length, resolve_rates, warnings
+from headway.setup.recipe import TrainRecipe
 
 LBSGD = {"name": "lbsgd", "lr": 0.1, "warmup_epochs": 1}
 RMSPROP_SGD = {"name": "rmsprop_sgd", "lr": 0.1, "center_epochs": 1, "period_epochs": 1}

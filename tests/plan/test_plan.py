@@ -205,7 +205,7 @@ def test_what_cannot_be_planned_is_said(arguments: tuple[str, ...], said: str, p
 def test_planning_loads_no_torch(path: Path) -> None:
     """It answers where torch is not installed."""
     program = (
-        "import sys; sys.modules['torch'] = None; from headway.cli import main; sys.argv = ['headway', 'plan', "
+        "import sys; sys.modules['torch'] = None; from headway.cli.main import main; sys.argv = ['headway', 'plan', "
         f"{str(path)!r}, '--cluster', 'dgx-1', '--json']; main()"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ)

@@ -20,13 +20,13 @@ import pytest
 from safetensors.numpy import load, save
 from tests._support import headway, packed_digits, refused, write_recipe
 
+from headway.checkpoint.remote import Url
 from headway.core.errors import DataError, HeadwayError
 from headway.data import dataset, fill
 from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, load_columns
 from headway.data.loader import Loader
 from headway.data.order import Order
 from headway.data.tiers.remote import Remote
-from headway.train.remote_checkpoints import Url
 
 Tree = dict[str, Any]
 

@@ -12,19 +12,19 @@ import torch
 from safetensors.torch import load_file
 from tests._support import digits, finished, headway, packed_digits, records, refused, write_recipe
 
+from headway.checkpoint.checkpoints import Checkpoints
 from headway.core.launcher_environment import LaunchedProcess
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.data.decode import decoder
-from headway.train import memory
-from headway.train.checkpoint import Checkpoints
-from headway.train.elastic import Ranks
+from headway.launch.ranks import Ranks
+from headway.setup import micro_batch
+from headway.setup.build import Setup, set_up
+from headway.setup.recipe import TrainRecipe
 from headway.train.evaluate import evaluate, outputs_of, views
 from headway.train.predict import image_files, pixels
 from headway.train.progress import Silent
-from headway.train.recipe import TrainRecipe
 from headway.train.runs import trained
-from headway.train.setup import Setup, set_up
 from headway.train.trainer import Trainer
 
 EMA = "model.ema={half_life_steps: 4, every_steps: 3}"
@@ -267,7 +267,7 @@ def test_a_ghost_group_may_be_a_whole_micro_batch(folder: Path) -> None:
 def test_a_ghost_group_that_does_not_fit_into_memory_is_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "read_free_memory_bytes", lambda: 1)
+    monkeypatch.setattr(micro_batch, "read_free_memory_bytes", lambda: 1)
     overrides = ("model.batch_norm.ghost=10", "micro_batch=auto")
     said = refused("train", folder / "recipe.yaml", "--run", tmp_path / "run", *overrides, status=2)
     assert (

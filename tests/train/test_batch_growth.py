@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from tests._support import finished, headway, packed_digits, records, refused, write_recipe
 from torch.nn import functional as F
 
+from headway.checkpoint.checkpoints import Checkpoints
 from headway.core.run_folder import IDS_BYTES
 from headway.data import dataset
 from headway.data.batch_plan import BatchGrowthRecipe, BatchPlan
 from headway.data.loader import Loader
 from headway.data.order import Order
-from headway.train.checkpoint import Checkpoints
 
 SAMPLES, EPOCHS, BATCH = 180, 4, 14
 GROWTH = BatchGrowthRecipe(milestones_epochs=(1, 2.5), factor=3)

@@ -28,8 +28,8 @@ from tests._support import (
     write_recipe,
 )
 
+from headway.checkpoint.checkpoints import Checkpoints
 from headway.core.run_folder import RunFolder
-from headway.train.checkpoint import Checkpoints
 
 SAMPLES, BATCH = 180, 30
 

@@ -20,11 +20,11 @@ from headway.data import dataset
 from headway.data.tiers import choice
 from headway.plan.ask import job_of, of_device
 from headway.plan.cluster import clusters
-from headway.train import memory
+from headway.report.dry_run_page import large, page
+from headway.setup import micro_batch
+from headway.setup.build import set_up
 from headway.train.dry_run import DryRun, dry_run
-from headway.train.dry_run_page import large, page
 from headway.train.runs import load_recipe
-from headway.train.setup import set_up
 
 CURIOUS = """
 from torch import nn
@@ -185,7 +185,7 @@ def test_micro_batch_auto_is_estimated_from_what_a_run_measures(folder: Path, mo
     """A run also counts the images that go in, which lie in the batch anyway."""
     options = ("micro_batch=auto", "batch=60")
     for free in (10**5, 10**6, 10**9):
-        monkeypatch.setattr(memory, "read_free_memory_bytes", lambda free=free: free)
+        monkeypatch.setattr(micro_batch, "read_free_memory_bytes", lambda free=free: free)
         found = dried(folder / "recipe.yaml", *options)
         setup = set_up(load_recipe(folder / "recipe.yaml", options), say=lambda text: None)
         setup.inputs.close()

@@ -11,9 +11,9 @@ from tests._support import damage, packed_digits, records, write_recipe
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
 from headway.optim import gradient_noise
+from headway.setup.build import set_up
+from headway.setup.recipe import TrainRecipe
 from headway.train.progress import Silent
-from headway.train.recipe import TrainRecipe
-from headway.train.setup import set_up
 from headway.train.trainer import Trainer
 
 NOISY = "optimizer={name: sgd, lr: 1.0, momentum: 0.0, gradient_noise: 0.25}"

@@ -13,16 +13,16 @@ from safetensors.torch import load_file
 from tests._support import free_port, headway, packed_digits, records, refused, write_recipe
 from tests.comm._ranks import Rank, run_ranks
 
+from headway.checkpoint.checkpoints import Checkpoints
 from headway.core.launcher_environment import LaunchedProcess
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
-from headway.train.checkpoint import Checkpoints
-from headway.train.elastic import Ranks
+from headway.launch.ranks import Ranks
+from headway.report.solution import opened
+from headway.setup.build import set_up
+from headway.setup.recipe import TrainRecipe
 from headway.train.progress import Lines
-from headway.train.recipe import TrainRecipe
 from headway.train.runs import trained
-from headway.train.setup import set_up
-from headway.train.solution import opened
 from headway.train.trainer import Trainer
 
 HALF = ("precision=bf16", "half_weights=true", "model.factory=net.py:dropout")

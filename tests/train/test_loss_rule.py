@@ -18,11 +18,11 @@ from headway.data.augment import Augment
 from headway.data.augment_options import AugmentRecipe
 from headway.data.loader import Loader
 from headway.data.order import Order
-from headway.train.precision import Precision
+from headway.setup.build import Setup, set_up
+from headway.setup.precision import Precision
+from headway.setup.recipe import TrainRecipe
+from headway.setup.task import Classification, Regression, Target, Task, better
 from headway.train.progress import Silent
-from headway.train.recipe import TrainRecipe
-from headway.train.setup import Setup, set_up
-from headway.train.task import Classification, Regression, Target, Task, better
 from headway.train.trainer import Trainer
 
 

@@ -15,9 +15,9 @@ from tests.data._packs import picture
 from headway.core.recipe import read_recipe
 from headway.data.decode import decoder
 from headway.data.pack import pack
+from headway.setup.build import set_up
+from headway.setup.recipe import TrainRecipe
 from headway.train.predict import image_files, pixels
-from headway.train.recipe import TrainRecipe
-from headway.train.setup import set_up
 
 FILES = {
     "a/large.jpg": {"size": (200, 150)},

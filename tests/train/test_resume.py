@@ -17,10 +17,10 @@ import pytest
 import torch
 from tests._support import files, finished, headway, paced, packed_digits, records, running, slowly, write_recipe
 
+from headway.checkpoint.checkpoints import Checkpoints
 from headway.core.run_folder import IDS_BYTES
 from headway.data import dataset
 from headway.data.order import Order
-from headway.train.checkpoint import Checkpoints
 
 EVERY, BATCH, EPOCHS, SAMPLES = 4, 6, 4, 180
 STEPS = EPOCHS * SAMPLES // BATCH

@@ -19,8 +19,8 @@ from tests._support import damage, digits, files, headway, packed_digits, record
 
 from headway.core.recipe import read_recipe
 from headway.data import dataset
+from headway.setup.recipe import TrainRecipe
 from headway.train import runs
-from headway.train.recipe import TrainRecipe
 
 
 @pytest.fixture(scope="module")

@@ -15,10 +15,10 @@ from tests.comm._ranks import Rank, run_ranks
 from headway.core.launcher_environment import LaunchedProcess
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RunFolder
-from headway.train.elastic import Ranks
+from headway.launch.ranks import Ranks
+from headway.setup.build import set_up
+from headway.setup.recipe import TrainRecipe
 from headway.train.progress import Lines
-from headway.train.recipe import TrainRecipe
-from headway.train.setup import set_up
 from headway.train.trainer import Trainer
 
 LOG_EVERY = 6

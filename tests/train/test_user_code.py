@@ -18,13 +18,13 @@ from headway.core.random_keys import draw_uniform, make_keys
 from headway.data import dataset
 from headway.data.order import Order
 from headway.data.pack import pack
-from headway.train.task import Classification, MultiLabel, Regression, Target
+from headway.setup.task import Classification, MultiLabel, Regression, Target
 
 USER = '''
 import numpy as np
 import torch
 from headway.core.random_keys import draw_uniform
-from headway.train.task import Task
+from headway.setup.task import Task
 
 class ParityTask(Task):
     """Even or odd, by one logit."""

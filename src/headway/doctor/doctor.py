@@ -33,7 +33,7 @@ from headway.doctor.shorten import shortened
 from headway.doctor.stalls import checkpoint, evaluation
 from headway.doctor.verdict import verdict
 from headway.doctor.whole import MOST_STEPS, Ran, run
-from headway.train.inputs import Say
+from headway.setup.inputs import Say
 from headway.train.runs import load_recipe
 
 RUN_STEPS, COLD_STEPS = 3, 3

@@ -36,8 +36,8 @@ from headway.data.tiers.choice import Near
 from headway.data.tiers.opened import RemoteShards
 from headway.doctor.page_cache import mount_of
 from headway.doctor.storage import Place, place_of
-from headway.train.inputs import PLACES, decoding
-from headway.train.recipe import TrainRecipe
+from headway.setup.inputs import PLACES, decoding
+from headway.setup.recipe import TrainRecipe
 
 Found = Iterator[EnvironmentFinding]
 

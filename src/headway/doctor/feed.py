@@ -15,7 +15,7 @@ from headway.data.options import CropRecipe
 from headway.data.tiers.opened import RemoteShards
 from headway.doctor.job import Job, close
 from headway.doctor.measure import settled, timed
-from headway.train.recipe import TrainRecipe
+from headway.setup.recipe import TrainRecipe
 
 PLAIN: dict[str, Any] = {"crop": CropRecipe(), "flip": False, "translate": 0}
 """A view of the samples without augmentation."""

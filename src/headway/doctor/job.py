@@ -17,9 +17,9 @@ import torch
 from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
 from headway.data.batch import Batch
+from headway.setup.build import Setup, set_up
+from headway.setup.recipe import TrainRecipe
 from headway.train.progress import Silent
-from headway.train.recipe import TrainRecipe
-from headway.train.setup import Setup, set_up
 from headway.train.trainer import Display, Trainer
 
 NEVER = 1e6

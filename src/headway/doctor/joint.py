@@ -25,7 +25,7 @@ from headway.core.world import Group
 from headway.doctor.job import override
 from headway.doctor.loop import advanced, waiting
 from headway.doctor.measure import known, least_window_s, timed
-from headway.train.elastic import Ranks
+from headway.launch.ranks import Ranks
 from headway.train.trainer import Trainer
 
 T = TypeVar("T")

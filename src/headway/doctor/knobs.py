@@ -22,8 +22,8 @@ from headway.doctor.loop import LONG_STEP_S, Looped, rate_of
 from headway.doctor.model import Model
 from headway.doctor.packing import First, kept_on_disk, lossless, packing_of, smaller
 from headway.doctor.stalls import checkpoint
-from headway.train.inputs import Say
-from headway.train.precision import candidates
+from headway.setup.inputs import Say
+from headway.setup.precision import candidates
 
 WORTH = 1.01
 """Gains below it are noise."""

@@ -22,7 +22,7 @@ from headway.doctor.measure import least_window_s, settled, timed
 from headway.doctor.stack_sampler import StackSampler
 from headway.doctor.syncs import Syncs, count_syncs
 from headway.doctor.user_code import TRANSFORM, Place
-from headway.train.prepare import augmented, divided, prepared
+from headway.setup.prepare import augmented, divided, prepared
 from headway.train.trainer import Trainer
 
 SMALL = 2

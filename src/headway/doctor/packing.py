@@ -31,7 +31,7 @@ from headway.data.tiers.policy import Slots
 from headway.data.tiers.tier import Ids, Tier
 from headway.doctor.feed import Fed, fed
 from headway.doctor.job import Job
-from headway.train.recipe import TrainRecipe
+from headway.setup.recipe import TrainRecipe
 
 CHUNK = 16
 """Images that are treated before a look at the clock."""

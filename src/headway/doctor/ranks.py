@@ -38,14 +38,14 @@ from headway.doctor.loop import looped
 from headway.doctor.model import Model
 from headway.doctor.verdict import verdict
 from headway.doctor.whole import run
-from headway.train.elastic import Ranks
-from headway.train.hosts import hosts_of, shared
-from headway.train.inputs import Say
-from headway.train.launch import launch
+from headway.launch.hosts import hosts_of, shared
+from headway.launch.launcher import launch
+from headway.launch.ranks import Ranks
+from headway.setup.build import set_up
+from headway.setup.inputs import Say
+from headway.setup.recipe import TrainRecipe
 from headway.train.progress import Silent
-from headway.train.recipe import TrainRecipe
 from headway.train.runs import load_recipe
-from headway.train.setup import set_up
 from headway.train.trainer import Trainer
 
 SLOWER = 1.1

@@ -12,7 +12,7 @@ import torch
 from headway.core.modules import preserve_training_state
 from headway.doctor.job import Job
 from headway.doctor.loop import waiting
-from headway.train.prepare import prepared
+from headway.setup.prepare import prepared
 
 SIDE = 1024
 """Of the matrices whose product is timed: 2 GFLOP."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
 from headway.core.signals import handle_signals
-from headway.observe.watch_result import Observed
+from headway.doctor.loop_observation import Observed
 
 STEPS, SECONDS = 200, 60.0
 """That are watched unless the user says: whichever ends first."""
@@ -61,14 +61,14 @@ def run(
         result = Path(folder) / "observed.json"
         limits = json.dumps({"steps": steps, "seconds": seconds})
         # -P: a script's folder is found first, as ever, and the folder that this was called in is not.
-        module = "headway.doctor.script_child"
+        module = "headway.watch.script_child"
         command = [sys.executable, "-P", "-m", module, str(result), limits, str(path), *arguments]
         status = _waited(command, result, 2 if to_stderr else None)
         said: dict[str, Any] = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
     if "observed" in said:
         return Observed.model_validate(said["observed"])
     if "missing" in said:
-        fix = "Wrap what your loop is over: headway.observe.watch(loader, model, optimizer)."
+        fix = "Wrap what your loop is over: headway.watch.watch(loader, model, optimizer)."
         raise HeadwayError(said["missing"], where=str(script), fix=fix)
     if "failed" in said:
         raise UserCodeError(said["failed"], where=str(script))

@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from headway.core.recipe import LoadedRecipe
 from headway.doctor.job import Job, resized, with_values
 from headway.doctor.loop import SMALL, passing
-from headway.train.inputs import Say
-from headway.train.recipe import TrainRecipe
+from headway.setup.inputs import Say
+from headway.setup.recipe import TrainRecipe
 
 SHOWS_S = 0.1
 """A pass that takes so long tells what a sample takes; a shorter one tells the machine's hiccups."""

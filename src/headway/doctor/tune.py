@@ -23,8 +23,8 @@ from headway.doctor.job import Job, override, quiet
 from headway.doctor.packing import Packing
 from headway.doctor.tune_packs import Packs
 from headway.doctor.whole import run
-from headway.train.inputs import Say
-from headway.train.recipe import TrainRecipe
+from headway.setup.inputs import Say
+from headway.setup.recipe import TrainRecipe
 from headway.train.runs import load_recipe
 
 ALLOWED = {"precision": ("precision",), "batch": ("batch",), "data.size": ("data.size", "data.scaled")}

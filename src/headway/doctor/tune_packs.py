@@ -13,7 +13,7 @@ from headway.core.errors import HeadwayError
 from headway.data.dataset import Dataset
 from headway.data.pack import pack
 from headway.doctor.packing import GROWTH, Packing, free_disk_bytes, shown
-from headway.train.inputs import Say
+from headway.setup.inputs import Say
 
 FREE = 0.9
 """Most of what is free that a pack may take: a disk that is full stops others too."""

@@ -15,7 +15,7 @@ import torch
 Owner = Literal["user", "package", "library", "torch", "headway"]
 
 _HEADWAY = f"{Path(__file__).resolve().parents[1]}/"
-_TAPS = f"{_HEADWAY}observe/watch_taps.py"
+_TAPS = f"{_HEADWAY}observe/tensor_taps.py"
 _TORCH = f"{Path(torch.__file__).resolve().parent}/"
 _NUMPY = f"{Path(np.__file__).resolve().parent}/"
 _STANDARD = tuple(f"{Path(sysconfig.get_paths()[name]).resolve()}/" for name in ("stdlib", "platstdlib"))

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
+from headway.checkpoint.compatibility import fault_among
 from headway.core.errors import CheckpointError
+from headway.launch.ranks import Ranks, running_statistics
 from headway.model.ema import Ema
 from headway.model.norm import recomputing
 from headway.optim import Lookahead
-from headway.train.elastic import Ranks, running_statistics
-from headway.train.fitting import fault_among
-from headway.train.prepare import divided, prepared
-from headway.train.setup import Setup
+from headway.setup.build import Setup
+from headway.setup.prepare import divided, prepared
 
 PREFIX = "statistics/"
 

@@ -13,10 +13,10 @@ from headway.core.errors import UsageError
 from headway.core.launcher_environment import read_launcher_environment
 from headway.core.recipe import read_recipe
 from headway.core.run_folder import RESUME_COMMAND, RunFolder
+from headway.launch.hosts import hosts_of, shared
+from headway.launch.launcher import launch
+from headway.setup.recipe import TrainRecipe
 from headway.train import runs
-from headway.train.hosts import hosts_of, shared
-from headway.train.launch import launch
-from headway.train.recipe import TrainRecipe
 
 
 def train(

@@ -12,6 +12,7 @@ from typing import Any, Literal, final
 import numpy as np
 import torch
 
+from headway.checkpoint.checkpoints import state_of
 from headway.core.collectives import Algorithm, Link, Network, count_bytes_out_of_host
 from headway.core.errors import UsageError, UserCodeError
 from headway.core.recipe import LoadedRecipe
@@ -27,20 +28,19 @@ from headway.core.workload import (
 )
 from headway.data.options import SYNTHETIC, SyntheticRecipe
 from headway.data.resolution import size_at
+from headway.launch.hosts import hosts_of, shared
+from headway.launch.ranks import running_statistics
 from headway.model.compilable import Compilable, try_compiling
 from headway.model.counts import count
 from headway.model.layers import SAMPLES, layers
 from headway.model.valueless import valueless
 from headway.optim.footprint import footprint
-from headway.train.checkpoint import state_of
-from headway.train.elastic import running_statistics
-from headway.train.hosts import hosts_of, shared
-from headway.train.inputs import Rehearsal, Say
-from headway.train.memory import fitting
-from headway.train.prepare import prepared
-from headway.train.recipe import TrainRecipe
+from headway.setup.build import Setup, set_up
+from headway.setup.inputs import Rehearsal, Say
+from headway.setup.micro_batch import fitting
+from headway.setup.prepare import prepared
+from headway.setup.recipe import TrainRecipe
 from headway.train.runs import load_recipe
-from headway.train.setup import Setup, set_up
 
 Where = Literal["device", "host"]
 

@@ -15,8 +15,8 @@ from safetensors.numpy import save as save_arrays
 from headway.core.errors import DataError
 from headway.data import dataset as data
 from headway.data.batch import Batch
-from headway.train.elastic import Ranks
-from headway.train.setup import Setup
+from headway.launch.ranks import Ranks
+from headway.setup.build import Setup
 
 PLACES, PREDICTED = "places of samples", "classes predicted"
 """Arrays beside those of metrics, whose names are identifiers and no words that a record has."""

@@ -24,8 +24,8 @@ from headway.data.fill import View
 from headway.data.formats.source import is_image
 from headway.data.records import Records
 from headway.data.reference import FORMATS
+from headway.setup.build import Setup
 from headway.train.evaluate import outputs_of
-from headway.train.setup import Setup
 
 
 def image_files(paths: Sequence[Path]) -> list[Path]:

@@ -9,7 +9,7 @@ from typing import Any, final
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from headway.train.elastic import Ranks
+from headway.launch.ranks import Ranks
 from headway.train.trainer import Display, Trainer
 
 REFRESH_S = 0.5

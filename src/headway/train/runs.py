@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from headway.checkpoint.checkpoints import Checkpoints
 from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import CommunicationError, FencedError, GenerationEndedError, HeadwayError, UsageError
 from headway.core.files import write_atomically
@@ -25,19 +26,18 @@ from headway.core.signals import handle_signals
 from headway.core.statistics import compute_student_t
 from headway.core.untrusted_json import is_whole_number
 from headway.data.decode import chosen
+from headway.launch.ranks import Ranks
 from headway.model import weights
-from headway.train import panels
-from headway.train.checkpoint import Checkpoints
-from headway.train.elastic import Ranks
+from headway.setup.build import LABELS, Known, Setup, check_labels, set_up
+from headway.setup.inputs import Say, open_relative
+from headway.setup.recipe import TrainRecipe
+from headway.setup.task import Target
 from headway.train.evaluate import evaluate as evaluate_set
-from headway.train.inputs import Say, open_relative
-from headway.train.live import beside
-from headway.train.past import OF_THE_MACHINE
+from headway.train.evaluation_panels import build_evaluation_panels, write_panels
+from headway.train.leftovers import OF_THE_MACHINE
+from headway.train.monitors import beside
 from headway.train.progress import show
-from headway.train.recipe import TrainRecipe
-from headway.train.setup import LABELS, Known, Setup, check_labels, set_up
-from headway.train.task import Target
-from headway.train.traced import Traced
+from headway.train.tracing import Traced
 from headway.train.trainer import Trainer
 
 CLOCK_EXCLUDES = (
@@ -323,7 +323,7 @@ def _write_panels(trainer: Trainer) -> None:
             evaluation = evaluate_set(setup, setup.eval)
     if evaluation is not None:
         which = f"the weights of epoch {trainer.position / setup.epoch:.4g}"
-        panels.write(run, panels.of_evaluation(setup.eval, evaluation, which))
+        write_panels(run, build_evaluation_panels(setup.eval, evaluation, which))
 
 
 @contextmanager
@@ -401,7 +401,7 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
             say(f"{held_out.folder}: {evaluation.damaged:,} of {len(held_out):,} samples are damaged and left out.")
             result["damaged_samples"] = float(evaluation.damaged)
         run.write_json("evaluation", {"data": str(held_out.folder), **result})
-        panels.write(run, panels.of_evaluation(held_out, evaluation, "the best weights"))
+        write_panels(run, build_evaluation_panels(held_out, evaluation, "the best weights"))
     return result
 
 
@@ -445,20 +445,3 @@ def _target_of(entry: dict[str, Any], run: RunFolder) -> Target:
         fix = "Copy the run folder again."
         raise HeadwayError("provenance.json has no good target", where=str(run.folder), fix=fix)
     return Target(kind=kind, classes=tuple(classes), numbers=numbers)
-
-
-def report(folder: Path, beside: Sequence[Path] = ()) -> Path:
-    """Writes report.html of a run and returns its path.
-
-    Args:
-        beside: run folders whose layers' rates are drawn with this one's.
-
-    Raises:
-        UsageError: one is no run folder, or has not observed its layers.
-    """
-    runs = [RunFolder.open(path) for path in (folder, *beside)]
-    for run in runs if beside else ():
-        if not run.rows_path("layers").exists():
-            fix = "Train with observe={layer_rates: true}, or leave --beside out."
-            raise UsageError("this run has no rates of layers to compare", where=str(run.folder), fix=fix)
-    return panels.report(runs[0], runs[1:])

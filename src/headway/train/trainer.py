@@ -12,27 +12,27 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import torch
 
+from headway.checkpoint.background_saver import Saver
+from headway.checkpoint.checkpoints import Checkpoint, Checkpoints, restore, state_of
+from headway.checkpoint.compatibility import expect_position, expect_same_data, expect_scalars
 from headway.comm.reducer import Verdict
 from headway.core.clock import Clock
 from headway.core.errors import CommunicationError, GenerationEndedError, UsageError
 from headway.core.run_folder import RunFolder
 from headway.data.batch import Batch
 from headway.data.upload import to_device
-from headway.observe.value_reads import ValueReads
+from headway.launch.handover import State
+from headway.launch.ranks import Ranks
+from headway.observe.host_syncs import ValueReads
 from headway.optim import gradient_noise, set_lr
+from headway.setup.build import Setup
+from headway.setup.prepare import divided, prepared
+from headway.setup.task import better, reaches
 from headway.train.averages import Averages
-from headway.train.checkpoint import Checkpoint, Checkpoints, restore, state_of
-from headway.train.elastic import Ranks
 from headway.train.evaluate import Evaluation, evaluate
-from headway.train.fitting import expect_position, expect_same_data, expect_scalars
-from headway.train.handover import State
-from headway.train.ledger import Ledger
-from headway.train.past import Past, identity
-from headway.train.prepare import divided, prepared
-from headway.train.saver import Saver
-from headway.train.setup import Setup
-from headway.train.stops import stopped
-from headway.train.task import better, reaches
+from headway.train.leftovers import Past, identity
+from headway.train.metrics import Ledger
+from headway.train.nonfinite import stopped
 
 
 class Display(Protocol):
@@ -79,12 +79,9 @@ class Trainer:
         options = recipe.checkpoint
         self._checkpoints = Checkpoints.of_run(run.folder, options.keep, options.folder, setup.loaded.base)
         self.say = print if ranks is None else ranks.say
-        self._diverged = ""
-        self._saver = Saver(
-            self._checkpoints, asynchronous=options.asynchronous, say=self.say, go_on=run.resume_command
-        )
-        self._averages = Averages(setup)
-        self._lock = ExitStack()
+        go_on = run.resume_command
+        self._saver = Saver(self._checkpoints, asynchronous=options.asynchronous, say=self.say, go_on=go_on)
+        self._averages, self._diverged, self._lock = Averages(setup), "", ExitStack()
         self._stream: Iterator[Batch] | None = None
         self._parameters = [p for group in setup.optimizer.param_groups for p in group["params"]]
         self._weights = torch.empty(0)

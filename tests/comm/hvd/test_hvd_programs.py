@@ -15,9 +15,9 @@ from bench._hosts import Hosts, why_not
 from tests.comm._ranks import ROOT
 from torch.distributed import TCPStore
 
-from headway.train import launch as launcher
-from headway.train.hosts import hosts_of
-from headway.train.launch import launch
+from headway.launch import launcher
+from headway.launch.hosts import hosts_of
+from headway.launch.launcher import launch
 
 FOLDER = Path(__file__).parent
 PATIENCE_S = 150

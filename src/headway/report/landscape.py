@@ -1,0 +1,405 @@
+"""Landscape: the loss around trained networks, between them, and along the way that one of them went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, final
+
+import numpy as np
+
+from headway.checkpoint.checkpoints import Checkpoints
+from headway.checkpoint.checkpoints import read as read_checkpoint
+from headway.checkpoint.locations import held
+from headway.core.errors import UsageError, suggest_nearest
+from headway.core.run_folder import RunFolder
+from headway.observe import directions
+from headway.observe.directions import Axes, Vector
+from headway.observe.sharpness import Eigenvalue, Epsilon
+from headway.report.solution import Curves, Solution, opened
+from headway.setup.inputs import Say
+from headway.train import runs
+
+STATISTICS = ("auto", "keep", "recompute")
+SETS = ("both", "train", "eval")
+Progress = Callable[[int, int], object]
+
+BEYOND = 0.5
+"""How far a line between two solutions goes on beyond them, in parts of their distance (as Li et al. draw it)."""
+MARGIN = 0.2
+"""The same of a plane beyond what is marked in it."""
+ALWAYS, APART = ("batch", "optimizer.lr", "optimizer.weight_decay"), ("name", "data.train", "data.eval")
+"""Keys of a recipe that are shown beside each run, and those that tell nothing of its minimum."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is drawn, and over what.
+
+    Attributes:
+        plane: also the plane of two random directions around each solution.
+        between: also the straight lines from the first run to each other one, and of three the plane through them.
+        path: also each run's checkpoints, in the plane nearest to them.
+        points: on a line. grid: on a side of a plane. Whole places (a solution) are added where they fall between.
+        radius: how far a random direction is followed, in lengths of the filters.
+        samples: of each data set, drawn by `seed`.
+        sharpness: also Keskar's measure and the largest eigenvalues of the Hessian.
+        epsilon: of Keskar's box.
+        sets: which data sets: both, train or eval.
+        statistics: of batch norm at every place. `keep`: as they are in the solution, moved along with the weights
+            where a line leads to another solution. `recompute`: anew over the sample of the training set. `auto`: kept
+            around a solution; recomputed between solutions and along a path, where those of no end fit.
+    """
+
+    plane: bool = False
+    between: bool = False
+    path: bool = False
+    points: int = 31
+    grid: int = 13
+    radius: float = 1.0
+    samples: int = 512
+    seed: int = 0
+    sharpness: bool = True
+    epsilon: float = 1e-3
+    sets: str = "both"
+    statistics: str = "auto"
+
+    def check(self) -> None:
+        """Raises UsageError: a number is out of its range."""
+        at_least = (("points", self.points, 3), ("grid", self.grid, 3), ("samples", self.samples, 1))
+        for name, value, least in at_least:
+            if value < least:
+                raise UsageError(f"--{name} {value} is too few", fix=f"Give {least} or more.")
+        for name, number in (("radius", self.radius), ("epsilon", self.epsilon)):
+            if not 0 < number < math.inf:
+                raise UsageError(f"--{name} {number:g} is no distance", fix="Give a number above 0.")
+        for name, word, known in (("sets", self.sets, SETS), ("statistics", self.statistics, STATISTICS)):
+            if word not in known:
+                raise UsageError(f"there is no --{name} {word!r}", fix=suggest_nearest(word, known))
+        if self.sets == "eval" and self.sharpness:
+            fix = "Add --no-sharpness, or leave --sets out."
+            raise UsageError("sharpness is that of the training loss", where="--sets eval", fix=fix)
+        if self.sets == "eval" and self.statistics == "recompute":
+            fix = "Set --statistics keep, or leave --sets out."
+            raise UsageError("statistics of batch norm come from training data", where="--sets eval", fix=fix)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """Curves over one direction. `places`: names of what lies on it, and where; `statistics`: kept, recomputed, none.
+
+    Attributes:
+        barrier: of a line between two solutions, by data set: how far the loss rises above the straight line between
+            the losses at both (Frankle et al. 2020, arXiv 1912.05671). Empty otherwise.
+    """
+
+    kind: Literal["around", "between"]
+    name: str
+    places: list[tuple[str, float]]
+    x: list[float]
+    curves: Curves
+    statistics: str
+    distance: float | None = None
+    barrier: dict[str, float | None] = field(default_factory=dict)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Plane:
+    """Surfaces over two directions: rows of `curves` are y. `path`: the marks are one after the other on a way.
+
+    Attributes:
+        shares: of the squared distances of all marks from the last one, what each axis shows.
+    """
+
+    kind: Literal["around", "between", "path"]
+    name: str
+    marks: list[tuple[str, float, float]]
+    x: list[float]
+    y: list[float]
+    surfaces: dict[str, dict[str, list[list[float | None]]]]
+    statistics: str
+    shares: tuple[float, float] = (1.0, 1.0)
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Sharpness:
+    """How sharp the minimum is in which a run ended, on the sample of its training set.
+
+    Attributes:
+        keskar: None where the network has no finite loss there.
+        eigenvalue: of the Hessian; None where the network has no second derivative.
+        relative: of the Hessian by relative change: each weight in units of its filter's norm.
+    """
+
+    keskar: Epsilon | None
+    eigenvalue: Eigenvalue | None
+    relative: Eigenvalue | None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """One run: its numbers at the solution itself, its recipe where it differs, its sharpness."""
+
+    name: str
+    folder: str
+    numbers: dict[str, dict[str, float | None]]
+    samples: dict[str, int]
+    recipe: dict[str, Any]
+    sharpness: Sharpness | None
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class Landscape:
+    """Everything that was drawn."""
+
+    options: Options
+    runs: list[Drawn]
+    lines: list[Line]
+    planes: list[Plane]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def landscape(folders: Sequence[Path], options: Options, *, say: Say, progress: Progress | None = None) -> Landscape:
+    """Draws the loss landscape of runs: filter-normalised directions of Li et al. 2018 (arXiv 1712.09913) around each,
+    and what else the options ask for. The same call gives the same numbers on the same machine.
+
+    The network is in evaluation mode and in float32. The loss is the task's, without weight decay.
+
+    Raises:
+        UsageError: a folder is no run, a run has no weights, or the runs do not fit what is asked for.
+        HeadwayError: their data cannot be opened.
+    """
+    options.check()
+    if not folders:
+        raise UsageError("there is no run to draw", fix="headway landscape RUN [RUN2 ...].")
+    if options.between and len(folders) < 2:
+        raise UsageError("a line between solutions wants two runs", where="--between", fix="Name another run.")
+    names = _names(folders)
+    with ExitStack() as stack:
+        solutions = []
+        for name, folder in zip(names, folders, strict=True):
+            solution = opened(name, RunFolder.open(folder), options.sets, options.samples, options.seed, say=say)
+            solutions.append(stack.enter_context(closing(solution)))
+        paths = [_path(solution) if options.path else [] for solution in solutions]
+        if options.between:
+            for other in solutions[1:]:
+                expect_alike(solutions[0], other)
+        return _drawn(solutions, paths, options, progress)
+
+
+def _drawn(
+    solutions: list[Solution], paths: list[list[tuple[str, Vector]]], options: Options, progress: Progress | None
+) -> Landscape:
+    first, others = solutions[0], solutions[1:]
+    places = len(solutions) * (len(_around(options)) + (options.grid**2 if options.plane else 0) + 1)
+    places += sum(options.grid**2 for path in paths if path)
+    if options.between:
+        places += len(others) * len(_between(options)) + (options.grid**2 if len(others) == 2 else 0)
+    done, total = 0, places + (sum(one.sharpness_steps for one in solutions) if options.sharpness else 0)
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(min(done, total), total)
+
+    for one in solutions:
+        one.tick = tick
+    recipes = _differing(solutions)
+    drawn, lines, planes = [], [], []
+    for one, path, recipe in zip(solutions, paths, recipes, strict=True):
+        numbers = one.measured(recompute=False)
+        how = _sharpness(one, options) if options.sharpness else None
+        samples = {name: sample.count for name, sample in one.samples.items()}
+        folder = str(one.run.folder)
+        drawn.append(
+            Drawn(name=one.name, folder=folder, numbers=numbers, samples=samples, recipe=recipe, sharpness=how)
+        )
+        lines.append(_line_around(one, options))
+        if options.plane:
+            planes.append(_plane_around(one, options))
+        if path:
+            planes.append(_plane_of_path(one, path, options))
+    if options.between:
+        states = [directions.state_of(one.setup.model) for one in solutions]
+        for other, state in zip(others, states[1:], strict=True):
+            lines.append(_line_between(first, states[0], other.name, state, options))
+        if len(others) == 2:
+            planes.append(_plane_between(first, [one.name for one in solutions], states, options))
+    return Landscape(options=options, runs=drawn, lines=lines, planes=planes)
+
+
+def _sharpness(one: Solution, options: Options) -> Sharpness:
+    keskar, eigenvalue, relative = one.sharpness(options.epsilon, options.seed)
+    return Sharpness(keskar=keskar, eigenvalue=eigenvalue, relative=relative)
+
+
+def _line_around(one: Solution, options: Options) -> Line:
+    direction = directions.random_direction(one.setup.model, options.seed)
+    recompute = one.recomputes(options.statistics == "recompute")
+    x = _around(options)
+    curves = one.along([[(at, direction)] for at in x], recompute=recompute)
+    how = one.statistics(recompute)
+    return Line(kind="around", name=one.name, places=[(one.name, 0.0)], x=x, curves=curves, statistics=how)
+
+
+def _line_between(one: Solution, start: Vector, other: str, end: Vector, options: Options) -> Line:
+    recompute = one.recomputes(options.statistics != "keep" and options.sets != "eval")
+    x, away = _between(options), directions.difference(start, end)
+    curves = one.along([[(at, away)] for at in x], recompute=recompute)
+    apart = directions.distance(start, end, list(directions.trained_of(one.setup.model)))
+    barrier = {name: _barrier(x, curve["loss"]) for name, curve in curves.items()}
+    return Line(
+        kind="between",
+        name=f"{one.name} to {other}",
+        places=[(one.name, 0.0), (other, 1.0)],
+        x=x,
+        curves=curves,
+        statistics=one.statistics(recompute),
+        distance=apart,
+        barrier=barrier,
+    )
+
+
+def _barrier(x: Sequence[float], losses: Sequence[float | None]) -> float | None:
+    inside = [(at, loss) for at, loss in zip(x, losses, strict=True) if 0 <= at <= 1]
+    if any(loss is None for _, loss in inside):
+        return None
+    known = [(at, loss) for at, loss in inside if loss is not None]
+    start, end = known[0][1], known[-1][1]
+    return max(loss - (start + at * (end - start)) for at, loss in known)
+
+
+def _plane_around(one: Solution, options: Options) -> Plane:
+    model, side = one.setup.model, _side(-options.radius, options.radius, options.grid)
+    u, v = (directions.random_direction(model, options.seed + place) for place in range(2))
+    recompute = one.recomputes(options.statistics == "recompute")
+    surfaces = one.over(side, side, u, v, {}, recompute=recompute)
+    how, marks = one.statistics(recompute), [(one.name, 0.0, 0.0)]
+    return Plane(kind="around", name=one.name, marks=marks, x=side, y=side, surfaces=surfaces, statistics=how)
+
+
+def _plane_between(one: Solution, names: list[str], states: Sequence[Vector], options: Options) -> Plane:
+    first, second, third = states
+    axes = directions.through(first, second, third, list(directions.trained_of(one.setup.model)))
+    return _plane("between", ", ".join(names), one, names, axes, first, options)
+
+
+def _plane_of_path(one: Solution, path: list[tuple[str, Vector]], options: Options) -> Plane:
+    names, states = [name for name, _ in path], [state for _, state in path]
+    axes = directions.principal(states[-1], states, list(directions.trained_of(one.setup.model)))
+    return _plane("path", one.name, one, names, axes, states[-1], options)
+
+
+def _plane(
+    kind: Literal["between", "path"],
+    name: str,
+    one: Solution,
+    names: list[str],
+    axes: Axes,
+    origin: Vector,
+    options: Options,
+) -> Plane:
+    recompute = one.recomputes(options.statistics != "keep" and options.sets != "eval")
+    sides = []
+    for values in zip(*axes.places, strict=True):
+        beyond = MARGIN * (max(values) - min(values))
+        sides.append(_side(min(values) - beyond, max(values) + beyond, options.grid))
+    x, y = sides
+    surfaces = one.over(x, y, axes.first, axes.second, origin, recompute=recompute)
+    marks = [(mark, *place) for mark, place in zip(names, axes.places, strict=True)]
+    how = one.statistics(recompute)
+    return Plane(kind=kind, name=name, marks=marks, x=x, y=y, surfaces=surfaces, statistics=how, shares=axes.shares)
+
+
+def _side(low: float, high: float, count: int) -> list[float]:
+    return [float(value) for value in np.linspace(low, high, count)]
+
+
+def _around(options: Options) -> list[float]:
+    return _with(_side(-options.radius, options.radius, options.points), 0.0)
+
+
+def _between(options: Options) -> list[float]:
+    return _with(_side(-BEYOND, 1 + BEYOND, options.points), 0.0, 1.0)
+
+
+def _with(values: list[float], *places: float) -> list[float]:
+    """Values in order, those that are a place but for rounding replaced by it, places that are missing added."""
+    near = 1e-6 * (values[-1] - values[0])
+    return sorted([*(one for one in values if all(abs(one - place) > near for place in places)), *places])
+
+
+def _path(solution: Solution) -> list[tuple[str, Vector]]:
+    """Name and state of each checkpoint of a run, the oldest first.
+
+    Raises:
+        UsageError: it has fewer than three.
+    """
+    recipe, base = solution.setup.recipe, solution.setup.loaded.base
+    checkpoints = Checkpoints.of_run(solution.run.folder, recipe.checkpoint.keep, recipe.checkpoint.folder, base)
+    locations = list(reversed(checkpoints.paths()))
+    if len(locations) < 3:
+        what = f"a path wants three checkpoints or more, and this run has kept {len(locations)}"
+        fix = "Train with checkpoint.keep=20, for example, or leave --path out."
+        raise UsageError(what, where=str(solution.run.folder), fix=fix)
+    wanted = directions.tensors_of(solution.setup.model)
+    out: list[tuple[str, Vector]] = []
+    for location in locations:
+        with held(location):
+            read = read_checkpoint(location)
+        tensors = {name.removeprefix("model/"): one for name, one in read.tensors.items() if name.startswith("model/")}
+        state = {name: tensors[name].to(one) for name, one in wanted.items() if name in tensors}
+        out.append((f"step {read.step:,}", state))
+    return out
+
+
+def expect_alike(one: Solution, other: Solution) -> None:
+    """Raises UsageError where no line leads from a run to another: other weights, data or normalisation."""
+    here, there = (directions.tensors_of(each.setup.model) for each in (one, other))
+    unlike = [name for name in (*here, *there) if name not in here or name not in there]
+    unlike += [name for name in here if name in there and here[name].shape != there[name].shape]
+    where, fix = str(other.run.folder), "Leave --between out: they are drawn side by side."
+    if unlike:
+        what = f"this run has another network than {one.run.folder} (they differ in {unlike[0]}), so no line joins them"
+        raise UsageError(what, where=where, fix=fix)
+    if one.setup.target != other.setup.target:
+        raise UsageError(f"this run has other classes than {one.run.folder}", where=where, fix=fix)
+    for key in ("size", "channels"):
+        if getattr(one.setup.inputs, key) != getattr(other.setup.inputs, key):
+            raise UsageError(f"this run has images of another size than {one.run.folder}", where=where, fix=fix)
+    for key in ("normalise", "mean", "std"):
+        if getattr(one.setup.recipe.augment, key) != getattr(other.setup.recipe.augment, key):
+            what = f"this run normalises its images otherwise than {one.run.folder} (augment.{key})"
+            raise UsageError(what, where=where, fix=fix)
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Names that tell the runs apart: of the folders, with as many of the folders above as that takes."""
+    resolved = [folder.resolve() for folder in folders]
+    if len(set(resolved)) < len(resolved):
+        twice = next(one for one in resolved if resolved.count(one) > 1)
+        raise UsageError("this run is named twice", where=str(twice), fix="Name each run once.")
+    most = max(len(one.parts) for one in resolved)
+    ways = (["/".join(one.parts[-depth:]) for one in resolved] for depth in range(1, most + 1))
+    return next(names for names in ways if len(set(names)) == len(names))
+
+
+def _differing(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
+    """Of each recipe the batch, the rate, the decay, and whatever else differs between the runs."""
+    recipes = [dict(runs.reload(one.run).list_leaves()) for one in solutions]  # as trained, not as measured
+    keys = [key for key in recipes[0] if key in ALWAYS]
+    every = dict.fromkeys(key for recipe in recipes for key in recipe)
+    keys += [k for k in every if k not in (*keys, *APART) and len({str(recipe.get(k)) for recipe in recipes}) > 1]
+    return [{key: recipe.get(key) for key in keys} for recipe in recipes]

@@ -1,0 +1,154 @@
+"""A preview drawn: with blocks on a terminal, with charts on a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headway.core.recipe import format_value
+from headway.page import panel, report
+from headway.page.panel import Panel
+from headway.report.preview import Point, Preview
+
+BLOCKS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+"""An eighth of a line more each."""
+PLAIN = " ..::##"
+"""The same for a terminal that has no blocks."""
+HEIGHT = 8
+"""Lines of a drawing."""
+MARGIN = 10
+"""Columns left of it."""
+MOST_ROWS = 14
+"""Turns that are listed on a terminal; of more, the first and the last."""
+OF_A_SCHEDULE = ("batch", "batch_growth", "epochs", "optimizer", "schedule")
+"""Parts of a recipe that a preview is made of."""
+
+
+def text(found: Preview, width: int, *, blocks: bool = True) -> str:
+    """Learning rate and batch over the epochs, then the numbers at every turn.
+
+    Args:
+        width: columns of the terminal.
+        blocks: whether it can show Unicode's.
+    """
+    columns, shades = max(20, width - MARGIN - 2), BLOCKS if blocks else PLAIN
+    points, turns = [_at_column(found, column, columns) for column in range(columns)], found.turns()
+    highest = max(point.lr for point in (*points, *turns))
+    lines = [_headline(found), ""]
+    lines += ["learning rate", *_plot([point.lr for point in points], highest, shades)]
+    lines += [*_axis(found.epochs, columns), ""]
+    if rmsprop := [point.lr_rmsprop for point in points if point.lr_rmsprop is not None]:
+        lines += ["learning rate of RMSprop", *_plot(rmsprop, max(rmsprop), shades)]
+        lines += [*_axis(found.epochs, columns), ""]
+    if found.plan.grows:
+        lines += ["batch", *_plot([point.batch for point in points], found.largest, shades)]
+        lines += [*_axis(found.epochs, columns), ""]
+    rows = [_cells(turn) for turn in turns]
+    if len(rows) > MOST_ROWS:
+        half = MOST_ROWS // 2
+        rows = [*rows[:half], ("",) * 5 + (f"... {len(rows) - 2 * half} more",), *rows[-half:]]
+    header = ("step", "epoch", "learning rate", "momentum", "batch", "")
+    widths = [max(len(row[place]) for row in (header, *rows)) for place in range(5)]
+    for row in (header, *rows):
+        cells = [cell.rjust(size) for cell, size in zip(row, widths, strict=False)]
+        lines.append("  ".join([*cells, row[5]]).rstrip())
+    return "\n".join(lines)
+
+
+def _headline(found: Preview) -> str:
+    steps = f"{found.steps:,} step{'s'[: found.steps > 1]}"
+    macro = f", {found.pace.steps} of them a macro-batch" if found.pace.steps > 1 else ""
+    return f"{found.loaded.recipe.name}: {steps}{macro}, {found.epochs:.4g} epochs of {found.samples:,} samples"
+
+
+def _cells(point: Point) -> tuple[str, ...]:
+    momentum = "none" if point.momentum is None else f"{point.momentum:g}"
+    rate = f"{point.lr:.5g}" + ("" if point.lr_rmsprop is None else f" + {point.lr_rmsprop:.3g} of RMSprop")
+    return (f"{point.step:,}", f"{point.epoch:.2f}", rate, momentum, f"{point.batch:,}", point.what)
+
+
+def _at_column(found: Preview, column: int, columns: int) -> Point:
+    middle = (2 * column + 1) * found.total // (2 * columns)
+    return found.at(max(0, found.plan.steps_between(0, middle + 1) - 1))
+
+
+def _plot(values: Sequence[float], top: float, shades: str) -> list[str]:
+    """Columns that stand on zero; `top` is HEIGHT lines high."""
+    levels = len(shades) - 1
+    heights = [round(value / top * HEIGHT * levels) if top else 0 for value in values]
+    lines = []
+    for line in reversed(range(HEIGHT)):
+        label = f"{top:.4g}" if line == HEIGHT - 1 else "0" if line == 0 else ""
+        drawn = "".join(shades[min(levels, max(0, height - line * levels))] for height in heights)
+        lines.append(f"{label:>{MARGIN}} {drawn}".rstrip())
+    return lines
+
+
+def _axis(epochs: float, columns: int) -> list[str]:
+    """The epochs under a drawing, at five places."""
+    out = [" "] * (columns + 12)
+    for quarter in range(5):
+        label = f"{epochs * quarter / 4:.3g}"
+        place = round((columns - 1) * quarter / 4) - (len(label) // 2 if 0 < quarter < 4 else 0)
+        place -= len(label) - 1 if quarter == 4 else 0
+        out[place : place + len(label)] = label
+    return [f"{'epoch':>{MARGIN}} {''.join(out).rstrip()}"]
+
+
+def page(found: Preview) -> str:
+    """The same as one HTML file, with charts."""
+    recipe = found.loaded.recipe
+    return report.render(
+        _panels(found),
+        title=f"{recipe.name}: schedule",
+        subtitle="What the recipe says, before the run",
+        sections=("Schedule", "Steps"),
+    )
+
+
+def _panels(found: Preview) -> list[Panel]:
+    recipe, points, turns = found.loaded.recipe, found.curve(), found.turns()
+    epochs = [point.epoch for point in points]
+    highest = max(turns, key=lambda turn: turn.lr)
+    largest = found.largest
+    cards = [
+        ("steps", f"{found.steps:,}", f"{found.epochs:.4g} epochs of {found.samples:,} samples"),
+        ("highest learning rate", f"{highest.lr:.5g}", f"at epoch {highest.epoch:.4g}"),
+        ("last learning rate", f"{turns[-1].lr:.5g}", f"at step {turns[-1].step:,}"),
+        ("largest batch", f"{largest:,}", f"from {turns[0].batch:,}" if found.plan.grows else "throughout"),
+    ]
+    rates: list[float | None] = [point.lr for point in points]
+    falls = ("step", "multi_step", "exponential")  # by a factor each time: the last ones are lost beside the first
+    curves: tuple[tuple[str, str, str, list[float | None], tuple[float, float] | None], ...] = (
+        ("lr", "Learning rate", "learning rate", rates, panel.from_zero(rates)),
+        ("lr-log", "Learning rate, by its powers of ten", "learning rate", rates, None),
+        ("lr-rmsprop", "Learning rate of RMSprop", "learning rate", [point.lr_rmsprop for point in points], None),
+        ("momentum", "Momentum", "momentum", [point.momentum for point in points], (0.0, 1.0)),
+        ("batch", "Batch", "samples of a step", [point.batch for point in points], (0.0, 1.05 * largest)),
+    )
+    lines = [
+        panel.lines(
+            name,
+            title,
+            [(label, epochs, values)],
+            x_label="epoch",
+            y_label=label,
+            section="Schedule",
+            order=200 + place,
+            y_range=bounds,
+            log_y=name == "lr-log",
+        )
+        for place, (name, title, label, values, bounds) in enumerate(curves)
+        if None not in values and (name != "lr-log" or recipe.schedule.name in falls)
+    ]
+    columns = ("step", "epoch", "learning rate", "momentum", "batch", "what")
+    origins = found.loaded.origins
+    leaves = [leaf for leaf in found.loaded.list_leaves() if leaf[0].partition(".")[0] in OF_A_SCHEDULE]
+    rows = [(key, format_value(value), origins.get(key, "default")) for key, value in leaves]
+    wide: dict[str, Any] = {"section": "Steps", "width": "full"}
+    return [
+        panel.cards("length", "Run", cards, section="Schedule", order=100, note=" ".join(found.warnings)),
+        *lines,
+        panel.table("turns", "Turns", columns, [_cells(turn) for turn in turns], order=300, **wide),
+        panel.table("recipe", "What the recipe says", ("key", "value", "origin"), rows, order=310, **wide),
+    ]

@@ -1,0 +1,118 @@
+"""What follows from a recipe's batch: the learning rate, the epochs, the steps; and what is said of a large one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headway.core.errors import RecipeError
+from headway.core.recipe import LoadedRecipe
+from headway.data.batch_plan import BatchPlan
+from headway.optim.rate import ScaledRecipe, number
+from headway.setup.recipe import TrainRecipe
+
+LARGE = 1024
+"""Batch above which a learning rate that never moves is warned of."""
+VERY_LARGE = 4096
+"""Batch above which an optimizer that takes all layers alike is warned of."""
+FEW = 10
+"""Steps of a run below which large ones are warned of."""
+OFF = 0.1
+"""Share of its epochs by which a run may end elsewhere than asked before it is said."""
+
+
+def resolve_rates(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe]:
+    """The recipe with numbers in place of {base, per, scale}.
+
+    Epochs that follow the batch take all moments of the run with them, so that each part of it has as many steps as
+    with the small batch (regime adaptation: Hoffer et al. 2017, arXiv 1705.08741).
+    """
+    recipe = loaded.recipe
+    values: dict[str, tuple[Any, str]] = {}
+    batch, schedule, growth = recipe.batch, recipe.schedule, recipe.batch_growth
+    if isinstance(lr := recipe.optimizer.lr, ScaledRecipe):
+        values["optimizer.lr"] = (lr.at(batch), lr.why(batch))
+        if schedule.warmup_start == "base":
+            start = min(1.0, lr.base / lr.at(batch))  # a batch below `per` has nothing to rise to
+            values["schedule.warmup_start"] = (start, f"base {lr.base:g} of a learning rate of {lr.at(batch):.6g}")
+    if isinstance(epochs := recipe.epochs, ScaledRecipe):
+        values["epochs"] = (epochs.at(batch), epochs.why(batch))
+        factor = epochs.factor(batch)
+        why = f"x {factor:.6g}, as the epochs of the run"
+        given: dict[str, Any] = {
+            "schedule.warmup_epochs": schedule.warmup_epochs,
+            "schedule.every_epochs": schedule.every_epochs,
+            "schedule.milestones_epochs": schedule.milestones_epochs,
+            "batch_growth.milestones_epochs": growth.milestones_epochs if growth is not None else (),
+            **{f"optimizer.{field}": value for field, value in recipe.optimizer.epochs.items()},
+        }
+        for place, part in enumerate(recipe.model.freeze_after):
+            given[f"model.freeze_after.{place}.after_epochs"] = part.after_epochs
+        if (progressive := recipe.data.progressive) is not None:
+            given["data.progressive.from_epoch"] = progressive.from_epoch
+            given["data.progressive.until_epoch"] = progressive.until_epoch
+        for key, value in given.items():
+            if value and factor != 1:
+                scaled = [one * factor for one in value] if isinstance(value, tuple) else value * factor
+                values[key] = (scaled, why)
+    return loaded.resolve_all(values) if values else loaded
+
+
+def oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> list[str]:
+    """What is hardly meant: very few steps, each of which is large; an end elsewhere than asked; a flat warm-up."""
+    out = []
+    if recipe.schedule.warmup_epochs and recipe.schedule.warmup_start == 1:
+        what = f"The warm-up of {recipe.schedule.warmup_epochs:g} epochs begins at the rate at which it ends"
+        fix = "take a larger batch (base is the rate of `per`), or remove schedule.warmup_epochs"
+        out.append(f"{what}, so that nothing rises: {fix}.")
+    asked, ends = number(recipe.epochs, "epochs"), plan.position_of(steps) / samples
+    few = steps < FEW and plan.largest > min(LARGE, samples)
+    if not few and abs(ends / asked - 1) <= OFF:
+        return out
+    size = f"{'up to ' if plan.grows else ''}{plan.largest:,}"
+    what = f"The run has {steps:,} step{'s'[: steps > 1]} of {size} samples, {plan.largest / samples:.3g} epochs each"
+    if abs(ends / asked - 1) > OFF:
+        what += f", and ends after {ends:.4g} epochs in place of {asked:.4g}, as every step is full"
+    return [*out, f"{what}. {'So few steps hardly train: set' if few else 'Set'} batch to less, or train for longer."]
+
+
+def length(recipe: TrainRecipe, samples: int) -> tuple[BatchPlan, int]:
+    """The steps' sizes and their number, of a recipe whose rates are resolved, over a data set of so many samples."""
+    plan = BatchPlan(recipe.batch, recipe.batch_growth, epoch=samples)
+    return plan, plan.nearest(number(recipe.epochs, "epochs") * samples)
+
+
+def check_length(recipe: TrainRecipe, steps: int) -> None:
+    """Raises RecipeError for what would never be done in so few steps."""
+    lookahead, ema, scale = recipe.optimizer.lookahead, recipe.model.ema, recipe.optimizer.batch_scale
+    if lookahead is not None and steps < lookahead.every_steps:
+        what = f"it looks ahead every {lookahead.every_steps} steps, and the run has {steps}"
+        raise RecipeError(what, where="optimizer.lookahead", fix="Set every_steps to less, or train for longer.")
+    if ema is not None and steps < ema.every_steps:
+        what = f"the average is updated every {ema.every_steps} steps, and the run has {steps}"
+        raise RecipeError(what, where="model.ema", fix="Set every_steps to less, or train for longer.")
+    if steps < scale:
+        what = f"weights move once in {scale} steps, and the run has {steps}, so nothing would be trained"
+        raise RecipeError(what, where="optimizer.batch_scale", fix="Set it to less, or train for longer.")
+
+
+def warnings(recipe: TrainRecipe) -> list[str]:
+    """What is known to go wrong with a batch of this size, in sentences with what mends it. A batch is what the weights
+    move by once, of `lbsgd` a macro-batch."""
+    out = []
+    optimizer, scale = recipe.optimizer, recipe.optimizer.batch_scale
+    steps = f" ({scale} steps of {{:,}})" if scale > 1 else ""
+    batch, largest = recipe.batch * scale, recipe.largest_batch * scale
+    rise = min(5.0, number(recipe.epochs, "epochs") / 4)  # a warm-up that fits the run
+    if batch > LARGE and not recipe.schedule.moves and not optimizer.moves and recipe.batch_growth is None:
+        out.append(
+            f"A batch of {batch:,}{steps.format(recipe.batch)} trains at one learning rate throughout: above {LARGE:,} "
+            "that often diverges early or ends at a lower accuracy. Set for example schedule: {name: cosine, "
+            f"warmup_epochs: {rise:.2g}}}."
+        )
+    if largest > VERY_LARGE and not optimizer.layer_wise:
+        fix = "optimizer.warmup to lars, or optimizer.name" if optimizer.name == "lbsgd" else "optimizer.name"
+        out.append(
+            f"A batch of {largest:,}{steps.format(recipe.largest_batch)} is taken by {optimizer.name}, which treats "
+            f"all layers alike: above {VERY_LARGE:,} that often loses accuracy. Set {fix} to lars or lamb."
+        )
+    return out

@@ -1,0 +1,199 @@
+"""Task: what makes a loss and metrics of the network's output. Three of ours; the user's own by import path."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from inspect import signature
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from headway.core.errors import HeadwayError, RecipeError, UserCodeError, suggest_nearest
+from headway.core.user_code import import_user_object
+from headway.data.columns import LabelKind
+from headway.setup.recipe import TaskRecipe
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What the labels of a data set are."""
+
+    kind: LabelKind
+    classes: tuple[str, ...]
+    """Names of the classes, or of the numbers; empty for a single number."""
+    numbers: int
+    """Numbers of a label: 1 for a class or a single number, else the length of the vector."""
+
+
+class Task(ABC):
+    """Everything is per sample: the Trainer sums and weighs, so that uneven ranks and masked samples come out right.
+
+    A task by import path is called as `factory(target, **args)`.
+    """
+
+    primary: str
+    """The metric by which the best weights are kept, or `loss`."""
+    higher_is_better: bool
+
+    @property
+    @abstractmethod
+    def outputs(self) -> int:
+        """How many numbers the network must give for a sample; passed to its factory as num_classes."""
+
+    @abstractmethod
+    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Loss of each sample, shape [b]; outputs float32 [b, outputs], labels as the data set has them."""
+
+    @abstractmethod
+    def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> Mapping[str, torch.Tensor]:
+        """Metrics of each sample, shape [b]; what is reported is their mean. No host-device sync in here."""
+
+    @abstractmethod
+    def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
+        """What `headway predict` writes of each sample: column -> value."""
+
+
+class Classification(Task):
+    """Softmax cross-entropy; metric `accuracy`.
+
+    Args:
+        target: classes.
+        label_smoothing: share of the target spread over all classes (Szegedy et al. 2016, arXiv 1512.00567).
+    """
+
+    primary, higher_is_better = "accuracy", True
+
+    def __init__(self, target: Target, *, label_smoothing: float = 0.0) -> None:
+        _need(target, "class", "Classification")
+        if not 0 <= label_smoothing < 1:
+            raise RecipeError(f"{label_smoothing} is no share in [0, 1)", where="task.args.label_smoothing")
+        self._classes, self._smoothing = target.classes, label_smoothing
+
+    @property
+    def outputs(self) -> int:
+        return len(self._classes)
+
+    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(outputs, labels, reduction="none", label_smoothing=self._smoothing)
+
+    def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        if labels.ndim == 2:  # a transform has mixed classes: the largest share counts
+            labels = labels.argmax(dim=1)
+        return {"accuracy": (outputs.argmax(dim=1) == labels).float()}
+
+    def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
+        probability, place = outputs.softmax(dim=1).max(dim=1)
+        pairs = zip(place.tolist(), probability.tolist(), strict=True)
+        return [{"label": self._classes[k], "probability": round(p, 6)} for k, p in pairs]
+
+
+class MultiLabel(Task):
+    """Binary cross-entropy, the mean over labels; metrics `label_accuracy` (labels right) and `exact` (all right)."""
+
+    primary, higher_is_better = "label_accuracy", True
+
+    def __init__(self, target: Target) -> None:
+        _need(target, "multi", "MultiLabel")
+        self._classes = target.classes
+
+    @property
+    def outputs(self) -> int:
+        return len(self._classes)
+
+    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.binary_cross_entropy_with_logits(outputs, labels, reduction="none").mean(dim=1)
+
+    def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        right = ((outputs > 0) == (labels > 0.5)).float()
+        return {"label_accuracy": right.mean(dim=1), "exact": right.amin(dim=1)}
+
+    def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
+        rows = outputs.sigmoid().tolist()
+        names = self._classes
+        return [
+            {"labels": [n for n, p in zip(names, row, strict=True) if p > 0.5]}
+            | {f"probability_{n}": round(p, 6) for n, p in zip(names, row, strict=True)}
+            for row in rows
+        ]
+
+
+class Regression(Task):
+    """Squared error, the mean over the numbers; metric `absolute_error`."""
+
+    primary, higher_is_better = "absolute_error", False
+
+    def __init__(self, target: Target) -> None:
+        _need(target, "value", "Regression")
+        self._numbers = target.numbers
+        self._names = target.classes or (("value",) if target.numbers == 1 else tuple(map(str, range(target.numbers))))
+
+    @property
+    def outputs(self) -> int:
+        return self._numbers
+
+    def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (outputs - labels.reshape(outputs.shape)).square().mean(dim=1)
+
+    def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"absolute_error": (outputs - labels.reshape(outputs.shape)).abs().mean(dim=1)}
+
+    def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
+        return [dict(zip(self._names, row, strict=True)) for row in outputs.tolist()]
+
+
+def _need(target: Target, kind: LabelKind, name: str) -> None:
+    words = {"class": "a class", "multi": "several labels", "value": "numbers"}
+    if target.kind != kind:
+        fix = "Leave task.factory out, and it is chosen by the labels."
+        what = f"{name} wants {words[kind]} for a label, the data has {words[target.kind]}"
+        raise RecipeError(what, where="task", fix=fix)
+
+
+def build(recipe: TaskRecipe, target: Target, base: Path) -> Task:
+    """The task of a recipe.
+
+    Raises:
+        RecipeError: there is no such task, its arguments do not fit, or the labels are of another kind.
+        UserCodeError: the user's own failed; the cause carries its traceback.
+    """
+    if recipe.factory == "auto":
+        factory: Any = {"class": Classification, "multi": MultiLabel, "value": Regression}[target.kind]
+    else:
+        factory = import_user_object(recipe.factory, base=base, what="task.factory")
+    ours = isinstance(factory, type) and factory.__module__ == __name__
+    try:
+        task = factory(target, **recipe.args)
+    except HeadwayError:
+        raise
+    except TypeError as error:
+        if ours:
+            unknown = [key for key in recipe.args if key not in (known := signature(factory).parameters)]
+            fix = suggest_nearest(unknown[0], [one for one in known if one != "target"]) if unknown else ""
+            raise RecipeError(str(error).partition(") ")[2] or str(error), where="task.args", fix=fix) from None
+        raise UserCodeError(f"{recipe.factory!r} failed: {error}", where="task") from error
+    except Exception as error:
+        raise UserCodeError(f"{recipe.factory!r} failed: {type(error).__name__}: {error}", where="task") from error
+    if not isinstance(task, Task):
+        fix = "Derive its class from headway.setup.task.Task."
+        raise RecipeError(f"{recipe.factory!r} gave a {type(task).__name__}, no Task", where="task.factory", fix=fix)
+    return task
+
+
+def reaches(task: Task, name: str, value: float, goal: float) -> bool:
+    """Whether a mean of the metric `name`, or of the loss, is as good as a goal."""
+    lower_is_better = name == "loss" or (name == task.primary and not task.higher_is_better)
+    return value <= goal if lower_is_better else value >= goal
+
+
+def better(task: Task, metrics: Mapping[str, float], best: Mapping[str, float]) -> bool:
+    """Whether an evaluation is better than the best before, by the primary metric; one that is no number is not. Of
+    equal ones the lower loss decides: a run that has diverged is as accurate as chance, as its untrained network is."""
+    name = task.primary
+    if metrics[name] == best[name]:
+        return metrics["loss"] < best["loss"] or (math.isnan(best["loss"]) and not math.isnan(metrics["loss"]))
+    return not math.isnan(metrics[name]) and not reaches(task, name, best[name], metrics[name])

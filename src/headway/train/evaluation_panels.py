@@ -1,0 +1,98 @@
+"""Panels of an evaluation: the confusion matrix and the images that were predicted worst."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+
+import numpy as np
+from PIL import Image
+
+from headway.core.files import write_atomically
+from headway.core.run_folder import RunFolder
+from headway.data.dataset import Dataset
+from headway.data.reference import picture
+from headway.page import panel
+from headway.page.panel import Panel
+from headway.train.evaluate import Evaluation
+
+WORST = 24
+THUMBNAIL = 128
+"""Longest side of a thumbnail in pixels; smaller images stay as they are."""
+
+
+def write_panels(run: RunFolder, panels: Sequence[Panel]) -> None:
+    """Writes each panel to panels/NAME.json."""
+    for one in panels:
+        write_atomically(run.panels / f"{one.name}.json", one.to_json())
+
+
+def build_evaluation_panels(dataset: Dataset, evaluation: Evaluation, weights: str) -> list[Panel]:
+    """Confusion matrix (where labels are classes) and the worst-predicted images; `weights` says which were used."""
+    order = np.argsort(-np.nan_to_num(evaluation.losses, nan=np.inf), kind="stable")[:WORST]
+    pictures = []
+    for place in order:
+        sample = int(evaluation.samples[place])
+        predicted = None if evaluation.predicted is None else int(evaluation.predicted[place])
+        note = f"loss {evaluation.losses[place]:.3g}, {dataset.name(sample)}"
+        pictures.append((_thumbnail(dataset, sample), _caption(dataset, sample, predicted), note))
+    out = [
+        panel.images(
+            "worst",
+            "Worst-predicted images",
+            pictures,
+            section="Evaluation",
+            order=420,
+            width="full",
+            note=f"Highest loss on {_where(dataset)} with {weights}; wrong labels show here.",
+        )
+    ]
+    if evaluation.predicted is not None:
+        count = len(dataset.classes)
+        truth = np.asarray(dataset.label[evaluation.samples])
+        cells = np.bincount(truth * count + evaluation.predicted, minlength=count * count).reshape(count, count)
+        right = int(np.trace(cells))
+        out.append(
+            panel.matrix(
+                "confusion",
+                "Confusion matrix",
+                dataset.classes,
+                cells.tolist(),
+                section="Evaluation",
+                order=410,
+                width="full",
+                note=f"{right:,} of {int(cells.sum()):,} images of {_where(dataset)} right with {weights}; "
+                "rows are the true classes.",
+            )
+        )
+    return out
+
+
+def _where(dataset: Dataset) -> str:
+    """The last two names of a data set's path, which tell it from others."""
+    return "/".join(dataset.folder.resolve().parts[-2:])
+
+
+def _caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
+    label = dataset.label[sample]
+    if predicted is not None:
+        truth = int(label)
+        if predicted == truth:
+            return f"{dataset.classes[truth]}, right"
+        return f"{dataset.classes[truth]}, taken for {dataset.classes[predicted]}"
+    if dataset.description.label_kind == "multi":
+        return ", ".join(name for name, on in zip(dataset.classes, label, strict=True) if on > 0.5)
+    return ", ".join(f"{value:.4g}" for value in np.atleast_1d(label))
+
+
+def _thumbnail(dataset: Dataset, sample: int) -> str:
+    image = picture(dataset, sample)
+    if max(image.size) > THUMBNAIL:
+        image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)
+    out = io.BytesIO()
+    if max(image.size) <= 64:
+        image.save(out, "PNG")
+        return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()
+    image.save(out, "JPEG", quality=85)
+    return "data:image/jpeg;base64," + base64.b64encode(out.getvalue()).decode()

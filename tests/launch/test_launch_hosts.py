@@ -1,0 +1,63 @@
+"""The hosts of a run, and where its launcher listens for them."""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+
+import pytest
+from tests.security._stranger import listening
+
+from headway.core.errors import UsageError
+from headway.launch.hosts import Host, hosts_of, own_address
+from headway.launch.launcher import _Launch
+
+
+@pytest.mark.parametrize(
+    ("procs", "hosts", "match"),
+    [
+        (None, "", "which is no host with a number"),
+        (None, "a", "which is no host with a number"),
+        (None, "a:4,", "'', which is no host"),
+        (None, ":4", "':4', which is no host"),
+        (None, "a:0", "'0' is no number of processes"),
+        (None, "a:b", "'b' is no number of processes"),
+        (None, "a:-1", "'-1' is no number of processes"),
+        (None, "a:99999", "'99999' is no number of processes"),
+        (None, "::1:2", "no host with a number"),
+        (None, "-oProxyCommand=x:2", "no host with a number"),
+        (None, "a b:2", "no host with a number"),
+        (None, "a:1,b:1,a:2", "names a twice"),
+        (None, "localhost:1,127.0.0.1:2", "names localhost twice"),
+        (5, "a:2,b:2", "asks for 4 processes, and --procs for 5"),
+        (0, None, "--procs is 0"),
+    ],
+)
+def test_bad_hosts_are_refused(procs: int | None, hosts: str | None, match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        hosts_of(procs, hosts)
+
+
+def test_hosts_and_processes() -> None:
+    assert hosts_of(4, "me@a:3, [fe80::1]:1") == (Host("me@a", 3, False), Host("fe80::1", 1, False))
+    assert hosts_of(None, "localhost:2") == hosts_of(2, None) == (Host("localhost", 2, True),)
+    assert hosts_of(2, "[::1]:2")[0].here
+
+
+def test_the_launchers_address_is_that_of_the_route() -> None:
+    assert own_address(hosts_of(4, None), {}) == "127.0.0.1"
+    assert own_address(hosts_of(None, "127.0.0.2:1"), {}) == "127.0.0.1"
+    assert own_address(hosts_of(2, None), {"HEADWAY_ADDRESS": "here.example"}) == "127.0.0.1"
+    assert own_address(hosts_of(None, "b:1"), {"HEADWAY_ADDRESS": "here.example"}) == "here.example"
+    with pytest.raises(UsageError, match=r"--hosts: host no\.such\.host\.invalid is not known here .*HEADWAY_ADDRESS"):
+        own_address(hosts_of(None, "localhost:1,nobody@no.such.host.invalid:1"), {})
+
+
+@pytest.mark.parametrize("left", ["", "192.0.2.1"])
+def test_a_run_on_one_host_listens_on_the_loopback_alone(left: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever address another run has left in the environment."""
+    monkeypatch.setenv("HEADWAY_ADDRESS", left)
+    hosts = hosts_of(2, None)
+    with closing(_Launch([], list, {}, hosts, own_address(hosts), timeout_s=60, respawn=False)) as made:
+        ports = {made._store.port, made._coordinator.port}
+        assert {place for place in listening(os.getpid()) if place[1] in ports} == {("127.0.0.1", one) for one in ports}
