@@ -24,15 +24,15 @@ from headway.core.world import Membership, World
 
 CPU, SECRET = torch.device("cpu"), b"of a test"
 
+# How long a stranger waits who is not to be admitted: half of the time after which TCP repeats a first packet.
 PATIENCE_S = 0.5
-"""How long a stranger waits to be let in where he is not to be: half of what a first packet needs to come again."""
 
 NUMBERS = range(8)
 """Pairs' numbers of a new port: two ranks have used none of them yet."""
 
 
 def knock(places: list[Address], said: list[bytes], held: list[socket.socket]) -> bool:
-    """Whether a stranger who comes to all of these places at once is let in anywhere; he stays."""
+    """Connects a stranger to all of these addresses at once; returns True if one admits him. He stays connected."""
     ends = {socket.socket(): word for _ in places for word in said}
     for number, end in enumerate(ends):
         end.setblocking(False)
@@ -117,7 +117,7 @@ def test_a_stranger_in_a_ranks_place_is_found_and_kept_out_of_the_next(ranks: in
     assert any("made by no rank of this run; the ranks connect again" in text for text in said) or leaves
 
 
-def in_exact_mode(rank: Rank) -> float:
+def reduce_in_exact_mode(rank: Rank) -> float:
     """As after a stranger was found: nothing but the ports of the ranks is admitted."""
     attempt = GlooGroups._try_build
     GlooGroups._try_build = lambda self, *arguments, **more: attempt(self, *arguments, **{**more, "is_exact": True})  # type: ignore[method-assign]
@@ -128,7 +128,7 @@ def in_exact_mode(rank: Rank) -> float:
 
 
 def test_ranks_find_each_other_where_only_their_own_ports_are_admitted() -> None:
-    assert run_ranks(3, in_exact_mode) == [6.0] * 3
+    assert run_ranks(3, reduce_in_exact_mode) == [6.0] * 3
 
 
 def a_rank_does_not_come(rank: Rank) -> str:

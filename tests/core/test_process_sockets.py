@@ -43,7 +43,7 @@ def busy_thread() -> Iterator[list[tuple[socket.socket, socket.socket]]]:
 
 
 def speak(near: socket.socket, far: socket.socket) -> bool:
-    """Whether a connection carries something both ways."""
+    """Returns True if a connection carries data both ways."""
     for end, other in ((near, far), (far, near)):
         end.sendall(b"x")
         if other.recv(1) != b"x":
@@ -52,7 +52,7 @@ def speak(near: socket.socket, far: socket.socket) -> bool:
 
 
 def aborted(rank: Rank) -> tuple[int, int]:
-    """How many foreign connections were opened while groups connected, and how many of them are left after abort."""
+    """Returns the number of foreign connections opened while groups connected, and of those left after abort."""
     with busy_thread() as pairs:
         if rank.rank == 0:  # here lie the store's connections too
             server = StoreServer(b"secret", "127.0.0.1")

@@ -1,4 +1,4 @@
-"""Where the processes of another launcher meet: the secret that they agree on, and who cannot learn or forge it."""
+"""The rendezvous of another launcher's processes: they agree on a secret that nobody else can learn or forge."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the system refuses is a sentence; names move no cursor."""
+"""Errors of the system are sentences, and names in them cannot move the cursor."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_a_progress_bar_takes_no_name_for_a_format() -> None:
 
     from headway.core.sample_progress import SampleProgress
 
-    bar = SampleProgress("Scanning train-{000..146}.tar [/x] \x1b[2J", "images")._begun()
+    bar = SampleProgress("Scanning train-{000..146}.tar [/x] \x1b[2J", "images")._start_bar()
     console = Console(width=200)
     with console.capture() as shown:
         console.print(bar.get_renderable())

@@ -18,6 +18,7 @@ def read_local_ranks() -> int | None:
 
     mpirun and srun are not read: they bind each rank to its own CPUs, which the affinity mask shows.
     """
+    # A malformed value is ignored here; `read_launcher_environment` refuses it with a message.
     text = os.environ.get("LOCAL_WORLD_SIZE", "")
     return int(text) if text.isdecimal() and int(text) else None
 

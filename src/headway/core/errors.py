@@ -27,6 +27,7 @@ class HeadwayError(Exception):
         self.what, self.where, self.fix = what, where, fix
         # `where` is often the name of a foreign file: newlines and escape sequences in it must not reach the terminal.
         text = f"{escape_controls(where, lines=False)}: {what}" if where else what
+        # The parts are joined here once, so that `str(error)` is the same in a log, a traceback and on the terminal.
         super().__init__(" ".join(_end_sentence(part) for part in (text, fix) if part))
 
 

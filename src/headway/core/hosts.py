@@ -88,6 +88,7 @@ def find_interface_address(interface: str) -> str:
     Raises:
         CommunicationError: the interface has no address.
     """
+    # IPv4 first: link-local IPv6 addresses need a scope, which other hosts do not know.
     entries = psutil.net_if_addrs().get(interface, [])
     for family in (socket.AF_INET, socket.AF_INET6):
         for entry in entries:

@@ -90,6 +90,7 @@ class StoreServer:
         self._values: dict[bytes, bytes] = {}
         # At most one request per client: a client waits for its answer before it sends the next one.
         self._waiting: dict[ChannelPeer, _PendingRequest] = {}
+        # `_until_s` is finite once the server only waits for its clients to leave.
         self._closing, self._until_s = False, inf
         self._server = ChannelServer(
             address,

@@ -205,6 +205,7 @@ class Profile(JsonRecord):
     """Seconds of forward and backward by the number of samples."""
     multiply_adds: int | None
     """Forward multiply-adds of one image."""
+    # By-products of the measurements, for the report and the planner.
     facts: dict[str, float]
     """Other counts: host-device syncs per step, encoded bytes per image, bytes/s of the storage, and so on."""
     # The whole job, and the conclusions.
@@ -233,7 +234,7 @@ class Profile(JsonRecord):
         off = [1 + error for error in known if error is not None]
         return max(off) / min(off) if off else 1.0
 
-    def check_confirmed(self) -> Profile:
+    def mark_contradictions(self) -> Profile:
         """Returns the profile, with a verdict that begins with "Not confirmed" if measurements contradict each other.
 
         That is so if short runs contradict each other, if a larger batch took less time than a smaller one, or if the
@@ -256,7 +257,7 @@ class Profile(JsonRecord):
         changes = {"confirmed": False, "sentence": sentence, "unexplained": why}
         return self.model_copy(update={"verdict": self.verdict.model_copy(update=changes)})
 
-    def ceiling(self, stage: str) -> StageCeiling | None:
+    def find_ceiling(self, stage: str) -> StageCeiling | None:
         """Returns the ceiling of a stage, or None if the stage was not measured."""
         return next((one for one in self.ceilings if one.stage == stage), None)
 

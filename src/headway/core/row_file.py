@@ -80,6 +80,7 @@ def read_rows(path: Path) -> RowTable | None:
 
 def truncate_rows(path: Path, position: int) -> None:
     """Removes the rows after a position."""
+    # Resuming from an older checkpoint writes the later rows again.
     found = _open_rows(path)
     if found is not None:
         head, rows = found

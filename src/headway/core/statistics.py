@@ -16,6 +16,7 @@ def compute_student_t(freedom: int) -> float:
     )  # fmt: skip
     if freedom <= len(table):
         return table[freedom - 1]
+    # The 97.5 % point of the normal distribution, and the first two terms of the expansion in 1 / freedom.
     z = 1.959964
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 

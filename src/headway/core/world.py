@@ -422,6 +422,7 @@ class World:
 
     def _create_nccl(self, store: Store, members: Sequence[int]) -> Any:
         options = load_c10d().ProcessGroupNCCL.Options()
+        # NCCL connects on the first collective, so building the group does not wait for the other ranks.
         options._timeout = timedelta(seconds=self.timeout_s)
         return load_c10d().ProcessGroupNCCL(store, members.index(self.rank), len(members), options)
 
