@@ -62,7 +62,7 @@ def test_a_missing_or_empty_folder(tmp_path: Path, good: Path) -> None:
     )
     assert "the folder does not exist" in refused("verify", tmp_path / "none", status=2)
     for verb in ("report", "evaluate"):
-        assert "there is no such run folder. headway train RECIPE makes one." in refused(
+        assert "there is no such run folder. Start a run with headway train RECIPE." in refused(
             verb, tmp_path / "none", status=2
         )
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty"]
@@ -277,7 +277,7 @@ def test_places_that_exist(tmp_path: Path, good: Path) -> None:
     headway("train", good / "recipe.yaml", "--run", run, "epochs=0.2")
     before = files(run)
     sentence = refused("train", good / "recipe.yaml", "--run", run, status=2)
-    assert f"{run}: this run folder exists. Go on with it: headway train --resume {run}." in sentence
+    assert f"{run}: this run folder exists. Resume it: headway train --resume {run}." in sentence
     assert files(run) == before
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("years of work")
@@ -425,7 +425,7 @@ def test_a_disk_that_others_fill_while_metrics_are_written(
 def test_a_place_that_cannot_be_written(tmp_path: Path, good: Path) -> None:
     (tmp_path / "file").write_text("")
     sentence = refused("train", good / "recipe.yaml", "--run", tmp_path / "file/run", status=2)
-    assert sentence.startswith(f"{tmp_path / 'file/run'}: this folder cannot be made or used (Not a directory).")
+    assert sentence.startswith(f"{tmp_path / 'file/run'}: this folder cannot be created or used (Not a directory).")
     said = headway("init", good / "digits", "--out", tmp_path / "none/r.yaml", status=2)
     assert "there is no such folder" in said.err
 

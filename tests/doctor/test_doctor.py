@@ -77,7 +77,7 @@ def test_a_wait_in_the_transform_is_named_with_what_it_costs(folder: Path) -> No
     assert found.verdict.stage == "transform"
     assert found.verdict.code is not None
     assert (Path(found.verdict.code.file).name, found.verdict.code.what) == ("holders.py", "sleep")
-    row = found.ceiling("transform")
+    row = found.find_ceiling("transform")
     assert row is not None
     # A sleep can only be longer; but a stage's mean is scaled to the median step, and other work falls upon some alone.
     assert row.seconds >= 0.25 * 0.02 / 30
@@ -87,7 +87,7 @@ def test_a_wait_in_the_transform_is_named_with_what_it_costs(folder: Path) -> No
 @pytest.mark.check
 def test_reading_values_one_by_one_is_named(folder: Path) -> None:
     found = examined(folder, "transform=holders.py:reads")
-    assert found.ceiling("sync").seconds > 0  # type: ignore[union-attr]
+    assert found.find_ceiling("sync").seconds > 0  # type: ignore[union-attr]
     assert found.facts["syncs a step"] == 30 * 64
 
 
@@ -95,7 +95,7 @@ def test_reading_values_one_by_one_is_named(folder: Path) -> None:
 def test_one_value_that_is_read_does_not_make_a_wait_of_all_that_is_done(folder: Path) -> None:
     found = examined(folder, "transform=holders.py:works")
     assert found.facts["syncs a step"] == 1
-    sync, transform = found.ceiling("sync"), found.ceiling("transform")
+    sync, transform = found.find_ceiling("sync"), found.find_ceiling("transform")
     assert sync is not None
     assert transform is not None
     assert sync.seconds < 0.5 * transform.seconds

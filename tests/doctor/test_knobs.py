@@ -58,7 +58,7 @@ def test_every_knob_is_taken_by_the_recipe(recipe: Path, found: Profile) -> None
 @pytest.mark.check
 def test_checkpoints_at_every_step_are_in_the_way(found: Profile) -> None:
     rarer = next(knob for knob in found.knobs if knob.override == "checkpoint.every_steps=4")
-    stall = found.ceiling("checkpoint")
+    stall = found.find_ceiling("checkpoint")
     assert stall is not None
     saved = 0.75 * stall.seconds
     assert rarer.gain == pytest.approx(1 / (1 - saved * found.predicted), rel=1e-6)

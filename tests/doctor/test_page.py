@@ -82,7 +82,7 @@ def test_the_verdict_stands_first() -> None:
 
 def test_runs_that_contradict_each_other_confirm_nothing() -> None:
     faster = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in runs()]
-    card = found(profile(runs=faster).check_confirmed())["verdict"]
+    card = found(profile(runs=faster).mark_contradictions())["verdict"]
     assert "the prediction is +4.7 % off: not confirmed" in [one["note"] for one in card.data["cards"]]
     assert card.note.endswith("Examine again when it is quiet.")
 

@@ -96,7 +96,7 @@ def test_ranks_that_are_alike_and_no_exchange_give_their_sum() -> None:
     assert found.ranks == 2
     assert found.predicted == pytest.approx(2000)
     assert found.verdict.stage == "compute"
-    assert found.ceiling("reduce").seconds == pytest.approx(0, abs=1e-9)  # type: ignore[union-attr]
+    assert found.find_ceiling("reduce").seconds == pytest.approx(0, abs=1e-9)  # type: ignore[union-attr]
 
 
 def test_what_nobody_takes_alone_is_the_exchange() -> None:
@@ -111,8 +111,8 @@ def test_what_nobody_takes_alone_is_the_exchange() -> None:
 def test_a_slow_rank_is_told_from_the_exchange() -> None:
     found = joined([profile(1e-3), profile(1e-3), profile(5e-3)], joint(600), joint(600), "cpu", between=False)
     assert found.verdict.stage == "slow rank"
-    assert found.ceiling("reduce").seconds == pytest.approx(0, abs=1e-9)  # type: ignore[union-attr]
-    assert "rank 2" in found.ceiling("slow rank").how  # type: ignore[union-attr]
+    assert found.find_ceiling("reduce").seconds == pytest.approx(0, abs=1e-9)  # type: ignore[union-attr]
+    assert "rank 2" in found.find_ceiling("slow rank").how  # type: ignore[union-attr]
     assert found.predicted == pytest.approx(600)
 
 
@@ -138,14 +138,14 @@ ALONE = Exchange(seconds=0.04, bytes=4_000_000, latency_s=1e-4, buckets=3, algor
 def test_what_of_the_exchange_is_hidden_is_told() -> None:
     two = [profile(1e-3), profile(1e-3)]
     found = joined(two, joint(500, 90), joint(400, 60), "cpu", between=False, alone=ALONE)
-    how = found.ceiling("reduce").how  # type: ignore[union-attr]
+    how = found.find_ceiling("reduce").how  # type: ignore[union-attr]
     assert "30 ms of 40 ms stay exposed (4 MB in 3 buckets, most by ring)" in how
     assert found.facts["exchange alone seconds a step"] == pytest.approx(0.04)
     assert found.facts["exchange bytes/s"] == pytest.approx(1e8)
     assert found.facts["exchange latency seconds"] == 1e-4
     assert [(one.name, one.steps) for one in found.runs] == [("replay", 90), ("warm", 60)]
     found = joined(two, joint(250), joint(250), "cpu", between=False, alone=ALONE)
-    assert "70 ms; the exchange alone takes 40 ms" in found.ceiling("reduce").how  # type: ignore[union-attr]
+    assert "70 ms; the exchange alone takes 40 ms" in found.find_ceiling("reduce").how  # type: ignore[union-attr]
 
 
 def test_another_algorithm_saves_no_more_than_is_exposed() -> None:

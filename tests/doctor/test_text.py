@@ -108,11 +108,11 @@ def test_a_verdict_that_is_not_confirmed_says_so() -> None:
 
 def test_runs_that_contradict_each_other_are_told() -> None:
     faster = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in runs()]
-    said = text(profile(runs=faster).check_confirmed())
+    said = text(profile(runs=faster).mark_contradictions())
     assert "measured 2,980 (+4.7 %), stalls computed in both: not confirmed.\nThe short runs" in said
     assert "contradict each other by 4.8 times; other work on the machine" in said
     assert said.splitlines()[1].startswith("Not confirmed: The run is ")
-    assert "contradict" not in text(profile().check_confirmed())
+    assert "contradict" not in text(profile().mark_contradictions())
 
 
 def test_every_override_can_be_copied() -> None:
@@ -210,8 +210,8 @@ def test_a_run_that_is_not_what_the_stages_say_is_said_first_and_once() -> None:
     warm = next(one for one in runs() if one.name == "warm").model_copy(update={"predicted": 100.0})
     concluded = verdict(Model({"input": {"decode": 2e-3}, "loop": {"compute": 1e-2}, "stall": {}}, 1, 1), "cpu", warm)
     assert concluded.sentence.endswith(UNCONFIRMED)
-    doubted = profile(runs=(warm,), verdict=concluded).check_confirmed()
+    doubted = profile(runs=(warm,), verdict=concluded).mark_contradictions()
     assert doubted.verdict.sentence == "Not confirmed: " + concluded.sentence.removesuffix(UNCONFIRMED)
     assert doubted.verdict.unexplained == concluded.unexplained != ""
-    assert doubted.check_confirmed() == doubted
+    assert doubted.mark_contradictions() == doubted
     assert " ..." not in text(doubted).split("\n\n")[0]

@@ -195,7 +195,7 @@ def test_the_verdict_names_the_line_of_a_transform(folder: Path) -> None:
         found = examination(job, str, short, quick=True)
     assert found.verdict.stage == "transform"
     assert f"the recipe's transform (sleep at holders.py:{line_of('waits')} in transform" in found.verdict.sentence
-    row = found.ceiling("transform")
+    row = found.find_ceiling("transform")
     assert row is not None
     assert found.verdict.code == row.code[0]
     assert row.code[0].line == line_of("waits")

@@ -17,7 +17,8 @@ from tests.doctor._profile import profile
 from tests.plan._workload import workload
 
 from headway.core.errors import UsageError
-from headway.core.profile import ThreadScaling, Workload
+from headway.core.profile import ThreadScaling
+from headway.core.workload import Workload
 from headway.plan.cluster import load_clusters
 from headway.plan.compute import estimate_from_data_sheet
 from headway.plan.job import build_job
@@ -133,7 +134,7 @@ def test_a_profile_brings_computing_and_loading(path: Path, tmp_path: Path) -> N
     assert "The profile is of a CPU, and DGX-1" in said.partition("nodes  devices")[0]
     assert "contradict" not in said
     replay = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in profile().runs]
-    profile().model_copy(update=on_gpu | {"runs": tuple(replay)}).check_confirmed().write(tmp_path / "busy.json")
+    profile().model_copy(update=on_gpu | {"runs": tuple(replay)}).mark_contradictions().write(tmp_path / "busy.json")
     warned = headway("plan", path, "--cluster", "dgx-1", "--profile", tmp_path / "busy.json", "--json").json()
     assert [one.partition(" by 4.8 times; ")[0] for one in warned["warnings"]] == [
         f"{tmp_path / 'busy.json'} was not confirmed. The short runs contradict each other"

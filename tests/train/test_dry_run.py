@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from tests._support import headway, packed_digits, records, refused, write_recipe
 
-from headway.core.profile import Workload
+from headway.core.workload import Workload
 from headway.data import opening
 from headway.data.tiers import choice
 from headway.plan.cluster import load_clusters
 from headway.plan.compute import estimate_from_data_sheet
 from headway.plan.job import build_job
-from headway.report.dry_run_page import large, page, size
+from headway.report.dry_run_page import large, page
 from headway.setup import micro_batch
 from headway.setup.build import set_up
 from headway.train.dry_run import DryRun, dry_run
@@ -367,13 +367,6 @@ def test_the_page_in_words(folder: Path) -> None:
         assert said in text, text
     assert len(re.findall(r"^ +\d+ ( +0\.02){10}$", text, re.MULTILINE)) == 3
     assert max(map(len, text.splitlines())) <= 130
-
-
-@pytest.mark.parametrize(
-    ("number", "said"), [(12, "12 bytes"), (1_500, "1.5 kB"), (102_228_128, "102.2 MB"), (2.5e12, "2.5 TB")]
-)
-def test_sizes_in_words(number: float, said: str) -> None:
-    assert size(number) == said
 
 
 @pytest.mark.parametrize(("number", "said"), [(640, "640"), (4.089e9, "4.089 billion"), (7.962e14, "796.2 x 10^12")])

@@ -72,7 +72,7 @@ def doctor(
         from headway.doctor.doctor import examine
 
         found = examine(Path(recipe), overrides or (), say=say, quick=quick, cold=cold, begun=STARTED)
-    found = found.check_confirmed()
+    found = found.mark_contradictions()
     found.write(out)
     if page is not None:
         from headway.doctor import page as pages

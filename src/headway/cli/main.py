@@ -117,10 +117,10 @@ def pack(
     as_json: Json = False,
 ) -> None:
     """Pack images into shards with columns."""
-    from headway.core.sample_counter import Counter
+    from headway.core.sample_progress import SampleProgress
     from headway.data.pack import pack as run
 
-    with Counter("Packing", "images") as progress:
+    with SampleProgress("Packing", "images") as progress:
         packed = run(
             src,
             dst,
@@ -167,10 +167,10 @@ def pack(
 @app.command()
 def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_json: Json = False) -> None:
     """Check every record of a packed folder and name the damaged ones."""
-    from headway.core.sample_counter import Counter
+    from headway.core.sample_progress import SampleProgress
     from headway.data.verify import verify as run
 
-    with Counter("Verifying", "records") as progress:
+    with SampleProgress("Verifying", "records") as progress:
         found = run(folder, progress)
     damages, counts = found.damages, [f"{count:,}" for count in found.samples.values()]
     of = f" of {len(counts)} parts" if len(counts) > 1 else ""

@@ -40,7 +40,7 @@ def landscape(
     as_json: Json = False,
 ) -> None:
     """Draw the loss around trained networks, and measure how sharp their minima are."""
-    from headway.core.sample_counter import Counter
+    from headway.core.sample_progress import SampleProgress
     from headway.report import landscape_page
     from headway.report.landscape import Options
     from headway.report.landscape import landscape as run
@@ -60,7 +60,7 @@ def landscape(
         sets=sets,
         statistics=statistics,
     )
-    with Counter("Measuring the loss", "passes over the images", say) as progress:
+    with SampleProgress("Measuring the loss", "passes over the images", say) as progress:
         found = run(folders, options, say=say, progress=progress)
     page = landscape_page.write(found, out)
     print_result(found.to_json() | {"page": str(page)}, as_json, f"{landscape_page.text(found)}\nPage: {page}")

@@ -134,14 +134,14 @@ class Communicator:
         # collectives of one shape in different orders would sum the wrong tensors without any error. So each phase of
         # an algorithm has a group and a thread of its own, and hands over in order; several buckets are in different
         # phases at the same time.
-        self._rings = [world.group(name="ring") for _ in range(rails)]
-        self._steps = world.group(name="steps")
-        self._down, self._up = world.group(local, name="down"), world.group(local, name="up")
+        self._rings = [world.create_group(name="ring") for _ in range(rails)]
+        self._steps = world.create_group(name="steps")
+        self._down, self._up = world.create_group(local, name="down"), world.create_group(local, name="up")
         self._across: list[Group] = []
         if even:
             slot = [ranks[world.local_rank] for ranks in world.hosts]
-            self._across = [world.group(slot, name="across") for _ in range(rails)]
-        self._leaders = [world.group(first, name="leaders") for _ in range(rails)] if world.rank in first else []
+            self._across = [world.create_group(slot, name="across") for _ in range(rails)]
+        self._leaders = [world.create_group(first, name="leaders") for _ in range(rails)] if world.rank in first else []
         self._stream = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None
         if self._stream is None and world.size > 1:
             gather = _build_phase("gather", self._gather_in_host)

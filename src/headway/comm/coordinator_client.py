@@ -20,7 +20,7 @@ from headway.core.errors import CommunicationError, FencedError, GenerationEnded
 from headway.core.hosts import identify_host
 from headway.core.key_value_store import StoreClient, build_store
 from headway.core.world import CONNECT_S as MEET_S
-from headway.core.world import World
+from headway.core.world import Membership, World
 
 if TYPE_CHECKING:
     import torch
@@ -188,15 +188,12 @@ class CoordinatorClient:
         """
         return World.create(
             self._open_store(generation),
-            generation.rank,
-            generation.size,
+            Membership(generation.rank, generation.size, generation.number, generation.identities),
             device,
             master=generation.store_address,
-            generation=generation.number,
             timeout_s=timeout_s,
             connect_s=connect_s,
             interface=interface,
-            identities=generation.identities,
             on_created=lambda world: self.watch_generation(generation.number, lambda: world.abort(why)),
             secret=self._secret,
         )

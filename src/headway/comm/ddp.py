@@ -22,7 +22,7 @@ from headway.core.hosts import ANYWHERE, find_own_address, identify_host
 from headway.core.key_value_store import StoreClient, StoreServer, build_store
 from headway.core.launcher_environment import LOOPBACK
 from headway.core.rendezvous import Rendezvous, new_secret, read_secret
-from headway.core.world import World
+from headway.core.world import Membership, World
 
 Future = torch.futures.Future
 Hook = Callable[[Any, GradBucket], Future[torch.Tensor]]
@@ -94,9 +94,15 @@ def build_communicator(
     address, port, made = gather_json(meeting, process_group)[0]
     client = StoreClient(secret or made.encode(), address, port)
     store = build_store(client)
-    options: dict[str, Any] = {"timeout_s": timeout_s, "identities": identities, "secret": client.secret}
-    world = World.create(store, rank, size, device, master=address, **options)
-    world.meeting = Rendezvous(server, client, 0)
+    world = World.create(
+        store,
+        Membership(rank, size, identities=identities),
+        device,
+        master=address,
+        timeout_s=timeout_s,
+        secret=client.secret,
+    )
+    world.rendezvous = Rendezvous(server, client, 0)
     return Communicator(world, rails=rails)
 
 

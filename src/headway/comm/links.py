@@ -228,7 +228,7 @@ class _LinkRing:
         self._nccl: Group | None = None
         # A group of its own on NCCL: its sends in the world's group would open a connection per pair of ranks.
         if world.backend == "nccl":
-            self._nccl = world.group(ranks, name="links", backend="nccl")
+            self._nccl = world.create_group(ranks, name="links", backend="nccl")
             self._to, self._source = (place + 1) % len(ranks), (place - 1) % len(ranks)
         else:
             order = world.control.ranks
@@ -304,7 +304,7 @@ def _measure_rails(world: World, link: Link, budget_s: float) -> tuple[int, dict
     ranks = [ranks[0] for ranks in world.hosts[:RAIL_HOSTS]]
     numbers = int(min(max(budget_s / 16 * link.bandwidth_bytes_s, ENOUGH_BYTES), 16 << 20)) // 4
     member = world.rank in ranks
-    groups = [world.group(ranks, name="rails") for _ in range(max(RAILS))] if member else []
+    groups = [world.create_group(ranks, name="rails") for _ in range(max(RAILS))] if member else []
     values = torch.zeros(numbers if member else 0, device=world.device)
     rounds: list[list[float]] = []
     for _ in range(ROUNDS.start + 1):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import math
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+from headway.core.byte_format import format_bytes
 from headway.core.errors import HeadwayError
 from headway.core.files import sync_folder
 
@@ -91,13 +91,9 @@ def _build_write_error(error: OSError, dst: Path, staging: Path, needed_bytes: i
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return HeadwayError(f"the folder cannot be written ({error.strerror})", where=str(dst))
     written_bytes = sum(file.stat().st_size for file in staging.rglob("*") if file.is_file())
-    needed = "" if needed_bytes is None else f" of about {_format_megabytes(needed_bytes)}"
+    needed = "" if needed_bytes is None else f" of about {format_bytes(needed_bytes)}"
     return HeadwayError(
-        f"the disk is full: {_format_megabytes(written_bytes)}{needed} were written",
+        f"the disk is full: {format_bytes(written_bytes)}{needed} were written",
         where=str(dst.parent),
         fix="Free space there, or pack to another disk. What was written is removed.",
     )
-
-
-def _format_megabytes(size_bytes: int) -> str:
-    return f"{math.ceil(size_bytes / 1e5) / 10:,.1f} MB"

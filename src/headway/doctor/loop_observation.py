@@ -7,7 +7,8 @@ from typing import Any, Literal, final
 
 from pydantic import Field
 
-from headway.core.profile import JsonRecord, LimitKind
+from headway.core.json_record import JsonRecord
+from headway.core.profile import LimitKind
 
 MOST_PATTERNS, MOST_ADVICE, MOST_UNKNOWN = 4, 5, 4
 """Lines of the text; the record has all."""

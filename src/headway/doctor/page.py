@@ -208,7 +208,7 @@ def _launch(profile: Profile) -> Panel | None:
         return None
     points = sorted((float(batch), seconds) for batch, seconds in profile.launch.items())
     series = list[tuple[str, list[float], list[float]]]()
-    launch, compute, note = profile.ceiling("launch"), profile.ceiling("compute"), ""
+    launch, compute, note = profile.find_ceiling("launch"), profile.find_ceiling("compute"), ""
     if launch is not None and compute is not None:
         fixed = launch.seconds * profile.batch
         ends = [0.0, points[-1][0]]
@@ -235,10 +235,10 @@ def _launch(profile: Profile) -> Panel | None:
 def _flops(profile: Profile) -> Panel | None:
     """FLOP/s reached beside the measured peak, over FLOP by byte of memory; nothing where no peak was measured."""
     peak, intensity = profile.facts.get("peak_flops", 0.0), profile.facts.get("intensity", 0.0)
-    compute = profile.ceiling("compute")
+    compute = profile.find_ceiling("compute")
     if not (peak > 0 and intensity > 0 and profile.multiply_adds and compute is not None and compute.seconds > 0):
         return None
-    launch = profile.ceiling("launch")
+    launch = profile.find_ceiling("launch")
     reached = FLOPS * profile.multiply_adds / (compute.seconds + (launch.seconds if launch is not None else 0.0))
     bandwidth = profile.facts.get("peak_bytes_s", 0.0)
     places = [intensity / 10, intensity * 10]

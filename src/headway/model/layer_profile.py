@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from headway.core.modules import preserve_training_state
-from headway.core.profile import WorkloadLayer
+from headway.core.workload import WorkloadLayer
 from headway.model.flops import MultiplyAddCounter
 
 SAMPLES = (2, 3)

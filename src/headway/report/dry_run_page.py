@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil
 
-from headway.core.profile import Workload
+from headway.core.byte_format import format_bytes
+from headway.core.workload import Workload
 from headway.train.dry_run import DryRun
 
 COLUMNS = 10
@@ -35,7 +36,7 @@ def page(found: DryRun) -> str:
         *_compile(found),
         (
             "optimizer",
-            f"{step.update.optimizer}: {size(step.update.state_bytes)} of state, "
+            f"{step.update.optimizer}: {format_bytes(step.update.state_bytes, 4)} of state, "
             f"{step.update.passes:.1f} passes over the weights",
         ),
         ("exchange", _exchange(found)),
@@ -43,7 +44,7 @@ def page(found: DryRun) -> str:
     if run.evaluations:
         of = f" of {run.evaluation_samples:,} samples" if run.evaluation_samples is not None else ""
         rows.append(("evaluations", f"{run.evaluations:,}{of}"))
-    rows.append(("checkpoints", f"{run.checkpoints:,} of {size(run.checkpoint_bytes)}"))
+    rows.append(("checkpoints", f"{run.checkpoints:,} of {format_bytes(run.checkpoint_bytes, 4)}"))
     if len(run.phases) > 1:
         rows += [
             (
@@ -56,14 +57,6 @@ def page(found: DryRun) -> str:
     lines += [f"{name:<13}{text}" for name, text in rows]
     lines += ["", *_memory(found), "", *_rates(found.rates), "", *_kinds(work)]
     return "\n".join([*lines, *(["", *found.notes] if found.notes else [])])
-
-
-def size(nbytes: float) -> str:
-    """`102.2 MB`."""
-    for unit, name in ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.4g} {name}"
-    return f"{nbytes:.0f} bytes"
 
 
 def large(number: float) -> str:
@@ -88,9 +81,9 @@ def _batch(found: DryRun) -> str:
 
 def _images(work: Workload) -> str:
     images = work.input
-    text = f"{images.channels} x {images.height} x {images.width}, {size(images.decoded_bytes)} decoded"
+    text = f"{images.channels} x {images.height} x {images.width}, {format_bytes(images.decoded_bytes, 4)} decoded"
     if images.encoded_bytes is not None:
-        text += f", {size(images.encoded_bytes)} on the disk"
+        text += f", {format_bytes(images.encoded_bytes, 4)} on the disk"
     return text
 
 
@@ -115,14 +108,14 @@ def _compile(found: DryRun) -> list[tuple[str, str]]:
 
 def _exchange(found: DryRun) -> str:
     exchange = found.workload.step.exchange
-    text = f"{size(exchange.gradient_bytes)} of gradients a step"
+    text = f"{format_bytes(exchange.gradient_bytes, 4)} of gradients a step"
     if exchange.statistics_bytes:
-        text += f", {size(exchange.statistics_bytes)} of running statistics"
+        text += f", {format_bytes(exchange.statistics_bytes, 4)} of running statistics"
     if found.ranks == 1:
         return f"{text}; none with one process"
     who, how = ("host", "others") if found.hosts > 1 else ("rank", "others")
     name = "ring" if exchange.algorithm == "auto" else exchange.algorithm
-    return f"{text}; a {who} sends {size(found.sent_bytes)} to {how} ({name})"
+    return f"{text}; a {who} sends {format_bytes(found.sent_bytes, 4)} to {how} ({name})"
 
 
 def _memory(found: DryRun) -> list[str]:
@@ -131,8 +124,8 @@ def _memory(found: DryRun) -> list[str]:
     for where in places:
         parts = [part for part in found.memory if part.where == where]
         on = f"  on the {where}" if len(places) > 1 else ""
-        lines += [f"  {part.name:<22}{size(part.bytes):>10}{on}  {part.what}".rstrip() for part in parts]
-        lines.append(f"  {'together':<22}{size(sum(part.bytes for part in parts)):>10}{on}")
+        lines += [f"  {part.name:<22}{format_bytes(part.bytes, 4):>10}{on}  {part.what}".rstrip() for part in parts]
+        lines.append(f"  {'together':<22}{format_bytes(sum(part.bytes for part in parts), 4):>10}{on}")
     return lines
 
 
@@ -159,7 +152,7 @@ def _kinds(work: Workload) -> list[str]:
                 *((one.forward_multiply_adds, one.parameters, one.saved_bytes) for one in mine), strict=True
             )
         ]
-        rows.append((sums, (kind, f"{len(mine)}", f"{sums[1]:,}", large(sums[0]), size(sums[2]))))
+        rows.append((sums, (kind, f"{len(mine)}", f"{sums[1]:,}", large(sums[0]), format_bytes(sums[2], 4))))
     rows.sort(key=lambda row: row[0], reverse=True)
     cells = [header, *(row for _, row in rows)]
     wide = [max(len(row[place]) for row in cells) for place in range(len(header))]

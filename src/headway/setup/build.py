@@ -233,7 +233,7 @@ def _built(
     model = model.to(device=device)
     ActivationWatch(model, recipe.observe.activations)  # refuses what does not fit, before there is a run
     if ranks is not None and recipe.comm.batch_norm == "sync":
-        model = convert_sync(model, World.create_single(device).group(name="not met yet"))
+        model = convert_sync(model, World.create_single(device).create_group(name="not met yet"))
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 

@@ -16,7 +16,7 @@ import torch
 from headway.core.cpu_count import choose_thread_count, count_usable_cores
 from headway.core.errors import DataError, RecipeError
 from headway.core.recipe import LoadedRecipe
-from headway.core.sample_counter import Counter
+from headway.core.sample_progress import SampleProgress
 from headway.data import dataset as data
 from headway.data import opening
 from headway.data.augment import measure_mean_std
@@ -247,7 +247,7 @@ class Inputs:
         if cache == "auto" and options.scaled:
             cache = "disk" if isinstance(dataset.source, RemoteShards) else "none"
         which = "training" if dataset is self.train else "evaluation"
-        with Counter(f"Filling the cache of the {which} data", "images", self.say) as progress:
+        with SampleProgress(f"Filling the cache of the {which} data", "images", self.say) as progress:
             return choose_tier(
                 dataset,
                 cache,
@@ -283,7 +283,7 @@ def _hash_texts(*texts: str) -> str:
 
 def open_dataset(base: Path, uri: str, say: Say) -> data.Dataset:
     """Opens a data set that a recipe names. A scan of foreign data shows its progress."""
-    with Counter(f"Scanning {uri}", "images", say) as progress:
+    with SampleProgress(f"Scanning {uri}", "images", say) as progress:
         return opening.open(uri if "://" in uri else base / Path(uri).expanduser(), progress=progress)
 
 

@@ -15,7 +15,8 @@ import torch
 from headway.checkpoint.checkpoints import state_of
 from headway.core.collectives import Algorithm, Link, Network, count_bytes_out_of_host
 from headway.core.errors import UsageError, UserCodeError
-from headway.core.profile import (
+from headway.core.recipe import LoadedRecipe
+from headway.core.workload import (
     Workload,
     WorkloadExchange,
     WorkloadInput,
@@ -25,7 +26,6 @@ from headway.core.profile import (
     WorkloadStep,
     WorkloadUpdate,
 )
-from headway.core.recipe import LoadedRecipe
 from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
 from headway.data.resolution import compute_size
 from headway.launch.hosts import hosts_of, shared

@@ -79,12 +79,11 @@ class Trainer:
         options = recipe.checkpoint
         self._checkpoints = Checkpoints.locate(run.folder, options.keep, options.folder, setup.loaded.base)
         self.say = print if ranks is None else ranks.say
-        self._diverged = ""
+        go_on = run.resume_command
         self._saver = BackgroundSaver(
-            self._checkpoints, asynchronous=options.asynchronous, say=self.say, resume_command=run.resume_command
+            self._checkpoints, asynchronous=options.asynchronous, say=self.say, resume_command=go_on
         )
-        self._averages = Averages(setup)
-        self._lock = ExitStack()
+        self._averages, self._diverged, self._lock = Averages(setup), "", ExitStack()
         self._stream: Iterator[Batch] | None = None
         self._parameters = [p for group in setup.optimizer.param_groups for p in group["params"]]
         self._weights = torch.empty(0)

@@ -38,7 +38,7 @@ class ProcessSetCollectives:
 
     def __init__(self, world: World, name: str, members: Sequence[int], communicator: Communicator | None) -> None:
         self._world, self._name, self._members, self._communicator = world, name, tuple(members), communicator
-        self._gloo = world.group(members, name=name, backend="gloo")
+        self._gloo = world.create_group(members, name=name, backend="gloo")
         self._nccl: Group | None = None
         self._streams: dict[torch.device, torch.cuda.Stream] = {}
         self._inside: Group | None = None
@@ -56,7 +56,7 @@ class ProcessSetCollectives:
         if entries[0].request.device == "cpu":
             return begin(response, entries, self._gloo)
         if self._nccl is None and HAS_NCCL:
-            self._nccl = self._world.group(self._members, name=self._name, backend="nccl")
+            self._nccl = self._world.create_group(self._members, name=self._name, backend="nccl")
         device = entries[0].inputs[0].device
         stream = self._streams.get(device) or self._streams.setdefault(device, torch.cuda.Stream(device))
         with torch.cuda.stream(stream):
@@ -124,8 +124,8 @@ class ProcessSetCollectives:
         if self._inside is None or self._between is None:
             world = self._world
             same_place = [ranks[world.local_rank] for ranks in world.hosts]
-            self._inside = world.group(world.hosts[world.host], name=f"{self._name}-inside", backend="nccl")
-            self._between = world.group(same_place, name=f"{self._name}-between", backend="nccl")
+            self._inside = world.create_group(world.hosts[world.host], name=f"{self._name}-inside", backend="nccl")
+            self._between = world.create_group(same_place, name=f"{self._name}-between", backend="nccl")
         self._inside.all_reduce(buffer).wait()
         scale_in_place(buffer, 1.0, self._inside.size)
         adasum_all_reduce(buffer, counts, self._between)

@@ -23,7 +23,7 @@ from headway.comm.links import measure_links
 from headway.core.errors import CommunicationError, GenerationEndedError
 from headway.core.launcher_environment import read_launcher_environment
 from headway.core.rendezvous import Rendezvous
-from headway.core.world import World
+from headway.core.world import Membership, World
 
 CPU = torch.device("cpu")
 
@@ -142,13 +142,13 @@ def _join_world(settings: Settings) -> tuple[World, tuple[int, int]]:
     limits: dict[str, Any] = {"timeout_s": settings.timeout_s, "interface": settings.interface}
     if _met is None:
         world = World.join(found, CPU, **limits)
-        _met, world.meeting = world.meeting, None
+        _met, world.rendezvous = world.rendezvous, None
     else:
         assert found.address is not None
         # The first world took the number of the launcher's attempt.
-        generation = _met.attempt + _times - 1
-        limits |= {"master": found.address, "secret": _met.secret, "generation": generation}
-        world = World.create(_met.store, found.rank, found.size, CPU, **limits)
+        membership = Membership(found.rank, found.size, generation=_met.attempt + _times - 1)
+        limits |= {"master": found.address, "secret": _met.secret}
+        world = World.create(_met.store, membership, CPU, **limits)
     if found.local_rank is None or found.local_size is None:
         return world, (world.local_rank, world.local_size)
     return world, (found.local_rank, found.local_size)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, final, get_args
 
 import numpy as np
 
+from headway.core.byte_format import format_bytes
 from headway.core.cpu_count import read_local_ranks
 from headway.core.errors import UsageError, suggest_nearest
 from headway.core.free_memory import read_free_memory_bytes
@@ -127,7 +128,7 @@ class CachePlanner:
             return _TierChoice("memory", _describe_fit(self._pixels, "the", free), decoded=True)
         is_slow = not self._remote and not is_mapped and is_on_network(self._dataset.folder)
         if is_slow and self._bytes <= limit:
-            size = _format_size(self._bytes)
+            size = format_bytes(self._bytes)
             return _TierChoice(
                 "memory", f"its {size} are on a network file system; a quarter of the free memory holds them"
             )
@@ -136,7 +137,7 @@ class CachePlanner:
     def choose_uncached(self) -> _TierChoice:
         """Returns the tier for records that are kept neither in memory nor on the device."""
         if self._remote:
-            budget = _format_size(self._budget_bytes)
+            budget = format_bytes(self._budget_bytes)
             return _TierChoice("disk", f"the set is remote: at most {budget} of it in {self._folder}")
         # Loose files and pread have no mapping that the page cache could serve without a copy.
         if isinstance(self._dataset.source, MappedShards):
@@ -164,12 +165,12 @@ class CachePlanner:
                 free, owner = self._measure_free_device_bytes(), "device"
         if self._pixels is not None and self._pixels <= REQUESTED_SHARE * free:
             name: TierName = "device" if cache == "device" and self._is_on_gpu else "memory"
-            return _TierChoice(name, f"as asked: the decoded set of {_format_size(self._pixels)}", decoded=True)
+            return _TierChoice(name, f"as asked: the decoded set of {format_bytes(self._pixels)}", decoded=True)
         if cache == "memory" and self._bytes <= REQUESTED_SHARE * free:
-            return _TierChoice("memory", f"as asked: the set of {_format_size(self._bytes)} as it is, not decoded")
+            return _TierChoice("memory", f"as asked: the set of {format_bytes(self._bytes)} as it is, not decoded")
         # The message names the smaller of the two sizes that would do.
         needed = self._pixels if cache == "device" else min(self._bytes, self._pixels or self._bytes)
-        size, room = _format_size(needed or 0), _format_size(free)
+        size, room = format_bytes(needed or 0), format_bytes(free)
         what = f"the set needs {size}, and the {owner} has {room} free, of which 80 % may be taken"
         raise _build_refusal(what, "Leave data.cache out, or make the images smaller.")
 
@@ -201,13 +202,5 @@ def _build_refusal(what: str, fix: str) -> UsageError:
 
 
 def _describe_fit(pixel_bytes: int, whose: str, free: int) -> str:
-    size = _format_size(pixel_bytes)
-    return f"the decoded set of {size} fits into a quarter of {whose} free memory of {_format_size(free)}"
-
-
-def _format_size(size_bytes: int) -> str:
-    for unit, scale in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        # Smaller values round to at most 999 of the next unit.
-        if size_bytes >= 0.9995 * scale:
-            return f"{size_bytes / scale:.3g} {unit}"
-    return f"{size_bytes} bytes"
+    size = format_bytes(pixel_bytes)
+    return f"the decoded set of {size} fits into a quarter of {whose} free memory of {format_bytes(free)}"

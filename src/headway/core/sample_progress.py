@@ -1,4 +1,4 @@
-"""Counter: how far something has come that goes through many samples once, as packing or filling a cache does."""
+"""Progress of a single pass over many samples, such as packing a data set or filling a cache."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from headway.core.printable import escape_controls
 if TYPE_CHECKING:
     from rich.progress import Progress
 
+# Shorter passes show nothing.
 PATIENCE_S = 1.0
-"""Nothing is shown of what takes less."""
+# Interval between updates of the bar.
 REFRESH_S = 0.2
-"""Between two pictures of the bar."""
+# Interval between lines.
 LINE_S = 5.0
-"""Between two lines."""
 
 
 @final
-class Counter:
-    """A bar on a terminal; elsewhere a line every few seconds, where there is somebody to `say` them to.
+class SampleProgress:
+    """Shows a bar on a terminal, or a line every few seconds through `say`.
 
-    Call it with (samples done, samples in all), in one thread, and leave it as a context, so that the bar goes.
+    Call it with (samples done, total) from one thread, inside a `with` block, which removes the bar at its end.
 
     Args:
-        what: is done, such as "Packing".
-        unit: what is counted, such as "images".
+        what: name of the work, such as "Packing".
+        unit: the counted things, such as "images".
+        say: prints a line if there is no terminal; None: print nothing then.
     """
 
     def __init__(self, what: str, unit: str, say: Callable[[str], object] | None = None) -> None:
@@ -37,18 +38,19 @@ class Counter:
         self._bar: Progress | None = None
 
     def __call__(self, done: int, total: int) -> None:
+        # Called once per sample: a clock reading is all that most calls cost.
         now = perf_counter()
         if now < self._next:
             return
         if self._bar is None:
-            self._bar = self._begun()
+            self._bar = self._start_bar()
         if not self._bar.disable:
             self._bar.update(self._bar.task_ids[0], completed=done, total=total, refresh=True)
         elif self._say is not None:
             self._say(f"{self._what}: {done:,} of {total:,} {self._unit}.")
         self._next = now + (LINE_S if self._bar.disable else REFRESH_S)
 
-    def __enter__(self) -> Counter:
+    def __enter__(self) -> SampleProgress:
         return self
 
     def __exit__(
@@ -57,16 +59,16 @@ class Counter:
         if self._bar is not None:
             self._bar.stop()
 
-    def _begun(self) -> Progress:
-        # Here, since it takes a tenth of a second to import, and most of what is counted takes less.
+    def _start_bar(self) -> Progress:
+        # Imported here: rich takes a tenth of a second, and most passes take less.
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         console = Console(stderr=True)
-        # Not as a format or markup: it may name files, and a pattern has braces and brackets.
+        # Neither a format nor markup: file names and patterns contain braces and brackets.
         what = TextColumn("{task.description}", markup=False)
         columns = (what, BarColumn(), MofNCompleteColumn(), TextColumn(self._unit))
-        # No thread of its own draws it: one would take the interpreter's lock from what is counted.
+        # No refresh thread: it would compete with the work for the interpreter lock.
         bar = Progress(
             *columns,
             TimeRemainingColumn(),
