@@ -16,10 +16,10 @@ from bench._arms import ROOT
 from headway.core.recipe import Loaded, load
 from headway.core.run import Run
 from headway.data.resolution import size_at
-from headway.setup.build import Setup, set_up
+from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.evaluate import evaluate, outputs_of
-from headway.train.progress import Silent
+from headway.train.evaluate import compute_outputs, evaluate
+from headway.train.progress import SilentDisplay
 from headway.train.trainer import Trainer
 
 RECIPE = ROOT / "recipes/cifar10-fast.yaml"
@@ -45,9 +45,9 @@ def train(packed: Path, *, seed: int, overrides: Sequence[str], folder: Path) ->
     weights."""
     loaded = recipe(packed, [f"seed={seed}", *overrides])
     loaded = loaded.resolve("evaluate.every_epochs", loaded.recipe.epochs, "once, at the end")
-    setup = set_up(loaded, say=lambda text: print(text, file=sys.stderr))
+    setup = build_setup(loaded, say=lambda text: print(text, file=sys.stderr))
     warm_up(setup)
-    with closing(setup.inputs), closing(Trainer(setup, Run.create(folder), Silent())) as trainer:
+    with closing(setup.inputs), closing(Trainer(setup, Run.create(folder), SilentDisplay())) as trainer:
         trainer.run()
         stages = trainer.clock.seconds
         assert trainer.metrics is not None
@@ -90,7 +90,7 @@ def kinds_of_step(
     return list(out)
 
 
-def warm_up(setup: Setup) -> None:
+def warm_up(setup: TrainSetup) -> None:
     """Forward and backward at every size that training has, and an evaluation, on data that mean nothing; without
     effect: what torch.compile makes, or a convolution library, is there when the clock starts."""
     recipe = setup.recipe
@@ -111,6 +111,6 @@ def warm_up(setup: Setup) -> None:
     with torch.no_grad():
         samples = min(recipe.evaluate.batch or recipe.batch, len(setup.eval or ()))
         images = torch.randn(samples, setup.channels, *setup.size, device=setup.device)
-        outputs_of(setup, images.to(memory_format=layout))
+        compute_outputs(setup, images.to(memory_format=layout))
     setup.model.train()
     setup.model.load_state_dict(before)

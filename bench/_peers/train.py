@@ -13,9 +13,9 @@ import headway
 from bench._peers.serve import argument, serve
 from headway.core.recipe import load
 from headway.core.run import Run
-from headway.setup.build import set_up
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import Silent
+from headway.train.progress import SilentDisplay
 from headway.train.trainer import Trainer
 
 BIG = 10**9
@@ -44,7 +44,9 @@ def batches(asked: dict[str, Any]) -> Iterator[int]:
         f"optimizer: {{name: sgd, lr: 0.001}}\n"
         f"batch: {asked['batch']}\nepochs: {BIG}\nprecision: fp32\ncheckpoint: {{every_steps: {BIG}}}\n"
     )
-    trainer = Trainer(set_up(load(recipe, (), TrainRecipe), say=print), Run.create(folder / "run"), Silent())
+    trainer = Trainer(
+        build_setup(load(recipe, (), TrainRecipe), say=print), Run.create(folder / "run"), SilentDisplay()
+    )
     while True:
         trainer.run(STEPS)
         yield STEPS * asked["batch"]

@@ -16,9 +16,9 @@ from headway.core.recipe import load
 from headway.core.run import Run
 from headway.core.store import StoreServer
 from headway.launch.ranks import Ranks
-from headway.setup.build import set_up
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import Lines
+from headway.train.progress import LogLines
 from headway.train.trainer import Trainer
 
 IDLE = """
@@ -43,8 +43,8 @@ def member_alone(tmp_path: Path, said: list[str], events: list[Event], *override
     with closing(store), closing(coordinator):
         member = Member(LOOPBACK, coordinator.port, secret="x", worker="0.0.0")
         with Ranks(loaded.recipe.comm, Launched(0, 1, 0, 1, None, None, "headway"), member, said.append) as ranks:
-            setup = set_up(loaded, say=said.append, ranks=ranks)
-            with closing(Trainer(setup, Run.create(tmp_path / "run"), Lines(), ranks)) as trainer:
+            setup = build_setup(loaded, say=said.append, ranks=ranks)
+            with closing(Trainer(setup, Run.create(tmp_path / "run"), LogLines(), ranks)) as trainer:
                 yield trainer
 
 

@@ -18,7 +18,7 @@ from headway.model.ema import Ema
 from headway.optim import Masters, build
 from headway.optim import masters as masters_module
 from headway.optim.optimizer import OptimizerRecipe
-from headway.setup.precision import Name, Precision
+from headway.setup.precision import Precision, PrecisionName
 
 CPU = torch.device("cpu")
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -53,7 +53,7 @@ def net() -> nn.Module:
 
 
 def made(
-    name: str, kind: torch.dtype | None, precision: Name = "fp32"
+    name: str, kind: torch.dtype | None, precision: PrecisionName = "fp32"
 ) -> tuple[nn.Module, torch.optim.Optimizer, Masters | None, Precision]:
     model = net()
     optimizer = build(OptimizerRecipe(name=name, **OPTIMIZERS[name]), model, 3)  # type: ignore[arg-type]

@@ -16,7 +16,7 @@ from headway.core.recipe import load
 from headway.optim import OptimizerRecipe, build
 from headway.optim.optimizer import LAYER_WISE
 from headway.optim.rate import ScaledRecipe, number
-from headway.setup.rates import length, resolve_rates, warnings
+from headway.setup.rates import find_batch_warnings, plan_steps, resolve_rates
 from headway.setup.recipe import TrainRecipe
 
 LBSGD = {"name": "lbsgd", "lr": 0.1, "warmup_epochs": 1}
@@ -97,8 +97,8 @@ def test_regime_adaptation_keeps_the_steps_of_every_part(
         batch=int(per * k),
         epochs={"base": 4, "per": per},
     )
-    plan, steps = length(recipe, samples)
-    small, its_steps = length(recipe.model_copy(update={"batch": per, "epochs": 4.0}), samples)
+    plan, steps = plan_steps(recipe, samples)
+    small, its_steps = plan_steps(recipe.model_copy(update={"batch": per, "epochs": 4.0}), samples)
     assert number(recipe.epochs, "epochs") == 4 * k
     for milestone, before in zip(recipe.schedule.milestones_epochs, (first, second), strict=True):
         assert milestone == pytest.approx(before * k)
@@ -191,7 +191,7 @@ def test_exponential_and_step_keep_their_steps_too(tmp_path: Path) -> None:
 )
 def test_a_large_batch_is_warned_of(tmp_path: Path, changes: dict[str, Any], said: list[str]) -> None:
     recipe, _ = resolved(tmp_path, **changes)
-    found = warnings(recipe)
+    found = find_batch_warnings(recipe)
     assert len(found) == len(said)
     for text, beginning in zip(found, said, strict=True):
         assert text.startswith(beginning)
@@ -204,9 +204,9 @@ def test_the_layer_wise_optimizers_are_there_and_are_not_warned_of(tmp_path: Pat
     recipe, _ = resolved(tmp_path, batch=8192, schedule={"name": "cosine"})
     for name in names:
         optimizer = recipe.optimizer.model_copy(update={"name": name})
-        assert bool(warnings(recipe.model_copy(update={"optimizer": optimizer}))) == (name not in LAYER_WISE)
+        assert bool(find_batch_warnings(recipe.model_copy(update={"optimizer": optimizer}))) == (name not in LAYER_WISE)
     lars = recipe.optimizer.model_copy(update={"name": "lbsgd", "warmup": "lars"})
-    assert not warnings(recipe.model_copy(update={"optimizer": lars}))
+    assert not find_batch_warnings(recipe.model_copy(update={"optimizer": lars}))
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from tests._support import finished, headway, packed_digits, records, refused, write_recipe
 
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.setup.compilation import telling
+from headway.setup.compilation import report_graph_breaks
 
 DROPOUT = "model.factory=net.py:dropout"
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is here")
@@ -144,7 +144,7 @@ def test_lines_at_which_the_graph_breaks_are_said_at_the_first_call() -> None:
     space: dict[str, Any] = {"__name__": "talks"}
     exec(compile(TALKS, "talks.py", "exec"), space)
     model, said = space["talks"](10), list[str]()
-    forward = telling(torch.compile(model, backend="eager"), model, said.append)
+    forward = report_graph_breaks(torch.compile(model, backend="eager"), model, said.append)
     images = torch.rand(3, 1, 8, 8)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, where it goes on behind a break

@@ -19,12 +19,12 @@ from headway.core.run import Run
 from headway.data.decode import decoder
 from headway.launch.ranks import Ranks
 from headway.setup import micro_batch
-from headway.setup.build import Setup, set_up
+from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.evaluate import evaluate, outputs_of, views
-from headway.train.predict import image_files, pixels
-from headway.train.progress import Silent
-from headway.train.runs import trained
+from headway.train.evaluate import build_views, compute_outputs, evaluate
+from headway.train.predict import list_image_files, read_pixels
+from headway.train.progress import SilentDisplay
+from headway.train.runs import load_trained
 from headway.train.trainer import Trainer
 
 EMA = "model.ema={half_life_steps: 4, every_steps: 3}"
@@ -44,11 +44,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer_of(folder: Path, run: Path, *overrides: str) -> Trainer:
-    setup = set_up(load(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
-    return Trainer(setup, Run.create(run), Silent())
+    setup = build_setup(load(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    return Trainer(setup, Run.create(run), SilentDisplay())
 
 
-def state(setup: Setup) -> dict[str, torch.Tensor]:
+def state(setup: TrainSetup) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in setup.model.state_dict().items()}
 
 
@@ -125,8 +125,8 @@ def test_resumed_is_uninterrupted(folder: Path, tmp_path: Path, switches: tuple[
         checkpoint = Checkpoints(run / "checkpoints").newest()
         assert checkpoint is not None
         assert checkpoint.step == steps
-        setup = set_up(load(folder / "recipe.yaml", switches, TrainRecipe), say=print, fresh=False)
-        with closing(Trainer(setup, Run(run), Silent())) as trainer:
+        setup = build_setup(load(folder / "recipe.yaml", switches, TrainRecipe), say=print, fresh=False)
+        with closing(Trainer(setup, Run(run), SilentDisplay())) as trainer:
             trainer.resume(checkpoint)
             with trainer.shown():
                 assert all(torch.equal(shown[name], value) for name, value in state(setup).items())
@@ -182,12 +182,12 @@ def test_statistics_are_those_of_the_newest_batches(folder: Path, tmp_path: Path
 def test_a_mirrored_image_counts_as_much(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     headway("train", folder / "recipe.yaml", "--run", run, "evaluate.flip=true", "epochs=1")
-    setup = trained(Run(run), say=print)
+    setup = load_trained(Run(run), say=print)
     setup.model.eval()
     samples = digits(tmp_path / "digits", per_class=3)
     said = [json.loads(line) for line in headway("predict", run, samples, "--json").out.splitlines()]
     with closing(decoder(1, "pillow")) as decode, torch.no_grad():
-        _, found = pixels(setup, decode, image_files([samples]))
+        _, found = read_pixels(setup, decode, list_image_files([samples]))
         images = setup.augment.normalise(torch.from_numpy(found))
         both = torch.stack([setup.model(images), setup.model(images.flip(3))])
     expected = both.mean(0).softmax(1).max(1).values
@@ -283,7 +283,7 @@ def test_ranks_whose_shares_are_smaller_than_a_ghost_group_are_told(
     said: list[str] = []
     loaded = load(folder / "recipe.yaml", (f"model.batch_norm.ghost={ghost}",), TrainRecipe)
     seat = Launched(0, ranks, 0, ranks, "127.0.0.1", 1, "torchrun")  # they do not meet
-    set_up(loaded, say=said.append, ranks=Ranks(loaded.recipe.comm, seat, None, print)).inputs.close()
+    build_setup(loaded, say=said.append, ranks=Ranks(loaded.recipe.comm, seat, None, print)).inputs.close()
     found = [text for text in said if "ghost" in text]
     assert len(found) == len(expected)
     for text, beginning in zip(found, expected, strict=True):
@@ -379,17 +379,17 @@ def test_what_is_frozen_late_is_trained_until_then(folder: Path, tmp_path: Path)
 def test_views_are_windows_of_the_padded_image(layout: torch.memory_format, shift: int) -> None:
     images = torch.randn(2, 3, 6, 7).contiguous(memory_format=layout)
     padded = torch.nn.functional.pad(images, (shift,) * 4, "reflect")
-    found = list(views(images, flip=True, shift=shift))
+    found = list(build_views(images, flip=True, shift=shift))
     up, down = padded[:, :, 2 * shift :, 2 * shift :], padded[:, :, : -2 * shift, : -2 * shift]
     expected = [one for view in (images, up, down) for one in (view, view.flip(3))]
     assert [weight for weight, _ in found] == [0.25, 0.25, 0.125, 0.125, 0.125, 0.125]
     for (_, view), one in zip(found, expected, strict=True):
         assert torch.equal(view, one)
         assert view.is_contiguous(memory_format=layout)
-    whole = list(views((images * 10).byte(), flip=False, shift=shift))
+    whole = list(build_views((images * 10).byte(), flip=False, shift=shift))
     assert [(weight, view.dtype) for weight, view in whole] == [(share, torch.uint8) for share in (0.5, 0.25, 0.25)]
-    assert [weight for weight, _ in views(images, flip=False, shift=0)] == [1]
-    assert [weight for weight, _ in views(images, flip=True, shift=0)] == [0.5, 0.5]
+    assert [weight for weight, _ in build_views(images, flip=False, shift=0)] == [1]
+    assert [weight for weight, _ in build_views(images, flip=True, shift=0)] == [0.5, 0.5]
 
 
 def test_the_outputs_are_the_weighted_mean_of_the_views(folder: Path, tmp_path: Path) -> None:
@@ -398,5 +398,5 @@ def test_the_outputs_are_the_weighted_mean_of_the_views(folder: Path, tmp_path: 
         setup.model.eval()
         images = torch.randn(5, 1, 8, 8)
         with torch.no_grad():
-            mean = sum(weight * setup.model(view) for weight, view in views(images, flip=True, shift=1))
-            torch.testing.assert_close(outputs_of(setup, images), mean)
+            mean = sum(weight * setup.model(view) for weight, view in build_views(images, flip=True, shift=1))
+            torch.testing.assert_close(compute_outputs(setup, images), mean)

@@ -22,7 +22,7 @@ from headway.plan.ask import job_of, of_device
 from headway.plan.cluster import clusters
 from headway.report.dry_run_page import large, page, size
 from headway.setup import micro_batch
-from headway.setup.build import set_up
+from headway.setup.build import build_setup
 from headway.train.dry_run import DryRun, dry_run
 from headway.train.runs import load_recipe
 
@@ -187,7 +187,7 @@ def test_micro_batch_auto_is_estimated_from_what_a_run_measures(folder: Path, mo
     for free in (10**5, 10**6, 10**9):
         monkeypatch.setattr(micro_batch, "free_memory_bytes", lambda free=free: free)
         found = dried(folder / "recipe.yaml", *options)
-        setup = set_up(load_recipe(folder / "recipe.yaml", options), say=lambda text: None)
+        setup = build_setup(load_recipe(folder / "recipe.yaml", options), say=lambda text: None)
         setup.inputs.close()
         assert isinstance(setup.recipe.micro_batch, int)
         assert setup.recipe.micro_batch <= found.micro <= 1.2 * setup.recipe.micro_batch

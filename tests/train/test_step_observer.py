@@ -21,10 +21,10 @@ from headway.observe.activations import PERCENTILES
 from headway.page.panel import Panel
 from headway.report import observation_panels
 from headway.report.observation_panels import sentence
-from headway.setup.build import set_up
-from headway.setup.prepare import prepared
+from headway.setup.build import build_setup
+from headway.setup.prepare import prepare_batch
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import Silent
+from headway.train.progress import SilentDisplay
 from headway.train.trainer import Trainer
 
 ALL = "observe={layer_rates: true, activations: ['1', '3'], noise_scale: true, noise_every_steps: 2, noise_window: 8}"
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer_of(folder: Path, run: Run, *overrides: str) -> Trainer:
-    return Trainer(set_up(load(folder / "recipe.yaml", overrides, TrainRecipe), say=print), run, Silent())
+    return Trainer(build_setup(load(folder / "recipe.yaml", overrides, TrainRecipe), say=print), run, SilentDisplay())
 
 
 def table_of(run: Path, kind: str) -> Table:
@@ -104,7 +104,7 @@ def test_the_noise_scale_is_that_of_the_samples_own_gradients(
     stream = iter(setup.batches(0))
     for _ in range(6):  # an epoch
         batch = next(stream)
-        images, labels = prepared(setup, batch, 1)
+        images, labels = prepare_batch(setup, batch, 1)
         for one in range(len(images)):
             loss = setup.task.loss(setup.model(images[one : one + 1]), labels[one : one + 1]).sum()
             found = torch.autograd.grad(loss, list(setup.model.parameters()))

@@ -16,9 +16,9 @@ from headway.core.launched import Launched
 from headway.core.recipe import load
 from headway.core.run import Run
 from headway.launch.ranks import Ranks
-from headway.setup.build import set_up
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import Lines
+from headway.train.progress import LogLines
 from headway.train.trainer import Trainer
 
 LOG_EVERY = 6
@@ -106,7 +106,9 @@ CASES: dict[str, tuple[str, ...]] = {
 
 @contextmanager
 def trainer_of(folder: Path, run: Path, overrides: tuple[str, ...]) -> Iterator[Trainer]:
-    trainer = Trainer(set_up(load(folder / "recipe.yaml", overrides, TrainRecipe), say=print), Run.create(run), Lines())
+    trainer = Trainer(
+        build_setup(load(folder / "recipe.yaml", overrides, TrainRecipe), say=print), Run.create(run), LogLines()
+    )
     try:
         yield trainer
     finally:
@@ -162,8 +164,8 @@ def trainer_of_ranks(rank: Rank, folder: Path, run: Path, overrides: tuple[str, 
     seat = Launched(rank.rank, rank.size, rank.rank, rank.size, "127.0.0.1", port, "torchrun")
     loaded = load(folder / "recipe.yaml", overrides, TrainRecipe)
     with Ranks(loaded.recipe.comm, seat, None, print) as ranks:
-        setup = set_up(loaded, say=print, ranks=ranks)
-        trainer = Trainer(setup, Run.create(run / str(rank.rank)), Lines(), ranks)
+        setup = build_setup(loaded, say=print, ranks=ranks)
+        trainer = Trainer(setup, Run.create(run / str(rank.rank)), LogLines(), ranks)
         try:
             trainer.meet()
             yield trainer

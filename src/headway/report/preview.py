@@ -17,7 +17,7 @@ from headway.data.options import SYNTHETIC, SyntheticRecipe
 from headway.optim.pace import Pace
 from headway.optim.rate import number
 from headway.optim.schedule import Mark, Schedule
-from headway.setup.rates import check_length, length, oddities, resolve_rates, warnings
+from headway.setup.rates import check_length, find_batch_warnings, find_oddities, plan_steps, resolve_rates
 from headway.setup.recipe import TrainRecipe
 
 CURVE_POINTS = 600
@@ -156,7 +156,7 @@ def preview(path: Path, overrides: Sequence[str], samples: int | None = None) ->
     recipe = loaded.recipe
     if samples is None:
         samples = _samples(recipe, loaded.base)
-    plan, steps = length(recipe, samples)
+    plan, steps = plan_steps(recipe, samples)
     check_length(recipe, steps)
     shown = recipe.optimizer.model_dump()  # only what the chosen optimizer uses
     return Preview(
@@ -168,7 +168,7 @@ def preview(path: Path, overrides: Sequence[str], samples: int | None = None) ->
         pace=recipe.optimizer.pace(samples / recipe.batch),
         lr=number(recipe.optimizer.lr, "optimizer.lr"),
         momentum=shown.get("momentum", (shown.get("betas") or (None,))[0]),
-        warnings=[*warnings(recipe), *oddities(recipe, samples, plan, steps)],
+        warnings=[*find_batch_warnings(recipe), *find_oddities(recipe, samples, plan, steps)],
     )
 
 

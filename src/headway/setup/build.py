@@ -35,14 +35,14 @@ from headway.optim import Masters, Schedule
 from headway.optim import build as build_optimizer
 from headway.optim.rate import number
 from headway.setup import task as tasks
-from headway.setup.compilation import called, compute_again
+from headway.setup.compilation import apply_activation_checkpointing, compile_model
 from headway.setup.inputs import Inputs, Rehearsal, Say, open_inputs
 from headway.setup.micro_batch import largest_micro_batch
-from headway.setup.precision import TYPES, Precision, emulated, fastest, here
-from headway.setup.rates import check_length, length, oddities, resolve_rates, warnings
+from headway.setup.precision import TYPES, Precision, choose_fastest, describe_emulation, measure_precisions
+from headway.setup.rates import check_length, find_batch_warnings, find_oddities, plan_steps, resolve_rates
 from headway.setup.recipe import NO_GRAPHS, TrainRecipe
-from headway.setup.run_log import BESIDES_METRICS
-from headway.setup.trial import attempt
+from headway.setup.run_log import NON_METRIC_KEYS
+from headway.setup.trial import build_attempt
 
 LOG = logging.getLogger("headway.train")
 
@@ -57,15 +57,15 @@ LABELS = {"class": "classes", "multi": "sets of names", "value": "numbers"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Known:
+class RecordedData:
     """What a run keeps of its training data, so that its network is built again without them."""
 
-    target: tasks.Target
+    target: tasks.TargetSpec
     samples: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setup:
+class TrainSetup:
     """The parts of one run.
 
     Attributes:
@@ -83,7 +83,7 @@ class Setup:
     loaded: Loaded[TrainRecipe]
     device: torch.device
     inputs: Inputs
-    target: tasks.Target
+    target: tasks.TargetSpec
     task: tasks.Task
     augment: Augment
     transform: Callable[..., Any] | None
@@ -145,15 +145,15 @@ class Setup:
         return self.lr * self.schedule(position)
 
 
-def set_up(
+def build_setup(
     loaded: Loaded[TrainRecipe],
     *,
     say: Say,
     fresh: bool = True,
-    known: Known | None = None,
+    known: RecordedData | None = None,
     ranks: Ranks | None = None,
     rehearsal: Rehearsal | None = None,
-) -> Setup:
+) -> TrainSetup:
     """Builds a run's parts, and resolves every `auto`.
 
     Args:
@@ -169,9 +169,9 @@ def set_up(
     """
     loaded = resolve_rates(loaded)
     recipe = loaded.recipe
-    for text in warnings(recipe) if fresh else ():
+    for text in find_batch_warnings(recipe) if fresh else ():
         say(text)
-    device = _device(recipe, rehearsed=rehearsal is not None)
+    device = _resolve_device(recipe, rehearsed=rehearsal is not None)
     if recipe.compile == "graphs" and device.type == "cpu" and rehearsal is None:
         raise RecipeError(NO_GRAPHS, where="compile", fix="Set it to true or false.")
     # Trained weights may be used on a machine of another kind.
@@ -202,20 +202,20 @@ def _built(
     *,
     say: Say,
     fresh: bool,
-    known: Known | None,
+    known: RecordedData | None,
     ranks: Ranks | None,
     rehearsal: Rehearsal | None,
-) -> Setup:
+) -> TrainSetup:
     train_set, channels = inputs.train, inputs.channels
     if train_set is not None:
-        check_range(train_set)
+        check_label_range(train_set)
         if inputs.eval is not None:
-            check_labels(_target_of(train_set), inputs.eval)
+            check_labels(_read_target(train_set), inputs.eval)
     recipe = loaded.recipe
     torch.manual_seed(recipe.seed)
     np.random.seed(recipe.seed % 2**32)
     random.seed(recipe.seed)
-    target = _target(inputs) if known is None else known.target
+    target = _build_target(inputs) if known is None else known.target
     num_classes = len(target.classes) if target.kind == "class" else None
     done = recipe.augment.on_host(device.type) if recipe.data.train != SYNTHETIC else frozenset()
     augment = Augment(
@@ -225,7 +225,7 @@ def _built(
     if target.kind == "class" and len(target.classes) < 2:
         what = f"the data has one class only ({', '.join(target.classes)}): there is nothing to tell apart"
         raise DataError(what, where=recipe.data.train, fix="Was a folder packed that lies one level too high?")
-    task = tasks.build(recipe.task, target, loaded.base)
+    task = tasks.build_task(recipe.task, target, loaded.base)
     if recipe.task.factory == "auto":
         name = f"{tasks.__name__}:{type(task).__name__}"
         loaded = loaded.resolve("task.factory", name, f"labels are {LABELS[target.kind]}")
@@ -238,7 +238,7 @@ def _built(
     if recipe.channels_last:
         model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
-    compute_again(model, recipe.recompute, say)
+    apply_activation_checkpointing(model, recipe.recompute, say)
     if ranks is not None:
         ranks.noise_scale = recipe.observe.noise_scale
     if recipe.observe.noise_scale and recipe.precision == "fp16":
@@ -264,13 +264,13 @@ def _built(
     if recipe.precision == "auto":
         if known is None and rehearsal is None:
             _check_network(model, images[:2], labels[:2], task, Precision("fp32", device))
-            seconds = here(model, images, recipe, device, ranks)
-        name, reason = fastest([seconds] if seconds else [])
+            seconds = measure_precisions(model, images, recipe, device, ranks)
+        name, reason = choose_fastest([seconds] if seconds else [])
         if rehearsal is not None:
             reason = "as a dry run measures nothing; the run chooses what is fastest on its device"
         say(f"Precision: {name}, {reason}.")
         loaded = loaded.resolve("precision", name, reason)
-    elif fresh and rehearsal is None and (slower := emulated(recipe.precision, device)):
+    elif fresh and rehearsal is None and (slower := describe_emulation(recipe.precision, device)):
         say(slower)
     optimizer = build_optimizer(recipe.optimizer, model, samples / recipe.batch)
     if recipe.half_weights:
@@ -284,23 +284,29 @@ def _built(
             small = images[:2, :, :height, :width].contiguous(memory_format=layout)
             check(model, small, labels[:2], task, precision, where="data.progressive.start")
         if rehearsal is None:
-            counts = _counted(model, images[:1], precision)
-            say(f"Network: {counts.text()}{'' if counts.multiply_adds is None else f' an image of {_shape(images)}'}.")
+            counts = _count_network(model, images[:1], precision)
+            say(
+                f"Network: {counts.text()}{'' if counts.multiply_adds is None else f' an image of {_format_shape(images)}'}."
+            )
         _check_metrics(names, task)
         _check_stop(recipe, names)
         if recipe.micro_batch == "auto" and rehearsal is None:
-            tried = attempt(model, images, precision.autocast if ranks is None else precision.widest)
+            tried = build_attempt(model, images, precision.autocast if ranks is None else precision.widest)
             micro, reason = largest_micro_batch(recipe.largest_batch, device, tried)
             _check_ghost(recipe, micro)
             loaded = loaded.resolve("micro_batch", micro, reason)
 
-    plan, steps = length(recipe, samples)
+    plan, steps = plan_steps(recipe, samples)
     check_length(recipe, steps)
-    for text in (*oddities(recipe, samples, plan, steps), *_grows(recipe, inputs, steps, plan)) if fresh else ():
+    for text in (
+        (*find_oddities(recipe, samples, plan, steps), *_describe_resolutions(recipe, inputs, steps, plan))
+        if fresh
+        else ()
+    ):
         say(text)
     if fresh and ranks is not None:
-        _say_ghost(loaded.recipe, ranks.launched_size, say)
-    return Setup(
+        _warn_about_ghost(loaded.recipe, ranks.launched_size, say)
+    return TrainSetup(
         loaded=loaded,
         device=device,
         inputs=inputs,
@@ -309,7 +315,7 @@ def _built(
         augment=augment,
         transform=transform,
         model=model,
-        forward=called(model, recipe.compile, say),
+        forward=compile_model(model, recipe.compile, say),
         counts=counts,
         optimizer=optimizer,
         masters=masters,
@@ -323,14 +329,14 @@ def _built(
     )
 
 
-def _grows(recipe: TrainRecipe, inputs: Inputs, steps: int, plan: BatchPlan) -> list[str]:
+def _describe_resolutions(recipe: TrainRecipe, inputs: Inputs, steps: int, plan: BatchPlan) -> list[str]:
     """Which sizes progressive resolution will meet."""
     if (progressive := recipe.data.progressive) is None:
         return []
     return [told(sizes(progressive, inputs.size, plan.position_of(steps) / inputs.samples))]
 
 
-def _device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
+def _resolve_device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
     """Where it trains; or, where it will not, where it is built."""
     name = recipe.device
     if rehearsed and not torch.cuda.is_available():
@@ -348,10 +354,10 @@ def _device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
     return device
 
 
-def check_labels(mine: tasks.Target, held_out: data.Dataset) -> None:
+def check_labels(mine: tasks.TargetSpec, held_out: data.Dataset) -> None:
     """Raises DataError where a data set's labels are not what a network is made for."""
-    theirs = _target_of(held_out)
-    check_range(held_out)
+    theirs = _read_target(held_out)
+    check_label_range(held_out)
     if mine.kind != theirs.kind or (mine.kind == "value" and mine.numbers != theirs.numbers):
         what = f"its labels ({theirs.kind}) are of another kind than those of the training data ({mine.kind})"
         raise DataError(what, where=str(held_out.folder), fix="Pack both from one source.")
@@ -367,7 +373,7 @@ def check_labels(mine: tasks.Target, held_out: data.Dataset) -> None:
         raise DataError(what, where=str(held_out.folder), fix="Pack both from one source: headway pack SRC DST.")
 
 
-def check_range(dataset: data.Dataset) -> None:
+def check_label_range(dataset: data.Dataset) -> None:
     """Raises DataError where a label is none of the classes: a loss would read beyond the network's outputs, which a
     GPU does not survive."""
     found, classes = dataset.label, len(dataset.classes)
@@ -379,17 +385,17 @@ def check_range(dataset: data.Dataset) -> None:
         raise DataError(what, where=str(dataset.folder), fix="Pack the data again.")
 
 
-def _target(inputs: Inputs) -> tasks.Target:
+def _build_target(inputs: Inputs) -> tasks.TargetSpec:
     if inputs.train is None:
         assert inputs.synthetic is not None
-        return tasks.Target(kind="class", classes=tuple(map(str, range(inputs.synthetic.classes))), numbers=1)
-    return _target_of(inputs.train)
+        return tasks.TargetSpec(kind="class", classes=tuple(map(str, range(inputs.synthetic.classes))), numbers=1)
+    return _read_target(inputs.train)
 
 
-def _target_of(dataset: data.Dataset) -> tasks.Target:
+def _read_target(dataset: data.Dataset) -> tasks.TargetSpec:
     shape, description = dataset.label.shape, dataset.description
     numbers = int(shape[1]) if len(shape) > 1 else 1
-    return tasks.Target(kind=description.label_kind, classes=description.classes, numbers=numbers)
+    return tasks.TargetSpec(kind=description.label_kind, classes=description.classes, numbers=numbers)
 
 
 def _check_network(
@@ -405,7 +411,7 @@ def _check_network(
     Args:
         where: the recipe's key that makes the images be of this size; empty: the network is what is wrong.
     """
-    what, shape = "the network", _shape(images)
+    what, shape = "the network", _format_shape(images)
     model.eval()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -455,7 +461,7 @@ def _check_without_values(
     return _check_network(model, images, labels, task, precision, where)
 
 
-def _counted(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> Counts:
+def _count_network(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> Counts:
     try:
         with torch.random.fork_rng(devices=[]), precision.autocast():
             return count(model, images)
@@ -464,14 +470,14 @@ def _counted(model: torch.nn.Module, images: torch.Tensor, precision: Precision)
         return Counts(sum(value.numel() for value in model.parameters()), None)
 
 
-def _shape(images: torch.Tensor) -> str:
+def _format_shape(images: torch.Tensor) -> str:
     """`3x32x32`: channels, height and width."""
     return "x".join(str(side) for side in images.shape[1:])
 
 
 def _check_metrics(names: list[str], task: tasks.Task) -> None:
     for name in names[1:]:
-        if name in BESIDES_METRICS or not name.isidentifier():
+        if name in NON_METRIC_KEYS or not name.isidentifier():
             fix = "Rename it: letters, digits and _, and none of the names that a record has already."
             raise RecipeError(f"a metric cannot be called {name!r}", where="task", fix=fix)
     if task.primary not in names:
@@ -486,7 +492,7 @@ def _check_ghost(recipe: TrainRecipe, micro: int) -> None:
         raise RecipeError(what, where="model.batch_norm.ghost", fix=f"Set it to at most {micro}.")
 
 
-def _say_ghost(recipe: TrainRecipe, ranks: int, say: Say) -> None:
+def _warn_about_ghost(recipe: TrainRecipe, ranks: int, say: Say) -> None:
     norm, share = recipe.model.batch_norm, -(-recipe.largest_batch // ranks)
     if norm is not None and norm.ghost is not None and norm.ghost > share:
         said = f"Batch norm sees at most {share} samples at once on each of {ranks} processes, so that "

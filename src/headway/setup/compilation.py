@@ -11,11 +11,11 @@ from headway.core.errors import RecipeError, UsageError
 from headway.model.compilable import breaks, noted
 from headway.model.recompute import recompute
 
-SHOWN = 3
+MAX_NAMES = 3
 """Names of modules that are said."""
 
 
-def called(
+def compile_model(
     model: torch.nn.Module,
     how: bool | Literal["graphs", "max-autotune"],
     say: Callable[[str], object] = lambda text: None,
@@ -28,10 +28,10 @@ def called(
     if how is False:
         return model
     if how is True:
-        return telling(torch.compile(model), model, say)
+        return report_graph_breaks(torch.compile(model), model, say)
     if how == "max-autotune":
-        return telling(torch.compile(model, mode="max-autotune-no-cudagraphs"), model, say)
-    compiled = telling(torch.compile(model, mode="reduce-overhead"), model, say)
+        return report_graph_breaks(torch.compile(model, mode="max-autotune-no-cudagraphs"), model, say)
+    compiled = report_graph_breaks(torch.compile(model, mode="reduce-overhead"), model, say)
 
     def replayed(images: torch.Tensor) -> torch.Tensor:
         torch.compiler.cudagraph_mark_step_begin()
@@ -40,7 +40,7 @@ def called(
     return replayed
 
 
-def telling(
+def report_graph_breaks(
     compiled: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module, say: Callable[[str], object]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     """The same; what torch notes at the first call, which compiles, is said. It notes it anyway."""
@@ -60,7 +60,9 @@ def telling(
     return forward
 
 
-def compute_again(model: torch.nn.Module, asked: bool | tuple[str, ...], say: Callable[[str], object]) -> None:
+def apply_activation_checkpointing(
+    model: torch.nn.Module, asked: bool | tuple[str, ...], say: Callable[[str], object]
+) -> None:
     """Does what the recipe's `recompute` asks for. Raises RecipeError: the network has no such modules."""
     if asked is False:
         return
@@ -68,5 +70,5 @@ def compute_again(model: torch.nn.Module, asked: bool | tuple[str, ...], say: Ca
         names = recompute(model, None if asked is True else asked)
     except UsageError as error:
         raise RecipeError(error.what, where="recompute", fix=error.fix) from None
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    say(f"Computed again in the backward pass: {', '.join(names[:SHOWN])}{more}.")
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    say(f"Computed again in the backward pass: {', '.join(names[:MAX_NAMES])}{more}.")

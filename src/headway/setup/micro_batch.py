@@ -25,12 +25,14 @@ def largest_micro_batch(batch: int, device: torch.device, attempt: Callable[[int
     process, the bytes that one sample keeps for backward are counted and the size computed.
     """
     if device.type == "cuda":
-        return _by_trial(batch, attempt)
-    saved = (bytes_saved(attempt, 4) - bytes_saved(attempt, 2)) // 2  # batch norm may want two samples at least
-    return fitting(batch, saved, device)
+        return _find_by_trial(batch, attempt)
+    saved = (
+        measure_saved_bytes(attempt, 4) - measure_saved_bytes(attempt, 2)
+    ) // 2  # batch norm may want two samples at least
+    return estimate_micro_batch(batch, saved, device)
 
 
-def fitting(batch: int, saved: int, device: torch.device) -> tuple[int, str]:
+def estimate_micro_batch(batch: int, saved: int, device: torch.device) -> tuple[int, str]:
     """What fits, and why, by the bytes that one sample keeps for backward."""
     free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory_bytes()
     available = int(free * SHARE_OF_MEMORY)
@@ -40,7 +42,7 @@ def fitting(batch: int, saved: int, device: torch.device) -> tuple[int, str]:
     return -(-batch // parts), reason
 
 
-def bytes_saved(attempt: Callable[[int], None], samples: int) -> int:
+def measure_saved_bytes(attempt: Callable[[int], None], samples: int) -> int:
     """Bytes that forward over so many samples keeps for backward, each storage once."""
     storages: dict[int, int] = {}
 
@@ -53,7 +55,7 @@ def bytes_saved(attempt: Callable[[int], None], samples: int) -> int:
     return sum(storages.values())
 
 
-def _by_trial(batch: int, attempt: Callable[[int], None]) -> tuple[int, str]:
+def _find_by_trial(batch: int, attempt: Callable[[int], None]) -> tuple[int, str]:
     parts = 1
     while True:
         size = -(-batch // parts)

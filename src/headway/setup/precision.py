@@ -14,12 +14,12 @@ from headway.core.outside import is_number
 from headway.launch.ranks import Ranks
 from headway.optim import Masters
 from headway.setup.recipe import TrainRecipe
-from headway.setup.trial import seconds_a_sample
+from headway.setup.trial import measure_seconds_per_sample
 
-Name = Literal["fp32", "bf16", "fp16"]
+PrecisionName = Literal["fp32", "bf16", "fp16"]
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
-WORTH = 1.05
+MIN_SPEEDUP = 1.05
 """How many times as fast as fp32 another precision has to be, to be taken by `auto`: it has fewer digits."""
 
 
@@ -41,21 +41,21 @@ class Precision:
 
     def __init__(
         self,
-        name: Name,
+        name: PrecisionName,
         device: torch.device,
         *,
-        seconds: Mapping[Name, float] | None = None,
+        seconds: Mapping[PrecisionName, float] | None = None,
         masters: Masters | None = None,
     ) -> None:
         self._device, self._masters = device.type, masters
         self.narrow = masters is not None
         self.reason = ""
         self._seconds, self._agreed = seconds, False
-        self.recorded: Name | None = None
+        self.recorded: PrecisionName | None = None
         self._become(name)
 
-    def _become(self, name: Name) -> None:
-        self.name: Name = name
+    def _become(self, name: PrecisionName) -> None:
+        self.name: PrecisionName = name
         # GradScaler keeps scale, growth and found-inf on the device; with torch's fused optimizers its step and update
         # do not wait for it.
         self._scaler = torch.amp.GradScaler(self._device) if name == "fp16" else None
@@ -114,7 +114,7 @@ class Precision:
         if before:
             name, self.reason = before[0], "as the other ranks had agreed"
         else:
-            name, self.reason = fastest([found["seconds"] for found in findings if found["seconds"]])
+            name, self.reason = choose_fastest([found["seconds"] for found in findings if found["seconds"]])
         if name == self.name:
             return ""
         self._become(name)
@@ -130,18 +130,18 @@ class Precision:
             return
         # A scale of 0 or below, or a counter that is no whole number, would end in a step that is no step.
         for name, mine in self._scaler.state_dict().items():
-            if name not in state or not is_number(state[name], 0, 1e38) or not (state[name] or name == TRACKER):
+            if name not in state or not is_number(state[name], 0, 1e38) or not (state[name] or name == GROWTH_TRACKER):
                 raise CheckpointError(f"its manifest has no good scalars.precision.{name}", where=where)
             if type(mine) is int and type(state[name]) is not int:
                 raise CheckpointError(f"its manifest has a fraction as scalars.precision.{name}", where=where)
         self._scaler.load_state_dict(state)
 
 
-TRACKER = "_growth_tracker"
+GROWTH_TRACKER = "_growth_tracker"
 """Of a GradScaler's state: the steps since its scale changed, the one number that may be 0."""
 
 
-def candidates(device: torch.device, *, scaled: bool = True) -> tuple[Name, ...]:
+def list_candidates(device: torch.device, *, scaled: bool = True) -> tuple[PrecisionName, ...]:
     """What `auto` chooses among: fp32, and bf16 where the device has units for it; a processor without them takes up to
     a hundred times as long. A GPU without them: fp16, which saves bytes at least.
 
@@ -157,32 +157,32 @@ def candidates(device: torch.device, *, scaled: bool = True) -> tuple[Name, ...]
     return ("fp32", "bf16") if flags & {"amx_bf16", "avx512_bf16", "bf16"} else ("fp32",)
 
 
-def emulated(name: Name, device: torch.device) -> str:
+def describe_emulation(name: PrecisionName, device: torch.device) -> str:
     """What is to be said of a precision that was asked for, where the device has no units for it; else empty."""
-    if device.type != "cpu" or name in candidates(device):
+    if device.type != "cpu" or name in list_candidates(device):
         return ""
     return f"Precision: {name} is emulated on this processor, which has no units for it, and slower; auto takes fp32."
 
 
-def here(
+def measure_precisions(
     model: torch.nn.Module, images: torch.Tensor, recipe: TrainRecipe, device: torch.device, ranks: Ranks | None
-) -> dict[Name, float]:
+) -> dict[PrecisionName, float]:
     """Seconds that a sample's forward and backward take in each precision that `auto` chooses among, on this rank; see
-    `seconds_a_sample`. Nothing, for a process that joins a run: it takes what the others have. Where there is no choice
+    `measure_seconds_per_sample`. Nothing, for a process that joins a run: it takes what the others have. Where there is no choice
     nothing is measured."""
     if ranks is not None and ranks.joins:
         return {}
     samples = recipe.batch // (1 if ranks is None else ranks.launched_size)
     if isinstance(recipe.micro_batch, int):
         samples = min(samples, recipe.micro_batch)
-    names = candidates(device, scaled=not recipe.observe.noise_scale)
+    names = list_candidates(device, scaled=not recipe.observe.noise_scale)
     if len(names) == 1:
         return dict.fromkeys(names, 0.0)
     contexts = {name: Precision(name, device).autocast for name in names}
-    return seconds_a_sample(model, images[: max(2, samples)], contexts)
+    return measure_seconds_per_sample(model, images[: max(2, samples)], contexts)
 
 
-def fastest(found: Sequence[Mapping[Name, float]]) -> tuple[Name, str]:
+def choose_fastest(found: Sequence[Mapping[PrecisionName, float]]) -> tuple[PrecisionName, str]:
     """The precision to take, and why.
 
     Args:
@@ -200,8 +200,8 @@ def fastest(found: Sequence[Mapping[Name, float]]) -> tuple[Name, str]:
     if math.isinf(slowest[best]):
         return "fp32", f"the network fails in {best}"
     ratio = slowest["fp32"] / slowest[best]
-    if ratio >= WORTH:
+    if ratio >= MIN_SPEEDUP:
         return best, f"{ratio:.2g} times as fast as fp32 {where}"
-    if ratio > 1 / WORTH:
+    if ratio > 1 / MIN_SPEEDUP:
         return "fp32", f"{best} is {ratio:.2f} times as fast {where}, which is not worth its lost digits"
     return "fp32", f"{1 / ratio:.2g} times as fast as {best} {where}"

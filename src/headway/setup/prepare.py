@@ -8,10 +8,10 @@ from headway.core.errors import UserCodeError
 from headway.core.keys import UInt64
 from headway.core.keys import keys as keys_of
 from headway.data.batch import Batch
-from headway.setup.build import Setup
+from headway.setup.build import TrainSetup
 
 
-def prepared(setup: Setup, batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+def prepare_batch(setup: TrainSetup, batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Its images and labels: augmented, normalised, and through the user's transform.
 
     Args:
@@ -21,7 +21,7 @@ def prepared(setup: Setup, batch: Batch, step: int) -> tuple[torch.Tensor, torch
         UserCodeError: the transform failed.
     """
     keys = batch.keys() if setup.augment.random or setup.transform else None
-    images, labels = augmented(setup, batch, keys)
+    images, labels = augment_batch(setup, batch, keys)
     if setup.transform is None:
         return images, labels
     try:
@@ -32,7 +32,7 @@ def prepared(setup: Setup, batch: Batch, step: int) -> tuple[torch.Tensor, torch
     return images, labels
 
 
-def augmented(setup: Setup, batch: Batch, keys: UInt64 | None) -> tuple[torch.Tensor, torch.Tensor]:
+def augment_batch(setup: TrainSetup, batch: Batch, keys: UInt64 | None) -> tuple[torch.Tensor, torch.Tensor]:
     """A batch's images and labels, augmented and normalised.
 
     Args:
@@ -48,7 +48,7 @@ def augmented(setup: Setup, batch: Batch, keys: UInt64 | None) -> tuple[torch.Te
     )
 
 
-def divided(setup: Setup, *tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
+def split_micro_batches(setup: TrainSetup, *tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
     """Tensors of one step in micro-batches: parts as equal as can be, as batch norm wants no tail of one sample."""
     micro, samples = setup.recipe.micro_batch, tensors[0].shape[0]  # len() of a tensor takes 2 us more
     if not isinstance(micro, int) or micro >= samples:

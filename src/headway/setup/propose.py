@@ -19,12 +19,12 @@ from headway.data.formats.source import Source, open_split
 from headway.data.modes import glanced
 from headway.data.reference import GRAY_MODES
 
-LOOKED_AT = 256
+MAX_INSPECTED = 256
 """Image files whose headers are read; sizes of the rest are guessed from theirs."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Findings:
+class SourceFindings:
     """What was found in a source."""
 
     samples: int
@@ -46,7 +46,7 @@ class Findings:
         return int(np.median([min(size) for size in self.sizes]))
 
 
-def look(src: Path) -> Findings:
+def inspect_source(src: Path) -> SourceFindings:
     """Looks at an image folder, a list of images, or a packed folder.
 
     Raises:
@@ -56,11 +56,11 @@ def look(src: Path) -> Findings:
     if part is not None:
         packed = dataset.open(part)
         about = packed.description
-        ids = np.linspace(0, len(packed) - 1, min(LOOKED_AT, len(packed))).astype(int)
+        ids = np.linspace(0, len(packed) - 1, min(MAX_INSPECTED, len(packed))).astype(int)
         sizes = (
             [about.common_size] if about.common_size else list(zip(packed.width[ids], packed.height[ids], strict=True))
         )
-        return Findings(
+        return SourceFindings(
             samples=len(packed),
             held_out=(src / "eval" / COLUMNS_FILE).is_file(),
             packed=True,
@@ -70,8 +70,8 @@ def look(src: Path) -> Findings:
             gray=about.channels == 1,
         )
     train, held_out = open_split(src)
-    sizes, modes = _look_at_files(train)
-    return Findings(
+    sizes, modes = _inspect_files(train)
+    return SourceFindings(
         samples=len(train),
         held_out=held_out is not None,
         packed=False,
@@ -82,9 +82,9 @@ def look(src: Path) -> Findings:
     )
 
 
-def _look_at_files(source: Source) -> tuple[list[tuple[int, int]], Counter[str]]:
+def _inspect_files(source: Source) -> tuple[list[tuple[int, int]], Counter[str]]:
     sizes, modes = [], Counter[str]()
-    ids = np.linspace(0, len(source) - 1, min(LOOKED_AT, len(source))).astype(int)
+    ids = np.linspace(0, len(source) - 1, min(MAX_INSPECTED, len(source))).astype(int)
     for place in np.unique(ids):
         try:
             with glanced(source.images.read(int(place))) as image:
@@ -99,7 +99,7 @@ def _look_at_files(source: Source) -> tuple[list[tuple[int, int]], Counter[str]]
     return sizes, modes
 
 
-def propose(src: Path, out: Path | None = None, *, overwrite: bool = False) -> tuple[Path, Findings, Path]:
+def propose(src: Path, out: Path | None = None, *, overwrite: bool = False) -> tuple[Path, SourceFindings, Path]:
     """Writes a recipe for `src`.
 
     Args:
@@ -111,7 +111,7 @@ def propose(src: Path, out: Path | None = None, *, overwrite: bool = False) -> t
     Raises:
         UsageError: the recipe exists and `overwrite` is off. HeadwayError: see `look`.
     """
-    found = look(src)
+    found = inspect_source(src)
     path = Path(os.path.abspath(src))  # a link keeps its own name
     name = (path.name if path.is_dir() else path.stem).removesuffix(".packed").lstrip(".") or "images"
     out = out or Path(f"{name}.yaml")
@@ -121,61 +121,61 @@ def propose(src: Path, out: Path | None = None, *, overwrite: bool = False) -> t
     if not out.parent.is_dir():
         raise UsageError("there is no such folder", where=str(out.parent))
     relative = Path(os.path.relpath(packed.resolve(), out.resolve().parent))
-    out.write_text(recipe_text(found, name, relative), encoding="utf-8")
+    out.write_text(format_recipe(found, name, relative), encoding="utf-8")
     return out, found, packed
 
 
-def recipe_text(found: Findings, name: str, packed: Path) -> str:
+def format_recipe(found: SourceFindings, name: str, packed: Path) -> str:
     """The YAML of a proposal; every choice says why."""
-    side, batch = _side(found), _batch(found)
-    epochs = _epochs(found, batch)
+    side, batch = _choose_side(found), _choose_batch(found)
+    epochs = _choose_epochs(found, batch)
     split = packed if found.packed and not found.held_out else packed / "train"
-    held_out = f"  eval: {_yaml(str(packed / 'eval'))}\n" if found.held_out or not found.packed else ""
+    held_out = f"  eval: {_quote_yaml(str(packed / 'eval'))}\n" if found.held_out or not found.packed else ""
     colour = "gray" if found.gray else "colour"
     sizes = f"all {found.sizes[0][0]} x {found.sizes[0][1]}" if found.common_size else "of different sizes"
     lines = [
-        f"# Proposed by headway init: {found.samples:,} images, {_labels(found)}, {colour}, {sizes}.",
+        f"# Proposed by headway init: {found.samples:,} images, {_describe_labels(found)}, {colour}, {sizes}.",
         "# Every line may be changed here, or for one run on the command line: headway train RECIPE key=value",
-        f"name: {_yaml(name)}",
+        f"name: {_quote_yaml(name)}",
         "seed: 1",
         "",
         "data:",
-        f"  train: {_yaml(str(split))}",
+        f"  train: {_quote_yaml(str(split))}",
         *([held_out.rstrip()] if held_out else []),
-        *_size_lines(found, side),
+        *_format_size(found, side),
         "",
-        *_augment_lines(found, side),
+        *_format_augment(found, side),
         "",
-        *_model_lines(found, side),
+        *_format_model(found, side),
         "",
-        *_optimizer_lines(found, side, batch),
+        *_format_optimizer(found, side, batch),
         "",
-        f"batch: {batch}  # {_batch_reason(found)}",
+        f"batch: {batch}  # {_explain_batch(found)}",
         f"epochs: {epochs}  # up to {found.samples // batch} steps each; fewer are quicker, more may be better",
-        _precision_line(found),
+        _format_precision(found),
         "channels_last: true  # faster for convolutions",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _precision_line(found: Findings) -> str:
+def _format_precision(found: SourceFindings) -> str:
     if found.kind == "value":
         return "precision: fp32  # bf16 keeps 3 digits, too few for numbers"
     return "precision: auto  # bf16 where it is faster: measured at the start"
 
 
-def _yaml(text: str) -> str:
+def _quote_yaml(text: str) -> str:
     """A text as YAML writes it: a folder may be called 2024, 1e-3 or `no`."""
     quotes = None if text[:1].isalpha() or "/" in text else "'"
     return yaml.safe_dump(text, default_style=quotes, allow_unicode=True, width=math.inf).removesuffix("...\n").strip()
 
 
-def _labels(found: Findings) -> str:
+def _describe_labels(found: SourceFindings) -> str:
     names = {"class": ("class", "classes"), "multi": ("label", "labels"), "value": ("number", "numbers")}
     return f"{found.outputs} {names[found.kind][found.outputs > 1]}"
 
 
-def _side(found: Findings) -> int:
+def _choose_side(found: SourceFindings) -> int:
     """Shorter side that the network sees: the images' own where they are small, else 32, 64, 128 or 224."""
     if found.common_size and max(found.common_size) <= 64:
         return min(found.common_size)
@@ -183,18 +183,18 @@ def _side(found: Findings) -> int:
     return next((side for side in (224, 128, 64, 32) if median >= side), 32)
 
 
-def _family(side: int) -> str:
+def _choose_family(side: int) -> str:
     return "small" if side < 24 else "cifar" if side <= 64 else "resnet"
 
 
-def _batch(found: Findings) -> int:
-    side = _side(found)
-    largest = {"small": 512, "cifar": 1024, "resnet": 256}[_family(side)]
+def _choose_batch(found: SourceFindings) -> int:
+    side = _choose_side(found)
+    largest = {"small": 512, "cifar": 1024, "resnet": 256}[_choose_family(side)]
     # At least 25 steps an epoch, as long as a batch has 32 samples: fewer steps than that learn little an epoch.
     return int(max(32, min(largest, 2 ** int(np.log2(max(1, found.samples / 25))))))
 
 
-def _batch_reason(found: Findings) -> str:
+def _explain_batch(found: SourceFindings) -> str:
     return (
         "large enough to keep the device busy, small enough for 25 steps an epoch"
         if found.samples > 800
@@ -202,19 +202,19 @@ def _batch_reason(found: Findings) -> str:
     )
 
 
-def _epochs(found: Findings, batch: int) -> int:
-    steps = {"small": 1200, "cifar": 1000, "resnet": 4000}[_family(_side(found))]
+def _choose_epochs(found: SourceFindings, batch: int) -> int:
+    steps = {"small": 1200, "cifar": 1000, "resnet": 4000}[_choose_family(_choose_side(found))]
     return int(np.clip(round(steps * batch / found.samples), 10, 60))
 
 
-def _size_lines(found: Findings, side: int) -> list[str]:
+def _format_size(found: SourceFindings, side: int) -> list[str]:
     if found.common_size and max(found.common_size) <= 64:
         return []
     why = f"half the images have a shorter side of at least {found.median_side} pixels"
     return [f"  size: {side}  # the largest centred square is resized to this; {why}"]
 
 
-def _augment_lines(found: Findings, side: int) -> list[str]:
+def _format_augment(found: SourceFindings, side: int) -> list[str]:
     shift = max(1, side // 16)
     flip = "false  # gray images are often signs or writing, where a mirror image means something else"
     if not found.gray:
@@ -226,7 +226,7 @@ def _augment_lines(found: Findings, side: int) -> list[str]:
     ]
 
 
-def _model_lines(found: Findings, side: int) -> list[str]:
+def _format_model(found: SourceFindings, side: int) -> list[str]:
     factory, why = {
         "small": ("headway.model:small_net", "for images of 8 to 23 pixels"),
         "cifar": (
@@ -234,18 +234,18 @@ def _model_lines(found: Findings, side: int) -> list[str]:
             "for images of 24 to 64 pixels; its first layer is computed from the images",
         ),
         "resnet": ("headway.model:resnet18", "for photographs; resnet50 is better and three times as slow"),
-    }[_family(side)]
+    }[_choose_family(side)]
     lines = ["model:", f"  factory: {factory}  # {why}"]
-    if _family(side) == "resnet":
+    if _choose_family(side) == "resnet":
         lines.append("  zero_init: true  # each residual block begins as the identity, which steadies the first epochs")
     return lines
 
 
-def _optimizer_lines(found: Findings, side: int, batch: int) -> list[str]:
+def _format_optimizer(found: SourceFindings, side: int, batch: int) -> list[str]:
     regression = found.kind == "value"
     smoothing = ["task:", "  args: {label_smoothing: 0.1}  # keeps the network from being too sure", ""]
     head = smoothing if found.kind == "class" else []
-    if _family(side) == "cifar" and not regression:
+    if _choose_family(side) == "cifar" and not regression:
         lr = round(1.5 * batch / 1024, 3)
         return [
             *head,

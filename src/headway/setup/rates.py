@@ -10,13 +10,13 @@ from headway.data.batch_plan import BatchPlan
 from headway.optim.rate import ScaledRecipe, number
 from headway.setup.recipe import TrainRecipe
 
-LARGE = 1024
+LARGE_BATCH = 1024
 """Batch above which a learning rate that never moves is warned of."""
-VERY_LARGE = 4096
+VERY_LARGE_BATCH = 4096
 """Batch above which an optimizer that takes all layers alike is warned of."""
-FEW = 10
+FEW_STEPS = 10
 """Steps of a run below which large ones are warned of."""
-OFF = 0.1
+MAX_EPOCHS_OFF = 0.1
 """Share of its epochs by which a run may end elsewhere than asked before it is said."""
 
 
@@ -57,7 +57,7 @@ def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
     return loaded.resolve_all(values) if values else loaded
 
 
-def oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> list[str]:
+def find_oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> list[str]:
     """What is hardly meant: very few steps, each of which is large; an end elsewhere than asked; a flat warm-up."""
     out = []
     if recipe.schedule.warmup_epochs and recipe.schedule.warmup_start == 1:
@@ -65,17 +65,17 @@ def oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> 
         fix = "take a larger batch (base is the rate of `per`), or remove schedule.warmup_epochs"
         out.append(f"{what}, so that nothing rises: {fix}.")
     asked, ends = number(recipe.epochs, "epochs"), plan.position_of(steps) / samples
-    few = steps < FEW and plan.largest > min(LARGE, samples)
-    if not few and abs(ends / asked - 1) <= OFF:
+    few = steps < FEW_STEPS and plan.largest > min(LARGE_BATCH, samples)
+    if not few and abs(ends / asked - 1) <= MAX_EPOCHS_OFF:
         return out
     size = f"{'up to ' if plan.grows else ''}{plan.largest:,}"
     what = f"The run has {steps:,} step{'s'[: steps > 1]} of {size} samples, {plan.largest / samples:.3g} epochs each"
-    if abs(ends / asked - 1) > OFF:
+    if abs(ends / asked - 1) > MAX_EPOCHS_OFF:
         what += f", and ends after {ends:.4g} epochs in place of {asked:.4g}, as every step is full"
     return [*out, f"{what}. {'So few steps hardly train: set' if few else 'Set'} batch to less, or train for longer."]
 
 
-def length(recipe: TrainRecipe, samples: int) -> tuple[BatchPlan, int]:
+def plan_steps(recipe: TrainRecipe, samples: int) -> tuple[BatchPlan, int]:
     """The steps' sizes and their number, of a recipe whose rates are resolved, over a data set of so many samples."""
     plan = BatchPlan(recipe.batch, recipe.batch_growth, epoch=samples)
     return plan, plan.nearest(number(recipe.epochs, "epochs") * samples)
@@ -95,7 +95,7 @@ def check_length(recipe: TrainRecipe, steps: int) -> None:
         raise RecipeError(what, where="optimizer.batch_scale", fix="Set it to less, or train for longer.")
 
 
-def warnings(recipe: TrainRecipe) -> list[str]:
+def find_batch_warnings(recipe: TrainRecipe) -> list[str]:
     """What is known to go wrong with a batch of this size, in sentences with what mends it. A batch is what the weights
     move by once, of `lbsgd` a macro-batch."""
     out = []
@@ -103,16 +103,16 @@ def warnings(recipe: TrainRecipe) -> list[str]:
     steps = f" ({scale} steps of {{:,}})" if scale > 1 else ""
     batch, largest = recipe.batch * scale, recipe.largest_batch * scale
     rise = min(5.0, number(recipe.epochs, "epochs") / 4)  # a warm-up that fits the run
-    if batch > LARGE and not recipe.schedule.moves and not optimizer.moves and recipe.batch_growth is None:
+    if batch > LARGE_BATCH and not recipe.schedule.moves and not optimizer.moves and recipe.batch_growth is None:
         out.append(
-            f"A batch of {batch:,}{steps.format(recipe.batch)} trains at one learning rate throughout: above {LARGE:,} "
-            "that often diverges early or ends at a lower accuracy. Set for example schedule: {name: cosine, "
+            f"A batch of {batch:,}{steps.format(recipe.batch)} trains at one learning rate throughout: above "
+            f"{LARGE_BATCH:,} that often diverges early or ends at a lower accuracy. Set for example schedule: {name: cosine, "
             f"warmup_epochs: {rise:.2g}}}."
         )
-    if largest > VERY_LARGE and not optimizer.layer_wise:
+    if largest > VERY_LARGE_BATCH and not optimizer.layer_wise:
         fix = "optimizer.warmup to lars, or optimizer.name" if optimizer.name == "lbsgd" else "optimizer.name"
         out.append(
             f"A batch of {largest:,}{steps.format(recipe.largest_batch)} is taken by {optimizer.name}, which treats "
-            f"all layers alike: above {VERY_LARGE:,} that often loses accuracy. Set {fix} to lars or lamb."
+            f"all layers alike: above {VERY_LARGE_BATCH:,} that often loses accuracy. Set {fix} to lars or lamb."
         )
     return out

@@ -20,7 +20,7 @@ from headway.core.run import Run
 from headway.data.batch import Bad
 from headway.observe.sinks import Sink, open_sinks
 
-BESIDES_METRICS = frozenset(
+NON_METRIC_KEYS = frozenset(
     {"kind", "step", "position", "epoch", "seconds", "lr", "batch", "images_s", "wait_share", "loss_scale", "damaged"}
     | {"noise_scale", "noise_scale_low", "noise_scale_high", "slowest"}
 )

@@ -20,7 +20,7 @@ from headway.setup.recipe import TaskRecipe
 
 
 @dataclass(frozen=True, kw_only=True)
-class Target:
+class TargetSpec:
     """What the labels of a data set are."""
 
     kind: LabelKind
@@ -68,8 +68,8 @@ class Classification(Task):
 
     primary, higher_is_better = "accuracy", True
 
-    def __init__(self, target: Target, *, label_smoothing: float = 0.0) -> None:
-        _need(target, "class", "Classification")
+    def __init__(self, target: TargetSpec, *, label_smoothing: float = 0.0) -> None:
+        _expect_kind(target, "class", "Classification")
         if not 0 <= label_smoothing < 1:
             raise RecipeError(f"{label_smoothing} is no share in [0, 1)", where="task.args.label_smoothing")
         self._classes, self._smoothing = target.classes, label_smoothing
@@ -97,8 +97,8 @@ class MultiLabel(Task):
 
     primary, higher_is_better = "label_accuracy", True
 
-    def __init__(self, target: Target) -> None:
-        _need(target, "multi", "MultiLabel")
+    def __init__(self, target: TargetSpec) -> None:
+        _expect_kind(target, "multi", "MultiLabel")
         self._classes = target.classes
 
     @property
@@ -127,8 +127,8 @@ class Regression(Task):
 
     primary, higher_is_better = "absolute_error", False
 
-    def __init__(self, target: Target) -> None:
-        _need(target, "value", "Regression")
+    def __init__(self, target: TargetSpec) -> None:
+        _expect_kind(target, "value", "Regression")
         self._numbers = target.numbers
         self._names = target.classes or (("value",) if target.numbers == 1 else tuple(map(str, range(target.numbers))))
 
@@ -146,7 +146,7 @@ class Regression(Task):
         return [dict(zip(self._names, row, strict=True)) for row in outputs.tolist()]
 
 
-def _need(target: Target, kind: LabelKind, name: str) -> None:
+def _expect_kind(target: TargetSpec, kind: LabelKind, name: str) -> None:
     words = {"class": "a class", "multi": "several labels", "value": "numbers"}
     if target.kind != kind:
         fix = "Leave task.factory out, and it is chosen by the labels."
@@ -154,7 +154,7 @@ def _need(target: Target, kind: LabelKind, name: str) -> None:
         raise RecipeError(what, where="task", fix=fix)
 
 
-def build(recipe: TaskRecipe, target: Target, base: Path) -> Task:
+def build_task(recipe: TaskRecipe, target: TargetSpec, base: Path) -> Task:
     """The task of a recipe.
 
     Raises:
@@ -184,16 +184,16 @@ def build(recipe: TaskRecipe, target: Target, base: Path) -> Task:
     return task
 
 
-def reaches(task: Task, name: str, value: float, goal: float) -> bool:
+def reaches_goal(task: Task, name: str, value: float, goal: float) -> bool:
     """Whether a mean of the metric `name`, or of the loss, is as good as a goal."""
     lower_is_better = name == "loss" or (name == task.primary and not task.higher_is_better)
     return value <= goal if lower_is_better else value >= goal
 
 
-def better(task: Task, metrics: Mapping[str, float], best: Mapping[str, float]) -> bool:
+def is_better(task: Task, metrics: Mapping[str, float], best: Mapping[str, float]) -> bool:
     """Whether an evaluation is better than the best before, by the primary metric; one that is no number is not. Of
     equal ones the lower loss decides: a run that has diverged is as accurate as chance, as its untrained network is."""
     name = task.primary
     if metrics[name] == best[name]:
         return metrics["loss"] < best["loss"] or (math.isnan(best["loss"]) and not math.isnan(metrics["loss"]))
-    return not math.isnan(metrics[name]) and not reaches(task, name, best[name], metrics[name])
+    return not math.isnan(metrics[name]) and not reaches_goal(task, name, best[name], metrics[name])

@@ -19,31 +19,31 @@ LOG = logging.getLogger("headway.train")
 
 N = TypeVar("N", bound=str)
 
-FIRST_SAMPLES = 2
+FIRST_TRIAL_SAMPLES = 2
 """Of the first, smallest trial; four times as many in each next one."""
-PASS_S = 0.2
+MIN_TURN_S = 0.2
 """Trials grow until all arms together take so long: what is smaller measures the start of kernels."""
 ROUNDS, BUDGET_S = 9, 2.0
 """Of the trials that count: so many, or as many as come into the budget, and one at least."""
-HOPELESS = 3.0
+HOPELESS_RATIO = 3.0
 """An arm that takes so many times as long as another leaves: a type without units may take a hundred times."""
-LONG_S = 1.0
+LONG_PASS_S = 1.0
 """A first pass on a CPU that takes longer needs no second one: warming up is a small part of it."""
 
 
-def attempt(
+def build_attempt(
     model: torch.nn.Module, images: torch.Tensor, context: Callable[[], AbstractContextManager[Any]]
 ) -> Callable[[int], None]:
     """Forward and backward over so many samples, that leaves no trace."""
 
     def run(samples: int) -> None:
         with leaving_no_trace(model):
-            _pass(model, images[torch.arange(samples, device=images.device) % len(images)], context)
+            _run_pass(model, images[torch.arange(samples, device=images.device) % len(images)], context)
 
     return run
 
 
-def seconds_a_sample(
+def measure_seconds_per_sample(
     model: torch.nn.Module,
     images: torch.Tensor,
     arms: Mapping[N, Callable[[], AbstractContextManager[Any]]],
@@ -58,14 +58,14 @@ def seconds_a_sample(
         images: of one micro-batch.
     """
     seconds: dict[N, float] = {}
-    samples = min(FIRST_SAMPLES, len(images))
+    samples = min(FIRST_TRIAL_SAMPLES, len(images))
     with leaving_no_trace(model):
         left = dict(arms)
         try:
             while True:
                 for name in list(left):
                     try:
-                        seconds[name] = _timed(model, images[:samples], left[name]) / samples
+                        seconds[name] = _time_pass(model, images[:samples], left[name]) / samples
                     except torch.cuda.OutOfMemoryError:
                         raise
                     except Exception as error:  # an operation that the user's network has, and this type has not
@@ -74,32 +74,34 @@ def seconds_a_sample(
                         seconds[name] = math.inf
                 best = min(seconds.values())
                 for name in left:
-                    if HOPELESS * best <= seconds[name] < math.inf:  # once more: another program may have had the cores
-                        again = _timed(model, images[:samples], left[name], warm=True) / samples
+                    if (
+                        HOPELESS_RATIO * best <= seconds[name] < math.inf
+                    ):  # once more: another program may have had the cores
+                        again = _time_pass(model, images[:samples], left[name], warm=True) / samples
                         seconds[name] = min(seconds[name], again)
-                left = {name: one for name, one in left.items() if seconds[name] < HOPELESS * best}
-                if samples == len(images) or len(left) < 2 or sum(seconds[n] for n in left) * samples >= PASS_S:
+                left = {name: one for name, one in left.items() if seconds[name] < HOPELESS_RATIO * best}
+                if samples == len(images) or len(left) < 2 or sum(seconds[n] for n in left) * samples >= MIN_TURN_S:
                     break
                 samples = min(4 * samples, len(images))
         except torch.cuda.OutOfMemoryError:
             torch.cuda.empty_cache()
-            if samples == FIRST_SAMPLES:
+            if samples == FIRST_TRIAL_SAMPLES:
                 what = f"not even {samples} samples fit into the device's memory"
                 raise TrainingError(what, where="precision") from None
-            samples = max(FIRST_SAMPLES, samples // 4)
+            samples = max(FIRST_TRIAL_SAMPLES, samples // 4)
         if len(left) < 2 or sum(seconds[name] for name in left) * samples > BUDGET_S:
             return seconds
         found: dict[N, list[float]] = {name: [] for name in left}
         started, names = perf_counter(), list(left)
         for number in range(ROUNDS):
             for name in names if number % 2 else reversed(names):
-                found[name].append(_timed(model, images[:samples], left[name], warm=number > 0) / samples)
+                found[name].append(_time_pass(model, images[:samples], left[name], warm=number > 0) / samples)
             if perf_counter() - started > BUDGET_S:
                 break
     return seconds | {name: median(times) for name, times in found.items()}
 
 
-def _timed(
+def _time_pass(
     model: torch.nn.Module, images: torch.Tensor, context: Callable[[], AbstractContextManager[Any]], warm: bool = False
 ) -> float:
     """Seconds of one pass; of the second where the first one has to warm up what it runs on."""
@@ -108,16 +110,16 @@ def _timed(
     for _ in range(1 if warm else 2):
         wait()
         started = perf_counter()
-        _pass(model, images, context)
+        _run_pass(model, images, context)
         wait()
         seconds = perf_counter() - started
         model.zero_grad(set_to_none=True)
-        if seconds > LONG_S and images.device.type == "cpu":
+        if seconds > LONG_PASS_S and images.device.type == "cpu":
             break
     return seconds
 
 
-def _pass(model: torch.nn.Module, images: torch.Tensor, context: Callable[[], AbstractContextManager[Any]]) -> None:
+def _run_pass(model: torch.nn.Module, images: torch.Tensor, context: Callable[[], AbstractContextManager[Any]]) -> None:
     with context():
         outputs = model(images)
     outputs.float().sum().backward()

@@ -17,21 +17,21 @@ from headway.launch.ranks import Ranks, running_statistics
 from headway.model.ema import Ema
 from headway.model.norm import recomputing
 from headway.optim import Lookahead
-from headway.setup.build import Setup
-from headway.setup.prepare import divided, prepared
+from headway.setup.build import TrainSetup
+from headway.setup.prepare import prepare_batch, split_micro_batches
 
 PREFIX = "statistics/"
 
 
 @final
-class Averages:
+class WeightAverages:
     """The moving average of the weights, or Lookahead's slow ones, and the statistics of batch norm over the newest
     batches, as the recipe asks for them. Where it asks for none, the network is evaluated as it is.
 
     Training goes on as if no evaluation had been: within `shown` the network is another one, and then itself again.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: TrainSetup) -> None:
         ema, lookahead = setup.recipe.model.ema, setup.recipe.optimizer.lookahead
         norm = setup.recipe.model.batch_norm
         self._setup = setup
@@ -67,7 +67,7 @@ class Averages:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Within it the network is as it is evaluated and saved."""
-        with self._averaged(), _put(self._running if self._found else [], self._found):
+        with self._averaged(), _copy_temporarily(self._running if self._found else [], self._found):
             yield
 
     def recompute(self, step: int, ranks: Ranks | None = None) -> None:
@@ -86,8 +86,8 @@ class Averages:
         try:
             with self._averaged(), torch.no_grad(), recomputing(setup.model):
                 for number, batch in enumerate(islice(stream, step - first), first + 1):
-                    images, _ = prepared(setup, batch, number)
-                    for (part,) in divided(setup, images):
+                    images, _ = prepare_batch(setup, batch, number)
+                    for (part,) in split_micro_batches(setup, images):
                         with setup.precision.autocast():
                             setup.model(part)
                 # Before the newest weights come back: running statistics are averaged with the weights, and do too.
@@ -137,7 +137,7 @@ class Averages:
 
 
 @contextmanager
-def _put(into: list[torch.Tensor], values: list[torch.Tensor]) -> Iterator[None]:
+def _copy_temporarily(into: list[torch.Tensor], values: list[torch.Tensor]) -> Iterator[None]:
     kept = [value.clone() for value in into]
     if values:
         torch._foreach_copy_(into, values)

@@ -19,7 +19,7 @@ from headway.setup.recipe import TrainRecipe
 from headway.train import runs
 
 
-def train(
+def train_on_ranks(
     recipe: Path | None,
     overrides: Sequence[str],
     folder: Path | None,
@@ -50,7 +50,7 @@ def train(
         fix = "Leave --procs and --hosts out: the launcher says how many processes there are."
         raise UsageError(f"this process was started by a launcher ({above.launcher}) and cannot be one", fix=fix)
     if resume is not None:
-        tree = runs.reload(Run.open(resume)).recipe
+        tree = runs.reload_recipe(Run.open(resume)).recipe
         folder, verb = resume, ["--resume", str(resume)]
     elif recipe is not None:
         tree = load(recipe, overrides, TrainRecipe).recipe
@@ -76,11 +76,11 @@ def train(
         how=f"Go on from the last checkpoint: {go_on}",
         timeout_s=tree.comm.timeout_s,
         respawn=respawn,
-        on_loss=_on_loss(tree),
+        on_loss=_resolve_on_loss(tree),
     )
 
 
-def _on_loss(recipe: TrainRecipe) -> Literal["continue", "restart"]:
+def _resolve_on_loss(recipe: TrainRecipe) -> Literal["continue", "restart"]:
     """On GPUs ranks meet through NCCL, which survives no loss."""
     if recipe.comm.on_loss != "auto":
         return recipe.comm.on_loss

@@ -26,14 +26,14 @@ from headway.model.counts import count
 from headway.model.layers import SAMPLES, layers
 from headway.model.valueless import valueless
 from headway.optim.footprint import footprint
-from headway.setup.build import Setup, set_up
+from headway.setup.build import TrainSetup, build_setup
 from headway.setup.inputs import Rehearsal, Say
-from headway.setup.micro_batch import fitting
-from headway.setup.prepare import prepared
+from headway.setup.micro_batch import estimate_micro_batch
+from headway.setup.prepare import prepare_batch
 from headway.setup.recipe import TrainRecipe
 from headway.train.runs import load_recipe
 
-Where = Literal["device", "host"]
+MemoryPlace = Literal["device", "host"]
 
 MOST_RATES = 10_000
 """Epochs whose learning rates are kept."""
@@ -46,12 +46,12 @@ WITHOUT_DATA = (
 
 @final
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryItem:
     """Memory of one kind on one rank, in bytes; of a CPU all of it lies on the host."""
 
     name: str
     bytes: int
-    where: Where
+    where: MemoryPlace
     what: str = ""
 
 
@@ -82,7 +82,7 @@ class DryRun:
     micro: int
     accumulated: int
     rates: Sequence[tuple[float, float]]
-    memory: Sequence[Part]
+    memory: Sequence[MemoryItem]
     sent_bytes: float
     without_values: bool
     compilable: Compilable | None
@@ -124,7 +124,7 @@ def dry_run(
         compiles: ask what torch.compile makes of the network, which takes seconds.
 
     Raises:
-        HeadwayError: as of `set_up`. UsageError: there are no data, and nothing says what they would be.
+        HeadwayError: see `build_setup`. UsageError: there are no data, and nothing says what they would be.
     """
     places = hosts_of(procs, hosts)
     if samples is None and (classes, evaluation_samples) != (None, None):
@@ -132,7 +132,7 @@ def dry_run(
     stated = None if samples is None else SyntheticRecipe(samples=samples, classes=classes or 1000)
     loaded = load_recipe(recipe, overrides)
     try:
-        setup = set_up(loaded, say=say, rehearsal=Rehearsal(stated=stated))
+        setup = build_setup(loaded, say=say, rehearsal=Rehearsal(stated=stated))
     except UsageError as error:
         named = [uri for uri in (loaded.recipe.data.train, loaded.recipe.data.eval) if uri is not None]
         paths = {(loaded.base / Path(uri).expanduser()).resolve() for uri in named}  # of `..`, and of links
@@ -140,22 +140,22 @@ def dry_run(
             raise UsageError(error.what, where=error.where, fix=f"{error.fix} {WITHOUT_DATA}".strip()) from None
         raise
     with closing(setup.inputs):
-        images = _images(setup)
-        found, without_values = _layers(setup, images)
+        images = _load_images(setup)
+        found, without_values = _measure_layers(setup, images)
         asked = compiles and not setup.recipe.recompute
         fits = try_compiling(setup.model, images, setup.precision.autocast) if asked else None
         ranks = sum(host.procs for host in places)
-        return _made(setup, found, without_values, fits, len(places), ranks, evaluation_samples)
+        return _build_dry_run(setup, found, without_values, fits, len(places), ranks, evaluation_samples)
 
 
-def _images(setup: Setup) -> torch.Tensor:
+def _load_images(setup: TrainSetup) -> torch.Tensor:
     """A few, as the network gets them."""
-    images, _ = prepared(setup, setup.inputs.first_batch(setup.recipe), 1)
+    images, _ = prepare_batch(setup, setup.inputs.first_batch(setup.recipe), 1)
     layout = torch.channels_last if setup.recipe.channels_last else torch.contiguous_format
     return images[torch.arange(max(SAMPLES), device=images.device) % len(images)].contiguous(memory_format=layout)
 
 
-def _layers(setup: Setup, images: torch.Tensor) -> tuple[tuple[Layer, ...], bool]:
+def _measure_layers(setup: TrainSetup, images: torch.Tensor) -> tuple[tuple[Layer, ...], bool]:
     """The network's layers, and whether they could be looked at without a computation."""
     autocast = setup.precision.autocast
     try:
@@ -169,8 +169,8 @@ def _layers(setup: Setup, images: torch.Tensor) -> tuple[tuple[Layer, ...], bool
             raise UserCodeError(what, where="model") from error
 
 
-def _made(
-    setup: Setup,
+def _build_dry_run(
+    setup: TrainSetup,
     found: tuple[Layer, ...],
     without_values: bool,
     fits: Compilable | None,
@@ -184,7 +184,7 @@ def _made(
     saved = sum(layer.saved_bytes for layer in found)
     micro = recipe.micro_batch
     if micro == "auto":
-        micro, reason = fitting(share, saved, setup.device)
+        micro, reason = estimate_micro_batch(share, saved, setup.device)
         notes.append(f"micro_batch: auto is estimated ({reason}); a run measures it.")
     parts = 1 if micro is None else -(-share // min(micro, share))
     if not without_values:
@@ -195,7 +195,7 @@ def _made(
         notes.append("Of what is computed again, the inputs that are kept for it are not counted.")
     if setup.device.type == "cpu" and recipe.precision == "fp16":
         notes.append("There is no GPU here, and training in fp16 wants one.")
-    workload = _workload(setup, found, micro, ranks, evaluation_samples)
+    workload = _build_workload(setup, found, micro, ranks, evaluation_samples)
     if recipe.data.eval is not None and workload.run.evaluation_samples is None:
         notes.append("The evaluation set was not there: --eval-samples 50000 says how large ImageNet's is.")
     exchanged = workload.step.exchange.gradient_bytes
@@ -207,29 +207,29 @@ def _made(
         share=share,
         micro=-(-share // parts),
         accumulated=parts,
-        rates=_rates(setup),
-        memory=_memory(setup, workload, share, -(-share // parts), ranks),
-        sent_bytes=_sent(workload.step.exchange, exchanged, hosts, ranks),
+        rates=_list_learning_rates(setup),
+        memory=_list_memory(setup, workload, share, -(-share // parts), ranks),
+        sent_bytes=_count_sent_bytes(workload.step.exchange, exchanged, hosts, ranks),
         without_values=without_values,
         compilable=fits,
         notes=notes,
     )
 
 
-def _workload(
-    setup: Setup, found: tuple[Layer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
+def _build_workload(
+    setup: TrainSetup, found: tuple[Layer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
 ) -> Workload:
     recipe, inputs = setup.recipe, setup.inputs
     kept = footprint(setup.optimizer)
     trained = sum(layer.gradient_bytes for layer in found)
-    stepped = sum(_size(value) for group in setup.optimizer.param_groups for value in group["params"])
-    moved = kept.moved_bytes + 3 * _masters_bytes(setup) + 3 * stepped * (recipe.optimizer.clip_norm is not None)
+    stepped = sum(_count_bytes(value) for group in setup.optimizer.param_groups for value in group["params"])
+    moved = kept.moved_bytes + 3 * _count_masters_bytes(setup) + 3 * stepped * (recipe.optimizer.clip_norm is not None)
     statistics = sum(value.numel() * value.element_size() for value in running_statistics(setup.model))
     total, (height, width) = setup.plan.position_of(setup.steps), setup.size
     held_out = len(inputs.eval) if inputs.eval is not None else evaluation_samples
     evaluates, saves = recipe.data.eval is not None, recipe.checkpoint
     train = inputs.train
-    on_host = recipe.augment.on_host(_device_type(setup)) if recipe.data.train != SYNTHETIC else frozenset()
+    on_host = recipe.augment.on_host(_get_device_type(setup)) if recipe.data.train != SYNTHETIC else frozenset()
     return Workload(
         name=recipe.name,
         layers=found,
@@ -240,8 +240,8 @@ def _workload(
             decoded_bytes=height * width * setup.channels,
             encoded_bytes=None if train is None else float(train.length.mean()),
             source_pixels=None if train is None else float((train.width.astype(np.float64) * train.height).mean()),
-            on_host=(*_cropped(recipe), *(name for name in ("flip", "translate") if name in on_host)),
-            on_device=_augmented(recipe, on_host),
+            on_host=(*_list_crops(recipe), *(name for name in ("flip", "translate") if name in on_host)),
+            on_device=_list_augmentations(recipe, on_host),
         ),
         step=Step(
             batch=recipe.batch,
@@ -254,13 +254,13 @@ def _workload(
                 optimizer=recipe.optimizer.name,
                 state_bytes=kept.state_bytes,
                 passes=moved / stepped,
-                beside_bytes=sum(part.bytes for part in _beside(setup)),
+                beside_bytes=sum(part.bytes for part in _list_extra_memory(setup)),
             ),
             exchange=Exchange(
                 gradient_bytes=trained,
                 statistics_bytes=statistics,
                 algorithm=recipe.comm.algorithm,
-                wire_ratio=_wire_ratio(setup),
+                wire_ratio=_compute_wire_ratio(setup),
                 bucket_bytes=None if recipe.comm.bucket_mb == "auto" else round(recipe.comm.bucket_mb * 1e6),
                 sync_batch_norm=recipe.comm.batch_norm == "sync",
             ),
@@ -269,34 +269,34 @@ def _workload(
             samples=setup.epoch,
             epochs=total / setup.epoch,
             steps=setup.steps,
-            phases=_phases(setup, sum(layer.forward_multiply_adds for layer in found)),
-            evaluations=_times(setup, recipe.evaluate.every_epochs) if evaluates else 0,
+            phases=_list_phases(setup, sum(layer.forward_multiply_adds for layer in found)),
+            evaluations=_count_occurrences(setup, recipe.evaluate.every_epochs) if evaluates else 0,
             evaluation_samples=held_out if evaluates else 0,
-            checkpoints=_times(setup, saves.every_epochs, saves.every_steps),
-            checkpoint_bytes=_checkpoint_bytes(setup, kept.state_bytes),
+            checkpoints=_count_occurrences(setup, saves.every_epochs, saves.every_steps),
+            checkpoint_bytes=_count_checkpoint_bytes(setup, kept.state_bytes),
         ),
     )
 
 
-def _wire_ratio(setup: Setup) -> float:
+def _compute_wire_ratio(setup: TrainSetup) -> float:
     """A 16-bit wire halves fp32 gradients alone: those of 16-bit weights go as they are."""
     if setup.recipe.comm.wire == "fp32":
         return 1.0
     trained = [value for value in setup.model.parameters() if value.requires_grad]
-    halved = sum(_size(value) for value in trained if value.dtype == torch.float32) / 2
-    return 1.0 - halved / sum(map(_size, trained))
+    halved = sum(_count_bytes(value) for value in trained if value.dtype == torch.float32) / 2
+    return 1.0 - halved / sum(map(_count_bytes, trained))
 
 
-def _device_type(setup: Setup) -> str:
+def _get_device_type(setup: TrainSetup) -> str:
     """Of the device that the recipe would train on: fp16 wants a GPU, also where there is none."""
     return "cuda" if setup.recipe.precision == "fp16" else setup.device.type
 
 
-def _cropped(recipe: TrainRecipe) -> tuple[str, ...]:
+def _list_crops(recipe: TrainRecipe) -> tuple[str, ...]:
     return ("random crop",) if recipe.data.crop.random else ()
 
 
-def _augmented(recipe: TrainRecipe, on_host: frozenset[str]) -> tuple[str, ...]:
+def _list_augmentations(recipe: TrainRecipe, on_host: frozenset[str]) -> tuple[str, ...]:
     options = recipe.augment
     asked = {
         "flip": options.flip_mode is not None and "flip" not in on_host,
@@ -309,7 +309,7 @@ def _augmented(recipe: TrainRecipe, on_host: frozenset[str]) -> tuple[str, ...]:
     return tuple(name for name, wanted in asked.items() if wanted)
 
 
-def _phases(setup: Setup, forward: int) -> tuple[Phase, ...]:
+def _list_phases(setup: TrainSetup, forward: int) -> tuple[Phase, ...]:
     """Steps of one batch and one image size that follow each other."""
     plan, steps, progressive = setup.plan, setup.steps, setup.recipe.data.progressive
     starts = {plan.steps_between(0, int(start)) for start in plan.starts}
@@ -325,7 +325,7 @@ def _phases(setup: Setup, forward: int) -> tuple[Phase, ...]:
         if progressive is not None:
             size = size_at(progressive, setup.size, position // setup.epoch)
         if size not in counted:
-            counted[size] = _forward(setup, size)
+            counted[size] = _count_multiply_adds(setup, size)
         phase = Phase(
             steps=end - step,
             batch=plan.batch_at(position),
@@ -339,7 +339,7 @@ def _phases(setup: Setup, forward: int) -> tuple[Phase, ...]:
     return tuple(out)
 
 
-def _forward(setup: Setup, size: tuple[int, int]) -> int:
+def _count_multiply_adds(setup: TrainSetup, size: tuple[int, int]) -> int:
     """Multiply-adds of one image of another size."""
     images = torch.zeros(1, setup.channels, *size, device=setup.device)
     try:
@@ -351,7 +351,7 @@ def _forward(setup: Setup, size: tuple[int, int]) -> int:
     return found.multiply_adds or 0
 
 
-def _times(setup: Setup, every_epochs: float, every_steps: int | None = None) -> int:
+def _count_occurrences(setup: TrainSetup, every_epochs: float, every_steps: int | None = None) -> int:
     """How often something is done that is done at such intervals, and after the last step."""
     plan, steps = setup.plan, setup.steps
     if every_steps is not None:
@@ -369,42 +369,42 @@ def _times(setup: Setup, every_epochs: float, every_steps: int | None = None) ->
     return len({steps, *map(after, range(1, whole + 1))})
 
 
-def _checkpoint_bytes(setup: Setup, state_bytes: int) -> int:
+def _count_checkpoint_bytes(setup: TrainSetup, state_bytes: int) -> int:
     tensors = state_of(setup.model, setup.optimizer, setup.masters)
-    begun = sum(_size(value) for name, value in tensors.items() if name.startswith("optimizer/"))
-    return sum(map(_size, tensors.values())) - begun + state_bytes + _averaged_bytes(setup)
+    begun = sum(_count_bytes(value) for name, value in tensors.items() if name.startswith("optimizer/"))
+    return sum(map(_count_bytes, tensors.values())) - begun + state_bytes + _count_averaged_bytes(setup)
 
 
-def _averaged_bytes(setup: Setup) -> int:
+def _count_averaged_bytes(setup: TrainSetup) -> int:
     """Of the average of the weights or Lookahead's slow ones, and of floating-point buffers with them."""
     if setup.recipe.model.ema is None and setup.recipe.optimizer.lookahead is None:
         return 0
     weights = [value for _, value in (setup.masters or setup.model).named_parameters()]
-    return sum(_size(value) for value in (*weights, *setup.model.buffers()) if value.is_floating_point())
+    return sum(_count_bytes(value) for value in (*weights, *setup.model.buffers()) if value.is_floating_point())
 
 
-def _watched_bytes(setup: Setup) -> int:
+def _count_watched_bytes(setup: TrainSetup) -> int:
     """Of what `LayerWatch` keeps within a logging step: the layers before it, and their differences."""
     observe = setup.recipe.observe
     if not observe.layer_rates and observe.on_divergence == "ignore":
         return 0
     stepped = (value for group in setup.optimizer.param_groups for value in group["params"])
-    return 2 * sum(_size(value) for value in stepped if value.requires_grad and value.ndim > 1)
+    return 2 * sum(_count_bytes(value) for value in stepped if value.requires_grad and value.ndim > 1)
 
 
-def _masters_bytes(setup: Setup) -> int:
+def _count_masters_bytes(setup: TrainSetup) -> int:
     """Of the fp32 weights that the optimizer steps in the place of 16-bit ones."""
     if setup.masters is None:
         return 0
     own = set(setup.model.parameters())
-    return sum(_size(value) for _, value in setup.masters.named_parameters() if value not in own)
+    return sum(_count_bytes(value) for _, value in setup.masters.named_parameters() if value not in own)
 
 
-def _size(tensor: torch.Tensor) -> int:
+def _count_bytes(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _rates(setup: Setup) -> list[tuple[float, float]]:
+def _list_learning_rates(setup: TrainSetup) -> list[tuple[float, float]]:
     """At the beginning of each epoch, of very many of some; and in the end."""
     plan, steps = setup.plan, setup.steps
     out, epochs = [], math.ceil(plan.position_of(steps) / setup.epoch)
@@ -416,7 +416,7 @@ def _rates(setup: Setup) -> list[tuple[float, float]]:
     return [*out, (plan.position_of(steps) / setup.epoch, setup.lr_at(last))]
 
 
-def _sent(exchange: Exchange, nbytes: int, hosts: int, ranks: int) -> float:
+def _count_sent_bytes(exchange: Exchange, nbytes: int, hosts: int, ranks: int) -> float:
     if ranks == 1:
         return 0.0
     m, per_host = (hosts, ranks // hosts) if hosts > 1 and ranks % hosts == 0 else (ranks, 1)
@@ -426,28 +426,30 @@ def _sent(exchange: Exchange, nbytes: int, hosts: int, ranks: int) -> float:
     return bytes_out_of_host(algorithm, nbytes, Network(m, per_host, any_link, any_link, 1.0), wire_ratio=wire)
 
 
-def _where(setup: Setup) -> Where:
-    return "device" if _device_type(setup) == "cuda" else "host"
+def _get_memory_place(setup: TrainSetup) -> MemoryPlace:
+    return "device" if _get_device_type(setup) == "cuda" else "host"
 
 
-def _beside(setup: Setup) -> list[Part]:
+def _list_extra_memory(setup: TrainSetup) -> list[MemoryItem]:
     """What stays in a rank's memory beside weights, gradients and the optimizer's state."""
-    masters, device = _masters_bytes(setup), _where(setup)
+    masters, device = _count_masters_bytes(setup), _get_memory_place(setup)
     return [
-        Part("masters", masters, device, "fp32"),
-        Part("gradients of masters", masters, device, "fp32"),
-        Part("buffers", sum(map(_size, setup.model.buffers())), device),
-        Part("averaged weights", _averaged_bytes(setup), device),
-        Part("looked at", _watched_bytes(setup), device, "layers before a logging step, and what it changed"),
+        MemoryItem("masters", masters, device, "fp32"),
+        MemoryItem("gradients of masters", masters, device, "fp32"),
+        MemoryItem("buffers", sum(map(_count_bytes, setup.model.buffers())), device),
+        MemoryItem("averaged weights", _count_averaged_bytes(setup), device),
+        MemoryItem(
+            "looked at", _count_watched_bytes(setup), device, "layers before a logging step, and what it changed"
+        ),
     ]
 
 
-def _memory(setup: Setup, workload: Workload, share: int, micro: int, ranks: int) -> list[Part]:
+def _list_memory(setup: TrainSetup, workload: Workload, share: int, micro: int, ranks: int) -> list[MemoryItem]:
     """What one rank needs, each kind at its largest; they are not all there at the same moment."""
     recipe, model, sample = setup.recipe, setup.model, workload.input.decoded_bytes
-    device = _where(setup)
+    device = _get_memory_place(setup)
     gpu = device == "device"
-    weights, gradients = sum(map(_size, model.parameters())), workload.step.exchange.gradient_bytes
+    weights, gradients = sum(map(_count_bytes, model.parameters())), workload.step.exchange.gradient_bytes
     copies = f"fp32; the copies in {recipe.precision} are with what is kept"
     about = "" if recipe.precision == "fp32" or setup.masters is not None else copies
     wide = 4 if recipe.augment.normalise else 1
@@ -456,17 +458,19 @@ def _memory(setup: Setup, workload: Workload, share: int, micro: int, ranks: int
     if recipe.data.train == SYNTHETIC:  # every rank makes one whole batch
         ahead, of_ring = 1, setup.plan.largest
     found = [
-        Part("weights", weights, device, about),
-        *_beside(setup),
-        Part("gradients", gradients, device),
-        Part("buckets", gradients if ranks > 1 else 0, device, "gradients on their way"),
-        Part("optimizer state", workload.step.update.state_bytes, device, recipe.optimizer.name),
-        Part("kept for backward", workload.saved_bytes(micro), device, f"a micro-batch of {micro:,}"),
-        Part("on the way back", micro * 2 * largest, device, "gradients of activations: twice the largest layer's"),
-        Part("batch", share * sample * wide, device, f"{share:,} images, {'fp32' if wide == 4 else 'uint8'}"),
-        Part("batch as bytes", 2 * share * sample if gpu else 0, device, "this one and the next"),
-        Part("input ring", ahead * of_ring * sample, "host", f"{ahead} x {of_ring:,} images, uint8"),
-        Part(
+        MemoryItem("weights", weights, device, about),
+        *_list_extra_memory(setup),
+        MemoryItem("gradients", gradients, device),
+        MemoryItem("buckets", gradients if ranks > 1 else 0, device, "gradients on their way"),
+        MemoryItem("optimizer state", workload.step.update.state_bytes, device, recipe.optimizer.name),
+        MemoryItem("kept for backward", workload.saved_bytes(micro), device, f"a micro-batch of {micro:,}"),
+        MemoryItem(
+            "on the way back", micro * 2 * largest, device, "gradients of activations: twice the largest layer's"
+        ),
+        MemoryItem("batch", share * sample * wide, device, f"{share:,} images, {'fp32' if wide == 4 else 'uint8'}"),
+        MemoryItem("batch as bytes", 2 * share * sample if gpu else 0, device, "this one and the next"),
+        MemoryItem("input ring", ahead * of_ring * sample, "host", f"{ahead} x {of_ring:,} images, uint8"),
+        MemoryItem(
             "copy for a checkpoint",
             -(-workload.run.checkpoint_bytes // ranks) if recipe.checkpoint.asynchronous else 0,
             "host",

@@ -16,9 +16,9 @@ from headway.core.errors import DataError
 from headway.data import dataset as data
 from headway.data.batch import Batch
 from headway.launch.ranks import Ranks
-from headway.setup.build import Setup
+from headway.setup.build import TrainSetup
 
-PLACES, PREDICTED = "places of samples", "classes predicted"
+POSITIONS, PREDICTED = "places of samples", "classes predicted"
 """Arrays beside those of metrics, whose names are identifiers and no words that a record has."""
 
 
@@ -41,8 +41,8 @@ class Evaluation:
     predicted: NDArray[np.int64] | None
 
 
-def batches_of(
-    setup: Setup, dataset: data.Dataset, rank: int = 0, world: int = 1
+def evaluate_batches(
+    setup: TrainSetup, dataset: data.Dataset, rank: int = 0, world: int = 1
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, Batch]]:
     """(outputs, labels, batch) of every batch of a data set, or of a rank's share of it, without gradients, the
     network in evaluation mode."""
@@ -56,23 +56,23 @@ def batches_of(
                 if not len(batch.images):  # the last batch may have fewer samples than there are ranks
                     continue
                 images = setup.augment.normalise(batch.images)
-                yield outputs_of(setup, images), batch.labels, batch
+                yield compute_outputs(setup, images), batch.labels, batch
     finally:
         setup.model.train(training)
 
 
-def outputs_of(setup: Setup, images: torch.Tensor) -> torch.Tensor:
+def compute_outputs(setup: TrainSetup, images: torch.Tensor) -> torch.Tensor:
     """What the network gives of normalised images, as float32 [b, outputs]; with `evaluate.flip` or `evaluate.shift`
     the mean, by the weights of `views`, of what it gives of each view."""
     options, mean = setup.recipe.evaluate, torch.empty(0)
-    for weight, view in views(images, flip=options.flip, shift=options.shift):
+    for weight, view in build_views(images, flip=options.flip, shift=options.shift):
         with setup.precision.autocast():
             outputs = setup.forward(view).float()
         mean = outputs * weight if not len(mean) else mean.add_(outputs, alpha=weight)
     return mean
 
 
-def views(images: torch.Tensor, *, flip: bool, shift: int) -> Iterator[tuple[float, torch.Tensor]]:
+def build_views(images: torch.Tensor, *, flip: bool, shift: int) -> Iterator[tuple[float, torch.Tensor]]:
     """(weight, images) of each view at test time, the weights' sum 1: the images themselves 1/2, and 1/4 each moved by
     `shift` pixels up and left, and down and right, the border filled by reflection; with `flip` half of it mirrored.
 
@@ -90,7 +90,7 @@ def views(images: torch.Tensor, *, flip: bool, shift: int) -> Iterator[tuple[flo
         yield from ((weight / 2, one), (weight / 2, one.flip(3))) if flip else ((weight, one),)
 
 
-def evaluate(setup: Setup, dataset: data.Dataset, ranks: Ranks | None = None) -> Evaluation:
+def evaluate(setup: TrainSetup, dataset: data.Dataset, ranks: Ranks | None = None) -> Evaluation:
     """Loss and metrics of the network over a data set; damaged samples are left out (or stop it, as `on_bad` says).
 
     Args:
@@ -104,7 +104,7 @@ def evaluate(setup: Setup, dataset: data.Dataset, ranks: Ranks | None = None) ->
     by_class = setup.target.kind == "class" and setup.task.outputs == len(setup.target.classes)
     places: list[NDArray[np.int64]] = []
     found: dict[str, list[torch.Tensor]] = {}
-    for outputs, labels, batch in batches_of(setup, dataset, rank, world):
+    for outputs, labels, batch in evaluate_batches(setup, dataset, rank, world):
         places.append(np.stack([batch.positions, batch.served]))
         found.setdefault("loss", []).append(setup.task.loss(outputs, labels).float())
         for name, values in setup.task.metrics(outputs, labels).items():
@@ -113,10 +113,10 @@ def evaluate(setup: Setup, dataset: data.Dataset, ranks: Ranks | None = None) ->
             found.setdefault(PREDICTED, []).append(outputs.argmax(dim=1))
     arrays = {name: torch.cat(parts).cpu().numpy() for name, parts in found.items()}
     if places:
-        arrays[PLACES] = np.concatenate(places, axis=1).T
+        arrays[POSITIONS] = np.concatenate(places, axis=1).T
     if ranks is not None:
-        arrays = _joined(ranks.world.control.gather_bytes(save_arrays(arrays)), list(arrays))
-    samples = arrays.pop(PLACES)[:, 1]
+        arrays = _merge_ranks(ranks.world.control.gather_bytes(save_arrays(arrays)), list(arrays))
+    samples = arrays.pop(POSITIONS)[:, 1]
     counted = samples >= 0
     damaged, limit = int((~counted).sum()), setup.recipe.data.max_bad_share
     if damaged > limit * len(samples) or not counted.any():
@@ -133,8 +133,8 @@ def evaluate(setup: Setup, dataset: data.Dataset, ranks: Ranks | None = None) ->
     )
 
 
-def _joined(shares: list[bytes], names: list[str]) -> dict[str, NDArray[Any]]:
+def _merge_ranks(shares: list[bytes], names: list[str]) -> dict[str, NDArray[Any]]:
     """The arrays of all ranks in the order of the set, as one rank alone finds them: a mean then has the same bits."""
     parts = [found for share in shares if (found := load_arrays(share))]
-    order = np.argsort(np.concatenate([found[PLACES][:, 0] for found in parts]))
+    order = np.argsort(np.concatenate([found[POSITIONS][:, 0] for found in parts]))
     return {name: np.concatenate([found[name] for found in parts])[order] for name in names or parts[0]}

@@ -36,7 +36,7 @@ def build_evaluation_panels(dataset: Dataset, evaluation: Evaluation, weights: s
         sample = int(evaluation.samples[place])
         predicted = None if evaluation.predicted is None else int(evaluation.predicted[place])
         note = f"loss {evaluation.losses[place]:.3g}, {dataset.name(sample)}"
-        pictures.append((_thumbnail(dataset, sample), _caption(dataset, sample, predicted), note))
+        pictures.append((_encode_thumbnail(dataset, sample), _write_caption(dataset, sample, predicted), note))
     out = [
         panel.images(
             "worst",
@@ -45,7 +45,7 @@ def build_evaluation_panels(dataset: Dataset, evaluation: Evaluation, weights: s
             section="Evaluation",
             order=420,
             width="full",
-            note=f"Highest loss on {_where(dataset)} with {weights}; wrong labels show here.",
+            note=f"Highest loss on {_format_location(dataset)} with {weights}; wrong labels show here.",
         )
     ]
     if evaluation.predicted is not None:
@@ -62,19 +62,19 @@ def build_evaluation_panels(dataset: Dataset, evaluation: Evaluation, weights: s
                 section="Evaluation",
                 order=410,
                 width="full",
-                note=f"{right:,} of {int(cells.sum()):,} images of {_where(dataset)} right with {weights}; "
+                note=f"{right:,} of {int(cells.sum()):,} images of {_format_location(dataset)} right with {weights}; "
                 "rows are the true classes.",
             )
         )
     return out
 
 
-def _where(dataset: Dataset) -> str:
+def _format_location(dataset: Dataset) -> str:
     """The last two names of a data set's path, which tell it from others."""
     return "/".join(dataset.folder.resolve().parts[-2:])
 
 
-def _caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
+def _write_caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
     label = dataset.label[sample]
     if predicted is not None:
         truth = int(label)
@@ -86,7 +86,7 @@ def _caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
     return ", ".join(f"{value:.4g}" for value in np.atleast_1d(label))
 
 
-def _thumbnail(dataset: Dataset, sample: int) -> str:
+def _encode_thumbnail(dataset: Dataset, sample: int) -> str:
     image = picture(dataset, sample)
     if max(image.size) > THUMBNAIL:
         image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)

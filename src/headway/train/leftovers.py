@@ -10,36 +10,36 @@ from headway.checkpoint.locations import step_of
 from headway.core.errors import CheckpointError, HeadwayError, TrainingError
 from headway.core.recipe import load
 from headway.core.run import Run
-from headway.setup.build import Setup
+from headway.setup.build import TrainSetup
 from headway.setup.recipe import TrainRecipe
 
-OF_THE_MACHINE = ("device", "data.cache", "augment.where")
+MACHINE_KEYS = ("device", "data.cache", "augment.where")
 """What `auto` of these stood for is no part of a run: it is chosen anew where the run goes on."""
-OF_THE_PROCESS = (*OF_THE_MACHINE, "micro_batch")
+PROCESS_KEYS = (*MACHINE_KEYS, "micro_batch")
 """What ranks may have otherwise than each other."""
 
 
-def identity(setup: Setup) -> dict[str, Any]:
+def collect_shared_settings(setup: TrainSetup) -> dict[str, Any]:
     """Returns the settings that must be equal on all ranks: recipe and data, without machine-specific settings."""
-    recipe = _compared(dict(setup.loaded.leaves()), setup)
+    recipe = _select_compared(dict(setup.loaded.leaves()), setup)
     data = setup.inputs.state(setup.recipe)
     return {**recipe, **{f"the data's {name}": data[name] for name in ("fingerprint", "channels", "classes")}}
 
 
-def _compared(leaves: Mapping[str, Any], setup: Setup) -> dict[str, Any]:
-    found = {key: value for key, value in leaves.items() if key not in OF_THE_PROCESS}
+def _select_compared(leaves: Mapping[str, Any], setup: TrainSetup) -> dict[str, Any]:
+    found = {key: value for key, value in leaves.items() if key not in PROCESS_KEYS}
     return {**found, "precision": "auto"} if setup.precision.chosen else found
 
 
 @final
-class Past:
+class SavedRun:
     """The files of the run, as far as this process sees them.
 
     Args:
         setup: of this process, with which it would go on. run, checkpoints: what it sees.
     """
 
-    def __init__(self, setup: Setup, run: Run, checkpoints: Checkpoints) -> None:
+    def __init__(self, setup: TrainSetup, run: Run, checkpoints: Checkpoints) -> None:
         self._setup, self._run, self._checkpoints = setup, run, checkpoints
 
     def precision(self) -> Any:
@@ -113,8 +113,8 @@ class Past:
         if not self._run.recipe_path.is_file():
             return
         recorded = load(self._run.recipe_path, (), TrainRecipe)
-        theirs = _compared(dict(recorded.leaves()), self._setup)
-        ours = _compared(dict(self._setup.loaded.leaves()), self._setup)
+        theirs = _select_compared(dict(recorded.leaves()), self._setup)
+        ours = _select_compared(dict(self._setup.loaded.leaves()), self._setup)
         if unlike := sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key)):
             key = unlike[0]
             what = f"{key} is {ours.get(key)!r} in the recipe, and the run began with {theirs.get(key)!r}"

@@ -18,16 +18,16 @@ from headway.core.run import Run, read_lines
 from headway.data.batch import Bad, Batch
 from headway.launch.ranks import Ranks
 from headway.observe import stragglers
-from headway.setup.build import Setup
+from headway.setup.build import TrainSetup
 from headway.setup.run_log import RunLog
-from headway.train.step_observer import Observer
+from headway.train.step_observer import StepObserver
 
-Outputs = tuple[torch.Tensor, torch.Tensor]
+OutputsAndLabels = tuple[torch.Tensor, torch.Tensor]
 """What the network gave for the last samples, and their labels."""
 
 
 @final
-class Ledger:
+class MetricsAccumulator:
     """Of one run; with several ranks each has one, all count the same, and the one that leads writes.
 
     Attributes:
@@ -37,7 +37,9 @@ class Ledger:
         ending: some rank was told to stop. regrouping: newcomers wait. As of the newest step that was read.
     """
 
-    def __init__(self, setup: Setup, run: Run, ranks: Ranks | None, show: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, setup: TrainSetup, run: Run, ranks: Ranks | None, show: Callable[[dict[str, Any]], None]
+    ) -> None:
         leads, name = (True, "") if ranks is None else (ranks.speaks, ranks.name)
         self.log = RunLog(run, sinks=setup.recipe.sinks, leads=leads, name=name)
         self.damaged = 0
@@ -52,7 +54,7 @@ class Ledger:
         self._damaged: set[int] = set()
         self._since: tuple[int, dict[str, float]] = (0, {})
         self._recent: list[dict[str, Any]] = []
-        self.observer = Observer(setup)
+        self.observer = StepObserver(setup)
 
     def add(self, losses: torch.Tensor) -> None:
         """Losses of some samples of a step that is under way; they stay on the device."""
@@ -121,7 +123,7 @@ class Ledger:
         means: NDArray[np.float64] = np.add.reduceat(losses, np.cumsum(sizes) - sizes) / sizes
         return means
 
-    def record(self, step: int, losses: NDArray[np.float64], outputs: Outputs | None, clock: Clock) -> None:
+    def record(self, step: int, losses: NDArray[np.float64], outputs: OutputsAndLabels | None, clock: Clock) -> None:
         """Writes a record of training.
 
         Raises:

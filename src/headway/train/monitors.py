@@ -27,7 +27,7 @@ TAIL_BYTES = 1 << 16
 
 
 @contextmanager
-def beside(trainer: Trainer) -> Iterator[None]:
+def run_monitors(trainer: Trainer) -> Iterator[None]:
     """The time in which a trainer runs: samples what its recipe's part `observe` asks for into the run folder, as
     `host.rows` and `gpu.rows`, and serves its numbers where `sinks` has `prometheus`. Of several ranks, the one that
     leads does.
@@ -39,18 +39,18 @@ def beside(trainer: Trainer) -> Iterator[None]:
     sampler: Sampler | None = None
     with ExitStack() as stack:
         if recipe.observe.utilisation:
-            sampler = Sampler(_sources(trainer.setup.device), partial(_write, trainer), trainer.clock.total())
+            sampler = Sampler(_open_sources(trainer.setup.device), partial(_append_row, trainer), trainer.clock.total())
             stack.enter_context(sampler)
         if "prometheus" in recipe.sinks:
             labels = {"run": trainer.run_folder.folder.resolve().name}
-            gauges = partial(_gauges, trainer, sampler)
+            gauges = partial(_collect_gauges, trainer, sampler)
             address = recipe.observe.prometheus_address or ADDRESS
             port = recipe.observe.prometheus_port or PORT
             stack.enter_context(Endpoint(address, port, gauges, labels, leads=lambda: trainer.leads))
         yield
 
 
-def _sources(device: torch.device) -> list[Source]:
+def _open_sources(device: torch.device) -> list[Source]:
     host = HostLoad(usable_cpus())
     if device.type != "cuda":
         return [host]
@@ -58,7 +58,7 @@ def _sources(device: torch.device) -> list[Source]:
     return [host] if gpu is None else [host, gpu]
 
 
-def _write(trainer: Trainer, source: Source, row: Row) -> None:
+def _append_row(trainer: Trainer, source: Source, row: Row) -> None:
     """Appends a row, at the step that the trainer has come to: a resumed run cuts off what came after its own."""
     if trainer.leads:
         step, values = trainer.step, np.array([row], np.float32)
@@ -66,17 +66,17 @@ def _write(trainer: Trainer, source: Source, row: Row) -> None:
         rows.append(trainer.run_folder.rows_of(source.kind), (source.kind,), source.columns, position, step, values)
 
 
-def _gauges(trainer: Trainer, sampler: Sampler | None) -> dict[str, float]:
+def _collect_gauges(trainer: Trainer, sampler: Sampler | None) -> dict[str, float]:
     """What is known now: where the run is, its newest records, and its load."""
     epoch = trainer.position / trainer.setup.epoch
     found: dict[str, float] = {"step": trainer.step, "steps": trainer.setup.steps, "epoch": epoch}
-    for record in _newest(trainer.run_folder.metrics_path):
+    for record in _read_newest_records(trainer.run_folder.metrics_path):
         numbers = {name: value for name, value in record.items() if isinstance(value, int | float)}
         found |= {f"{record['kind']}_{name}": value for name, value in numbers.items() if name != "position"}
     return found if sampler is None else found | sampler.latest
 
 
-def _newest(path: Path) -> list[dict[str, Any]]:
+def _read_newest_records(path: Path) -> list[dict[str, Any]]:
     """The last records of metrics.jsonl, oldest first; torn lines are passed over."""
     try:
         with open_regular(path) as file:

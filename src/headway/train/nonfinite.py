@@ -7,7 +7,7 @@ from headway.core.errors import TrainingError
 from headway.core.run import Run
 
 
-def stopped(
+def nonfinite_error(
     what: str, lr: float, run: Run, checkpoints: Checkpoints, culprit: str = "", *, precision: str
 ) -> TrainingError:
     """The error: what has happened, what is kept of the run, and how the next one may do better.

@@ -24,11 +24,11 @@ from headway.data.fill import View
 from headway.data.formats.source import is_image
 from headway.data.records import Records
 from headway.data.reference import FORMATS
-from headway.setup.build import Setup
-from headway.train.evaluate import outputs_of
+from headway.setup.build import TrainSetup
+from headway.train.evaluate import compute_outputs
 
 
-def image_files(paths: Sequence[Path]) -> list[Path]:
+def list_image_files(paths: Sequence[Path]) -> list[Path]:
     """The files named, and the images (by their ending) inside the folders named, sorted.
 
     Raises:
@@ -47,12 +47,12 @@ def image_files(paths: Sequence[Path]) -> list[Path]:
     return out
 
 
-def _refuse(error: DataError) -> None:
+def _raise_error(error: DataError) -> None:
     raise error
 
 
 def predict(
-    setup: Setup, files: Sequence[Path], batch: int = 64, *, bad: Callable[[DataError], None] = _refuse
+    setup: TrainSetup, files: Sequence[Path], batch: int = 64, *, bad: Callable[[DataError], None] = _raise_error
 ) -> Iterator[dict[str, Any]]:
     """One row a file: `path` and the task's columns.
 
@@ -66,12 +66,12 @@ def predict(
     options, said = setup.recipe.data, 0
     with closing(decoder(options.threads, options.decoder)) as decode:
         for low in range(0, len(files), batch):
-            part, found = pixels(setup, decode, files[low : low + batch], bad)
+            part, found = read_pixels(setup, decode, files[low : low + batch], bad)
             if not part:
                 continue
             images = setup.augment.normalise(torch.from_numpy(found).to(setup.device))
             with torch.no_grad():
-                outputs = outputs_of(setup, images)
+                outputs = compute_outputs(setup, images)
             for file, row in zip(part, setup.task.predict(outputs), strict=True):
                 said += 1
                 yield {"path": str(file), **row}
@@ -79,8 +79,8 @@ def predict(
         raise DataError(f"of {len(files):,} files none is an image that can be read")
 
 
-def pixels(
-    setup: Setup, decode: Decoder, files: Sequence[Path], bad: Callable[[DataError], None] = _refuse
+def read_pixels(
+    setup: TrainSetup, decode: Decoder, files: Sequence[Path], bad: Callable[[DataError], None] = _raise_error
 ) -> tuple[list[Path], NDArray[np.uint8]]:
     """(files that are images, these as an evaluation sees them: uint8 [k, H, W, C]).
 
@@ -93,7 +93,7 @@ def pixels(
     options, opened, records, sides = setup.recipe.data, [], [], []
     for file in files:
         try:
-            record, side = _opened(file)
+            record, side = _read_image(file)
         except DataError as error:
             bad(error)
         else:
@@ -113,7 +113,7 @@ def pixels(
 SKIP = "Leave such files out with --skip-bad."
 
 
-def _opened(file: Path) -> tuple[bytes, tuple[int, int]]:
+def _read_image(file: Path) -> tuple[bytes, tuple[int, int]]:
     """(all of a file, (width, height) in pixels)."""
     try:
         record = read_regular(file)
@@ -129,16 +129,18 @@ def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, as_json: bool) 
     """Writes rows as CSV or JSONL to a file (by its ending; whole or not at all) or the screen; returns how many."""
     if out is None:
         shown = plain if sys.stdout.isatty() else None  # what reads it from a pipe gets the names as they are
-        return _write(rows, sys.stdout, as_json, shown)
+        return _write_table(rows, sys.stdout, as_json, shown)
     if out.suffix not in (".csv", ".jsonl"):
         raise UsageError("the output's ending is neither .csv nor .jsonl", where=str(out))
     text = io.StringIO(newline="")
-    count = _write(rows, text, out.suffix == ".jsonl")
+    count = _write_table(rows, text, out.suffix == ".jsonl")
     write_whole(out, text.getvalue())
     return count
 
 
-def _write(rows: Iterable[dict[str, Any]], file: Any, as_json: bool, shown: Callable[[str], str] | None = None) -> int:
+def _write_table(
+    rows: Iterable[dict[str, Any]], file: Any, as_json: bool, shown: Callable[[str], str] | None = None
+) -> int:
     count, table = 0, None
     for row in rows:
         count += 1

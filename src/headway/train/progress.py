@@ -18,7 +18,7 @@ LINE_S = 5.0
 """Least time between two log lines of training; evaluations always get theirs."""
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`8.1s`, `3m07s` or `2h05m`."""
     if seconds < 60:
         return f"{seconds:.1f}s"
@@ -26,14 +26,14 @@ def duration(seconds: float) -> str:
     return f"{minutes}m{rest:02d}s" if minutes < 60 else f"{minutes // 60}h{minutes % 60:02d}m"
 
 
-def show(console: Console | None = None, ranks: Ranks | None = None) -> Display:
+def build_display(console: Console | None = None, ranks: Ranks | None = None) -> Display:
     """The display that suits where the output goes; of several ranks the one that speaks shows it."""
     console = console or Console(stderr=True)
-    display: Bar | Lines = Bar(console) if console.is_terminal else Lines()
-    return display if ranks is None else OneOfMany(ranks, display)
+    display: ProgressBar | LogLines = ProgressBar(console) if console.is_terminal else LogLines()
+    return display if ranks is None else LeadRankDisplay(ranks, display)
 
 
-class Silent(Display):
+class SilentDisplay(Display):
     """Shows nothing."""
 
     def step(self, trainer: Trainer) -> None:
@@ -44,10 +44,10 @@ class Silent(Display):
 
 
 @final
-class OneOfMany(Display):
+class LeadRankDisplay(Display):
     """Shows what it is given while this process speaks for all ranks; another one may when that one is lost."""
 
-    def __init__(self, ranks: Ranks, display: Bar | Lines) -> None:
+    def __init__(self, ranks: Ranks, display: ProgressBar | LogLines) -> None:
         self._ranks, self._display = ranks, display
 
     def step(self, trainer: Trainer) -> None:
@@ -60,11 +60,11 @@ class OneOfMany(Display):
 
     def stop(self) -> None:
         """Leaves the terminal as it was."""
-        if isinstance(self._display, Bar):
+        if isinstance(self._display, ProgressBar):
             self._display.stop()
 
 
-class Bar(Display):
+class ProgressBar(Display):
     """Epoch, step, images/s, loss, accuracy, time to go and waiting share, in place."""
 
     def __init__(self, console: Console) -> None:
@@ -95,7 +95,7 @@ class Bar(Display):
         if done and since > 0:
             parts.append(f"{done / since:,.0f} images/s")
             left = setup.plan.position_of(setup.steps) - trainer.position
-            parts.append(f"{duration(left * since / done)} to go")
+            parts.append(f"{format_duration(left * since / done)} to go")
         if "loss" in self._last:
             parts.append(f"loss {self._last['loss']:.4f}")
             loader = setup.inputs.loader
@@ -123,7 +123,7 @@ class Bar(Display):
         self._progress.stop()
 
 
-class Lines(Display):
+class LogLines(Display):
     """One line an evaluation, and one a few seconds of training."""
 
     def __init__(self) -> None:
@@ -141,14 +141,14 @@ class Lines(Display):
                 return
             self._next = now + LINE_S
         shown = {k: v for k, v in record.items() if k not in HIDDEN and (k != "damaged" or v)}
-        numbers = "  ".join(f"{name} {_short(name, value)}" for name, value in shown.items())
+        numbers = "  ".join(f"{name} {_format_value(name, value)}" for name, value in shown.items())
         print(f"{record['kind']:<8}  epoch {record['epoch']:.2f}  {numbers}", file=sys.stderr, flush=True)
 
 
 HIDDEN = ("kind", "epoch", "position", "seconds")
 
 
-def _short(name: str, value: Any) -> str:
+def _format_value(name: str, value: Any) -> str:
     if name == "images_s":
         return f"{value:,.0f}"
     if name == "wait_share":

@@ -28,16 +28,16 @@ from headway.core.statistics import student_t
 from headway.data.decode import chosen
 from headway.launch.ranks import Ranks
 from headway.model import weights
-from headway.setup.build import LABELS, Known, Setup, check_labels, set_up
+from headway.setup.build import LABELS, RecordedData, TrainSetup, build_setup, check_labels
 from headway.setup.inputs import Say, open_relative
 from headway.setup.recipe import TrainRecipe
-from headway.setup.task import Target
+from headway.setup.task import TargetSpec
 from headway.train.evaluate import evaluate as evaluate_set
 from headway.train.evaluation_panels import build_evaluation_panels, write_panels
-from headway.train.leftovers import OF_THE_MACHINE
-from headway.train.monitors import beside
-from headway.train.progress import show
-from headway.train.tracing import Traced
+from headway.train.leftovers import MACHINE_KEYS
+from headway.train.monitors import run_monitors
+from headway.train.progress import build_display
+from headway.train.tracing import TracingDisplay
 from headway.train.trainer import Trainer
 
 CLOCK_EXCLUDES = (
@@ -45,12 +45,12 @@ CLOCK_EXCLUDES = (
     "network and its init; "
     "it includes the first batch, compilation, evaluations, checkpoints and logging"
 )
-WIDE: dict[str, Any] = {"precision": "fp32", "half_weights": False}
+FLOAT32: dict[str, Any] = {"precision": "fp32", "half_weights": False}
 """What makes a network float32 whatever it was trained in; its weights are saved so."""
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunResult:
     """How a run ended. `interrupted`: by SIGTERM or Ctrl-C, its state saved. `speaks`: this process says it for all."""
 
     run: Run
@@ -59,30 +59,30 @@ class Ended:
     speaks: bool = True
 
 
-def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: Say) -> Ended:
+def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: Say) -> RunResult:
     """Trains a recipe into a new run folder (default: runs/NAME).
 
     In each of several processes that a launcher started, this trains with the others; rank 0 writes the run folder.
 
     Raises:
-        HeadwayError: see `set_up` and `Trainer`; the run folder exists.
+        HeadwayError: see `build_setup` and `Trainer`; the run folder exists.
     """
     loaded = load_recipe(recipe, overrides)
     ranks = Ranks.from_environment(loaded.recipe.comm, say)
     if ranks is None:
-        return _begin(loaded, folder, say=say)
+        return _start_run(loaded, folder, say=say)
     if folder is None:
         fix = "Name it: headway train RECIPE --run-folder FOLDER."
         raise UsageError("several processes have to know one run folder", where="--run-folder", fix=fix)
-    with _together(ranks, Run(folder)):
+    with _join_ranks(ranks, Run(folder)):
         ranks.share(loaded.recipe.batch)
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
         if again and Run(folder).recipe_path.exists():
             return _resume(Run.open(folder), ranks.say, ranks)
-        return _begin(loaded, folder, say=ranks.say, ranks=ranks)
+        return _start_run(loaded, folder, say=ranks.say, ranks=ranks)
 
 
-def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int, *, say: Say) -> list[Ended]:
+def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int, *, say: Say) -> list[RunResult]:
     """The same recipe with seeds s, s + 1, ...; one run folder each, numbered inside `folder`."""
     loaded = load_recipe(recipe, overrides)
     parent = folder or Run.free_name(Path("runs"), loaded.recipe.name)
@@ -96,13 +96,13 @@ def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: i
         if folder_of_all := loaded.recipe.checkpoint.folder:
             own = f"{folder_of_all}/{number + 1}"
             one = one.resolve("checkpoint.folder", own, f"--repeat, run {number + 1}")
-        ended.append(_begin(one, parent / str(number + 1), say=say))
+        ended.append(_start_run(one, parent / str(number + 1), say=say))
         if ended[-1].interrupted:
             break
     return ended
 
 
-def interval(values: Sequence[float]) -> tuple[float, float]:
+def compute_interval(values: Sequence[float]) -> tuple[float, float]:
     """Mean and half width of its 95 % interval by Student's t; half width NaN for one value."""
     mean = statistics.fmean(values)
     if len(values) < 2:
@@ -110,22 +110,22 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return mean, student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
-def resume(folder: Path, *, say: Say) -> Ended:
+def resume(folder: Path, *, say: Say) -> RunResult:
     """Goes on with a run from its newest good checkpoint; from the beginning where there is none.
 
     Raises:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
     """
     run = Run.open(folder)
-    loaded = reload(run)
+    loaded = reload_recipe(run)
     ranks = Ranks.from_environment(loaded.recipe.comm, say)
     if ranks is None:
         return _resume(run, say)
-    with _together(ranks, run):
+    with _join_ranks(ranks, run):
         return _resume(run, ranks.say, ranks)
 
 
-def ended(folder: Path, *, say: Say) -> Ended | None:
+def find_finished_run(folder: Path, *, say: Say) -> RunResult | None:
     """How a run ended that is at its end; None where there is something left to do.
 
     Raises:
@@ -135,15 +135,15 @@ def ended(folder: Path, *, say: Say) -> Ended | None:
     summary = run.summary()
     if not summary.get("finished"):
         return None
-    checkpoint = _checkpoints(run, reload(run)).newest(say)
+    checkpoint = _open_checkpoints(run, reload_recipe(run)).newest(say)
     if checkpoint is None or checkpoint.step != summary["step"]:
         return None
     say(f"{run.folder} is at its end, step {checkpoint.step} of {summary['steps']}: nothing is left to do.")
-    return Ended(run, summary, interrupted=False)
+    return RunResult(run, summary, interrupted=False)
 
 
 @contextmanager
-def _together(ranks: Ranks, run: Run) -> Iterator[None]:
+def _join_ranks(ranks: Ranks, run: Run) -> Iterator[None]:
     """The time that this process spends with the others. An error of its own is that of the run: it leaves in order,
     and its exit status says the rest. Where what joins it to the others fails, it is lost, and they go on."""
     own: HeadwayError | None = None
@@ -152,7 +152,7 @@ def _together(ranks: Ranks, run: Run) -> Iterator[None]:
             try:
                 yield
             except CommunicationError as error:
-                raise (_without_launcher(error, run) if _is_orphan(ranks) else error) from error.__cause__
+                raise (_explain_lost_launcher(error, run) if _is_orphan(ranks) else error) from error.__cause__
             except HeadwayError as error:
                 own = error
     except CommunicationError:  # also of leaving in order
@@ -172,12 +172,12 @@ def _is_orphan(ranks: Ranks) -> bool:
     return False
 
 
-def _without_launcher(error: CommunicationError, run: Run) -> CommunicationError:
+def _explain_lost_launcher(error: CommunicationError, run: Run) -> CommunicationError:
     fix = f"The run has ended; go on with its last checkpoint: {run.go_on}"
     return CommunicationError(error.what, where=error.where, fix=fix)
 
 
-def _meet(trainer: Trainer) -> None:
+def _meet_ranks(trainer: Trainer) -> None:
     """Comes together with the other ranks. A newcomer that does not fit is lost, and they go on without it."""
     try:
         trainer.meet()
@@ -187,25 +187,25 @@ def _meet(trainer: Trainer) -> None:
         raise CommunicationError(error.what, where=error.where, fix=error.fix) from error
 
 
-def _resume(run: Run, say: Say, ranks: Ranks | None = None) -> Ended:
-    with _held(run, ranks):
-        return _go_on(reload(run), run, say, ranks)
+def _resume(run: Run, say: Say, ranks: Ranks | None = None) -> RunResult:
+    with _lock_folder(run, ranks):
+        return _continue_run(reload_recipe(run), run, say, ranks)
 
 
-def _go_on(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks | None) -> Ended:
+def _continue_run(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks | None) -> RunResult:
     threads, had = torch.get_num_threads(), run.about(torch_threads=int)["torch_threads"]
     if threads != had:
         say(f"This run began with {had} threads of torch and goes on with {threads}: results agree to rounding only.")
-    checkpoint = _checkpoints(run, loaded).newest(say)
-    setup = set_up(loaded, say=say, fresh=checkpoint is None, ranks=ranks)
+    checkpoint = _open_checkpoints(run, loaded).newest(say)
+    setup = build_setup(loaded, say=say, fresh=checkpoint is None, ranks=ranks)
     leads = ranks is None or ranks.speaks
-    with closing(setup.inputs), _naming_the_disk(run):
+    with closing(setup.inputs), _explain_disk_errors(run):
         if checkpoint is None:
             say("This run has no checkpoint yet: it begins anew.")
             if leads:
                 run.cut_back(0)
                 _record_recipe(run, setup, ranks)
-        display = Traced(show(ranks=ranks), run, setup.recipe.observe.trace_steps)
+        display = TracingDisplay(build_display(ranks=ranks), run, setup.recipe.observe.trace_steps)
         with closing(Trainer(setup, run, display, ranks)) as trainer:
             if checkpoint is not None:
                 trainer.resume(checkpoint)
@@ -214,17 +214,17 @@ def _go_on(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks | None)
             if not trainer.finished and leads:
                 (run.folder / "summary.json").unlink(missing_ok=True)  # it tells of a run that had stopped
             if ranks is not None:
-                _meet(trainer)
+                _meet_ranks(trainer)
             if trainer.finished and (summary := run.summary()).get("finished"):
-                return Ended(run, summary, interrupted=False, speaks=leads)
-            return _go(trainer, display)
+                return RunResult(run, summary, interrupted=False, speaks=leads)
+            return _run_trainer(trainer, display)
 
 
-def reload(run: Run) -> Loaded[TrainRecipe]:
+def reload_recipe(run: Run) -> Loaded[TrainRecipe]:
     """The resolved recipe of a run, with the origins it had; `auto` again where that is of the machine."""
     about = run.about(origins=dict, base=str)
     loaded = Loaded(load(run.recipe_path, (), TrainRecipe).recipe, about["origins"], Path(about["base"]))
-    for key in OF_THE_MACHINE:
+    for key in MACHINE_KEYS:
         if loaded.origins.get(key, "").startswith("auto: "):
             loaded = loaded.resolve(key, "auto", "chosen anew where the run goes on")
     return loaded
@@ -239,33 +239,37 @@ def load_recipe(recipe: Path, overrides: Sequence[str]) -> Loaded[TrainRecipe]:
     return loaded
 
 
-def _begin(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, ranks: Ranks | None = None) -> Ended:
+def _start_run(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, ranks: Ranks | None = None) -> RunResult:
     leads = ranks is None or ranks.speaks
     if leads and folder is not None:
         Run.expect_free(folder)
-    setup = set_up(loaded, say=say, ranks=ranks)
+    setup = build_setup(loaded, say=say, ranks=ranks)
     with closing(setup.inputs):
         folder = folder or Run.free_name(Path("runs"), loaded.recipe.name)
         run = Run.create(folder) if leads else Run(folder)
         if leads:
-            _checkpoints(run, setup.loaded).expect_none()
+            _open_checkpoints(run, setup.loaded).expect_none()
             _record_recipe(run, setup, ranks)
-        display = Traced(show(ranks=ranks), run, setup.recipe.observe.trace_steps)
-        with _held(run, ranks), _naming_the_disk(run), closing(Trainer(setup, run, display, ranks)) as trainer:
+        display = TracingDisplay(build_display(ranks=ranks), run, setup.recipe.observe.trace_steps)
+        with (
+            _lock_folder(run, ranks),
+            _explain_disk_errors(run),
+            closing(Trainer(setup, run, display, ranks)) as trainer,
+        ):
             if ranks is not None:
-                _meet(trainer)
+                _meet_ranks(trainer)
                 if leads and setup.agreed is not setup.loaded:
                     _record_recipe(run, setup, ranks)
-            return _go(trainer, display)
+            return _run_trainer(trainer, display)
 
 
-def _checkpoints(run: Run, loaded: Loaded[TrainRecipe]) -> Checkpoints:
+def _open_checkpoints(run: Run, loaded: Loaded[TrainRecipe]) -> Checkpoints:
     options = loaded.recipe.checkpoint
     return Checkpoints.of_run(run.folder, options.keep, options.folder, loaded.base)
 
 
 @contextmanager
-def _held(run: Run, ranks: Ranks | None) -> Iterator[None]:
+def _lock_folder(run: Run, ranks: Ranks | None) -> Iterator[None]:
     """Only one process, or one of several ranks, trains in a run folder."""
     if ranks is not None and not ranks.speaks:
         yield
@@ -274,7 +278,7 @@ def _held(run: Run, ranks: Ranks | None) -> Iterator[None]:
         yield
 
 
-def _record_recipe(run: Run, setup: Setup, ranks: Ranks | None) -> None:
+def _record_recipe(run: Run, setup: TrainSetup, ranks: Ranks | None) -> None:
     more = {
         "ranks": 1 if ranks is None else ranks.launched_size,
         "device": torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else "cpu",
@@ -282,34 +286,34 @@ def _record_recipe(run: Run, setup: Setup, ranks: Ranks | None) -> None:
         "fingerprint": setup.train.fingerprint if setup.train is not None else "synthetic",
         "target": asdict(setup.target),
         "samples": setup.epoch,
-        **_counts(setup),
+        **_describe_network_size(setup),
     }
     loaded = setup.agreed
     run.write_json("provenance", provenance(loaded.origins, loaded.base, **more))
     write_whole(run.recipe_path, loaded.to_yaml())
 
 
-def _counts(setup: Setup) -> dict[str, Any]:
+def _describe_network_size(setup: TrainSetup) -> dict[str, Any]:
     return {} if setup.counts is None else asdict(setup.counts)
 
 
-def _go(trainer: Trainer, display: Traced) -> Ended:
+def _run_trainer(trainer: Trainer, display: TracingDisplay) -> RunResult:
     try:
-        with _until_signalled(trainer), beside(trainer):
+        with _stop_on_signals(trainer), run_monitors(trainer):
             trainer.run()
     finally:
         trainer.close()
         display.stop()
-    summary = _summary(trainer)
+    summary = _summarise(trainer)
     if trainer.ranks is None:
-        _tell(trainer, summary)
+        _write_results(trainer, summary)
     else:
         trainer.ranks.done = trainer.finished
-        trainer.end(lambda: _tell(trainer, summary))
-    return Ended(trainer.run_folder, summary, interrupted=not trainer.finished, speaks=trainer.leads)
+        trainer.end(lambda: _write_results(trainer, summary))
+    return RunResult(trainer.run_folder, summary, interrupted=not trainer.finished, speaks=trainer.leads)
 
 
-def _tell(trainer: Trainer, summary: dict[str, Any]) -> None:
+def _write_results(trainer: Trainer, summary: dict[str, Any]) -> None:
     _write_panels(trainer)
     trainer.run_folder.write_json("summary", summary)  # the last file: where it says finished, nothing is missing
 
@@ -327,7 +331,7 @@ def _write_panels(trainer: Trainer) -> None:
 
 
 @contextmanager
-def _naming_the_disk(run: Run) -> Iterator[None]:
+def _explain_disk_errors(run: Run) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -342,7 +346,7 @@ def _naming_the_disk(run: Run) -> Iterator[None]:
         raise HeadwayError(what, where=where, fix=fix) from error
 
 
-def _until_signalled(trainer: Trainer) -> AbstractContextManager[None]:
+def _stop_on_signals(trainer: Trainer) -> AbstractContextManager[None]:
     """SIGTERM and Ctrl-C end the run at the next step's boundary, its state saved; a second Ctrl-C at once."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -353,7 +357,7 @@ def _until_signalled(trainer: Trainer) -> AbstractContextManager[None]:
     return answered(stop, signal.SIGTERM, signal.SIGINT)
 
 
-def _summary(trainer: Trainer) -> dict[str, Any]:
+def _summarise(trainer: Trainer) -> dict[str, Any]:
     setup, seconds = trainer.setup, trainer.clock.seconds
     rest = sum(seconds.get(stage, 0.0) for stage in ("evaluate", "checkpoint", "first batch"))
     training = max(trainer.clock.total() - rest, 1e-9)
@@ -366,7 +370,7 @@ def _summary(trainer: Trainer) -> dict[str, Any]:
         "seconds": trainer.clock.total(),
         "seconds_by_stage": seconds,
         "clock_excludes": CLOCK_EXCLUDES,
-        **_counts(setup),
+        **_describe_network_size(setup),
         "images_s": images / training,
         "wait_share": seconds.get("wait", 0.0) / training,
         "damaged_samples": trainer.damaged,
@@ -389,7 +393,7 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
         UsageError: the run has no weights yet, or there is nothing to evaluate on.
     """
     run = Run.open(folder)
-    setup = trained(run, say=say)
+    setup = load_trained(run, say=say)
     if data is None and setup.recipe.data.eval is None:
         raise UsageError("this run has no evaluation set", where=str(folder), fix="Name a packed one with --data.")
     base, uri = (Path(), data) if data is not None else (setup.loaded.base, str(setup.recipe.data.eval))
@@ -405,7 +409,7 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
     return result
 
 
-def trained(run: Run, *, say: Say, wide: bool = False) -> Setup:
+def load_trained(run: Run, *, say: Say, wide: bool = False) -> TrainSetup:
     """The setup of a run with its best weights; its data need not be there, nor its GPU, nor the native core.
 
     Args:
@@ -417,31 +421,31 @@ def trained(run: Run, *, say: Say, wide: bool = False) -> Setup:
     if not run.weights_path.exists():
         fix = "They are written by its first evaluation or checkpoint."
         raise UsageError("this run has no weights yet", where=str(run.folder), fix=fix)
-    about, loaded = run.about(target=dict, samples=int), reload(run)
+    about, loaded = run.about(target=dict, samples=int), reload_recipe(run)
     if loaded.recipe.device.startswith("cuda") and not torch.cuda.is_available():
-        instead: dict[str, Any] = {"device": "cpu", **WIDE}
+        instead: dict[str, Any] = {"device": "cpu", **FLOAT32}
         if loaded.recipe.compile == "graphs":
             instead["compile"] = True
         loaded = loaded.resolve_all({key: (value, "no GPU here") for key, value in instead.items()})
     if wide:
-        loaded = loaded.resolve_all({key: (value, "measured in float32") for key, value in WIDE.items()})
+        loaded = loaded.resolve_all({key: (value, "measured in float32") for key, value in FLOAT32.items()})
     if loaded.recipe.data.decoder == "native" and chosen() != "native":
         say("The native core is not here: Pillow decodes. It is slower, and pixels differ by 1 at most.")
         reason = "the native core is not here"
         loaded = loaded.resolve("data.pin", False, reason).resolve("data.decoder", "pillow", reason)
-    known = Known(target=_target_of(about["target"], run), samples=about["samples"])
-    setup = set_up(loaded, say=say, fresh=False, known=known)
+    known = RecordedData(target=_read_target(about["target"], run), samples=about["samples"])
+    setup = build_setup(loaded, say=say, fresh=False, known=known)
     left_out = weights.load(setup.model, run.weights_path)
     if left_out:
         raise HeadwayError("weights.safetensors does not fit the run's network", where=str(run.folder))
     return setup
 
 
-def _target_of(entry: dict[str, Any], run: Run) -> Target:
+def _read_target(entry: dict[str, Any], run: Run) -> TargetSpec:
     found: list[Any] = [entry.get(name) for name in ("kind", "classes", "numbers")]
     kind, classes, numbers = found
     named = isinstance(classes, list) and all(isinstance(one, str) for one in classes)
     if kind not in LABELS or not named or not is_whole(numbers, 1, 1 << 31):
         fix = "Copy the run folder again."
         raise HeadwayError("provenance.json has no good target", where=str(run.folder), fix=fix)
-    return Target(kind=kind, classes=tuple(classes), numbers=numbers)
+    return TargetSpec(kind=kind, classes=tuple(classes), numbers=numbers)

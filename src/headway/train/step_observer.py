@@ -20,22 +20,22 @@ from headway.observe.activations import ActivationWatch
 from headway.observe.divergence import DivergenceWatch
 from headway.observe.layers import LayerWatch
 from headway.optim.local import local_rates
-from headway.setup.build import Setup
+from headway.setup.build import TrainSetup
 from headway.setup.run_log import RunLog
 
-Parts = Sequence[tuple[Tensor, ...]]
+MicroBatches = Sequence[tuple[Tensor, ...]]
 """(images, labels, weights, weights with noise) of each micro-batch."""
 
 
 @final
-class Observer:
+class StepObserver:
     """Of one run; on several ranks each has one, and the one that leads writes what its own samples show.
 
     A step is looked at where it is a logging step by its number. At all others there is nothing to do but compare
     numbers; what is taken stays on the device until `look` and `record`.
     """
 
-    def __init__(self, setup: Setup) -> None:
+    def __init__(self, setup: TrainSetup) -> None:
         recipe = setup.recipe
         self._setup, self._options = setup, recipe.observe
         options, every = recipe.observe, recipe.log_every_steps
@@ -60,7 +60,7 @@ class Observer:
         self._norms: NDArray[np.float32] | None = None
         self._handles: list[Any] = []
 
-    def begin(self, step: int, parts: Parts, ranks: int = 1) -> None:
+    def begin(self, step: int, parts: MicroBatches, ranks: int = 1) -> None:
         """Before the forward pass of a step, whose number it is once it is done."""
         if self._handles:  # that step did not come about
             self._end_noise()
@@ -144,7 +144,7 @@ class Observer:
             except (TypeError, ValueError, LookupError, RuntimeError):
                 raise CheckpointError("its manifest has no good scalars.observer.noise", where=where) from None
 
-    def _hang_on(self, parts: Parts) -> None:
+    def _hang_on(self, parts: MicroBatches) -> None:
         """Takes the gradient of each micro-batch as what it adds to the sum: a copy of the gradients, no further
         pass through the network."""
         sizes = [len(part[0]) for part in parts]

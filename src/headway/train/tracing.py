@@ -8,15 +8,15 @@ from typing import Any, final
 from headway.core.clock import Clock, Span
 from headway.core.run import Run
 from headway.observe import trace
-from headway.train.progress import Bar, OneOfMany
+from headway.train.progress import LeadRankDisplay, ProgressBar
 from headway.train.trainer import Display, Trainer
 
-FIRST = 10
+SKIPPED_STEPS = 10
 """Steps before the trace begins: the first ones fill caches and queues."""
 
 
 @final
-class Traced(Display):
+class TracingDisplay(Display):
     """Shows what another display shows, and writes the stages of so many steps to RUN/trace-RANK.json.
 
     Args:
@@ -25,7 +25,7 @@ class Traced(Display):
 
     def __init__(self, display: Display, run: Run, steps: int) -> None:
         self._display, self._run, self._steps = display, run, steps
-        self._ahead = FIRST
+        self._ahead = SKIPPED_STEPS
         self._clock: Clock | None = None
         self._rank, self._step, self._since_ns = 0, -1, 0
         self._seen: list[Span] = []
@@ -54,7 +54,7 @@ class Traced(Display):
 
     def stop(self) -> None:
         """Leaves the terminal as it was, and writes what there is of a trace."""
-        if isinstance(self._display, Bar | OneOfMany):
+        if isinstance(self._display, ProgressBar | LeadRankDisplay):
             self._display.stop()
         self._write()
 

@@ -25,14 +25,14 @@ from headway.launch.handover import State
 from headway.launch.ranks import Ranks
 from headway.observe.host_syncs import ValueReads
 from headway.optim import gradient_noise, set_lr
-from headway.setup.build import Setup
-from headway.setup.prepare import divided, prepared
-from headway.setup.task import better, reaches
-from headway.train.averages import Averages
+from headway.setup.build import TrainSetup
+from headway.setup.prepare import prepare_batch, split_micro_batches
+from headway.setup.task import is_better, reaches_goal
+from headway.train.averages import WeightAverages
 from headway.train.evaluate import Evaluation, evaluate
-from headway.train.leftovers import Past, identity
-from headway.train.metrics import Ledger
-from headway.train.nonfinite import stopped
+from headway.train.leftovers import SavedRun, collect_shared_settings
+from headway.train.metrics import MetricsAccumulator
+from headway.train.nonfinite import nonfinite_error
 
 
 class Display(Protocol):
@@ -64,7 +64,7 @@ class Trainer:
         say: tells the user of a run that diverges, or a checkpoint that is late.
     """
 
-    def __init__(self, setup: Setup, run: Run, display: Display, ranks: Ranks | None = None) -> None:
+    def __init__(self, setup: TrainSetup, run: Run, display: Display, ranks: Ranks | None = None) -> None:
         recipe = setup.recipe
         self.setup, self.run_folder, self._display, self.ranks = setup, run, display, ranks
         self.precision = setup.precision
@@ -75,13 +75,13 @@ class Trainer:
         self.reached_s: float | None = None
         self.evaluation: Evaluation | None = None
         self.clock, self.reads = Clock(), ValueReads()
-        self._ledger = Ledger(setup, run, ranks, display.record)
+        self._ledger = MetricsAccumulator(setup, run, ranks, display.record)
         options = recipe.checkpoint
         self._checkpoints = Checkpoints.of_run(run.folder, options.keep, options.folder, setup.loaded.base)
         self.say = print if ranks is None else ranks.say
         self._diverged = ""
         self._saver = Saver(self._checkpoints, asynchronous=options.asynchronous, say=self.say, go_on=run.go_on)
-        self._averages = Averages(setup)
+        self._averages = WeightAverages(setup)
         self._lock = ExitStack()
         self._stream: Iterator[Batch] | None = None
         self._parameters = [p for group in setup.optimizer.param_groups for p in group["params"]]
@@ -92,7 +92,7 @@ class Trainer:
         self._buffers = list(setup.model.buffers()) if ranks is not None else []
         self._kept = [buffer.clone() for buffer in self._buffers]
         self._progress = 0 if ranks is None or ranks.speaks else -1
-        self.past = Past(setup, run, self._checkpoints)
+        self.past = SavedRun(setup, run, self._checkpoints)
         if ranks is not None and ranks.joins:
             self.precision.recorded = self.past.precision()
 
@@ -313,7 +313,7 @@ class Trainer:
 
     def identity(self) -> dict[str, Any]:
         """Returns the settings that must be equal on all ranks."""
-        return identity(self.setup)
+        return collect_shared_settings(self.setup)
 
     def progress(self) -> int:
         """Steps and chores done; -1 without a state. It tells a rank that has ended an exchange from one where that has
@@ -356,7 +356,7 @@ class Trainer:
 
     def _forward_backward(self, batch: Batch) -> None:
         setup, clock = self.setup, self.clock
-        images, labels = prepared(setup, batch, self.step + 1)
+        images, labels = prepare_batch(setup, batch, self.step + 1)
         weights, masked = self._weights, bool(batch.bad) and bool((batch.served < 0).any())
         if self.ranks is not None:
             weights = weights[: images.shape[0]]  # of a rank's share
@@ -368,7 +368,7 @@ class Trainer:
             factors = gradient_noise(batch.keys(), strength * len(self._weights) ** 0.5)
             noisy = weights * to_device(factors, weights.device)
         clock.lap("augment")
-        parts = divided(setup, images, labels, weights, noisy)
+        parts = split_micro_batches(setup, images, labels, weights, noisy)
         self._ledger.observer.begin(self.step + 1, parts, self._place()[1])
         for number, (part, part_labels, part_weights, part_noisy) in enumerate(parts, 1):
             with setup.precision.autocast():
@@ -430,7 +430,7 @@ class Trainer:
     def _stop(self, what: str, step: int, culprit: str = "") -> NoReturn:
         lr = self.setup.lr_at(self.setup.plan.position_of(step - 1))
         self.close()
-        raise stopped(what, lr, self.run_folder, self._checkpoints, culprit, precision=self.precision.name)
+        raise nonfinite_error(what, lr, self.run_folder, self._checkpoints, culprit, precision=self.precision.name)
 
     def _stop_diverged(self) -> None:
         """All ranks stop where the one that leads has seen the run diverge; each has looked at its own numbers."""
@@ -460,11 +460,11 @@ class Trainer:
                 "seconds": seconds,
             },
         )
-        if self.best is None or better(setup.task, metrics, self.best):
+        if self.best is None or is_better(setup.task, metrics, self.best):
             self.best = {**metrics, "step": self.step, "epoch": self.position / setup.epoch}
             self._write_weights()
         goals = setup.recipe.stop_at
-        if goals and all(reaches(setup.task, name, metrics[name], goal) for name, goal in goals.items()):
+        if goals and all(reaches_goal(setup.task, name, metrics[name], goal) for name, goal in goals.items()):
             self.reached_s = seconds
             self.finished = True
 
