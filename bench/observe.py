@@ -90,7 +90,7 @@ def empty_ns(calls: int = 100_000) -> float:
 
 def metered(trainer: Trainer) -> Meter:
     """A meter around all by which a Trainer watches itself."""
-    meter, observer = Meter(), trainer._ledger.observer
+    meter, observer = Meter(), trainer.accumulator.observer
     meter.around("clock", trainer.clock, "lap")
     meter.around("observer", observer, "begin", "stepped", "look", "record")
     if observer._layers is not None:

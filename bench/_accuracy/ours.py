@@ -53,7 +53,7 @@ def train(packed: Path, *, seed: int, overrides: Sequence[str], folder: Path) ->
         assert trainer.metrics is not None
         assert setup.eval is not None
         as_it_is = setup.loaded.resolve("evaluate.flip", False, "no views").resolve("evaluate.shift", 0, "no views")
-        with trainer.shown():
+        with trainer.use_averages():
             plain = evaluate(replace(setup, loaded=as_it_is), setup.eval)
         return {
             "seconds": sum(taken for stage, taken in stages.items() if stage not in NOT_TRAINING),

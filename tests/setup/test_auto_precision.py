@@ -134,7 +134,7 @@ def test_until_the_ranks_agree_memory_is_that_of_fp32() -> None:
     """A micro-batch that fits in bf16 here would not where they then take fp32."""
 
     def narrow(precision: Precision) -> bool:
-        with precision.widest():
+        with precision.autocast_widest():
             return torch.is_autocast_enabled("cpu")
 
     fast: dict[PrecisionName, float] = {"fp32": 1.0, "bf16": 0.1}
@@ -164,7 +164,7 @@ def meets(rank: Rank, folder: Path, run: Path, overrides: tuple[str, ...], port:
             except UsageError as error:
                 return "", str(error), said
             trainer.run(2)
-            return setup.agreed.recipe.precision, setup.agreed.origins["precision"], said
+            return setup.agreed_recipe.recipe.precision, setup.agreed_recipe.origins["precision"], said
 
 
 def test_ranks_that_found_otherwise_agree(folder: Path, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_the_average_is_evaluated_and_saved_and_training_does_not_see_it(folder:
             name: sum(weight * one[name].double() for weight, one in zip(weights, seen, strict=True)) / sum(weights)
             for name in seen[0]
         }
-        with trainer.shown():
+        with trainer.use_averages():
             shown = state(trainer.setup)
             assert trainer.setup.eval is not None
             found = evaluate(trainer.setup, trainer.setup.eval)
@@ -120,7 +120,7 @@ def test_resumed_is_uninterrupted(folder: Path, tmp_path: Path, switches: tuple[
             trainer.run(steps)
             trainer.stopping = True
             trainer.run()
-            with trainer.shown():
+            with trainer.use_averages():
                 shown = state(trainer.setup)
         checkpoint = Checkpoints(run / "checkpoints").newest()
         assert checkpoint is not None
@@ -128,7 +128,7 @@ def test_resumed_is_uninterrupted(folder: Path, tmp_path: Path, switches: tuple[
         setup = build_setup(load(folder / "recipe.yaml", switches, TrainRecipe), say=print, fresh=False)
         with closing(Trainer(setup, Run(run), SilentDisplay())) as trainer:
             trainer.resume(checkpoint)
-            with trainer.shown():
+            with trainer.use_averages():
                 assert all(torch.equal(shown[name], value) for name, value in state(setup).items())
             trainer.run()
         mine, theirs = newest(run), newest(whole)
@@ -149,7 +149,7 @@ def test_statistics_are_those_of_the_newest_batches(folder: Path, tmp_path: Path
     with closing(trainer_of(folder, tmp_path / "run", ANEW, *more, *averages)) as trainer:
         trainer.run()
         setup, now = trainer.setup, state(trainer.setup)
-        with trainer.shown():
+        with trainer.use_averages():
             shown = state(setup)
         assert trainer.best is not None
         assert trainer.best["step"] == 18
@@ -159,7 +159,7 @@ def test_statistics_are_those_of_the_newest_batches(folder: Path, tmp_path: Path
             batch = next(stream)
             images = setup.augment(batch.images, batch.labels, batch.keys())[0]
             for part in images.tensor_split(2):
-                with trainer.shown():
+                with trainer.use_averages():
                     hidden = conv(part).detach()
                 groups = hidden.tensor_split(2)
                 means.append(sum(len(one) * one.mean((0, 2, 3)) for one in groups) / 15)
@@ -355,7 +355,7 @@ def test_masters_are_rounded_once_more_only_where_it_looked_ahead(folder: Path, 
 
 
 def shown(trainer: Trainer) -> dict[str, torch.Tensor]:
-    with trainer.shown():
+    with trainer.use_averages():
         return state(trainer.setup)
 
 

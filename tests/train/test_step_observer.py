@@ -215,7 +215,7 @@ def test_the_loss_at_the_start_is_that_of_step_1(folder: Path, tmp_path: Path) -
         assert saved is not None
         trainer.resume(saved)
         trainer.run(12)
-        kept = trainer._ledger.observer.state()["divergence"]
+        kept = trainer.accumulator.observer.state()["divergence"]
     assert kept["_first_step"] == 1
     assert kept["_first"][0] == pytest.approx(first, rel=1e-6)
 

@@ -106,7 +106,7 @@ class TrainSetup:
         return self.loaded.recipe
 
     @property
-    def agreed(self) -> Loaded[TrainRecipe]:
+    def agreed_recipe(self) -> Loaded[TrainRecipe]:
         """The recipe with the precision that all ranks have."""
         precision = self.precision
         same = precision.name == self.recipe.precision
@@ -285,13 +285,12 @@ def _built(
             check(model, small, labels[:2], task, precision, where="data.progressive.start")
         if rehearsal is None:
             counts = _count_network(model, images[:1], precision)
-            say(
-                f"Network: {counts.text()}{'' if counts.multiply_adds is None else f' an image of {_format_shape(images)}'}."
-            )
+            size = "" if counts.multiply_adds is None else f" an image of {_format_shape(images)}"
+            say(f"Network: {counts.text()}{size}.")
         _check_metrics(names, task)
         _check_stop(recipe, names)
         if recipe.micro_batch == "auto" and rehearsal is None:
-            tried = build_attempt(model, images, precision.autocast if ranks is None else precision.widest)
+            tried = build_attempt(model, images, precision.autocast if ranks is None else precision.autocast_widest)
             micro, reason = largest_micro_batch(recipe.largest_batch, device, tried)
             _check_ghost(recipe, micro)
             loaded = loaded.resolve("micro_batch", micro, reason)
@@ -434,7 +433,7 @@ def _check_network(
         raise
     except Exception as error:
         said = f"{what} failed on images of {shape} (channels x height x width): {type(error).__name__}: {error}"
-        fix = ANY_SIZE if where else NARROW if precision.narrow and what == "the network" else ""
+        fix = ANY_SIZE if where else NARROW if precision.is_narrow and what == "the network" else ""
         raise UserCodeError(said, where=where or what.removeprefix("the "), fix=fix) from error
     finally:
         model.train()

@@ -35,7 +35,7 @@ class Precision:
     Attributes:
         name: as given, or as the ranks agreed on.
         reason: why they did.
-        narrow: the network is itself 16 bit wide.
+        is_narrow: the network is itself 16 bit wide.
         recorded: what a run has that this process joins, where that is known: it counts where all ranks join.
     """
 
@@ -48,13 +48,13 @@ class Precision:
         masters: Masters | None = None,
     ) -> None:
         self._device, self._masters = device.type, masters
-        self.narrow = masters is not None
+        self.is_narrow = masters is not None
         self.reason = ""
         self._seconds, self._agreed = seconds, False
         self.recorded: PrecisionName | None = None
-        self._become(name)
+        self._set_name(name)
 
-    def _become(self, name: PrecisionName) -> None:
+    def _set_name(self, name: PrecisionName) -> None:
         self.name: PrecisionName = name
         # GradScaler keeps scale, growth and found-inf on the device; with torch's fused optimizers its step and update
         # do not wait for it.
@@ -62,14 +62,14 @@ class Precision:
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Context of the forward pass."""
-        if self.name == "fp32" or self.narrow:
+        if self.name == "fp32" or self.is_narrow:
             return nullcontext()
         return torch.autocast(self._device, TYPES[self.name])
 
-    def widest(self) -> AbstractContextManager[Any]:
+    def autocast_widest(self) -> AbstractContextManager[Any]:
         """Context of a forward pass that keeps as much as training may: fp32 until the ranks have agreed on what `auto`
         stands for, whatever was faster here."""
-        return nullcontext() if self.chosen and not self._agreed else self.autocast()
+        return nullcontext() if self.is_auto and not self._agreed else self.autocast()
 
     def backward(self, losses: torch.Tensor, weights: torch.Tensor) -> None:
         """Adds the gradient of sum(losses * weights); both of shape [b], weights = 1 / global batch (0 for masked)."""
@@ -96,7 +96,7 @@ class Precision:
             self._masters.write_back()
 
     @property
-    def chosen(self) -> bool:
+    def is_auto(self) -> bool:
         """Whether `auto` chose it, so that other ranks may have chosen otherwise."""
         return self._seconds is not None
 
@@ -107,7 +107,7 @@ class Precision:
     def agree(self, findings: Sequence[Any]) -> str:
         """Takes what all ranks take, given the findings of all in one order: what some have agreed on before, else what
         is the fastest on the slowest of them. Returns what there is to say of it."""
-        if not self.chosen or self._agreed:
+        if not self.is_auto or self._agreed:
             return ""
         self._agreed = True
         before = [found["agreed"] for found in findings if found["agreed"]]
@@ -117,7 +117,7 @@ class Precision:
             name, self.reason = choose_fastest([found["seconds"] for found in findings if found["seconds"]])
         if name == self.name:
             return ""
-        self._become(name)
+        self._set_name(name)
         return f"Precision: {name}, {self.reason}."
 
     def state(self) -> dict[str, float]:
@@ -167,9 +167,11 @@ def describe_emulation(name: PrecisionName, device: torch.device) -> str:
 def measure_precisions(
     model: torch.nn.Module, images: torch.Tensor, recipe: TrainRecipe, device: torch.device, ranks: Ranks | None
 ) -> dict[PrecisionName, float]:
-    """Seconds that a sample's forward and backward take in each precision that `auto` chooses among, on this rank; see
-    `measure_seconds_per_sample`. Nothing, for a process that joins a run: it takes what the others have. Where there is no choice
-    nothing is measured."""
+    """Measures the seconds that forward and backward take for a sample, in each precision that `auto` chooses among.
+
+    See `measure_seconds_per_sample`. A process that joins a run measures nothing and returns an empty dict, as it takes
+    the precision of the others. With one precision to choose from nothing is measured either.
+    """
     if ranks is not None and ranks.joins:
         return {}
     samples = recipe.batch // (1 if ranks is None else ranks.launched_size)

@@ -106,8 +106,8 @@ def find_batch_warnings(recipe: TrainRecipe) -> list[str]:
     if batch > LARGE_BATCH and not recipe.schedule.moves and not optimizer.moves and recipe.batch_growth is None:
         out.append(
             f"A batch of {batch:,}{steps.format(recipe.batch)} trains at one learning rate throughout: above "
-            f"{LARGE_BATCH:,} that often diverges early or ends at a lower accuracy. Set for example schedule: {name: cosine, "
-            f"warmup_epochs: {rise:.2g}}}."
+            f"{LARGE_BATCH:,} that often diverges early or ends at a lower accuracy. Set for example "
+            f"schedule: {{name: cosine, warmup_epochs: {rise:.2g}}}."
         )
     if largest > VERY_LARGE_BATCH and not optimizer.layer_wise:
         fix = "optimizer.warmup to lars, or optimizer.name" if optimizer.name == "lbsgd" else "optimizer.name"

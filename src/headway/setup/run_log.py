@@ -40,30 +40,30 @@ class RunLog:
         self._ids: IO[bytes] | None = None
         self.confirm: Callable[[], None] = lambda: None
         """Called before the best weights are replaced: who was lost while it slept may not."""
-        self._leads = False
+        self._is_lead = False
         self._sinks: list[Sink] = []
         if leads:
-            self.lead()
+            self.take_lead()
 
     @property
-    def leads(self) -> bool:
-        return self._leads
+    def is_lead(self) -> bool:
+        return self._is_lead
 
-    def lead(self, after: tuple[int, int] | None = None) -> None:
+    def take_lead(self, after: tuple[int, int] | None = None) -> None:
         """From now on this process writes for all.
 
         Args:
             after: (position, step): what another process wrote for later ones is taken out.
         """
-        self._leads = True
+        self._is_lead = True
         if after is not None:
             self._run.cut_metrics(after[0])
         self._metrics = self._run.metrics_path.open("a", encoding="utf-8")
         self._sinks = open_sinks(self._names, self._run.folder, after_step=after and after[1])
 
-    def record(self, record: dict[str, Any]) -> None:
+    def write_record(self, record: dict[str, Any]) -> None:
         """Appends to metrics.jsonl, and hands on to the sinks."""
-        if not self._leads:
+        if not self._is_lead:
             return
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         self._metrics.write(json.dumps(finite) + "\n")
@@ -71,7 +71,7 @@ class RunLog:
         for sink in self._sinks:
             sink.record(record)
 
-    def ids(self, positions: NDArray[np.int64], asked: NDArray[np.int64], served: NDArray[np.int64]) -> None:
+    def write_ids(self, positions: NDArray[np.int64], asked: NDArray[np.int64], served: NDArray[np.int64]) -> None:
         """Appends (position, asked, served) of each sample to ids.bin."""
         if self._ids is None:
             path = self._run.ids_of(self._name)
@@ -80,9 +80,9 @@ class RunLog:
             self._ids = path.open("ab", buffering=0 if self._name else -1)
         self._ids.write(np.stack([positions, asked, served], axis=1).astype("<i8").tobytes())
 
-    def quarantine(self, bad: Sequence[Bad], name: Callable[[int], str]) -> None:
+    def write_quarantine(self, bad: Sequence[Bad], name: Callable[[int], str]) -> None:
         """Appends damaged samples to quarantine.jsonl."""
-        if not self._leads:
+        if not self._is_lead:
             return
         with self._run.quarantine_path.open("a", encoding="utf-8") as file:
             for entry in bad:
@@ -90,15 +90,15 @@ class RunLog:
             file.flush()
             os.fsync(file.fileno())
 
-    def weights(self, state: Mapping[str, torch.Tensor]) -> None:
+    def write_weights(self, state: Mapping[str, torch.Tensor]) -> None:
         """Writes weights.safetensors, whole or not at all."""
-        if not self._leads:
+        if not self._is_lead:
             return
         data = save_tensors({name: t.detach().cpu().contiguous().clone() for name, t in state.items()})
         self.confirm()
         write_whole(self._run.weights_path, data)
 
-    def row(
+    def write_rows(
         self,
         kind: str,
         names: Sequence[str],
@@ -108,7 +108,7 @@ class RunLog:
         values: NDArray[np.float32],
     ) -> None:
         """Appends to a file of rows; see `headway.core.rows`."""
-        if self._leads:
+        if self._is_lead:
             rows.append(self._run.rows_of(kind), names, columns, position, step, values)
 
     def cut_ids(self, position: int) -> None:
@@ -117,22 +117,22 @@ class RunLog:
 
     def flush(self) -> None:
         """Brings everything logged so far onto the disk; called before a checkpoint that counts on it."""
-        for file in (self._metrics if self._leads else None, self._ids):
+        for file in (self._metrics if self._is_lead else None, self._ids):
             if file is not None:
                 file.flush()
                 os.fsync(file.fileno())
 
     def cut_back(self, position: int, step: int) -> None:
         """Takes out what was logged after a position, which came after `step` steps; by whoever leads."""
-        if self._leads:
+        if self._is_lead:
             self._metrics.close()
             for sink in self._sinks:
                 sink.close()
             self._run.cut_back(position)
-            self.lead(after=(position, step))
+            self.take_lead(after=(position, step))
 
     def close(self) -> None:
-        if self._leads:
+        if self._is_lead:
             self._metrics.close()
         if self._ids is not None:
             self._ids.close()

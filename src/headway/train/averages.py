@@ -28,7 +28,7 @@ class WeightAverages:
     """The moving average of the weights, or Lookahead's slow ones, and the statistics of batch norm over the newest
     batches, as the recipe asks for them. Where it asks for none, the network is evaluated as it is.
 
-    Training goes on as if no evaluation had been: within `shown` the network is another one, and then itself again.
+    Training goes on as if no evaluation had been: within `swap_in` the network is another one, and then itself again.
     """
 
     def __init__(self, setup: TrainSetup) -> None:
@@ -49,14 +49,14 @@ class WeightAverages:
             )
         self._batches = None if norm is None else norm.recompute_batches
         self._running = running_statistics(setup.model) if self._batches else []
-        self._found: list[torch.Tensor] = []
+        self._statistics: list[torch.Tensor] = []
 
     @property
-    def recomputes(self) -> bool:
-        """Whether `recompute` has to come before an evaluation."""
+    def needs_statistics(self) -> bool:
+        """Whether `recompute_statistics` has to come before an evaluation."""
         return self._batches is not None
 
-    def stepped(self, step: int) -> None:
+    def update(self, step: int) -> None:
         """After every step."""
         if isinstance(self._weights, Lookahead):
             if self._weights.update(step) and self._setup.masters is not None:
@@ -65,12 +65,12 @@ class WeightAverages:
             self._weights.update(step)
 
     @contextmanager
-    def shown(self) -> Iterator[None]:
+    def swap_in(self) -> Iterator[None]:
         """Within it the network is as it is evaluated and saved."""
-        with self._averaged(), _copy_temporarily(self._running if self._found else [], self._found):
+        with self._swap_in_weights(), _copy_temporarily(self._running if self._statistics else [], self._statistics):
             yield
 
-    def recompute(self, step: int, ranks: Ranks | None = None) -> None:
+    def recompute_statistics(self, step: int, ranks: Ranks | None = None) -> None:
         """Computes the statistics of batch norm over the newest training batches: each rank's share, then their mean.
 
         Raises:
@@ -84,7 +84,7 @@ class WeightAverages:
         stream: Any = iter(setup.batches(setup.plan.position_of(first), rank, world))
         before = [value.clone() for value in self._running]
         try:
-            with self._averaged(), torch.no_grad(), recomputing(setup.model):
+            with self._swap_in_weights(), torch.no_grad(), recomputing(setup.model):
                 for number, batch in enumerate(islice(stream, step - first), first + 1):
                     images, _ = prepare_batch(setup, batch, number)
                     for (part,) in split_micro_batches(setup, images):
@@ -103,14 +103,14 @@ class WeightAverages:
             every = [load_tensors(data) for data in ranks.world.control.gather_bytes(save_tensors(mine))]
             for place, value in enumerate(found):
                 value.copy_(torch.stack([one[str(place)] for one in every]).mean(0))
-        self._found = found
+        self._statistics = found
 
     def state(self) -> dict[str, torch.Tensor]:
         """What goes into a checkpoint, or to another rank."""
         weights = {} if self._weights is None else self._weights.state()
-        return weights | {f"{PREFIX}{place}": value for place, value in enumerate(self._found)}
+        return weights | {f"{PREFIX}{place}": value for place, value in enumerate(self._statistics)}
 
-    def load(self, tensors: Mapping[str, torch.Tensor], where: str) -> None:
+    def load_state(self, tensors: Mapping[str, torch.Tensor], where: str) -> None:
         """Goes on from such a state. Raises CheckpointError: it is another network's."""
         if self._weights is not None:
             self._weights.load(tensors)
@@ -118,10 +118,10 @@ class WeightAverages:
         wanted = {f"{PREFIX}{place}": one for place, one in enumerate(self._running)}
         if found and (fault := fault_among(found, wanted)):
             raise CheckpointError(f"its statistics of batch norm do not fit: {fault}", where=where)
-        self._found = [found[name].to(one) for name, one in wanted.items()] if found else []
+        self._statistics = [found[name].to(one) for name, one in wanted.items()] if found else []
 
     @contextmanager
-    def _averaged(self) -> Iterator[None]:
+    def _swap_in_weights(self) -> Iterator[None]:
         if self._weights is None:
             yield
             return

@@ -43,10 +43,10 @@ class MetricsAccumulator:
         leads, name = (True, "") if ranks is None else (ranks.speaks, ranks.name)
         self.log = RunLog(run, sinks=setup.recipe.sinks, leads=leads, name=name)
         self.damaged = 0
-        self.ending = self.regrouping = False
+        self.must_stop = self.must_regroup = False
         self._setup, self._run, self._ranks, self._show = setup, run, ranks, show
         self._losses: list[torch.Tensor] = []
-        self._verdicts: list[Verdict] = []
+        self._reductions: list[Verdict] = []
         self._step_losses: list[float] = []
         self._sizes: list[int] = []
         self._bad: list[Bad] = []
@@ -56,11 +56,11 @@ class MetricsAccumulator:
         self._recent: list[dict[str, Any]] = []
         self.observer = StepObserver(setup)
 
-    def add(self, losses: torch.Tensor) -> None:
+    def add_losses(self, losses: torch.Tensor) -> None:
         """Losses of some samples of a step that is under way; they stay on the device."""
         self._losses.append(losses)
 
-    def loss_of_step(self, size: int) -> torch.Tensor:
+    def pop_step_loss(self, size: int) -> torch.Tensor:
         """This rank's part of the loss of the step under way, of so many samples over all ranks; it is then no longer
         counted here."""
         loss = torch.cat(self._losses).sum() / size
@@ -71,39 +71,39 @@ class MetricsAccumulator:
         """The step under way does not come about."""
         self._losses.clear()
 
-    def served(self, batch: Batch) -> None:
+    def log_ids(self, batch: Batch) -> None:
         """Writes the ids of a batch. Before its step comes about: who is killed then has said what it gave to it."""
-        self.log.ids(batch.positions, batch.samples, batch.served)
+        self.log.write_ids(batch.positions, batch.samples, batch.served)
 
-    def stepped(self, step: int, batch: Batch, size: int, verdict: Verdict | None = None) -> None:
+    def add_step(self, step: int, batch: Batch, size: int, verdict: Verdict | None = None) -> None:
         """A step of so many samples over all ranks has come about; the verdict is that of several ranks."""
-        self.observer.stepped(step, size, verdict, 1 if self._ranks is None else self._ranks.world.size)
+        self.observer.end_step(step, size, verdict, 1 if self._ranks is None else self._ranks.world.size)
         self._bad += batch.bad
         self._recent.clear()
         if verdict is not None:
-            self._verdicts.append(verdict)
+            self._reductions.append(verdict)
             if self._setup.device.type == "cpu":  # elsewhere they are read where the host waits anyway
-                self.read_verdicts()
+                self.read_reductions()
         else:
             self._sizes.append(size)
 
-    def read_verdicts(self) -> None:
+    def read_reductions(self) -> None:
         """Takes over what the ranks have agreed on since; on CUDA this waits for the device.
 
         Raises:
             CommunicationError: ranks issued different operations.
         """
-        for verdict in self._verdicts:
+        for verdict in self._reductions:
             assert self._ranks is not None
             self._ranks.reducer.check(verdict)
             self._step_losses.append(verdict.loss)
             bad, stopping, regroup = verdict.flags
             self._bad_ahead += round(bad)
-            self.ending |= stopping > 0
-            self.regrouping |= regroup > 0
-        self._verdicts.clear()
+            self.must_stop |= stopping > 0
+            self.must_regroup |= regroup > 0
+        self._reductions.clear()
 
-    def losses(self) -> NDArray[np.float64]:
+    def read_losses(self) -> NDArray[np.float64]:
         """The loss of each step since the last record; reading them waits for the device. Several ranks tell each other
         of damaged samples here, where a step had some.
 
@@ -123,7 +123,9 @@ class MetricsAccumulator:
         means: NDArray[np.float64] = np.add.reduceat(losses, np.cumsum(sizes) - sizes) / sizes
         return means
 
-    def record(self, step: int, losses: NDArray[np.float64], outputs: OutputsAndLabels | None, clock: Clock) -> None:
+    def write_train_record(
+        self, step: int, losses: NDArray[np.float64], outputs: OutputsAndLabels | None, clock: Clock
+    ) -> None:
         """Writes a record of training.
 
         Raises:
@@ -152,15 +154,15 @@ class MetricsAccumulator:
         }
         if setup.precision.name == "fp16":
             record["loss_scale"] = setup.precision.state().get("scale")
-        record |= self._slowest(step, step - since_step, spent)
-        self.write(record | self.observer.record(self.log, step, position))
+        record |= self._exchange_stage_seconds(step, step - since_step, spent)
+        self.write(record | self.observer.write_rows(self.log, step, position))
         self._write_bad()
 
-    def look(self, step: int, losses: NDArray[np.float64]) -> str | None:
-        """Before `record`: the sentence where the run diverges; see `Observer.look`."""
-        return self.observer.look(step, losses, self._setup.precision.state().get("scale"))
+    def check_divergence(self, step: int, losses: NDArray[np.float64]) -> str | None:
+        """Before `record`: the sentence where the run diverges; see `StepObserver.check_divergence`."""
+        return self.observer.check_divergence(step, losses, self._setup.precision.state().get("scale"))
 
-    def diverged(self, step: int, clock: Clock, what: str) -> None:
+    def write_divergence(self, step: int, clock: Clock, what: str) -> None:
         """Writes that a run diverges."""
         position = self._setup.plan.position_of(step)
         at = {"step": step, "position": position, "epoch": position / self._setup.epoch}
@@ -169,31 +171,31 @@ class MetricsAccumulator:
     def write(self, record: dict[str, Any]) -> None:
         """Writes and shows a record."""
         self._recent.append(record)
-        self.log.record(record)
+        self.log.write_record(record)
         self._show({name: value for name, value in record.items() if not isinstance(value, dict)})
 
     def restart_rate(self, step: int, clock: Clock) -> None:
         """images/s and waiting share count from here: evaluation and checkpoints are no part of them."""
         self._since = (step, clock.seconds)
 
-    def lead(self, position: int, step: int) -> None:
+    def take_lead(self, position: int, step: int) -> None:
         """From now on this process writes for all, also what the one that was lost had not come to in this step."""
-        self.log.lead(after=(position, step))
-        self._tell_recent()
+        self.log.take_lead(after=(position, step))
+        self._write_recent()
 
-    def resume(self, position: int, step: int, damaged: int) -> None:
+    def cut_back(self, position: int, step: int, damaged: int) -> None:
         """Cuts the logs back to where a checkpoint was saved."""
         self.log.cut_back(position, step)
         self.damaged = damaged
         found = read_lines(self._run.quarantine_path)  # of several ranks only the one that leads has cut it
         self._damaged = {record["asked"] for record in found if record["position"] < position}
         self._bad_ahead = 0
-        for counted in (self._losses, self._verdicts, self._step_losses, self._sizes, self._bad, self._recent):
+        for counted in (self._losses, self._reductions, self._step_losses, self._sizes, self._bad, self._recent):
             counted.clear()
 
     def state(self) -> dict[str, Any]:
         """What another rank needs to go on from here; for JSON."""
-        self.read_verdicts()
+        self.read_reductions()
         return {
             "recent": self._recent,
             "losses": self._step_losses,
@@ -202,48 +204,48 @@ class MetricsAccumulator:
             "damaged": self.damaged,
             "damaged_samples": sorted(self._damaged),
             "since": self._since,
-            "ending": self.ending,
+            "must_stop": self.must_stop,
         }
 
-    def take(self, state: dict[str, Any]) -> None:
+    def load_state(self, state: dict[str, Any]) -> None:
         """Goes on from another rank's."""
         if not state["bad_ahead"]:  # the ranks have told each other; else each still has its own to tell
             self._bad = [Bad(**bad) for bad in state["bad"]]
         self._recent, self._step_losses = state["recent"], state["losses"]
-        self._verdicts.clear()
+        self._reductions.clear()
         self._bad_ahead, self.damaged = state["bad_ahead"], state["damaged"]
         self._damaged = set(state["damaged_samples"])
         step, seconds = state["since"]
         self._since = (step, seconds)
-        self.ending = state["ending"]
-        if self.log.leads:
-            self._tell_recent()
+        self.must_stop = state["must_stop"]
+        if self.log.is_lead:
+            self._write_recent()
 
-    def _tell_recent(self) -> None:
+    def _write_recent(self) -> None:
         """What all ranks have counted in this step, and nobody may have come to write."""
         written = {(record["kind"], record["step"]) for record in self._run.metrics()}
         for record in self._recent:
             if (record["kind"], record["step"]) not in written:
-                self.log.record(record)
+                self.log.write_record(record)
 
-    def _slowest(self, step: int, steps: int, spent: dict[str, float]) -> dict[str, Any]:
+    def _exchange_stage_seconds(self, step: int, steps: int, spent: dict[str, float]) -> dict[str, Any]:
         """Tells the other ranks what seconds this one has spent in the last `steps`, by stage. Who leads writes it of
         all, as far as all have told, and the record says which was the slowest."""
         ranks = self._ranks
         if ranks is None or ranks.world.size == 1 or not steps:
             return {}
         ranks.board.write(step, [spent.get(stage, 0.0) / steps for stage in stragglers.COLUMNS])
-        if not self.log.leads or (found := ranks.board.read()) is None:
+        if not self.log.is_lead or (found := ranks.board.read()) is None:
             return {}
         at, seconds = found
         names, position = [str(rank) for rank in range(len(seconds))], self._setup.plan.position_of(at)
-        self.log.row(stragglers.KIND, names, stragglers.COLUMNS, position, at, seconds.astype(np.float32))
+        self.log.write_rows(stragglers.KIND, names, stragglers.COLUMNS, position, at, seconds.astype(np.float32))
         slowest = stragglers.slowest(seconds)
         return {} if slowest is None else {"slowest": {**asdict(slowest), "step": at}}
 
     def _gather_bad(self, ranks: Ranks) -> None:
         """The damaged samples of all ranks, where any rank had some: each step has told how many."""
-        self.read_verdicts()
+        self.read_reductions()
         if self._bad_ahead:
             mine = json.dumps([asdict(bad) for bad in self._bad]).encode()
             found = [Bad(**bad) for some in ranks.world.control.gather_bytes(mine) for bad in json.loads(some)]
@@ -253,7 +255,7 @@ class MetricsAccumulator:
         if not self._bad:
             return
         setup = self._setup
-        self.log.quarantine(self._bad, setup.train.name if setup.train is not None else str)
+        self.log.write_quarantine(self._bad, setup.train.name if setup.train is not None else str)
         self.damaged += len(self._bad)
         self._damaged |= {bad.asked for bad in self._bad}
         self._bad.clear()

@@ -29,10 +29,11 @@ def format_duration(seconds: float) -> str:
 def build_display(console: Console | None = None, ranks: Ranks | None = None) -> Display:
     """The display that suits where the output goes; of several ranks the one that speaks shows it."""
     console = console or Console(stderr=True)
-    display: ProgressBar | LogLines = ProgressBar(console) if console.is_terminal else LogLines()
+    display = ProgressBar(console) if console.is_terminal else LogLines()
     return display if ranks is None else LeadRankDisplay(ranks, display)
 
 
+@final
 class SilentDisplay(Display):
     """Shows nothing."""
 
@@ -45,9 +46,9 @@ class SilentDisplay(Display):
 
 @final
 class LeadRankDisplay(Display):
-    """Shows what it is given while this process speaks for all ranks; another one may when that one is lost."""
+    """Shows the progress on the lead of several ranks. If that is lost, the next lead shows it."""
 
-    def __init__(self, ranks: Ranks, display: ProgressBar | LogLines) -> None:
+    def __init__(self, ranks: Ranks, display: Display) -> None:
         self._ranks, self._display = ranks, display
 
     def step(self, trainer: Trainer) -> None:
@@ -59,11 +60,10 @@ class LeadRankDisplay(Display):
             self._display.record(record)
 
     def stop(self) -> None:
-        """Leaves the terminal as it was."""
-        if isinstance(self._display, ProgressBar):
-            self._display.stop()
+        self._display.stop()
 
 
+@final
 class ProgressBar(Display):
     """Epoch, step, images/s, loss, accuracy, time to go and waiting share, in place."""
 
@@ -119,10 +119,10 @@ class ProgressBar(Display):
             self._evaluated = record
 
     def stop(self) -> None:
-        """Leaves the terminal as it was."""
         self._progress.stop()
 
 
+@final
 class LogLines(Display):
     """One line an evaluation, and one a few seconds of training."""
 

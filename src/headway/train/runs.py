@@ -34,9 +34,9 @@ from headway.setup.recipe import TrainRecipe
 from headway.setup.task import TargetSpec
 from headway.train.evaluate import evaluate as evaluate_set
 from headway.train.evaluation_panels import build_evaluation_panels, write_panels
-from headway.train.leftovers import MACHINE_KEYS
 from headway.train.monitors import run_monitors
 from headway.train.progress import build_display
+from headway.train.recovery import MACHINE_KEYS
 from headway.train.tracing import TracingDisplay
 from headway.train.trainer import Trainer
 
@@ -258,7 +258,7 @@ def _start_run(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, ra
         ):
             if ranks is not None:
                 _meet_ranks(trainer)
-                if leads and setup.agreed is not setup.loaded:
+                if leads and setup.agreed_recipe is not setup.loaded:
                     _record_recipe(run, setup, ranks)
             return _run_trainer(trainer, display)
 
@@ -288,7 +288,7 @@ def _record_recipe(run: Run, setup: TrainSetup, ranks: Ranks | None) -> None:
         "samples": setup.epoch,
         **_describe_network_size(setup),
     }
-    loaded = setup.agreed
+    loaded = setup.agreed_recipe
     run.write_json("provenance", provenance(loaded.origins, loaded.base, **more))
     write_whole(run.recipe_path, loaded.to_yaml())
 
@@ -309,7 +309,7 @@ def _run_trainer(trainer: Trainer, display: TracingDisplay) -> RunResult:
         _write_results(trainer, summary)
     else:
         trainer.ranks.done = trainer.finished
-        trainer.end(lambda: _write_results(trainer, summary))
+        trainer.recovery.finish(lambda: _write_results(trainer, summary))
     return RunResult(trainer.run_folder, summary, interrupted=not trainer.finished, speaks=trainer.leads)
 
 
@@ -323,7 +323,7 @@ def _write_panels(trainer: Trainer) -> None:
     if setup.eval is None:
         return
     if evaluation is None and trainer.finished and not (run.panels / "worst.json").exists():
-        with trainer.shown():  # killed between its last checkpoint and its panels
+        with trainer.use_averages():  # killed between its last checkpoint and its panels
             evaluation = evaluate_set(setup, setup.eval)
     if evaluation is not None:
         which = f"the weights of epoch {trainer.position / setup.epoch:.4g}"
@@ -374,7 +374,7 @@ def _summarise(trainer: Trainer) -> dict[str, Any]:
         "images_s": images / training,
         "wait_share": seconds.get("wait", 0.0) / training,
         "damaged_samples": trainer.damaged,
-        "value_reads": trainer.reads.to_json(),
+        "host_syncs": trainer.host_syncs.to_json(),
     }
     if setup.inputs.loader is not None:
         stats = setup.inputs.loader.stats()

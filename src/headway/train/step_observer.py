@@ -32,7 +32,7 @@ class StepObserver:
     """Of one run; on several ranks each has one, and the one that leads writes what its own samples show.
 
     A step is looked at where it is a logging step by its number. At all others there is nothing to do but compare
-    numbers; what is taken stays on the device until `look` and `record`.
+    numbers; what is taken stays on the device until `check_divergence` and `write_rows`.
     """
 
     def __init__(self, setup: TrainSetup) -> None:
@@ -60,15 +60,15 @@ class StepObserver:
         self._norms: NDArray[np.float32] | None = None
         self._handles: list[Any] = []
 
-    def begin(self, step: int, parts: MicroBatches, ranks: int = 1) -> None:
+    def begin_step(self, step: int, parts: MicroBatches, ranks: int = 1) -> None:
         """Before the forward pass of a step, whose number it is once it is done."""
         if self._handles:  # that step did not come about
-            self._end_noise()
+            self._remove_hooks()
         if self._noise is not None and ranks == 1 and step % self._noise_every == 0:
             if len(parts) > 1:
-                self._hang_on(parts)
+                self._hook_gradients(parts)
             else:
-                self._pass_halves(parts[0])
+                self._measure_halves(parts[0])
         if step % self._setup.recipe.log_every_steps:
             return
         if self._layers is not None:
@@ -80,7 +80,7 @@ class StepObserver:
                     self._setup.model(parts[0][0])
                 self._activations.disarm()
 
-    def stepped(self, step: int, size: int, verdict: Verdict | None, ranks: int) -> None:
+    def end_step(self, step: int, size: int, verdict: Verdict | None, ranks: int) -> None:
         """A step of so many samples over all ranks has come about."""
         if self._noise is None:
             return
@@ -89,10 +89,10 @@ class StepObserver:
             self._noise.update(verdict.local_sq, verdict.reduced_sq, size / ranks, size, last=last)
         elif self._handles:
             local, whole, parts = torch.stack(self._local).sum(), torch.stack(self._whole).sum(), self._parts
-            self._end_noise()
+            self._remove_hooks()
             self._noise.update(local, whole, size / parts, size)
 
-    def look(self, step: int, losses: NDArray[np.float64], loss_scale: float | None) -> str | None:
+    def check_divergence(self, step: int, losses: NDArray[np.float64], loss_scale: float | None) -> str | None:
         """On a logging step, after the losses since the last one are read: the sentence where the run diverges."""
         found = self._layers.read() if self._layers is not None else None
         self._norms, gradient = (None, None) if found is None else found
@@ -101,17 +101,17 @@ class StepObserver:
         lr = self._setup.lr_at(self._setup.plan.position_of(step - 1))
         return self._divergence.look(step, losses, self._norms, gradient, loss_scale, lr)
 
-    def culprit(self) -> str:
+    def find_culprit(self) -> str:
         """The layer that blew up first, as a sentence; empty where none is known."""
         return "" if self._divergence is None else self._divergence.culprit()
 
-    def record(self, log: RunLog, step: int, position: int) -> dict[str, float]:
-        """After `look`: writes the rows of what was looked at, and returns what a record has besides."""
+    def write_rows(self, log: RunLog, step: int, position: int) -> dict[str, float]:
+        """After `check_divergence`: writes the rows of what was looked at, and returns what a record has besides."""
         if self._norms is not None and self._options.layer_rates and self._layers is not None:
-            log.row("layers", self._layers.names, layers.COLUMNS, position, step, self._norms)
+            log.write_rows("layers", self._layers.names, layers.COLUMNS, position, step, self._norms)
         self._norms = None
         if self._activations is not None and (found := self._activations.read()) is not None:
-            log.row("activations", self._activations.names, activations.COLUMNS, position, step, found)
+            log.write_rows("activations", self._activations.names, activations.COLUMNS, position, step, found)
         if self._noise is None:
             return {}
         known = self._noise.value()
@@ -124,7 +124,7 @@ class StepObserver:
             "noise": self._noise and {key: value.tolist() for key, value in self._noise.state_dict().items()},
         }
 
-    def take(self, state: dict[str, Any] | None, where: str) -> None:
+    def load_state(self, state: dict[str, Any] | None, where: str) -> None:
         """Goes on from such a state. Raises CheckpointError: it is none."""
         if state is None:
             return
@@ -144,7 +144,7 @@ class StepObserver:
             except (TypeError, ValueError, LookupError, RuntimeError):
                 raise CheckpointError("its manifest has no good scalars.observer.noise", where=where) from None
 
-    def _hang_on(self, parts: MicroBatches) -> None:
+    def _hook_gradients(self, parts: MicroBatches) -> None:
         """Takes the gradient of each micro-batch as what it adds to the sum: a copy of the gradients, no further
         pass through the network."""
         sizes = [len(part[0]) for part in parts]
@@ -152,7 +152,7 @@ class StepObserver:
         self._local, self._whole, self._parts = [], [], len(parts)
         seen: dict[Tensor, tuple[int, Tensor | None]] = {}
 
-        def ready(parameter: Tensor) -> None:
+        def on_gradient(parameter: Tensor) -> None:
             grad = parameter.grad
             assert grad is not None
             number, before = seen.get(parameter, (0, None))
@@ -162,16 +162,16 @@ class StepObserver:
                     self._whole.append(squared_norm([grad]))
                 seen[parameter] = (number + 1, grad.clone().float() if number < len(shares) - 1 else None)
 
-        self._handles = [one.register_post_accumulate_grad_hook(ready) for one in self._trained()]
+        self._handles = [one.register_post_accumulate_grad_hook(on_gradient) for one in self._list_trained()]
 
-    def _end_noise(self) -> None:
+    def _remove_hooks(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles, self._local, self._whole = [], [], []
 
-    def _pass_halves(self, part: tuple[Tensor, ...]) -> None:
+    def _measure_halves(self, part: tuple[Tensor, ...]) -> None:
         """Takes the gradients of two halves of the batch, which go through the network apart from the step itself."""
-        setup, size, trained = self._setup, len(part[0]), self._trained()
+        setup, size, trained = self._setup, len(part[0]), self._list_trained()
         sums: list[Tensor | None] = [None] * len(trained)
         terms = []
         with leaving_no_trace(setup.model):
@@ -189,6 +189,6 @@ class StepObserver:
         whole = squared_norm([grad for grad in sums if grad is not None])
         self._noise.update(torch.stack(terms).sum(), whole, size / 2, size)
 
-    def _trained(self) -> list[Tensor]:
+    def _list_trained(self) -> list[Tensor]:
         """In this step: some may be frozen by now."""
         return [one for one in self._setup.model.parameters() if one.requires_grad]

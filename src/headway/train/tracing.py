@@ -8,7 +8,6 @@ from typing import Any, final
 from headway.core.clock import Clock, Span
 from headway.core.run import Run
 from headway.observe import trace
-from headway.train.progress import LeadRankDisplay, ProgressBar
 from headway.train.trainer import Display, Trainer
 
 SKIPPED_STEPS = 10
@@ -53,9 +52,8 @@ class TracingDisplay(Display):
         self._display.record(record)
 
     def stop(self) -> None:
-        """Leaves the terminal as it was, and writes what there is of a trace."""
-        if isinstance(self._display, ProgressBar | LeadRankDisplay):
-            self._display.stop()
+        """Stops the other display, and writes the steps traced so far."""
+        self._display.stop()
         self._write()
 
     def _begin(self, trainer: Trainer) -> None:
