@@ -19,7 +19,8 @@ from headway.model.norm import recomputing
 from headway.observe import directions
 from headway.observe.directions import Vector
 from headway.observe.sharpness import Eigenvalue, Epsilon, Objective, Tick, epsilon_sharpness, largest_eigenvalue
-from headway.setup.build import TrainSetup, check_labels
+from headway.setup.build import TrainSetup
+from headway.setup.checks import check_labels
 from headway.setup.inputs import Say, open_relative
 from headway.train import runs
 

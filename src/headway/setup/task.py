@@ -16,18 +16,29 @@ from torch.nn import functional as F
 from headway.core.errors import HeadwayError, RecipeError, UserCodeError, nearest
 from headway.core.importing import import_path
 from headway.data.columns import LabelKind
+from headway.data.dataset import Dataset
 from headway.setup.recipe import TaskRecipe
+
+LABELS: dict[LabelKind, str] = {"class": "classes", "multi": "sets of names", "value": "numbers"}
+"""Each kind of label in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TargetSpec:
-    """What the labels of a data set are."""
+    """The kind of labels that a data set has, and how many numbers or classes."""
 
     kind: LabelKind
     classes: tuple[str, ...]
     """Names of the classes, or of the numbers; empty for a single number."""
     numbers: int
     """Numbers of a label: 1 for a class or a single number, else the length of the vector."""
+
+    @staticmethod
+    def from_dataset(dataset: Dataset) -> TargetSpec:
+        """Reads it off a data set."""
+        shape, description = dataset.label.shape, dataset.description
+        numbers = int(shape[1]) if len(shape) > 1 else 1
+        return TargetSpec(kind=description.label_kind, classes=description.classes, numbers=numbers)
 
 
 class Task(ABC):

@@ -28,10 +28,11 @@ from headway.core.statistics import student_t
 from headway.data.decode import chosen
 from headway.launch.ranks import Ranks
 from headway.model import weights
-from headway.setup.build import LABELS, RecordedData, TrainSetup, build_setup, check_labels
+from headway.setup.build import RecordedData, TrainSetup, build_setup
+from headway.setup.checks import check_labels
 from headway.setup.inputs import Say, open_relative
 from headway.setup.recipe import TrainRecipe
-from headway.setup.task import TargetSpec
+from headway.setup.task import LABELS, TargetSpec
 from headway.train.evaluate import evaluate as evaluate_set
 from headway.train.evaluation_panels import build_evaluation_panels, write_panels
 from headway.train.monitors import run_monitors
@@ -433,8 +434,8 @@ def load_trained(run: Run, *, say: Say, wide: bool = False) -> TrainSetup:
         say("The native core is not here: Pillow decodes. It is slower, and pixels differ by 1 at most.")
         reason = "the native core is not here"
         loaded = loaded.resolve("data.pin", False, reason).resolve("data.decoder", "pillow", reason)
-    known = RecordedData(target=_read_target(about["target"], run), samples=about["samples"])
-    setup = build_setup(loaded, say=say, fresh=False, known=known)
+    recorded = RecordedData(target=_read_target(about["target"], run), samples=about["samples"])
+    setup = build_setup(loaded, say=say, fresh=False, recorded=recorded)
     left_out = weights.load(setup.model, run.weights_path)
     if left_out:
         raise HeadwayError("weights.safetensors does not fit the run's network", where=str(run.folder))
