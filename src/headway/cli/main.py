@@ -282,7 +282,7 @@ def train(
     text = "\n".join([f"{len(ended)} runs in {ended[0].run.folder.parent}; mean and 95 % interval:", *lines])
     result = {name: {"mean": mean, "interval": half} for name, (mean, half) in rows.items()}
     show({"runs": [str(run.run.folder) for run in ended], **result}, as_json, text)
-    if any(run.interrupted for run in ended):
+    if any(run.was_interrupted for run in ended):
         raise typer.Exit(1)
 
 
@@ -299,7 +299,7 @@ def _dry_run(recipe: Path, overrides: Sequence[str], out: Path | None, as_json: 
 
 def _ended(ended: RunResult, as_json: bool) -> None:
     summary, folder = ended.summary, ended.run.folder
-    if ended.interrupted:
+    if ended.was_interrupted:
         text = f"Stopped at step {summary['step']} of {summary['steps']}; go on with: {ended.run.go_on}"
     else:
         best = dict(summary.get("best") or {})
@@ -321,9 +321,9 @@ def _ended(ended: RunResult, as_json: bool) -> None:
             took = reached["seconds_to_reach"]
             text += f"\n{goal} " + (f"after {took:.1f} s" if took else "was not reached")
             text += f" (the clock leaves out {summary['clock_excludes']})"
-    if ended.speaks:
+    if ended.is_lead:
         show({"run": str(folder), **summary}, as_json, text)
-    if ended.interrupted:
+    if ended.was_interrupted:
         raise typer.Exit(1)
 
 
@@ -365,7 +365,7 @@ def predict(
             raise error
         say(f"Left out {error.where}: {error.what}.")
 
-    rows = rows_of(runs.load_trained(Run.open(run), say=say), files, bad=bad)
+    rows = rows_of(runs.load_trained(Run.open(run), say=say), files, on_bad=bad)
     written = write_rows(rows, out, as_json)
     if written < len(files):
         say(f"Left out {len(files) - written:,} of {len(files):,} files.")

@@ -1,4 +1,4 @@
-"""Averages: what is evaluated and saved in the place of the newest weights and of moving statistics."""
+"""Averaged weights and recomputed batch-norm statistics, which are evaluated and saved in place of the newest ones."""
 
 from __future__ import annotations
 
@@ -25,16 +25,18 @@ PREFIX = "statistics/"
 
 @final
 class WeightAverages:
-    """The moving average of the weights, or Lookahead's slow ones, and the statistics of batch norm over the newest
-    batches, as the recipe asks for them. Where it asks for none, the network is evaluated as it is.
+    """The weights and statistics for evaluations and for the best weights, as the recipe asks for them.
 
-    Training goes on as if no evaluation had been: within `swap_in` the network is another one, and then itself again.
+    The weights are a moving average (`model.ema`), Lookahead's slow weights, or the newest ones. The statistics are
+    those of batch norm, over the newest batches (`model.batch_norm.recompute_batches`) or as training left them.
+    Training does not see them: they are in the network only inside `swap_in`.
     """
 
     def __init__(self, setup: TrainSetup) -> None:
         ema, lookahead = setup.recipe.model.ema, setup.recipe.optimizer.lookahead
         norm = setup.recipe.model.batch_norm
         self._setup = setup
+        # With half_weights the fp32 masters are averaged: 16-bit weights would lose what a slow average adds.
         whole = setup.masters or setup.model
         self._weights: Ema | Lookahead | None = None
         if ema is not None:
@@ -53,11 +55,11 @@ class WeightAverages:
 
     @property
     def needs_statistics(self) -> bool:
-        """Whether `recompute_statistics` has to come before an evaluation."""
+        """True if `recompute_statistics` must run before an evaluation."""
         return self._batches is not None
 
     def update(self, step: int) -> None:
-        """After every step."""
+        """Updates the averages; called after every step."""
         if isinstance(self._weights, Lookahead):
             if self._weights.update(step) and self._setup.masters is not None:
                 self._setup.masters.write_back()
@@ -66,12 +68,14 @@ class WeightAverages:
 
     @contextmanager
     def swap_in(self) -> Iterator[None]:
-        """Within it the network is as it is evaluated and saved."""
+        """Puts the averages into the network for the duration of the block."""
         with self._swap_in_weights(), _copy_temporarily(self._running if self._statistics else [], self._statistics):
             yield
 
     def recompute_statistics(self, step: int, ranks: Ranks | None = None) -> None:
-        """Computes the statistics of batch norm over the newest training batches: each rank's share, then their mean.
+        """Recomputes the statistics of batch norm over the newest training batches.
+
+        Each rank takes its share of the batches; the result is the mean over the ranks.
 
         Raises:
             CommunicationError: a rank was lost.
@@ -80,7 +84,8 @@ class WeightAverages:
         assert self._batches is not None
         rank, world = (0, 1) if ranks is None else (ranks.world.rank, ranks.world.size)
         first = max(0, step - self._batches)
-        loader = setup.inputs.loader  # the run's own, which tells how its input does
+        # `setup.batches` replaces this loader, and the statistics of the run's input are read from it.
+        loader = setup.inputs.loader
         stream: Any = iter(setup.batches(setup.plan.position_of(first), rank, world))
         before = [value.clone() for value in self._running]
         try:
@@ -90,7 +95,7 @@ class WeightAverages:
                     for (part,) in split_micro_batches(setup, images):
                         with setup.precision.autocast():
                             setup.model(part)
-                # Before the newest weights come back: running statistics are averaged with the weights, and do too.
+                # Copied before the block ends: the running statistics are swapped back together with the weights.
                 found = [value.clone() for value in self._running]
         finally:
             setup.inputs.loader = loader
@@ -106,12 +111,12 @@ class WeightAverages:
         self._statistics = found
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What goes into a checkpoint, or to another rank."""
+        """Returns the tensors for a checkpoint or another rank."""
         weights = {} if self._weights is None else self._weights.state()
         return weights | {f"{PREFIX}{place}": value for place, value in enumerate(self._statistics)}
 
     def load_state(self, tensors: Mapping[str, torch.Tensor], where: str) -> None:
-        """Goes on from such a state. Raises CheckpointError: it is another network's."""
+        """Restores such a state. Raises CheckpointError: it belongs to another network."""
         if self._weights is not None:
             self._weights.load(tensors)
         found = {name: value for name, value in tensors.items() if name.startswith(PREFIX)}

@@ -1,4 +1,4 @@
-"""Training by several processes of ours: a recipe, or a run that goes on, becomes the command of each worker."""
+"""Training by several processes that Headway launches: builds the command of each worker."""
 
 from __future__ import annotations
 
@@ -30,25 +30,23 @@ def train_on_ranks(
     respawn: bool,
     options: Sequence[str],
 ) -> int:
-    """Trains a recipe into a new run folder, or goes on with one, by several processes; returns the exit status.
-
-    The recipe is read here first, so that what is wrong with it is said once; so is the name of the run folder chosen,
-    which all processes have to know. The folder itself is made by rank 0.
+    """Trains a recipe into a new run folder, or resumes one, with several processes; returns the exit status.
 
     Args:
-        recipe, overrides, folder: as for `runs.train`. resume: the run folder to go on with, instead of them.
+        recipe, overrides, folder: as for `runs.train`. resume: the run folder to resume instead.
         procs, hosts: as on the command line; see `hosts_of`.
-        respawn: lost processes are replaced.
-        options: of the command line, handed on to each process.
+        respawn: replace lost processes.
+        options: options of the command line that each process gets too.
 
     Raises:
-        UsageError: of the recipe, the hosts, or since a launcher has started this process. CommunicationError: see
-            `launch`.
+        UsageError: recipe or hosts are wrong, or a launcher started this process. CommunicationError: see `launch`.
     """
     on = hosts_of(procs, hosts)
     if (above := launched()) is not None:
         fix = "Leave --procs and --hosts out: the launcher says how many processes there are."
         raise UsageError(f"this process was started by a launcher ({above.launcher}) and cannot be one", fix=fix)
+    # The recipe is read here first, so that a mistake in it is reported once and not by every process. The name of the
+    # run folder is chosen here too, as all processes must know it; rank 0 creates the folder.
     if resume is not None:
         tree = runs.reload_recipe(Run.open(resume)).recipe
         folder, verb = resume, ["--resume", str(resume)]
@@ -63,15 +61,16 @@ def train_on_ranks(
     command = ["-m", "headway", "train", *options]
     again = ["--resume", str(folder)]
 
-    def restarted() -> list[str]:
+    def build_restart_command() -> list[str]:
+        # Processes may be lost before rank 0 has created the run folder.
         return [*command, *(again if Run(folder).recipe_path.exists() else verb)]
 
-    places = ["--hosts", hosts] if hosts is not None else ["--procs", str(procs)]
-    go_on = shlex.join(["headway", "train", *again, *places])
+    ranks = ["--hosts", hosts] if hosts is not None else ["--procs", str(procs)]
+    go_on = shlex.join(["headway", "train", *again, *ranks])
     return launch(
         [*command, *verb],
         on,
-        again=restarted,
+        again=build_restart_command,
         environ={GO_ON: go_on},
         how=f"Go on from the last checkpoint: {go_on}",
         timeout_s=tree.comm.timeout_s,
@@ -81,8 +80,9 @@ def train_on_ranks(
 
 
 def _resolve_on_loss(recipe: TrainRecipe) -> Literal["continue", "restart"]:
-    """On GPUs ranks meet through NCCL, which survives no loss."""
+    """Resolves `comm.on_loss: auto`."""
     if recipe.comm.on_loss != "auto":
         return recipe.comm.on_loss
+    # On GPUs the ranks communicate through NCCL, which cannot continue after a loss.
     on_gpu = recipe.device.startswith("cuda") or (recipe.device == "auto" and torch.cuda.is_available())
     return "restart" if on_gpu else "continue"

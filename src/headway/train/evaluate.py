@@ -1,4 +1,4 @@
-"""Evaluation: the set once in index order, the last batch short, each sample counted once."""
+"""Evaluation: one pass over a data set in index order, each sample counted once. The last batch may be short."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from headway.launch.ranks import Ranks
 from headway.setup.build import TrainSetup
 
 POSITIONS, PREDICTED = "places of samples", "classes predicted"
-"""Arrays beside those of metrics, whose names are identifiers and no words that a record has."""
+"""Arrays gathered with those of the metrics. Their names have spaces, which the names of metrics cannot have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """What an evaluation found.
+    """The result of an evaluation.
 
     Attributes:
-        metrics: means over the samples counted: `loss` and the task's.
-        samples: numbers of the samples counted, int64 [n] (masked ones are left out).
-        damaged: how many were left out.
-        losses: loss of each, float32 [n].
-        predicted: class of each, int64 [n]; None where labels are no classes.
+        metrics: means of `loss` and of the task's metrics over the samples counted.
+        samples: indices of the samples counted, int64 [n]; masked ones are left out.
+        damaged: number of samples left out.
+        losses: loss of each sample, float32 [n].
+        predicted: predicted class of each sample, int64 [n]; None if labels are not classes.
     """
 
     metrics: dict[str, float]
@@ -44,8 +44,10 @@ class Evaluation:
 def evaluate_batches(
     setup: TrainSetup, dataset: data.Dataset, rank: int = 0, world: int = 1
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor, Batch]]:
-    """(outputs, labels, batch) of every batch of a data set, or of a rank's share of it, without gradients, the
-    network in evaluation mode."""
+    """Yields (outputs, labels, batch) for a data set, or for a rank's share of it.
+
+    The network is in evaluation mode, and gradients are off.
+    """
     recipe = setup.recipe
     loader = setup.inputs.evaluation(recipe, dataset, rank, world)
     training = setup.model.training
@@ -53,7 +55,8 @@ def evaluate_batches(
     try:
         with torch.no_grad():
             for batch in loader:
-                if not len(batch.images):  # the last batch may have fewer samples than there are ranks
+                # The last batch may have fewer samples than there are ranks.
+                if not len(batch.images):
                     continue
                 images = setup.augment.normalise(batch.images)
                 yield compute_outputs(setup, images), batch.labels, batch
@@ -62,8 +65,10 @@ def evaluate_batches(
 
 
 def compute_outputs(setup: TrainSetup, images: torch.Tensor) -> torch.Tensor:
-    """What the network gives of normalised images, as float32 [b, outputs]; with `evaluate.flip` or `evaluate.shift`
-    the mean, by the weights of `views`, of what it gives of each view."""
+    """Computes the network's outputs for normalised images, as float32 [b, outputs].
+
+    With `evaluate.flip` or `evaluate.shift` it returns their weighted mean over the views of `build_views`.
+    """
     options, mean = setup.recipe.evaluate, torch.empty(0)
     for weight, view in build_views(images, flip=options.flip, shift=options.shift):
         with setup.precision.autocast():
@@ -73,11 +78,13 @@ def compute_outputs(setup: TrainSetup, images: torch.Tensor) -> torch.Tensor:
 
 
 def build_views(images: torch.Tensor, *, flip: bool, shift: int) -> Iterator[tuple[float, torch.Tensor]]:
-    """(weight, images) of each view at test time, the weights' sum 1: the images themselves 1/2, and 1/4 each moved by
-    `shift` pixels up and left, and down and right, the border filled by reflection; with `flip` half of it mirrored.
+    """Yields (weight, images) for each view at test time. The weights add up to 1.
+
+    With `shift`, the images themselves weigh 1/2, and their copies moved by `shift` pixels up and left, and down and
+    right, 1/4 each; the border is filled by reflection. With `flip`, half of each weight goes to the mirror image.
 
     Args:
-        images: [b, C, H, W], H and W above `shift`; memory format and type stay.
+        images: [b, C, H, W], H and W above `shift`; memory format and type are kept.
     """
     moved = [(1.0, images)]
     if shift:
@@ -91,29 +98,29 @@ def build_views(images: torch.Tensor, *, flip: bool, shift: int) -> Iterator[tup
 
 
 def evaluate(setup: TrainSetup, dataset: data.Dataset, ranks: Ranks | None = None) -> Evaluation:
-    """Loss and metrics of the network over a data set; damaged samples are left out (or stop it, as `on_bad` says).
+    """Computes loss and metrics over a data set. Damaged samples are left out, or raise if `on_bad` is `stop`.
 
     Args:
-        ranks: each takes its share; all of them get the whole evaluation.
+        ranks: each rank evaluates its share, and all of them return the whole evaluation.
 
     Raises:
         DataError: more than `max_bad_share` of the samples are damaged. CommunicationError: a rank was lost.
     """
     rank, world = (0, 1) if ranks is None else (ranks.world.rank, ranks.world.size)
-    # A task of the user's may give something else than a number a class.
+    # A user's task may have other outputs than one per class, even if the labels are classes.
     by_class = setup.target.kind == "class" and setup.task.outputs == len(setup.target.classes)
-    places: list[NDArray[np.int64]] = []
+    positions: list[NDArray[np.int64]] = []
     found: dict[str, list[torch.Tensor]] = {}
     for outputs, labels, batch in evaluate_batches(setup, dataset, rank, world):
-        places.append(np.stack([batch.positions, batch.served]))
+        positions.append(np.stack([batch.positions, batch.served]))
         found.setdefault("loss", []).append(setup.task.loss(outputs, labels).float())
         for name, values in setup.task.metrics(outputs, labels).items():
             found.setdefault(name, []).append(values.float())
         if by_class:
             found.setdefault(PREDICTED, []).append(outputs.argmax(dim=1))
     arrays = {name: torch.cat(parts).cpu().numpy() for name, parts in found.items()}
-    if places:
-        arrays[POSITIONS] = np.concatenate(places, axis=1).T
+    if positions:
+        arrays[POSITIONS] = np.concatenate(positions, axis=1).T
     if ranks is not None:
         arrays = _merge_ranks(ranks.world.control.gather_bytes(save_arrays(arrays)), list(arrays))
     samples = arrays.pop(POSITIONS)[:, 1]
@@ -134,7 +141,8 @@ def evaluate(setup: TrainSetup, dataset: data.Dataset, ranks: Ranks | None = Non
 
 
 def _merge_ranks(shares: list[bytes], names: list[str]) -> dict[str, NDArray[Any]]:
-    """The arrays of all ranks in the order of the set, as one rank alone finds them: a mean then has the same bits."""
+    """Merges the arrays of all ranks in the order of the data set."""
+    # In that order the means have the same bits as on a single rank.
     parts = [found for share in shares if (found := load_arrays(share))]
     order = np.argsort(np.concatenate([found[POSITIONS][:, 0] for found in parts]))
     return {name: np.concatenate([found[name] for found in parts])[order] for name in names or parts[0]}

@@ -1,4 +1,4 @@
-"""Panels of an evaluation: the confusion matrix and the images that were predicted worst."""
+"""Report panels of an evaluation: the confusion matrix and the worst-predicted images."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from headway.train.evaluate import Evaluation
 
 WORST = 24
 THUMBNAIL = 128
-"""Longest side of a thumbnail in pixels; smaller images stay as they are."""
+"""Longest side of a thumbnail in pixels; smaller images keep their size."""
 
 
 def write_panels(run: Run, panels: Sequence[Panel]) -> None:
@@ -29,7 +29,12 @@ def write_panels(run: Run, panels: Sequence[Panel]) -> None:
 
 
 def build_evaluation_panels(dataset: Dataset, evaluation: Evaluation, weights: str) -> list[Panel]:
-    """Confusion matrix (where labels are classes) and the worst-predicted images; `weights` says which were used."""
+    """Builds the panel of the worst-predicted images and, if labels are classes, the confusion matrix.
+
+    Args:
+        weights: says in the notes which weights were evaluated.
+    """
+    # A loss that is not a number is the worst of all.
     order = np.argsort(-np.nan_to_num(evaluation.losses, nan=np.inf), kind="stable")[:WORST]
     pictures = []
     for place in order:
@@ -51,6 +56,7 @@ def build_evaluation_panels(dataset: Dataset, evaluation: Evaluation, weights: s
     if evaluation.predicted is not None:
         count = len(dataset.classes)
         truth = np.asarray(dataset.label[evaluation.samples])
+        # One count per pair of true and predicted class, the pair coded as a single number.
         cells = np.bincount(truth * count + evaluation.predicted, minlength=count * count).reshape(count, count)
         right = int(np.trace(cells))
         out.append(
@@ -70,7 +76,7 @@ def build_evaluation_panels(dataset: Dataset, evaluation: Evaluation, weights: s
 
 
 def _format_location(dataset: Dataset) -> str:
-    """The last two names of a data set's path, which tell it from others."""
+    """Returns the last two names of a data set's path, for example `cifar10/eval`."""
     return "/".join(dataset.folder.resolve().parts[-2:])
 
 
@@ -91,6 +97,7 @@ def _encode_thumbnail(dataset: Dataset, sample: int) -> str:
     if max(image.size) > THUMBNAIL:
         image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)
     out = io.BytesIO()
+    # JPEG artefacts would show in very small images, and PNG costs few bytes there.
     if max(image.size) <= 64:
         image.save(out, "PNG")
         return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode()

@@ -1,4 +1,4 @@
-"""Ledger: what a run counts between two records, and writes: losses, damaged samples, rates."""
+"""MetricsAccumulator: counts losses, damaged samples and seconds between two records, and writes the records."""
 
 from __future__ import annotations
 
@@ -23,18 +23,22 @@ from headway.setup.run_log import RunLog
 from headway.train.step_observer import StepObserver
 
 OutputsAndLabels = tuple[torch.Tensor, torch.Tensor]
-"""What the network gave for the last samples, and their labels."""
+"""Outputs of the network for one micro-batch, and its labels."""
 
 
 @final
 class MetricsAccumulator:
-    """Of one run; with several ranks each has one, all count the same, and the one that leads writes.
+    """Collects the numbers of a run's steps, and writes a record on logging steps.
+
+    Losses stay on the device until `read_losses`. With several ranks each has an accumulator; all of them count the
+    same, and the lead writes.
 
     Attributes:
-        log: its files.
-        observer: what the recipe has watched.
-        damaged: how often a damaged sample came up.
-        ending: some rank was told to stop. regrouping: newcomers wait. As of the newest step that was read.
+        log: the files of the run.
+        observer: observes single steps as the recipe's part `observe` says.
+        damaged: number of times that a damaged sample came up.
+        must_stop: some rank was told to stop, as of the newest step whose reduction was read.
+        must_regroup: new processes wait to join, likewise.
     """
 
     def __init__(
@@ -57,58 +61,59 @@ class MetricsAccumulator:
         self.observer = StepObserver(setup)
 
     def add_losses(self, losses: torch.Tensor) -> None:
-        """Losses of some samples of a step that is under way; they stay on the device."""
+        """Adds the losses of one micro-batch of the current step."""
         self._losses.append(losses)
 
     def pop_step_loss(self, size: int) -> torch.Tensor:
-        """This rank's part of the loss of the step under way, of so many samples over all ranks; it is then no longer
-        counted here."""
+        """Removes and returns this rank's part of the current step's loss. Args: size: samples over all ranks."""
         loss = torch.cat(self._losses).sum() / size
         self._losses.clear()
         return loss
 
     def drop_step(self) -> None:
-        """The step under way does not come about."""
+        """Forgets the current step, which failed."""
         self._losses.clear()
 
     def log_ids(self, batch: Batch) -> None:
-        """Writes the ids of a batch. Before its step comes about: who is killed then has said what it gave to it."""
+        """Writes the sample ids of a batch; called before its step, so that a rank killed in it has logged them."""
         self.log.write_ids(batch.positions, batch.samples, batch.served)
 
-    def add_step(self, step: int, batch: Batch, size: int, verdict: Verdict | None = None) -> None:
-        """A step of so many samples over all ranks has come about; the verdict is that of several ranks."""
-        self.observer.end_step(step, size, verdict, 1 if self._ranks is None else self._ranks.world.size)
+    def add_step(self, step: int, batch: Batch, size: int, reduction: Verdict | None = None) -> None:
+        """Adds a completed step. Args: size: samples over all ranks. reduction: None without other ranks."""
+        self.observer.end_step(step, size, reduction, 1 if self._ranks is None else self._ranks.world.size)
         self._bad += batch.bad
         self._recent.clear()
-        if verdict is not None:
-            self._reductions.append(verdict)
-            if self._setup.device.type == "cpu":  # elsewhere they are read where the host waits anyway
+        if reduction is not None:
+            self._reductions.append(reduction)
+            # On CUDA reading would wait for the device, so reductions are read on logging steps.
+            if self._setup.device.type == "cpu":
                 self.read_reductions()
         else:
             self._sizes.append(size)
 
     def read_reductions(self) -> None:
-        """Takes over what the ranks have agreed on since; on CUDA this waits for the device.
+        """Reads the losses and flags reduced since the last call. On CUDA this waits for the device.
 
         Raises:
             CommunicationError: ranks issued different operations.
         """
-        for verdict in self._reductions:
+        for reduction in self._reductions:
             assert self._ranks is not None
-            self._ranks.reducer.check(verdict)
-            self._step_losses.append(verdict.loss)
-            bad, stopping, regroup = verdict.flags
+            self._ranks.reducer.check(reduction)
+            self._step_losses.append(reduction.loss)
+            bad, stopping, regroup = reduction.flags
             self._bad_ahead += round(bad)
             self.must_stop |= stopping > 0
             self.must_regroup |= regroup > 0
         self._reductions.clear()
 
     def read_losses(self) -> NDArray[np.float64]:
-        """The loss of each step since the last record; reading them waits for the device. Several ranks tell each other
-        of damaged samples here, where a step had some.
+        """Returns the loss of each step since the last call. This waits for the device.
+
+        If a step had damaged samples, the ranks also exchange these here.
 
         Raises:
-            CommunicationError: a rank was lost; nothing has changed then.
+            CommunicationError: a rank was lost; nothing has changed.
         """
         if self._ranks is not None:
             self._gather_bad(self._ranks)
@@ -120,13 +125,14 @@ class MetricsAccumulator:
         losses, sizes = torch.cat(self._losses).double().cpu().numpy(), np.array(self._sizes)
         self._losses.clear()
         self._sizes.clear()
+        # The losses of all steps lie one after another; each step's mean is over its own number of samples.
         means: NDArray[np.float64] = np.add.reduceat(losses, np.cumsum(sizes) - sizes) / sizes
         return means
 
     def write_train_record(
         self, step: int, losses: NDArray[np.float64], outputs: OutputsAndLabels | None, clock: Clock
     ) -> None:
-        """Writes a record of training.
+        """Writes a record of kind `train`.
 
         Raises:
             DataError: too many samples are damaged.
@@ -137,7 +143,8 @@ class MetricsAccumulator:
         spent = {stage: seconds - before.get(stage, 0.0) for stage, seconds in self._since[1].items()}
         elapsed = max(sum(spent.values()), 1e-9)
         position, last = plan.position_of(step), plan.position_of(step - 1)
-        with torch.no_grad():  # a newcomer has put nothing through the network yet
+        # A rank that has just joined has no outputs yet.
+        with torch.no_grad():
             metrics = setup.task.metrics(*outputs) if outputs is not None else {}
         record = {
             "kind": "train",
@@ -159,11 +166,11 @@ class MetricsAccumulator:
         self._write_bad()
 
     def check_divergence(self, step: int, losses: NDArray[np.float64]) -> str | None:
-        """Before `record`: the sentence where the run diverges; see `StepObserver.check_divergence`."""
+        """Returns a sentence if the run diverges; to be called before `write_train_record`."""
         return self.observer.check_divergence(step, losses, self._setup.precision.state().get("scale"))
 
     def write_divergence(self, step: int, clock: Clock, what: str) -> None:
-        """Writes that a run diverges."""
+        """Writes a record of kind `divergence`."""
         position = self._setup.plan.position_of(step)
         at = {"step": step, "position": position, "epoch": position / self._setup.epoch}
         self.write({"kind": "divergence", **at, "what": what, "seconds": clock.total()})
@@ -175,11 +182,11 @@ class MetricsAccumulator:
         self._show({name: value for name, value in record.items() if not isinstance(value, dict)})
 
     def restart_rate(self, step: int, clock: Clock) -> None:
-        """images/s and waiting share count from here: evaluation and checkpoints are no part of them."""
+        """Counts images/s and the waiting share from this step on, without the evaluation or checkpoint before it."""
         self._since = (step, clock.seconds)
 
     def take_lead(self, position: int, step: int) -> None:
-        """From now on this process writes for all, also what the one that was lost had not come to in this step."""
+        """Makes this process the writer of the run, also of records that the lost lead did not write in this step."""
         self.log.take_lead(after=(position, step))
         self._write_recent()
 
@@ -187,14 +194,15 @@ class MetricsAccumulator:
         """Cuts the logs back to where a checkpoint was saved."""
         self.log.cut_back(position, step)
         self.damaged = damaged
-        found = read_lines(self._run.quarantine_path)  # of several ranks only the one that leads has cut it
-        self._damaged = {record["asked"] for record in found if record["position"] < position}
+        # Only the lead has cut this file, so the positions are compared on every rank.
+        quarantined = read_lines(self._run.quarantine_path)
+        self._damaged = {record["asked"] for record in quarantined if record["position"] < position}
         self._bad_ahead = 0
         for counted in (self._losses, self._reductions, self._step_losses, self._sizes, self._bad, self._recent):
             counted.clear()
 
     def state(self) -> dict[str, Any]:
-        """What another rank needs to go on from here; for JSON."""
+        """Returns all that another rank needs to continue from here, for JSON."""
         self.read_reductions()
         return {
             "recent": self._recent,
@@ -208,8 +216,9 @@ class MetricsAccumulator:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Goes on from another rank's."""
-        if not state["bad_ahead"]:  # the ranks have told each other; else each still has its own to tell
+        """Continues from the state of another rank."""
+        # If damaged samples are still to be exchanged, each rank keeps its own until then.
+        if not state["bad_ahead"]:
             self._bad = [Bad(**bad) for bad in state["bad"]]
         self._recent, self._step_losses = state["recent"], state["losses"]
         self._reductions.clear()
@@ -222,15 +231,17 @@ class MetricsAccumulator:
             self._write_recent()
 
     def _write_recent(self) -> None:
-        """What all ranks have counted in this step, and nobody may have come to write."""
+        """Writes the records of this step that the lost lead did not come to write."""
         written = {(record["kind"], record["step"]) for record in self._run.metrics()}
         for record in self._recent:
             if (record["kind"], record["step"]) not in written:
                 self.log.write_record(record)
 
     def _exchange_stage_seconds(self, step: int, steps: int, spent: dict[str, float]) -> dict[str, Any]:
-        """Tells the other ranks what seconds this one has spent in the last `steps`, by stage. Who leads writes it of
-        all, as far as all have told, and the record says which was the slowest."""
+        """Tells the other ranks the seconds that this one spent in each stage of the last `steps` steps.
+
+        The lead writes the seconds of all ranks, once all have told them, and returns the slowest rank for its record.
+        """
         ranks = self._ranks
         if ranks is None or ranks.world.size == 1 or not steps:
             return {}
@@ -244,7 +255,8 @@ class MetricsAccumulator:
         return {} if slowest is None else {"slowest": {**asdict(slowest), "step": at}}
 
     def _gather_bad(self, ranks: Ranks) -> None:
-        """The damaged samples of all ranks, where any rank had some: each step has told how many."""
+        """Gathers the damaged samples of all ranks, if there are any."""
+        # Every reduction carries the number of damaged samples, so all ranks gather or none does.
         self.read_reductions()
         if self._bad_ahead:
             mine = json.dumps([asdict(bad) for bad in self._bad]).encode()

@@ -1,4 +1,4 @@
-"""What goes on beside a trainer while it trains: its load is sampled, and its numbers are served."""
+"""Monitors of a run: samples the load of host and GPU, and serves the newest numbers to Prometheus."""
 
 from __future__ import annotations
 
@@ -23,14 +23,15 @@ from headway.observe.sampling import Row, Sampler, Source
 from headway.train.trainer import Trainer
 
 TAIL_BYTES = 1 << 16
-"""Of metrics.jsonl, for its newest records: some hundreds."""
+"""Length of the end of metrics.jsonl that is read for the newest records; it holds some hundreds."""
 
 
 @contextmanager
 def run_monitors(trainer: Trainer) -> Iterator[None]:
-    """The time in which a trainer runs: samples what its recipe's part `observe` asks for into the run folder, as
-    `host.rows` and `gpu.rows`, and serves its numbers where `sinks` has `prometheus`. Of several ranks, the one that
-    leads does.
+    """Runs the monitors of a trainer for the duration of the block, on the lead of several ranks.
+
+    With `observe.utilisation`, the load is sampled into `host.rows` and `gpu.rows` of the run folder. With the sink
+    `prometheus`, the newest numbers are served.
 
     Raises:
         UsageError: the port of Prometheus is taken.
@@ -46,7 +47,7 @@ def run_monitors(trainer: Trainer) -> Iterator[None]:
             gauges = partial(_collect_gauges, trainer, sampler)
             address = recipe.observe.prometheus_address or ADDRESS
             port = recipe.observe.prometheus_port or PORT
-            stack.enter_context(Endpoint(address, port, gauges, labels, leads=lambda: trainer.leads))
+            stack.enter_context(Endpoint(address, port, gauges, labels, leads=lambda: trainer.is_lead))
         yield
 
 
@@ -59,15 +60,16 @@ def _open_sources(device: torch.device) -> list[Source]:
 
 
 def _append_row(trainer: Trainer, source: Source, row: Row) -> None:
-    """Appends a row, at the step that the trainer has come to: a resumed run cuts off what came after its own."""
-    if trainer.leads:
+    """Appends a row at the trainer's current step."""
+    # Every rank samples, as any rank may become the lead. A resumed run cuts the rows back by their step.
+    if trainer.is_lead:
         step, values = trainer.step, np.array([row], np.float32)
         position = trainer.setup.plan.position_of(step)
         rows.append(trainer.run_folder.rows_of(source.kind), (source.kind,), source.columns, position, step, values)
 
 
 def _collect_gauges(trainer: Trainer, sampler: Sampler | None) -> dict[str, float]:
-    """What is known now: where the run is, its newest records, and its load."""
+    """Returns the current position of the run, its newest records, and its load, by name."""
     epoch = trainer.position / trainer.setup.epoch
     found: dict[str, float] = {"step": trainer.step, "steps": trainer.setup.steps, "epoch": epoch}
     for record in _read_newest_records(trainer.run_folder.metrics_path):
@@ -77,7 +79,7 @@ def _collect_gauges(trainer: Trainer, sampler: Sampler | None) -> dict[str, floa
 
 
 def _read_newest_records(path: Path) -> list[dict[str, Any]]:
-    """The last records of metrics.jsonl, oldest first; torn lines are passed over."""
+    """Returns the newest records of metrics.jsonl, oldest first."""
     try:
         with open_regular(path) as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
@@ -86,6 +88,7 @@ def _read_newest_records(path: Path) -> list[dict[str, Any]]:
         return []
     records = []
     for line in lines:
+        # The first line may be cut by TAIL_BYTES, and the last one is being written.
         try:
             record = parse_object(line)
         except ValueError:

@@ -1,4 +1,4 @@
-"""Progress: a bar on a terminal, log lines elsewhere. Both cost a comparison of clocks on most steps."""
+"""Progress displays: a bar on a terminal, log lines elsewhere. On most steps they only compare two clocks."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from headway.launch.ranks import Ranks
 from headway.train.trainer import Display, Trainer
 
 REFRESH_S = 0.5
-"""Between two pictures of the bar; one takes about 2 ms to draw."""
+"""Seconds between two refreshes of the bar; one takes about 2 ms."""
 LINE_S = 5.0
-"""Least time between two log lines of training; evaluations always get theirs."""
+"""Least seconds between two lines about training; every evaluation has a line."""
 
 
 def format_duration(seconds: float) -> str:
-    """`8.1s`, `3m07s` or `2h05m`."""
+    """Formats seconds as `8.1s`, `3m07s` or `2h05m`."""
     if seconds < 60:
         return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
@@ -27,7 +27,7 @@ def format_duration(seconds: float) -> str:
 
 
 def build_display(console: Console | None = None, ranks: Ranks | None = None) -> Display:
-    """The display that suits where the output goes; of several ranks the one that speaks shows it."""
+    """Builds the display that suits the output; on several ranks only the lead shows it."""
     console = console or Console(stderr=True)
     display = ProgressBar(console) if console.is_terminal else LogLines()
     return display if ranks is None else LeadRankDisplay(ranks, display)
@@ -65,7 +65,7 @@ class LeadRankDisplay(Display):
 
 @final
 class ProgressBar(Display):
-    """Epoch, step, images/s, loss, accuracy, time to go and waiting share, in place."""
+    """A bar with epoch, step, images/s, loss, accuracy, time to go and waiting share, redrawn in place."""
 
     def __init__(self, console: Console) -> None:
         self._next = 0.0
@@ -77,14 +77,17 @@ class ProgressBar(Display):
             BarColumn(bar_width=24),
             TextColumn("step {task.completed:.0f}/{task.total:.0f}  {task.fields[text]}"),
             console=console,
-            auto_refresh=False,  # no thread of its own: it would take the interpreter's lock from the loop
+            # A refresh thread would take the interpreter's lock from the training loop.
+            auto_refresh=False,
         )
         self._task = self._progress.add_task("train", epoch="0", text="", total=1)
 
     def step(self, trainer: Trainer) -> None:
         now = perf_counter()
+        # The last step is always drawn, so that the bar ends at 100 %.
         if now < self._next and trainer.step < trainer.setup.steps and not trainer.finished:
             return
+        # images/s and time to go count from the first refresh, after compilation and the first batch.
         if self._rate is None:
             self._progress.start()
             self._rate = (now, trainer.position)
@@ -124,7 +127,7 @@ class ProgressBar(Display):
 
 @final
 class LogLines(Display):
-    """One line an evaluation, and one a few seconds of training."""
+    """Prints a line per evaluation, and one every few seconds of training."""
 
     def __init__(self) -> None:
         self._next = 0.0
@@ -134,7 +137,8 @@ class LogLines(Display):
 
     def record(self, record: dict[str, Any]) -> None:
         now = perf_counter()
-        if record["kind"] == "divergence":  # the run itself says it
+        # The Trainer itself tells the user of a divergence.
+        if record["kind"] == "divergence":
             return
         if record["kind"] == "train":
             if now < self._next:

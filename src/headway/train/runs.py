@@ -1,4 +1,4 @@
-"""Runs: a recipe becomes a run folder, started, resumed or repeated."""
+"""Runs: trains a recipe into a run folder; resumes, repeats and evaluates runs."""
 
 from __future__ import annotations
 
@@ -47,23 +47,28 @@ CLOCK_EXCLUDES = (
     "it includes the first batch, compilation, evaluations, checkpoints and logging"
 )
 FLOAT32: dict[str, Any] = {"precision": "fp32", "half_weights": False}
-"""What makes a network float32 whatever it was trained in; its weights are saved so."""
+"""Overrides that build a network in float32 whatever it was trained in. Weights are saved in float32."""
 
 
 @dataclass(frozen=True)
 class RunResult:
-    """How a run ended. `interrupted`: by SIGTERM or Ctrl-C, its state saved. `speaks`: this process says it for all."""
+    """The result of a run that ended.
+
+    Attributes:
+        was_interrupted: SIGTERM or Ctrl-C ended it, and its state is saved.
+        is_lead: this process tells the user the result, for all ranks.
+    """
 
     run: Run
     summary: dict[str, Any]
-    interrupted: bool
-    speaks: bool = True
+    was_interrupted: bool
+    is_lead: bool = True
 
 
 def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: Say) -> RunResult:
     """Trains a recipe into a new run folder (default: runs/NAME).
 
-    In each of several processes that a launcher started, this trains with the others; rank 0 writes the run folder.
+    In each process of a launcher, this trains with the other processes; rank 0 writes the run folder.
 
     Raises:
         HeadwayError: see `build_setup` and `Trainer`; the run folder exists.
@@ -77,6 +82,7 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: S
         raise UsageError("several processes have to know one run folder", where="--run-folder", fix=fix)
     with _join_ranks(ranks, Run(folder)):
         ranks.share(loaded.recipe.batch)
+        # A launcher that restarts all processes gives them the command line of the first start.
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
         if again and Run(folder).recipe_path.exists():
             return _resume(Run.open(folder), ranks.say, ranks)
@@ -84,10 +90,10 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: S
 
 
 def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int, *, say: Say) -> list[RunResult]:
-    """The same recipe with seeds s, s + 1, ...; one run folder each, numbered inside `folder`."""
+    """Trains a recipe with seeds s, s + 1, ...; one run folder each, numbered inside `folder`."""
     loaded = load_recipe(recipe, overrides)
     parent = folder or Run.free_name(Path("runs"), loaded.recipe.name)
-    ended = []
+    results = []
     for number in range(times):
         Run.expect_free(parent / str(number + 1))
     for number in range(times):
@@ -97,14 +103,14 @@ def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: i
         if folder_of_all := loaded.recipe.checkpoint.folder:
             own = f"{folder_of_all}/{number + 1}"
             one = one.resolve("checkpoint.folder", own, f"--repeat, run {number + 1}")
-        ended.append(_start_run(one, parent / str(number + 1), say=say))
-        if ended[-1].interrupted:
+        results.append(_start_run(one, parent / str(number + 1), say=say))
+        if results[-1].was_interrupted:
             break
-    return ended
+    return results
 
 
 def compute_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half width of its 95 % interval by Student's t; half width NaN for one value."""
+    """Returns the mean and the half width of its 95 % interval by Student's t; for one value the half width is NaN."""
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, math.nan
@@ -112,7 +118,7 @@ def compute_interval(values: Sequence[float]) -> tuple[float, float]:
 
 
 def resume(folder: Path, *, say: Say) -> RunResult:
-    """Goes on with a run from its newest good checkpoint; from the beginning where there is none.
+    """Continues a run from its newest good checkpoint, or from the beginning if it has none.
 
     Raises:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
@@ -127,7 +133,7 @@ def resume(folder: Path, *, say: Say) -> RunResult:
 
 
 def find_finished_run(folder: Path, *, say: Say) -> RunResult | None:
-    """How a run ended that is at its end; None where there is something left to do.
+    """Returns the result of a run that is at its end; None if there is something left to do.
 
     Raises:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
@@ -140,13 +146,16 @@ def find_finished_run(folder: Path, *, say: Say) -> RunResult | None:
     if checkpoint is None or checkpoint.step != summary["step"]:
         return None
     say(f"{run.folder} is at its end, step {checkpoint.step} of {summary['steps']}: nothing is left to do.")
-    return RunResult(run, summary, interrupted=False)
+    return RunResult(run, summary, was_interrupted=False)
 
 
 @contextmanager
 def _join_ranks(ranks: Ranks, run: Run) -> Iterator[None]:
-    """The time that this process spends with the others. An error of its own is that of the run: it leaves in order,
-    and its exit status says the rest. Where what joins it to the others fails, it is lost, and they go on."""
+    """Keeps this process among the ranks for the duration of the block.
+
+    After an error of the run (recipe, data, numbers) it leaves in order, and raises the error afterwards. After a
+    communication error it counts as lost, and the others continue without it.
+    """
     own: HeadwayError | None = None
     try:
         with ranks:
@@ -156,7 +165,8 @@ def _join_ranks(ranks: Ranks, run: Run) -> Iterator[None]:
                 raise (_explain_lost_launcher(error, run) if _is_orphan(ranks) else error) from error.__cause__
             except HeadwayError as error:
                 own = error
-    except CommunicationError:  # also of leaving in order
+    # Leaving in order communicates too.
+    except CommunicationError:
         if own is None:
             raise
     if own is not None:
@@ -164,6 +174,7 @@ def _join_ranks(ranks: Ranks, run: Run) -> Iterator[None]:
 
 
 def _is_orphan(ranks: Ranks) -> bool:
+    """Tells whether the launcher of this process can no longer be reached."""
     try:
         ranks.check()
     except (Lost, Fenced):
@@ -179,7 +190,7 @@ def _explain_lost_launcher(error: CommunicationError, run: Run) -> Communication
 
 
 def _meet_ranks(trainer: Trainer) -> None:
-    """Comes together with the other ranks. A newcomer that does not fit is lost, and they go on without it."""
+    """Meets the other ranks. A newcomer with another recipe counts as lost, and they continue without it."""
     try:
         trainer.meet()
     except UsageError as error:
@@ -213,16 +224,17 @@ def _continue_run(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks 
                 done = " It is at its end: nothing is left to do." if trainer.finished else ""
                 say(f"Resumed at step {trainer.step} of {setup.steps} from {checkpoint.path.name}.{done}")
             if not trainer.finished and leads:
-                (run.folder / "summary.json").unlink(missing_ok=True)  # it tells of a run that had stopped
+                # The old summary is about a run that had stopped.
+                (run.folder / "summary.json").unlink(missing_ok=True)
             if ranks is not None:
                 _meet_ranks(trainer)
             if trainer.finished and (summary := run.summary()).get("finished"):
-                return RunResult(run, summary, interrupted=False, speaks=leads)
+                return RunResult(run, summary, was_interrupted=False, is_lead=leads)
             return _run_trainer(trainer, display)
 
 
 def reload_recipe(run: Run) -> Loaded[TrainRecipe]:
-    """The resolved recipe of a run, with the origins it had; `auto` again where that is of the machine."""
+    """Reads the resolved recipe of a run. Keys whose `auto` depends on the machine are `auto` again."""
     about = run.about(origins=dict, base=str)
     loaded = Loaded(load(run.recipe_path, (), TrainRecipe).recipe, about["origins"], Path(about["base"]))
     for key in MACHINE_KEYS:
@@ -232,7 +244,7 @@ def reload_recipe(run: Run) -> Loaded[TrainRecipe]:
 
 
 def load_recipe(recipe: Path, overrides: Sequence[str]) -> Loaded[TrainRecipe]:
-    """A recipe; the paths in that of a run folder start where the run's own recipe lay."""
+    """Reads a recipe. Paths in the recipe of a run folder are relative to the original recipe's folder."""
     loaded = load(recipe, overrides, TrainRecipe)
     run = Run(recipe.parent)
     if recipe.name == run.recipe_path.name and (run.folder / "provenance.json").exists():
@@ -259,6 +271,7 @@ def _start_run(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, ra
         ):
             if ranks is not None:
                 _meet_ranks(trainer)
+                # The ranks may have agreed on another precision than this one had measured.
                 if leads and setup.agreed_recipe is not setup.loaded:
                     _record_recipe(run, setup, ranks)
             return _run_trainer(trainer, display)
@@ -271,7 +284,7 @@ def _open_checkpoints(run: Run, loaded: Loaded[TrainRecipe]) -> Checkpoints:
 
 @contextmanager
 def _lock_folder(run: Run, ranks: Ranks | None) -> Iterator[None]:
-    """Only one process, or one of several ranks, trains in a run folder."""
+    """Locks the run folder for the duration of the block, on the lead of several ranks."""
     if ranks is not None and not ranks.speaks:
         yield
         return
@@ -311,12 +324,13 @@ def _run_trainer(trainer: Trainer, display: TracingDisplay) -> RunResult:
     else:
         trainer.ranks.done = trainer.finished
         trainer.recovery.finish(lambda: _write_results(trainer, summary))
-    return RunResult(trainer.run_folder, summary, interrupted=not trainer.finished, speaks=trainer.leads)
+    return RunResult(trainer.run_folder, summary, was_interrupted=not trainer.finished, is_lead=trainer.is_lead)
 
 
 def _write_results(trainer: Trainer, summary: dict[str, Any]) -> None:
     _write_panels(trainer)
-    trainer.run_folder.write_json("summary", summary)  # the last file: where it says finished, nothing is missing
+    # The summary is the last file: if it says `finished`, nothing is missing.
+    trainer.run_folder.write_json("summary", summary)
 
 
 def _write_panels(trainer: Trainer) -> None:
@@ -324,7 +338,8 @@ def _write_panels(trainer: Trainer) -> None:
     if setup.eval is None:
         return
     if evaluation is None and trainer.finished and not (run.panels / "worst.json").exists():
-        with trainer.use_averages():  # killed between its last checkpoint and its panels
+        # The process was killed between its last checkpoint and its panels.
+        with trainer.use_averages():
             evaluation = evaluate_set(setup, setup.eval)
     if evaluation is not None:
         which = f"the weights of epoch {trainer.position / setup.epoch:.4g}"
@@ -333,6 +348,7 @@ def _write_panels(trainer: Trainer) -> None:
 
 @contextmanager
 def _explain_disk_errors(run: Run) -> Iterator[None]:
+    """Turns errors of writing into the run folder into messages."""
     try:
         yield
     except OSError as error:
@@ -348,7 +364,10 @@ def _explain_disk_errors(run: Run) -> Iterator[None]:
 
 
 def _stop_on_signals(trainer: Trainer) -> AbstractContextManager[None]:
-    """SIGTERM and Ctrl-C end the run at the next step's boundary, its state saved; a second Ctrl-C at once."""
+    """Makes SIGTERM and Ctrl-C save the state and end the run at the next step's boundary.
+
+    A second Ctrl-C ends it at once.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         if trainer.stopping and number == signal.SIGINT:
@@ -360,6 +379,7 @@ def _stop_on_signals(trainer: Trainer) -> AbstractContextManager[None]:
 
 def _summarise(trainer: Trainer) -> dict[str, Any]:
     setup, seconds = trainer.setup, trainer.clock.seconds
+    # The first batch includes the start of the loader's threads.
     rest = sum(seconds.get(stage, 0.0) for stage in ("evaluate", "checkpoint", "first batch"))
     training = max(trainer.clock.total() - rest, 1e-9)
     images = trainer.position
@@ -388,7 +408,7 @@ def _summarise(trainer: Trainer) -> dict[str, Any]:
 
 
 def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
-    """Metrics of a run's best weights over its evaluation set, or over another packed folder.
+    """Evaluates a run's best weights over its evaluation set, or over another packed folder; returns the metrics.
 
     Raises:
         UsageError: the run has no weights yet, or there is nothing to evaluate on.
@@ -411,13 +431,13 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
 
 
 def load_trained(run: Run, *, say: Say, wide: bool = False) -> TrainSetup:
-    """The setup of a run with its best weights; its data need not be there, nor its GPU, nor the native core.
+    """Builds the setup of a run, with its best weights. Its data, GPU and the native core need not be there.
 
     Args:
-        wide: in float32, also a network that was trained with 16-bit weights: as its masters are.
+        wide: build the network in float32, even if it was trained with 16-bit weights.
 
     Raises:
-        UsageError: it has none yet. HeadwayError: they are damaged.
+        UsageError: the run has no weights yet. HeadwayError: they are damaged.
     """
     if not run.weights_path.exists():
         fix = "They are written by its first evaluation or checkpoint."
@@ -443,6 +463,7 @@ def load_trained(run: Run, *, say: Say, wide: bool = False) -> TrainSetup:
 
 
 def _read_target(entry: dict[str, Any], run: Run) -> TargetSpec:
+    """Reads the target from provenance.json. Raises HeadwayError: it is damaged."""
     found: list[Any] = [entry.get(name) for name in ("kind", "classes", "numbers")]
     kind, classes, numbers = found
     named = isinstance(classes, list) and all(isinstance(one, str) for one in classes)

@@ -1,4 +1,4 @@
-"""Observer: what a recipe's part `observe` asks for, taken around single steps and read on logging steps."""
+"""StepObserver: the measurements of a recipe's part `observe`, taken in single steps and written on logging steps."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ from headway.setup.build import TrainSetup
 from headway.setup.run_log import RunLog
 
 MicroBatches = Sequence[tuple[Tensor, ...]]
-"""(images, labels, weights, weights with noise) of each micro-batch."""
+"""(images, labels, weights, weights with gradient noise) of each micro-batch."""
 
 
 @final
 class StepObserver:
-    """Of one run; on several ranks each has one, and the one that leads writes what its own samples show.
+    """Observes layers, activations, the noise scale and divergence of a run.
 
-    A step is looked at where it is a logging step by its number. At all others there is nothing to do but compare
-    numbers; what is taken stays on the device until `check_divergence` and `write_rows`.
+    Only logging steps are observed (the noise scale: every `noise_every_steps`); on all others it compares numbers.
+    Measurements stay on the device until `check_divergence` and `write_rows`. On several ranks each has an observer,
+    and the lead writes the measurements of its own samples.
     """
 
     def __init__(self, setup: TrainSetup) -> None:
@@ -61,8 +62,9 @@ class StepObserver:
         self._handles: list[Any] = []
 
     def begin_step(self, step: int, parts: MicroBatches, ranks: int = 1) -> None:
-        """Before the forward pass of a step, whose number it is once it is done."""
-        if self._handles:  # that step did not come about
+        """Begins a step, before its forward pass. Args: step: the first one is 1."""
+        # The hooks of a step that failed are still there.
+        if self._handles:
             self._remove_hooks()
         if self._noise is not None and ranks == 1 and step % self._noise_every == 0:
             if len(parts) > 1:
@@ -75,25 +77,27 @@ class StepObserver:
             self._layers.arm()
         if self._activations is not None:
             self._activations.arm()
-            if self._setup.recipe.compile:  # hooks have no place in the compiled network
+            # A compiled network runs no hooks, so the plain network sees the first micro-batch once more.
+            if self._setup.recipe.compile:
                 with leaving_no_trace(self._setup.model), torch.no_grad(), self._setup.precision.autocast():
                     self._setup.model(parts[0][0])
                 self._activations.disarm()
 
-    def end_step(self, step: int, size: int, verdict: Verdict | None, ranks: int) -> None:
-        """A step of so many samples over all ranks has come about."""
+    def end_step(self, step: int, size: int, reduction: Verdict | None, ranks: int) -> None:
+        """Ends a completed step. Args: size: samples over all ranks. reduction: the reduction, with several ranks."""
         if self._noise is None:
             return
-        if verdict is not None and ranks > 1:
+        # The all-reduce measures the gradient's norm before and after; alone, the hooks do.
+        if reduction is not None and ranks > 1:
             last = step % self._setup.recipe.log_every_steps == 0
-            self._noise.update(verdict.local_sq, verdict.reduced_sq, size / ranks, size, last=last)
+            self._noise.update(reduction.local_sq, reduction.reduced_sq, size / ranks, size, last=last)
         elif self._handles:
             local, whole, parts = torch.stack(self._local).sum(), torch.stack(self._whole).sum(), self._parts
             self._remove_hooks()
             self._noise.update(local, whole, size / parts, size)
 
     def check_divergence(self, step: int, losses: NDArray[np.float64], loss_scale: float | None) -> str | None:
-        """On a logging step, after the losses since the last one are read: the sentence where the run diverges."""
+        """Returns a sentence if the run diverges; called on logging steps. Args: losses: those since the last one."""
         found = self._layers.read() if self._layers is not None else None
         self._norms, gradient = (None, None) if found is None else found
         if self._divergence is None:
@@ -102,11 +106,11 @@ class StepObserver:
         return self._divergence.look(step, losses, self._norms, gradient, loss_scale, lr)
 
     def find_culprit(self) -> str:
-        """The layer that blew up first, as a sentence; empty where none is known."""
+        """Returns a sentence that names the layer that diverged first; empty if none is known."""
         return "" if self._divergence is None else self._divergence.culprit()
 
     def write_rows(self, log: RunLog, step: int, position: int) -> dict[str, float]:
-        """After `check_divergence`: writes the rows of what was looked at, and returns what a record has besides."""
+        """Writes the measurements of the newest step, after `check_divergence`; returns additions to its record."""
         if self._norms is not None and self._options.layer_rates and self._layers is not None:
             log.write_rows("layers", self._layers.names, layers.COLUMNS, position, step, self._norms)
         self._norms = None
@@ -118,14 +122,14 @@ class StepObserver:
         return {"noise_scale": known.scale, "noise_scale_low": known.low, "noise_scale_high": known.high}
 
     def state(self) -> dict[str, Any]:
-        """For a checkpoint, as JSON; waits for the device."""
+        """Returns the state for a checkpoint, for JSON. This waits for the device."""
         return {
             "divergence": None if self._divergence is None else self._divergence.state(),
             "noise": self._noise and {key: value.tolist() for key, value in self._noise.state_dict().items()},
         }
 
     def load_state(self, state: dict[str, Any] | None, where: str) -> None:
-        """Goes on from such a state. Raises CheckpointError: it is none."""
+        """Restores such a state. Raises CheckpointError: it is damaged."""
         if state is None:
             return
         divergence, noise = state.get("divergence"), state.get("noise")
@@ -145,8 +149,11 @@ class StepObserver:
                 raise CheckpointError("its manifest has no good scalars.observer.noise", where=where) from None
 
     def _hook_gradients(self, parts: MicroBatches) -> None:
-        """Takes the gradient of each micro-batch as what it adds to the sum: a copy of the gradients, no further
-        pass through the network."""
+        """Measures the noise scale from the micro-batches of a step.
+
+        Hooks take each micro-batch's gradient as the change of the accumulated one. That needs a copy of the gradients,
+        but no further pass through the network.
+        """
         sizes = [len(part[0]) for part in parts]
         shares = [size / sum(sizes) for size in sizes]
         self._local, self._whole, self._parts = [], [], len(parts)
@@ -170,7 +177,7 @@ class StepObserver:
         self._handles, self._local, self._whole = [], [], []
 
     def _measure_halves(self, part: tuple[Tensor, ...]) -> None:
-        """Takes the gradients of two halves of the batch, which go through the network apart from the step itself."""
+        """Measures the noise scale from the gradients of the two halves of a batch, in two extra passes."""
         setup, size, trained = self._setup, len(part[0]), self._list_trained()
         sums: list[Tensor | None] = [None] * len(trained)
         terms = []
@@ -190,5 +197,5 @@ class StepObserver:
         self._noise.update(torch.stack(terms).sum(), whole, size / 2, size)
 
     def _list_trained(self) -> list[Tensor]:
-        """In this step: some may be frozen by now."""
+        """Lists the parameters that are trained in this step; others are frozen by now."""
         return [one for one in self._setup.model.parameters() if one.requires_grad]

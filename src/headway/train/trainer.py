@@ -443,6 +443,6 @@ class Trainer:
         return self.accumulator.damaged
 
     @property
-    def leads(self) -> bool:
+    def is_lead(self) -> bool:
         """True for the one process of a run that writes its records, weights and summary."""
         return self.ranks is None or self.ranks.speaks
