@@ -1,4 +1,4 @@
-"""How a network is called: as it is, compiled, or with activations that are computed again."""
+"""torch.compile and activation checkpointing, as a recipe asks for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headway.model.compilable import breaks, noted
 from headway.model.recompute import recompute
 
 MAX_NAMES = 3
-"""Names of modules that are said."""
+"""Number of module names in a message; the others are counted."""
 
 
 def compile_model(
@@ -20,10 +20,11 @@ def compile_model(
     how: bool | Literal["graphs", "max-autotune"],
     say: Callable[[str], object] = lambda text: None,
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A network by the recipe's `compile`. Optimizers stay outside of what is compiled, and of graphs.
+    """Compiles a network as the recipe's `compile` says. The optimizer is not compiled.
 
     Args:
-        say: told, at the first call, of each line at which torch.compile breaks the network's graph.
+        how: False: the network itself. True: torch.compile. `graphs` and `max-autotune`: its modes of these names.
+        say: called at the first forward pass with each line that breaks the network's graph.
     """
     if how is False:
         return model
@@ -33,17 +34,21 @@ def compile_model(
         return report_graph_breaks(torch.compile(model, mode="max-autotune-no-cudagraphs"), model, say)
     compiled = report_graph_breaks(torch.compile(model, mode="reduce-overhead"), model, say)
 
-    def replayed(images: torch.Tensor) -> torch.Tensor:
+    def replay(images: torch.Tensor) -> torch.Tensor:
         torch.compiler.cudagraph_mark_step_begin()
-        return compiled(images).clone()  # the next replay writes where they lie
+        # A copy: the next replay overwrites the outputs of this one.
+        return compiled(images).clone()
 
-    return replayed
+    return replay
 
 
 def report_graph_breaks(
     compiled: Callable[[torch.Tensor], torch.Tensor], model: torch.nn.Module, say: Callable[[str], object]
 ) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The same; what torch notes at the first call, which compiles, is said. It notes it anyway."""
+    """Wraps a compiled network, so that the graph breaks of its first call are reported.
+
+    torch.compile notes them in any case, so this costs nothing.
+    """
     begun = False
 
     def forward(images: torch.Tensor) -> torch.Tensor:
@@ -63,7 +68,11 @@ def report_graph_breaks(
 def apply_activation_checkpointing(
     model: torch.nn.Module, asked: bool | tuple[str, ...], say: Callable[[str], object]
 ) -> None:
-    """Does what the recipe's `recompute` asks for. Raises RecipeError: the network has no such modules."""
+    """Applies activation checkpointing as the recipe's `recompute` says.
+
+    Raises:
+        RecipeError: the network has no such modules.
+    """
     if asked is False:
         return
     try:

@@ -1,4 +1,4 @@
-"""Precision of forward and backward, and fp16's loss scale, which lives on the device."""
+"""Precision of forward and backward: autocast, loss scaling, and the choice behind `precision: auto`."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ PrecisionName = Literal["fp32", "bf16", "fp16"]
 TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 MIN_SPEEDUP = 1.05
-"""How many times as fast as fp32 another precision has to be, to be taken by `auto`: it has fewer digits."""
+"""`auto` takes another precision than fp32 only if it is so many times as fast, as it has fewer digits."""
 
 
 @final
 class Precision:
-    """The autocast context, backward with the loss rule, and the optimizer's step.
+    """The autocast context, the backward pass with the loss rule, and the optimizer's step.
 
     Args:
         name: fp32, bf16 or fp16.
-        seconds: a sample takes in each precision here, where `auto` measured it.
-        masters: of a network that is itself 16 bit wide, and needs no autocast.
+        seconds: seconds per sample in each precision on this rank, if `auto` measured them.
+        masters: fp32 weights of a network with 16-bit weights, which needs no autocast.
 
     Attributes:
-        name: as given, or as the ranks agreed on.
-        reason: why they did.
-        is_narrow: the network is itself 16 bit wide.
-        recorded: what a run has that this process joins, where that is known: it counts where all ranks join.
+        name: the precision given, or the one that the ranks agreed on.
+        reason: why the ranks agreed on it.
+        is_narrow: the network itself has 16-bit weights.
+        recorded: the precision of the run that this process joins, if known. It counts if no rank has agreed before.
     """
 
     def __init__(
@@ -56,19 +56,19 @@ class Precision:
 
     def _set_name(self, name: PrecisionName) -> None:
         self.name: PrecisionName = name
-        # GradScaler keeps scale, growth and found-inf on the device; with torch's fused optimizers its step and update
-        # do not wait for it.
+        # GradScaler keeps scale, growth and found-inf on the device; with torch's fused optimizers, step and update do
+        # not wait for it.
         self._scaler = torch.amp.GradScaler(self._device) if name == "fp16" else None
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """Context of the forward pass."""
+        """Returns the context of the forward pass."""
         if self.name == "fp32" or self.is_narrow:
             return nullcontext()
         return torch.autocast(self._device, TYPES[self.name])
 
     def autocast_widest(self) -> AbstractContextManager[Any]:
-        """Context of a forward pass that keeps as much as training may: fp32 until the ranks have agreed on what `auto`
-        stands for, whatever was faster here."""
+        """Returns the context of a forward pass that keeps as much memory as training may need."""
+        # Until the ranks have agreed on a precision, that is fp32, even if another one is faster on this rank.
         return nullcontext() if self.is_auto and not self._agreed else self.autocast()
 
     def backward(self, losses: torch.Tensor, weights: torch.Tensor) -> None:
@@ -80,9 +80,10 @@ class Precision:
     def step(
         self, optimizer: torch.optim.Optimizer, clip_norm: float | None, parameters: list[torch.nn.Parameter]
     ) -> None:
-        """Clips where asked, and steps; with fp16 a step with a non-finite gradient changes nothing."""
+        """Clips the gradient if asked, and steps. In fp16 a step with a non-finite gradient changes nothing."""
         if self._masters is not None:
             self._masters.take_gradients()
+        # The norm is that of the unscaled gradient.
         if self._scaler is not None and clip_norm is not None:
             self._scaler.unscale_(optimizer)
         if clip_norm is not None:
@@ -97,16 +98,21 @@ class Precision:
 
     @property
     def is_auto(self) -> bool:
-        """Whether `auto` chose it, so that other ranks may have chosen otherwise."""
+        """True if `auto` chose the precision, so that other ranks may have chosen another one."""
         return self._seconds is not None
 
     def finding(self) -> Any:
-        """What the other ranks have to know to choose with this one, for JSON."""
+        """Returns the facts of this rank from which all ranks choose a precision, for JSON."""
         return {"agreed": self.name if self._agreed else self.recorded, "seconds": self._seconds}
 
     def agree(self, findings: Sequence[Any]) -> str:
-        """Takes what all ranks take, given the findings of all in one order: what some have agreed on before, else what
-        is the fastest on the slowest of them. Returns what there is to say of it."""
+        """Chooses the same precision on all ranks, and returns a message if it differs from this rank's own.
+
+        The precision that some ranks agreed on before has priority; else the fastest on the slowest rank is taken.
+
+        Args:
+            findings: those of all ranks, in one order.
+        """
         if not self.is_auto or self._agreed:
             return ""
         self._agreed = True
@@ -121,14 +127,14 @@ class Precision:
         return f"Precision: {name}, {self.reason}."
 
     def state(self) -> dict[str, float]:
-        """Loss scale and its counters; waits for the device. Empty without loss scaling."""
+        """Returns the loss scale and its counters; empty without loss scaling. This waits for the device."""
         return dict(self._scaler.state_dict()) if self._scaler is not None else {}
 
     def load(self, state: dict[str, float], where: str = "") -> None:
-        """Goes on from such a state. Raises CheckpointError: it is none."""
+        """Restores such a state. Raises CheckpointError: it is damaged."""
         if self._scaler is None:
             return
-        # A scale of 0 or below, or a counter that is no whole number, would end in a step that is no step.
+        # A scale of 0 or below, or a fractional counter, would make the following steps meaningless.
         for name, mine in self._scaler.state_dict().items():
             if name not in state or not is_number(state[name], 0, 1e38) or not (state[name] or name == GROWTH_TRACKER):
                 raise CheckpointError(f"its manifest has no good scalars.precision.{name}", where=where)
@@ -138,16 +144,17 @@ class Precision:
 
 
 GROWTH_TRACKER = "_growth_tracker"
-"""Of a GradScaler's state: the steps since its scale changed, the one number that may be 0."""
+"""Key of a GradScaler's state: steps since its scale changed, the only number that may be 0."""
 
 
 def list_candidates(device: torch.device, *, scaled: bool = True) -> tuple[PrecisionName, ...]:
-    """What `auto` chooses among: fp32, and bf16 where the device has units for it; a processor without them takes up to
-    a hundred times as long. A GPU without them: fp16, which saves bytes at least.
+    """Lists the precisions among which `auto` chooses on a device.
 
     Args:
-        scaled: fp16 may be one; it needs a loss scale.
+        scaled: fp16 is allowed, which needs a loss scale.
     """
+    # bf16 only with hardware units: a processor without them takes up to a hundred times as long. GPUs before compute
+    # capability 8.0 get fp16 instead, which saves memory at least.
     if device.type == "cuda":
         if torch.cuda.get_device_capability(device) >= (8, 0):
             return ("fp32", "bf16")
@@ -158,7 +165,7 @@ def list_candidates(device: torch.device, *, scaled: bool = True) -> tuple[Preci
 
 
 def describe_emulation(name: PrecisionName, device: torch.device) -> str:
-    """What is to be said of a precision that was asked for, where the device has no units for it; else empty."""
+    """Returns a warning if the device has no hardware units for a precision; else an empty text."""
     if device.type != "cpu" or name in list_candidates(device):
         return ""
     return f"Precision: {name} is emulated on this processor, which has no units for it, and slower; auto takes fp32."
@@ -185,14 +192,14 @@ def measure_precisions(
 
 
 def choose_fastest(found: Sequence[Mapping[PrecisionName, float]]) -> tuple[PrecisionName, str]:
-    """The precision to take, and why.
+    """Returns the precision that is fastest on the slowest rank, and the reason.
 
     Args:
-        found: seconds of a sample by precision, of each rank; inf where the network fails. A step takes as long as on
-            the slowest of them.
+        found: for each rank, the seconds per sample by precision; inf if the network fails in it.
     """
     if not found:
         return "fp32", "there was nothing to measure it with"
+    # A step takes as long as on the slowest rank.
     names = [name for name in found[0] if all(name in one for one in found)]
     slowest = {name: max(one[name] for one in found) for name in names}
     where = "here" if len(found) == 1 else "on the slowest rank"

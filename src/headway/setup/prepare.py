@@ -1,4 +1,4 @@
-"""A training batch as the network gets it."""
+"""Prepares training batches for the network: augmentation, the user's transform, micro-batches."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from headway.setup.build import TrainSetup
 
 
 def prepare_batch(setup: TrainSetup, batch: Batch, step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Its images and labels: augmented, normalised, and through the user's transform.
+    """Returns the images and labels of a batch: augmented, normalised, and passed through the user's transform.
 
     Args:
-        step: the first one is 1; for the error.
+        step: number of the step for the error message; the first one is 1.
 
     Raises:
         UserCodeError: the transform failed.
     """
+    # Keys are computed for every sample on the host, and only random augmentations and transforms use them.
     keys = batch.keys() if setup.augment.random or setup.transform else None
     images, labels = augment_batch(setup, batch, keys)
     if setup.transform is None:
@@ -33,10 +34,10 @@ def prepare_batch(setup: TrainSetup, batch: Batch, step: int) -> tuple[torch.Ten
 
 
 def augment_batch(setup: TrainSetup, batch: Batch, keys: UInt64 | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """A batch's images and labels, augmented and normalised.
+    """Returns the images and labels of a batch, augmented and normalised.
 
     Args:
-        keys: uint64 [b], the samples' keys; None is enough where the augmentation is not `random`.
+        keys: the samples' keys, uint64 [b]. None if the augmentation is not `random`.
     """
     return setup.augment(
         batch.images,
@@ -49,8 +50,10 @@ def augment_batch(setup: TrainSetup, batch: Batch, keys: UInt64 | None) -> tuple
 
 
 def split_micro_batches(setup: TrainSetup, *tensors: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
-    """Tensors of one step in micro-batches: parts as equal as can be, as batch norm wants no tail of one sample."""
-    micro, samples = setup.recipe.micro_batch, tensors[0].shape[0]  # len() of a tensor takes 2 us more
+    """Splits the tensors of one step into micro-batches of nearly equal size."""
+    # len() of a tensor takes 2 us more than its shape, and a slice of it 1.5 us: this runs in every step.
+    micro, samples = setup.recipe.micro_batch, tensors[0].shape[0]
     if not isinstance(micro, int) or micro >= samples:
-        return [tensors]  # a slice of a tensor takes 1.5 us
+        return [tensors]
+    # Nearly equal, because batch norm fails on a last part of one sample.
     return list(zip(*(tensor.tensor_split(-(-samples // micro)) for tensor in tensors), strict=True))

@@ -1,4 +1,4 @@
-"""`headway init`: looks at images and proposes a recipe that works, with comments that say why."""
+"""`headway init`: inspects images and proposes a recipe that works, with the reason for each choice as a comment."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from headway.data.modes import glanced
 from headway.data.reference import GRAY_MODES
 
 MAX_INSPECTED = 256
-"""Image files whose headers are read; sizes of the rest are guessed from theirs."""
+"""Largest number of image files whose headers are read; they stand for the sizes of all images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceFindings:
-    """What was found in a source."""
+    """Facts about a source of images."""
 
     samples: int
     held_out: bool
@@ -33,11 +33,12 @@ class SourceFindings:
     kind: LabelKind
     outputs: int
     sizes: Sequence[tuple[int, int]]
-    """(width, height) of images looked at."""
+    """(width, height) of the images inspected."""
     gray: bool
 
     @property
     def common_size(self) -> tuple[int, int] | None:
+        """The size of all images inspected; None if they differ."""
         return self.sizes[0] if len(set(self.sizes)) == 1 else None
 
     @property
@@ -47,10 +48,10 @@ class SourceFindings:
 
 
 def inspect_source(src: Path) -> SourceFindings:
-    """Looks at an image folder, a list of images, or a packed folder.
+    """Inspects an image folder, a list of images, or a packed folder.
 
     Raises:
-        HeadwayError: it is none of these, or its images cannot be opened.
+        HeadwayError: the source is none of these, or its images cannot be opened.
     """
     part = next((p for p in (src, src / "train") if (p / COLUMNS_FILE).is_file()), None)
     if part is not None:
@@ -90,8 +91,9 @@ def _inspect_files(source: Source) -> tuple[list[tuple[int, int]], Counter[str]]
             with glanced(source.images.read(int(place))) as image:
                 sizes.append(image.size)
                 modes[image.mode] += 1
+        # `headway pack` names every bad file; here the others are enough.
         except (OSError, DataError):
-            continue  # pack names every bad file; here a look at the others is enough
+            continue
     if not sizes:
         raise DataError(
             "none of the images looked at can be opened", where=source.root, fix="Look at them: are they images?"
@@ -106,13 +108,14 @@ def propose(src: Path, out: Path | None = None, *, overwrite: bool = False) -> t
         out: the recipe's file; None: NAME.yaml in the current folder.
 
     Returns:
-        the recipe's path, what was found, and the folder that the data is to be packed into (`src` where it is packed).
+        the recipe's path, the facts about `src`, and the folder to pack the data into (`src` if it is packed already).
 
     Raises:
         UsageError: the recipe exists and `overwrite` is off. HeadwayError: see `look`.
     """
     found = inspect_source(src)
-    path = Path(os.path.abspath(src))  # a link keeps its own name
+    # Not resolved, so that a link gives its own name to the recipe.
+    path = Path(os.path.abspath(src))
     name = (path.name if path.is_dir() else path.stem).removesuffix(".packed").lstrip(".") or "images"
     out = out or Path(f"{name}.yaml")
     if out.exists() and not overwrite:
@@ -120,13 +123,14 @@ def propose(src: Path, out: Path | None = None, *, overwrite: bool = False) -> t
     packed = src if found.packed else out.parent / f"{name}.packed"
     if not out.parent.is_dir():
         raise UsageError("there is no such folder", where=str(out.parent))
+    # Paths in a recipe are relative to its folder.
     relative = Path(os.path.relpath(packed.resolve(), out.resolve().parent))
     out.write_text(format_recipe(found, name, relative), encoding="utf-8")
     return out, found, packed
 
 
 def format_recipe(found: SourceFindings, name: str, packed: Path) -> str:
-    """The YAML of a proposal; every choice says why."""
+    """Formats a proposal as YAML; every choice has its reason as a comment."""
     side, batch = _choose_side(found), _choose_batch(found)
     epochs = _choose_epochs(found, batch)
     split = packed if found.packed and not found.held_out else packed / "train"
@@ -165,7 +169,7 @@ def _format_precision(found: SourceFindings) -> str:
 
 
 def _quote_yaml(text: str) -> str:
-    """A text as YAML writes it: a folder may be called 2024, 1e-3 or `no`."""
+    """Formats a text as YAML, quoted if needed: a folder may be called 2024, 1e-3 or `no`."""
     quotes = None if text[:1].isalpha() or "/" in text else "'"
     return yaml.safe_dump(text, default_style=quotes, allow_unicode=True, width=math.inf).removesuffix("...\n").strip()
 
@@ -176,7 +180,7 @@ def _describe_labels(found: SourceFindings) -> str:
 
 
 def _choose_side(found: SourceFindings) -> int:
-    """Shorter side that the network sees: the images' own where they are small, else 32, 64, 128 or 224."""
+    """Chooses the shorter side that the network sees: that of small images themselves, else 32, 64, 128 or 224."""
     if found.common_size and max(found.common_size) <= 64:
         return min(found.common_size)
     median = found.median_side
@@ -190,7 +194,7 @@ def _choose_family(side: int) -> str:
 def _choose_batch(found: SourceFindings) -> int:
     side = _choose_side(found)
     largest = {"small": 512, "cifar": 1024, "resnet": 256}[_choose_family(side)]
-    # At least 25 steps an epoch, as long as a batch has 32 samples: fewer steps than that learn little an epoch.
+    # At least 25 steps per epoch, unless that needs a batch below 32: with fewer steps an epoch trains little.
     return int(max(32, min(largest, 2 ** int(np.log2(max(1, found.samples / 25))))))
 
 
@@ -215,6 +219,7 @@ def _format_size(found: SourceFindings, side: int) -> list[str]:
 
 
 def _format_augment(found: SourceFindings, side: int) -> list[str]:
+    # A sixteenth of the side is 2 pixels of 32.
     shift = max(1, side // 16)
     flip = "false  # gray images are often signs or writing, where a mirror image means something else"
     if not found.gray:
@@ -245,6 +250,7 @@ def _format_optimizer(found: SourceFindings, side: int, batch: int) -> list[str]
     regression = found.kind == "value"
     smoothing = ["task:", "  args: {label_smoothing: 0.1}  # keeps the network from being too sure", ""]
     head = smoothing if found.kind == "class" else []
+    # cifar_net trains at a large rate that rises and falls, with larger steps for the biases of batch norm.
     if _choose_family(side) == "cifar" and not regression:
         lr = round(1.5 * batch / 1024, 3)
         return [
@@ -259,6 +265,7 @@ def _format_optimizer(found: SourceFindings, side: int, batch: int) -> list[str]
             "    - {match: '.*'}",
             "schedule: {name: triangular, start: 0.2, peak: 0.23, end: 0.07}",
         ]
+    # 0.1 for a batch of 128, as usual for residual networks; for numbers a twentieth of it.
     lr = round(min(0.4, 0.1 * batch / 128) * (0.05 if regression else 1), 4)
     return [
         *head,

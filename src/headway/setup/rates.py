@@ -1,4 +1,4 @@
-"""What follows from a recipe's batch: the learning rate, the epochs, the steps; and what is said of a large one."""
+"""Values that follow from a recipe's batch: learning rate, epochs and steps; and warnings about large batches."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from headway.optim.rate import ScaledRecipe, number
 from headway.setup.recipe import TrainRecipe
 
 LARGE_BATCH = 1024
-"""Batch above which a learning rate that never moves is warned of."""
+"""Batch above which a constant learning rate causes a warning."""
 VERY_LARGE_BATCH = 4096
-"""Batch above which an optimizer that takes all layers alike is warned of."""
+"""Batch above which an optimizer without layer-wise rates causes a warning."""
 FEW_STEPS = 10
-"""Steps of a run below which large ones are warned of."""
+"""Steps of a run below which a large batch causes a warning."""
 MAX_EPOCHS_OFF = 0.1
-"""Share of its epochs by which a run may end elsewhere than asked before it is said."""
+"""Share of its epochs by which a run may be longer or shorter than asked without a warning."""
 
 
 def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
-    """The recipe with numbers in place of {base, per, scale}.
+    """Replaces each {base, per, scale} of a recipe by its number.
 
-    Epochs that follow the batch take all moments of the run with them, so that each part of it has as many steps as
-    with the small batch (regime adaptation: Hoffer et al. 2017, arXiv 1705.08741).
+    If the epochs follow the batch, all other epochs of the recipe are scaled with them, so that each part of the run
+    has as many steps as with the small batch (regime adaptation: Hoffer et al. 2017, arXiv 1705.08741).
     """
     recipe = loaded.recipe
     values: dict[str, tuple[Any, str]] = {}
@@ -32,7 +32,8 @@ def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
     if isinstance(lr := recipe.optimizer.lr, ScaledRecipe):
         values["optimizer.lr"] = (lr.at(batch), lr.why(batch))
         if schedule.warmup_start == "base":
-            start = min(1.0, lr.base / lr.at(batch))  # a batch below `per` has nothing to rise to
+            # With a batch below `per` the scaled rate is the lower one, and there is nothing to rise to.
+            start = min(1.0, lr.base / lr.at(batch))
             values["schedule.warmup_start"] = (start, f"base {lr.base:g} of a learning rate of {lr.at(batch):.6g}")
     if isinstance(epochs := recipe.epochs, ScaledRecipe):
         values["epochs"] = (epochs.at(batch), epochs.why(batch))
@@ -58,7 +59,7 @@ def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
 
 
 def find_oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> list[str]:
-    """What is hardly meant: very few steps, each of which is large; an end elsewhere than asked; a flat warm-up."""
+    """Finds settings that are hardly meant: few and large steps, another length than asked, a flat warm-up."""
     out = []
     if recipe.schedule.warmup_epochs and recipe.schedule.warmup_start == 1:
         what = f"The warm-up of {recipe.schedule.warmup_epochs:g} epochs begins at the rate at which it ends"
@@ -76,13 +77,13 @@ def find_oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int
 
 
 def plan_steps(recipe: TrainRecipe, samples: int) -> tuple[BatchPlan, int]:
-    """The steps' sizes and their number, of a recipe whose rates are resolved, over a data set of so many samples."""
+    """Plans the sizes of the steps and their number. Args: recipe: its rates are resolved. samples: one epoch."""
     plan = BatchPlan(recipe.batch, recipe.batch_growth, epoch=samples)
     return plan, plan.nearest(number(recipe.epochs, "epochs") * samples)
 
 
 def check_length(recipe: TrainRecipe, steps: int) -> None:
-    """Raises RecipeError for what would never be done in so few steps."""
+    """Raises RecipeError for settings that would never take effect in so few steps."""
     lookahead, ema, scale = recipe.optimizer.lookahead, recipe.model.ema, recipe.optimizer.batch_scale
     if lookahead is not None and steps < lookahead.every_steps:
         what = f"it looks ahead every {lookahead.every_steps} steps, and the run has {steps}"
@@ -96,13 +97,14 @@ def check_length(recipe: TrainRecipe, steps: int) -> None:
 
 
 def find_batch_warnings(recipe: TrainRecipe) -> list[str]:
-    """What is known to go wrong with a batch of this size, in sentences with what mends it. A batch is what the weights
-    move by once, of `lbsgd` a macro-batch."""
+    """Lists known problems with a batch of this size, each with its fix."""
+    # The batch by which the weights move once: for lbsgd that is a macro-batch of several steps.
     out = []
     optimizer, scale = recipe.optimizer, recipe.optimizer.batch_scale
     steps = f" ({scale} steps of {{:,}})" if scale > 1 else ""
     batch, largest = recipe.batch * scale, recipe.largest_batch * scale
-    rise = min(5.0, number(recipe.epochs, "epochs") / 4)  # a warm-up that fits the run
+    # A warm-up that fits into the run.
+    rise = min(5.0, number(recipe.epochs, "epochs") / 4)
     if batch > LARGE_BATCH and not recipe.schedule.moves and not optimizer.moves and recipe.batch_growth is None:
         out.append(
             f"A batch of {batch:,}{steps.format(recipe.batch)} trains at one learning rate throughout: above "

@@ -1,4 +1,4 @@
-"""What a run writes while it trains: metrics, sample ids, quarantine, best weights, sinks."""
+"""RunLog: the files that a run writes while it trains: metrics, sample ids, quarantine, best weights, sinks."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ NON_METRIC_KEYS = frozenset(
     {"kind", "step", "position", "epoch", "seconds", "lr", "batch", "images_s", "wait_share", "loss_scale", "damaged"}
     | {"noise_scale", "noise_scale_low", "noise_scale_high", "slowest"}
 )
-"""What a record of metrics.jsonl holds besides metrics."""
+"""Keys of a record of metrics.jsonl that are not metrics. No metric of a task may have such a name."""
 
 
 class RunLog:
     """The open files of one run folder.
 
     Args:
-        leads: whether this process writes metrics, quarantine, weights and sinks; one of all ranks does.
-        name: of this process among several: each writes ids of its own.
+        leads: this process is the one that writes metrics, quarantine, weights and sinks. Every rank writes ids.
+        name: name of this process among several; its file of ids is named after it.
     """
 
     def __init__(self, run: Run, *, sinks: Sequence[str], leads: bool = True, name: str = "") -> None:
         self._run, self._names, self._name = run, sinks, name
         self._ids: IO[bytes] | None = None
         self.confirm: Callable[[], None] = lambda: None
-        """Called before the best weights are replaced: who was lost while it slept may not."""
+        """Called before the best weights are replaced; raises if the other ranks have gone on without this process."""
         self._is_lead = False
         self._sinks: list[Sink] = []
         if leads:
@@ -47,13 +47,14 @@ class RunLog:
 
     @property
     def is_lead(self) -> bool:
+        """True if this process writes for all ranks."""
         return self._is_lead
 
     def take_lead(self, after: tuple[int, int] | None = None) -> None:
-        """From now on this process writes for all.
+        """Makes this process write for all ranks from now on.
 
         Args:
-            after: (position, step): what another process wrote for later ones is taken out.
+            after: (position, step). Entries that another process wrote for later ones are removed.
         """
         self._is_lead = True
         if after is not None:
@@ -62,9 +63,10 @@ class RunLog:
         self._sinks = open_sinks(self._names, self._run.folder, after_step=after and after[1])
 
     def write_record(self, record: dict[str, Any]) -> None:
-        """Appends to metrics.jsonl, and hands on to the sinks."""
+        """Appends to metrics.jsonl, and passes the record on to the sinks."""
         if not self._is_lead:
             return
+        # JSON has no NaN and no infinity.
         finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         self._metrics.write(json.dumps(finite) + "\n")
         self._metrics.flush()
@@ -75,8 +77,9 @@ class RunLog:
         """Appends (position, asked, served) of each sample to ids.bin."""
         if self._ids is None:
             path = self._run.ids_of(self._name)
-            path.parent.mkdir(parents=True, exist_ok=True)  # on a host of its own, the lead's folder is elsewhere
-            # One of several processes may be killed and the others go on: what it wrote must not be lost with it.
+            # On another host than the lead's the run folder may not exist yet.
+            path.parent.mkdir(parents=True, exist_ok=True)
+            # If one of several ranks is killed, the others continue, so its ids must not be lost in a buffer.
             self._ids = path.open("ab", buffering=0 if self._name else -1)
         self._ids.write(np.stack([positions, asked, served], axis=1).astype("<i8").tobytes())
 
@@ -94,6 +97,7 @@ class RunLog:
         """Writes weights.safetensors, whole or not at all."""
         if not self._is_lead:
             return
+        # Cloned, because safetensors refuses tensors that share memory.
         data = save_tensors({name: t.detach().cpu().contiguous().clone() for name, t in state.items()})
         self.confirm()
         write_whole(self._run.weights_path, data)
@@ -112,18 +116,18 @@ class RunLog:
             rows.append(self._run.rows_of(kind), names, columns, position, step, values)
 
     def cut_ids(self, position: int) -> None:
-        """Takes this process's samples from a position on out of its ids: their step did not come about."""
+        """Removes the ids of this process from a position on, as their step failed."""
         self._run.cut_ids(position, self._name)
 
     def flush(self) -> None:
-        """Brings everything logged so far onto the disk; called before a checkpoint that counts on it."""
+        """Brings all logged entries onto the disk; called before a checkpoint that relies on them."""
         for file in (self._metrics if self._is_lead else None, self._ids):
             if file is not None:
                 file.flush()
                 os.fsync(file.fileno())
 
     def cut_back(self, position: int, step: int) -> None:
-        """Takes out what was logged after a position, which came after `step` steps; by whoever leads."""
+        """Removes all entries after a position, if this process is the lead. Args: step: the step at that position."""
         if self._is_lead:
             self._metrics.close()
             for sink in self._sinks:
@@ -132,6 +136,7 @@ class RunLog:
             self.take_lead(after=(position, step))
 
     def close(self) -> None:
+        """Closes all files and sinks."""
         if self._is_lead:
             self._metrics.close()
         if self._ids is not None:

@@ -1,4 +1,4 @@
-"""Task: what makes a loss and metrics of the network's output. Three of ours; the user's own by import path."""
+"""Task: turns the network's outputs into loss, metrics and predictions. A user's own task is named by import path."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class TargetSpec:
 
     kind: LabelKind
     classes: tuple[str, ...]
-    """Names of the classes, or of the numbers; empty for a single number."""
+    """Names of the classes or of the numbers; empty for a single number."""
     numbers: int
     """Numbers of a label: 1 for a class or a single number, else the length of the vector."""
 
@@ -42,9 +42,10 @@ class TargetSpec:
 
 
 class Task(ABC):
-    """Everything is per sample: the Trainer sums and weighs, so that uneven ranks and masked samples come out right.
+    """Loss, metrics and predictions, all per sample.
 
-    A task by import path is called as `factory(target, **args)`.
+    The Trainer sums and weighs them, so that uneven ranks and masked samples come out right. A task by import path is
+    built as `factory(target, **args)`.
     """
 
     primary: str
@@ -54,26 +55,26 @@ class Task(ABC):
     @property
     @abstractmethod
     def outputs(self) -> int:
-        """How many numbers the network must give for a sample; passed to its factory as num_classes."""
+        """Number of outputs that the network must give for a sample; passed to its factory as num_classes."""
 
     @abstractmethod
     def loss(self, outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Loss of each sample, shape [b]; outputs float32 [b, outputs], labels as the data set has them."""
+        """Returns the loss of each sample, shape [b]. Outputs: float32 [b, outputs]; labels: as in the data set."""
 
     @abstractmethod
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> Mapping[str, torch.Tensor]:
-        """Metrics of each sample, shape [b]; what is reported is their mean. No host-device sync in here."""
+        """Returns metrics of each sample, shape [b]; their means are reported. Must not sync with the device."""
 
     @abstractmethod
     def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
-        """What `headway predict` writes of each sample: column -> value."""
+        """Returns the columns that `headway predict` writes for each sample."""
 
 
 class Classification(Task):
     """Softmax cross-entropy; metric `accuracy`.
 
     Args:
-        target: classes.
+        target: the classes.
         label_smoothing: share of the target spread over all classes (Szegedy et al. 2016, arXiv 1512.00567).
     """
 
@@ -93,7 +94,8 @@ class Classification(Task):
         return F.cross_entropy(outputs, labels, reduction="none", label_smoothing=self._smoothing)
 
     def metrics(self, outputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        if labels.ndim == 2:  # a transform has mixed classes: the largest share counts
+        # A transform has mixed classes; the class with the largest share counts.
+        if labels.ndim == 2:
             labels = labels.argmax(dim=1)
         return {"accuracy": (outputs.argmax(dim=1) == labels).float()}
 
@@ -104,7 +106,7 @@ class Classification(Task):
 
 
 class MultiLabel(Task):
-    """Binary cross-entropy, the mean over labels; metrics `label_accuracy` (labels right) and `exact` (all right)."""
+    """Binary cross-entropy, mean over the labels; metrics `label_accuracy` (labels right) and `exact` (all right)."""
 
     primary, higher_is_better = "label_accuracy", True
 
@@ -134,7 +136,7 @@ class MultiLabel(Task):
 
 
 class Regression(Task):
-    """Squared error, the mean over the numbers; metric `absolute_error`."""
+    """Squared error, mean over the numbers; metric `absolute_error`."""
 
     primary, higher_is_better = "absolute_error", False
 
@@ -166,11 +168,11 @@ def _expect_kind(target: TargetSpec, kind: LabelKind, name: str) -> None:
 
 
 def build_task(recipe: TaskRecipe, target: TargetSpec, base: Path) -> Task:
-    """The task of a recipe.
+    """Builds the task of a recipe.
 
     Raises:
         RecipeError: there is no such task, its arguments do not fit, or the labels are of another kind.
-        UserCodeError: the user's own failed; the cause carries its traceback.
+        UserCodeError: the user's factory failed; the cause carries its traceback.
     """
     if recipe.factory == "auto":
         factory: Any = {"class": Classification, "multi": MultiLabel, "value": Regression}[target.kind]
@@ -181,6 +183,7 @@ def build_task(recipe: TaskRecipe, target: TargetSpec, base: Path) -> Task:
         task = factory(target, **recipe.args)
     except HeadwayError:
         raise
+    # Most often an argument that the task does not have.
     except TypeError as error:
         if ours:
             unknown = [key for key in recipe.args if key not in (known := signature(factory).parameters)]
@@ -196,15 +199,15 @@ def build_task(recipe: TaskRecipe, target: TargetSpec, base: Path) -> Task:
 
 
 def reaches_goal(task: Task, name: str, value: float, goal: float) -> bool:
-    """Whether a mean of the metric `name`, or of the loss, is as good as a goal."""
+    """Tells whether the mean of a metric, or of the loss, is as good as a goal."""
     lower_is_better = name == "loss" or (name == task.primary and not task.higher_is_better)
     return value <= goal if lower_is_better else value >= goal
 
 
 def is_better(task: Task, metrics: Mapping[str, float], best: Mapping[str, float]) -> bool:
-    """Whether an evaluation is better than the best before, by the primary metric; one that is no number is not. Of
-    equal ones the lower loss decides: a run that has diverged is as accurate as chance, as its untrained network is."""
+    """Tells whether an evaluation is better than the best one before, by the primary metric. NaN never is."""
     name = task.primary
+    # On a tie the lower loss decides: a diverged run is as accurate as its untrained network, both by chance.
     if metrics[name] == best[name]:
         return metrics["loss"] < best["loss"] or (math.isnan(best["loss"]) and not math.isnan(metrics["loss"]))
     return not math.isnan(metrics[name]) and not reaches_goal(task, name, best[name], metrics[name])
