@@ -179,6 +179,7 @@ def build_setup(
     Raises:
         HeadwayError: something is wrong with recipe, data, network or task.
     """
+    # Rates first: the batch decides epochs and learning rate, on which later checks rely.
     options = _BuildOptions(say=say, fresh=fresh, recorded=recorded, ranks=ranks, rehearsal=rehearsal)
     loaded = resolve_rates(loaded)
     for text in find_batch_warnings(loaded.recipe) if fresh else ():
@@ -218,6 +219,7 @@ def _prepare_device(loaded: Loaded[TrainRecipe], options: _BuildOptions) -> tupl
 
 def _resolve_device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
     """Where it trains; or, where it will not, where it is built."""
+    # A dry run may be made on a machine without the GPU that the recipe names.
     name = recipe.device
     if rehearsed and not torch.cuda.is_available():
         name = "cpu" if name.startswith("cuda") else name
@@ -327,6 +329,7 @@ class _SetupBuilder:
             device,
             recipe.channels_last,
             num_classes=len(target.classes) if target.kind == "class" else None,
+            # Augmentations that the loader does on the host are not done again on the device.
             done=recipe.augment.on_host(device.type) if recipe.data.train != SYNTHETIC else frozenset(),
             reuse=device.type == "cpu",
         )
@@ -338,6 +341,7 @@ class _SetupBuilder:
             raise DataError(what, where=self.recipe.data.train, fix=fix)
         task = build_task(self.recipe.task, target, self.loaded.base)
         if self.recipe.task.factory == "auto":
+            # Recorded by import path, so that the run is rebuilt with this task whatever its labels are then.
             name = f"{Task.__module__}:{type(task).__name__}"
             self._resolve("task.factory", name, f"labels are {LABELS[target.kind]}")
         return task
@@ -362,6 +366,7 @@ class _SetupBuilder:
         """Refuses what cannot work with this precision, or on this device."""
         recipe, ranks = self.recipe, self.options.ranks
         if ranks is not None:
+            # The ranks measure the noise scale in their all-reduce, so they must know before they meet.
             ranks.noise_scale = recipe.observe.noise_scale
         if recipe.observe.noise_scale and recipe.precision == "fp16":
             what = "gradients that fp16 scales by another factor in each step do not tell the noise scale"
@@ -392,6 +397,7 @@ class _SetupBuilder:
         seconds = None
         if recipe.precision == "auto":
             if first is not None and options.trains:
+                # A network that fails in fp32 too must be reported as such, and not as slow.
                 checks.check_network(model, *first.take(2), task, Precision("fp32", device))
                 seconds = measure_precisions(model, first.images, recipe, device, options.ranks)
             name, reason = choose_fastest([seconds] if seconds else [])
@@ -412,6 +418,7 @@ class _SetupBuilder:
         images, labels = first.take(2)
         names = check(model, images, labels, task, precision)
         height, width = inputs.smallest(recipe)
+        # Progressive resolution starts with smaller images, on which the network may fail.
         if (height, width) != inputs.size:
             layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
             small = images[:, :, :height, :width].contiguous(memory_format=layout)
@@ -468,8 +475,10 @@ class _FirstBatch(NamedTuple):
 
 def _count_network(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> Counts:
     try:
+        # Dropout draws numbers here, which the run must not miss.
         with torch.random.fork_rng(devices=[]), precision.autocast():
             return count(model, images)
-    except Exception as error:  # of torch's counter: the network itself was tried before, and can be trained
+    # The error is one of torch's counter: the network itself was tried before, and can be trained.
+    except Exception as error:
         LOG.debug("multiply-adds were not counted: %s", error)
         return Counts(sum(value.numel() for value in model.parameters()), None)

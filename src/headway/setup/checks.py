@@ -31,6 +31,7 @@ def check_labels(target: TargetSpec, held_out: Dataset) -> None:
         what = f"its labels ({theirs.kind}) are of another kind than those of the training data ({target.kind})"
         raise DataError(what, where=str(held_out.folder), fix="Pack both from one source.")
     if target.classes != theirs.classes:
+        # The first five names are enough to see the mistake.
         extra = sorted(set(theirs.classes) - set(target.classes))
         lacking = sorted(set(target.classes) - set(theirs.classes))
         parts = [
@@ -73,6 +74,7 @@ def check_network(
         RecipeError: outputs, loss or metrics have the wrong shape. UserCodeError: network or task failed.
     """
     what, shape = "the network", format_shape(images)
+    # In evaluation mode and with forked generators, so that a check leaves no trace in the run.
     model.eval()
     try:
         with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -85,6 +87,7 @@ def check_network(
                     raise RecipeError(f"{what} takes no images of {shape}: {wrong}", where=where, fix=ANY_SIZE)
                 fix = f"Make the network give {task.outputs} outputs; a factory that takes num_classes gets it."
                 raise RecipeError(wrong, where="model", fix=fix)
+            # From here on a failure is one of the task.
             what = "the task"
             outputs = outputs.float()
             metrics = task.metrics(outputs, labels)
@@ -99,6 +102,7 @@ def check_network(
         raise UserCodeError(wrong, where=where or what.removeprefix("the "), fix=fix) from error
     finally:
         model.train()
+    # One number per sample: the Trainer weighs and sums them itself.
     for name, value in found.items():
         if not isinstance(value, torch.Tensor) or value.shape != (len(images),):
             form = f"shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else f"type {type(value).__name__}"
@@ -131,6 +135,7 @@ def format_shape(images: torch.Tensor) -> str:
 
 def check_metrics(names: list[str], task: Task) -> None:
     """Raises RecipeError if a metric has a forbidden name, or the primary metric is missing."""
+    # The first name is `loss`.
     for name in names[1:]:
         if name in NON_METRIC_KEYS or not name.isidentifier():
             fix = "Rename it: letters, digits and _, and none of the names that a record has already."
@@ -157,6 +162,7 @@ def check_ghost_groups(recipe: TrainRecipe, micro_batch: int) -> None:
 
 def describe_idle_ghost(recipe: TrainRecipe, ranks: int) -> str:
     """Returns a warning if ghost batch norm has no effect on so many ranks; else an empty text."""
+    # Rounded up: the largest share of any rank counts.
     norm, share = recipe.model.batch_norm, -(-recipe.largest_batch // ranks)
     if norm is None or norm.ghost is None or norm.ghost <= share:
         return ""

@@ -32,6 +32,7 @@ def compile_model(
         return report_graph_breaks(torch.compile(model), model, say)
     if how == "max-autotune":
         return report_graph_breaks(torch.compile(model, mode="max-autotune-no-cudagraphs"), model, say)
+    # CUDA graphs replay kernels at fixed addresses; torch.compile manages their memory in this mode.
     compiled = report_graph_breaks(torch.compile(model, mode="reduce-overhead"), model, say)
 
     def replay(images: torch.Tensor) -> torch.Tensor:
@@ -49,6 +50,7 @@ def report_graph_breaks(
 
     torch.compile notes them in any case, so this costs nothing.
     """
+    # Only the first call compiles; later ones skip the listener, which costs some time.
     begun = False
 
     def forward(images: torch.Tensor) -> torch.Tensor:

@@ -53,6 +53,7 @@ def inspect_source(src: Path) -> SourceFindings:
     Raises:
         HeadwayError: the source is none of these, or its images cannot be opened.
     """
+    # A packed folder has its columns at hand, so no image needs to be opened.
     part = next((p for p in (src, src / "train") if (p / COLUMNS_FILE).is_file()), None)
     if part is not None:
         packed = dataset.open(part)
@@ -134,6 +135,7 @@ def format_recipe(found: SourceFindings, name: str, packed: Path) -> str:
     side, batch = _choose_side(found), _choose_batch(found)
     epochs = _choose_epochs(found, batch)
     split = packed if found.packed and not found.held_out else packed / "train"
+    # `headway pack` splits off an evaluation set, unless the data are packed already.
     held_out = f"  eval: {_quote_yaml(str(packed / 'eval'))}\n" if found.held_out or not found.packed else ""
     colour = "gray" if found.gray else "colour"
     sizes = f"all {found.sizes[0][0]} x {found.sizes[0][1]}" if found.common_size else "of different sizes"
@@ -170,6 +172,7 @@ def _format_precision(found: SourceFindings) -> str:
 
 def _quote_yaml(text: str) -> str:
     """Formats a text as YAML, quoted if needed: a folder may be called 2024, 1e-3 or `no`."""
+    # Letters first and slashes are safe as plain YAML; all else is quoted.
     quotes = None if text[:1].isalpha() or "/" in text else "'"
     return yaml.safe_dump(text, default_style=quotes, allow_unicode=True, width=math.inf).removesuffix("...\n").strip()
 
@@ -183,6 +186,7 @@ def _choose_side(found: SourceFindings) -> int:
     """Chooses the shorter side that the network sees: that of small images themselves, else 32, 64, 128 or 224."""
     if found.common_size and max(found.common_size) <= 64:
         return min(found.common_size)
+    # The largest side that half of the images have, so that few are enlarged.
     median = found.median_side
     return next((side for side in (224, 128, 64, 32) if median >= side), 32)
 

@@ -39,6 +39,7 @@ def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
         values["epochs"] = (epochs.at(batch), epochs.why(batch))
         factor = epochs.factor(batch)
         why = f"x {factor:.6g}, as the epochs of the run"
+        # The moments of the run that are given in epochs.
         given: dict[str, Any] = {
             "schedule.warmup_epochs": schedule.warmup_epochs,
             "schedule.every_epochs": schedule.every_epochs,
@@ -52,6 +53,7 @@ def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
             given["data.progressive.from_epoch"] = progressive.from_epoch
             given["data.progressive.until_epoch"] = progressive.until_epoch
         for key, value in given.items():
+            # 0 and an empty tuple mean that the setting is off.
             if value and factor != 1:
                 scaled = [one * factor for one in value] if isinstance(value, tuple) else value * factor
                 values[key] = (scaled, why)
@@ -69,6 +71,7 @@ def find_oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int
     few = steps < FEW_STEPS and plan.largest > min(LARGE_BATCH, samples)
     if not few and abs(ends / asked - 1) <= MAX_EPOCHS_OFF:
         return out
+    # A batch that grows has several sizes; the largest is the one to be named.
     size = f"{'up to ' if plan.grows else ''}{plan.largest:,}"
     what = f"The run has {steps:,} step{'s'[: steps > 1]} of {size} samples, {plan.largest / samples:.3g} epochs each"
     if abs(ends / asked - 1) > MAX_EPOCHS_OFF:
@@ -111,6 +114,7 @@ def find_batch_warnings(recipe: TrainRecipe) -> list[str]:
             f"{LARGE_BATCH:,} that often diverges early or ends at a lower accuracy. Set for example "
             f"schedule: {{name: cosine, warmup_epochs: {rise:.2g}}}."
         )
+    # Layer-wise rates (LARS, LAMB) were made for batches of this size.
     if largest > VERY_LARGE_BATCH and not optimizer.layer_wise:
         fix = "optimizer.warmup to lars, or optimizer.name" if optimizer.name == "lbsgd" else "optimizer.name"
         out.append(

@@ -66,6 +66,7 @@ class CheckpointRecipe(Part):
     @field_validator("folder")
     @classmethod
     def _check_folder(cls, folder: str | None) -> str | None:
+        # fsspec may chain addresses with `::`, so that memory:// can stand inside.
         if folder is not None and re.search(r"(^|::)memory://", folder, re.IGNORECASE):
             raise ValueError(
                 f"{folder} is memory of the process, which ends with it, so that nothing could go on from there: "
@@ -157,6 +158,7 @@ class TrainRecipe(Part):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> TrainRecipe:
+        # These checks compare keys of several parts; each part checks its own keys beside its code.
         if isinstance(self.micro_batch, int) and self.micro_batch > self.largest_batch:
             what = f"micro_batch {self.micro_batch} is larger than batch {self.largest_batch}"
             raise ValueError(f"{what}: set it to at most that")
@@ -198,6 +200,7 @@ class TrainRecipe(Part):
             },
             "batch_growth.milestones_epochs": () if growth is None else growth.milestones_epochs,
         }.items():
+            # A milestone at the end itself would never take effect either.
             late = [epoch for epoch in milestones if epoch is not None and epoch >= epochs]
             if late:
                 what = f"{key} has {late[0]:g}, and the run ends at epoch {epochs:g}"
@@ -230,11 +233,13 @@ class TrainRecipe(Part):
         if self.recompute is not False and self.compile is not False:
             what = "torch.compile chooses by itself what is kept for the backward pass"
             raise ValueError(f"{what}: remove recompute, or compile")
+        # An empty list would silently recompute nothing.
         if self.recompute == ():
             raise ValueError("recompute names no module: write for example recompute: ['^layer1'], or true")
 
     def _check_batch_norm(self) -> None:
         """Checks the groups and statistics of batch norm against batch, micro-batch and evaluation set."""
+        # Ghost batch norm splits a batch into groups; synchronised batch norm joins those of all ranks.
         norm = self.model.batch_norm
         if norm is None:
             return

@@ -57,6 +57,7 @@ class RunLog:
             after: (position, step). Entries that another process wrote for later ones are removed.
         """
         self._is_lead = True
+        # The former lead may have written entries of steps that are repeated now.
         if after is not None:
             self._run.cut_metrics(after[0])
         self._metrics = self._run.metrics_path.open("a", encoding="utf-8")

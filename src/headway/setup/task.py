@@ -126,6 +126,7 @@ class MultiLabel(Task):
         return {"label_accuracy": right.mean(dim=1), "exact": right.amin(dim=1)}
 
     def predict(self, outputs: torch.Tensor) -> list[dict[str, Any]]:
+        # A label is predicted above a probability of 0.5.
         rows = outputs.sigmoid().tolist()
         names = self._classes
         return [
@@ -143,6 +144,7 @@ class Regression(Task):
     def __init__(self, target: TargetSpec) -> None:
         _expect_kind(target, "value", "Regression")
         self._numbers = target.numbers
+        # Columns of `headway predict`: the names in the data set, else `value` or numbers.
         self._names = target.classes or (("value",) if target.numbers == 1 else tuple(map(str, range(target.numbers))))
 
     @property
@@ -178,6 +180,7 @@ def build_task(recipe: TaskRecipe, target: TargetSpec, base: Path) -> Task:
         factory: Any = {"class": Classification, "multi": MultiLabel, "value": Regression}[target.kind]
     else:
         factory = import_path(recipe.factory, base=base, what="task.factory")
+    # A wrong argument of a built-in task is a mistake in the recipe; in a user's task it is one in the code.
     ours = isinstance(factory, type) and factory.__module__ == __name__
     try:
         task = factory(target, **recipe.args)
@@ -186,6 +189,7 @@ def build_task(recipe: TaskRecipe, target: TargetSpec, base: Path) -> Task:
     # Most often an argument that the task does not have.
     except TypeError as error:
         if ours:
+            # The misspelt argument, if there is one, with the nearest name as the fix.
             unknown = [key for key in recipe.args if key not in (known := signature(factory).parameters)]
             fix = nearest(unknown[0], [one for one in known if one != "target"]) if unknown else ""
             raise RecipeError(str(error).partition(") ")[2] or str(error), where="task.args", fix=fix) from None
@@ -200,6 +204,7 @@ def build_task(recipe: TaskRecipe, target: TargetSpec, base: Path) -> Task:
 
 def reaches_goal(task: Task, name: str, value: float, goal: float) -> bool:
     """Tells whether the mean of a metric, or of the loss, is as good as a goal."""
+    # The loss is always better when lower; other metrics than the primary one are taken as better when higher.
     lower_is_better = name == "loss" or (name == task.primary and not task.higher_is_better)
     return value <= goal if lower_is_better else value >= goal
 

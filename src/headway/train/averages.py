@@ -83,6 +83,7 @@ class WeightAverages:
         setup = self._setup
         assert self._batches is not None
         rank, world = (0, 1) if ranks is None else (ranks.world.rank, ranks.world.size)
+        # Early in a run there are fewer batches than asked for.
         first = max(0, step - self._batches)
         # `setup.batches` replaces this loader, and the statistics of the run's input are read from it.
         loader = setup.inputs.loader
@@ -132,6 +133,7 @@ class WeightAverages:
             return
         masters = self._setup.masters
         try:
+            # 16-bit weights are written from the fp32 masters, before and after.
             with self._weights.swapped():
                 if masters is not None:
                     masters.write_back()
@@ -143,6 +145,7 @@ class WeightAverages:
 
 @contextmanager
 def _copy_temporarily(into: list[torch.Tensor], values: list[torch.Tensor]) -> Iterator[None]:
+    # The values of training, which come back at the end.
     kept = [value.clone() for value in into]
     if values:
         torch._foreach_copy_(into, values)

@@ -125,6 +125,7 @@ def dry_run(
     machines = hosts_of(procs, hosts)
     if samples is None and (classes, evaluation_samples) != (None, None):
         raise UsageError("--classes and --eval-samples go with --samples", fix=WITHOUT_DATA)
+    # 1,000 classes, as ImageNet has, unless told otherwise.
     stated = None if samples is None else SyntheticRecipe(samples=samples, classes=classes or 1000)
     loaded = load_recipe(recipe, overrides)
     try:
@@ -177,9 +178,11 @@ def _build_dry_run(
 ) -> DryRun:
     recipe, notes = setup.recipe, list[str]()
     found, on_shapes_only = measured
+    # Rounded up: the busiest rank counts.
     share = -(-setup.plan.largest // ranks)
     shared(recipe.batch, ranks)
     saved = sum(layer.saved_bytes for layer in found)
+    # A run measures it; here it is estimated from the bytes that a sample keeps for backward.
     micro = recipe.micro_batch
     if micro == "auto":
         micro, reason = estimate_micro_batch(share, saved, setup.device)
@@ -307,6 +310,7 @@ def _list_augmentations(recipe: TrainRecipe, on_host: frozenset[str]) -> tuple[s
 def _list_phases(setup: TrainSetup, forward: int) -> tuple[Phase, ...]:
     """Lists the phases of the run: consecutive steps with one batch size and one image size."""
     plan, steps, progressive = setup.plan, setup.steps, setup.recipe.data.progressive
+    # A phase begins when the batch or the image size changes.
     starts = {plan.steps_between(0, int(start)) for start in plan.starts}
     if progressive is not None:
         last = min(math.ceil(progressive.until_epoch), math.ceil(plan.position_of(steps) / setup.epoch))
@@ -382,6 +386,7 @@ def _count_sent_bytes(exchange: Exchange, nbytes: int, hosts: int, ranks: int) -
     """Counts the bytes that the busiest host sends in a step; on one host, those that a rank sends."""
     if ranks == 1:
         return 0.0
+    # Ranks that do not divide evenly among hosts are treated as a host each.
     m, per_host = (hosts, ranks // hosts) if hosts > 1 and ranks % hosts == 0 else (ranks, 1)
     # The bytes do not depend on the speed of the links.
     any_link = Link(0.0, 1.0)

@@ -39,6 +39,7 @@ def list_memory(setup: TrainSetup, workload: Workload, share: int, micro_batch: 
     # Autocast keeps its 16-bit copies of the weights for the backward pass.
     copies = f"fp32; the copies in {recipe.precision} are with what is kept"
     about = "" if recipe.precision == "fp32" or setup.masters is not None else copies
+    # Normalised images are fp32, all others stay bytes.
     wide = 4 if recipe.augment.normalise else 1
     largest = max(layer.activation_bytes for layer in workload.layers)
     ahead, of_ring = recipe.data.ahead, share

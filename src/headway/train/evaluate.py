@@ -50,6 +50,7 @@ def evaluate_batches(
     """
     recipe = setup.recipe
     loader = setup.inputs.evaluation(recipe, dataset, rank, world)
+    # The network is left as it was found, also after an error.
     training = setup.model.training
     setup.model.eval()
     try:
@@ -86,6 +87,7 @@ def build_views(images: torch.Tensor, *, flip: bool, shift: int) -> Iterator[tup
     Args:
         images: [b, C, H, W], H and W above `shift`; memory format and type are kept.
     """
+    # Only slices and flips: no interpolation, so the pixels stay those of the data set.
     moved = [(1.0, images)]
     if shift:
         up = torch.cat([images[:, :, shift:], images[:, :, -shift - 1 : -1].flip(2)], 2)
@@ -113,6 +115,7 @@ def evaluate(setup: TrainSetup, dataset: data.Dataset, ranks: Ranks | None = Non
     found: dict[str, list[torch.Tensor]] = {}
     for outputs, labels, batch in evaluate_batches(setup, dataset, rank, world):
         positions.append(np.stack([batch.positions, batch.served]))
+        # Values stay on the device until the whole set is through.
         found.setdefault("loss", []).append(setup.task.loss(outputs, labels).float())
         for name, values in setup.task.metrics(outputs, labels).items():
             found.setdefault(name, []).append(values.float())
@@ -124,6 +127,7 @@ def evaluate(setup: TrainSetup, dataset: data.Dataset, ranks: Ranks | None = Non
     if ranks is not None:
         arrays = _merge_ranks(ranks.world.control.gather_bytes(save_arrays(arrays)), list(arrays))
     samples = arrays.pop(POSITIONS)[:, 1]
+    # Masked samples have been served as -1.
     counted = samples >= 0
     damaged, limit = int((~counted).sum()), setup.recipe.data.max_bad_share
     if damaged > limit * len(samples) or not counted.any():

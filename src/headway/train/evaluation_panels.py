@@ -36,6 +36,7 @@ def build_evaluation_panels(dataset: Dataset, evaluation: Evaluation, weights: s
     """
     # A loss that is not a number is the worst of all.
     order = np.argsort(-np.nan_to_num(evaluation.losses, nan=np.inf), kind="stable")[:WORST]
+    # Only these few images are decoded again.
     pictures = []
     for place in order:
         sample = int(evaluation.samples[place])

@@ -49,14 +49,18 @@ class MetricsAccumulator:
         self.damaged = 0
         self.must_stop = self.must_regroup = False
         self._setup, self._run, self._ranks, self._show = setup, run, ranks, show
+        # Alone: the losses of all samples, on the device. With ranks: those of the current step only.
         self._losses: list[torch.Tensor] = []
+        # With ranks: reductions not read yet, and the losses of the steps whose reductions were read.
         self._reductions: list[Verdict] = []
         self._step_losses: list[float] = []
         self._sizes: list[int] = []
+        # Damaged samples not written yet; `_bad_ahead` counts those of all ranks that are not exchanged yet.
         self._bad: list[Bad] = []
         self._bad_ahead = 0
         self._damaged: set[int] = set()
         self._since: tuple[int, dict[str, float]] = (0, {})
+        # Records of the newest step, which a next lead may have to write.
         self._recent: list[dict[str, Any]] = []
         self.observer = StepObserver(setup)
 
@@ -138,6 +142,7 @@ class MetricsAccumulator:
             DataError: too many samples are damaged.
         """
         setup, plan = self._setup, self._setup.plan
+        # Seconds and samples since the last record, or since an evaluation or checkpoint after it.
         since_step, before = self._since
         self.restart_rate(step, clock)
         spent = {stage: seconds - before.get(stage, 0.0) for stage, seconds in self._since[1].items()}
@@ -198,6 +203,7 @@ class MetricsAccumulator:
         quarantined = read_lines(self._run.quarantine_path)
         self._damaged = {record["asked"] for record in quarantined if record["position"] < position}
         self._bad_ahead = 0
+        # Steps after the checkpoint are repeated, and counted again.
         for counted in (self._losses, self._reductions, self._step_losses, self._sizes, self._bad, self._recent):
             counted.clear()
 
@@ -232,6 +238,7 @@ class MetricsAccumulator:
 
     def _write_recent(self) -> None:
         """Writes the records of this step that the lost lead did not come to write."""
+        # The lost lead may have written some of them already.
         written = {(record["kind"], record["step"]) for record in self._run.metrics()}
         for record in self._recent:
             if (record["kind"], record["step"]) not in written:
@@ -269,6 +276,7 @@ class MetricsAccumulator:
         setup = self._setup
         self.log.write_quarantine(self._bad, setup.train.name if setup.train is not None else str)
         self.damaged += len(self._bad)
+        # A sample counts once, however often it comes up: the limit is a share of the data set.
         self._damaged |= {bad.asked for bad in self._bad}
         self._bad.clear()
         found, limit = len(self._damaged), setup.recipe.data.max_bad_share

@@ -43,6 +43,7 @@ def run_monitors(trainer: Trainer) -> Iterator[None]:
             sampler = Sampler(_open_sources(trainer.setup.device), partial(_append_row, trainer), trainer.clock.total())
             stack.enter_context(sampler)
         if "prometheus" in recipe.sinks:
+            # The absolute name of the run folder tells several runs apart.
             labels = {"run": trainer.run_folder.folder.resolve().name}
             gauges = partial(_collect_gauges, trainer, sampler)
             address = recipe.observe.prometheus_address or ADDRESS

@@ -62,6 +62,7 @@ def predict(
     Raises:
         DataError: a file is no image; or none of them is.
     """
+    # Never switched back: a network that predicts is not trained.
     setup.model.eval()
     options, rows = setup.recipe.data, 0
     with closing(decoder(options.threads, options.decoder)) as decode:
@@ -101,6 +102,7 @@ def read_pixels(
             records.append(record)
             sides.append(side)
     view = View(size=setup.size, channels=setup.channels, crop=options.crop.centred, scaled=options.scaled)
+    # The same crop and resize as in an evaluation, so that predictions and metrics agree.
     width, height = np.array(sides, np.uint32).reshape(-1, 2).T
     out = np.empty((len(opened), *setup.size, setup.channels), np.uint8)
     boxes = view.boxes(np.empty(0, np.uint64), width, height, setup.size)
@@ -154,6 +156,7 @@ def _write_table(
             file.write(json.dumps(row) + "\n")
             continue
         if table is None:
+            # The first row decides the columns; a task gives every row the same.
             table = csv.DictWriter(file, list(row), lineterminator="\n")
             table.writeheader()
         # `headway pack` reads several labels in this form.

@@ -99,6 +99,7 @@ class ProgressBar(Display):
             parts.append(f"{done / since:,.0f} images/s")
             left = setup.plan.position_of(setup.steps) - trainer.position
             parts.append(f"{format_duration(left * since / done)} to go")
+        # There is no loss before the first record.
         if "loss" in self._last:
             parts.append(f"loss {self._last['loss']:.4f}")
             loader = setup.inputs.loader
@@ -144,6 +145,7 @@ class LogLines(Display):
             if now < self._next:
                 return
             self._next = now + LINE_S
+        # The clock and the position say little in a line; damaged samples are shown once there are some.
         shown = {k: v for k, v in record.items() if k not in HIDDEN and (k != "damaged" or v)}
         numbers = "  ".join(f"{name} {_format_value(name, value)}" for name, value in shown.items())
         print(f"{record['kind']:<8}  epoch {record['epoch']:.2f}  {numbers}", file=sys.stderr, flush=True)

@@ -68,6 +68,7 @@ class Recovery:
     ) -> bool:
         if not isinstance(error, CommunicationError) or self._ranks is None:
             return False
+        # The launcher says why the collective failed: a lost rank, or an end of the whole run.
         if not isinstance(reason := self._ranks.reason(error), Lost):
             raise reason from error
         self.meet()
@@ -115,6 +116,7 @@ class Recovery:
         assert ranks is not None
         accumulator = trainer.accumulator
         was_lead = accumulator.log.is_lead
+        # The loader prefetches for a rank and world that are about to change.
         trainer.close_stream()
         trainer.setup.freezing.thaw()
         met = ranks.meet(trainer.setup.model, trainer.setup.device, self)
@@ -123,6 +125,7 @@ class Recovery:
         # A checkpoint that was being written may have lost the share of a lost rank.
         if met.unsaved and "checkpoint" not in self.actions:
             self.actions.insert(0, "checkpoint")
+        # The interrupted step is repeated, perhaps by other ranks, so its ids are removed.
         accumulator.log.cut_ids(trainer.position)
         if ranks.speaks:
             for name in ranks.lost:
@@ -228,6 +231,7 @@ def collect_shared_settings(setup: TrainSetup) -> dict[str, Any]:
 
 def _select_shared(leaves: Mapping[str, Any], setup: TrainSetup) -> dict[str, Any]:
     shared = {key: value for key, value in leaves.items() if key not in PROCESS_KEYS}
+    # A precision chosen by `auto` is agreed on later, so ranks that measured differently still fit together.
     return {**shared, "precision": "auto"} if setup.precision.is_auto else shared
 
 
@@ -267,6 +271,7 @@ class SavedRun:
             `step` of the newest checkpoint by its name (-1: none), whether the run folder is `seen`, how many steps
             were `recorded` in it, and the `error` if the checkpoints are out of reach.
         """
+        # Only names and sizes are read here; a checkpoint is loaded on the rank that is chosen for it.
         found: dict[str, Any] = {
             "step": -1,
             "seen": self._run.recipe_path.is_file(),

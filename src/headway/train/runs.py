@@ -81,6 +81,7 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: S
         fix = "Name it: headway train RECIPE --run-folder FOLDER."
         raise UsageError("several processes have to know one run folder", where="--run-folder", fix=fix)
     with _join_ranks(ranks, Run(folder)):
+        # Refused here, before data are opened: a step needs one sample per rank at least.
         ranks.share(loaded.recipe.batch)
         # A launcher that restarts all processes gives them the command line of the first start.
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
@@ -95,11 +96,13 @@ def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: i
     parent = folder or Run.free_name(Path("runs"), loaded.recipe.name)
     results = []
     for number in range(times):
+        # All folders are checked first, so that the last of several long runs does not fail on its name.
         Run.expect_free(parent / str(number + 1))
     for number in range(times):
         one = loaded
         if number:
             one = loaded.resolve("seed", loaded.recipe.seed + number, f"--repeat, run {number + 1}")
+        # Runs must not share a folder for checkpoints.
         if folder_of_all := loaded.recipe.checkpoint.folder:
             own = f"{folder_of_all}/{number + 1}"
             one = one.resolve("checkpoint.folder", own, f"--repeat, run {number + 1}")
@@ -142,6 +145,7 @@ def find_finished_run(folder: Path, *, say: Say) -> RunResult | None:
     summary = run.summary()
     if not summary.get("finished"):
         return None
+    # The summary may say `finished` while the last checkpoint was lost with its folder.
     checkpoint = _open_checkpoints(run, reload_recipe(run)).newest(say)
     if checkpoint is None or checkpoint.step != summary["step"]:
         return None
@@ -156,6 +160,7 @@ def _join_ranks(ranks: Ranks, run: Run) -> Iterator[None]:
     After an error of the run (recipe, data, numbers) it leaves in order, and raises the error afterwards. After a
     communication error it counts as lost, and the others continue without it.
     """
+    # Raised after this process has left in order, so that the others do not take it for lost.
     own: HeadwayError | None = None
     try:
         with ranks:
@@ -205,6 +210,7 @@ def _resume(run: Run, say: Say, ranks: Ranks | None = None) -> RunResult:
 
 
 def _continue_run(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks | None) -> RunResult:
+    # The number of threads changes the order of sums on a CPU, and with it the last digits.
     threads, had = torch.get_num_threads(), run.about(torch_threads=int)["torch_threads"]
     if threads != had:
         say(f"This run began with {had} threads of torch and goes on with {threads}: results agree to rounding only.")
@@ -237,6 +243,7 @@ def reload_recipe(run: Run) -> Loaded[TrainRecipe]:
     """Reads the resolved recipe of a run. Keys whose `auto` depends on the machine are `auto` again."""
     about = run.about(origins=dict, base=str)
     loaded = Loaded(load(run.recipe_path, (), TrainRecipe).recipe, about["origins"], Path(about["base"]))
+    # The run may continue on another machine, where another device or cache is right.
     for key in MACHINE_KEYS:
         if loaded.origins.get(key, "").startswith("auto: "):
             loaded = loaded.resolve(key, "auto", "chosen anew where the run goes on")
@@ -247,6 +254,7 @@ def load_recipe(recipe: Path, overrides: Sequence[str]) -> Loaded[TrainRecipe]:
     """Reads a recipe. Paths in the recipe of a run folder are relative to the original recipe's folder."""
     loaded = load(recipe, overrides, TrainRecipe)
     run = Run(recipe.parent)
+    # The recipe of a run folder was written there; its relative paths still start at the original one.
     if recipe.name == run.recipe_path.name and (run.folder / "provenance.json").exists():
         return replace(loaded, base=Path(run.about(base=str)["base"]))
     return loaded
@@ -261,6 +269,7 @@ def _start_run(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, ra
         folder = folder or Run.free_name(Path("runs"), loaded.recipe.name)
         run = Run.create(folder) if leads else Run(folder)
         if leads:
+            # With checkpoint.folder, another run may have saved there.
             _open_checkpoints(run, setup.loaded).expect_none()
             _record_recipe(run, setup, ranks)
         display = TracingDisplay(build_display(ranks=ranks), run, setup.recipe.observe.trace_steps)
@@ -288,12 +297,14 @@ def _lock_folder(run: Run, ranks: Ranks | None) -> Iterator[None]:
     if ranks is not None and not ranks.speaks:
         yield
         return
+    # The operating system releases the lock if this process is killed.
     with run.locked():
         yield
 
 
 def _record_recipe(run: Run, setup: TrainSetup, ranks: Ranks | None) -> None:
     more = {
+        # Facts about machine and data, for the report and for building the network without its data.
         "ranks": 1 if ranks is None else ranks.launched_size,
         "device": torch.cuda.get_device_name(setup.device) if setup.device.type == "cuda" else "cpu",
         "torch_threads": torch.get_num_threads(),
@@ -313,6 +324,7 @@ def _describe_network_size(setup: TrainSetup) -> dict[str, Any]:
 
 def _run_trainer(trainer: Trainer, display: TracingDisplay) -> RunResult:
     try:
+        # The trainer closes its files before the summary is written, also after an error.
         with _stop_on_signals(trainer), run_monitors(trainer):
             trainer.run()
     finally:
@@ -322,6 +334,7 @@ def _run_trainer(trainer: Trainer, display: TracingDisplay) -> RunResult:
     if trainer.ranks is None:
         _write_results(trainer, summary)
     else:
+        # The launcher restarts nothing if the run is at its end.
         trainer.ranks.done = trainer.finished
         trainer.recovery.finish(lambda: _write_results(trainer, summary))
     return RunResult(trainer.run_folder, summary, was_interrupted=not trainer.finished, is_lead=trainer.is_lead)
@@ -353,6 +366,7 @@ def _explain_disk_errors(run: Run) -> Iterator[None]:
         yield
     except OSError as error:
         what, where = "the disk is full", str(run.folder)
+        # Errors of other files, for example of the data set, keep their own message.
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             where = str(error.filename)
             if error.filename is None or run.folder.absolute() not in Path(where).absolute().parents:
@@ -372,6 +386,7 @@ def _stop_on_signals(trainer: Trainer) -> AbstractContextManager[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         if trainer.stopping and number == signal.SIGINT:
             raise KeyboardInterrupt
+        # Only a flag: the loop reads it between two steps, and ranks exchange it with the gradients.
         trainer.stopping = True
 
     return answered(stop, signal.SIGTERM, signal.SIGINT)
@@ -397,6 +412,7 @@ def _summarise(trainer: Trainer) -> dict[str, Any]:
         "damaged_samples": trainer.damaged,
         "host_syncs": trainer.host_syncs.to_json(),
     }
+    # Synthetic data have no loader.
     if setup.inputs.loader is not None:
         stats = setup.inputs.loader.stats()
         summary["input"] = {**stats.to_json(), "batches": stats.batches, "cores": usable_cores()}
@@ -442,7 +458,9 @@ def load_trained(run: Run, *, say: Say, wide: bool = False) -> TrainSetup:
     if not run.weights_path.exists():
         fix = "They are written by its first evaluation or checkpoint."
         raise UsageError("this run has no weights yet", where=str(run.folder), fix=fix)
+    # The recorded target and size replace the training data, which may be gone.
     about, loaded = run.about(target=dict, samples=int), reload_recipe(run)
+    # A run that was trained on a GPU can be evaluated on a CPU, in float32.
     if loaded.recipe.device.startswith("cuda") and not torch.cuda.is_available():
         instead: dict[str, Any] = {"device": "cpu", **FLOAT32}
         if loaded.recipe.compile == "graphs":
@@ -456,6 +474,7 @@ def load_trained(run: Run, *, say: Say, wide: bool = False) -> TrainSetup:
         loaded = loaded.resolve("data.pin", False, reason).resolve("data.decoder", "pillow", reason)
     recorded = RecordedData(target=_read_target(about["target"], run), samples=about["samples"])
     setup = build_setup(loaded, say=say, fresh=False, recorded=recorded)
+    # Weights left out mean that the network changed after the run, for example in the user's code.
     left_out = weights.load(setup.model, run.weights_path)
     if left_out:
         raise HeadwayError("weights.safetensors does not fit the run's network", where=str(run.folder))
@@ -467,6 +486,7 @@ def _read_target(entry: dict[str, Any], run: Run) -> TargetSpec:
     found: list[Any] = [entry.get(name) for name in ("kind", "classes", "numbers")]
     kind, classes, numbers = found
     named = isinstance(classes, list) and all(isinstance(one, str) for one in classes)
+    # The file may come from elsewhere, so its types are checked before they are used.
     if kind not in LABELS or not named or not is_whole(numbers, 1, 1 << 31):
         fix = "Copy the run folder again."
         raise HeadwayError("provenance.json has no good target", where=str(run.folder), fix=fix)

@@ -42,6 +42,7 @@ class StepObserver:
         options, every = recipe.observe, recipe.log_every_steps
         self._layers: LayerWatch | None = None
         self._divergence: DivergenceWatch | None = None
+        # Divergence is judged by the update rates of the layers, so it needs them too.
         if options.layer_rates or options.on_divergence != "ignore":
             named = (setup.masters or setup.model).named_parameters()
             self._layers = LayerWatch(named, setup.optimizer, partial(local_rates, setup.optimizer))
@@ -66,6 +67,7 @@ class StepObserver:
         # The hooks of a step that failed are still there.
         if self._handles:
             self._remove_hooks()
+        # On several ranks the gradients of the ranks are the samples of the noise; alone, parts of a batch are.
         if self._noise is not None and ranks == 1 and step % self._noise_every == 0:
             if len(parts) > 1:
                 self._hook_gradients(parts)
@@ -74,6 +76,7 @@ class StepObserver:
         if step % self._setup.recipe.log_every_steps:
             return
         if self._layers is not None:
+            # Copies the weights before the step, for the relative size of its update.
             self._layers.arm()
         if self._activations is not None:
             self._activations.arm()
@@ -98,6 +101,7 @@ class StepObserver:
 
     def check_divergence(self, step: int, losses: NDArray[np.float64], loss_scale: float | None) -> str | None:
         """Returns a sentence if the run diverges; called on logging steps. Args: losses: those since the last one."""
+        # Kept for `write_rows`: reading twice would wait for the device twice.
         found = self._layers.read() if self._layers is not None else None
         self._norms, gradient = (None, None) if found is None else found
         if self._divergence is None:
@@ -154,6 +158,7 @@ class StepObserver:
         Hooks take each micro-batch's gradient as the change of the accumulated one. That needs a copy of the gradients,
         but no further pass through the network.
         """
+        # The last micro-batch may be smaller, so each has its share.
         sizes = [len(part[0]) for part in parts]
         shares = [size / sum(sizes) for size in sizes]
         self._local, self._whole, self._parts = [], [], len(parts)
@@ -179,8 +184,10 @@ class StepObserver:
     def _measure_halves(self, part: tuple[Tensor, ...]) -> None:
         """Measures the noise scale from the gradients of the two halves of a batch, in two extra passes."""
         setup, size, trained = self._setup, len(part[0]), self._list_trained()
+        # A parameter without a gradient in one half may have one in the other.
         sums: list[Tensor | None] = [None] * len(trained)
         terms = []
+        # Batch norm would count these passes, and dropout would move the generators.
         with leaving_no_trace(setup.model):
             for images, labels, _, weights in zip(*(tensor.tensor_split(2) for tensor in part), strict=True):
                 with setup.precision.autocast():

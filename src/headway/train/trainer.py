@@ -90,6 +90,7 @@ class Trainer:
         self._sample_weights = torch.empty(0)
         self._last_outputs: tuple[torch.Tensor, torch.Tensor] | None = None
         self._divergence = ""
+        # Last, because it reads the parts above.
         self.recovery = Recovery(self, self._checkpoints)
 
     def run(self, steps: int | None = None) -> None:
@@ -102,6 +103,7 @@ class Trainer:
             with recovery:
                 if not recovery.actions:
                     if self._is_over(last):
+                        # The run ends only when its last checkpoint is written.
                         if not self.saver.busy:
                             break
                         recovery.actions.append("settle")
@@ -119,11 +121,13 @@ class Trainer:
         batch = self._next_batch()
         batch_size = setup.plan.batch_at(before)
         self._set_schedules(batch_size)
+        # Logged before the step: a rank that is killed in it has then said which samples it got.
         if setup.recipe.log_ids:
             self.accumulator.log_ids(batch)
         with self.recovery.undo_on_loss():
             self._forward_backward(batch)
             reduction = self._reduce(batch)
+        # The reduction succeeded on all ranks: from here on the step cannot be undone.
         setup.precision.step(setup.optimizer, setup.recipe.optimizer.clip_norm, self._parameters)
         setup.optimizer.zero_grad(set_to_none=True)
         self.accumulator.add_step(self.step + 1, batch, batch_size, reduction)
@@ -149,11 +153,13 @@ class Trainer:
     def _set_schedules(self, batch_size: int) -> None:
         """Sets all that depends on the position: the batch size, learning rate, frozen layers and generators."""
         setup = self.setup
+        # The weights of samples change only when the batch grows.
         if self._sample_weights.shape[0] != batch_size:
             self._sample_weights = torch.full((batch_size,), 1 / batch_size, device=setup.device)
         set_lr(setup.optimizer, setup.lr_at(self.position))
         setup.freezing.at(self.position)
         if self.ranks is not None:
+            # Seeded per position and rank: a repeated or resumed step draws the same numbers.
             self.ranks.seed(setup.recipe.seed, self.position)
 
     def _forward_backward(self, batch: Batch) -> None:
@@ -187,6 +193,7 @@ class Trainer:
         Args:
             samples: number of samples on this rank.
         """
+        # Most batches have no damaged sample, and are not searched for masked ones.
         weights, masked = self._sample_weights, bool(batch.bad) and bool((batch.served < 0).any())
         if self.ranks is not None:
             weights = weights[:samples]
@@ -201,6 +208,7 @@ class Trainer:
         """Waits until the gradients are summed over all ranks; returns None for a process that trains alone."""
         if self.ranks is None:
             return None
+        # The sum of the losses travels with the gradients.
         loss = self.accumulator.pop_step_loss(len(self._sample_weights))
         reduction = self.ranks.finish(loss, bad=len(batch.bad), stopping=self.stopping)
         self.clock.lap("reduce")
@@ -212,10 +220,12 @@ class Trainer:
         """Returns the actions due after the newest step, in order. Args: before: the position before that step."""
         recipe, actions = self.setup.recipe, list[str]()
         if self.setup.eval is not None and self._is_due(before, recipe.evaluate.every_epochs):
+            # Recomputing statistics and evaluating are a collective each, so they are two actions.
             actions += ["statistics", "evaluate"] if self._averages.needs_statistics else ["evaluate"]
         if self._is_checkpoint_due(before):
             actions.append("checkpoint")
         if actions or self.step % recipe.log_every_steps == 0:
+            # The log goes first: it checks the loss before an evaluation or checkpoint uses the weights.
             actions[:0] = self._list_log_actions()
         if self.accumulator.must_regroup:
             actions.append("regroup")
@@ -252,6 +262,7 @@ class Trainer:
         self.clock.lap("log")
         divergence = accumulator.check_divergence(self.step, losses)
         if not np.isfinite(losses).all():
+            # The first of the steps since the last record.
             first = self.step - len(losses) + 1 + int(np.flatnonzero(~np.isfinite(losses))[0])
             self._raise_nonfinite(f"the loss is not finite at step {first}", first, accumulator.observer.find_culprit())
         accumulator.write_train_record(self.step, losses, self._last_outputs, self.clock)
@@ -287,6 +298,7 @@ class Trainer:
         damaged = self.evaluation.damaged
         self.accumulator.write({"kind": "evaluate", **progress, **metrics, "damaged": damaged, "seconds": seconds})
         if self.best is None or is_better(setup.task, metrics, self.best):
+            # The best weights are the network as evaluated, with averages.
             self.best = {**metrics, "step": self.step, "epoch": self.position / setup.epoch}
             self.write_weights()
         goals = setup.recipe.stop_at
@@ -390,6 +402,7 @@ class Trainer:
         self.best, self.metrics = scalars["best"], scalars["metrics"]
         self.reached_s = scalars["reached_s"]
         self.accumulator.observer.load_state(scalars.get("observer"), where)
+        # A new clock continues from the seconds of the checkpoint.
         self.clock = Clock(scalars["seconds"])
 
     def resume(self, checkpoint: Checkpoint) -> None:
