@@ -221,7 +221,7 @@ def test_the_layer_wise_optimizers_are_there_and_are_not_warned_of(tmp_path: Pat
         (("epochs={base: 1}",), "the key 'epochs.per' is missing."),
         (
             ("schedule={name: cosine, warmup_epochs: 1, warmup_start: base}",),
-            "schedule.warmup_start: base is that of a learning rate that follows the batch: write for example "
+            "schedule.warmup_start: base needs a learning rate that follows the batch: write for example "
             "optimizer.lr: {base: 0.1, per: 256}",
         ),
         (("schedule={name: step, every_epochs: 2}",), "schedule.every_epochs has 2, and the run ends at epoch 2"),

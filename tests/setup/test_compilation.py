@@ -92,11 +92,11 @@ BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "none named": (("recompute=[]",), "recompute names no module"),
     "compiled, too": (
         ("recompute=true", "compile=true"),
-        "torch.compile chooses by itself what is kept for the backward pass: remove recompute, or compile",
+        "torch.compile decides itself which activations are kept for backward: remove recompute, or compile",
     ),
     "graphs on a CPU": (
         ("compile=graphs", "device=cpu"),
-        "compile: graphs are CUDA graphs, which a CPU has none of: set it to true or false",
+        "compile: graphs are CUDA graphs, which need a GPU: set it to true or false",
     ),
     "graphs of parts": (("compile=graphs", "micro_batch=auto"), "remove micro_batch, or set compile to true"),
     "another word": (("compile=fast",), "compile: Input should be"),
@@ -113,7 +113,7 @@ def test_what_cannot_be_is_refused(folder: Path, tmp_path: Path, case: str) -> N
 @NO_GPU
 def test_graphs_are_refused_where_auto_finds_no_gpu(folder: Path, tmp_path: Path) -> None:
     sentence = refused("train", folder / "recipe.yaml", "--run", tmp_path / "never", "compile=graphs", status=2)
-    assert sentence == "compile: graphs are CUDA graphs, which a CPU has none of. Set it to true or false."
+    assert sentence == "compile: graphs are CUDA graphs, which need a GPU. Set it to true or false."
 
 
 @pytest.mark.check

@@ -280,7 +280,7 @@ def test_a_runs_own_recipe_trains_again(trained: Path, tmp_path: Path) -> None:
     """Its paths start where the run's recipe lay, wherever the run folder is."""
     again = load(trained / "recipe.yaml", (), TrainRecipe)
     going_on = runs.reload_recipe(runs.Run.open(trained))
-    for key in runs.MACHINE_KEYS:  # chosen anew where a run goes on
+    for key in runs.MACHINE_KEYS:
         part, _, name = key.rpartition(".")
         value = getattr(getattr(again.recipe, part) if part else again.recipe, name)
         assert value != "auto"

@@ -282,7 +282,7 @@ def test_three_samples_have_no_halves(folder: Path, tmp_path: Path) -> None:
     said = refused(
         "train", folder / "recipe.yaml", "--run", tmp_path / "run", "batch=3", "observe.noise_scale=true", status=2
     )
-    assert "needs two halves of a batch, not of 3: set it to 4 or more" in said
+    assert "needs two halves of a batch, and batch is 3: set it to 4 or more" in said
 
 
 def panels(run: Path) -> dict[str, Panel]:

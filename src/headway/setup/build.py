@@ -54,7 +54,7 @@ LOG = logging.getLogger("headway.train")
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedData:
-    """What a run keeps of its training data, so that its network is built again without them."""
+    """Facts about the training data in a run folder, with which the network is built again without the data."""
 
     target: TargetSpec
     samples: int
@@ -66,14 +66,12 @@ class TrainSetup:
 
     Attributes:
         loaded: the recipe with every `auto` resolved.
-        inputs: the data.
-        epoch: positions of one epoch.
-        plan: how many positions each step takes.
-        steps: of the whole run.
-        lr: the learning rate that the schedule gives the factor of.
-        forward: the network as it is called: `model`, or its compiled form.
-        counts: how large it is; None for the resolved recipe of a run.
-        masters: what the optimizer steps, where the network is 16 bit wide.
+        epoch: number of samples in an epoch.
+        plan: the number of samples in each step. steps: number of steps of the run.
+        lr: the learning rate that the schedule multiplies.
+        forward: `model`, or its compiled form.
+        counts: parameters and multiply-adds of the network; None for the resolved recipe of a run.
+        masters: fp32 weights that the optimizer steps, if the network has 16-bit weights.
     """
 
     loaded: Loaded[TrainRecipe]
@@ -109,7 +107,7 @@ class TrainSetup:
         return self.loaded if same else self.loaded.resolve("precision", precision.name, precision.reason)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """The network's state as it is saved: fp32 masters in the place of 16-bit weights."""
+        """Returns the network's state as it is saved: fp32 masters in place of 16-bit weights."""
         return self.model.state_dict() if self.masters is None else self.masters.state_dict()
 
     @property
@@ -133,11 +131,11 @@ class TrainSetup:
         return self.inputs.channels
 
     def batches(self, position: int, rank: int = 0, world: int = 1) -> Iterable[Batch]:
-        """Training batches from a position on, without end: a rank's share of each."""
+        """Returns endless training batches from a position on, or a rank's share of each."""
         return self.inputs.batches(self.recipe, self.plan, position, rank, world)
 
     def lr_at(self, position: int) -> float:
-        """Learning rate of the step that begins at a position."""
+        """Returns the learning rate of the step that begins at a position."""
         return self.lr * self.schedule(position)
 
 
@@ -218,7 +216,7 @@ def _prepare_device(loaded: Loaded[TrainRecipe], options: _BuildOptions) -> tupl
 
 
 def _resolve_device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
-    """Where it trains; or, where it will not, where it is built."""
+    """Returns the device that the recipe names. Args: rehearsed: in a dry run a CPU may stand in for a GPU."""
     # A dry run may be made on a machine without the GPU that the recipe names.
     name = recipe.device
     if rehearsed and not torch.cuda.is_available():
@@ -240,7 +238,7 @@ def _resolve_device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
 class _SetupBuilder:
     """Builds the parts of a setup, one method each, in the order of `build`.
 
-    The order is part of the behaviour: it decides which of several mistakes is reported, and where the generators are.
+    The order matters: it decides which of several mistakes is reported, and the state of the random generators.
     """
 
     def __init__(
@@ -363,16 +361,16 @@ class _SetupBuilder:
         return model
 
     def _check_combinations(self) -> None:
-        """Refuses what cannot work with this precision, or on this device."""
+        """Raises RecipeError for keys that cannot work with this precision, or on this device."""
         recipe, ranks = self.recipe, self.options.ranks
         if ranks is not None:
             # The ranks measure the noise scale in their all-reduce, so they must know before they meet.
             ranks.noise_scale = recipe.observe.noise_scale
         if recipe.observe.noise_scale and recipe.precision == "fp16":
-            what = "gradients that fp16 scales by another factor in each step do not tell the noise scale"
+            what = "gradients in fp16 do not tell the noise scale, as the loss scale changes between steps"
             raise RecipeError(what, where="observe.noise_scale", fix="Set precision to bf16 or fp32, or leave it out.")
         if ranks is not None and recipe.comm.on_loss == "continue" and self.device.type == "cuda":
-            what = "NCCL cannot go on without a lost process"
+            what = "NCCL cannot continue after a process is lost"
             raise RecipeError(what, where="comm.on_loss", fix="Set it to restart or auto.")
 
     def _import_transform(self) -> Callable[..., Any] | None:

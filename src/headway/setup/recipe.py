@@ -18,7 +18,7 @@ from headway.optim.optimizer import OptimizerRecipe
 from headway.optim.rate import Scalable, ScaledRecipe
 from headway.optim.schedule import ScheduleRecipe
 
-NO_GRAPHS = "graphs are CUDA graphs, which a CPU has none of"
+NO_GRAPHS = "graphs are CUDA graphs, which need a GPU"
 
 
 class TaskRecipe(Part):
@@ -168,11 +168,11 @@ class TrainRecipe(Part):
         self._check_epochs()
         if self.schedule.warmup_start == "base" and not isinstance(self.optimizer.lr, ScaledRecipe):
             fix = "write for example optimizer.lr: {base: 0.1, per: 256}, or give schedule.warmup_start a number"
-            raise ValueError(f"schedule.warmup_start: base is that of a learning rate that follows the batch: {fix}")
+            raise ValueError(f"schedule.warmup_start: base needs a learning rate that follows the batch: {fix}")
         self._check_batch_norm()
         if self.observe.noise_scale and self.batch < 4:
             raise ValueError(
-                f"observe.noise_scale needs two halves of a batch, not of {self.batch}: set it to 4 or more"
+                f"observe.noise_scale needs two halves of a batch, and batch is {self.batch}: set it to 4 or more"
             )
         if self.optimizer.lookahead is not None and self.model.ema is not None:
             what = "optimizer.lookahead and model.ema both say which weights are evaluated"
@@ -231,7 +231,7 @@ class TrainRecipe(Part):
                 what = "compile: graphs keeps gradients where the next micro-batch's replay writes"
                 raise ValueError(f"{what}: remove micro_batch, or set compile to true")
         if self.recompute is not False and self.compile is not False:
-            what = "torch.compile chooses by itself what is kept for the backward pass"
+            what = "torch.compile decides itself which activations are kept for backward"
             raise ValueError(f"{what}: remove recompute, or compile")
         # An empty list would silently recompute nothing.
         if self.recompute == ():

@@ -37,7 +37,7 @@ def list_memory(setup: TrainSetup, workload: Workload, share: int, micro_batch: 
     gpu = device == "device"
     weights, gradients = sum(map(count_bytes, model.parameters())), workload.step.exchange.gradient_bytes
     # Autocast keeps its 16-bit copies of the weights for the backward pass.
-    copies = f"fp32; the copies in {recipe.precision} are with what is kept"
+    copies = f"fp32; the {recipe.precision} copies count as kept for backward"
     about = "" if recipe.precision == "fp32" or setup.masters is not None else copies
     # Normalised images are fp32, all others stay bytes.
     wide = 4 if recipe.augment.normalise else 1
@@ -80,7 +80,7 @@ def list_extra_memory(setup: TrainSetup) -> list[MemoryItem]:
         MemoryItem("buffers", sum(map(count_bytes, setup.model.buffers())), device),
         MemoryItem("averaged weights", _count_averaged_bytes(setup), device),
         MemoryItem(
-            "layer watch", _count_watched_bytes(setup), device, "layers before a logging step, and what it changed"
+            "layer watch", _count_watched_bytes(setup), device, "layers before a logging step, and their changes"
         ),
     ]
 

@@ -196,7 +196,7 @@ class MetricsAccumulator:
         self._write_recent()
 
     def cut_back(self, position: int, step: int, damaged: int) -> None:
-        """Cuts the logs back to where a checkpoint was saved."""
+        """Cuts the logs back to the position of a checkpoint."""
         self.log.cut_back(position, step)
         self.damaged = damaged
         # Only the lead has cut this file, so the positions are compared on every rank.

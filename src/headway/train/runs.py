@@ -79,7 +79,7 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: S
         return _start_run(loaded, folder, say=say)
     if folder is None:
         fix = "Name it: headway train RECIPE --run-folder FOLDER."
-        raise UsageError("several processes have to know one run folder", where="--run-folder", fix=fix)
+        raise UsageError("several processes need one run folder", where="--run-folder", fix=fix)
     with _join_ranks(ranks, Run(folder)):
         # Refused here, before data are opened: a step needs one sample per rank at least.
         ranks.share(loaded.recipe.batch)
@@ -219,7 +219,7 @@ def _continue_run(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks 
     leads = ranks is None or ranks.speaks
     with closing(setup.inputs), _explain_disk_errors(run):
         if checkpoint is None:
-            say("This run has no checkpoint yet: it begins anew.")
+            say("This run has no checkpoint yet: it starts from the beginning.")
             if leads:
                 run.cut_back(0)
                 _record_recipe(run, setup, ranks)
@@ -246,7 +246,7 @@ def reload_recipe(run: Run) -> Loaded[TrainRecipe]:
     # The run may continue on another machine, where another device or cache is right.
     for key in MACHINE_KEYS:
         if loaded.origins.get(key, "").startswith("auto: "):
-            loaded = loaded.resolve(key, "auto", "chosen anew where the run goes on")
+            loaded = loaded.resolve(key, "auto", "resolved again as the run continues")
     return loaded
 
 
