@@ -139,22 +139,6 @@ class TrainSetup:
         return self.lr * self.schedule(position)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _BuildOptions:
-    """The arguments of `build_setup`, which explains them."""
-
-    say: Say
-    fresh: bool
-    recorded: RecordedData | None
-    ranks: Ranks | None
-    rehearsal: Rehearsal | None
-
-    @property
-    def trains(self) -> bool:
-        """False in a dry run."""
-        return self.rehearsal is None
-
-
 def build_setup(
     loaded: Loaded[TrainRecipe],
     *,
@@ -177,42 +161,7 @@ def build_setup(
     Raises:
         HeadwayError: something is wrong with recipe, data, network or task.
     """
-    # Rates first: the batch decides epochs and learning rate, on which later checks rely.
-    options = _BuildOptions(say=say, fresh=fresh, recorded=recorded, ranks=ranks, rehearsal=rehearsal)
-    loaded = resolve_rates(loaded)
-    for text in find_batch_warnings(loaded.recipe) if fresh else ():
-        say(text)
-    loaded, device = _prepare_device(loaded, options)
-    loaded, inputs = open_inputs(loaded, device, say=say, opened=recorded is None, rehearsal=rehearsal)
-    try:
-        return _SetupBuilder(loaded, device, inputs, options).build()
-    except BaseException:
-        inputs.close()
-        raise
-
-
-def _prepare_device(loaded: Loaded[TrainRecipe], options: _BuildOptions) -> tuple[Loaded[TrainRecipe], torch.device]:
-    """Resolves `device` and makes it the current one."""
-    recipe, ranks = loaded.recipe, options.ranks
-    device = _resolve_device(recipe, rehearsed=not options.trains)
-    if recipe.compile == "graphs" and device.type == "cpu" and options.trains:
-        raise RecipeError(NO_GRAPHS, where="compile", fix="Set it to true or false.")
-    # Trained weights may be used on a machine of another kind, so only a fresh run is bound to its device.
-    if options.fresh and recipe.device == "auto" and options.trains:
-        if device.type == "cpu" and recipe.precision == "fp16":
-            what = "fp16 on a CPU is emulated and slow, and PyTorch sees no GPU here"
-            raise RecipeError(what, where="precision", fix="Set it to bf16, fp32 or auto.")
-        reason = "PyTorch sees a GPU" if device.type == "cuda" else "PyTorch sees no GPU"
-        loaded = loaded.resolve("device", device.type, reason)
-    if device.type == "cpu" and options.trains:
-        keep_freed()
-    # A launcher may show each process all GPUs of the host, or only its own.
-    if ranks is not None and str(device) == "cuda":
-        device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
-    # Streams, events and generators are created on the current device.
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    return loaded, device
+    return _SetupBuilder(loaded, say, fresh, recorded, ranks, rehearsal).build()
 
 
 def _resolve_device(recipe: TrainRecipe, *, rehearsed: bool) -> torch.device:
@@ -242,15 +191,38 @@ class _SetupBuilder:
     """
 
     def __init__(
-        self, loaded: Loaded[TrainRecipe], device: torch.device, inputs: Inputs, options: _BuildOptions
+        self,
+        loaded: Loaded[TrainRecipe],
+        say: Say,
+        fresh: bool,
+        recorded: RecordedData | None,
+        ranks: Ranks | None,
+        rehearsal: Rehearsal | None,
     ) -> None:
-        # `loaded` is replaced as each `auto` is resolved; `recipe` stays as it was given.
-        self.loaded, self.recipe = loaded, loaded.recipe
-        self.device, self.inputs, self.options = device, inputs, options
-        self.samples = inputs.samples if options.recorded is None else options.recorded.samples
+        # Rates first: the batch decides epochs and learning rate, on which later steps rely.
+        self.loaded = resolve_rates(loaded)
+        self.say, self.fresh, self.recorded, self.ranks, self.rehearsal = say, fresh, recorded, ranks, rehearsal
+        for text in find_batch_warnings(self.loaded.recipe) if fresh else ():
+            say(text)
+        self.trains = rehearsal is None
+        self.device = self._prepare_device()
+        self.loaded, self.inputs = open_inputs(
+            self.loaded, self.device, say=say, opened=recorded is None, rehearsal=rehearsal
+        )
+        # `loaded` changes as each further `auto` is resolved; `recipe` keeps them as they were given.
+        self.recipe = self.loaded.recipe
+        self.samples = self.inputs.samples if recorded is None else recorded.samples
 
     def build(self) -> TrainSetup:
-        recipe, options = self.recipe, self.options
+        """Builds the setup, or closes the data and raises."""
+        try:
+            return self._build()
+        except BaseException:
+            self.inputs.close()
+            raise
+
+    def _build(self) -> TrainSetup:
+        recipe = self.recipe
         self._check_data()
         self._seed_generators()
         target = self._read_target()
@@ -260,8 +232,8 @@ class _SetupBuilder:
         self._check_combinations()
         transform = self._import_transform()
         # Without data there is nothing to try the network on: its recipe was resolved by an earlier run.
-        first = self._load_first_batch(augment) if options.recorded is None else None
-        if first is not None and options.fresh:
+        first = self._load_first_batch(augment) if self.recorded is None else None
+        if first is not None and self.fresh:
             initialise = initialiser(recipe.model, model, base=self.loaded.base)
             if initialise is not None:
                 initialise(first.images)
@@ -284,7 +256,7 @@ class _SetupBuilder:
             augment=augment,
             transform=transform,
             model=model,
-            forward=compile_model(model, recipe.compile, options.say),
+            forward=compile_model(model, recipe.compile, self.say),
             counts=counts,
             optimizer=optimizer,
             masters=masters,
@@ -296,6 +268,29 @@ class _SetupBuilder:
             steps=steps,
             lr=number(recipe.optimizer.lr, "optimizer.lr"),
         )
+
+    def _prepare_device(self) -> torch.device:
+        """Resolves `device`, makes it the current one and returns it."""
+        recipe, ranks = self.loaded.recipe, self.ranks
+        device = _resolve_device(recipe, rehearsed=not self.trains)
+        if recipe.compile == "graphs" and device.type == "cpu" and self.trains:
+            raise RecipeError(NO_GRAPHS, where="compile", fix="Set it to true or false.")
+        # Trained weights may be used on a machine of another kind, so only a fresh run is bound to its device.
+        if self.fresh and recipe.device == "auto" and self.trains:
+            if device.type == "cpu" and recipe.precision == "fp16":
+                what = "fp16 on a CPU is emulated and slow, and PyTorch sees no GPU here"
+                raise RecipeError(what, where="precision", fix="Set it to bf16, fp32 or auto.")
+            reason = "PyTorch sees a GPU" if device.type == "cuda" else "PyTorch sees no GPU"
+            self._resolve("device", device.type, reason)
+        if device.type == "cpu" and self.trains:
+            keep_freed()
+        # A launcher may show each process all GPUs of the host, or only its own.
+        if ranks is not None and str(device) == "cuda":
+            device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
+        # Streams, events and generators are created on the current device.
+        if device.type == "cuda":
+            torch.cuda.set_device(device)
+        return device
 
     def _check_data(self) -> None:
         train, held_out = self.inputs.train, self.inputs.eval
@@ -313,8 +308,8 @@ class _SetupBuilder:
     def _read_target(self) -> TargetSpec:
         """Returns the kind of labels: as recorded, of the training set, or of synthetic data."""
         inputs = self.inputs
-        if self.options.recorded is not None:
-            return self.options.recorded.target
+        if self.recorded is not None:
+            return self.recorded.target
         if inputs.train is not None:
             return TargetSpec.from_dataset(inputs.train)
         assert inputs.synthetic is not None
@@ -345,8 +340,8 @@ class _SetupBuilder:
         return task
 
     def _build_model(self, task: Task) -> torch.nn.Module:
-        recipe, ranks, say = self.recipe, self.options.ranks, self.options.say
-        parts = recipe.model if self.options.fresh else recipe.model.model_copy(update={"weights": None})
+        recipe, ranks, say = self.recipe, self.ranks, self.say
+        parts = recipe.model if self.fresh else recipe.model.model_copy(update={"weights": None})
         channels, base = self.inputs.channels, self.loaded.base
         model = build_model(parts, num_outputs=task.outputs, in_channels=channels, base=base, say=say)
         model = model.to(device=self.device)
@@ -362,7 +357,7 @@ class _SetupBuilder:
 
     def _check_combinations(self) -> None:
         """Raises RecipeError for keys that cannot work with this precision, or on this device."""
-        recipe, ranks = self.recipe, self.options.ranks
+        recipe, ranks = self.recipe, self.ranks
         if ranks is not None:
             # The ranks measure the noise scale in their all-reduce, so they must know before they meet.
             ranks.noise_scale = recipe.observe.noise_scale
@@ -391,28 +386,28 @@ class _SetupBuilder:
         self, model: torch.nn.Module, task: Task, first: _FirstBatch | None
     ) -> dict[PrecisionName, float] | None:
         """Resolves `precision: auto`; returns the seconds that it measured."""
-        recipe, device, options = self.recipe, self.device, self.options
+        recipe, device = self.recipe, self.device
         seconds = None
         if recipe.precision == "auto":
-            if first is not None and options.trains:
+            if first is not None and self.trains:
                 # A network that fails in fp32 too must be reported as such, and not as slow.
                 checks.check_network(model, *first.take(2), task, Precision("fp32", device))
-                seconds = measure_precisions(model, first.images, recipe, device, options.ranks)
+                seconds = measure_precisions(model, first.images, recipe, device, self.ranks)
             name, reason = choose_fastest([seconds] if seconds else [])
-            if not options.trains:
+            if not self.trains:
                 reason = "as a dry run measures nothing; the run chooses what is fastest on its device"
-            options.say(f"Precision: {name}, {reason}.")
+            self.say(f"Precision: {name}, {reason}.")
             self._resolve("precision", name, reason)
-        elif options.fresh and options.trains and (slower := describe_emulation(recipe.precision, device)):
-            options.say(slower)
+        elif self.fresh and self.trains and (slower := describe_emulation(recipe.precision, device)):
+            self.say(slower)
         return seconds
 
     def _try_network(
         self, model: torch.nn.Module, task: Task, precision: Precision, first: _FirstBatch
     ) -> Counts | None:
         """Puts two samples through network and task, in each image size that differs; counts the network."""
-        recipe, inputs, options = self.recipe, self.inputs, self.options
-        check = checks.check_network if options.trains else checks.check_network_shapes
+        recipe, inputs = self.recipe, self.inputs
+        check = checks.check_network if self.trains else checks.check_network_shapes
         images, labels = first.take(2)
         names = check(model, images, labels, task, precision)
         height, width = inputs.smallest(recipe)
@@ -422,20 +417,20 @@ class _SetupBuilder:
             small = images[:, :, :height, :width].contiguous(memory_format=layout)
             check(model, small, labels, task, precision, where="data.progressive.start")
         counts = None
-        if options.trains:
+        if self.trains:
             counts = _count_network(model, first.images[:1], precision)
             size = "" if counts.multiply_adds is None else f" an image of {checks.format_shape(images)}"
-            options.say(f"Network: {counts.text()}{size}.")
+            self.say(f"Network: {counts.text()}{size}.")
         checks.check_metrics(names, task)
         checks.check_stop_at(recipe, names)
         return counts
 
     def _resolve_micro_batch(self, model: torch.nn.Module, precision: Precision, first: _FirstBatch) -> None:
         recipe = self.recipe
-        if recipe.micro_batch != "auto" or not self.options.trains:
+        if recipe.micro_batch != "auto" or not self.trains:
             return
         # The ranks agree on a precision later, and it may be a wider one than is fastest here.
-        context = precision.autocast if self.options.ranks is None else precision.autocast_widest
+        context = precision.autocast if self.ranks is None else precision.autocast_widest
         attempt = build_attempt(model, first.images, context)
         micro_batch, reason = largest_micro_batch(recipe.largest_batch, self.device, attempt)
         checks.check_ghost_groups(recipe, micro_batch)
@@ -443,10 +438,10 @@ class _SetupBuilder:
 
     def _plan_steps(self) -> tuple[BatchPlan, int]:
         """Returns the sizes of the steps and their number; tells the user of anything unusual about them."""
-        recipe, ranks = self.recipe, self.options.ranks
+        recipe, ranks = self.recipe, self.ranks
         plan, steps = plan_steps(recipe, self.samples)
         check_length(recipe, steps)
-        if self.options.fresh:
+        if self.fresh:
             messages = find_oddities(recipe, self.samples, plan, steps)
             if (progressive := recipe.data.progressive) is not None:
                 epochs = plan.position_of(steps) / self.inputs.samples
@@ -454,7 +449,7 @@ class _SetupBuilder:
             if ranks is not None and (idle := checks.describe_idle_ghost(self.loaded.recipe, ranks.launched_size)):
                 messages.append(idle)
             for text in messages:
-                self.options.say(text)
+                self.say(text)
         return plan, steps
 
     def _resolve(self, key: str, value: Any, reason: str) -> None:
