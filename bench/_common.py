@@ -11,7 +11,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from headway.core.statistics import median_interval as median
+from headway.core.statistics import compute_median_interval as median
 
 __all__ = ["Claim", "arguments", "machine", "median", "parser", "report", "table", "take_turns"]
 
@@ -83,9 +83,9 @@ def machine() -> dict[str, Any]:
     """Processor, cores, and versions."""
     import torch
 
-    from headway.core.run import provenance
+    from headway.core.run_folder import collect_provenance
 
-    found = provenance({}, Path.cwd())
+    found = collect_provenance({}, Path.cwd())
     return {
         **found["host"],
         **found["versions"],

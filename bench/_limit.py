@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 
 from bench._arms import ArmError
-from headway.core.keys import keys
+from headway.core.random_keys import make_keys
 from headway.data import native
-from headway.data.crops import random_resized_boxes
+from headway.data.crops import draw_random_resized_boxes
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 
@@ -37,7 +37,7 @@ def build(folder: Path) -> Path:
 def write_records(train: Dataset, order: Order, samples: int, side: int, path: Path) -> None:
     """Writes what the first positions of the order need: each image's smaller JPEG and the part of it to be decoded."""
     epochs, ids = order(np.arange(samples))
-    boxes = random_resized_boxes(keys(order.seed, epochs, ids), train.width[ids], train.height[ids])
+    boxes = draw_random_resized_boxes(make_keys(order.seed, epochs, ids), train.width[ids], train.height[ids])
     records = train.read(ids)
     with path.open("wb") as file:
         file.write(struct.pack("<I", samples))

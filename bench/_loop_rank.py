@@ -10,7 +10,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from bench import loop
-from headway.comm.options import CommRecipe
+from headway.comm.comm_recipe import CommRecipe
 from headway.launch.ranks import Ranks
 from headway.train.progress import build_display
 

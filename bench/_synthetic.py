@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from headway.core.recipe import load
-from headway.core.run import Run
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
 from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
@@ -34,10 +34,10 @@ def setup(
         f"optimizer: {{name: sgd, lr: 0.001, momentum: 0.9}}\nschedule: {{name: cosine}}\n"
         f"batch: {batch}\nepochs: {BIG}\nprecision: fp32\ncheckpoint: {{every_steps: {BIG}}}\n"
     )
-    return build_setup(load(recipe, overrides, TrainRecipe), say=say, ranks=ranks)
+    return build_setup(read_recipe(recipe, overrides, TrainRecipe), say=say, ranks=ranks)
 
 
 def trainer(found: TrainSetup, folder: Path, display: Display, ranks: Ranks | None = None) -> Trainer:
     """Of several ranks rank 0 makes the run's folder."""
-    run = Run.create(folder / "run") if ranks is None or ranks.speaks else Run(folder / "run")
+    run = RunFolder.create(folder / "run") if ranks is None or ranks.speaks else RunFolder(folder / "run")
     return Trainer(found, run, display, ranks)

@@ -36,7 +36,7 @@ from bench._family import run_bench
 from bench._ladder import decks, feeding, rungs, steps, tuned
 from bench._ladder.lenet import MOST_MULTIPLY_ADDS, lenet
 from bench._ladder.photographs import cifar
-from headway.model.counts import count
+from headway.model.model_size import measure_model_size
 from headway.setup.precision import list_candidates
 
 PARTS = ("ladder", "tune", "decks")
@@ -55,10 +55,10 @@ def main() -> None:
 
 def measure(folder: Path, parts: tuple[str, ...], options: argparse.Namespace) -> list[Claim]:
     """The claims of these parts; their tables are printed."""
-    counted = count(lenet(), torch.zeros(1, 3, 32, 32))
+    counted = measure_model_size(lenet(), torch.zeros(1, 3, 32, 32))
     assert counted.multiply_adds is not None
     assert counted.multiply_adds <= MOST_MULTIPLY_ADDS
-    print(f"LeNet: {counted.text()} an image")
+    print(f"LeNet: {counted.describe()} an image")
     loose = cifar(folder / "loose", QUICK_PER_CLASS if options.quick else None)
     if loose is None:
         return []

@@ -31,7 +31,7 @@ from bench._family import run_bench
 from bench._hosts import Hosts, why_not
 from bench._network.layout import Layout
 from bench._network.ranks import Ranks, Turn
-from headway.core.collectives import Link, Network, bytes_out_of_host
+from headway.core.collectives import Link, Network, count_bytes_out_of_host
 
 ALGORITHMS = ("ring", "tree", "leader", "two_dimensional")
 RATIO = {"fp32": 1.0, "fp16": 0.5}
@@ -81,9 +81,11 @@ def formula(found: Measured, arm: str) -> float:
     layout, link = found.layout, Link(1e-4, 25e6)
     network = Network(layout.hosts, layout.per_host, link, link, 1e10)
     if arm == "ddp":
-        return bytes_out_of_host("ring", found.facts["bytes"], network, order=layout.order)
+        return count_bytes_out_of_host("ring", found.facts["bytes"], network, order=layout.order)
     sums = found.facts["sums"][arm]
-    return sum(bytes_out_of_host(algorithm, size, network, wire_ratio=RATIO[wire]) for algorithm, size, wire in sums)
+    return sum(
+        count_bytes_out_of_host(algorithm, size, network, wire_ratio=RATIO[wire]) for algorithm, size, wire in sums
+    )
 
 
 def probe_rows(found: Measured) -> list[tuple[str, ...]]:

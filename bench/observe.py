@@ -27,7 +27,7 @@ from typing import Any, final
 from bench import _synthetic as synthetic
 from bench._common import Claim, median, parser, report
 from bench._family import run_bench
-from headway.comm.options import CommRecipe
+from headway.comm.comm_recipe import CommRecipe
 from headway.launch.hosts import hosts_of
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks

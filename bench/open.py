@@ -20,18 +20,18 @@ import numpy as np
 
 from bench._common import Claim, arguments, median, report
 from bench._family import run_bench
-from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, NUMPY_TYPES, Description, Shard
+from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, NUMPY_TYPES, DatasetDescription, Shard
 from headway.data.formats import recordio
 
 SAMPLES = 10_000_000
 
 OPEN = """
 import sys, time, psutil
-import headway.data.dataset as dataset
+import headway.data.opening as opening
 process = psutil.Process()
 before = process.memory_info().rss
 started = time.perf_counter()
-data = dataset.open(sys.argv[1])
+data = opening.open(sys.argv[1])
 seconds = time.perf_counter() - started
 assert len(data) == int(sys.argv[2])
 print(seconds * 1e3, (process.memory_info().rss - before) / 1e6)
@@ -40,11 +40,11 @@ print(seconds * 1e3, (process.memory_info().rss - before) / 1e6)
 
 def write_columns(folder: Path, samples: int) -> None:
     """A folder that opens as a data set of so many samples: zeros for columns, one record in a sparse shard."""
-    writer = recordio.Writer(folder / "shard-00000.rec", folder / "shard-00000.idx", 7)
+    writer = recordio.RecordioWriter(folder / "shard-00000.rec", folder / "shard-00000.idx", 7)
     writer.append(b"\xff\xd8\xff\xd9", 0.0, 0)
     writer.close()
     size = (folder / "shard-00000.rec").stat().st_size
-    about = Description(
+    about = DatasetDescription(
         pack_id=7,
         fingerprint="0" * 64,
         format="recordio",

@@ -32,7 +32,7 @@ PEERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 OURS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "LARS": lambda p: optim.LARS(p, 1e-3, weight_decay=5e-5),
-    "LARS, outside, clip": lambda p: optim.LARS(p, 1e-3, weight_decay=5e-5, lr_place="outside", clip=True),
+    "LARS, outside, clip": lambda p: optim.LARS(p, 1e-3, weight_decay=5e-5, lr_in_momentum=False, clip=True),
     "LARS, fused=False": lambda p: optim.LARS(p, 1e-3, weight_decay=5e-5, fused=False),
     "LAMB": lambda p: optim.LAMB(p, 1e-4, weight_decay=0.01),
     "LAMB, fused=False": lambda p: optim.LAMB(p, 1e-4, weight_decay=0.01, fused=False),
@@ -61,7 +61,7 @@ def main() -> None:
     options = arguments(__doc__ or "")
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     wait = torch.cuda.synchronize if device.type == "cuda" else lambda: None
-    if device.type == "cpu" and not native.available():
+    if device.type == "cpu" and not native.is_available():
         print("The native core is not here: LARS and the others are measured in torch's operations.")
     shared = parameters(device)
     arms = {name: make(shared).step for name, make in (PEERS | OURS).items()}

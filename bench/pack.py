@@ -16,9 +16,9 @@ import headway
 from bench._common import Claim, arguments, median, report
 from bench._data import images
 from bench._family import run_bench
-from headway.core.cores import usable_cores
+from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import HeadwayError
-from headway.data.pack import Packed
+from headway.data.pack import PackResult
 
 ROWS: tuple[tuple[str, str | None], ...] = (
     ("seekable", "recordio"),
@@ -30,9 +30,9 @@ ROWS: tuple[tuple[str, str | None], ...] = (
 )
 
 
-def rounds_of(source: Path, folder: Path, rounds: int) -> dict[tuple[str, str | None], list[Packed]]:
+def rounds_of(source: Path, folder: Path, rounds: int) -> dict[tuple[str, str | None], list[PackResult]]:
     """What each row packed, round by round; what cannot be had here is said and left out."""
-    made: dict[tuple[str, str | None], list[Packed]] = {row: [] for row in ROWS}
+    made: dict[tuple[str, str | None], list[PackResult]] = {row: [] for row in ROWS}
     for _ in range(rounds):
         for mode, form in list(made):
             try:
@@ -53,7 +53,7 @@ def main() -> None:
             return
         original_bytes = sum(path.stat().st_size for path in source.rglob("*.JPEG"))
         made = rounds_of(source, Path(name), rounds)
-    cores = usable_cores()
+    cores = count_usable_cores()
     table: list[tuple[str, ...]] = [("mode", "format", "images/s (95 %)", "MB", "of the files")]
     speeds = {row: median([packed.samples / packed.seconds for packed in packs]) for row, packs in made.items()}
     for (mode, form), packs in made.items():

@@ -38,11 +38,12 @@ from bench._plan.links import measured
 from bench._plan.scaling import Predicted, predicted, rows
 from bench._plan.sweeps import Sweep, sweeps
 from bench._plan.times import times
-from headway.plan.answer import answers
-from headway.plan.ask import job_of, of_device
-from headway.plan.cluster import clusters
-from headway.plan.convergence import left_one_out, official
-from headway.plan.simulate import of_answer
+from headway.plan.cluster import load_clusters
+from headway.plan.compute import estimate_from_data_sheet
+from headway.plan.convergence import leave_one_out, load_official_points
+from headway.plan.job import build_job
+from headway.plan.scaling import predict_scaling
+from headway.plan.step_simulation import simulate_prediction
 
 SIMULATED = 4096
 """Ranks."""
@@ -77,7 +78,7 @@ def scaled() -> list[Claim]:
 
 def left_out() -> Claim:
     """Epochs by batch."""
-    left = left_one_out(official())
+    left = leave_one_out(load_official_points())
     heading = ("batch", "epochs", "predicted without it", "off")
     cells = [
         (f"{one.batch:,.0f}", f"{one.epochs:g}", f"{one.epochs * (1 + off):.1f}", f"{off:+.1%}") for one, off in left
@@ -148,13 +149,13 @@ def here() -> list[Claim]:
 
 def simulated(times: int) -> Claim:
     """The largest simulation that is promised."""
-    workload, where = local.resnet50(), clusters()["dgx-1"]
-    job = job_of(workload, of_device(workload, where.of), 37.0, per_device=208.0)
-    (answer,) = answers(job, where, [SIMULATED // where.devices])
+    workload, where = local.resnet50(), load_clusters()["dgx-1"]
+    job = build_job(workload, estimate_from_data_sheet(workload, where.device_spec), 37.0, per_device=208.0)
+    (answer,) = predict_scaling(job, where, [SIMULATED // where.devices])
     taken = []
     for seed in range(times):
         begun = process_time()
-        found = of_answer(job, where, answer, seed=seed)
+        found = simulate_prediction(job, where, answer, seed=seed)
         taken.append(process_time() - begun)
     middle, low, high = median(taken)
     off = found.step_s / answer.step.seconds - 1

@@ -29,8 +29,8 @@ import torch
 from bench._arms import ROOT
 from bench._common import Claim, median, parser, report, table
 from bench._family import run_bench
-from headway.core.recipe import load
-from headway.core.run import Run
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RunFolder
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
 from headway.train.evaluate import evaluate
@@ -65,10 +65,10 @@ def trainers(stack: ExitStack, recipe: Path, base: tuple[str, ...], folder: Path
     made = {}
     never = (f"evaluate.every_epochs={BIG}", f"checkpoint={{every_steps: {BIG}}}", f"log_every_steps={BIG}")
     for name, overrides in arms(device).items():
-        loaded = load(recipe, (*base, f"device={device}", *overrides, *never), TrainRecipe)
+        loaded = read_recipe(recipe, (*base, f"device={device}", *overrides, *never), TrainRecipe)
         setup = build_setup(loaded, say=lambda text: None)
         stack.enter_context(closing(setup.inputs))
-        made[name] = stack.enter_context(closing(Trainer(setup, Run.create(folder / name), SilentDisplay())))
+        made[name] = stack.enter_context(closing(Trainer(setup, RunFolder.create(folder / name), SilentDisplay())))
     return made
 
 

@@ -42,7 +42,7 @@ from bench._soak.faults import Fault, Faults, SoakError
 from bench._soak.last_holder import without_dns
 from bench._soak.network import FOLDER
 from bench._soak.traces import Steps, losses, lost_positions, read_given, read_weights, weights
-from headway.core.run import Run
+from headway.core.run_folder import RunFolder
 from headway.data.pack import pack
 
 PROCS, BATCH = 4, 64
@@ -115,7 +115,7 @@ def together(some: list[Claim], others: list[Claim]) -> list[Claim]:
     return list(found.values())
 
 
-def run(recipe: Path, folder: Path, faults: int, steps: int) -> tuple[Run, list[Fault]]:
+def run(recipe: Path, folder: Path, faults: int, steps: int) -> tuple[RunFolder, list[Fault]]:
     """Trains, and does harm meanwhile.
 
     Raises:
@@ -135,7 +135,7 @@ def run(recipe: Path, folder: Path, faults: int, steps: int) -> tuple[Run, list[
             raise SoakError(f"{error}\n{log.read_text(errors='replace')[-4000:]}") from None
         finally:
             launcher.terminate()
-    return Run.open(folder), harm.done
+    return RunFolder.open(folder), harm.done
 
 
 def last_holder(recipe: Path, folder: Path, tries: int, steps: int, *, no_dns: bool) -> list[Claim]:
@@ -150,7 +150,7 @@ def last_holder(recipe: Path, folder: Path, tries: int, steps: int, *, no_dns: b
             done = holders.strikes(one, tries, seed=tries)
         finally:
             one.close()
-    run, traces = Run.open(one.folder), read_weights(one.traces)
+    run, traces = RunFolder.open(one.folder), read_weights(one.traces)
     victims = {victim for strike in done for victim in strike.victims}
     steps_made = Steps(traces, victims, read_given(one.traces))
     well = 0
@@ -165,12 +165,12 @@ def last_holder(recipe: Path, folder: Path, tries: int, steps: int, *, no_dns: b
         Claim("lost_positions", lost_positions(run.folder, steps * BATCH), "", f"of {steps * BATCH}"),
         Claim("lost_steps", steps - len(steps_made.number), "", f"of {steps}, by the checksums"),
         Claim("lost_records", steps - len(logged), "", f"of {steps} in metrics.jsonl"),
-        Claim("unfinished", int(not run.summary()["finished"]), "", "runs that did not come to their end"),
+        Claim("unfinished", int(not run.read_summary()["finished"]), "", "runs that did not come to their end"),
     ]
 
 
-def claims(harmed: Run, unharmed: Run, done: list[Fault], steps: int) -> list[Claim]:
-    if not harmed.summary()["finished"]:
+def claims(harmed: RunFolder, unharmed: RunFolder, done: list[Fault], steps: int) -> list[Claim]:
+    if not harmed.read_summary()["finished"]:
         raise SoakError("the run was not finished")
     traces = read_weights(Path(f"{harmed.folder}.traces"))
     found = weights(traces, {str(victim) for fault in done for victim in fault.victims})

@@ -16,7 +16,7 @@ extern "C" {
 #define HW_API __attribute__((visibility("default")))
 #define HW_ABI 5
 
-/* What became of one image; the numbers of headway.data.reference.Status, and one more. */
+/* What became of one image; the numbers of headway.data.reference.DecodeStatus, and one more. */
 enum { HW_OK = 0, HW_CHECKSUM = 1, HW_UNDECODABLE = 2, HW_FOREIGN = 3 /* no JPEG: for the reference */ };
 
 /* What the bytes of an item are. */

@@ -49,7 +49,7 @@ PRELOADED = [
     "headway.launch.ranks",
     "headway.data.loader",
     "headway.data.pack",
-    "headway.comm.member",
+    "headway.comm.coordinator_client",
     "headway.comm.hvd",
     "headway.doctor.script",
     "headway.watch.watching",

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from headway.cli import main
-from headway.data import dataset
+from headway.data import opening
 from headway.data.pack import pack
 
 NET = """
@@ -231,7 +231,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def damage(packed: Path, *samples: int) -> None:
     """Flips a byte in the middle of some images of a packed data set."""
-    data = dataset.open(packed)
+    data = opening.open(packed)
     for sample in samples:
         with (packed / data.description.shards[int(data.shard[sample])].name).open("r+b") as file:
             file.seek(int(data.offset[sample]) + int(data.length[sample]) // 2)

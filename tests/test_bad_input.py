@@ -26,7 +26,7 @@ from tests._support import (
 )
 
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.data import dataset
+from headway.data import opening
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +113,7 @@ def test_files_that_are_no_images(tmp_path: Path) -> None:
         "dog/1.jpg",
         "dog/empty.jpg",
     ]
-    assert len(dataset.open(tmp_path / "dst")) == 9
+    assert len(opening.open(tmp_path / "dst")) == 9
     again = headway("pack", source, f"file://{tmp_path}/again", "--skip-bad")
     assert f"they are listed in {tmp_path / 'again/skipped.txt'}." in again.out
     headway("init", source, "--out", tmp_path / "r.yaml")  # looks at the good ones
@@ -151,7 +151,7 @@ def run_of_damaged(tmp_path: Path) -> Path:
 def test_a_flipped_byte_in_a_shard_is_named_by_verify(run_of_damaged: Path) -> None:
     packed = run_of_damaged / "digits.packed"
     said = headway("verify", packed, status=1)
-    data = dataset.open(packed / "train")
+    data = opening.open(packed / "train")
     lines = said.out.splitlines()
     assert lines[-1] == "2 damaged places: pack the data again."
     for line, sample in zip(lines, (11, 99), strict=False):
@@ -164,7 +164,7 @@ def test_a_flipped_byte_in_a_shard_is_named_by_verify(run_of_damaged: Path) -> N
 def test_train_substitutes_damaged_samples_and_lists_them(run_of_damaged: Path) -> None:
     run = run_of_damaged / "run"
     headway("train", run_of_damaged / "recipe.yaml", "--run", run)
-    data = dataset.open(run_of_damaged / "digits.packed/train")
+    data = opening.open(run_of_damaged / "digits.packed/train")
     served = np.frombuffer((run / "ids.bin").read_bytes(), "<i8").reshape(-1, 3)
     entries = [json.loads(line) for line in (run / "quarantine.jsonl").read_text().splitlines()]
     assert sorted(entry["asked"] for entry in entries) == [11, 11, 99, 99]  # once an epoch
@@ -346,7 +346,7 @@ def test_a_full_disk_while_packing(small_disk: Path, tmp_path: Path) -> None:
     make_room(small_disk, "20m")
     headway("pack", source, small_disk / "dst", "--overwrite")
     assert headway("verify", small_disk / "dst").out == "Every record (80 samples) is whole.\n"
-    assert len(dataset.open(small_disk / "dst")) == 80
+    assert len(opening.open(small_disk / "dst")) == 80
 
 
 @pytest.mark.root

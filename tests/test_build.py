@@ -23,18 +23,20 @@ RUN = """
 import io, sys
 import numpy as np
 from PIL import Image
-from headway.data.decode import decoder
+from headway.data.decode import build_decoder
+from headway.data.decode_request import DecodeRequest
 from headway.data.records import Records
 
 buffer = io.BytesIO()
 Image.new("RGB", (40, 30), (200, 100, 50)).save(buffer, "JPEG", progressive=True)
-decode, out = decoder(2), np.zeros((3, 8, 8, 3), np.uint8)
-decoder(1).close()
-assert not decode(Records.of([buffer.getvalue()] * 3), np.array([[0, 0, 40, 30]] * 3, np.float32), out).any()
+decoder, out = build_decoder(2), np.zeros((3, 8, 8, 3), np.uint8)
+build_decoder(1).close()
+records, boxes = Records.from_buffers([buffer.getvalue()] * 3), np.array([[0, 0, 40, 30]] * 3, np.float32)
+assert not decoder.decode(DecodeRequest(records, boxes, out)).any()
 assert np.abs(out.astype(int) - (200, 100, 50)).max() <= 2
-decode.close()
+decoder.close()
 libraries = {line.split()[-1] for line in open("/proc/self/maps") if "libjpeg" in line and "pillow.libs" not in line}
-print(decode.backend, sys.version_info[1], *libraries)
+print(decoder.backend, sys.version_info[1], *libraries)
 """
 
 
@@ -125,7 +127,7 @@ NEWER = re.compile(r"\t(v[a-z]\w+|andn|bextr|blsr?|bzhi|[sr][ahol]rx|shlx|mulx|p
 
 def test_instructions_of_newer_processors_stay_where_they_are_asked_for() -> None:
     """An inline function that was compiled with them, and kept by the linker for all, would end older processors."""
-    if not native.available():
+    if not native.is_available():
         absent("the native core is not built")
     command = ["objdump", "--disassemble", "--no-show-raw-insn", str(LIBRARY)]
     function, wrong, seen = "", set(), set()

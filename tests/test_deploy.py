@@ -24,7 +24,7 @@ import yaml
 from tests._support import records
 
 from headway.cli import main
-from headway.comm.options import CommRecipe
+from headway.comm.comm_recipe import CommRecipe
 
 ROOT = Path(__file__).resolve().parents[1]
 DEPLOY = ROOT / "deploy"

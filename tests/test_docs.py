@@ -16,13 +16,18 @@ from typing import Any
 
 import pytest
 from tests._support import packed_digits
+from tests.conftest import absent
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [*sorted((ROOT / "docs/library").glob("*.md")), ROOT / "docs/landscape.md"]
 BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+GUIDES = sorted((ROOT / "docs/guides").glob("*.md"))
+PEERS = ROOT / ".venv-peers"
 LABS = sorted((ROOT / "docs/labs").glob("*.md"))
 LAB_BLOCK = re.compile(r"^```(python|sh)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SAVED = re.compile(r"# (\w+\.py)\n")
+OF_PEERS = ("accelerate", "lightning", "timm", "transformers")
+ALONE = {**os.environ, "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
 SLOW = ("assess", "error-surfaces", "augment", "checkpoint", "communication", "networks", "optimizers")
 """Labs and pages that train networks or compile them: 3 s and more."""
 
@@ -93,6 +98,26 @@ def test_the_blocks_of_a_lab_run_one_after_the_other(lab: Path, folder: Path) ->
             assert done.stdout.strip()
     for part in ("**The question.**", "## Exercises"):
         assert part in text
+
+
+@pytest.mark.parametrize(
+    "guide",
+    [pytest.param(page, id=page.stem, marks=[pytest.mark.peers] * (page.stem in OF_PEERS)) for page in GUIDES],
+)
+@pytest.mark.thin(1)
+def test_the_scripts_of_a_guide_run(guide: Path, folder: Path) -> None:
+    """Those for another library run beside it, where `make peers` could install it."""
+    package = guide.stem if guide.stem in OF_PEERS else ""
+    found = sorted(PEERS.glob("lib/python3*/site-packages"))
+    if package and not any((place / package).is_dir() for place in found):
+        absent(f"{package} is not in {PEERS.name}: make peers", may_be=package == "timm")  # it needs torchvision
+    # Appended, so that what both environments have is taken from this one.
+    peers = f"import sys; sys.path += {[str(place) for place in found]!r}\n" if package else ""
+    for block in blocks(guide):
+        command = [sys.executable, "-c", peers + block]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=ALONE, check=False)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.strip(), "a script shows what comes out"
 
 
 def test_every_lab_and_page_is_in_the_navigation() -> None:

@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import headway
-from headway.core.importing import import_path
-from headway.core.recipe import load
+from headway.core.recipe import read_recipe
+from headway.core.user_code import import_user_object
 from headway.data.pack import pack
-from headway.model.counts import count
+from headway.model.model_size import measure_model_size
 from headway.setup.recipe import TrainRecipe
 from headway.setup.task import Classification, TargetSpec
 
@@ -81,12 +81,12 @@ def test_every_case_is_a_recipe_and_so_is_what_is_left_of_it(case: Case, tmp_pat
     jobs = [case.job(), *case.without().values()]
     for job in jobs:
         job.write(tmp_path / "recipe.yaml", "packed/train", "packed/eval")
-        recipe = load(tmp_path / "recipe.yaml", (), TrainRecipe).recipe
+        recipe = read_recipe(tmp_path / "recipe.yaml", (), TrainRecipe).recipe
         assert recipe.data.train == "packed/train"
         assert (recipe.data.eval is not None) == job.held_out
         for path in (recipe.model.factory, recipe.transform, recipe.task.factory):
             if path not in (None, "auto"):
-                assert callable(import_path(path, base=tmp_path, what="test"))
+                assert callable(import_user_object(path, base=tmp_path, what="test"))
     if len(os.sched_getaffinity(0)) > 1:  # on one core, one thread is all there is
         assert all(job != jobs[0] for job in jobs[1:])
     assert all(one.truth for one in case.injected)
@@ -112,7 +112,7 @@ def test_the_networks_take_images_of_any_size(side: int) -> None:
     networks.append(user.Blocks(7, channels=5))
     for model in networks:
         assert model(images).shape == (2, 7)
-    assert count(networks[0], images).multiply_adds == 651_468
+    assert measure_model_size(networks[0], images).multiply_adds == 651_468
 
 
 def test_a_chain_is_as_long_as_it_is_asked_to_be() -> None:
@@ -210,9 +210,8 @@ def test_a_pack_behind_the_web_server_is_the_pack(tmp_path: Path, monkeypatch: p
 def test_a_control_group_holds_what_runs_in_it_and_is_removed(tmp_path: Path) -> None:
     try:
         with around.group(0.5, 12e6, tmp_path) as folders:
-            code = (
-                "from headway.core.cores import usable_cores; print(usable_cores(), open('/proc/self/cgroup').read())"
-            )
+            code = "from headway.core.cpu_count import count_usable_cores\n"
+            code += "print(count_usable_cores(), open('/proc/self/cgroup').read())"
             place = Place(tmp_path, "", prefix=["sh", "-c", around.ENTER, "sh", *map(str, folders), "--"])
             done = subprocess.run(place.command("-c", code), capture_output=True, text=True, check=True)
             assert done.stdout.startswith("1 ")

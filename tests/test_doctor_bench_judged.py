@@ -28,7 +28,7 @@ from tests.test_doctor_bench import colours
 
 import headway
 from headway.core.profile import Knob, Profile, Verdict
-from headway.model.counts import count
+from headway.model.model_size import measure_model_size
 
 # Rates.
 
@@ -287,7 +287,7 @@ def test_the_two_networks_differ_in_compute_as_the_real_ones() -> None:
         assert regimes.multiply_adds(many) / regimes.multiply_adds(few) == pytest.approx(regimes.RATIO, rel=0.25)
     assert len(regimes.pairs()) > 10
     model, images = user.Blocks(7, channels=6), torch.zeros(1, 3, 64, 64)
-    assert count(model, images).multiply_adds == regimes.multiply_adds(6, 64, 7)
+    assert measure_model_size(model, images).multiply_adds == regimes.multiply_adds(6, 64, 7)
 
 
 def test_the_pair_is_taken_between_whose_times_the_loader_lies() -> None:

@@ -14,8 +14,8 @@ from bench._doctor.trial import steady
 from bench._doctor.user_cases import INJECTORS, UserCase, user_draws
 from bench._doctor.user_trial import error_of, right, user_claims, user_rows
 
-from headway.core.importing import import_path
-from headway.core.recipe import load
+from headway.core.recipe import read_recipe
+from headway.core.user_code import import_user_object
 from headway.setup.recipe import TrainRecipe
 from headway.setup.task import TargetSpec
 
@@ -38,10 +38,10 @@ def test_the_first_26_cases_have_every_injector_twice_with_other_strengths() -> 
 def test_every_case_is_a_recipe_of_code_that_can_be_had(case: UserCase, tmp_path: Path) -> None:
     job = case.job()
     job.write(tmp_path / "recipe.yaml", "packed/train")
-    recipe = load(tmp_path / "recipe.yaml", (), TrainRecipe).recipe
+    recipe = read_recipe(tmp_path / "recipe.yaml", (), TrainRecipe).recipe
     for path in (recipe.model.factory, recipe.transform, recipe.task.factory):
         if path not in (None, "auto"):
-            assert callable(import_path(path, base=tmp_path, what="test"))
+            assert callable(import_user_object(path, base=tmp_path, what="test"))
     assert (recipe.log_every_steps == 1) == (case.where == "metrics")
     name, _, line = case.place.partition(":")
     text = Path(user_code.__file__).read_text().split("\n")[int(line) - 1]

@@ -17,7 +17,7 @@ from bench._gpu import gather, kit, records
 from bench._gpu.pieces import LIMIT_MINUTES, PIECES, ROOT, TESTS, Piece, filled
 from bench._gpu.run import run_piece
 
-from headway.model import count
+from headway.model import measure_model_size
 
 KEY = {"device": "a GPU", "code": "01234567"}
 CLAIM = {"name": "one", "value": 1.0, "unit": "", "how": "counted"}
@@ -249,7 +249,7 @@ def test_a_kit_is_used_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.check
 def test_the_vision_transformer_has_the_published_size() -> None:
     with torch.device("meta"):
-        found = count(_vit.vit_small(1000), torch.empty(1, 3, 224, 224))
+        found = measure_model_size(_vit.vit_small(1000), torch.empty(1, 3, 224, 224))
     assert found.parameters == 22_050_664
     assert found.multiply_adds is not None
     assert 4.5e9 < found.multiply_adds < 4.7e9

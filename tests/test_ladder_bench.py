@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import headway
-from headway.core.recipe import load
-from headway.model.counts import count
+from headway.core.recipe import read_recipe
+from headway.model.model_size import measure_model_size
 from headway.setup.recipe import TrainRecipe
 from headway.train.trainer import Trainer
 
@@ -63,7 +63,7 @@ def trainer(loose: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 def test_the_network_is_as_small_as_is_said() -> None:
-    found = count(lenet(), torch.zeros(2, 3, 32, 32))
+    found = measure_model_size(lenet(), torch.zeros(2, 3, 32, 32))
     assert found.multiply_adds == 651_720
     assert found.multiply_adds <= MOST_MULTIPLY_ADDS
     assert lenet(7)(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
@@ -111,7 +111,7 @@ def test_a_recipe_goes_on_without_end_and_counts_its_images(trainer: Trainer) ->
 
 
 CHANGES = {
-    "workers": {"data.threads", "data.ahead"},
+    "workers": {"data.threads", "data.prefetch_batches"},
     "packed": {"data.train"},
     "resident": {"data.cache"},
     "channels-last": {"channels_last"},
@@ -130,10 +130,10 @@ def test_each_rung_is_a_recipe_with_one_change_more(
     ladder = rungs.rungs(device_type, precisions, tmp_path / "packed")
     recipe = rungs.write_recipe(tmp_path / "recipe.yaml", rungs.CIFAR_NET, tmp_path / "loose")
     assert [rung.name for rung in ladder] == ["tutorial", *CHANGES]
-    seen = {"tutorial": dict(load(recipe, (), TrainRecipe).leaves())}
+    seen = {"tutorial": dict(read_recipe(recipe, (), TrainRecipe).list_leaves())}
     before = seen["tutorial"]
     for name, overrides in rungs.recipes(ladder):
-        now = dict(load(recipe, overrides, TrainRecipe).leaves())
+        now = dict(read_recipe(recipe, overrides, TrainRecipe).list_leaves())
         above = next(rung.above for rung in ladder if rung.name == name)
         kept = seen.get(above, seen.get("channels-last", before)) if above else before
         assert {key for key in now if now[key] != kept.get(key)} == CHANGES[name]

@@ -16,7 +16,7 @@ from bench._accuracy.workers import WorkerEndedError, work
 from bench._common import Claim
 from tests._support import NET, packed_digits
 
-from headway.core.recipe import load
+from headway.core.recipe import read_recipe
 from headway.setup.recipe import TrainRecipe
 
 
@@ -110,7 +110,7 @@ def test_every_arm_is_a_recipe(cell: Cell, tmp_path: Path) -> None:
 
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(batch_arms.recipe(cell, 0.5, 1, "packed")))
-    recipe = load(path, (), TrainRecipe).recipe
+    recipe = read_recipe(path, (), TrainRecipe).recipe
     names = {"lars": "lars", "no_decay": "lars", "ghost": "lars", "nag": "nag", "lbsgd": "lbsgd"}
     assert recipe.optimizer.name == names.get(cell.arm, "sgd")
     assert recipe.optimizer.no_decay == (cell.arm in ("no_decay", "ghost", "linear_no_decay"))

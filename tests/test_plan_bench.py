@@ -26,7 +26,7 @@ def test_each_row_is_to_be_predicted_or_to_calibrate() -> None:
     assert {one.role for one in rows()} == {"predict", "calibrate"}
     assert all((one.images_s is None) != (one.efficiency is None) for one in rows())
     for one in rows():
-        assert cluster_of(one).of.memory_gb > 0
+        assert cluster_of(one).device_spec.memory_gb > 0
         assert gradient_bytes(one) > 4e7
 
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from tests._support import headway, records
 
-from headway.core.recipe import load
+from headway.core.recipe import read_recipe
 from headway.data.pack import pack
-from headway.data.resolution import size_at
+from headway.data.resolution import compute_size
 from headway.report.dry_run_page import page
 from headway.setup.recipe import TrainRecipe
 from headway.train.dry_run import DryRun, dry_run
@@ -43,7 +43,7 @@ def built(path: Path) -> DryRun:
 
 
 def read(name: str) -> TrainRecipe:
-    return load(ROOT / "recipes" / f"{name}.yaml", (), TrainRecipe).recipe
+    return read_recipe(ROOT / "recipes" / f"{name}.yaml", (), TrainRecipe).recipe
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,8 @@ def test_the_reference_points_of_mlperf(name: str) -> None:
     recipe = read(name)
     optimizer, schedule = recipe.optimizer, recipe.schedule
     assert (recipe.batch, optimizer.lr, schedule.warmup_epochs, optimizer.momentum) == (batch, lr, warmup, momentum)
-    assert (optimizer.name, optimizer.weight_decay, optimizer.eta, optimizer.eps) == ("lars", decay, 0.001, 0)
-    assert (optimizer.lr_place, optimizer.no_decay, optimizer.clip) == ("inside", True, False)
+    assert (optimizer.name, optimizer.weight_decay, optimizer.trust, optimizer.eps) == ("lars", decay, 0.001, 0)
+    assert (optimizer.lr_in_momentum, optimizer.no_decay, optimizer.clip) == (True, True, False)
     assert [group.weight_decay for group in optimizer.groups] == [decay, None], "the last layer's bias alone decays"
     assert recipe.model.batch_norm is not None
     assert recipe.model.batch_norm.ghost == span
@@ -120,7 +120,7 @@ def test_the_four_runs_of_the_figure(name: str, batch: int, lr: float, optimizer
     recipe = read(f"lars-resnet50-{name}")
     assert (recipe.batch, recipe.optimizer.lr, recipe.optimizer.name) == (batch, lr, optimizer)
     assert (recipe.schedule.warmup_epochs > 0, recipe.epochs) == (warms_up, 100)
-    assert not recipe.data.crop.random
+    assert not recipe.data.crop.is_random
     assert recipe.augment.flip_mode is None
 
 
@@ -147,7 +147,7 @@ def test_the_sizes_are_those_of_ffcv() -> None:
     """rn50_40_epochs.yaml: start_ramp 29, end_ramp 34, sizes rounded to the nearest 32."""
     progressive = read("ffcv-resnet50").data.progressive
     assert progressive is not None
-    sides = [size_at(progressive, (192, 192), epoch)[0] for epoch in range(27, 36)]
+    sides = [compute_size(progressive, (192, 192), epoch)[0] for epoch in range(27, 36)]
     assert sides == [160, 160, 160, 160, 160, 192, 192, 192, 192]
 
 

@@ -102,7 +102,7 @@ def recipe(cell: Cell, lr: float, seed: int, packed: str) -> dict[str, Any]:
     if arm in ("lars", "no_decay", "ghost"):
         # The paper's coefficient is 0.001, and learning rates 10 to 30: what has a trust of 1 (beta, gamma) would be
         # moved by these. With 0.02, which LARC takes, they are near 1.
-        optimizer |= {"name": "lars", "eta": 0.02, "no_decay": arm != "lars"}
+        optimizer |= {"name": "lars", "trust": 0.02, "no_decay": arm != "lars"}
         schedule |= warmup
     if arm == "ghost":
         norm["ghost"] = GHOST

@@ -23,7 +23,7 @@ from bench._accuracy.results import Results, commit, digest, made_by
 from bench._accuracy.workers import work
 from bench._common import Claim, report
 from headway.page.panel import Panel, lines, table
-from headway.page.report import render
+from headway.page.renderer import render
 
 BATCHES = tuple(64 * 2**power for power in range(9))
 TARGET = 0.60

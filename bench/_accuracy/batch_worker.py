@@ -17,8 +17,8 @@ from typing import Any
 import yaml
 
 from headway.core.errors import TrainingError
-from headway.core.recipe import load
-from headway.core.run import Run
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RunFolder
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
 from headway.train.progress import SilentDisplay
@@ -31,8 +31,8 @@ def train(tree: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="headway-batch-") as name:
         path = Path(name) / "recipe.yaml"
         path.write_text(yaml.safe_dump(tree), encoding="utf-8")
-        setup = build_setup(load(path, (), TrainRecipe), say=lambda _: None)
-        run, started, diverged = Run.create(Path(name) / "run"), perf_counter(), False
+        setup = build_setup(read_recipe(path, (), TrainRecipe), say=lambda _: None)
+        run, started, diverged = RunFolder.create(Path(name) / "run"), perf_counter(), False
         with closing(setup.inputs), closing(Trainer(setup, run, SilentDisplay())) as trainer:
             try:
                 trainer.run()

@@ -8,8 +8,8 @@ from functools import cache
 import torch
 
 from bench._accuracy import airbench
-from headway.data.resolution import size_at
-from headway.model import cifar_net, count
+from headway.data.resolution import compute_size
+from headway.model import cifar_net, measure_model_size
 from headway.setup.recipe import TrainRecipe
 
 SAMPLES, SIDE, PATCH = 50_000, 32, 12
@@ -23,7 +23,7 @@ def passes(widths: tuple[int, ...], side: int, bias_trained: bool) -> float:
     trained layer none goes on to the input: with the bias frozen that is the first convolution of the first block.
     """
     with torch.device("meta"):
-        found = count(cifar_net(widths=widths), torch.empty(1, 3, side, side)).multiply_adds
+        found = measure_model_size(cifar_net(widths=widths), torch.empty(1, 3, side, side)).multiply_adds
     assert found is not None
     pixels = (side - 1) ** 2
     whitening, first = pixels * 2 * PATCH * PATCH, pixels * 2 * PATCH * widths[0] * 9
@@ -47,6 +47,6 @@ def recipe_cost(recipe: TrainRecipe) -> float:
     for part in range(parts):
         epoch, side = part * recipe.epochs / parts, SIDE
         if recipe.data.progressive is not None:  # a whole epoch has one size, that of its beginning
-            side = size_at(recipe.data.progressive, (SIDE, SIDE), epoch // 1)[0]
+            side = compute_size(recipe.data.progressive, (SIDE, SIDE), epoch // 1)[0]
         total += passes(widths, side, epoch < frozen)
     return total / parts * recipe.epochs * SAMPLES

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 
 from bench._arms import ROOT
-from headway.core.recipe import Loaded, load
-from headway.core.run import Run
-from headway.data.resolution import size_at
+from headway.core.recipe import LoadedRecipe, read_recipe
+from headway.core.run_folder import RunFolder
+from headway.data.resolution import compute_size
 from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
 from headway.train.evaluate import compute_outputs, evaluate
@@ -26,10 +26,10 @@ RECIPE = ROOT / "recipes/cifar10-fast.yaml"
 NOT_TRAINING = ("evaluate", "checkpoint")
 
 
-def recipe(packed: Path, overrides: Sequence[str] = ()) -> Loaded[TrainRecipe]:
+def recipe(packed: Path, overrides: Sequence[str] = ()) -> LoadedRecipe[TrainRecipe]:
     """The recipe on this data, evaluated once at its end."""
     places = [f"data.train={packed}/train", f"data.eval={packed}/eval"]
-    return load(RECIPE, [*places, *overrides], TrainRecipe)
+    return read_recipe(RECIPE, [*places, *overrides], TrainRecipe)
 
 
 def taken_from(precision: str, compiled: bool, device: str) -> list[str]:
@@ -47,7 +47,7 @@ def train(packed: Path, *, seed: int, overrides: Sequence[str], folder: Path) ->
     loaded = loaded.resolve("evaluate.every_epochs", loaded.recipe.epochs, "once, at the end")
     setup = build_setup(loaded, say=lambda text: print(text, file=sys.stderr))
     warm_up(setup)
-    with closing(setup.inputs), closing(Trainer(setup, Run.create(folder), SilentDisplay())) as trainer:
+    with closing(setup.inputs), closing(Trainer(setup, RunFolder.create(folder), SilentDisplay())) as trainer:
         trainer.run()
         stages = trainer.clock.seconds
         assert trainer.metrics is not None
@@ -84,7 +84,7 @@ def kinds_of_step(
     for position in range(0, steps * recipe.batch, recipe.batch):
         size = full
         if recipe.data.progressive is not None:
-            size = size_at(recipe.data.progressive, full, position // samples)
+            size = compute_size(recipe.data.progressive, full, position // samples)
         frozen = (part.match for part in recipe.model.freeze_after if part.after_epochs <= position / samples)
         out[size, tuple(frozen)] = None
     return list(out)

@@ -14,7 +14,7 @@ import torch
 
 from bench._arms import ROOT
 from bench._common import machine
-from headway.core.run import provenance
+from headway.core.run_folder import collect_provenance
 
 FOLDER = ROOT / "bench/results"
 
@@ -70,7 +70,7 @@ def this_machine() -> str:
 
 def commit() -> str:
     """Of the code that runs; `-dirty` behind it where there are changes."""
-    return str(provenance({}, ROOT)["git"])
+    return str(collect_provenance({}, ROOT)["git"])
 
 
 def made_by(commits: Iterable[str]) -> str:

@@ -28,10 +28,10 @@ from PIL import Image, ImageOps
 from torch import nn
 
 import headway
-from headway.core.importing import import_path
-from headway.core.recipe import load
+from headway.core.recipe import read_recipe
+from headway.core.user_code import import_user_object
 from headway.data.columns import FLAG_RAW
-from headway.model.resolve import build as build_model
+from headway.model.builder import build_model as build_model
 from headway.setup.recipe import TrainRecipe
 from headway.setup.task import TargetSpec, Task
 from headway.setup.task import build_task as build_task
@@ -72,7 +72,7 @@ class Images(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
 
 def main() -> None:
     asked = json.loads(os.environ[ASKED])
-    loaded = load(Path(asked["recipe"]), (), TrainRecipe)
+    loaded = read_recipe(Path(asked["recipe"]), (), TrainRecipe)
     recipe, ranks = loaded.recipe, int(os.environ.get("WORLD_SIZE", "1"))
     train = Images(recipe.data.train, recipe.data.size if isinstance(recipe.data.size, int) else None)
     held_out = Images(recipe.data.eval, None) if recipe.data.eval is not None else None
@@ -84,7 +84,9 @@ def main() -> None:
             stack.callback(torch.distributed.destroy_process_group)
             model = nn.parallel.DistributedDataParallel(model)
         transform = (
-            import_path(recipe.transform, base=loaded.base, what="transform") if recipe.transform is not None else None
+            import_user_object(recipe.transform, base=loaded.base, what="transform")
+            if recipe.transform is not None
+            else None
         )
         step = stepping(recipe, model, task, transform)
         every = max(1, round(recipe.evaluate.every_epochs * len(train) / recipe.batch)) if held_out is not None else 0

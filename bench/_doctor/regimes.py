@@ -28,12 +28,12 @@ from bench._doctor.data import Sets
 from bench._doctor.jobs import BASES, Job, network, own
 from bench._doctor.measure import examined, trained
 from bench._synthetic import setup, trainer
-from headway.core.cores import usable_cpus
+from headway.core.cpu_count import list_usable_cpus
 from headway.train.progress import SilentDisplay
 
 SIDE, BATCH = 224, 32
 RESNET50, ALEXNET = 4.089e9 / (224**2 * 3), 0.724e9 / (227**2 * 3)
-"""Multiply-adds of a forward pass for each byte of the decoded image: 27,165 and 4,683 (headway.model.counts)."""
+"""Multiply-adds of a forward pass for each byte of the decoded image: 27,165 and 4,683 (headway.model.model_size)."""
 RATIO = RESNET50 / ALEXNET
 REAL = {"AlexNet": ("headway.model:alexnet", 724_000_000), "ResNet-50": ("headway.model:resnet50", 4_089_000_000)}
 """On a GPU: the networks, and multiply-adds of an image."""
@@ -133,7 +133,7 @@ def job_of(channels: int) -> Job:
 
 def real_job(factory: str) -> Job:
     """Photographs decoded by all processors, and a network of full size on a GPU."""
-    values = {"data.crop": "random", "data.size": SIDE, "batch": REAL_BATCH, "data.threads": usable_cpus()}
+    values = {"data.crop": "random", "data.size": SIDE, "batch": REAL_BATCH, "data.threads": list_usable_cpus()}
     gpu = {"device": "cuda", "precision": "bf16", **network(factory)}
     return BASES["photos"].but({**values, **gpu}, data="photos x 1")
 

@@ -13,13 +13,13 @@ TESTS = (
     (
         "data/test_augment.py",
         "data/test_ops.py",
-        "data/test_policy.py",
+        "data/test_augment_policy.py",
         "data/tiers/test_memory.py",
         "doctor/test_copying.py",
         "observe/test_nvml.py",
         "observe/test_host_syncs.py",
         "watch/test_watch_torch.py",
-        "optim/test_layerwise.py",
+        "optim/test_fused_optimizer.py",
         "optim/test_optimizer.py",
     ),
     (

@@ -18,7 +18,7 @@ Ratio = tuple[float, float, float]
 """(median, low, high)."""
 Verdict = Literal["reproduced", "refuted here", "not told apart", "too few rounds", "not measured"]
 LEAST_ROUNDS = 6
-"""Fewer have no 95 % interval of their median, so that nothing is concluded; see `median_interval`."""
+"""Fewer have no 95 % interval of their median, so that nothing is concluded; see `compute_median_interval`."""
 
 STEADY, SHORTER = "The Steady State", "Making DL training times shorter"
 

@@ -14,7 +14,7 @@ from bench._ladder.contestants import BATCH, Command, rows, train, tutorial
 from bench._ladder.decks import Found, Ratio
 from bench._ladder.photographs import squares
 from bench._ladder.rungs import LARGE, LENET
-from headway.core.cores import usable_cores
+from headway.core.cpu_count import count_usable_cores
 
 SIDES = (352, 480)
 Pace = tuple[int, float]
@@ -23,7 +23,7 @@ Pace = tuple[int, float]
 
 def workers(loose: Path, recipe: Path, folder: Path, pace: Pace, quick: bool) -> dict[str, Found]:
     """LeNet, trained with more and fewer workers."""
-    cores = usable_cores()
+    cores = count_usable_cores()
     fewer, usual = cores - 3, max(1, cores - 1)  # the slides' number, and what Headway takes of itself
     memory = ("data.cache=memory", "data.threads=null", f"batch={LARGE}")
     asked: dict[str, Command] = {_workers(1): tutorial(loose, LENET.factory)}

@@ -12,7 +12,7 @@ import yaml
 from bench._arms import Comparison
 from bench._common import Claim, median
 from bench._ladder.contestants import BATCH, train, tutorial
-from headway.core.cores import default_threads
+from headway.core.cpu_count import choose_thread_count
 
 LARGE = 1024
 COMPILE, LAST, LAST_COMPILED = "compile", "batch", "batch, compiled"
@@ -59,12 +59,12 @@ def rungs(device_type: str, precisions: Sequence[str], packed: Path) -> tuple[Ru
         precisions: that the device has units for.
         packed: the same images, by `headway pack`.
     """
-    threads = f"{default_threads()} decoding thread{'s'[: default_threads() > 1]}"
+    threads = f"{choose_thread_count()} decoding thread{'s'[: choose_thread_count() > 1]}"
     cache, graphs = ("device", "graphs") if device_type == "cuda" else ("memory", "true")
     bf16 = Rung("bf16", "precision: bf16", ("precision=bf16",))
     return (
         Rung("tutorial", f"loose files by Pillow, 1 worker, batch {BATCH}, fp32, contiguous, eager, SGD"),
-        Rung("workers", f"headway train, {threads}, same files", ("data.threads=null", "data.ahead=3")),
+        Rung("workers", f"headway train, {threads}, same files", ("data.threads=null", "data.prefetch_batches=3")),
         Rung("packed", "headway pack", (f"data.train={packed}",)),
         Rung("resident", f"decoded once, data.cache: {cache}", (f"data.cache={cache}",)),
         Rung("channels-last", "channels_last: true", ("channels_last=true",)),
@@ -79,7 +79,7 @@ def write_recipe(path: Path, network: Network, images: Path) -> Path:
     """The tutorial's loop as a recipe."""
     tree = {
         # one worker of a DataLoader decodes alone, and has two batches ready
-        "data": {"train": str(images), "threads": 1, "ahead": 2, "cache": "none"},
+        "data": {"train": str(images), "threads": 1, "prefetch_batches": 2, "cache": "none"},
         "augment": {"mean": PIXELS, "std": PIXELS},
         "model": {"factory": network.factory},
         "optimizer": {"name": "sgd", "lr": 0.001, "momentum": 0.9},

@@ -10,8 +10,8 @@ from time import perf_counter
 import torch
 
 import headway
-from headway.core.recipe import load
-from headway.core.run import Run
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RunFolder
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
 from headway.train.progress import SilentDisplay
@@ -27,8 +27,8 @@ PACE_S = 0.1
 
 def endless(recipe: Path, overrides: tuple[str, ...]) -> Trainer:
     """The Trainer of a recipe that neither evaluates nor saves nor ends; its run folder is a temporary one."""
-    setup = build_setup(load(recipe, (*overrides, *ENDLESS), TrainRecipe), say=print)
-    return Trainer(setup, Run.create(Path(tempfile.mkdtemp()) / "run"), SilentDisplay())
+    setup = build_setup(read_recipe(recipe, (*overrides, *ENDLESS), TrainRecipe), say=print)
+    return Trainer(setup, RunFolder.create(Path(tempfile.mkdtemp()) / "run"), SilentDisplay())
 
 
 def batches(trainer: Trainer) -> Iterator[int]:
@@ -49,7 +49,7 @@ def batches(trainer: Trainer) -> Iterator[int]:
 
 def waiting(trainer: Trainer) -> float:
     """Share of its time in which the loop waited for batches."""
-    return trainer.clock.seconds.get("wait", 0.0) / trainer.clock.total()
+    return trainer.clock.seconds.get("wait", 0.0) / trainer.clock.total_seconds()
 
 
 if __name__ == "__main__":

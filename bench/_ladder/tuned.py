@@ -14,7 +14,7 @@ from bench._common import Claim, table
 from bench._ladder.contestants import rows, train, tutorial
 from bench._ladder.feeding import Pace
 from bench._ladder.rungs import Network, times
-from headway.core.recipe import load, written
+from headway.core.recipe import format_value, read_recipe
 from headway.setup.recipe import TrainRecipe
 
 
@@ -48,9 +48,9 @@ def tuned(recipe: Path, out: Path, allow: str) -> Path:
 
 def changes(before: Path, after: Path) -> list[tuple[str, str, str]]:
     """(key, before, after) of what two recipes have not in common."""
-    one, other = (dict(load(path, (), TrainRecipe).leaves()) for path in (before, after))
+    one, other = (dict(read_recipe(path, (), TrainRecipe).list_leaves()) for path in (before, after))
     keys = sorted(key for key in one.keys() | other.keys() if one.get(key) != other.get(key))
-    return [(key, written(one.get(key)), written(other.get(key))) for key in keys]
+    return [(key, format_value(one.get(key)), format_value(other.get(key))) for key in keys]
 
 
 def measure(recipe: Path, network: Network, images: Path, folder: Path, pace: Pace) -> list[Claim]:

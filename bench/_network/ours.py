@@ -9,11 +9,11 @@ import torch
 from torch import nn
 from torch.distributed import Store
 
-from headway.comm.choice import Chooser, try_out
+from headway.comm.algorithm_choice import AlgorithmChooser, run_trials
 from headway.comm.communicator import Algorithm, Communicator
-from headway.comm.links import measure
-from headway.comm.reducer import Reducer
-from headway.comm.wire import Wire
+from headway.comm.links import measure_links
+from headway.comm.reducer import BucketPlan, Reducer
+from headway.comm.wire_codec import Wire
 from headway.core.world import World
 
 WIRES: tuple[Wire, ...] = ("fp32", "fp16")
@@ -32,29 +32,27 @@ class Ours:
     """
 
     def __init__(self, asked: Mapping[str, Any], store: Store) -> None:
-        world = World.of(
+        world = World.create(
             store, asked["rank"], asked["size"], torch.device("cpu"), master=asked["address"], secret=SECRET
         )
-        links = measure(world)
-        self._network = links.network(world)
+        links = measure_links(world)
+        self._network = links.build_network(world)
         self._communicator = Communicator(world, rails=links.rails)
-        self._trials = {wire: try_out(self._communicator, self._network, wire=wire) for wire in WIRES}
-        self.said = links.lines(world)
+        self._trials = {wire: run_trials(self._communicator, self._network, wire=wire) for wire in WIRES}
+        self.said = links.describe(world)
         self.reducers: dict[str, Reducer] = {}
-        self._choosers: dict[str, Chooser] = {}
+        self._choosers: dict[str, AlgorithmChooser] = {}
 
     def reducer(self, name: str, model: nn.Module, algorithm: Algorithm | Literal["auto"], wire: Wire) -> Reducer:
         """As `headway train` makes it, for sums."""
         total = sum(parameter.numel() * 4 for parameter in model.parameters())
-        chooser = Chooser(self._network, self._trials[wire], total, algorithm=algorithm, wire=wire)
+        chooser = AlgorithmChooser(self._network, self._trials[wire], total, algorithm=algorithm, wire=wire)
         self._choosers[name] = chooser
         self.reducers[name] = Reducer(
             model.named_parameters(),
             self._communicator,
+            plan=BucketPlan(choose=chooser, bucket_bytes=chooser.bucket_bytes, wire=wire),
             buffers=[buffer for buffer in model.buffers() if buffer.is_floating_point()],
-            choose=chooser,
-            bucket_bytes=chooser.bucket_bytes,
-            wire=wire,
         )
         return self.reducers[name]
 
@@ -70,4 +68,4 @@ class Ours:
     def lines(self) -> list[str]:
         """What a run would print at its start: links, and how gradients travel in the arms that choose."""
         chosen = {name: [one.nbytes for one in self.reducers[name].buckets] for name in ("auto fp32", "auto fp16")}
-        return [*self.said, *(f"{name}: {self._choosers[name].text(sizes)}" for name, sizes in chosen.items())]
+        return [*self.said, *(f"{name}: {self._choosers[name].describe(sizes)}" for name, sizes in chosen.items())]

@@ -19,7 +19,7 @@ if __name__ == "__main__":
     train = headway.open(asked["pack"])
     order = headway.Order(len(train), seed=1)
     loader = headway.Loader(train, batch=asked["batch"], order=order, threads=asked["threads"], **asked["how"])
-    core = native.features() if native.available() else "no native core"
+    core = native.describe_features() if native.is_available() else "no native core"
     serve(
         batches(loader),
         version=f"headway {headway.__version__}, {core}",

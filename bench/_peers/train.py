@@ -11,8 +11,8 @@ from torch import nn
 
 import headway
 from bench._peers.serve import argument, serve
-from headway.core.recipe import load
-from headway.core.run import Run
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RunFolder
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
 from headway.train.progress import SilentDisplay
@@ -45,7 +45,7 @@ def batches(asked: dict[str, Any]) -> Iterator[int]:
         f"batch: {asked['batch']}\nepochs: {BIG}\nprecision: fp32\ncheckpoint: {{every_steps: {BIG}}}\n"
     )
     trainer = Trainer(
-        build_setup(load(recipe, (), TrainRecipe), say=print), Run.create(folder / "run"), SilentDisplay()
+        build_setup(read_recipe(recipe, (), TrainRecipe), say=print), RunFolder.create(folder / "run"), SilentDisplay()
     )
     while True:
         trainer.run(STEPS)

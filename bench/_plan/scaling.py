@@ -17,10 +17,10 @@ from typing import Any, final
 
 import yaml
 
-from headway.plan.calibrate import Run, calibrate
+from headway.plan.calibration import MeasuredRun, calibrate_compute
 from headway.plan.catalogs import read_catalog
-from headway.plan.cluster import Between, Cluster, Inside, clusters
-from headway.plan.step import GPU_ALGORITHMS, Compute, Step, even_buckets, step
+from headway.plan.cluster import Cluster, InterNodeLink, IntraNodeLink, load_clusters
+from headway.plan.step import GPU_ALGORITHMS, ComputeTime, StepTime, make_even_buckets, predict_step
 
 FILE = Path(__file__).with_name("scaling.csv")
 SMALL_EFFICIENCY = 0.95
@@ -68,9 +68,9 @@ class Row:
         return max(1, -(-self.gpus // self.per_node))
 
     @property
-    def run(self) -> Run:
+    def run(self) -> MeasuredRun:
         assert self.images_s is not None
-        return Run(self.gpus, self.batch, self.images_s)
+        return MeasuredRun(self.gpus, self.batch, self.images_s)
 
 
 @cache
@@ -109,7 +109,7 @@ def cluster_of(row: Row) -> Cluster:
     """As the row describes it."""
     device = device_of(row)
     linked = device in INSIDE and row.per_node >= 8
-    inside = clusters()[INSIDE[device]].inside if linked else Inside(**read_catalog("links")["pcie"])
+    inside = load_clusters()[INSIDE[device]].inside if linked else IntraNodeLink(**read_catalog("links")["pcie"])
     served = "parameter servers" in row.link  # which hide nothing: weights are fetched before a step begins
     return Cluster(
         title=row.device,
@@ -122,32 +122,36 @@ def cluster_of(row: Row) -> Cluster:
     )
 
 
-def between_of(link: str) -> Between:
+def between_of(link: str) -> InterNodeLink:
     """Of the words in which a publication has it; nothing is said of a single node, and InfiniBand is taken."""
     text = link or "EDR100"
     kind = read_catalog("links")[next(kind for pattern, kind in LINES if re.search(pattern, text))]
     latency, efficiency = kind["latency_us"], kind["efficiency"]
     if found := re.search(r"([\d.]+) GB/s", text):  # measured, not the line's rate
-        return Between(ports=1, gbit_s=8 * float(found[1]), latency_us=latency, efficiency=1.0)
+        return InterNodeLink(ports=1, gbit_s=8 * float(found[1]), latency_us=latency, efficiency=1.0)
     ports = int(found[1]) if (found := re.match(r"(\d+)x ", text)) else 1
     rate = re.search(r"(?:NDR|HDR|EDR|FDR)(\d+)|(\d+) GbE", text)
     assert rate is not None
-    return Between(ports=ports, gbit_s=float(rate[1] or rate[2]), latency_us=latency, efficiency=efficiency)
+    return InterNodeLink(ports=ports, gbit_s=float(rate[1] or rate[2]), latency_us=latency, efficiency=efficiency)
 
 
 def gradient_bytes(row: Row) -> float:
     return models()[row.model]["parameters"] * (4 if row.precision == "FP32" else 2)
 
 
-def step_of(compute: Compute, row: Row, ranks: int, samples: float) -> Step:
+def step_of(compute: ComputeTime, row: Row, ranks: int, samples: float) -> StepTime:
     """On so many devices of the row's kind."""
     cluster = cluster_of(row)
-    network = cluster.network(max(1, -(-ranks // row.per_node)))
+    network = cluster.build_network(max(1, -(-ranks // row.per_node)))
     if ranks < row.per_node:
         network = replace(network, ranks_per_host=ranks)
-    return step(
-        compute, samples, even_buckets(gradient_bytes(row)), network, jitter=cluster.jitter, among=cluster.algorithms,
-        overlap=cluster.overlap,
+    return predict_step(
+        compute,
+        samples,
+        make_even_buckets(gradient_bytes(row)),
+        network,
+        jitter=cluster.jitter,
+        among=cluster.algorithms, overlap=cluster.overlap,
     )  # fmt: skip
 
 
@@ -162,7 +166,7 @@ class Predicted:
     linear: float
     scored: bool
     basis: str
-    step: Step
+    step: StepTime
 
     @property
     def published(self) -> float:
@@ -208,7 +212,7 @@ def _ratio(known: Row, row: Row) -> float:
     return models()[known.model]["multiply_adds"] / models()[row.model]["multiply_adds"]
 
 
-def compute_of(row: Row) -> tuple[Compute, str, Sequence[Row]]:
+def compute_of(row: Row) -> tuple[ComputeTime, str, Sequence[Row]]:
     """(computing, what it comes from, the runs it was calibrated by)"""
     own = [one for one in rows() if one.series == row.series and one.role == "calibrate"]
     basis = f"{len(own)} of its series"
@@ -220,7 +224,7 @@ def compute_of(row: Row) -> tuple[Compute, str, Sequence[Row]]:
         fixed = _calibrated([one for one in rows() if one.series == found[1] and one.role == "calibrate"], None).fixed_s
     compute = _calibrated(own, fixed)
     ratio = _ratio(own[0], row)
-    return Compute(compute.fixed_s, compute.sample_s / ratio), basis, own
+    return ComputeTime(compute.fixed_s, compute.sample_s / ratio), basis, own
 
 
 def _like(row: Row) -> list[Row]:
@@ -235,9 +239,9 @@ def _like(row: Row) -> list[Row]:
     return [one for one in known if one.series == nearest.series]
 
 
-def _calibrated(known: Sequence[Row], fixed_s: float | None) -> Compute:
+def _calibrated(known: Sequence[Row], fixed_s: float | None) -> ComputeTime:
     by_run = {one.run: one for one in known}
-    return calibrate(
+    return calibrate_compute(
         list(by_run),
         lambda compute, run: step_of(compute, by_run[run], run.ranks, run.samples),
         fixed_s=fixed_s,

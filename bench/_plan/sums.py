@@ -9,9 +9,9 @@ from statistics import median
 
 import torch
 
-from headway.comm.bench_links import sums_of
+from headway.comm.bench_links import time_all_algorithms
 from headway.comm.communicator import Communicator
-from headway.core.launched import launched
+from headway.core.launcher_environment import read_launcher_environment
 from headway.core.world import World
 
 SIZES = tuple(1 << power for power in range(12, 24))
@@ -19,14 +19,14 @@ SIZES = tuple(1 << power for power in range(12, 24))
 
 
 def main() -> None:
-    told = launched()
+    told = read_launcher_environment()
     if told is None:
         raise SystemExit("no launcher started this process")
     world = World.join(told, torch.device("cpu"))
     communicator = Communicator(world)
     buffers = [torch.zeros(size // 4) for size in SIZES]
     rounds = [
-        [seconds for buffer in buffers for seconds in sums_of(communicator, buffer)]
+        [seconds for buffer in buffers for seconds in time_all_algorithms(communicator, buffer)]
         for _ in range(1 + int(sys.argv[1]))
     ]
     if world.is_lead:  # in the first round connections open and memory is touched

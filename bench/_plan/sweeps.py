@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from headway.core.collectives import Line
-from headway.core.line_fit import fitted
+from headway.core.collectives import LinearCost
+from headway.core.line_fit import fit_line
 
 FILE = Path(__file__).with_name("sweeps.csv")
 LEAST = 4
@@ -27,9 +27,9 @@ class Sweep:
     points: tuple[tuple[float, float], ...]
 
     @property
-    def line(self) -> Line:
+    def line(self) -> LinearCost:
         """Of every second size, from the smallest on."""
-        return fitted(self.points[::2])
+        return fit_line(self.points[::2])
 
     @property
     def errors(self) -> list[float]:

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import final
 
 from bench._plan.scaling import cluster_of, compute_of, gradient_bytes, rows
-from headway.plan.answer import Job, answers
-from headway.plan.ask import FORWARD
-from headway.plan.convergence import Epochs, fit, official
-from headway.plan.step import even_buckets
+from headway.plan.convergence import EpochsLaw, fit_epochs, load_official_points
+from headway.plan.job import FORWARD_SHARE, TrainingJob
+from headway.plan.scaling import predict_scaling
+from headway.plan.step import make_even_buckets
 
 FILE = Path(__file__).with_name("times.csv")
 SAMPLES, EVALUATED, EVERY = 1_281_167, 50_000, 4
@@ -42,25 +42,25 @@ class Time:
 
 def times() -> list[Time]:
     """Of the file. Earlier rules asked for other targets, so that runs under them are not in it."""
-    epochs_of: Epochs = fit(official())
+    epochs_of: EpochsLaw = fit_epochs(load_official_points())
     found = []
     with FILE.open(encoding="utf-8", newline="") as file:
         for one in csv.DictReader(file):
             gpus = int(one["gpus"])
             row = next(row for row in rows() if row.series == one["series"] and row.gpus == gpus)
-            compute, epochs = compute_of(row)[0], epochs_of.epochs(row.batch * gpus)
-            job = Job(
+            compute, epochs = compute_of(row)[0], epochs_of.predict_epochs(row.batch * gpus)
+            job = TrainingJob(
                 samples=SAMPLES,
                 encoded_bytes=None,
                 compute=compute,
-                gradients=tuple(even_buckets(gradient_bytes(row))),
+                gradients=tuple(make_even_buckets(gradient_bytes(row))),
                 bucket_bytes=1,  # as they are
                 epochs=epochs_of,
                 per_device=float(row.batch),
                 evaluations=0 if row.clock == WHOLE_RUN else round(epochs / EVERY),
-                evaluation_s=EVALUATED * compute.sample_s * FORWARD,
+                evaluation_s=EVALUATED * compute.sample_s * FORWARD_SHARE,
             )
-            planned = answers(job, cluster_of(row), [row.nodes])[0]
+            planned = predict_scaling(job, cluster_of(row), [row.nodes])[0]
             found.append(
                 Time(row.series, gpus, row.batch * gpus, epochs, float(one["minutes"]), planned.hours * 60,
                      planned.low_hours * 60, planned.high_hours * 60)

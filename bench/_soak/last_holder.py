@@ -28,7 +28,7 @@ from bench._arms import ROOT
 from bench._soak.faults import SoakError, steps_of
 from bench._soak.network import FOLDER, SLOWLY
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.checkpoint.locations import step_of
+from headway.checkpoint.locations import parse_step
 
 MOMENTS = ("launcher", "store", "joined")
 """After what of the newcomer the last holder is killed: it has a connection to the launcher; one to the store; the
@@ -119,7 +119,7 @@ class Run:
     def checkpoint(self) -> int:
         """Step of the newest checkpoint; 0 where there is none."""
         paths = Checkpoints(self.folder / "checkpoints").paths()
-        return (step_of(paths[0].name) or 0) if paths else 0
+        return (parse_step(paths[0].name) or 0) if paths else 0
 
     def wait(self, condition: Callable[[], Any], what: str) -> Any:
         """What the condition gives; None where the run has ended before."""

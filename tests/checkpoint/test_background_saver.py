@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from headway.checkpoint import locations
-from headway.checkpoint.background_saver import Saver
+from headway.checkpoint.background_saver import BackgroundSaver
 from headway.checkpoint.checkpoints import Checkpoints, read
-from headway.core.errors import CheckpointError, CommunicationError, Fenced, HeadwayError, Lost
+from headway.core.errors import CheckpointError, CommunicationError, FencedError, GenerationEndedError, HeadwayError
 
 
 class Gate:
@@ -58,7 +58,7 @@ def stored(folder: Path) -> list[str]:
 
 def test_the_copy_is_taken_at_once_and_training_goes_on(tmp_path: Path, gate: Gate) -> None:
     checkpoints, tensors = Checkpoints(tmp_path), state(7)
-    with closing(Saver(checkpoints)) as saver:
+    with closing(BackgroundSaver(checkpoints)) as saver:
         saver.meet(gate)
         saver.save(7, tensors, {"position": 5})
         assert gate.reached.wait(60)
@@ -75,7 +75,7 @@ def test_the_copy_is_taken_at_once_and_training_goes_on(tmp_path: Path, gate: Ga
 
 def test_asynchronous_or_not_the_bytes_are_the_same(tmp_path: Path) -> None:
     for asynchronous in (True, False):
-        with closing(Saver(Checkpoints(tmp_path / str(asynchronous)), asynchronous=asynchronous)) as saver:
+        with closing(BackgroundSaver(Checkpoints(tmp_path / str(asynchronous)), asynchronous=asynchronous)) as saver:
             saver.save(3, state(3), {})
             if not asynchronous:
                 assert (tmp_path / "False/latest").read_text() == "step-00000003\n"
@@ -88,7 +88,7 @@ def test_asynchronous_or_not_the_bytes_are_the_same(tmp_path: Path) -> None:
 
 
 def test_a_second_save_waits_for_the_first(tmp_path: Path, gate: Gate) -> None:
-    with closing(Saver(Checkpoints(tmp_path))) as saver:
+    with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
         saver.meet(gate)
         saver.save(1, state(1), {})
         second = threading.Thread(target=saver.save, args=(2, state(2), {}))
@@ -105,7 +105,7 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path, gate: Gate) -> None:
 
 
 def test_the_newest_are_kept(tmp_path: Path) -> None:
-    with closing(Saver(Checkpoints(tmp_path, keep=3))) as saver:
+    with closing(BackgroundSaver(Checkpoints(tmp_path, keep=3))) as saver:
         for step in range(1, 8):
             saver.save(step, state(step), {})
         saver.wait()
@@ -116,7 +116,7 @@ def test_the_newest_are_kept(tmp_path: Path) -> None:
 def test_what_went_wrong_comes_out_once(tmp_path: Path, asynchronous: bool) -> None:
     """At the next save or wait; what was there before stays, and the saves after it work again."""
     checkpoints = Checkpoints(tmp_path / "a folder")
-    with closing(Saver(checkpoints, asynchronous=asynchronous)) as saver:
+    with closing(BackgroundSaver(checkpoints, asynchronous=asynchronous)) as saver:
         saver.save(1, state(1), {})
         saver.wait()
         (tmp_path / "a folder").rename(tmp_path / "kept")
@@ -138,7 +138,7 @@ def test_what_went_wrong_comes_out_once(tmp_path: Path, asynchronous: bool) -> N
 
 
 def test_what_cannot_be_saved_is_refused_at_once(tmp_path: Path) -> None:
-    with closing(Saver(Checkpoints(tmp_path))) as saver:
+    with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
         with pytest.raises(CheckpointError, match=r"model/odd is of torch.complex128"):
             saver.save(1, {**state(1), "model/odd": torch.zeros(1, dtype=torch.complex128)}, {})
         saver.wait()
@@ -147,7 +147,7 @@ def test_what_cannot_be_saved_is_refused_at_once(tmp_path: Path) -> None:
 
 def test_scalars_are_copied_too_and_have_to_be_json(tmp_path: Path, gate: Gate) -> None:
     scalars = {"seconds": {"forward": 1.5}}
-    with closing(Saver(Checkpoints(tmp_path))) as saver:
+    with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
         with pytest.raises(TypeError, match="not JSON serializable"):
             saver.save(1, state(1), {"odd": object()})
         saver.meet(gate)
@@ -161,7 +161,7 @@ def test_scalars_are_copied_too_and_have_to_be_json(tmp_path: Path, gate: Gate) 
 @pytest.mark.root
 def test_a_full_disk_comes_out_at_the_next_call_and_the_one_before_stays(small_disk: Path) -> None:
     large = {"model/a": torch.ones(150_000)}  # 600 kB: one fits, and a second one beside it does not
-    with closing(Saver(Checkpoints(small_disk, keep=1), go_on="headway train --resume r")) as saver:
+    with closing(BackgroundSaver(Checkpoints(small_disk, keep=1), resume_command="headway train --resume r")) as saver:
         saver.save(1, large, {})
         saver.save(2, large, {})
         match = "the disk is full, the checkpoint of step 2 could not .*make room. Then go on: headway train --resume r"
@@ -182,13 +182,13 @@ def test_whoever_was_declared_lost_publishes_nothing(tmp_path: Path, gate: Gate)
     def confirm() -> None:
         (aside,) = tmp_path.glob(".step-*")
         seen.append(stored(aside))
-        raise Fenced("this process was declared lost")
+        raise FencedError("this process was declared lost")
 
     gate.opened.set()
-    with closing(Saver(Checkpoints(tmp_path))) as saver:
+    with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
         saver.meet(gate, confirm)
         saver.save(1, state(1), {})
-        with pytest.raises(Fenced, match="declared lost"):
+        with pytest.raises(FencedError, match="declared lost"):
             saver.wait()
     assert seen == [["manifest.json", "tensors-0.safetensors"]]
     assert stored(tmp_path) == []
@@ -196,10 +196,10 @@ def test_whoever_was_declared_lost_publishes_nothing(tmp_path: Path, gate: Gate)
 
 def test_where_the_generation_is_over_the_save_ends_quietly(tmp_path: Path, gate: Gate) -> None:
     def confirm() -> None:
-        raise Lost("a member was lost")
+        raise GenerationEndedError("a member was lost")
 
     gate.opened.set()
-    with closing(Saver(Checkpoints(tmp_path))) as saver:
+    with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
         saver.meet(gate, confirm)
         saver.save(1, state(1), {})
         saver.wait()
@@ -214,7 +214,7 @@ def test_what_a_former_generation_has_not_finished_never_opens(tmp_path: Path, g
     """`meet` returns at once, with the save still in flight; the next save waits for it."""
     other = Gate()
     other.opened.set()
-    with closing(Saver(Checkpoints(tmp_path))) as saver:
+    with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
         saver.meet(gate)
         saver.save(1, state(1), {})
         assert gate.reached.wait(60)
@@ -233,7 +233,7 @@ def test_what_others_save_meanwhile_stays(tmp_path: Path, gate: Gate) -> None:
         shutil.copytree(tmp_path / "step-00000001", tmp_path / "step-00000009")
 
     gate.opened.set()
-    with closing(Saver(Checkpoints(tmp_path, keep=1))) as saver:
+    with closing(BackgroundSaver(Checkpoints(tmp_path, keep=1))) as saver:
         saver.save(1, state(1), {})
         saver.wait()
         saver.meet(gate, others_go_on)
@@ -249,7 +249,7 @@ def test_what_others_saved_meanwhile_is_not_replaced(tmp_path: Path, gate: Gate)
         Checkpoints(tmp_path).save(2, state(2), {"by": "others"})
 
     gate.opened.set()
-    with closing(Saver(Checkpoints(tmp_path))) as saver:
+    with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
         saver.meet(gate, others_save)
         saver.save(2, state(2), {"by": "the one that slept"})
         with pytest.raises(HeadwayError, match="the checkpoint of step 2 could not be written"):
@@ -275,7 +275,7 @@ def test_who_sleeps_between_two_renames_leaves_what_others_saved(
 
     gate.opened.set()
     monkeypatch.setattr(locations.os, "replace", slowly)
-    with closing(Saver(Checkpoints(folder))) as saver:
+    with closing(BackgroundSaver(Checkpoints(folder))) as saver:
         saver.meet(gate)
         saver.save(2, state(2), {"by": "the one that slept"})
         with pytest.raises(HeadwayError, match="the checkpoint of step 2 could not be written"):
@@ -290,31 +290,31 @@ def test_it_knows_whether_the_newest_save_has_come_about(tmp_path: Path, gate: G
 
     def confirm() -> None:
         if over:
-            raise Lost(over[0])
+            raise GenerationEndedError(over[0])
 
-    with closing(Saver(Checkpoints(tmp_path))) as saver:
-        assert (saver.busy, saver.writing) == (False, False)
+    with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
+        assert (saver.is_pending, saver.is_writing) == (False, False)
         saver.meet(gate, confirm)
         saver.save(1, state(1), {})
-        assert (saver.busy, saver.writing) == (True, True)
+        assert (saver.is_pending, saver.is_writing) == (True, True)
         gate.opened.set()
         saver.wait()
-        assert (saver.busy, saver.writing) == (False, False)
+        assert (saver.is_pending, saver.is_writing) == (False, False)
         over.append("a member was lost")
         saver.save(2, state(2), {})
         saver.wait()
-        assert (saver.busy, saver.writing) == (False, True)
+        assert (saver.is_pending, saver.is_writing) == (False, True)
         over.clear()
         saver.save(3, state(3), {})
         saver.wait()
-        assert (saver.busy, saver.writing) == (False, False)
+        assert (saver.is_pending, saver.is_writing) == (False, False)
 
 
 def test_that_former_ranks_cannot_be_reached_is_no_news(tmp_path: Path, gate: Gate) -> None:
     def confirm() -> None:
         raise CommunicationError("the store is gone")
 
-    with closing(Saver(Checkpoints(tmp_path))) as saver:
+    with closing(BackgroundSaver(Checkpoints(tmp_path))) as saver:
         gate.opened.set()
         saver.meet(gate, confirm)
         for again in (False, True):
@@ -331,7 +331,7 @@ def test_that_former_ranks_cannot_be_reached_is_no_news(tmp_path: Path, gate: Ga
 
 
 def test_closing_lets_a_save_of_one_process_finish(tmp_path: Path, gate: Gate) -> None:
-    saver = Saver(Checkpoints(tmp_path))
+    saver = BackgroundSaver(Checkpoints(tmp_path))
     saver.meet(gate)
     saver.save(1, state(1), {})
     assert gate.reached.wait(60)

@@ -16,7 +16,7 @@ from tests.checkpoint import _bucket  # makes fsspec know bucket://
 from torch.distributed import TCPStore
 
 from headway.checkpoint.agreement import StoreExchange
-from headway.checkpoint.background_saver import Saver
+from headway.checkpoint.background_saver import BackgroundSaver
 from headway.checkpoint.checkpoints import Checkpoints, read
 
 assert _bucket
@@ -42,7 +42,7 @@ def save_for_ever(folder: str, staging: str, *numbers: str) -> None:
     first, rank, size, port = map(int, numbers)
     torch.set_num_threads(1)
     tempfile.tempdir = staging
-    with closing(Saver(Checkpoints(folder, keep=2))) as saver:
+    with closing(BackgroundSaver(Checkpoints(folder, keep=2))) as saver:
         if size > 1:
             saver.meet(StoreExchange(TCPStore("127.0.0.1", port, is_master=False), rank, size))
         print(first, flush=True)

@@ -20,10 +20,10 @@ from torch.distributed import HashStore, PrefixStore, TCPStore
 
 from headway.checkpoint import background_saver as saver_module
 from headway.checkpoint.agreement import StoreExchange
-from headway.checkpoint.background_saver import Saver
+from headway.checkpoint.background_saver import BackgroundSaver
 from headway.checkpoint.checkpoints import Checkpoints, read
 from headway.checkpoint.manifest import MANIFEST
-from headway.core.errors import CommunicationError, Fenced, HeadwayError, Lost
+from headway.core.errors import CommunicationError, FencedError, GenerationEndedError, HeadwayError
 
 SAVED, LOADED = (1, 2, 4), (1, 2, 3, 4)
 
@@ -44,10 +44,10 @@ def same(tensors: dict[str, torch.Tensor], step: int) -> bool:
     return tensors.keys() == expected.keys() and all(torch.equal(tensors[name], expected[name]) for name in expected)
 
 
-def saver_of(rank: Rank, folder: Path, keep: int = 9, **more: Any) -> tuple[Saver, list[str]]:
+def saver_of(rank: Rank, folder: Path, keep: int = 9, **more: Any) -> tuple[BackgroundSaver, list[str]]:
     """A Saver that has met all ranks, and what it says."""
     said: list[str] = []
-    saver = Saver(Checkpoints(folder, keep), say=said.append)
+    saver = BackgroundSaver(Checkpoints(folder, keep), say=said.append)
     saver.meet(StoreExchange(rank.store, rank.rank, rank.size), **more)
     return saver, said
 
@@ -241,7 +241,7 @@ def moves_away(rank: Rank, root: Path) -> str:
 def test_a_folder_that_a_rank_loses_sight_of_is_named(tmp_path: Path) -> None:
     sentences = run_ranks(2, moves_away, tmp_path)
     assert len(set(sentences)) == 1
-    assert sentences[0].startswith("checkpoints: rank 1 can no longer see where the checkpoints lie. Mount it there")
+    assert sentences[0].startswith("checkpoints: rank 1 can no longer see the folder of checkpoints. Mount it")
     assert stored(tmp_path / "checkpoints") == ["latest", "step-00000010"]
 
 
@@ -257,12 +257,12 @@ def _fails(rank: Rank, folder: Path, what: str) -> tuple[str, str]:
 
     def confirm() -> None:
         if failing and what == "fenced":
-            raise Fenced("rank 0 was declared lost")
+            raise FencedError("rank 0 was declared lost")
         if failing and what == "lost":
-            raise Lost("a member was lost")
+            raise GenerationEndedError("a member was lost")
 
     failing, step, tensors = False, 20, state(20, rank.rank)
-    saver = Saver(Checkpoints(folder))
+    saver = BackgroundSaver(Checkpoints(folder))
     saver.meet(StoreExchange(PrefixStore(what, rank.store), rank.rank, rank.size), confirm)
     saver.save(10, state(10, rank.rank), {})
     saver.wait()
@@ -318,7 +318,7 @@ def test_a_failure_of_one_is_the_same_for_all_and_the_next_save_works(
     expected = FAILURES[what]
     assert all(expected in sentence and bool(sentence) == bool(expected) for _, sentence in caught), caught
     assert len({sentence for _, sentence in caught}) == 1
-    assert caught[0][0] == {"fenced": "Fenced", "lost": ""}.get(what, "HeadwayError")
+    assert caught[0][0] == {"fenced": "FencedError", "lost": ""}.get(what, "HeadwayError")
     assert stored(folder) == ["latest", "step-00000010", "step-00000030"]
     assert all(read(path).step in (10, 30) for path in Checkpoints(folder).paths())
 
@@ -354,7 +354,7 @@ def test_a_store_that_is_gone_is_named() -> None:
     server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     exchange = StoreExchange(TCPStore("127.0.0.1", server.port, is_master=False), 1, 2)
     del server
-    with pytest.raises(CommunicationError, match="the store of the ranks cannot be reached"):
+    with pytest.raises(CommunicationError, match="the ranks' store cannot be reached"):
         exchange.collect("a", [0], lambda: None)
 
 
@@ -362,8 +362,8 @@ def test_an_answer_from_before_a_restart_is_refused(tmp_path: Path) -> None:
     store = HashStore()
     old = {"token": "another", "file": {"name": "tensors-1.safetensors", "length": 9, "sha256": ""}}
     StoreExchange(store, 1, 2).publish("1/share", json.dumps(old).encode())
-    saver = Saver(Checkpoints(tmp_path), asynchronous=False)
+    saver = BackgroundSaver(Checkpoints(tmp_path), asynchronous=False)
     saver.meet(StoreExchange(store, 0, 2))
-    with pytest.raises(HeadwayError, match=r"rank 1 answers to another save\. Give the ranks another store, or name"):
+    with pytest.raises(HeadwayError, match=r"rank 1 answered for another save\. Give the ranks a new store or name"):
         saver.save(10, state(10), {})
     assert stored(tmp_path) == []

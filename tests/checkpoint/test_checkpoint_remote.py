@@ -20,7 +20,7 @@ from torch.distributed import PrefixStore
 
 from headway.checkpoint import remote
 from headway.checkpoint.agreement import StoreExchange
-from headway.checkpoint.background_saver import Saver
+from headway.checkpoint.background_saver import BackgroundSaver
 from headway.checkpoint.checkpoints import Checkpoints, read
 from headway.core.errors import CheckpointError, DataError, HeadwayError, UsageError
 
@@ -69,7 +69,7 @@ def test_saved_there_and_read_back(uri: str) -> None:
     checkpoints = Checkpoints(uri, keep=2)
     assert checkpoints.newest() is None
     checkpoints.expect_none()
-    with closing(Saver(checkpoints)) as saver:
+    with closing(BackgroundSaver(checkpoints)) as saver:
         for step in (5, 10, 15):
             saver.save(step, state(step), {"position": step})
         saver.wait()
@@ -181,7 +181,7 @@ def test_an_upload_that_fails_anywhere_leaves_nothing_that_opens(bucket: str, ou
                 raise ConnectionError("the line is dead")
 
         Bucket.fault = staticmethod(fault)
-        saver, sentence = Saver(checkpoints), None
+        saver, sentence = BackgroundSaver(checkpoints), None
         saver.save(10, state(10), {})
         try:
             saver.wait()
@@ -205,7 +205,7 @@ def test_a_store_that_cannot_be_reached_says_nothing_about_the_checkpoint(
     bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is no damage: the one before is not used for it."""
-    from headway.data.tiers import remote
+    from headway.storage import remote_folder
 
     checkpoints = Checkpoints(bucket)
     for step in (5, 10):
@@ -213,7 +213,7 @@ def test_a_store_that_cannot_be_reached_says_nothing_about_the_checkpoint(
     Bucket.fault = staticmethod(failing("ls", 0, lambda: OSError("unreachable")))
     with pytest.raises(HeadwayError, match="the checkpoints cannot be reached: unreachable"):
         checkpoints.newest(pytest.fail)
-    monkeypatch.setattr(remote, "LONGEST_PAUSE_S", 0.001)
+    monkeypatch.setattr(remote_folder, "LONGEST_PAUSE_S", 0.001)
     Bucket.fault = staticmethod(failing("cat_file", 0, lambda: OSError("unreachable")))
     with pytest.raises(DataError, match="the file cannot be read: unreachable"):
         checkpoints.newest(pytest.fail)
@@ -238,7 +238,7 @@ def test_a_slow_upload_holds_up_the_next_save_and_not_the_training(bucket: str) 
 
     Bucket.fault = staticmethod(slow)
     checkpoints = Checkpoints(bucket)
-    with closing(Saver(checkpoints)) as saver:
+    with closing(BackgroundSaver(checkpoints)) as saver:
         saver.save(5, state(5), {})
         assert reached.wait(60)
         assert checkpoints.paths() == []
@@ -268,9 +268,7 @@ def test_a_full_staging_folder_is_named(bucket: str, tmp_path: Path, monkeypatch
         assert list(stage.iterdir()) == []
     finally:
         subprocess.run(["umount", "--lazy", stage], check=True)
-    sentence = (
-        f"{stage}: the disk is full, where a checkpoint lies until it is uploaded. Make room there, or set TMPDIR"
-    )
+    sentence = f"{stage}: the disk is full that holds a checkpoint until it is uploaded. Make room there, or set TMPDIR"
     assert sentence in str(caught.value)
     assert stored(bucket) == []
 
@@ -316,7 +314,7 @@ def test_a_run_keeps_its_checkpoints_where_the_recipe_says_and_goes_on_from_ther
     assert "checkpoints of another run are here already (the newest is step-00000018)" in sentence
 
     checkpoints = Checkpoints(uri)
-    checkpoints.place.remove(checkpoints.paths()[0])
+    checkpoints.folder.remove(checkpoints.paths()[0])
     said = headway("train", "--resume", tmp_path / "run")
     assert "Resumed at step 15 of 18 from step-00000015." in said.err
     assert stored(uri) == whole(15, 18)
@@ -338,7 +336,7 @@ def saves(rank: Rank, root: str) -> list[list[str]]:
     said: list[list[str]] = []
     for number, uri in enumerate((f"bucket://{root}/all", f"memory://{root}")):
         said.append([])
-        with closing(Saver(Checkpoints(uri), say=said[-1].append)) as saver:
+        with closing(BackgroundSaver(Checkpoints(uri), say=said[-1].append)) as saver:
             saver.meet(StoreExchange(PrefixStore(str(number), rank.store), rank.rank, rank.size))
             for step in (5, 10, 15):
                 saver.save(step, state(step, rank.rank), {})
@@ -369,7 +367,7 @@ def sleeps(rank: Rank, uri: str) -> None:
 
     if rank.rank == 1:
         Bucket.fault = staticmethod(stop)
-    saver = Saver(Checkpoints(uri))
+    saver = BackgroundSaver(Checkpoints(uri))
     saver.meet(StoreExchange(rank.store, rank.rank, rank.size))
     saver.save(5, state(5), {})
     if rank.rank == 1:

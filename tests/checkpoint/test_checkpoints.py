@@ -23,10 +23,10 @@ from torch import nn
 import headway as public
 from headway.checkpoint import checkpoints
 from headway.checkpoint.checkpoints import Checkpoints, read, restore, state_of
-from headway.checkpoint.locations import held
-from headway.checkpoint.manifest import FORMAT, MANIFEST, File, Manifest
+from headway.checkpoint.locations import hold
+from headway.checkpoint.manifest import FORMAT, MANIFEST, FileEntry, Manifest
 from headway.core.errors import CheckpointError, UsageError
-from headway.core.files import write_whole
+from headway.core.files import write_atomically
 
 TENSORS = "tensors-0.safetensors"
 
@@ -144,7 +144,7 @@ def test_where_all_are_damaged_nothing_is_touched(run: Path, tmp_path: Path) -> 
 def test_a_later_format_is_refused(run: Path, tmp_path: Path) -> None:
     shutil.copytree(run / "checkpoints/step-00000018", tmp_path / "step")
     manifest = json.loads((tmp_path / "step" / MANIFEST).read_text())
-    write_whole(tmp_path / "step" / MANIFEST, json.dumps({**manifest, "format": FORMAT + 1}))
+    write_atomically(tmp_path / "step" / MANIFEST, json.dumps({**manifest, "format": FORMAT + 1}))
     with pytest.raises(CheckpointError, match=f"its format is {FORMAT + 1}, this version reads {FORMAT}"):
         read(tmp_path / "step")
 
@@ -272,8 +272,8 @@ def test_where_the_checkpoints_of_a_run_are(tmp_path: Path) -> None:
         ("file:///kept", "/kept"),
         ("memory://kept/here", "memory://kept/here"),
     ):
-        checkpoints = Checkpoints.of_run(run, 3, folder, base)
-        assert (checkpoints.place.shown, checkpoints.keep) == (expected, 3)
+        checkpoints = Checkpoints.locate(run, 3, folder, base)
+        assert (checkpoints.folder.shown, checkpoints.keep) == (expected, 3)
 
 
 def test_a_new_run_does_not_remove_anothers_checkpoints(tmp_path: Path) -> None:
@@ -291,7 +291,7 @@ def test_what_is_being_read_is_not_removed(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     checkpoints = Checkpoints("here", keep=1)
     checkpoints.save(1, {"a": torch.zeros(1)}, {})
-    with held(tmp_path / "here/step-00000001"), held(tmp_path / "here/step-00000001"):
+    with hold(tmp_path / "here/step-00000001"), hold(tmp_path / "here/step-00000001"):
         checkpoints.save(2, {"a": torch.zeros(1)}, {})
         checkpoints.save(3, {"a": torch.zeros(1)}, {})
         assert [path.name for path in checkpoints.paths()] == ["step-00000003", "step-00000001"]
@@ -308,7 +308,7 @@ def test_what_another_process_removes_while_it_is_read_is_no_damage(
     data = save_tensors({"b": torch.zeros(1)})
     (slow / "tensors-1.safetensors").write_bytes(data)
     manifest = Manifest.from_json((slow / MANIFEST).read_bytes(), "")
-    second = File("tensors-1.safetensors", len(data), hashlib.sha256(data).hexdigest())
+    second = FileEntry("tensors-1.safetensors", len(data), hashlib.sha256(data).hexdigest())
     (slow / MANIFEST).write_bytes(replace(manifest, files=(*manifest.files, second)).to_json())
     assert read(slow).tensors.keys() == {"a", "b"}
     loads = checkpoints.load_tensors

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load, save
 
-from headway.checkpoint.sharding import copied, layout, owners
+from headway.checkpoint.sharding import assign_owners, compute_layout_digest, copy_to_host
 from headway.checkpoint.tensors_file import TensorsFile
 from headway.core.errors import CheckpointError
 
@@ -92,12 +92,12 @@ SIZES = st.dictionaries(st.text("abc/", min_size=1, max_size=6), st.integers(0, 
 @given(SIZES, st.integers(1, 9), st.randoms(use_true_random=False))
 def test_every_tensor_has_one_owner_and_the_bytes_are_even(sizes: dict[str, int], ranks: int, chance: object) -> None:
     tensors = {name: torch.empty(size, dtype=torch.uint8) for name, size in sizes.items()}
-    owner = owners(tensors, ranks)
+    owner = assign_owners(tensors, ranks)
     assert owner.keys() == tensors.keys()
     assert set(owner.values()) <= set(range(ranks))
     other_order = list(tensors)
     chance.shuffle(other_order)  # type: ignore[attr-defined]
-    assert owners({name: tensors[name] for name in other_order}, ranks) == owner
+    assert assign_owners({name: tensors[name] for name in other_order}, ranks) == owner
     load = [sum(sizes[name] for name in sizes if owner[name] == rank) for rank in range(ranks)]
     best = max(sum(sizes.values()) / ranks, max(sizes.values(), default=0))  # nobody can do better than this
     assert max(load) <= best + max(sizes.values(), default=0) * (1 - 1 / ranks)
@@ -107,19 +107,19 @@ def test_random_states_are_rank_0s_and_change_nothing_else() -> None:
     """They may have other sizes on other ranks: Python keeps a spare number now and then."""
     tensors = {f"model/{n}": torch.empty(10 * n) for n in range(9)}
     with_random = {**tensors, "random/torch": torch.empty(5000), "random/python_spare": torch.empty(0)}
-    owner = owners(with_random, 3)
+    owner = assign_owners(with_random, 3)
     assert {owner[name] for name in owner if name.startswith("random/")} == {0}
-    assert {name: owner[name] for name in tensors} == owners(tensors, 3)
-    digest = layout(with_random, owner)
-    assert digest == layout({**with_random, "random/python_spare": torch.empty(1)}, owner)
+    assert {name: owner[name] for name in tensors} == assign_owners(tensors, 3)
+    digest = compute_layout_digest(with_random, owner)
+    assert digest == compute_layout_digest({**with_random, "random/python_spare": torch.empty(1)}, owner)
     for changed in ({"model/3": torch.empty(31)}, {"model/3": torch.empty(30, dtype=torch.int32)}):
-        assert digest != layout({**with_random, **changed}, owner)
-    assert digest != layout(with_random, owners(with_random, 2))
+        assert digest != compute_layout_digest({**with_random, **changed}, owner)
+    assert digest != compute_layout_digest(with_random, assign_owners(with_random, 2))
 
 
 def test_a_copy_stays_as_it_was() -> None:
     source = {name: make(torch.ones(2, 3, 4, 4)) for name, make in LAYOUTS.items()}
-    copies, wait = copied(source)
+    copies, wait = copy_to_host(source)
     for tensor in source.values():
         if tensor.numel() and not tensor.stride().count(0):
             tensor.detach().zero_()
@@ -130,7 +130,7 @@ def test_a_copy_stays_as_it_was() -> None:
 @pytest.mark.gpu
 def test_a_copy_from_a_gpu_is_taken_before_what_follows_on_its_stream() -> None:
     source = torch.ones(1 << 26, device="cuda")
-    copies, wait = copied(
+    copies, wait = copy_to_host(
         {"a": source, "b": torch.ones(2, 3, 4, 4, device="cuda").to(memory_format=torch.channels_last)}
     )
     source.zero_()

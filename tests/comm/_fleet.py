@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from headway.comm.coordinator import Began, Coordinator, Event, Formed, Left
-from headway.comm.member import Member
-from headway.core.errors import Lost
+from headway.comm.coordinator import Coordinator, CoordinatorEvent, GenerationFormed, RunBegan, WorkerLeft
+from headway.comm.coordinator_client import CoordinatorClient
+from headway.core.errors import GenerationEndedError
 
 SECRET = "open sesame, for all of this run"
 PATIENCE_S = 60.0
@@ -32,14 +32,14 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 class Worker:
-    """A process of `_member.py`, and what it has said."""
+    """A process of `_client_worker.py`, and what it has said."""
 
     def __init__(self, where: str, worker: str, *, joining: bool) -> None:
         self.id, self.said = worker, []
         environ = os.environ | {"HEADWAY_COORDINATOR": where, "HEADWAY_SECRET": SECRET, "HEADWAY_MEMBER": worker}
         if joining:
             environ["HEADWAY_JOINING"] = "1"
-        command = [sys.executable, str(Path(__file__).with_name("_member.py"))]
+        command = [sys.executable, str(Path(__file__).with_name("_client_worker.py"))]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environ, text=True, bufsize=1
         )
@@ -93,11 +93,11 @@ class Fleet:
     """A coordinator, what it told, and the workers of it."""
 
     def __init__(self, slots: list[tuple[int, int]], timeout_s: float) -> None:
-        self.events: list[Event] = []
+        self.events: list[CoordinatorEvent] = []
         self.workers: dict[str, Worker] = {}
-        self.members: list[Member] = []
+        self.members: list[CoordinatorClient] = []
         self.coordinator = Coordinator(
-            slots, secret=SECRET.encode(), timeout_s=timeout_s, store_port=1234, tell=self.events.append
+            slots, secret=SECRET.encode(), timeout_s=timeout_s, store_port=1234, on_event=self.events.append
         )
 
     def start(self, *ids: str, joining: bool = False) -> list[Worker]:
@@ -105,23 +105,23 @@ class Fleet:
         self.workers.update({worker.id: worker for worker in made})
         return made
 
-    def member(self, worker: str, *, secret: str = SECRET, joining: bool = False) -> Member:
+    def member(self, worker: str, *, secret: str = SECRET, joining: bool = False) -> CoordinatorClient:
         """A member in this process."""
-        made = Member("127.0.0.1", self.coordinator.port, secret=secret, worker=worker, joining=joining)
+        made = CoordinatorClient("127.0.0.1", self.coordinator.port, secret=secret, worker=worker, joining=joining)
         self.members.append(made)
         return made
 
     @property
-    def formed(self) -> list[Formed]:
-        return [event for event in tuple(self.events) if isinstance(event, Formed)]
+    def formed(self) -> list[GenerationFormed]:
+        return [event for event in tuple(self.events) if isinstance(event, GenerationFormed)]
 
     @property
     def began(self) -> bool:
-        return Began() in tuple(self.events)
+        return RunBegan() in tuple(self.events)
 
     @property
     def left(self) -> dict[str, str]:
-        return {event.worker.id: event.how for event in tuple(self.events) if isinstance(event, Left)}
+        return {event.worker.id: event.how for event in tuple(self.events) if isinstance(event, WorkerLeft)}
 
     def forms(self, number: int) -> list[str]:
         """Ids of generation `number` in the order of ranks, once it is announced."""
@@ -149,13 +149,13 @@ def fleet(slots: list[tuple[int, int]], timeout_s: float = 20.0) -> Iterator[Fle
         made.close()
 
 
-def asked(*members: Member) -> Callable[[], list[Any]]:
+def asked(*members: CoordinatorClient) -> Callable[[], list[Any]]:
     """Begins `next` of several members at once; what is returned waits for the generations, or the errors."""
     out: list[Any] = [None] * len(members)
 
     def ask(place: int) -> None:
         try:
-            out[place] = members[place].next()
+            out[place] = members[place].wait_for_generation()
         except Exception as error:
             out[place] = error
 
@@ -172,12 +172,12 @@ def asked(*members: Member) -> Callable[[], list[Any]]:
     return answers
 
 
-def next_of(*members: Member) -> list[Any]:
+def next_of(*members: CoordinatorClient) -> list[Any]:
     """`next` of several members at once: the generations, or the errors."""
     return asked(*members)()
 
 
-def heard(member: Member) -> None:
+def heard(member: CoordinatorClient) -> None:
     """Returns when the coordinator has taken in what a member said before; it is in no generation yet."""
-    with contextlib.suppress(Lost):
+    with contextlib.suppress(GenerationEndedError):
         member.confirm(0)

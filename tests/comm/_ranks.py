@@ -58,7 +58,7 @@ class Rank:
         """The World of all ranks, over loopback; `hosts` of run_ranks says which of them share a host."""
         from headway.core.world import World
 
-        return World.of(
+        return World.create(
             self.store,
             self.rank,
             self.size,

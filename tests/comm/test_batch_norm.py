@@ -35,7 +35,7 @@ SIZES = {2: ((4, 4), (5, 2), (6, 0)), 3: ((3, 3, 3), (1, 4, 2), (0, 5, 0))}
 
 @pytest.fixture
 def alone() -> Iterator[Group]:
-    world = World.alone(CPU)
+    world = World.create_single(CPU)
     yield world.group(name="norm")
     world.close()
 
@@ -253,7 +253,7 @@ def test_conversion_of_the_root_of_shared_ones_and_of_converted_ones(alone: Grou
     norm = nn.BatchNorm1d(2)
     model = convert_sync(nn.ModuleDict({"a": norm, "b": nn.Sequential(norm), "c": norm}), alone)
     assert model["a"] is model["b"][0] is model["c"]  # type: ignore[index]
-    world = World.alone(CPU)
+    world = World.create_single(CPU)
     other = world.group(name="other")
     was = model["a"]  # type: ignore[index]
     assert convert_sync(model, other)["a"] is was  # type: ignore[index]

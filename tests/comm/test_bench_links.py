@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _ranks import Rank, run_ranks
 from tests._support import refused, workers_of
 
-from headway.comm.bench_links import SIZES, Result, Row, bench, sweep
+from headway.comm.bench_links import SIZES, AlgorithmTiming, BenchLinksResult, run_bench_links, time_all_sizes
 from headway.comm.communicator import Communicator
 from headway.core.errors import UsageError
 
@@ -26,8 +26,8 @@ VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADD
 
 def swept(rank: Rank) -> tuple[Any, ...]:
     communicator = Communicator(rank.world)
-    whole = sweep(communicator, (1 << 10, 1 << 12), 60.0)
-    cut = sweep(communicator, (1 << 10, 1 << 12, 1 << 14), 1e-9)
+    whole = time_all_sizes(communicator, (1 << 10, 1 << 12), 60.0)
+    cut = time_all_sizes(communicator, (1 << 10, 1 << 12, 1 << 14), 1e-9)
     names = communicator.algorithms
     communicator.close()
     return names, whole, cut
@@ -56,12 +56,12 @@ def test_the_sizes_are_1_kib_to_128_mib() -> None:
 
 
 def test_a_result_is_a_table_and_travels_as_json() -> None:
-    rows = [Row(size, name, size * 1e-9, 1e9, 3) for size in (1024, 4096) for name in ("ring", "tree")]
-    result = Result(["2 hosts"], ["predicted ms  ring"], {"rails": 1}, rows, [16384])
-    assert Result.of_json(json.loads(json.dumps(asdict(result)))) == result
-    lines = result.text().splitlines()
+    rows = [AlgorithmTiming(size, name, size * 1e-9, 1e9, 3) for size in (1024, 4096) for name in ("ring", "tree")]
+    result = BenchLinksResult(["2 hosts"], ["predicted ms  ring"], {"rails": 1}, rows, [16384])
+    assert BenchLinksResult.from_json(json.loads(json.dumps(asdict(result)))) == result
+    lines = result.to_text().splitlines()
     assert lines[:3] == ["2 hosts", "", "predicted ms  ring"]
-    assert lines[-1] == "The time did not suffice for 16,384 bytes: --seconds gives more."
+    assert lines[-1] == "The time budget did not suffice for 16,384 bytes. Give more with --seconds."
     (heading,) = (line for line in lines if line.startswith("bytes"))
     assert heading.split("  ")[0] == "bytes"
     assert lines[-2].split() == ["4,096", "0.0041", "1,000", "0.0041", "1,000"]
@@ -69,10 +69,10 @@ def test_a_result_is_a_table_and_travels_as_json() -> None:
 
 def test_what_was_measured_otherwise_than_predicted_is_told() -> None:
     def said(chosen: float) -> str:
-        rows = [Row(1024, "ring", 1e-3, 1e6, 3), Row(1024, "tree", chosen, 1e6, 3, chosen=True)]
-        return Result([], [], {}, rows, []).text()
+        rows = [AlgorithmTiming(1024, "ring", 1e-3, 1e6, 3), AlgorithmTiming(1024, "tree", chosen, 1e6, 3, chosen=True)]
+        return BenchLinksResult([], [], {}, rows, []).to_text()
 
-    assert "predicted: 1,024 bytes (ring 1 ms; a run would take tree 2 ms). Measure again" in said(2e-3)
+    assert "predicted: 1,024 bytes (ring 1 ms; a run would choose tree 2 ms). Measure again" in said(2e-3)
     assert "otherwise" not in said(1.2e-3)
     assert "otherwise" not in said(0.5e-3)
 
@@ -81,17 +81,17 @@ def test_without_company_there_is_nothing_to_measure(monkeypatch: pytest.MonkeyP
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UsageError, match="a single process has no links"):
-        bench(None, 1)
+        run_bench_links(None, 1)
     for procs in (1, 0, -1):
-        with pytest.raises(UsageError, match=rf"--procs is {procs}\. Links are between processes: name 2 or more"):
-            bench(procs, 1)
+        with pytest.raises(UsageError, match=rf"--procs is {procs}\. Links connect processes: set 2 or more"):
+            run_bench_links(procs, 1)
     for seconds in (0, -1, float("nan"), float("inf")):
-        with pytest.raises(UsageError, match=rf"--seconds is {seconds:g}\. It is about how long"):
-            bench(2, seconds)
+        with pytest.raises(UsageError, match=rf"--seconds is {seconds:g}\. Set the time for all"):
+            run_bench_links(2, seconds)
     for name, value in zip(VARIABLES, ("0", "2", "0", "2", "127.0.0.1", "1"), strict=True):
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=r"this process was started by a launcher \(torchrun\) and cannot be one"):
-        bench(2, 1)
+        run_bench_links(2, 1)
 
 
 def clean() -> dict[str, str]:
@@ -116,7 +116,7 @@ def test_the_verb_starts_its_processes_and_prints_one_line_of_json() -> None:
 def test_the_verb_says_what_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in VARIABLES:
         monkeypatch.delenv(name, raising=False)
-    fix = "headway bench-links --procs N, or torchrun ... -m headway bench-links."
+    fix = "Run headway bench-links --procs N, or torchrun ... -m headway bench-links."
     assert refused("bench-links", status=2) == f"a single process has no links to measure. {fix}"
 
 

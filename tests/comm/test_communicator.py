@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _ranks import Rank, run_ranks
 
 from headway.comm.communicator import ALGORITHMS, Communicator
-from headway.comm.wire import Codec
+from headway.comm.wire_codec import WireCodec
 from headway.core.errors import CommunicationError, UsageError
 from headway.core.world import World
 
@@ -88,11 +88,11 @@ def refused(rank: Rank) -> str:
 def test_what_cannot_be_done_is_refused() -> None:
     assert run_ranks(3, refused, hosts=(0, 0, 1)) == ["refused"] * 3
     with pytest.raises(UsageError, match="0 rails"):
-        Communicator(World.alone(torch.device("cpu")), rails=0)
+        Communicator(World.create_single(torch.device("cpu")), rails=0)
 
 
 def test_a_world_of_one_changes_nothing() -> None:
-    communicator = Communicator(World.alone(torch.device("cpu")))
+    communicator = Communicator(World.create_single(torch.device("cpu")))
     buffer = torch.arange(5.0)
     seen = []
     pending = communicator.all_reduce(buffer, algorithm="tree", wire="fp16")
@@ -146,39 +146,41 @@ def given_up(rank: Rank) -> list[str]:
 def test_a_generation_that_is_given_up_fails_at_once() -> None:
     results = run_ranks(4, given_up, hosts=(0, 0, 1, 1), dying=(2, 3))
     for kinds in results[:2]:
-        assert kinds[1:] == ["Lost: given up."] * 3
-        assert kinds[0] == "Lost: given up." or "closed by peer" in kinds[0]  # the other one gave up a moment before
+        assert kinds[1:] == ["GenerationEndedError: given up."] * 3
+        assert (
+            kinds[0] == "GenerationEndedError: given up." or "closed by peer" in kinds[0]
+        )  # the other one gave up a moment before
 
 
 @pytest.mark.parametrize("wire", ["fp16", "bf16"])
 def test_messages_hold_what_their_type_can(wire: Any) -> None:
-    codec = Codec(wire, torch.device("cpu"))
+    codec = WireCodec(wire, torch.device("cpu"))
     for scale in (1e-33, 1e-8, 1.0, 6e4, 1e30, 3e38):
         values = torch.tensor([1.0, -0.5, 0.25, 2**-11, 0.0]) * scale
-        message, out = codec.message(5, values.device), torch.empty(5)
+        message, out = codec.allocate_message(5, values.device), torch.empty(5)
         codec.encode(values, message)
         codec.decode(message, out)
         torch.testing.assert_close(out, values, rtol=2**-8 if wire == "bf16" else 2**-10, atol=0)
-    assert codec.lost == 0
+    assert codec.lost_numbers == 0
 
 
 @pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
 def test_what_is_not_finite_stays_so_and_is_counted(bad: float) -> None:
-    codec = Codec("fp16", torch.device("cpu"))
-    message, out = codec.message(3, torch.device("cpu")), torch.empty(3)
+    codec = WireCodec("fp16", torch.device("cpu"))
+    message, out = codec.allocate_message(3, torch.device("cpu")), torch.empty(3)
     codec.encode(torch.tensor([1.0, bad, 2.0]), message)
     codec.decode(message, out)
     assert not out[1].isfinite()
-    assert codec.lost >= 1
+    assert codec.lost_numbers >= 1
 
 
 def test_what_is_flushed_to_zero_is_counted() -> None:
-    codec = Codec("fp16", torch.device("cpu"))
+    codec = WireCodec("fp16", torch.device("cpu"))
     values = torch.tensor([1.0, 1e-20, 1e-30, 0.0])
-    message, out = codec.message(4, values.device), torch.empty(4)
+    message, out = codec.allocate_message(4, values.device), torch.empty(4)
     codec.encode(values, message)
     codec.decode(message, out)
     assert out.tolist() == [1, 0, 0, 0]
-    assert codec.lost == 2
+    assert codec.lost_numbers == 2
     codec.decode(message, out, add=True)
     assert out.tolist() == [2, 0, 0, 0]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.comm._fleet import SECRET, Fleet, asked, fleet, heard, next_of, until
 
 from headway.comm.coordinator import PURPOSE
-from headway.comm.member import Member
+from headway.comm.coordinator_client import CoordinatorClient
 from headway.core import channel
-from headway.core.errors import CommunicationError, Fenced, Lost
+from headway.core.errors import CommunicationError, FencedError, GenerationEndedError
 
 HELLO = {"kind": "hello", "id": "0.1.0", "host": 0, "local": 1, "identity": "there/1", "pid": 1}
 
@@ -110,7 +110,7 @@ def still_works(made: Fleet) -> None:
     assert [found.rank for found in next_of(*members)] == [1, 0]
 
 
-def begun(made: Fleet, end: End) -> Member:
+def begun(made: Fleet, end: End) -> CoordinatorClient:
     """A run of worker 0.0.0, a member, and 0.1.0, which is a bare channel."""
     end.send(line(**HELLO))
     member = made.member("0.0.0")
@@ -227,8 +227,8 @@ def test_places_ids_and_late_comers_are_checked() -> None:
             made.member("0.2.0")
         with pytest.raises(CommunicationError, match="is there already"):
             made.member("0.1.0", joining=True)
-        first.bye(True)
-        second.bye(True)
+        first.leave(True)
+        second.leave(True)
         with pytest.raises(CommunicationError, match="the run has ended"):
             made.member("0.2.0", joining=True)
 
@@ -245,15 +245,15 @@ def test_ranks_follow_hosts_and_newcomers_stand_behind_their_host() -> None:
             made.forms(number)
         next_of(*members.values())
         members |= {name: made.member(name, joining=True) for name in ("1.3.0", "0.1.1", "2.0.0", "0.0.1")}
-        assert not members["0.2.0"].regroup  # they are still on their way
+        assert not members["0.2.0"].has_newcomers  # they are still on their way
         for name in ("1.3.0", "0.1.1", "2.0.0", "0.0.1"):
-            members[name].here()
+            members[name].announce_arrival()
             heard(members[name])
-        until(lambda: members["0.2.0"].regroup, "newcomers")
+        until(lambda: members["0.2.0"].has_newcomers, "newcomers")
         found = {name: one.rank for name, one in zip(members, next_of(*members.values()), strict=True)}
         assert sorted(found, key=found.__getitem__) == made.forms(3)
         assert made.forms(3) == ["0.2.0", "0.0.1", "0.1.1", "1.0.0", "1.1.0", "1.2.0", "1.3.0", "2.0.0"]
-        assert not any(member.regroup for member in members.values())
+        assert not any(member.has_newcomers for member in members.values())
 
 
 def test_a_host_that_comes_back_stands_at_the_end() -> None:
@@ -264,7 +264,7 @@ def test_a_host_that_comes_back_stands_at_the_end() -> None:
         first.close()
         assert next_of(second)[0].rank == 0
         again = made.member("0.0.1", joining=True)
-        again.here()
+        again.announce_arrival()
         heard(again)
         assert [found.rank for found in next_of(second, again)] == [0, 1]
         assert made.forms(2) == ["1.0.0", "0.0.1"]
@@ -273,10 +273,10 @@ def test_a_host_that_comes_back_stands_at_the_end() -> None:
 def test_the_run_begins_without_a_worker_that_was_given_up() -> None:
     with fleet([(0, 0), (0, 1)]) as made:
         member = made.member("0.0.0")
-        member.here()
+        member.announce_arrival()
         heard(member)
         assert made.formed == []
-        made.coordinator.give_up((0, 1))
+        made.coordinator.give_up_slot((0, 1))
         assert next_of(member)[0].size == 1
 
 
@@ -290,7 +290,7 @@ def test_a_worker_lost_before_the_start_leaves_its_place() -> None:
         made.member("0.0.1")
         made.forms(0)
         answer = asked(stays)
-        until(lambda: any(peer.ready for peer in made.coordinator._members), "the one that stays")
+        until(lambda: any(peer.is_ready for peer in made.coordinator._members), "the one that stays")
         made.members[-1].close()
         until(lambda: len(made.left) == 2, "the second loss")
         assert not made.began
@@ -302,7 +302,7 @@ def test_a_worker_lost_before_the_start_leaves_its_place() -> None:
 def test_a_killed_process_is_lost_though_its_connection_is_open() -> None:
     with fleet([(0, 0), (0, 1)]) as made, End(made) as end:
         member = begun(made, end)
-        made.coordinator.dead("0.1.0")
+        made.coordinator.mark_dead("0.1.0")
         assert next_of(member)[0].lost == ("0.1.0",)
         end.send(line(kind="bye", done=True))  # too late
         assert '"fenced"' in end.answer()
@@ -312,13 +312,13 @@ def test_a_killed_process_is_lost_though_its_connection_is_open() -> None:
 def test_a_farewell_counts_though_the_process_was_found_dead_first() -> None:
     with fleet([(0, 0), (0, 1)]) as made, End(made) as end:
         member, busy = begun(made, end), threading.Event()
-        made.coordinator._call(lambda: (busy.set(), time.sleep(0.2)))
+        made.coordinator._call_soon(lambda: (busy.set(), time.sleep(0.2)))
         assert busy.wait(60)
         end.send(line(kind="bye", done=True))
-        made.coordinator.dead("0.1.0")
+        made.coordinator.mark_dead("0.1.0")
         member.confirm(0)
         assert made.left == {"0.1.0": "done"}
-        made.coordinator.dead("0.1.0")
+        made.coordinator.mark_dead("0.1.0")
         member.confirm(0)
         assert len(made.formed) == 1
 
@@ -337,7 +337,7 @@ def test_its_own_pause_is_not_taken_for_silence() -> None:
     with fleet([(0, 1)], timeout_s=2.0) as made, End(made) as end:
         end.send(line(**HELLO))
         made.forms(0)
-        made.coordinator._call(lambda: time.sleep(2.5))
+        made.coordinator._call_soon(lambda: time.sleep(2.5))
         end.send(line(kind="beat"))
         end.send(line(kind="confirm", generation=0, nonce=1))
         until(lambda: b'"current":true' in end.recv(), "the answer")
@@ -349,14 +349,14 @@ def test_the_end_of_the_coordinator_is_the_end_of_all() -> None:
         members = [made.member("0.0.0"), made.member("0.1.0")]
         next_of(*members)
         called = []
-        members[0].watch(0, lambda: called.append(True))
+        members[0].watch_generation(0, lambda: called.append(True))
         made.coordinator.close()
-        until(lambda: all(member.changed for member in members), "the end")
-        for action in (members[0].check, members[0].next, lambda: members[0].confirm(0)):
+        until(lambda: all(member.has_changed for member in members), "the end")
+        for action in (members[0].check, members[0].wait_for_generation, lambda: members[0].confirm(0)):
             with pytest.raises(CommunicationError, match="launcher"):
                 action()
         with pytest.raises(CommunicationError):
-            members[1].bye(True)
+            members[1].leave(True)
         until(lambda: called == [True], "the call")
 
 
@@ -365,8 +365,8 @@ def test_newcomers_end_with_the_run() -> None:
         member = made.member("0.0.0")
         next_of(member)
         late = made.member("0.0.1", joining=True)
-        member.bye(True)
-        assert isinstance(next_of(late)[0], Fenced)
+        member.leave(True)
+        assert isinstance(next_of(late)[0], FencedError)
         assert made.left == {"0.0.0": "done"}
 
 
@@ -375,10 +375,10 @@ def test_a_newcomer_that_is_lost_while_it_waits_is_forgotten() -> None:
         member = made.member("0.0.0")
         next_of(member)
         late = made.member("0.0.1", joining=True)
-        late.here()
-        until(lambda: member.regroup, "the newcomer")
+        late.announce_arrival()
+        until(lambda: member.has_newcomers, "the newcomer")
         late.close()
-        until(lambda: not member.regroup, "its loss")
+        until(lambda: not member.has_newcomers, "its loss")
         member.confirm(0)
         assert len(made.formed) == 1
         assert next_of(member)[0].size == 1  # who stands at a boundary all the same is not left standing
@@ -389,8 +389,8 @@ def test_a_newcomer_that_is_lost_before_its_first_generation_goes_costs_one_more
         members = [made.member("0.0.0"), made.member("0.1.0")]
         next_of(*members)
         late = made.member("0.0.1", joining=True)
-        late.here()
-        until(lambda: members[0].regroup, "the newcomer")
+        late.announce_arrival()
+        until(lambda: members[0].has_newcomers, "the newcomer")
 
         def lose() -> None:
             until(lambda: made.formed[-1].number == 1, "generation 1")
@@ -415,7 +415,7 @@ def test_a_rank_that_does_not_come_can_be_accused_once() -> None:
         members[0].accuse(0, 3)
         until(lambda: made.formed[-1].number == 1, "the generation without it")
         members[1].accuse(0, 2)
-        with pytest.raises(Fenced, match="did not come to the operation in which rank 0 waits for it"):
+        with pytest.raises(FencedError, match="did not come to the operation in which rank 0 waits for it"):
             until(lambda: members[3].confirm(0), "the end of the accused")
         assert made.left == {"0.3.0": "silent"}
         assert [found.size for found in next_of(*members[:3])] == [3, 3, 3]
@@ -427,7 +427,7 @@ def test_a_farewell_instead_of_being_ready_keeps_nobody_waiting() -> None:
         next_of(one, two, three)
         three.close()
         assert made.forms(1) == ["0.0.0", "0.1.0"]
-        one.bye(False)
+        one.leave(False)
         assert [(found.number, found.size) for found in next_of(two)] == [(2, 1)]
 
 
@@ -435,13 +435,13 @@ def test_a_farewell_lets_the_others_go_on() -> None:
     with fleet([(0, 0), (0, 1), (0, 2)]) as made:
         one, two, three = (made.member(f"0.{local}.0") for local in range(3))
         next_of(one, two, three)
-        one.bye(False)
+        one.leave(False)
         two.confirm(0)  # not a loss: the generation goes on
         assert [found.size for found in next_of(two, three)] == [2, 2]
         assert made.left == {"0.0.0": "stopped"}
         two.close()
-        with pytest.raises(Lost):
+        with pytest.raises(GenerationEndedError):
             until(lambda: three.confirm(1), "the loss")
         until(lambda: made.formed[-1].number == 2, "the generation of the last")
-        three.bye(True)  # while the others would wait for it to be ready
+        three.leave(True)  # while the others would wait for it to be ready
         assert made.left == {"0.0.0": "stopped", "0.1.0": "died", "0.2.0": "done"}

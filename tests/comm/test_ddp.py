@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from headway.comm import ddp
 from headway.comm.communicator import ALGORITHMS, Communicator
-from headway.comm.ddp import communicator_of, hook_of, powersgd
+from headway.comm.ddp import build_communicator, build_hook, build_powersgd_hook
 from headway.core.errors import UsageError
 from headway.core.world import World
 
@@ -93,10 +93,10 @@ def every_algorithm(rank: Rank) -> dict[str, float]:
     communicator = Communicator(rank.world)
     plain, found = {n: trained(rank, None, accumulate=n) for n in (1, 2)}, {}
     for algorithm in ALGORITHMS:
-        hook = hook_of(communicator, algorithm=algorithm)
+        hook = build_hook(communicator, algorithm=algorithm)
         found[algorithm] = distance(trained(rank, hook, static_graph=True), plain[1])
         assert communicator.log[-1].algorithm == algorithm
-        hook = hook_of(communicator, algorithm=algorithm, wire="fp16")
+        hook = build_hook(communicator, algorithm=algorithm, wire="fp16")
         accumulated = trained(rank, hook, accumulate=2, gradient_as_bucket_view=True)
         found[f"{algorithm} fp16"] = distance(accumulated, plain[2])
     communicator.close()
@@ -120,7 +120,7 @@ def chosen(rank: Rank) -> tuple[list[str], list[str], float]:
         asked.append(nbytes)
         return "tree" if nbytes > 10_000 else "leader"
 
-    ours = trained(rank, hook_of(communicator, chooser=large_by_tree))
+    ours = trained(rank, build_hook(communicator, chooser=large_by_tree))
     by = ["tree" if nbytes > 10_000 else "leader" for nbytes in asked]
     went = [entry.algorithm for entry in communicator.log][-len(asked) :]
     communicator.close()
@@ -137,7 +137,7 @@ def test_each_bucket_by_the_choosers_algorithm() -> None:
 def measured(rank: Rank) -> tuple[float, list[str]]:
     started(rank)
     communicator = Communicator(rank.world)
-    plain, hook = trained(rank, None), hook_of(communicator)
+    plain, hook = trained(rank, None), build_hook(communicator)
     choices = [hook[0].choose(1 << bits) for bits in range(8, 26)]
     difference = distance(trained(rank, hook), plain)
     communicator.close()
@@ -158,7 +158,7 @@ def sixteen_bits(rank: Rank) -> dict[str, list[float]]:
     found = {}
     for wire in ("fp16", "bf16"):
         gradients = []
-        for hook in (None, hook_of(communicator, algorithm="two_dimensional", wire=wire)):
+        for hook in (None, build_hook(communicator, algorithm="two_dimensional", wire=wire)):
             model = DistributedDataParallel(net(torch.float32), bucket_cap_mb=EACH_ITS_BUCKET)
             if hook is not None:
                 model.register_comm_hook(*hook)
@@ -184,7 +184,7 @@ def uneven(rank: Rank) -> tuple[float, float]:
     started(rank)
     communicator = Communicator(rank.world)
     found = []
-    for hook in (None, hook_of(communicator, algorithm="two_dimensional")):
+    for hook in (None, build_hook(communicator, algorithm="two_dimensional")):
         model = DistributedDataParallel(net(torch.float64), bucket_cap_mb=0.005)
         if hook is not None:
             model.register_comm_hook(*hook)
@@ -225,7 +225,7 @@ def unused(rank: Rank) -> list[Tensor | None]:
     communicator = Communicator(rank.world)
     model = Partly(rank.rank == 1).double()
     wrapped = DistributedDataParallel(model, find_unused_parameters=True, bucket_cap_mb=EACH_ITS_BUCKET)
-    wrapped.register_comm_hook(*hook_of(communicator, algorithm="ring"))
+    wrapped.register_comm_hook(*build_hook(communicator, algorithm="ring"))
     wrapped(torch.ones(1, 2).double()).sum().backward()
     communicator.close()
     return [model.a.bias.grad, model.b.bias.grad, model.c.bias.grad]
@@ -246,14 +246,14 @@ def beside(rank: Rank) -> list[Any]:
     groups = [dist.new_group(ranks) for ranks in members]
     mine = groups[rank.rank % 2 == 0]
     for group in (None, mine):
-        communicator = communicator_of(group)
+        communicator = build_communicator(group)
         tensor = torch.tensor([float(10**rank.rank)])
         communicator.all_reduce(tensor).wait()
         out.append((tensor.item(), communicator.world.rank, dist.get_rank(group), len(communicator.world.hosts)))
         communicator.close()
         communicator.world.close()
     try:
-        communicator_of(groups[rank.rank % 2])
+        build_communicator(groups[rank.rank % 2])
     except UsageError as error:
         out.append(str(error))
     dist.destroy_process_group()
@@ -277,7 +277,7 @@ def with_secrets(rank: Rank, given: list[str]) -> Any:
     ddp.gather_json = lambda value, group: told.append(json.dumps(value)) or gather(value, group)  # type: ignore[func-returns-value]
     os.environ["HEADWAY_SECRET"] = given[rank.rank]
     try:
-        communicator = communicator_of()
+        communicator = build_communicator()
     except UsageError as error:
         return str(error)
     finally:
@@ -304,14 +304,14 @@ def test_a_secret_on_some_ranks_alone_is_refused_on_all() -> None:
 
 def test_without_a_process_group_it_says_so() -> None:
     with pytest.raises(UsageError, match=r"no process group.*init_process_group"):
-        communicator_of()
+        build_communicator()
 
 
 def failing(rank: Rank) -> str:
     started(rank)
     communicator = Communicator(rank.world)
     model = DistributedDataParallel(net(torch.float32))
-    model.register_comm_hook(*hook_of(communicator, algorithm="ring"))
+    model.register_comm_hook(*build_hook(communicator, algorithm="ring"))
     communicator.world.abort("rank 7 was lost")
     (x, y), *_ = batches(rank.rank, 1, torch.float32)
     try:
@@ -324,15 +324,15 @@ def failing(rank: Rank) -> str:
 
 def test_a_failed_sum_raises_in_the_backward_pass_with_its_words() -> None:
     for said in run_ranks(2, failing, environ=on_loopback):
-        assert "Lost: rank 7 was lost" in said
+        assert "GenerationEndedError: rank 7 was lost" in said
 
 
 def low_rank(rank: Rank) -> tuple[float, float, list[float]]:
     started(rank)
     plain = trained(rank, None, steps=3, dtype=torch.float32)
-    warm = trained(rank, powersgd(warmup_steps=4), steps=3, dtype=torch.float32)
+    warm = trained(rank, build_powersgd_hook(warmup_steps=4), steps=3, dtype=torch.float32)
     model = DistributedDataParallel(net(torch.float32))
-    state, hook = powersgd(rank=2, warmup_steps=2)
+    state, hook = build_powersgd_hook(rank=2, warmup_steps=2)
     assert state.matrix_approximation_rank == 2
     model.register_comm_hook(state, hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
@@ -365,11 +365,11 @@ def test_powersgd_of_torch() -> None:
 )
 def test_powersgd_refuses(options: dict[str, int], match: str) -> None:
     with pytest.raises(UsageError, match=match):
-        powersgd(**options)
+        build_powersgd_hook(**options)
 
 
 def test_a_hook_refuses() -> None:
-    world = World.alone(torch.device("cpu"))
+    world = World.create_single(torch.device("cpu"))
     communicator = Communicator(world)
     for options, match in (
         ({"algorithm": "spiral"}, r"'spiral' is no algorithm here\. Take ring, tree, leader, two_dimensional or auto"),
@@ -377,8 +377,8 @@ def test_a_hook_refuses() -> None:
         ({"algorithm": "ring", "wire": "fp8"}, r"'fp8' is no form of messages\. Take fp32, fp16, bf16\."),
     ):
         with pytest.raises(UsageError, match=match):
-            hook_of(communicator, **options)  # type: ignore[arg-type]
-    assert hook_of(communicator)[0].choose(1 << 20) == "ring"  # nothing to measure
+            build_hook(communicator, **options)  # type: ignore[arg-type]
+    assert build_hook(communicator)[0].choose(1 << 20) == "ring"  # nothing to measure
     communicator.close()
     world.close()
 

@@ -20,12 +20,22 @@ sys.path.insert(0, str(Path(__file__).parent))
 from _ranks import Rank, run_ranks
 from bench._hosts import Hosts, why_not
 
-from headway.comm.hardware import gpu_links, nccl_chose, nccl_log, nics
-from headway.comm.links import RAILS, SHARES, Fit, Links, fewest_rails, fit, measure, share, table
+from headway.comm.hardware import capture_nccl_log, list_gpu_links, list_nics, summarise_nccl_log
+from headway.comm.links import (
+    RAILS,
+    SIZE_DIVISORS,
+    LinkFit,
+    MeasuredLinks,
+    broadcast_links,
+    choose_rails,
+    fit_link,
+    format_table,
+    measure_links,
+)
 from headway.core.collectives import Link
 from headway.core.world import World
 
-SIZES = tuple((1 << 20) // part for part in SHARES)
+SIZES = tuple((1 << 20) // part for part in SIZE_DIVISORS)
 patient = settings(deadline=None)  # a busy machine is no failure
 latencies, bandwidths = st.floats(1e-6, 1e-2), st.floats(1e6, 1e11)
 
@@ -37,7 +47,7 @@ def line(latency: float, bandwidth: float) -> list[float]:
 @patient
 @given(latencies, bandwidths)
 def test_a_line_is_found_again(latency: float, bandwidth: float) -> None:
-    found = fit(SIZES, line(latency, bandwidth))
+    found = fit_link(SIZES, line(latency, bandwidth))
     # Where the largest message is nearly all latency, its bytes are lost in it, and a bound holds.
     bound = 8 * SIZES[0] / Link(latency, bandwidth).seconds(SIZES[0])
     assert found.link.bandwidth_bytes_s == pytest.approx(min(bandwidth, bound), rel=1e-2)
@@ -54,7 +64,7 @@ def test_one_size_that_was_late_does_not_move_the_line(latency: float, bandwidth
     if times[0] < 3 * latency:  # the largest message has to show the bandwidth
         return
     times[late] *= by
-    found = fit(SIZES, times).link
+    found = fit_link(SIZES, times).link
     others = [place for place in range(len(SIZES)) if place != late]
     errors = sorted(abs(found.seconds(SIZES[place]) / times[place] - 1) for place in others)
     assert errors[len(errors) // 2] < 0.3
@@ -63,7 +73,7 @@ def test_one_size_that_was_late_does_not_move_the_line(latency: float, bandwidth
 def test_sizes_that_were_late_do_not_hide_the_bandwidth() -> None:
     times = line(2e-4, 25e6)
     times[2], times[4] = 4 * times[2], 10 * times[4]
-    found = fit(SIZES, times).link
+    found = fit_link(SIZES, times).link
     assert found.bandwidth_bytes_s == pytest.approx(25e6, rel=0.05)
     assert found.latency_s == pytest.approx(2e-4, rel=0.15)
 
@@ -71,7 +81,7 @@ def test_sizes_that_were_late_do_not_hide_the_bandwidth() -> None:
 @patient
 @given(st.lists(st.floats(0, 10), min_size=len(SIZES), max_size=len(SIZES)))
 def test_whatever_the_times_the_link_is_one(times: list[float]) -> None:
-    found = fit(SIZES, times)
+    found = fit_link(SIZES, times)
     assert 0 <= found.link.latency_s <= max(min(times), 1e-9) * (1 + 1e-9)
     assert 0 < found.link.bandwidth_bytes_s <= 8.01 * SIZES[0] / max(times[0], 1e-9)
     assert math.isfinite(found.residual)
@@ -81,20 +91,20 @@ def test_the_fit_is_of_relative_errors() -> None:
     """Absolute least squares would give up the small sizes, 4 orders of magnitude below, for the large ones."""
     times = line(1e-4, 1e8)
     times[0] *= 1.05
-    found = fit(SIZES, times).link
+    found = fit_link(SIZES, times).link
     assert found.latency_s == pytest.approx(1e-4, rel=0.05)
 
 
 def test_more_rails_have_to_be_faster_in_every_round() -> None:
     assert RAILS == (1, 2, 4)
-    assert fewest_rails([[1.0, 1.0], [0.5, 0.5], [0.25, 0.25]]) == 4
-    assert fewest_rails([[1.0, 1.0], [0.5, 0.5], [0.49, 0.49]]) == 2  # a connection more for 2 % is none too few
-    assert fewest_rails([[1.0, 1.0], [0.95, 0.95], [1.5, 1.5]]) == 1
-    assert fewest_rails([[1.0, 1.0, 1.0], [0.5, 0.5, 0.99], [2.0, 2.0, 2.0]]) == 1
+    assert choose_rails([[1.0, 1.0], [0.5, 0.5], [0.25, 0.25]]) == 4
+    assert choose_rails([[1.0, 1.0], [0.5, 0.5], [0.49, 0.49]]) == 2  # a connection more for 2 % is none too few
+    assert choose_rails([[1.0, 1.0], [0.95, 0.95], [1.5, 1.5]]) == 1
+    assert choose_rails([[1.0, 1.0, 1.0], [0.5, 0.5, 0.99], [2.0, 2.0, 2.0]]) == 1
 
 
-def some(latency: float, bandwidth: float) -> Fit:
-    return fit(SIZES, line(latency, bandwidth))
+def some(latency: float, bandwidth: float) -> LinkFit:
+    return fit_link(SIZES, line(latency, bandwidth))
 
 
 class Place:
@@ -104,46 +114,46 @@ class Place:
         self.hosts = hosts
 
 
-def network_of(links: Links, *hosts: tuple[int, ...]) -> Any:
-    return links.network(Place(*hosts))  # type: ignore[arg-type]
+def network_of(links: MeasuredLinks, *hosts: tuple[int, ...]) -> Any:
+    return links.build_network(Place(*hosts))  # type: ignore[arg-type]
 
 
 def test_the_link_of_a_host_is_what_its_ranks_get_together() -> None:
-    fast_nic = Links(some(1e-5, 5e9), some(5e-5, 1e9), some(6e-5, 0.8e9), 1e10, 1)
+    fast_nic = MeasuredLinks(some(1e-5, 5e9), some(5e-5, 1e9), some(6e-5, 0.8e9), 1e10, 1)
     found = network_of(fast_nic, (0, 1, 2, 3), (4, 5, 6, 7))
     assert (found.hosts, found.ranks_per_host, found.reduce_bytes_s) == (2, 4, 1e10)
     assert found.inside.bandwidth_bytes_s == pytest.approx(5e9, rel=1e-3)
     assert found.between.bandwidth_bytes_s == pytest.approx(4 * 0.8e9, rel=1e-3)
     assert found.between.latency_s == pytest.approx(5e-5, rel=1e-3)
-    full = Links(some(1e-5, 5e9), some(5e-5, 1e9), some(6e-5, 0.25e9), 1e10, 1)
+    full = MeasuredLinks(some(1e-5, 5e9), some(5e-5, 1e9), some(6e-5, 0.25e9), 1e10, 1)
     assert network_of(full, (0, 1), (2, 3)).between.bandwidth_bytes_s == pytest.approx(1e9, rel=1e-3)
 
 
 def test_the_links_of_one_generation_serve_the_next() -> None:
     """Also where a host or a rank has gone, so that what was measured is no more, or what is there was not."""
-    links = Links(some(1e-5, 5e9), some(5e-5, 1e9), some(6e-5, 0.25e9), 1e10, 1)
+    links = MeasuredLinks(some(1e-5, 5e9), some(5e-5, 1e9), some(6e-5, 0.25e9), 1e10, 1)
     lost_a_rank = network_of(links, (0, 1), (2,))
     assert (lost_a_rank.hosts, lost_a_rank.ranks_per_host) == (2, 2)
     assert lost_a_rank.between.bandwidth_bytes_s == pytest.approx(1e9, rel=1e-3)
     lost_a_host = network_of(links, (0, 1))
     assert lost_a_host.hosts == 1
-    only_inside = Links(some(1e-5, 5e9), None, None, 1e10, 1)
+    only_inside = MeasuredLinks(some(1e-5, 5e9), None, None, 1e10, 1)
     assert network_of(only_inside, (0,), (1,)).between == only_inside.inside.link  # type: ignore[union-attr]
-    only_between = Links(None, some(5e-5, 1e9), None, 1e10, 1)
+    only_between = MeasuredLinks(None, some(5e-5, 1e9), None, 1e10, 1)
     assert network_of(only_between, (0, 1), (2, 3)).inside == only_between.alone.link  # type: ignore[union-attr]
-    assert network_of(Links(None, None, None, 1e10, 1), (0,)).ranks == 1
+    assert network_of(MeasuredLinks(None, None, None, 1e10, 1), (0,)).ranks == 1
 
 
 def test_links_travel_as_json() -> None:
-    links = Links(some(1e-5, 5e9), some(5e-5, 1e9), None, 1e10, 2, {1: 0.5, 2: 0.25}, ("eth0 10000 Mbit/s",))
-    assert Links.of_json(json.loads(json.dumps(links.to_json()))) == links
-    nothing = Links(None, None, None, 1e10, 1)
-    assert Links.of_json(json.loads(json.dumps(nothing.to_json()))) == nothing
+    links = MeasuredLinks(some(1e-5, 5e9), some(5e-5, 1e9), None, 1e10, 2, {1: 0.5, 2: 0.25}, ("eth0 10000 Mbit/s",))
+    assert MeasuredLinks.from_json(json.loads(json.dumps(links.to_json()))) == links
+    nothing = MeasuredLinks(None, None, None, 1e10, 1)
+    assert MeasuredLinks.from_json(json.loads(json.dumps(nothing.to_json()))) == nothing
 
 
 def test_the_table_has_a_row_for_each_link() -> None:
-    links = Links(some(1.5e-5, 5e9), some(5e-4, 25e6), None, 1e10, 1)
-    lines = table(links.rows())
+    links = MeasuredLinks(some(1.5e-5, 5e9), some(5e-4, 25e6), None, 1e10, 1)
+    lines = format_table(links.build_rows())
     assert lines[0].split("  ")[0] == "link"
     assert "15 us" in lines[1]
     assert "5,000 MB/s" in lines[1]
@@ -155,18 +165,18 @@ def test_the_table_has_a_row_for_each_link() -> None:
 
 def test_a_line_that_does_not_fit_is_called_noise() -> None:
     times = [time * (1000 if place in (1, 2, 5) else 1) for place, time in enumerate(line(2e-4, 25e6))]
-    found = fit(SIZES, times)
+    found = fit_link(SIZES, times)
     assert found.residual > 0.5
-    assert found.cells() == ("< 241 us", "> 25 MB/s", "nothing: noise")
-    lines = table(Links(found, None, None, 1e10, 1).rows())
+    assert found.format_cells() == ("< 241 us", "> 25 MB/s", "nothing: noise")
+    lines = format_table(MeasuredLinks(found, None, None, 1e10, 1).build_rows())
     assert lines[1].endswith("nothing: noise")
 
 
 def test_a_line_that_hardly_rises_gives_no_bandwidth() -> None:
     """Its slope is a bound then, no measurement."""
-    found = fit(SIZES, [1e-3] * len(SIZES))
+    found = fit_link(SIZES, [1e-3] * len(SIZES))
     assert found.residual < 0.1
-    latency, bandwidth, fits = found.cells()
+    latency, bandwidth, fits = found.format_cells()
     assert (latency, bandwidth) == ("1,000 us", "> 1,049 MB/s") or latency == "976 us"
     assert fits.endswith("%")
 
@@ -175,12 +185,12 @@ def test_a_line_that_hardly_rises_gives_no_bandwidth() -> None:
 @given(st.lists(st.floats(0, 10), min_size=len(SIZES), max_size=len(SIZES)))
 def test_whatever_the_times_the_table_has_numbers_that_were_seen(times: list[float]) -> None:
     """Within the factor to which the fit may go beyond them."""
-    found = fit(SIZES, times)
-    latency, bandwidth, _ = found.cells()
+    found = fit_link(SIZES, times)
+    latency, bandwidth, _ = found.format_cells()
     assert number(latency) <= max(min(times), 1e-9) * 1e6 + 1
     fastest = max(size / max(time, 1e-9) for size, time in zip(SIZES, times, strict=True))
     assert number(bandwidth) <= 8 * fastest / 1e6 + 1
-    assert ("noise" in found.cells()[2]) == (found.residual > 0.5) == latency.startswith("<")
+    assert ("noise" in found.format_cells()[2]) == (found.residual > 0.5) == latency.startswith("<")
 
 
 def number(cell: str) -> float:
@@ -188,11 +198,11 @@ def number(cell: str) -> float:
 
 
 def measured(rank: Rank) -> tuple[Any, ...]:
-    links = measure(rank.world, budget_s=0.05)
-    said = links.lines(rank.world)
-    given = measure(rank.world, rails=3, budget_s=0.05).rails
-    later = share(rank.world, links if rank.rank == 0 else None)
-    network = links.network(rank.world)
+    links = measure_links(rank.world, budget_s=0.05)
+    said = links.describe(rank.world)
+    given = measure_links(rank.world, rails=3, budget_s=0.05).rails
+    later = broadcast_links(rank.world, links if rank.rank == 0 else None)
+    network = links.build_network(rank.world)
     rank.world.control.barrier()
     return links, said, given, later == links, network
 
@@ -223,24 +233,24 @@ def test_every_rank_learns_the_same_links(hosts: tuple[int, ...]) -> None:
 
 
 def test_a_world_of_one_has_no_links() -> None:
-    world = World.alone(torch.device("cpu"))
-    links = measure(world)
+    world = World.create_single(torch.device("cpu"))
+    links = measure_links(world)
     assert (links.inside, links.alone, links.together, links.rails) == (None, None, None, 1)
     assert links.reduce_bytes_s > 0
-    assert links.network(world).ranks == 1
-    assert links.lines(world)[0] == "1 host with 1 rank, gloo over lo"
-    assert share(world, links) == links
+    assert links.build_network(world).ranks == 1
+    assert links.describe(world)[0] == "1 host with 1 rank, gloo over lo"
+    assert broadcast_links(world, links) == links
 
 
 CHILD = """
 import json, torch
 from headway.comm.links import measure
-from headway.core.launched import launched
+from headway.core.launcher_environment import read_launcher_environment
 from headway.core.world import World
-world = World.join(launched(), torch.device("cpu"))
+world = World.join(read_launcher_environment(), torch.device("cpu"))
 for _ in range(6):  # all ranks have the same numbers; on a busy machine they may be far off
     links = measure(world)
-    network = links.network(world)
+    network = links.build_network(world)
     if 10e6 < network.between.bandwidth_bytes_s < 30e6:
         break
 if world.is_lead:
@@ -275,12 +285,12 @@ def test_the_network_interface_in_use_is_named_and_infiniband_where_it_is_used(t
     port.mkdir(parents=True)
     (port / "rate").write_text("200 Gb/sec (4X HDR)\n")
     (port / "link_layer").write_text("InfiniBand\n")
-    assert nics("lo", infiniband=True, ports=tmp_path) == ["mlx5_0 port 1 InfiniBand 200 Gb/sec (4X HDR)"]
-    assert nics("lo", infiniband=False, ports=tmp_path) == nics("no such", infiniband=False) == []
+    assert list_nics("lo", infiniband=True, ports=tmp_path) == ["mlx5_0 port 1 InfiniBand 200 Gb/sec (4X HDR)"]
+    assert list_nics("lo", infiniband=False, ports=tmp_path) == list_nics("no such", infiniband=False) == []
     beyond = next(name for name, state in psutil.net_if_stats().items() if "loopback" not in state.flags)
-    assert nics(beyond, infiniband=False)[0].startswith(f"{beyond} ")
+    assert list_nics(beyond, infiniband=False)[0].startswith(f"{beyond} ")
     (port / "link_layer").unlink()
-    assert nics("lo", infiniband=True, ports=tmp_path) == []
+    assert list_nics("lo", infiniband=True, ports=tmp_path) == []
 
 
 NVML = """
@@ -302,24 +312,24 @@ def nvmlDeviceGetCurrPcieLinkWidth(handle): return 16
 def test_gpus_say_how_they_are_joined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A stand-in for NVIDIA's library, with its names."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert gpu_links() == []
+    assert list_gpu_links() == []
     monkeypatch.delitem(sys.modules, "pynvml")
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "pynvml.py").write_text(NVML)
-    assert gpu_links() == ["GPU 0 H200, 4 NVLinks of version 7, PCIe 5 x16", "GPU 1 H200, no NVLink, PCIe 5 x16"]
+    assert list_gpu_links() == ["GPU 0 H200, 4 NVLinks of version 7, PCIe 5 x16", "GPU 1 H200, no NVLink, PCIe 5 x16"]
     monkeypatch.delitem(sys.modules, "pynvml")
     (tmp_path / "pynvml.py").unlink()
     (tmp_path / "pynvml").mkdir()
     (tmp_path / "pynvml/__init__.py").write_text(
         NVML.replace("def nvmlInit(): pass", "def nvmlInit(): raise NVMLError")
     )
-    assert gpu_links() == []
+    assert list_gpu_links() == []
     monkeypatch.delitem(sys.modules, "pynvml")
 
 
 def test_nccl_is_heard_unless_the_user_listens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NCCL_DEBUG", raising=False)
-    with nccl_log() as said:
+    with capture_nccl_log() as said:
         assert os.environ["NCCL_DEBUG"] == "INFO"
         path = Path(os.environ["NCCL_DEBUG_FILE"])
         path.write_text("h:1:2 [0] NCCL INFO Using network IB\n")
@@ -327,7 +337,7 @@ def test_nccl_is_heard_unless_the_user_listens(monkeypatch: pytest.MonkeyPatch) 
     assert "NCCL_DEBUG" not in os.environ
     assert not path.exists()
     monkeypatch.setenv("NCCL_DEBUG", "WARN")
-    with nccl_log() as said:
+    with capture_nccl_log() as said:
         assert os.environ["NCCL_DEBUG"] == "WARN"
         assert said() == ""
 
@@ -341,5 +351,5 @@ h:1:2 [0] NCCL INFO Channel 01/0 : 0[0] -> 1[1] via P2P/CUMEM/read
 h:1:2 [0] NCCL INFO Channel 00/0 : 1[1] -> 8[0] [send] via NET/IB/0/GDRDMA
 h:1:2 [0] NCCL INFO 16 coll channels, 16 collnet channels, 0 nvls channels, 16 p2p channels
 """
-    assert nccl_chose(said).endswith("network IB, transports P2P/CUMEM/read, NET/IB/0/GDRDMA, 16 channels")
-    assert nccl_chose("").startswith("NCCL")
+    assert summarise_nccl_log(said).endswith("network IB, transports P2P/CUMEM/read, NET/IB/0/GDRDMA, 16 channels")
+    assert summarise_nccl_log("").startswith("NCCL")

@@ -15,9 +15,9 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).parent))
 from _ranks import Rank, run_ranks
 
-from headway.comm.buckets import LAST_SHARE, Bucket, plan
+from headway.comm.buckets import LAST_BUCKET_DIVISOR, GradientBucket, plan_buckets
 from headway.comm.communicator import Communicator
-from headway.comm.reducer import Reducer
+from headway.comm.reducer import BucketPlan, Reducer
 from headway.core.errors import CommunicationError, TrainingError
 from headway.core.world import World
 
@@ -70,7 +70,7 @@ def train(net: Net, reducer: Reducer | None, rank: int, size: int, accumulate: i
         if reducer is not None:
             verdict = reducer.finish(total, (float(rank),))
             assert verdict is not None
-            assert verdict.live == size
+            assert verdict.live_ranks == size
             assert verdict.flags == (sum(range(size)),)
             losses.append(verdict.loss)
         else:
@@ -88,9 +88,8 @@ def ranks_train(rank: Rank, accumulate: int) -> list[tuple[list[float], dict[str
         reducer = Reducer(
             net.named_parameters(),
             communicator,
-            choose=lambda nbytes, algorithm=algorithm: algorithm,
-            bucket_bytes=600,
-            wire="fp16",  # float64 goes as it is
+            # wire: float64 goes as it is
+            plan=BucketPlan(choose=lambda nbytes, algorithm=algorithm: algorithm, bucket_bytes=600, wire="fp16"),
             flags=1,
             say=said.append,
         )
@@ -124,7 +123,9 @@ def statistics(rank: Rank) -> Any:
     net = network(norm=True)
     communicator = Communicator(rank.world)
     buffers = [value for value in net.buffers() if value.is_floating_point()]
-    reducer = Reducer(net.named_parameters(), communicator, buffers=buffers, average=True, bucket_bytes=1 << 20)
+    reducer = Reducer(
+        net.named_parameters(), communicator, plan=BucketPlan(bucket_bytes=1 << 20), buffers=buffers, average=True
+    )
     images, labels = batch(rank.rank)
     with torch.no_grad():
         net(images, True)
@@ -160,7 +161,7 @@ def double_statistics(rank: Rank, kind: torch.dtype) -> tuple[torch.Tensor, torc
     mean = torch.tensor([1 / 3, 1e-9, 1e12 + 1 / 7], dtype=torch.float64) * (rank.rank + 1)
     single = torch.full((2,), 0.5 + rank.rank)
     named = [(f"weight {number}", value) for number, value in enumerate(weights)]
-    reducer = Reducer(named, communicator, buffers=[mean, single], bucket_bytes=8, wire="fp16")
+    reducer = Reducer(named, communicator, plan=BucketPlan(bucket_bytes=8, wire="fp16"), buffers=[mean, single])
     for _ in range(2):  # the second time as the gradients came
         mean.copy_(torch.tensor([1 / 3, 1e-9, 1e12 + 1 / 7], dtype=torch.float64) * (rank.rank + 1))
         single.fill_(0.5 + rank.rank)
@@ -189,13 +190,13 @@ def unused_twice(rank: Rank, named: bool) -> tuple[list[str], bool]:
     said: list[str] = []
     net, communicator = network(), Communicator(rank.world)
     for _ in range(2):
-        reducer = Reducer(net.named_parameters(), communicator, named=named, say=said.append)
+        reducer = Reducer(net.named_parameters(), communicator, has_reported_unused=named, say=said.append)
         images, labels = batch(0)
         reducer.arm()
         nn.functional.cross_entropy(net(images, False), labels).backward()
         reducer.finish()
         net.zero_grad()
-        named = reducer.named
+        named = reducer.has_reported_unused
         reducer.close()
     communicator.close()
     return said, named
@@ -211,8 +212,8 @@ def test_parameters_without_a_gradient_are_named_once(named: bool) -> None:
 @pytest.mark.parametrize("waits", [True, False])
 def test_what_is_frozen_later_has_no_gradient(waits: bool) -> None:
     """Also where the host does not wait in each step, as on CUDA, and knows from the first one what is used."""
-    net, communicator = network(), Communicator(World.alone(torch.device("cpu")))
-    reducer = Reducer(net.named_parameters(), communicator, named=True)
+    net, communicator = network(), Communicator(World.create_single(torch.device("cpu")))
+    reducer = Reducer(net.named_parameters(), communicator, has_reported_unused=True)
     reducer._host_waits = waits
     for step in range(2):
         net.zero_grad()
@@ -239,9 +240,9 @@ def uneven(rank: Rank) -> tuple[int, int, dict[str, torch.Tensor]]:
             nn.functional.cross_entropy(net(images, True), labels).backward()
         verdict = reducer.finish(contributes=has)
         assert verdict is not None
-        if not verdict.live:
+        if not verdict.live_ranks:
             break
-        steps, lived = steps + 1, lived + verdict.live
+        steps, lived = steps + 1, lived + verdict.live_ranks
         for value in net.parameters():
             if value.grad is not None:
                 value.data -= 0.1 * value.grad
@@ -297,9 +298,7 @@ def sixteen_bits(rank: Rank) -> tuple[str, list[str], torch.Tensor]:
     reducer = Reducer(
         [("spare", spare), *net.named_parameters()],
         communicator,
-        choose=lambda nbytes: "two_dimensional",
-        bucket_bytes=100,
-        wire="fp16",
+        plan=BucketPlan(choose=lambda nbytes: "two_dimensional", bucket_bytes=100, wire="fp16"),
         say=said.append,
     )
     values = torch.full((4, 1000), 1e-14)
@@ -321,7 +320,7 @@ def test_a_wire_that_loses_too_much_is_given_up() -> None:
 
 
 def test_a_network_without_parameters_is_refused() -> None:
-    communicator = Communicator(World.alone(torch.device("cpu")))
+    communicator = Communicator(World.create_single(torch.device("cpu")))
     with pytest.raises(TrainingError, match="no parameter"):
         Reducer([], communicator)
     with pytest.raises(ValueError, match="1 flags"):
@@ -334,14 +333,14 @@ def test_a_network_without_parameters_is_refused() -> None:
 )
 def test_a_plan_has_everything_once_and_keeps_to_its_size(items: list[tuple[int, str]], most: int) -> None:
     sizes, kinds = [size for size, _ in items], [kind for _, kind in items]
-    groups = plan(sizes, kinds, most)
+    groups = plan_buckets(sizes, kinds, most)
     assert sorted(number for group in groups for number in group) == list(range(len(items)))
     for group in groups:
         assert group == sorted(group)
         assert len({kinds[number] for number in group}) == 1
         assert len(group) == 1 or sum(sizes[number] for number in group) <= most
     last = groups[-1]
-    assert len(last) == 1 or sum(sizes[number] for number in last) <= most // LAST_SHARE
+    assert len(last) == 1 or sum(sizes[number] for number in last) <= most // LAST_BUCKET_DIVISOR
 
 
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last", "transposed", "gaps"])
@@ -355,7 +354,7 @@ def test_views_have_their_parameters_strides_where_these_leave_no_gaps(layout: s
         value = value[:, ::2]
     parameter = nn.Parameter(value)
     parameter.grad = torch.randn_like(value)
-    bucket = Bucket([("a", parameter), ("b", nn.Parameter(torch.ones(3)))], ranks=3, tail=2)
+    bucket = GradientBucket([("a", parameter), ("b", nn.Parameter(torch.ones(3)))], ranks=3, tail=2)
     bucket.fill()
     assert torch.equal(bucket.views[0], parameter.grad)
     assert (bucket.views[0].stride() == value.stride()) == (layout != "gaps")

@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core import channel
-from headway.core.channel import Channel, Intruder
+from headway.core.channel import AuthenticationError, Channel
+from headway.core.channel_server import AT_ONCE, UNPROVED, ChannelPeer, ChannelServer
 from headway.core.errors import CommunicationError
-from headway.core.server import AT_ONCE, UNPROVED, Peer, Server
 
 SECRET = b"known to the processes of the run"
 HELLO_BYTES = 40
@@ -42,16 +42,18 @@ class Heard:
     def __init__(self, **options: Any) -> None:
         self.messages: list[bytes] = []
         self.gone: list[str] = []
-        self.server = Server("127.0.0.1", 0, SECRET, "a test", heed=self._heed, gone=self._note, **options)
+        self.server = ChannelServer(
+            "127.0.0.1", 0, SECRET, "a test", on_message=self._heed, on_disconnect=self._note, **options
+        )
         self.port, self._over = self.server.port, False
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
-    def _heed(self, peer: Peer, message: bytes) -> None:
+    def _heed(self, peer: ChannelPeer, message: bytes) -> None:
         self.messages.append(message)
         self.server.send(peer, message)
 
-    def _note(self, peer: Peer, why: str) -> None:
+    def _note(self, peer: ChannelPeer, why: str) -> None:
         self.gone.append(why)
 
     def _run(self) -> None:
@@ -106,7 +108,7 @@ def test_a_connecting_end_without_the_secret_learns_a_random_number_alone() -> N
     connects.feed(bytes(accepts.out))
     assert len(accepts.out) == HELLO_BYTES
     accepts.out.clear()
-    with pytest.raises(Intruder, match="does not know the secret"):
+    with pytest.raises(AuthenticationError, match="does not know the secret"):
         accepts.feed(bytes(connects.out))
     assert not accepts.ready
     assert accepts.out == channel.REFUSED
@@ -116,7 +118,7 @@ def test_a_connecting_end_without_the_secret_learns_a_random_number_alone() -> N
 def test_an_accepting_end_that_cannot_prove_itself_is_not_spoken_to(secret: bytes, purpose: str) -> None:
     connects, impostor = Channel(SECRET, "a test", accepts=False), Channel(secret, purpose, accepts=True)
     connects.feed(bytes(impostor.out))
-    with pytest.raises(Intruder):
+    with pytest.raises(AuthenticationError):
         connects.feed(bytes(32 * b"x"))
     assert not connects.ready
 
@@ -126,9 +128,9 @@ def test_what_was_recorded_is_refused_when_it_is_said_again() -> None:
     _, proof, _ = shake_hands(accepts, connects)
     message = connects.seal(b"stop")
     assert accepts.feed(message) == [b"stop"]
-    with pytest.raises(Intruder, match="repeated"):
+    with pytest.raises(AuthenticationError, match="repeated"):
         accepts.feed(message)
-    with pytest.raises(Intruder, match="does not know the secret"):
+    with pytest.raises(AuthenticationError, match="does not know the secret"):
         pair()[0].feed(proof + message)
 
 
@@ -138,16 +140,16 @@ def test_one_changed_bit_ends_the_connection(place: int, change: int) -> None:
     shake_hands(accepts, connects)
     sealed = bytearray(connects.seal(b"eight bytes, or a few more"))
     sealed[place % len(sealed)] ^= change
-    with suppress(Intruder):
+    with suppress(AuthenticationError):
         assert accepts.feed(bytes(sealed)) == []  # the length has grown: nothing is read before the rest is there
 
 
 def test_a_message_turned_around_and_one_too_long_are_refused() -> None:
     accepts, connects = pair()
     shake_hands(accepts, connects)
-    with pytest.raises(Intruder, match="changed, repeated or sent by a stranger"):
+    with pytest.raises(AuthenticationError, match="changed, repeated or sent by a stranger"):
         connects.feed(connects.seal(b"mirrored"))
-    with pytest.raises(Intruder, match="more than 1,000 bytes"):
+    with pytest.raises(AuthenticationError, match="more than 1,000 bytes"):
         accepts.feed(b"\xff\xff\xff\xff")
 
 
@@ -169,7 +171,7 @@ def test_a_crowd_of_strangers_costs_the_server_few_files_and_keeps_nobody_out() 
 class Slow:
     """A process of the run whose crowd of neighbours comes between each two of its words."""
 
-    def __init__(self, server: Server, crowd: list[socket.socket], *, crowd_from: str) -> None:
+    def __init__(self, server: ChannelServer, crowd: list[socket.socket], *, crowd_from: str) -> None:
         self._server, self._crowd, self._crowd_from = server, crowd, crowd_from
         self._spoken = Channel(SECRET, "a test", accepts=False)
         self._end = socket.create_connection(("127.0.0.1", server.port), timeout=60)
@@ -200,15 +202,15 @@ def crowd() -> Iterator[list[socket.socket]]:
 
 
 @pytest.fixture
-def polled() -> Iterator[Server]:
+def polled() -> Iterator[ChannelServer]:
     """A server that the test itself polls."""
-    made = Server("127.0.0.1", 0, SECRET, "a test", heed=lambda peer, message: None)
+    made = ChannelServer("127.0.0.1", 0, SECRET, "a test", on_message=lambda peer, message: None)
     yield made
     made.close()
 
 
 def test_a_crowd_that_keeps_coming_from_one_address_pushes_out_its_own(
-    polled: Server, crowd: list[socket.socket]
+    polled: ChannelServer, crowd: list[socket.socket]
 ) -> None:
     slow = Slow(polled, crowd, crowd_from="127.0.0.2")
     for act in (lambda: None, slow.hear, slow.prove):
@@ -221,10 +223,14 @@ def test_a_crowd_that_keeps_coming_from_one_address_pushes_out_its_own(
 
 
 @pytest.mark.parametrize(
-    "act", [pytest.param(Server.poll, id="before"), pytest.param(Server._accept, id="while the crowd is let in")]
+    "act",
+    [
+        pytest.param(ChannelServer.poll, id="before"),
+        pytest.param(ChannelServer._accept, id="while the crowd is let in"),
+    ],
 )
 def test_who_has_sent_his_proof_is_read_though_a_crowd_from_his_own_host_comes(
-    polled: Server, crowd: list[socket.socket], act: Callable[[Server], None]
+    polled: ChannelServer, crowd: list[socket.socket], act: Callable[[ChannelServer], None]
 ) -> None:
     slow = Slow(polled, crowd, crowd_from="127.0.0.1")
     slow.hear()

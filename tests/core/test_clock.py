@@ -18,7 +18,7 @@ def test_every_nanosecond_between_marks_goes_to_one_stage(monkeypatch: pytest.Mo
     stages.lap("step")
     stages.lap("log")
     assert stages.seconds == {"load": 28e-9, "step": 1_000_000_007e-9, "log": 9e-9}
-    assert stages.total() == pytest.approx(1_000_000_044e-9, abs=1e-12)
+    assert stages.total_seconds() == pytest.approx(1_000_000_044e-9, abs=1e-12)
 
 
 def test_a_clock_goes_on_from_the_seconds_of_a_checkpoint() -> None:
@@ -28,7 +28,7 @@ def test_a_clock_goes_on_from_the_seconds_of_a_checkpoint() -> None:
     assert stages.seconds["step"] > 12.5
     assert stages.seconds["load"] == 0.25
     again = Clock(stages.seconds)
-    assert again.total() == pytest.approx(stages.total(), abs=1e-8)
+    assert again.total_seconds() == pytest.approx(stages.total_seconds(), abs=1e-8)
 
 
 def test_spans_are_kept_from_when_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,9 +53,9 @@ def test_a_clock_never_runs_backwards() -> None:
     totals = []
     for turn in range(100):
         stages.lap("ab"[turn % 2])
-        totals.append(stages.total())
+        totals.append(stages.total_seconds())
     assert all(before <= after for before, after in pairwise(totals))
     assert set(stages.seconds) == {"a", "b"}
-    assert sum(stages.seconds.values()) == pytest.approx(stages.total())
+    assert sum(stages.seconds.values()) == pytest.approx(stages.total_seconds())
     stages.seconds["a"] = 1e9  # a copy
-    assert stages.total() < 1e9
+    assert stages.total_seconds() < 1e9

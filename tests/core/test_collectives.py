@@ -11,26 +11,26 @@ from headway.core.collectives import (
     LARGEST_BUCKET,
     SMALLEST_BUCKET,
     Algorithm,
-    Line,
+    LinearCost,
     Link,
     Network,
-    Order,
-    best_bucket_bytes,
-    bucket_bytes,
-    bytes_out_of_host,
-    choose,
-    double_tree_seconds,
-    line,
-    phases,
-    pipelined_seconds,
-    seconds,
-    steps,
+    RankOrder,
+    choose_algorithm,
+    choose_bucket_bytes,
+    choose_bucket_for_cost,
+    count_bytes_out_of_host,
+    count_steps,
+    predict_cost,
+    predict_double_tree,
+    predict_phases,
+    predict_pipeline,
+    predict_seconds,
 )
 from headway.core.errors import UsageError
 
 ALL: tuple[Algorithm, ...] = get_args(Algorithm)
 HIERARCHICAL: tuple[Algorithm, ...] = ("leader", "two_dimensional", "torus")
-ORDERS: tuple[Order, ...] = get_args(Order)
+ORDERS: tuple[RankOrder, ...] = get_args(RankOrder)
 NOTHING = Link(0.0, math.inf)
 SLOW = Link(0.0, 25e6)  # 200 Mbit/s
 MIB = 1 << 20
@@ -50,21 +50,21 @@ def flat(ranks: int, a: float = 1e-4, b: float = 1e-9) -> Network:
 
 @patient
 @given(algorithms, sizes, links, links, st.sampled_from(ORDERS))
-def test_one_rank_costs_nothing(algorithm: Algorithm, n: float, inside: Link, between: Link, order: Order) -> None:
+def test_one_rank_costs_nothing(algorithm: Algorithm, n: float, inside: Link, between: Link, order: RankOrder) -> None:
     alone = Network(1, 1, inside, between, 1e9)
-    assert seconds(algorithm, n, alone, order=order) == 0
-    assert bytes_out_of_host(algorithm, n, alone, order=order) == 0
-    assert steps(algorithm, alone) == 0
-    assert pipelined_seconds(algorithm, n, 3, alone) == 0
-    assert double_tree_seconds(n, alone, 3) == 0
+    assert predict_seconds(algorithm, n, alone, order=order) == 0
+    assert count_bytes_out_of_host(algorithm, n, alone, order=order) == 0
+    assert count_steps(algorithm, alone) == 0
+    assert predict_pipeline(algorithm, n, 3, alone) == 0
+    assert predict_double_tree(n, alone, 3) == 0
 
 
 @patient
 @given(algorithms, sizes, sizes, networks, ratios, st.sampled_from(ORDERS))
 def test_more_bytes_take_no_less_time(
-    algorithm: Algorithm, n: float, more: float, network: Network, ratio: float, order: Order
+    algorithm: Algorithm, n: float, more: float, network: Network, ratio: float, order: RankOrder
 ) -> None:
-    for cost in (seconds, bytes_out_of_host):
+    for cost in (predict_seconds, count_bytes_out_of_host):
         few = cost(algorithm, n, network, wire_ratio=ratio, order=order)
         many = cost(algorithm, n + more, network, wire_ratio=ratio, order=order)
         assert 0 <= few <= many * (1 + 1e-12)
@@ -73,24 +73,24 @@ def test_more_bytes_take_no_less_time(
 @patient
 @given(algorithms, sizes, networks, ratios, st.sampled_from(ORDERS))
 def test_smaller_messages_and_faster_links_take_no_more_time(
-    algorithm: Algorithm, n: float, network: Network, ratio: float, order: Order
+    algorithm: Algorithm, n: float, network: Network, ratio: float, order: RankOrder
 ) -> None:
-    whole = seconds(algorithm, n, network, order=order)
-    assert seconds(algorithm, n, network, wire_ratio=ratio, order=order) <= whole * (1 + 1e-12)
+    whole = predict_seconds(algorithm, n, network, order=order)
+    assert predict_seconds(algorithm, n, network, wire_ratio=ratio, order=order) <= whole * (1 + 1e-12)
     for place in ("inside", "between"):
         link = getattr(network, place)
         faster = {**vars(network), place: Link(link.latency_s / 2, link.bandwidth_bytes_s * 2)}
-        assert seconds(algorithm, n, Network(**faster), order=order) <= whole * (1 + 1e-12)
+        assert predict_seconds(algorithm, n, Network(**faster), order=order) <= whole * (1 + 1e-12)
 
 
 @patient
 @given(algorithms, sizes, networks, ratios, st.sampled_from(ORDERS))
 def test_the_link_of_a_host_is_never_faster_than_its_bandwidth(
-    algorithm: Algorithm, n: float, network: Network, ratio: float, order: Order
+    algorithm: Algorithm, n: float, network: Network, ratio: float, order: RankOrder
 ) -> None:
-    out = bytes_out_of_host(algorithm, n, network, wire_ratio=ratio, order=order)
+    out = count_bytes_out_of_host(algorithm, n, network, wire_ratio=ratio, order=order)
     needed = out / network.between.bandwidth_bytes_s
-    assert seconds(algorithm, n, network, wire_ratio=ratio, order=order) >= needed * (1 - 1e-9)
+    assert predict_seconds(algorithm, n, network, wire_ratio=ratio, order=order) >= needed * (1 - 1e-9)
 
 
 @patient
@@ -101,9 +101,9 @@ def test_a_sum_needs_each_host_to_send_its_share(hosts: int, per_host: int, n: f
     least = 2 * (hosts - 1) / hosts * n * ratio
     for algorithm in ("ring", "tree", "halving_doubling", "double_tree"):
         for order in ORDERS:
-            assert bytes_out_of_host(algorithm, n, network, wire_ratio=ratio, order=order) >= least * (1 - 1e-9)
+            assert count_bytes_out_of_host(algorithm, n, network, wire_ratio=ratio, order=order) >= least * (1 - 1e-9)
     for algorithm in HIERARCHICAL:
-        assert bytes_out_of_host(algorithm, n, network, wire_ratio=ratio) == pytest.approx(least)
+        assert count_bytes_out_of_host(algorithm, n, network, wire_ratio=ratio) == pytest.approx(least)
 
 
 @patient
@@ -113,9 +113,9 @@ def test_two_ranks_send_half_and_get_half(a: float, b: float, n: float) -> None:
     for network in (flat(2, a, b), Network(1, 2, Link(a, 1 / b), NOTHING, math.inf)):
         expected = 2 * (a + n / 2 * b)
         for algorithm in ("ring", "halving_doubling", "two_dimensional", "torus"):
-            assert seconds(algorithm, n, network) == pytest.approx(expected)
-        assert seconds("tree", n, network) == pytest.approx(2 * (a + n * b))
-    assert seconds("leader", n, flat(2, a, b)) == pytest.approx(expected)
+            assert predict_seconds(algorithm, n, network) == pytest.approx(expected)
+        assert predict_seconds("tree", n, network) == pytest.approx(2 * (a + n * b))
+    assert predict_seconds("leader", n, flat(2, a, b)) == pytest.approx(expected)
 
 
 @patient
@@ -123,18 +123,18 @@ def test_two_ranks_send_half_and_get_half(a: float, b: float, n: float) -> None:
 def test_on_a_flat_network_the_formulas_are_those_of_the_books(ranks: int, a: float, b: float, n: float) -> None:
     network, deep = flat(ranks, a, b), math.ceil(math.log2(ranks))
     ring = 2 * (ranks - 1) * a + 2 * (ranks - 1) / ranks * n * b
-    assert seconds("ring", n, network) == pytest.approx(ring)
-    assert seconds("ring", n, network, order="round_robin") == pytest.approx(ring)
+    assert predict_seconds("ring", n, network) == pytest.approx(ring)
+    assert predict_seconds("ring", n, network, order="round_robin") == pytest.approx(ring)
     for algorithm in ("leader", "two_dimensional"):  # no host has anything to sum inside
-        assert seconds(algorithm, n, network) == pytest.approx(ring)
-    assert seconds("tree", n, network) == pytest.approx(2 * deep * (a + n * b))
-    assert seconds("parameter_server", n, network) == pytest.approx(2 * a + 2 * n * b)
-    assert seconds("all_to_all", n, network) == pytest.approx((ranks - 1) * a + (ranks - 1) / ranks * n * b)
+        assert predict_seconds(algorithm, n, network) == pytest.approx(ring)
+    assert predict_seconds("tree", n, network) == pytest.approx(2 * deep * (a + n * b))
+    assert predict_seconds("parameter_server", n, network) == pytest.approx(2 * a + 2 * n * b)
+    assert predict_seconds("all_to_all", n, network) == pytest.approx((ranks - 1) * a + (ranks - 1) / ranks * n * b)
     halving = 2 * math.floor(math.log2(ranks)) * a
     power = 1 << math.floor(math.log2(ranks))
     folded = 2 * (a + n * b) if power != ranks else 0
     expected = halving + 2 * (power - 1) / power * n * b + folded
-    assert seconds("halving_doubling", n, network) == pytest.approx(expected)
+    assert predict_seconds("halving_doubling", n, network) == pytest.approx(expected)
 
 
 @patient
@@ -143,31 +143,33 @@ def test_the_double_tree_takes_its_best_number_of_chunks(
     ranks: int, a: float, b: float, n: float, chunks: float
 ) -> None:
     network, deep = flat(ranks, a, b), math.ceil(math.log2(ranks))
-    best = seconds("double_tree", n, network)
-    assert double_tree_seconds(n, network, chunks) == pytest.approx(2 * (deep + chunks) * (a + n * b / chunks))
-    assert best <= double_tree_seconds(n, network, chunks) * (1 + 1e-9)
+    best = predict_seconds("double_tree", n, network)
+    assert predict_double_tree(n, network, chunks) == pytest.approx(2 * (deep + chunks) * (a + n * b / chunks))
+    assert best <= predict_double_tree(n, network, chunks) * (1 + 1e-9)
     count = math.sqrt(deep * n * b / a)
     if count > 1:
         assert best == pytest.approx(2 * (math.sqrt(deep * a) + math.sqrt(n * b)) ** 2)
-        assert best == pytest.approx(double_tree_seconds(n, network, count))
+        assert best == pytest.approx(predict_double_tree(n, network, count))
     else:
-        assert best == pytest.approx(double_tree_seconds(n, network, 1))
+        assert best == pytest.approx(predict_double_tree(n, network, 1))
 
 
 @patient
 @given(networks, sizes, st.floats(1, 1e5))
 def test_no_number_of_chunks_is_better_on_any_network(network: Network, n: float, chunks: float) -> None:
-    assert seconds("double_tree", n, network) <= double_tree_seconds(n, network, chunks) * (1 + 1e-9)
+    assert predict_seconds("double_tree", n, network) <= predict_double_tree(n, network, chunks) * (1 + 1e-9)
 
 
 @patient
 @given(st.integers(2, 6), st.integers(1, 6), sizes)
 def test_a_ring_out_of_order_crosses_with_every_rank(hosts: int, per_host: int, n: float) -> None:
     network = Network(hosts, per_host, NOTHING, SLOW, math.inf)
-    block, turn = (bytes_out_of_host("ring", n, network, order=order) for order in ORDERS)
+    block, turn = (count_bytes_out_of_host("ring", n, network, order=order) for order in ORDERS)
     assert block == pytest.approx(2 * (network.ranks - 1) / network.ranks * n)
     assert turn == pytest.approx(per_host * block)
-    assert seconds("ring", n, network, order="round_robin") == pytest.approx(per_host * seconds("ring", n, network))
+    assert predict_seconds("ring", n, network, order="round_robin") == pytest.approx(
+        per_host * predict_seconds("ring", n, network)
+    )
 
 
 @patient
@@ -182,11 +184,11 @@ def test_in_a_ring_in_order_the_slowest_chunk_makes_the_latency(
     if hosts == 1:
         hop = [inside.latency_s] * ranks
     ways = [sum(hop[(first + at) % ranks] for at in range(2 * (ranks - 1))) for first in range(ranks)]
-    assert seconds("ring", 0, network) == pytest.approx(max(ways))
-    assert steps("ring", network) == 2 * (network.ranks - hosts) + 2 * (hosts - 1)
+    assert predict_seconds("ring", 0, network) == pytest.approx(max(ways))
+    assert count_steps("ring", network) == 2 * (network.ranks - hosts) + 2 * (hosts - 1)
 
 
-def tree_messages(hosts: int, per_host: int, order: Order) -> list[tuple[int, int]]:
+def tree_messages(hosts: int, per_host: int, order: RankOrder) -> list[tuple[int, int]]:
     """(child's host, parent's host) of every edge: a rank's parent is the rank without its lowest bit."""
     ranks = hosts * per_host
     at = [rank // per_host if order == "block" else rank % hosts for rank in range(ranks)]
@@ -195,16 +197,16 @@ def tree_messages(hosts: int, per_host: int, order: Order) -> list[tuple[int, in
 
 @patient
 @given(st.integers(2, 9), st.integers(1, 9), st.sampled_from(ORDERS))
-def test_the_tree_sends_what_its_edges_say(hosts: int, per_host: int, order: Order) -> None:
+def test_the_tree_sends_what_its_edges_say(hosts: int, per_host: int, order: RankOrder) -> None:
     network = Network(hosts, per_host, NOTHING, SLOW, math.inf)
     crossing = [edge for edge in tree_messages(hosts, per_host, order) if edge[0] != edge[1]]
     busiest = max(sum(host in edge for edge in crossing) for host in range(hosts))
-    assert bytes_out_of_host("tree", 1000, network, order=order) == 1000 * busiest
+    assert count_bytes_out_of_host("tree", 1000, network, order=order) == 1000 * busiest
 
 
 @patient
 @given(st.integers(2, 9), st.integers(1, 9), st.sampled_from(ORDERS))
-def test_messages_of_one_step_of_the_tree_share_the_link_of_a_host(hosts: int, per_host: int, order: Order) -> None:
+def test_messages_of_one_step_of_the_tree_share_the_link_of_a_host(hosts: int, per_host: int, order: RankOrder) -> None:
     network = Network(hosts, per_host, NOTHING, SLOW, math.inf)
     busiest: dict[int, int] = {}
     for rank, (child, parent) in enumerate(tree_messages(hosts, per_host, order), start=1):
@@ -214,16 +216,16 @@ def test_messages_of_one_step_of_the_tree_share_the_link_of_a_host(hosts: int, p
             sum(edge[end] == host != edge[1 - end] for edge in of_step) for end, host in ((0, child), (1, parent))
         )
         busiest[step] = max(busiest.get(step, 0), sent, got)
-    assert seconds("tree", 25e6, network, order=order) == pytest.approx(2 * sum(busiest.values()))
+    assert predict_seconds("tree", 25e6, network, order=order) == pytest.approx(2 * sum(busiest.values()))
 
 
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("hosts", "per_host"), [(2, 1), (2, 4), (4, 2), (8, 8)])
-def test_halving_fills_the_links_between_hosts_and_no_more(hosts: int, per_host: int, order: Order) -> None:
+def test_halving_fills_the_links_between_hosts_and_no_more(hosts: int, per_host: int, order: RankOrder) -> None:
     network = Network(hosts, per_host, NOTHING, SLOW, math.inf)
-    out = bytes_out_of_host("halving_doubling", MIB, network, order=order)
+    out = count_bytes_out_of_host("halving_doubling", MIB, network, order=order)
     assert out == pytest.approx(2 * (hosts - 1) / hosts * MIB * (1 if order == "block" else per_host))
-    assert seconds("halving_doubling", MIB, network, order=order) == pytest.approx(out / 25e6)
+    assert predict_seconds("halving_doubling", MIB, network, order=order) == pytest.approx(out / 25e6)
 
 
 @patient
@@ -235,12 +237,12 @@ def test_servers_on_the_ranks_own_hosts_tell_each_other_their_parts(
     network = Network(hosts, per_host, inside, between, math.inf)
     far = 2 * (between.latency_s * (hosts > 1) + (hosts - 1) / hosts * n / between.bandwidth_bytes_s)
     near = 2 * (inside.latency_s + per_host * n / inside.bandwidth_bytes_s) if per_host > 1 else 0.0
-    assert seconds("shared_server", n, network) == pytest.approx(far + near)
-    assert bytes_out_of_host("shared_server", n, network) == pytest.approx(2 * (hosts - 1) / hosts * n)
+    assert predict_seconds("shared_server", n, network) == pytest.approx(far + near)
+    assert count_bytes_out_of_host("shared_server", n, network) == pytest.approx(2 * (hosts - 1) / hosts * n)
 
 
 def test_of_an_all_to_all_only_what_is_for_other_hosts_leaves() -> None:
-    assert bytes_out_of_host("all_to_all", 800, Network(2, 4, NOTHING, SLOW, math.inf)) == 4 * 4 / 8 * 800
+    assert count_bytes_out_of_host("all_to_all", 800, Network(2, 4, NOTHING, SLOW, math.inf)) == 4 * 4 / 8 * 800
 
 
 def test_sums_cost_what_each_rank_adds() -> None:
@@ -249,7 +251,7 @@ def test_sums_cost_what_each_rank_adds() -> None:
     expected = {"ring": 7 / 8, "two_dimensional": 3 / 4 + 1 / 2 / 4, "torus": 3 / 4 + 1 / 2 / 4, "leader": 1 + 1 / 2}
     expected |= {"tree": 3, "halving_doubling": 7 / 8, "double_tree": 1, "parameter_server": 4, "all_to_all": 0}
     for algorithm, arrays in expected.items():
-        assert seconds(algorithm, 1e9, network) == pytest.approx(arrays), algorithm  # type: ignore[arg-type]
+        assert predict_seconds(algorithm, 1e9, network) == pytest.approx(arrays), algorithm  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -267,30 +269,35 @@ def test_sums_cost_what_each_rank_adds() -> None:
     ],
 )
 def test_four_mib_over_200_mbit_a_host(
-    hosts: int, per_host: int, algorithm: Algorithm, order: Order, milliseconds: int
+    hosts: int, per_host: int, algorithm: Algorithm, order: RankOrder, milliseconds: int
 ) -> None:
     """Measured on such links: 268, 548, 184, 180, 358, 1254, 205, 331 and 286 ms (headers, and the processor)."""
     network = Network(hosts, per_host, NOTHING, SLOW, math.inf)
-    assert seconds(algorithm, 4 * MIB, network, order=order) * 1e3 == pytest.approx(milliseconds, rel=5e-3)
+    assert predict_seconds(algorithm, 4 * MIB, network, order=order) * 1e3 == pytest.approx(milliseconds, rel=5e-3)
 
 
 def test_the_leaders_save_steps_as_their_paper_counts() -> None:
     """1,024 ranks in hosts of 16: 2,046 steps become 2 (16 - 1) + 2 (64 - 1)."""
     network = Network(64, 16, Link(1e-6, 1e10), Link(1e-5, 1e9), 1e10)
-    assert steps("ring", network) == 2046
-    assert steps("leader", network) == 156
-    assert steps("torus", network) == 2 * 15 + 2 * 7 + 2 * 7
-    assert steps("torus", Network(1, 12, NOTHING, NOTHING, 1.0)) == 2 * 3 + 2 * 2
-    assert steps("torus", Network(7, 1, NOTHING, NOTHING, 1.0)) == 12  # a prime number of hosts makes no grid
-    assert steps("tree", network) == steps("double_tree", network) == steps("halving_doubling", network) == 20
-    assert steps("parameter_server", network) == 2
-    assert steps("all_to_all", network) == 1023
+    assert count_steps("ring", network) == 2046
+    assert count_steps("leader", network) == 156
+    assert count_steps("torus", network) == 2 * 15 + 2 * 7 + 2 * 7
+    assert count_steps("torus", Network(1, 12, NOTHING, NOTHING, 1.0)) == 2 * 3 + 2 * 2
+    assert count_steps("torus", Network(7, 1, NOTHING, NOTHING, 1.0)) == 12  # a prime number of hosts makes no grid
+    assert (
+        count_steps("tree", network)
+        == count_steps("double_tree", network)
+        == count_steps("halving_doubling", network)
+        == 20
+    )
+    assert count_steps("parameter_server", network) == 2
+    assert count_steps("all_to_all", network) == 1023
 
 
 @patient
 @given(networks, sizes, ratios)
 def test_slices_are_never_worse_than_the_whole_through_leaders(network: Network, n: float, ratio: float) -> None:
-    leader, slices, torus = (seconds(name, n, network, wire_ratio=ratio) for name in HIERARCHICAL)
+    leader, slices, torus = (predict_seconds(name, n, network, wire_ratio=ratio) for name in HIERARCHICAL)
     assert torus <= slices * (1 + 1e-12)
     assert slices <= leader * (1 + 1e-12)
 
@@ -298,17 +305,17 @@ def test_slices_are_never_worse_than_the_whole_through_leaders(network: Network,
 def test_only_what_goes_between_hosts_shrinks_in_the_hierarchical_forms() -> None:
     inside = Network(1, 4, Link(1e-5, 1e9), SLOW, math.inf)
     for algorithm in HIERARCHICAL:
-        assert seconds(algorithm, MIB, inside, wire_ratio=0.5) == seconds(algorithm, MIB, inside)
+        assert predict_seconds(algorithm, MIB, inside, wire_ratio=0.5) == predict_seconds(algorithm, MIB, inside)
     for algorithm in ("ring", "tree", "halving_doubling", "double_tree"):
-        assert seconds(algorithm, MIB, inside, wire_ratio=0.5) < seconds(algorithm, MIB, inside)
+        assert predict_seconds(algorithm, MIB, inside, wire_ratio=0.5) < predict_seconds(algorithm, MIB, inside)
 
 
 @patient
 @given(networks, sizes, ratios)
 def test_phases_add_up(network: Network, n: float, ratio: float) -> None:
     for algorithm in ALL:
-        first, second, third = phases(algorithm, n, network, wire_ratio=ratio)
-        assert first + second + third == pytest.approx(seconds(algorithm, n, network, wire_ratio=ratio))
+        first, second, third = predict_phases(algorithm, n, network, wire_ratio=ratio)
+        assert first + second + third == pytest.approx(predict_seconds(algorithm, n, network, wire_ratio=ratio))
         if algorithm not in HIERARCHICAL:
             assert first == third == 0
 
@@ -318,44 +325,44 @@ def test_phases_add_up(network: Network, n: float, ratio: float) -> None:
 def test_a_train_of_buckets_is_held_by_its_slowest_phase(
     network: Network, n: float, algorithm: Algorithm, buckets: int
 ) -> None:
-    one = seconds(algorithm, n, network)
-    train = pipelined_seconds(algorithm, n, buckets, network)
-    assert pipelined_seconds(algorithm, n, 1, network) == pytest.approx(one)
+    one = predict_seconds(algorithm, n, network)
+    train = predict_pipeline(algorithm, n, buckets, network)
+    assert predict_pipeline(algorithm, n, 1, network) == pytest.approx(one)
     # The bytes of every phase still have to pass, and one after another is the worst there can be.
-    per_bucket = phases(algorithm, n / buckets, network)
+    per_bucket = predict_phases(algorithm, n / buckets, network)
     assert train >= buckets * max(per_bucket[1], per_bucket[0] + per_bucket[2]) * (1 - 1e-9)
     assert train <= buckets * sum(per_bucket) * (1 + 1e-9)
 
 
 def test_pipelining_hides_what_is_inside_the_hosts() -> None:
     network = Network(2, 2, Link(0, 100e6), SLOW, math.inf)
-    alone = seconds("two_dimensional", 8 * MIB, network)
-    train = pipelined_seconds("two_dimensional", 8 * MIB, 8, network)
-    assert phases("two_dimensional", 8 * MIB, network)[1] < train < 0.85 * alone
+    alone = predict_seconds("two_dimensional", 8 * MIB, network)
+    train = predict_pipeline("two_dimensional", 8 * MIB, 8, network)
+    assert predict_phases("two_dimensional", 8 * MIB, network)[1] < train < 0.85 * alone
 
 
 @patient
 @given(networks, sizes, ratios)
 def test_the_choice_is_the_cheapest(network: Network, n: float, ratio: float) -> None:
-    choice = choose(n, network, wire_ratio=ratio)
+    choice = choose_algorithm(n, network, wire_ratio=ratio)
     assert choice.by_algorithm.keys() == {"ring", "tree", "leader", "two_dimensional"}
     assert choice.seconds == min(choice.by_algorithm.values()) == choice.by_algorithm[choice.algorithm]
-    assert choice == choose(n, network, wire_ratio=ratio)
+    assert choice == choose_algorithm(n, network, wire_ratio=ratio)
 
 
 def test_of_equal_algorithms_the_first_is_taken() -> None:
-    assert choose(MIB, flat(2), among=("two_dimensional", "ring")).algorithm == "two_dimensional"
-    assert choose(MIB, flat(2), among=("ring", "two_dimensional")).algorithm == "ring"
-    assert choose(0, Network(1, 1, NOTHING, NOTHING, 1.0)).algorithm == "ring"
+    assert choose_algorithm(MIB, flat(2), among=("two_dimensional", "ring")).algorithm == "two_dimensional"
+    assert choose_algorithm(MIB, flat(2), among=("ring", "two_dimensional")).algorithm == "ring"
+    assert choose_algorithm(0, Network(1, 1, NOTHING, NOTHING, 1.0)).algorithm == "ring"
 
 
 def test_small_ones_go_by_the_tree_and_large_ones_by_slices() -> None:
     network = Network(4, 4, Link(2e-4, 1e9), Link(3e-4, 25e6), 5e9)
-    assert choose(1024, network).algorithm == "tree"
-    assert choose(8 * MIB, network).algorithm == "two_dimensional"
+    assert choose_algorithm(1024, network).algorithm == "tree"
+    assert choose_algorithm(8 * MIB, network).algorithm == "two_dimensional"
     one_host = Network(1, 8, Link(2e-4, 1e9), NOTHING, 5e9)
-    assert choose(64, one_host, among=("ring", "tree")).algorithm == "tree"
-    assert choose(64 * MIB, one_host, among=("ring", "tree")).algorithm == "ring"
+    assert choose_algorithm(64, one_host, among=("ring", "tree")).algorithm == "tree"
+    assert choose_algorithm(64 * MIB, one_host, among=("ring", "tree")).algorithm == "ring"
 
 
 @patient
@@ -363,10 +370,10 @@ def test_small_ones_go_by_the_tree_and_large_ones_by_slices() -> None:
 def test_the_bucket_has_the_least_exposed_time(
     network: Network, total: float, algorithm: Algorithm, other: float
 ) -> None:
-    cost = line(algorithm, network)
-    best = bucket_bytes(total, network, algorithm)
+    cost = predict_cost(algorithm, network)
+    best = choose_bucket_bytes(total, network, algorithm)
     assert SMALLEST_BUCKET <= best <= LARGEST_BUCKET
-    assert best == best_bucket_bytes(total, cost)
+    assert best == choose_bucket_for_cost(total, cost)
     free = cost.s_per_byte and math.sqrt(total * cost.latency_s / cost.s_per_byte)
     if SMALLEST_BUCKET < free < LARGEST_BUCKET:
 
@@ -377,9 +384,9 @@ def test_the_bucket_has_the_least_exposed_time(
 
 
 def test_buckets_of_a_network_without_a_price_are_large() -> None:
-    assert best_bucket_bytes(1e9, Line(0.0, 0.0)) == LARGEST_BUCKET
-    assert best_bucket_bytes(1e9, Line(0.0, 1e-9)) == SMALLEST_BUCKET
-    assert bucket_bytes(44e6, Network(2, 2, NOTHING, Link(5e-4, 25e6), math.inf), "ring") == pytest.approx(
+    assert choose_bucket_for_cost(1e9, LinearCost(0.0, 0.0)) == LARGEST_BUCKET
+    assert choose_bucket_for_cost(1e9, LinearCost(0.0, 1e-9)) == SMALLEST_BUCKET
+    assert choose_bucket_bytes(44e6, Network(2, 2, NOTHING, Link(5e-4, 25e6), math.inf), "ring") == pytest.approx(
         1049e3, rel=0.01
     )
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core import errors
-from headway.core.c10d import first_line
-from headway.core.errors import HeadwayError, RecipeError, UsageError, nearest
+from headway.core.errors import HeadwayError, RecipeError, UsageError, suggest_nearest
+from headway.core.torch_c10d import summarise_error
 
 
 def test_an_error_says_what_where_and_how_to_mend_it() -> None:
@@ -34,17 +34,17 @@ def test_wrong_usage_leaves_with_2_and_everything_else_with_1() -> None:
 
 @pytest.mark.parametrize(("word", "found"), [("optimiser", "optimizer"), ("lr_", "lr"), ("epoch", "epochs")])
 def test_the_nearest_word_is_proposed(word: str, found: str) -> None:
-    assert nearest(word, ["optimizer", "epochs", "lr", "batch"]) == f"Did you mean {found!r}?"
+    assert suggest_nearest(word, ["optimizer", "epochs", "lr", "batch"]) == f"Did you mean {found!r}?"
 
 
 def test_where_no_word_is_near_all_are_listed() -> None:
-    assert nearest("zzz", ["lr", "batch"]) == "Known here: batch, lr."
-    assert nearest("zzz", []) == ""
+    assert suggest_nearest("zzz", ["lr", "batch"]) == "Known here: batch, lr."
+    assert suggest_nearest("zzz", []) == ""
 
 
 @given(word=st.text(max_size=8), known=st.sets(st.text("abcdef_", min_size=1, max_size=8), min_size=1))
 def test_a_hint_names_known_words_only(word: str, known: set[str]) -> None:
-    hint = nearest(word, known)
+    hint = suggest_nearest(word, known)
     if hint.startswith("Did"):
         assert hint[len("Did you mean '") : -len("'?")] in known
     else:
@@ -63,5 +63,5 @@ def test_a_hint_names_known_words_only(word: str, known: set[str]) -> None:
     ],
 )
 def test_of_an_error_of_torch_its_first_line_is_told_without_the_place_in_its_sources(said: str, line: str) -> None:
-    assert line in first_line(RuntimeError(said))
-    assert not first_line(RuntimeError(said)).startswith("[")
+    assert line in summarise_error(RuntimeError(said))
+    assert not summarise_error(RuntimeError(said)).startswith("[")

@@ -17,9 +17,9 @@ from tests.comm._ranks import Rank, run_ranks
 from tests.security._stranger import Address, listening
 
 from headway.core import gloo
-from headway.core.doors import Door
 from headway.core.errors import CommunicationError
-from headway.core.gloo import Meshes
+from headway.core.filtered_port import FilteredPort
+from headway.core.gloo import GlooGroups
 from headway.core.world import World
 
 CPU, SECRET = torch.device("cpu"), b"of a test"
@@ -53,18 +53,18 @@ def with_a_stranger(rank: Rank, more: bytes, leaves: bool) -> tuple[list[bool], 
     handler = logging.Handler()
     handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger("headway.comm").addHandler(handler)
-    raw, times = Meshes._raw, iter(range(9))
+    raw, times = GlooGroups._create_backend, iter(range(9))
 
-    def awaited(self: Meshes, *arguments: Any) -> Any:
+    def awaited(self: GlooGroups, *arguments: Any) -> Any:
         number = next(times)
         rank.store.set(f"open/{number}/{rank.rank}", str(os.getpid()))
         if number == 0:
             rank.store.get(f"knocked/{number}")
         return raw(self, *arguments)
 
-    Meshes._raw = awaited  # type: ignore[method-assign]
+    GlooGroups._create_backend = awaited  # type: ignore[method-assign]
     size = rank.size - 1
-    made = World.of(rank.store, rank.rank, size, CPU, master="127.0.0.1", secret=SECRET, timeout_s=60)
+    made = World.create(rank.store, rank.rank, size, CPU, master="127.0.0.1", secret=SECRET, timeout_s=60)
     assert next(times) == 2  # the first group was built twice
     rank.store.set(f"built/{rank.rank}", "x")
     rank.store.get("tried again")
@@ -119,8 +119,8 @@ def test_a_stranger_in_a_ranks_place_is_found_and_kept_out_of_the_next(ranks: in
 
 def in_exact_mode(rank: Rank) -> float:
     """As after a stranger was found: nothing but the ports of the ranks is admitted."""
-    attempt = Meshes._attempt
-    Meshes._attempt = lambda self, *arguments, **more: attempt(self, *arguments, **{**more, "is_exact": True})  # type: ignore[method-assign]
+    attempt = GlooGroups._try_build
+    GlooGroups._try_build = lambda self, *arguments, **more: attempt(self, *arguments, **{**more, "is_exact": True})  # type: ignore[method-assign]
     value = torch.ones(3) * (rank.rank + 1)
     rank.world.control.all_reduce(value).wait()
     rank.world.control.barrier()
@@ -137,7 +137,7 @@ def a_rank_does_not_come(rank: Rank) -> str:
     began = time.monotonic()
     place: dict[str, Any] = {"master": "127.0.0.1", "identities": ["a", "a"], "secret": SECRET}
     with pytest.raises(CommunicationError) as raised:
-        World.of(rank.store, 0, 2, CPU, connect_s=0.5, **place)
+        World.create(rank.store, 0, 2, CPU, connect_s=0.5, **place)
     assert time.monotonic() - began < gloo.ATTEMPT_S
     return str(raised.value)
 
@@ -152,28 +152,28 @@ def let_in(where: Address, timeout_s: float) -> bool:
     return False
 
 
-def test_a_door_admits_whom_it_is_told_to_and_nobody_else() -> None:
-    door = Door("lo")
-    (where,) = door.listens
+def test_a_filtered_port_admits_only_named_sources() -> None:
+    port = FilteredPort("lo")
+    (where,) = port.addresses
     assert where[0] == "127.0.0.1"
     assert not let_in(where, PATIENCE_S)
-    door.admit(["192.0.2.1", "127.0.0.1", "2001:db8::1"])
+    port.admit(["192.0.2.1", "127.0.0.1", "2001:db8::1"])
     assert let_in(where, 60)
-    door.admit([("127.0.0.1", 1), ("192.0.2.1", 2)])
+    port.admit([("127.0.0.1", 1), ("192.0.2.1", 2)])
     assert not let_in(where, PATIENCE_S)
-    door.shut()
+    port.refuse_all()
     with socket.socket() as guest:
         guest.bind(("127.0.0.1", 0))
         guest.settimeout(PATIENCE_S)
         with pytest.raises(TimeoutError):
             guest.connect(where)
-        door.admit([("192.0.2.1", 2), guest.getsockname()])
+        port.admit([("192.0.2.1", 2), guest.getsockname()])
         guest.settimeout(60)
         assert guest.connect_ex(where) in (0, 106, 114)
         guest.sendall(b"x")  # his first packet has come again
 
 
 def test_more_addresses_than_a_filter_holds_admit_all() -> None:
-    door = Door("lo")
-    door.admit([f"10.{high}.{low}.1" for high in range(40) for low in range(40)])
-    assert let_in(door.listens[0], 60)
+    port = FilteredPort("lo")
+    port.admit([f"10.{high}.{low}.1" for high in range(40) for low in range(40)])
+    assert let_in(port.addresses[0], 60)

@@ -13,19 +13,19 @@ import pytest
 from headway.core.errors import CommunicationError
 from headway.core.hosts import (
     ANYWHERE,
-    address_of,
-    host_identity,
-    interface_to,
-    listening_address,
-    own_address,
+    choose_listening_address,
+    find_interface_address,
+    find_interface_to,
+    find_own_address,
+    identify_host,
 )
 
-IDENTITY = "from headway.core.hosts import host_identity; print(host_identity())"
+IDENTITY = "from headway.core.hosts import identify_host; print(identify_host())"
 
 
 def test_processes_of_one_host_have_one_identity() -> None:
     other = subprocess.run([sys.executable, "-c", IDENTITY], capture_output=True, text=True, check=True).stdout.strip()
-    assert other == host_identity()
+    assert other == identify_host()
     assert other.startswith(f"{platform.node()}/")
 
 
@@ -38,9 +38,9 @@ def test_a_network_namespace_is_a_host_of_its_own_although_its_name_is_the_same(
     try:
         inside = ["ip", "netns", "exec", name, sys.executable, "-c", IDENTITY]
         there = subprocess.run(inside, capture_output=True, text=True, check=True).stdout.strip()
-        assert there != host_identity()
-        assert there.rpartition("/")[0] == host_identity().rpartition("/")[0]
-        far = "from headway.core.hosts import interface_to; print(interface_to('192.0.2.1'))"
+        assert there != identify_host()
+        assert there.rpartition("/")[0] == identify_host().rpartition("/")[0]
+        far = "from headway.core.hosts import find_interface_to; print(find_interface_to('192.0.2.1'))"
         alone = subprocess.run([*inside[:-1], far], capture_output=True, text=True, check=False)
         assert alone.returncode == 1
         assert "there is no route to this address" in alone.stderr
@@ -50,15 +50,15 @@ def test_a_network_namespace_is_a_host_of_its_own_although_its_name_is_the_same(
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.9.8.7", "localhost"])
 def test_the_loopback_is_reached_by_itself(address: str) -> None:
-    assert interface_to(address) == loopback()
+    assert find_interface_to(address) == loopback()
 
 
 def test_who_is_reached_by_an_address_of_his_own_listens_there_alone() -> None:
     own = [one.address for entries in psutil.net_if_addrs().values() for one in entries if one.family == socket.AF_INET]
     assert own
-    assert [listening_address(address) for address in (*own, "localhost")] == [*own, "localhost"]
+    assert [choose_listening_address(address) for address in (*own, "localhost")] == [*own, "localhost"]
     # Those of a router, and a name that is not known here.
-    assert [listening_address(address) for address in (*ANYWHERE, "no.such.host.invalid")] == ["", "::", ""]
+    assert [choose_listening_address(address) for address in (*ANYWHERE, "no.such.host.invalid")] == ["", "::", ""]
 
 
 def test_every_address_of_this_host_is_on_its_own_interface() -> None:
@@ -74,7 +74,7 @@ def test_every_address_of_this_host_is_on_its_own_interface() -> None:
     for name, address in owned:
         firsts.setdefault(address, name)
     for address, name in firsts.items():
-        assert interface_to(address) == name
+        assert find_interface_to(address) == name
 
 
 def test_a_far_address_is_reached_by_the_interface_of_its_route() -> None:
@@ -85,7 +85,7 @@ def test_a_far_address_is_reached_by_the_interface_of_its_route() -> None:
             pytest.skip("no route out of this host")
     default = [line.split() for line in Path("/proc/net/route").read_text().splitlines()[1:]]
     names = {row[0] for row in default if int(row[1], 16) & int(row[7], 16) == 0}
-    assert interface_to(ANYWHERE[0]) in names or interface_to(ANYWHERE[0]) in {row[0] for row in default}
+    assert find_interface_to(ANYWHERE[0]) in names or find_interface_to(ANYWHERE[0]) in {row[0] for row in default}
 
 
 def test_an_own_name_that_means_the_loopback_here_gives_the_interface_of_the_default_route() -> None:
@@ -93,31 +93,31 @@ def test_an_own_name_that_means_the_loopback_here_gives_the_interface_of_the_def
     here = socket.gethostbyname(platform.node()) if _resolves(platform.node()) else ""
     if not here.startswith("127."):
         pytest.skip(f"this host's name means {here or 'nothing'}")
-    assert interface_to(platform.node()) == interface_to(ANYWHERE[0])
+    assert find_interface_to(platform.node()) == find_interface_to(ANYWHERE[0])
 
 
 def test_a_host_reaches_itself_at_the_address_it_is_asked_for() -> None:
-    assert own_address("127.0.0.1") == "127.0.0.1"
+    assert find_own_address("127.0.0.1") == "127.0.0.1"
     for name, entries in psutil.net_if_addrs().items():
         for entry in entries:
             if entry.family == socket.AF_INET:
-                assert own_address(entry.address) == entry.address, name
+                assert find_own_address(entry.address) == entry.address, name
 
 
 def test_an_interface_gives_its_ipv4_address_where_it_has_one() -> None:
-    assert address_of(loopback()) == "127.0.0.1"
+    assert find_interface_address(loopback()) == "127.0.0.1"
     for name, entries in psutil.net_if_addrs().items():
         found = [entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
         if found:
-            assert address_of(name) in found
+            assert find_interface_address(name) in found
     with pytest.raises(CommunicationError, match="none-such: this network interface has no address"):
-        address_of("none-such")
+        find_interface_address("none-such")
 
 
 @pytest.mark.parametrize("address", ["no-such-host.invalid", "", "a..b", "999.1.1.1"])
 def test_a_name_that_means_nothing_is_refused(address: str) -> None:
     with pytest.raises(CommunicationError, match=r"means no address|no route") as refused:
-        interface_to(address or "x" * 300)
+        find_interface_to(address or "x" * 300)
     assert "`interface`" in str(refused.value)
 
 

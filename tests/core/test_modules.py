@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from headway.core.modules import leaving_no_trace
-from headway.model.layers import layers
+from headway.core.modules import preserve_training_state
+from headway.model.layer_profile import profile_layers
 from headway.setup.trial import build_attempt
 
 
@@ -34,13 +34,13 @@ class Careless(nn.Module):
 
 
 def within(model: nn.Module, images: Tensor) -> None:
-    with pytest.raises(AttributeError), leaving_no_trace(model):
+    with pytest.raises(AttributeError), preserve_training_state(model):
         model(images).sum().backward().fails()
 
 
 PASSES: dict[str, Callable[[nn.Module, Tensor], object]] = {
     "a failure": within,
-    "layers": lambda model, images: layers(model, images, nullcontext),
+    "layers": lambda model, images: profile_layers(model, images, nullcontext),
     "a trial": lambda model, images: build_attempt(model, images, nullcontext)(3),
 }
 

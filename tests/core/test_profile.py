@@ -16,17 +16,29 @@ from pydantic import ValidationError
 from tests.doctor._profile import profile
 
 from headway.core.errors import UsageError
-from headway.core.profile import Exchange, Input, Layer, Phase, Profile, Rate, Step, Update, Whole, WholeRun, Workload
+from headway.core.profile import (
+    Profile,
+    ShortRun,
+    Throughput,
+    Workload,
+    WorkloadExchange,
+    WorkloadInput,
+    WorkloadLayer,
+    WorkloadPhase,
+    WorkloadRun,
+    WorkloadStep,
+    WorkloadUpdate,
+)
 
 COUNT = st.integers(0, 10**12)
 
 
-def run(name: Any, predicted: float | None) -> WholeRun:
-    rate = Rate(value=100, low=99, high=101, windows=9)
-    return WholeRun(name=name, steps=9, images_s=rate, predicted=predicted, wait_share=None, note="")
+def run(name: Any, predicted: float | None) -> ShortRun:
+    rate = Throughput(value=100, low=99, high=101, windows=9)
+    return ShortRun(name=name, steps=9, images_s=rate, predicted=predicted, wait_share=None, note="")
 
 
-def layer(place: int, **more: Any) -> Layer:
+def layer(place: int, **more: Any) -> WorkloadLayer:
     given: dict[str, Any] = {
         "name": f"layer{place}",
         "kind": "Linear",
@@ -42,32 +54,32 @@ def layer(place: int, **more: Any) -> Layer:
         "saved_bytes": 7,
         "saved_bytes_fixed": 5,
     }
-    return Layer(**given | more)
+    return WorkloadLayer(**given | more)
 
 
-def workload(*layers: Layer) -> Workload:
+def workload(*layers: WorkloadLayer) -> Workload:
     return Workload(
         name="run",
         layers=layers,
-        input=Input(
+        input=WorkloadInput(
             height=8, width=8, channels=1, decoded_bytes=64, encoded_bytes=None, source_pixels=None, on_host=("flip",),
             on_device=(),
         ),
-        step=Step(
+        step=WorkloadStep(
             batch=30,
             micro_batch=None,
             precision="fp32",
             half_weights=False,
             compiled=False,
-            update=Update(optimizer="sgd", state_bytes=0, passes=3.0),
-            exchange=Exchange(
+            update=WorkloadUpdate(optimizer="sgd", state_bytes=0, passes=3.0),
+            exchange=WorkloadExchange(
                 gradient_bytes=80, statistics_bytes=0, algorithm="auto", wire_ratio=0.5, bucket_bytes=None,
                 sync_batch_norm=False,
             ),
         ),
-        run=Whole(
+        run=WorkloadRun(
             samples=90, epochs=2.0, steps=6,
-            phases=(Phase(steps=6, batch=30, height=8, width=8, forward_multiply_adds=1),),
+            phases=(WorkloadPhase(steps=6, batch=30, height=8, width=8, forward_multiply_adds=1),),
             evaluations=2, evaluation_samples=None, checkpoints=2, checkpoint_bytes=100,
         ),
     )  # fmt: skip
@@ -86,7 +98,7 @@ def test_sums_are_those_of_the_layers(rows: list[tuple[int, int, int, int]]) -> 
 @given(st.permutations(range(6)))
 def test_layers_come_in_the_order_of_their_gradients(order: list[int]) -> None:
     found = workload(*(layer(place, ready=ready) for place, ready in enumerate(order)), layer(9, ready=None))
-    assert [one.ready for one in found.ready()] == list(range(6))
+    assert [one.ready for one in found.order_by_gradient()] == list(range(6))
 
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -141,21 +153,21 @@ def test_runs_agree_that_are_off_alike(off: list[float], cold: float | None, tim
     assert found(off[:1] * 3).disagreement == pytest.approx(1)
     assert found(off).disagreement == pytest.approx(max(off) / min(off))
     assert found(times * one for one in off).disagreement == pytest.approx(max(off) / min(off))
-    assert found(off[:1] * 3).doubted() == found(off[:1] * 3)
-    doubted = found([0.2, 1.0]).doubted()
+    assert found(off[:1] * 3).check_confirmed() == found(off[:1] * 3)
+    doubted = found([0.2, 1.0]).check_confirmed()
     assert not doubted.verdict.confirmed
     assert doubted.verdict.unexplained.startswith("The short runs contradict each other by 5.0 times")
-    assert doubted.doubted() == doubted
+    assert doubted.check_confirmed() == doubted
     assert profile(runs=()).disagreement == 1
 
 
 def test_passes_that_take_less_time_with_more_samples_confirm_nothing() -> None:
-    found = profile(launch={"2": 0.381, "32": 1.255, "128": 0.396}).doubted()
+    found = profile(launch={"2": 0.381, "32": 1.255, "128": 0.396}).check_confirmed()
     assert not found.verdict.confirmed
     assert found.verdict.unexplained.startswith(
         "Passes of 128 samples were measured to take less time than those of 32;"
     )
-    assert profile().doubted() == profile()
+    assert profile().check_confirmed() == profile()
 
 
 def test_it_needs_no_torch() -> None:

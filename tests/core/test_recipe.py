@@ -11,23 +11,24 @@ from hypothesis import strategies as st
 from pydantic import Field, ValidationError, model_validator
 
 from headway.core.errors import RecipeError
-from headway.core.recipe import Loaded, Part, load
+from headway.core.recipe import LoadedRecipe, RecipePart, read_recipe
+from headway.optim.optimizer_recipe import LARSRecipe
 from headway.setup.recipe import TrainRecipe
 
 
-class Group(Part):
+class Group(RecipePart):
     match: str
     scale: float = 1.0
 
 
-class Engine(Part):
+class Engine(RecipePart):
     name: Literal["steam", "diesel"] = "diesel"
     lr: float = 0.1
     betas: tuple[float, ...] = (0.9, 0.99)
     groups: tuple[Group, ...] = ()
 
 
-class Wagon(Part):
+class Wagon(RecipePart):
     train: str
     seats: int | None = None
     size: int | tuple[int, int] | None = None
@@ -38,7 +39,7 @@ class Wagon(Part):
         return {"train": value} if isinstance(value, str) else value
 
 
-class Tree(Part):
+class Tree(RecipePart):
     name: str = "run"
     engine: Engine = Engine()
     wagon: Wagon | None = None
@@ -61,9 +62,9 @@ def recipe(tmp_path: Path) -> Path:
     return tmp_path / "r.yaml"
 
 
-def loaded(recipe: Path, text: str, *overrides: str) -> Loaded[Tree]:
+def loaded(recipe: Path, text: str, *overrides: str) -> LoadedRecipe[Tree]:
     recipe.write_text(text, encoding="utf-8")
-    return load(recipe, overrides, Tree)
+    return read_recipe(recipe, overrides, Tree)
 
 
 def refusal(recipe: Path, text: str, *overrides: str) -> str:
@@ -190,12 +191,12 @@ def test_what_is_no_recipe_is_refused_with_its_line(recipe: Path, text: str, sai
 
 def test_a_recipe_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"nowhere\.yaml: the recipe cannot be read \(.*No such file"):
-        load(tmp_path / "nowhere.yaml", [], Tree)
+        read_recipe(tmp_path / "nowhere.yaml", [], Tree)
     with pytest.raises(RecipeError, match="the recipe cannot be read"):
-        load(tmp_path, [], Tree)
+        read_recipe(tmp_path, [], Tree)
     (tmp_path / "latin.yaml").write_bytes("name: caf\u00e9".encode("latin-1"))
     with pytest.raises(RecipeError, match=r"the recipe cannot be read \('utf-8' codec"):
-        load(tmp_path / "latin.yaml", [], Tree)
+        read_recipe(tmp_path / "latin.yaml", [], Tree)
 
 
 # Overrides
@@ -326,7 +327,7 @@ trees = st.builds(
 @in_one_folder
 @given(tree=trees)
 def test_a_resolved_recipe_is_read_as_it_was_written(recipe: Path, tree: Tree) -> None:
-    text = Loaded(tree, {}, recipe.parent).to_yaml()
+    text = LoadedRecipe(tree, {}, recipe.parent).to_yaml()
     again = loaded(recipe, text)
     assert again.recipe == tree
     assert "default" not in [origin for key, origin in again.origins.items() if not key.startswith("args")]
@@ -362,16 +363,28 @@ stop_at: {accuracy: 0.88}
 
 def test_a_training_recipe_survives_the_round_trip(recipe: Path) -> None:
     recipe.write_text(TRAIN)
-    first = load(recipe, ["precision=bf16", "task.args={label_smoothing: 0.1}"], TrainRecipe)
+    first = read_recipe(recipe, ["precision=bf16", "task.args={label_smoothing: 0.1}"], TrainRecipe)
     assert first.recipe.optimizer.lr == 0.001
     assert first.origins["optimizer.lr"] == "r.yaml:4"
     assert first.origins["precision"] == "command line"
     assert first.origins["schedule.peak"] == "default"
     resolved = first.resolve("augment.mean", (1.0, 2.0, 3.0), "measured").resolve("data.size", (32, 32), "their own")
     recipe.write_text(resolved.to_yaml())
-    again = load(recipe, [], TrainRecipe)
+    again = read_recipe(recipe, [], TrainRecipe)
     assert again.recipe == resolved.recipe
     assert yaml.safe_load(resolved.to_yaml())["data"]["size"] == [32, 32]
+
+
+def test_an_override_of_the_name_brings_the_keys_of_that_optimizer(recipe: Path) -> None:
+    recipe.write_text(TRAIN)
+    found = read_recipe(recipe, ["optimizer.name=lars", "optimizer.trust=0.02"], TrainRecipe)
+    optimizer = found.recipe.optimizer
+    assert isinstance(optimizer, LARSRecipe)
+    assert (optimizer.trust, optimizer.lr, optimizer.lr_in_momentum) == (0.02, 0.001, True)
+    assert found.origins["optimizer.trust"] == "command line"
+    assert found.origins["optimizer.clip"] == "default"
+    assert "momentum" not in read_recipe(recipe, ["optimizer.name=adamw"], TrainRecipe).recipe.optimizer.model_dump()
+    assert read_recipe(recipe, ["schedule=cosine"], TrainRecipe).recipe.schedule.name == "cosine"
 
 
 @pytest.mark.parametrize(
@@ -382,7 +395,31 @@ def test_a_training_recipe_survives_the_round_trip(recipe: Path) -> None:
             ["optimizer.groups.0.lrscale=1"],
             "no key 'optimizer.groups.0.lrscale'. Did you mean 'optimizer.groups.0.lr_scale'?",
         ),
-        (["optimizer.wd=1"], "there is no key 'optimizer.wd'."),
+        (["optimizer.wd=1"], "there is no key 'optimizer.wd'. Known here: "),
+        (["data.batch=128"], "command line: there is no key 'data.batch'. Did you mean 'batch'?"),
+        (["data=folder", "data.batch=128"], "command line: there is no key 'data.batch'. Did you mean 'batch'?"),
+        (["lr=0.1"], "command line: there is no key 'lr'. Did you mean 'optimizer.lr'?"),
+        (["bach=64"], "command line: there is no key 'bach'. Did you mean 'batch'?"),
+        (["model.milestone_epochs=[3]"], "Did you mean 'schedule.milestones_epochs'"),
+        (
+            ["optimizer.ns_steps=3"],
+            "command line: 'optimizer.ns_steps' belongs to muon; nag has momentum, lr, weight_decay, no_decay, groups, "
+            "clip_norm, lookahead, gradient_noise. Remove it, or change optimizer.name.",
+        ),
+        (
+            ["optimizer={name: sgd, lr: 1, betas: [0.9, 0.99]}"],
+            "'optimizer.betas' belongs to adam, adamw, lamb, novograd, ftml; sgd has momentum, lr,",
+        ),
+        (["schedule.end=0.1", "schedule.gamma=2"], "'schedule.gamma' belongs to step, multi_step, exponential; triang"),
+        (["optimizer={name: lrs, lr: 1}"], "optimizer.name: Input should be 'sgd', 'nag', 'adam', 'adamw', 'lars', "),
+        (["optimizer={name: lrs, lr: 1}"], "'rmsprop_sgd' or 'muon', not 'lrs'. Did you mean 'lars'?"),
+        (["optimizer={lr: 1}"], "command line: the key 'optimizer.name' is missing."),
+        (["optimizer={nam: sgd, lr: 1}"], "there is no key 'optimizer.nam'. Did you mean 'optimizer.name'?"),
+        (["optimizer={name: lars}"], "command line: the key 'optimizer.lr' is missing."),
+        (["optimizer=3"], "optimizer: Input should be a mapping of keys to values, not 3."),
+        (["optimizer.name=lars", "optimizer.trst=0.1"], "no key 'optimizer.trst'. Did you mean 'optimizer.trust'?"),
+        (["schedule=step"], "the key 'schedule.every_epochs' is missing."),
+        (["schedule={name: multi_step, milestones_epochs: []}"], "Input should be a list of 1 or more, not"),
         (["data.thread=1"], "there is no key 'data.thread'. Did you mean 'data.threads'?"),
         (["data.size=0"], "data.size: a side of an image has 1 pixel or more."),
         (["augment.std=[0, 1, 1]"], "augment.std.0: Input should be greater than 0, not 0."),
@@ -408,6 +445,6 @@ def test_a_training_recipe_survives_the_round_trip(recipe: Path) -> None:
 def test_a_wrong_training_recipe_is_refused(recipe: Path, overrides: list[str], said: str) -> None:
     recipe.write_text(TRAIN)
     with pytest.raises(RecipeError) as refused:
-        load(recipe, overrides, TrainRecipe)
+        read_recipe(recipe, overrides, TrainRecipe)
     assert said in str(refused.value)
     assert refused.value.exit_status == 2

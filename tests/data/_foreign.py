@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from tests.data._packs import picture
 
 from headway.core.errors import DataError, HeadwayError, UsageError
-from headway.data import columns, dataset
+from headway.data import columns, opening
 from headway.data.dataset import Dataset
-from headway.data.formats import known
+from headway.data.formats import detect
 from headway.data.scan import scan
 
 PICTURES = [picture(number, size=(8 + number % 3, 5 + number % 2)) for number in range(7)]
@@ -61,7 +61,7 @@ def names_of(data: Dataset) -> list[str]:
 def said(uri: object, kind: type[HeadwayError] = DataError) -> str:
     """The sentence with which something is refused."""
     with pytest.raises(kind) as refused:
-        dataset.open(str(uri))
+        opening.open(str(uri))
     assert type(refused.value) is kind
     return str(refused.value)
 
@@ -70,7 +70,9 @@ def looked_at(uri: Path, part: str = "") -> bool:
     """Whether foreign data open, without keeping columns. Anything but a sentence of ours is let out."""
     root = uri if uri.is_dir() else uri.parent
     try:
-        found_columns, description = scan(known.find(uri, (uri,), part, known.LABELS[0]), root, str(uri), None)
+        found_columns, description = scan(
+            detect.read_foreign_records(uri, (uri,), part, detect.LABELS[0]), root, str(uri), None
+        )
     except (DataError, UsageError) as error:
         where = str(error)
     else:

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from headway.data.decode import Decoder, decoder
+from headway.data.decode import Decoder, build_decoder
 
 ISAS = ("portable", "avx2", "avx512")
 """One that the processor lacks is its best one once more."""
@@ -19,7 +19,7 @@ def each_isa() -> Iterator[list[Decoder]]:
         found = []
         for name in ISAS:
             patch.setenv("HEADWAY_ISA", name)
-            found.append(decoder(1, "native"))
+            found.append(build_decoder(1, "native"))
             stack.callback(found[-1].close)
         patch.undo()
         yield found

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from headway.data import native
+from headway.data.decode_request import DecodeRequest
 from headway.data.records import Records
 
 Pixels = NDArray[np.uint8]
@@ -78,12 +79,12 @@ def pillow(data: bytes, mode: str = "RGB") -> Pixels:
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
-def decode(data: bytes, region: Region, pool: native.Pool, channels: int = 3) -> tuple[int, Pixels]:
+def decode(data: bytes, region: Region, pool: native.NativePool, channels: int = 3) -> tuple[int, Pixels]:
     """Status and pixels of a region, not resized, by the native core."""
     x0, y0, x1, y1 = region
     out = np.full((1, y1 - y0, x1 - x0, channels), 7, np.uint8)
     box = np.array([[x0, y0, x1 - x0, y1 - y0]], np.float32)
-    return int(pool.decode(Records.of([data]), box, out)[0]), out[0]
+    return int(pool.decode(DecodeRequest(Records.from_buffers([data]), box, out))[0]), out[0]
 
 
 @st.composite

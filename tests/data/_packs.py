@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from headway.data import dataset
+from headway.data import opening
 from headway.data.dataset import Dataset
 
 
@@ -38,7 +38,7 @@ def names_of(packed: Dataset) -> list[str]:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    packed = dataset.open(folder)
+    packed = opening.open(folder)
     try:
         return dict(zip(names_of(packed), map(bytes, packed.read(np.arange(len(packed)))), strict=True))
     finally:

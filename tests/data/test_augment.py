@@ -11,15 +11,15 @@ from pydantic import ValidationError
 from tests._waits import counted
 
 from headway.core.errors import UsageError
-from headway.core.keys import UInt64, keys, uniform
-from headway.data import draws, policy
-from headway.data.augment import Augment, measure
-from headway.data.augment_options import AugmentRecipe
-from headway.data.crops import flips, shifts
+from headway.core.random_keys import UInt64, draw_uniform, make_keys
+from headway.data import augment_draws, augment_policy
+from headway.data.augment import Augment, measure_mean_std
+from headway.data.augment_recipe import AugmentRecipe
+from headway.data.crops import draw_flips, draw_shifts
 from headway.data.ops import colour, mix
-from headway.data.ops.erase import erase, noise
+from headway.data.ops.erase import erase, make_noise
 from headway.data.ops.move import flip_and_translate
-from headway.data.streams import STREAM_BRIGHTNESS, STREAM_CONTRAST, STREAM_MIX, STREAM_SATURATION
+from headway.data.random_streams import STREAM_BRIGHTNESS, STREAM_CONTRAST, STREAM_MIX, STREAM_SATURATION
 
 quick = settings(deadline=None, max_examples=40)
 seeds = st.integers(0, 2**32)
@@ -61,7 +61,7 @@ def augment_of(options: dict[str, Any], channels: int = 3, device: str = "cpu", 
 def given_for(b: int, epoch: int = 3) -> tuple[UInt64, dict[str, Any]]:
     """The keys of a batch, and what an alternating flip needs besides."""
     samples = np.arange(b)
-    return keys(9, epoch, samples), {"epochs": np.full(b, epoch), "first": keys(9, 0, samples)}
+    return make_keys(9, epoch, samples), {"epochs": np.full(b, epoch), "first_epoch_keys": make_keys(9, 0, samples)}
 
 
 def called(augment: Augment, images: torch.Tensor, epoch: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
@@ -75,7 +75,7 @@ def called(augment: Augment, images: torch.Tensor, epoch: int = 3) -> tuple[torc
 @pytest.mark.parametrize("channels", [1, 3])
 def test_the_output_is_normalised_and_lies_channels_last(channels: int) -> None:
     images = some(6, 5, 7, channels)
-    mean, std = measure(images)
+    mean, std = measure_mean_std(images)
     out = Augment(AugmentRecipe(mean=mean, std=std), "cpu").normalise(images)
     assert out.dtype == torch.float32
     assert out.shape == (6, channels, 5, 7)
@@ -107,12 +107,12 @@ def test_without_normalisation_the_bytes_are_given_as_they_are() -> None:
     key, _ = given_for(4)
     moved, _ = augment(images, torch.arange(4), key)
     assert moved.dtype == torch.uint8
-    assert (moved.permute(0, 2, 3, 1) == flip_and_translate(images, None, shifts(key, 2))).all()
+    assert (moved.permute(0, 2, 3, 1) == flip_and_translate(images, None, draw_shifts(key, 2))).all()
 
 
 def test_without_augmentation_no_keys_are_wanted_and_nothing_moves() -> None:
     augment, images, labels = augment_of({}), some(4, 6, 6), torch.arange(4)
-    assert not augment.random
+    assert not augment.needs_keys
     out, same = augment(images, labels, None)
     assert (out == augment.normalise(images)).all()
     assert same is labels
@@ -121,8 +121,8 @@ def test_without_augmentation_no_keys_are_wanted_and_nothing_moves() -> None:
 @pytest.mark.parametrize("name", EVERY)
 def test_a_random_recipe_wants_keys_and_changes_the_images(name: str) -> None:
     augment, images = augment_of(EVERY[name]), some(12, 8, 9)
-    assert augment.random
-    assert augment.alternating == (EVERY[name].get("flip") == "alternating")
+    assert augment.needs_keys
+    assert augment.needs_epochs == (EVERY[name].get("flip") == "alternating")
     before = images.clone()
     out, labels = called(augment, images)
     assert (images == before).all()
@@ -137,21 +137,23 @@ def by_hand(images: torch.Tensor, labels: torch.Tensor, epoch: int) -> tuple[tor
     b, size = len(images), (images.shape[1], images.shape[2])
     key, more = given_for(b, epoch)
     fill = torch.tensor([120, 110, 100], dtype=torch.uint8)
-    images = flip_and_translate(images, flips(more["first"], more["epochs"], "alternating"), shifts(key, 2))
-    images = policy.apply(images, *policy.rand_augment(key, size, n=3, m=12), fill)
-    images = colour.brightness(images, draws.factors(key, STREAM_BRIGHTNESS, 0.4))
-    images = colour.contrast(images, draws.factors(key, STREAM_CONTRAST, 0.3))
-    images = colour.saturation(images, draws.factors(key, STREAM_SATURATION, 0.5))
-    images = erase(images, draws.cutout_boxes(key, 3, size), fill)
-    images = erase(images, draws.erasing_boxes(key, size, p=0.7), noise(images, key))
-    pasted, partner = uniform(key, STREAM_MIX) < 0.5, draws.partners(key)
-    boxes = draws.cutmix_boxes(key, np.where(pasted, draws.symmetric_beta(key, 0.7), 1), size)
-    kept = np.where(pasted, 1, draws.symmetric_beta(key, 0.2))
+    images = flip_and_translate(
+        images, draw_flips(more["first_epoch_keys"], more["epochs"], "alternating"), draw_shifts(key, 2)
+    )
+    images = augment_policy.apply_operations(images, *augment_policy.draw_rand_augment(key, size, n=3, m=12), fill)
+    images = colour.adjust_brightness(images, augment_draws.draw_factors(key, STREAM_BRIGHTNESS, 0.4))
+    images = colour.adjust_contrast(images, augment_draws.draw_factors(key, STREAM_CONTRAST, 0.3))
+    images = colour.adjust_saturation(images, augment_draws.draw_factors(key, STREAM_SATURATION, 0.5))
+    images = erase(images, augment_draws.draw_cutout_boxes(key, 3, size), fill)
+    images = erase(images, augment_draws.draw_erasing_boxes(key, size, p=0.7), make_noise(images, key))
+    pasted, partner = draw_uniform(key, STREAM_MIX) < 0.5, augment_draws.draw_partners(key)
+    boxes = augment_draws.draw_cutmix_boxes(key, np.where(pasted, augment_draws.draw_symmetric_beta(key, 0.7), 1), size)
+    kept = np.where(pasted, 1, augment_draws.draw_symmetric_beta(key, 0.2))
     others = images[torch.from_numpy(partner)]
-    images = mix.mixup(mix.cutmix(images, others, boxes), others, kept)
-    shares = np.where(pasted, draws.kept_share(boxes, size), kept)
+    images = mix.apply_mixup(mix.apply_cutmix(images, others, boxes), others, kept)
+    shares = np.where(pasted, augment_draws.compute_kept_share(boxes, size), kept)
     out = (images.float() - torch.tensor(MEAN)) / torch.tensor(STD)
-    return out.permute(0, 3, 1, 2), mix.soft_labels(labels, partner, shares, CLASSES)
+    return out.permute(0, 3, 1, 2), mix.mix_labels(labels, partner, shares, CLASSES)
 
 
 def test_the_parts_of_a_recipe_come_in_its_order() -> None:
@@ -169,7 +171,7 @@ def test_an_alternating_flip_alternates() -> None:
     epochs = [called(augment, images, epoch)[0] for epoch in range(3)]
     assert (epochs[0] == epochs[2]).all()
     assert (epochs[0] == epochs[1].flip(3)).all()
-    with pytest.raises(UsageError, match="Give first"):
+    with pytest.raises(UsageError, match="Give first_epoch_keys"):
         augment(images, torch.arange(20), given_for(20)[0], epochs=np.zeros(20, np.int64))
 
 
@@ -218,7 +220,7 @@ def test_an_image_of_one_pixel_is_served() -> None:
 def test_the_parameters_are_what_is_done() -> None:
     augment, images = augment_of(ALL), some(32, 12, 10)
     key, more = given_for(32)
-    done = augment.parameters(key, (12, 10), **more)
+    done = augment.draw_parameters(key, (12, 10), **more)
     for name in vars(done):
         assert len(getattr(done, name)) == 32
     _, shares = augment(images, torch.arange(32) % CLASSES, key, **more)
@@ -229,7 +231,7 @@ def test_the_parameters_are_what_is_done() -> None:
     own = torch.arange(32) % CLASSES
     differ = own != own[torch.from_numpy(done.partner)]
     np.testing.assert_allclose(shares[range(32), own][differ], done.kept[differ.numpy()], atol=1e-6)
-    plain = augment_of({}).parameters(key, (12, 10))
+    plain = augment_of({}).draw_parameters(key, (12, 10))
     assert all(getattr(plain, name) is None for name in vars(plain))
 
 
@@ -239,7 +241,7 @@ def test_nobody_is_mixed_with_a_masked_sample() -> None:
     images, labels = some(16, 8, 8), torch.arange(16) % CLASSES
     for name, options in MIXES.items():
         augment = augment_of(options)
-        done = augment.parameters(key, (8, 8), masked=masked)
+        done = augment.draw_parameters(key, (8, 8), masked=masked)
         alone = masked[done.partner]
         assert (done.kept[alone] == 1).all(), name
         assert (done.kept[~alone] < 1).any()
@@ -254,24 +256,24 @@ def test_what_the_loader_has_done_is_not_done_again() -> None:
     images = some(9, 8, 8)
     key, _ = given_for(9)
     whole = augment_of(EVERY["flip and translate"])
-    rest = augment_of(EVERY["flip and translate"], done=frozenset({"flip", "translate"}))
-    assert not rest.random
-    moved = flip_and_translate(images, flips(key), shifts(key, 2))
+    rest = augment_of(EVERY["flip and translate"], done_by_loader=frozenset({"flip", "translate"}))
+    assert not rest.needs_keys
+    moved = flip_and_translate(images, draw_flips(key), draw_shifts(key, 2))
     assert (rest(moved, torch.zeros(9), None)[0] == whole(images, torch.zeros(9), key)[0]).all()
-    turned = augment_of(EVERY["flip and translate"], done=frozenset({"flip"}))
-    flipped = flip_and_translate(images, flips(key))
+    turned = augment_of(EVERY["flip and translate"], done_by_loader=frozenset({"flip"}))
+    flipped = flip_and_translate(images, draw_flips(key))
     assert (turned(flipped, torch.zeros(9), key)[0] == whole(images, torch.zeros(9), key)[0]).all()
     with pytest.raises(UsageError, match="cutout"):
-        augment_of({}, done=frozenset({"cutout"}))
+        augment_of({}, done_by_loader=frozenset({"cutout"}))
     for where, device, expected in [
         ("auto", "cpu", {"flip", "translate"}),
         ("auto", "cuda", set()),
         ("host", "cuda", {"flip", "translate"}),
         ("device", "cpu", set()),
     ]:
-        assert AugmentRecipe(flip=True, translate=1, where=where).on_host(device) == expected
-    assert AugmentRecipe(translate=1).on_host("cpu") == {"translate"}
-    assert AugmentRecipe().on_host("cpu") == set()
+        assert AugmentRecipe(flip=True, translate=1, where=where).select_host_augmentations(device) == expected
+    assert AugmentRecipe(translate=1).select_host_augmentations("cpu") == {"translate"}
+    assert AugmentRecipe().select_host_augmentations("cpu") == set()
 
 
 # Waits and devices
@@ -351,8 +353,8 @@ def test_statistics_are_measured_by_channel() -> None:
     images[:2, ..., 0] = 200
     images[..., 1] = 50
     images[0, 0, 0, 2] = 255
-    assert measure(images) == ((100.0, 50.0, 15.9375), (100.0, 1.0, round(255 * (15 / 256) ** 0.5, 4)))
+    assert measure_mean_std(images) == ((100.0, 50.0, 15.9375), (100.0, 1.0, round(255 * (15 / 256) ** 0.5, 4)))
     large = some(64, 32, 32)
-    mean, std = measure(large)
+    mean, std = measure_mean_std(large)
     assert mean == pytest.approx(large.double().mean(dim=(0, 1, 2)).tolist(), abs=1e-4)
     assert std == pytest.approx(large.double().std(dim=(0, 1, 2)).tolist(), rel=1e-4)

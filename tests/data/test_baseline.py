@@ -15,10 +15,12 @@ from tests.data._isas import each_isa
 from tests.data._jpegs import SAMPLINGS, Pixels, Region, jpeg, pillow, regions, resampled
 
 from headway.data import native
-from headway.data.decode import NativeDecoder, Status
+from headway.data.decode import NativeDecoder
+from headway.data.decode_request import DecodeRequest
 from headway.data.records import Records
+from headway.data.reference import DecodeStatus
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="the native core is not built")
+pytestmark = pytest.mark.skipif(not native.is_available(), reason="the native core is not built")
 
 
 @pytest.fixture(scope="module")
@@ -31,8 +33,8 @@ def cut(data: bytes, region: Region, by: NativeDecoder, scaled: int = 1) -> tupl
     """Status, pixels at 1/scaled, and how many images our own decoder did."""
     x0, y0, x1, y1 = region
     out = np.full((1, (y1 - y0) // scaled, (x1 - x0) // scaled, 3), 7, np.uint8)
-    box, stats = np.array([[x0, y0, x1 - x0, y1 - y0]], np.float32), native.Stats()
-    status = by._pool.decode(Records.of([data]), box, out, scaled=scaled > 1, stats=stats)
+    box, stats = np.array([[x0, y0, x1 - x0, y1 - y0]], np.float32), native.NativeStats()
+    status = by._pool.decode(DecodeRequest(Records.from_buffers([data]), box, out, scaled=scaled > 1), stats)
     return int(status[0]), out[0], stats.direct
 
 
@@ -53,7 +55,7 @@ def crops(draw: st.DrawFn) -> tuple[bytes, Region]:
     else:
         data = jpeg(width, height, "RGB", seed, subsampling=kind, **options)
     if draw(st.booleans()) and kind != "4:4:0":
-        data = native.seekable(data)
+        data = native.make_seekable(data)
     return data, draw(regions(width, height))
 
 
@@ -65,7 +67,7 @@ def test_a_region_is_bit_equal_to_full_decode(isas: list[NativeDecoder], case: t
     expected = pillow(data)[y0:y1, x0:x1]
     for one in isas:
         status, pixels, direct = cut(data, region, one)
-        assert (status, direct) == (Status.OK, 1)
+        assert (status, direct) == (DecodeStatus.OK, 1)
         np.testing.assert_array_equal(pixels, expected)
 
 
@@ -73,13 +75,13 @@ def test_every_place_of_a_crop_in_small_images(isas: list[NativeDecoder]) -> Non
     """All widths and heights of a few pixels around one MCU, and all corners of a crop."""
     for subsampling in SAMPLINGS:
         for side in (15, 16, 17, 23, 33):
-            data = native.seekable(jpeg(side, side, seed=side, subsampling=subsampling, quality=85))
+            data = native.make_seekable(jpeg(side, side, seed=side, subsampling=subsampling, quality=85))
             expected = pillow(data)
             for x0 in range(0, side - 4, 3):
                 for y0 in range(0, side - 4, 3):
                     region = (x0, y0, x0 + 5, y0 + 5)
                     status, pixels, _ = cut(data, region, isas[-1])
-                    assert status == Status.OK
+                    assert status == DecodeStatus.OK
                     np.testing.assert_array_equal(pixels, expected[y0 : y0 + 5, x0 : x0 + 5])
 
 
@@ -91,13 +93,13 @@ def test_a_smaller_decode_is_near_libjpegs(isas: list[NativeDecoder], subsamplin
     coarse = np.random.default_rng(scaled).integers(0, 256, (12, 16, 3), np.uint8)
     smooth, file = Image.fromarray(coarse).resize((256, 192), Image.Resampling.BICUBIC), io.BytesIO()
     smooth.save(file, "JPEG", subsampling=subsampling, quality=95)
-    data = native.seekable(file.getvalue())
+    data = native.make_seekable(file.getvalue())
     found = [cut(data, (64, 32, 192, 160), one, scaled) for one in isas]
     with Image.open(io.BytesIO(data)) as image:
         image.draft(None, (256 // scaled, 192 // scaled))
         smaller = np.asarray(image)[32 // scaled : 160 // scaled, 64 // scaled : 192 // scaled]
     for status, pixels, direct in found:
-        assert (status, direct) == (Status.OK, 1)
+        assert (status, direct) == (DecodeStatus.OK, 1)
         np.testing.assert_array_equal(pixels, found[0][1])
         assert np.abs(pixels - smaller.astype(int)).mean() < 3
 
@@ -106,11 +108,11 @@ def test_a_smaller_decode_is_near_libjpegs(isas: list[NativeDecoder], subsamplin
 def test_a_file_without_its_end_is_refused_whatever_the_region(isas: list[NativeDecoder], kind: str) -> None:
     """Pillow refuses it; and whether a sample is good must not depend on the crop."""
     whole = jpeg(96, 80, seed=2, quality=80)
-    data = native.seekable(whole) if kind == "seekable" else whole
+    data = native.make_seekable(whole) if kind == "seekable" else whole
     for one in isas:
-        assert cut(data, (0, 0, 20, 9), one)[0] == Status.OK
+        assert cut(data, (0, 0, 20, 9), one)[0] == DecodeStatus.OK
         for short in (data[: len(data) * 2 // 3], data[:-2]):
-            assert cut(short, (0, 0, 20, 9), one)[0] == Status.UNDECODABLE
+            assert cut(short, (0, 0, 20, 9), one)[0] == DecodeStatus.UNDECODABLE
 
 
 def test_coefficients_that_no_encoder_makes_are_libjpegs(isas: list[NativeDecoder]) -> None:
@@ -130,7 +132,7 @@ def test_coefficients_that_no_encoder_makes_are_libjpegs(isas: list[NativeDecode
     data += int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0") + b"\xff\xd9"
     for one in isas:
         status, pixels, direct = cut(data, (0, 0, side, side), one)
-        assert (status, direct) == (Status.OK, 0)
+        assert (status, direct) == (DecodeStatus.OK, 0)
         np.testing.assert_array_equal(pixels, pillow(data))
 
 
@@ -153,12 +155,12 @@ def impossible_code(data: bytes) -> bytes:
 def test_what_is_not_in_order_is_libjpegs_and_changes_no_neighbour(isas: list[NativeDecoder], damage: object) -> None:
     whole = jpeg(96, 80, seed=1, quality=80)
     assert callable(damage)
-    bad = damage(native.seekable(whole))
+    bad = damage(native.make_seekable(whole))
     region = (3, 5, 90, 77)
     for one in isas:
         before = cut(whole, region, one)
         _, _, direct = cut(bad, region, one)
         assert direct == 0
         after = cut(whole, region, one)
-        assert after[0] == before[0] == Status.OK
+        assert after[0] == before[0] == DecodeStatus.OK
         np.testing.assert_array_equal(after[1], before[1])

@@ -14,12 +14,12 @@ from pydantic import ValidationError
 from tests._support import packed_digits
 
 from headway.core.errors import UsageError
-from headway.data import dataset
+from headway.data import opening
 from headway.data.batch_plan import BatchGrowthRecipe, BatchPlan
+from headway.data.data_recipe import SyntheticRecipe
 from headway.data.loader import Loader
-from headway.data.options import SyntheticRecipe
 from headway.data.order import Order
-from headway.data.synthetic import Synthetic
+from headway.data.synthetic import SyntheticLoader
 
 plans = st.builds(
     lambda batch, milestones, factor, epoch: (
@@ -51,23 +51,23 @@ def test_every_question_has_the_answer_of_a_walk(given_plan: tuple[int, BatchGro
     batch, growth, epoch = given_plan
     plan, steps = BatchPlan(batch, growth, epoch=epoch), walked(batch, growth, epoch, 300)
     for number, (position, size) in enumerate(steps):
-        assert plan.batch_at(position) == size
-        assert plan.position_of(number) == position
-        assert plan.steps_between(0, position) == number
-        assert plan.steps_between(position, position + 1) == 1
-        assert plan.nearest(position) == max(1, number)
-    slots, sizes = plan.slots(np.arange(steps[-1][0]))
+        assert plan.get_batch_size(position) == size
+        assert plan.find_position(number) == position
+        assert plan.count_steps(0, position) == number
+        assert plan.count_steps(position, position + 1) == 1
+        assert plan.round_to_steps(position) == max(1, number)
+    slots, sizes = plan.locate_slots(np.arange(steps[-1][0]))
     assert np.array_equal(sizes, np.repeat([size for _, size in steps[:-1]], [size for _, size in steps[:-1]]))
     assert np.array_equal(slots, np.concatenate([np.arange(size) for _, size in steps[:-1]] or [slots]))
-    assert plan.largest == growth.largest(batch)
+    assert plan.largest_batch == growth.compute_largest_batch(batch)
 
 
 @given(st.integers(1, 500), st.integers(0, 5000), st.integers(0, 5000), st.floats(0, 1e5))
 def test_without_growth_all_steps_are_alike(batch: int, start: int, more: int, positions: float) -> None:
     plan = BatchPlan(batch)
-    assert plan.steps_between(start, start + more) == -(-more // batch)
-    assert plan.nearest(positions) == max(1, round(positions / batch))
-    assert (plan.batch_at(start), plan.position_of(start)) == (batch, start * batch)
+    assert plan.count_steps(start, start + more) == -(-more // batch)
+    assert plan.round_to_steps(positions) == max(1, round(positions / batch))
+    assert (plan.get_batch_size(start), plan.find_position(start)) == (batch, start * batch)
     assert not plan.grows
     assert repr(plan) == str(batch)
 
@@ -77,9 +77,9 @@ def test_steps_from_anywhere_are_counted(given_plan: tuple[int, BatchGrowthRecip
     batch, growth, epoch = given_plan
     plan, position, count = BatchPlan(batch, growth, epoch=epoch), start, 0
     while position < start + more:
-        position += plan.batch_at(position)
+        position += plan.get_batch_size(position)
         count += 1
-    assert plan.steps_between(start, start + more) == count
+    assert plan.count_steps(start, start + more) == count
 
 
 def test_a_step_past_two_milestones_grows_by_both() -> None:
@@ -117,9 +117,9 @@ PLAN = BatchPlan(7, BatchGrowthRecipe(milestones_epochs=(0.5, 1.2), factor=3), e
 @pytest.mark.parametrize("world", [1, 2, 3, 7])
 def test_the_loader_serves_every_position_once_whatever_the_world(tmp_path: Path, world: int) -> None:
     """And goes on from any step of the plan as if it had never stopped."""
-    pack = dataset.open(packed_digits(tmp_path, per_class=6, split=0.0))
-    steps = PLAN.steps_between(0, 300)
-    stop = PLAN.position_of(steps)
+    pack = opening.open(packed_digits(tmp_path, per_class=6, split=0.0))
+    steps = PLAN.count_steps(0, 300)
+    stop = PLAN.find_position(steps)
     order = Order(60, 3)
     served: list[list[tuple[int, int]]] = []
     for rank in range(world):
@@ -128,7 +128,7 @@ def test_the_loader_serves_every_position_once_whatever_the_world(tmp_path: Path
         batches = [(batch.positions.copy(), batch.samples.copy(), batch.images.numpy().copy()) for batch in loader]
         served += [list(zip(*map(list, batch[:2]), strict=True)) for batch in batches]
         again = Loader(
-            pack, batch=PLAN, order=order, start=PLAN.position_of(4), stop=stop, rank=rank, world=world, threads=1
+            pack, batch=PLAN, order=order, start=PLAN.find_position(4), stop=stop, rank=rank, world=world, threads=1
         )
         for (_, _, images), later in zip(batches[4:], again, strict=True):
             assert np.array_equal(images, later.images.numpy())
@@ -137,18 +137,18 @@ def test_the_loader_serves_every_position_once_whatever_the_world(tmp_path: Path
     assert [sample for _, sample in rows] == order(np.arange(stop))[1].tolist()
     for step in range(steps):
         sizes = [len(served[rank * steps + step]) for rank in range(world)]
-        assert sum(sizes) == PLAN.batch_at(PLAN.position_of(step))
+        assert sum(sizes) == PLAN.get_batch_size(PLAN.find_position(step))
         assert max(sizes) - min(sizes) <= 1
     pack.close()
 
 
 def test_synthetic_batches_grow_too() -> None:
     recipe = SyntheticRecipe(samples=60, classes=4, size=(5, 6), channels=1)
-    whole = list(islice(Synthetic(recipe, batch=PLAN, seed=1, start=0, device=torch.device("cpu")), 12))
+    whole = list(islice(SyntheticLoader(recipe, batch=PLAN, seed=1, start=0, device=torch.device("cpu")), 12))
     assert [len(batch.images) for batch in whole[:7]] == [7, 7, 7, 7, 7, 21, 21]
-    assert np.array_equal(np.concatenate([b.positions for b in whole]), np.arange(PLAN.position_of(12)))
+    assert np.array_equal(np.concatenate([b.positions for b in whole]), np.arange(PLAN.find_position(12)))
     for rank in range(2):
-        ranks = Synthetic(recipe, batch=PLAN, seed=1, start=0, device=torch.device("cpu"), rank=rank, world=2)
+        ranks = SyntheticLoader(recipe, batch=PLAN, seed=1, start=0, device=torch.device("cpu"), rank=rank, world=2)
         for one, part in zip(whole, islice(ranks, 12), strict=True):
             inside = np.isin(one.positions, part.positions)
             assert np.array_equal(one.positions[inside], part.positions)

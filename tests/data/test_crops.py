@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from headway.core.errors import UsageError
-from headway.core.keys import keys, uniform
-from headway.data.crops import flips, random_resized_boxes, shifts
-from headway.data.options import CropRecipe
-from headway.data.streams import STREAM_FLIP
+from headway.core.random_keys import draw_uniform, make_keys
+from headway.data.crops import draw_flips, draw_random_resized_boxes, draw_shifts
+from headway.data.data_recipe import CropRecipe
+from headway.data.random_streams import STREAM_FLIP
 
 quick = settings(deadline=None, max_examples=60)
 seeds = st.integers(0, 2**32)
@@ -26,7 +26,7 @@ ranges = st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)).map(lambda pair: (min
 
 def boxes_of(count: int, width: int, height: int, seed: int = 0, **options: Any) -> np.ndarray:
     full = np.ones(count, np.uint32)
-    return random_resized_boxes(keys(seed, 0, np.arange(count)), full * width, full * height, **options)
+    return draw_random_resized_boxes(make_keys(seed, 0, np.arange(count)), full * width, full * height, **options)
 
 
 @quick
@@ -45,8 +45,8 @@ def test_boxes_are_whole_and_lie_inside_the_image(
     attempts: int,
 ) -> None:
     width, height = np.array(shapes, np.uint32).T
-    key = keys(seed, 0, np.arange(len(shapes)))
-    boxes = random_resized_boxes(key, width, height, scale=scale, ratio=ratio, attempts=attempts)
+    key = make_keys(seed, 0, np.arange(len(shapes)))
+    boxes = draw_random_resized_boxes(key, width, height, scale=scale, ratio=ratio, attempts=attempts)
     assert boxes.dtype == np.float32
     assert boxes.shape == (len(shapes), 4)
     assert (boxes == np.floor(boxes)).all()
@@ -64,10 +64,10 @@ def test_boxes_are_whole_and_lie_inside_the_image(
 def test_a_box_depends_on_its_key_and_image_alone(seed: int, data: st.DataObject) -> None:
     generator = np.random.default_rng(seed)
     width, height = generator.integers(1, 900, (2, 60)).astype(np.uint32)
-    key = keys(seed, 3, np.arange(60))
-    whole = random_resized_boxes(key, width, height)
+    key = make_keys(seed, 3, np.arange(60))
+    whole = draw_random_resized_boxes(key, width, height)
     order = np.array(data.draw(st.permutations(range(60))))[: data.draw(st.integers(1, 60))]
-    assert (random_resized_boxes(key[order], width[order], height[order]) == whole[order]).all()
+    assert (draw_random_resized_boxes(key[order], width[order], height[order]) == whole[order]).all()
 
 
 def torchvisions(width: int, height: int, scale: tuple[float, float], ratio: tuple[float, float]) -> list[int]:
@@ -155,28 +155,28 @@ def test_an_endless_ratio_is_refused_in_a_recipe() -> None:
 
 def test_an_alternating_flip_shows_each_sample_both_ways_in_two_epochs() -> None:
     samples = np.arange(1000)
-    first = keys(7, 0, samples)
-    by_epoch = [flips(first, np.full(1000, epoch), "alternating") for epoch in range(5)]
-    assert (by_epoch[0] == (uniform(first, STREAM_FLIP) < 0.5)).all()
-    assert (by_epoch[0] == flips(first)).all()
+    first = make_keys(7, 0, samples)
+    by_epoch = [draw_flips(first, np.full(1000, epoch), "alternating") for epoch in range(5)]
+    assert (by_epoch[0] == (draw_uniform(first, STREAM_FLIP) < 0.5)).all()
+    assert (by_epoch[0] == draw_flips(first)).all()
     for before, after in pairwise(by_epoch):
         assert (before != after).all()
-    mixed = flips(first, samples % 5, "alternating")  # a step that spans epochs
+    mixed = draw_flips(first, samples % 5, "alternating")  # a step that spans epochs
     assert all(mixed[place] == by_epoch[place % 5][place] for place in samples)
     with pytest.raises(UsageError, match="Give epochs"):
-        flips(first, mode="alternating")
+        draw_flips(first, mode="alternating")
 
 
 def test_random_flips_are_drawn_anew_in_each_epoch() -> None:
-    by_epoch = np.stack([flips(keys(7, epoch, np.arange(4000))) for epoch in range(4)])
+    by_epoch = np.stack([draw_flips(make_keys(7, epoch, np.arange(4000))) for epoch in range(4)])
     assert abs(by_epoch.mean() - 0.5) < 4 * 0.5 / by_epoch.size**0.5
     assert np.abs(np.corrcoef(by_epoch) - np.eye(4)).max() < 4 / 4000**0.5
 
 
 def test_shifts_are_uniform_both_ways() -> None:
-    drawn = shifts(keys(3, 0, np.arange(50_000)), 2)
+    drawn = draw_shifts(make_keys(3, 0, np.arange(50_000)), 2)
     assert drawn.shape == (50_000, 2)
     counts = np.bincount((drawn[:, 0] + 2) * 5 + drawn[:, 1] + 2, minlength=25)
     assert len(counts) == 25
     assert scipy.stats.chisquare(counts).pvalue > 1e-3
-    assert (shifts(keys(3, 0, np.arange(9)), 0) == 0).all()
+    assert (draw_shifts(make_keys(3, 0, np.arange(9)), 0) == 0).all()

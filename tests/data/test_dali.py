@@ -72,7 +72,7 @@ def test_records_plain_and_split_with_scalar_and_vector_labels(tmp_path: Path) -
     wanted: list[tuple[bytes, list[float]]] = []
     sets = []
     for name in ("scalar", "vector"):
-        writer = recordio.Writer(tmp_path / f"{name}.rec", tmp_path / f"{name}.idx", pack_id=7)
+        writer = recordio.RecordioWriter(tmp_path / f"{name}.rec", tmp_path / f"{name}.idx", pack_id=7)
         for number, image in enumerate(images):
             writer.append(image, vectors[number] if name == "vector" else float(number), number)
             wanted.append((image, vectors[number].tolist() if name == "vector" else [float(number)]))

@@ -22,11 +22,11 @@ from safetensors import safe_open
 from safetensors.numpy import load, save
 
 from headway.core.errors import DataError, HeadwayError, UsageError
-from headway.data import dataset, shards
-from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, FLAG_NOT_JPEG, FLAG_SPLIT, Description, Shard
+from headway.data import opening, shards
+from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, FLAG_NOT_JPEG, FLAG_SPLIT, DatasetDescription, Shard
+from headway.data.data_recipe import VerifyMode
 from headway.data.dataset import Dataset
 from headway.data.formats import recordio
-from headway.data.options import Verify
 from headway.data.pack import pack
 from headway.data.shards import MappedShards, PreadShards
 
@@ -93,7 +93,7 @@ def change(folder: Path, columns: dict[str, Any] | None = None, **description: A
 
 
 def test_every_sample_is_read_as_it_was_packed(packed: Path, files: dict[str, bytes]) -> None:
-    data = dataset.open(packed)
+    data = opening.open(packed)
     assert len(data) == len(files)
     assert sorted(data.name(place) for place in range(len(data))) == sorted(files)
     ids = np.random.default_rng(0).permutation(len(data))
@@ -112,7 +112,7 @@ def test_every_sample_is_read_as_it_was_packed(packed: Path, files: dict[str, by
 
 
 def test_records_in_one_piece_are_views_of_the_mapping_and_outlive_it(packed: Path, files: dict[str, bytes]) -> None:
-    data = dataset.open(packed)
+    data = opening.open(packed)
     places = [place_of(data, "cat/0.jpg"), place_of(data, "dog/3.jpg")]
     first, again = data.read(places), data.read(places)
     assert (first.address == again.address).all()
@@ -128,23 +128,23 @@ def test_records_in_one_piece_are_views_of_the_mapping_and_outlive_it(packed: Pa
 
 
 def test_the_description_comes_back_as_it_went(packed: Path) -> None:
-    found = dataset.open(packed).description
-    assert Description.from_metadata(found.to_metadata()) == found
+    found = opening.open(packed).description
+    assert DatasetDescription.from_metadata(found.to_metadata()) == found
     assert (found.classes, found.class_counts) == (("cat", "dog"), (10, 10))
     assert (found.channels, found.common_size, found.label_kind) == (3, None, "class")
-    assert dataset.open(packed).fingerprint == found.fingerprint
-    assert dataset.open(packed).classes == found.classes
+    assert opening.open(packed).fingerprint == found.fingerprint
+    assert opening.open(packed).classes == found.classes
 
 
 def test_a_set_of_equal_gray_images_says_so(tmp_path: Path) -> None:
     files = {f"{name}/{number}.jpg": jpeg(number, (6, 4), "L") for name in "ab" for number in range(3)}
     pack(folder_of(tmp_path / "src", files), tmp_path / "dst")
-    found = dataset.open(tmp_path / "dst").description
+    found = opening.open(tmp_path / "dst").description
     assert (found.channels, found.common_size) == (1, (6, 4))
 
 
 def test_columns_are_mapped_and_cannot_be_written(packed: Path) -> None:
-    data = dataset.open(packed)
+    data = opening.open(packed)
     for name in (*COLUMN_TYPES, "label"):
         column = getattr(data, name)
         assert len(column) == len(data)
@@ -154,14 +154,14 @@ def test_columns_are_mapped_and_cannot_be_written(packed: Path) -> None:
 
 def test_a_pack_without_names_gives_numbers(copy: Path) -> None:
     change(copy, {"name": None, "name_offset": None})
-    assert dataset.open(copy).name(3) == "3"
+    assert opening.open(copy).name(3) == "3"
 
 
 def test_labels_may_be_vectors_and_numbers(copy: Path) -> None:
     several = np.random.default_rng(0).random((20, 4), np.float32)
     for label in (several, several[:, 0].copy()):
         change(copy, {"label": label})
-        assert (dataset.open(copy).label == label).all()
+        assert (opening.open(copy).label == label).all()
 
 
 # Reading by pread, as on a network
@@ -169,7 +169,7 @@ def test_labels_may_be_vectors_and_numbers(copy: Path) -> None:
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_mapped_or_not_the_bytes_are_the_same(packed: Path, files: dict[str, bytes], mapped: bool) -> None:
-    data = dataset.open(packed, mapped=mapped)
+    data = opening.open(packed, mapped=mapped)
     ids = np.arange(len(data))
     for _ in range(2):
         names = [data.name(place) for place in range(len(data))]
@@ -187,7 +187,7 @@ def test_a_split_record_is_joined_whatever_it_holds(
     tmp_path: Path, kind: type[MappedShards | PreadShards], parts: list[bytes], labels: int
 ) -> None:
     image = b"".join([*parts, b"\0" * (-sum(map(len, parts)) % 4), MAGIC])
-    writer = recordio.Writer(tmp_path / "a.rec", tmp_path / "a.idx", 1)
+    writer = recordio.RecordioWriter(tmp_path / "a.rec", tmp_path / "a.idx", 1)
     label = np.frombuffer(MAGIC * labels, np.float32) if labels else 0.0
     placed = [writer.append(image, label, 0) for _ in range(2)]
     writer.close()
@@ -197,7 +197,7 @@ def test_a_split_record_is_joined_whatever_it_holds(
     source.close()
 
 
-def columns_of(placed: list[recordio.Placed]) -> dict[str, Any]:
+def columns_of(placed: list[recordio.RecordPlace]) -> dict[str, Any]:
     return {
         "shard": np.zeros(len(placed), np.uint16),
         "offset": np.array([place.offset for place in placed], np.uint64),
@@ -209,7 +209,7 @@ def columns_of(placed: list[recordio.Placed]) -> dict[str, Any]:
 @pytest.mark.parametrize("mapped", [False, True])
 def test_damaged_columns_lead_nowhere(copy: Path, mapped: bool) -> None:
     """A record that lies outside of its shard, or in a shard that does not exist, is empty; its neighbours are not."""
-    data = dataset.open(copy)
+    data = opening.open(copy)
     whole = [bytes(record) for record in data.read(range(20))]
     good = {name: np.array(getattr(data, name)) for name in ("shard", "offset", "length")}  # the file is written anew
     size = np.array([data.description.shards[shard].size for shard in good["shard"]], np.uint64)
@@ -226,13 +226,13 @@ def test_damaged_columns_lead_nowhere(copy: Path, mapped: bool) -> None:
             column = good[name].copy()
             column[ids] = damaged[ids]
             change(copy, {name: column})
-            found = [bytes(record) for record in dataset.open(copy, mapped=mapped).read(range(20))]
+            found = [bytes(record) for record in opening.open(copy, mapped=mapped).read(range(20))]
             assert found == [b"" if place in ids else whole[place] for place in range(20)]
             change(copy, {name: good[name]})
 
 
 def test_a_shard_that_is_cut_after_opening_gives_short_records(copy: Path) -> None:
-    data, slow = dataset.open(copy), dataset.open(copy, mapped=False)
+    data, slow = opening.open(copy), opening.open(copy, mapped=False)
     path = copy / data.description.shards[0].name
     size = path.stat().st_size
     os.truncate(path, size - 100)
@@ -252,10 +252,10 @@ def test_no_descriptor_is_left_open(packed: Path) -> None:
         return len(os.listdir("/proc/self/fd"))
 
     before = descriptors()
-    shards = len(dataset.open(packed).description.shards)
+    shards = len(opening.open(packed).description.shards)
     for mapped in (False, True):
         for close in (False, True):
-            data = dataset.open(packed, mapped=mapped)
+            data = opening.open(packed, mapped=mapped)
             records = data.read(range(len(data)))
             assert descriptors() == before + 1 + shards  # one a mapping, that of the columns too
             if close:
@@ -268,8 +268,8 @@ def test_no_descriptor_is_left_open(packed: Path) -> None:
 
 
 def test_this_folder_is_on_no_network(tmp_path: Path) -> None:
-    assert shards.on_network(tmp_path) is False
-    assert shards.on_network(Path("/proc/self/mounts")) is False
+    assert shards.is_on_network(tmp_path) is False
+    assert shards.is_on_network(Path("/proc/self/mounts")) is False
 
 
 # Checksums
@@ -284,13 +284,13 @@ def flip_a_byte(folder: Path, data: Dataset, sample: int, at: int = 30) -> None:
 
 
 def test_a_checksum_is_looked_at_first_always_or_never(copy: Path) -> None:
-    data = dataset.open(copy)
+    data = opening.open(copy)
     ids = np.arange(len(data))
 
-    def damaged(verify: Verify, data: Dataset = data) -> list[int]:
-        records, look = data.read(ids), data.unchecked(ids, verify)
+    def damaged(verify: VerifyMode, data: Dataset = data) -> list[int]:
+        records, look = data.read(ids), data.select_unchecked(ids, verify)
         good = np.array([crc32c(record) for record in records]) == data.crc32c
-        data.checked(ids[look & good])
+        data.mark_checked(ids[look & good])
         return np.flatnonzero(look & ~good).tolist()
 
     flip_a_byte(copy, data, 4)
@@ -306,12 +306,12 @@ def test_a_checksum_is_looked_at_first_always_or_never(copy: Path) -> None:
     flip_a_byte(copy, data, 4)
     assert damaged("first") == []
     assert damaged("always") == [4]
-    assert damaged("first", dataset.open(copy)) == [4]  # another opening looks for itself
+    assert damaged("first", opening.open(copy)) == [4]  # another opening looks for itself
 
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_split_record_that_does_not_fit_together_is_empty(copy: Path, files: dict[str, bytes], mapped: bool) -> None:
-    data = dataset.open(copy, mapped=mapped)
+    data = opening.open(copy, mapped=mapped)
     sample = place_of(data, "dog/split.jpg")
     flip_a_byte(copy, data, sample, at=0)  # of its magic number
     other = (sample + 1) % len(data)
@@ -323,7 +323,7 @@ def test_a_split_record_that_does_not_fit_together_is_empty(copy: Path, files: d
 
 def refusal(folder: Path, kind: type[HeadwayError] = DataError) -> str:
     with pytest.raises(kind) as refused:
-        dataset.open(folder)
+        opening.open(folder)
     assert type(refused.value) is kind
     assert refused.value.fix
     return str(refused.value)
@@ -336,13 +336,13 @@ def test_what_is_no_pack_is_refused(tmp_path: Path, files: dict[str, bytes]) -> 
     folder_of(tmp_path / "src", files)
     pack(tmp_path / "src", tmp_path / "dst", split=0.2)
     assert refusal(tmp_path / "dst", UsageError) == (
-        f"{tmp_path}/dst: this folder holds packed parts. Name one: {tmp_path}/dst/train."
+        f"{tmp_path}/dst: this folder holds several packs. Name one: {tmp_path}/dst/train."
     )
 
 
 def test_a_pack_of_a_later_format_is_refused(copy: Path) -> None:
     change(copy, format="origami")
-    assert "it is packed in a format that is not known here, 'origami'" in refusal(copy)
+    assert "the pack format 'origami' is not known" in refusal(copy)
 
 
 @pytest.mark.parametrize("kept", [0, 3, 8, 100, -1])
@@ -387,7 +387,7 @@ def test_no_change_of_the_header_makes_anything_but_a_sentence(copy: Path, data:
         changed[data.draw(st.integers(0, end - 1))] = data.draw(st.sampled_from(b'0123456789{}[]",:-.eUIF\0\xff a'))
     path.write_bytes(changed)
     with contextlib.suppress(HeadwayError):
-        dataset.open(copy)
+        opening.open(copy)
     path.write_bytes(whole)
 
 
@@ -411,15 +411,15 @@ def test_columns_that_do_not_belong_together_are_refused(copy: Path) -> None:
 @pytest.mark.parametrize("mapped", [False, True])
 def test_an_empty_split_record_of_a_shard_that_does_not_exist_is_empty(copy: Path, mapped: bool) -> None:
     columns = {"shard": 999, "offset": 0, "length": 0, "flags": FLAG_SPLIT}
-    data = dataset.open(copy)
+    data = opening.open(copy)
     change(copy, {name: np.full_like(getattr(data, name), value) for name, value in columns.items()})
-    assert [bytes(record) for record in dataset.open(copy, mapped=mapped).read(range(20))] == [b""] * 20
+    assert [bytes(record) for record in opening.open(copy, mapped=mapped).read(range(20))] == [b""] * 20
 
 
 def test_a_shard_that_is_no_plain_file_is_refused(copy: Path) -> None:
-    shards = [{"name": shard.name, "size": shard.size} for shard in dataset.open(copy).description.shards]
+    shards = [{"name": shard.name, "size": shard.size} for shard in opening.open(copy).description.shards]
     os.mkfifo(copy / "pipe")
-    for name, said in (("pipe", "is no plain file"), ("a" * 5000, "cannot be opened"), ("a\0b", "no good shards")):
+    for name, said in (("pipe", "is not a regular file"), ("a" * 5000, "cannot be opened"), ("a\0b", "no good shards")):
         change(copy, shards=[shards[0] | {"name": name}, *shards[1:]])
         assert said in refusal(copy)
 
@@ -439,7 +439,7 @@ def test_a_missing_or_short_shard_is_named(copy: Path) -> None:
     ):
         path.write_bytes(data)
         with pytest.raises(DataError, match=said) as refused:
-            dataset.open(copy)
+            opening.open(copy)
         assert str(path) in str(refused.value)
     path.unlink()
     assert refusal(copy) == f"{path}: a shard is missing. Copy the folder again, or pack again."
@@ -453,10 +453,10 @@ def test_shards_of_two_packs_do_not_mix(tmp_path: Path) -> None:
         pack(tmp_path / name, tmp_path / f"{name}.packed")
     one, two = (tmp_path / f"{name}.packed/shard-00000.rec" for name in ("one", "two"))
     assert one.stat().st_size == two.stat().st_size
-    dataset.open(one.parent)
+    opening.open(one.parent)
     shutil.copy(two, one)
     assert refusal(one.parent) == (
-        f"{one}: this shard belongs to another pack. Keep the files of one pack together; pack again."
+        f"{one}: this shard belongs to another pack. Keep the files of one pack together, or pack again."
     )
 
 
@@ -465,10 +465,10 @@ def test_shards_of_two_packs_do_not_mix(tmp_path: Path) -> None:
 GROWTH = """
 import sys
 import numpy, psutil
-from headway.data import dataset
+from headway.data import opening
 process = psutil.Process()
 before = process.memory_info().rss
-data = dataset.open(sys.argv[1])
+data = opening.open(sys.argv[1])
 after = process.memory_info().rss
 assert len(data) == 10_000_000
 print(after - before, data.length[9_999_999], data.name(9_999_999))
@@ -485,7 +485,7 @@ def test_opening_does_not_read_the_columns(packed: Path, tmp_path: Path) -> None
     for name, kind, count in [*((name, kind, n) for name, kind in COLUMN_TYPES.items()), ("label", "I64", n)]:
         entries[name] = {"dtype": kind, "shape": [count], "data_offsets": [at, at + count * sizes[kind]]}
         at += count * sizes[kind]
-    entries["__metadata__"] = dataset.open(packed).description.to_metadata()
+    entries["__metadata__"] = opening.open(packed).description.to_metadata()
     header = json.dumps(entries).encode()
     header += b" " * (-len(header) % 8)
     for shard in packed.glob("shard-*"):

@@ -18,13 +18,14 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.conftest import absent
 
-from headway.core.cores import default_threads, local_ranks, usable_cores
+from headway.core.cpu_count import choose_thread_count, count_usable_cores, read_local_ranks
 from headway.core.errors import UsageError
 from headway.data import native
-from headway.data.crops import center_boxes
-from headway.data.decode import TIMED_EVERY, Backend, Decoder, chosen, decoder
+from headway.data.crops import compute_center_boxes
+from headway.data.decode import BATCHES_PER_TIMING, Backend, Decoder, build_decoder, resolve_backend
+from headway.data.decode_request import DecodeRequest
 from headway.data.records import Records
-from headway.data.reference import Kind, Status, decode_one
+from headway.data.reference import DecodeStatus, RecordKind, decode_one
 
 Boxes = NDArray[np.float32]
 SMOOTH = np.add.outer(np.arange(60) * 3, np.arange(80) * 2)[..., None] + np.arange(3) * 20
@@ -46,14 +47,14 @@ def encoded(image: Image.Image, form: str = "JPEG", **options: object) -> bytes:
 
 def boxes_of(*images: Image.Image, out_hw: tuple[int, int]) -> Boxes:
     width, height = (np.array(side, np.uint32) for side in zip(*(image.size for image in images), strict=True))
-    return center_boxes(width, height, out_hw)
+    return compute_center_boxes(width, height, out_hw)
 
 
 @contextmanager
 def made(backend: Backend, threads: int = 2) -> Iterator[Decoder]:
-    if backend == "native" and not native.available():
+    if backend == "native" and not native.is_available():
         absent("the native core is not built")
-    found = decoder(threads, backend)
+    found = build_decoder(threads, backend)
     try:
         yield found
     finally:
@@ -83,14 +84,14 @@ def test_a_bad_image_is_zeros_with_a_status_and_leaves_its_neighbours_alone(back
         buffers += [good[image], data]
         boxes += [boxes_of(GOOD[image], out_hw=(16, 16))[0], np.array([0, 0, 40, 30], np.float32)]
     out = np.full((len(buffers), 16, 16, 3), 7, np.uint8)
-    with made(backend, threads) as decode:
-        status = decode(Records.of(buffers), np.stack(boxes), out)
+    with made(backend, threads) as decoder:
+        status = decoder.decode(DecodeRequest(Records.from_buffers(buffers), np.stack(boxes), out))
     assert status.dtype == np.uint8
-    assert status.tolist() == [Status.OK, Status.UNDECODABLE] * len(BAD)
+    assert status.tolist() == [DecodeStatus.OK, DecodeStatus.UNDECODABLE] * len(BAD)
     assert (out[1::2] == 0).all()
     expected = np.zeros((16, 16, 3), np.uint8)
     for place in range(0, len(buffers), 2):
-        assert decode_one(buffers[place], expected, boxes[place]) is Status.OK
+        assert decode_one(buffers[place], expected, boxes[place]) is DecodeStatus.OK
         assert np.abs(out[place].astype(int) - expected).max() <= 1
 
 
@@ -99,19 +100,21 @@ def test_a_bad_image_is_zeros_with_a_status_and_leaves_its_neighbours_alone(back
 @pytest.mark.thin(4)
 def test_a_batch_is_the_same_on_any_number_of_threads(backend: Backend, count: int) -> None:
     images = [picture("RGB", 9 + number % 50, 40 - number % 37, seed=number) for number in range(count)]
-    records = Records.of([encoded(image, "PNG" if number % 5 == 3 else "JPEG") for number, image in enumerate(images)])
+    records = Records.from_buffers(
+        [encoded(image, "PNG" if number % 5 == 3 else "JPEG") for number, image in enumerate(images)]
+    )
     boxes = boxes_of(*images, out_hw=(12, 10)) if images else np.empty((0, 4), np.float32)
     out = np.full((4, count, 12, 10, 3), 7, np.uint8)
     before = threading.active_count()
     for pixels, threads in zip(out, (1, 2, 8, 19), strict=True):
-        with made(backend, threads) as decode:
+        with made(backend, threads) as decoder:
             for _ in range(2):
-                assert not decode(records, boxes, pixels).any()
+                assert not decoder.decode(DecodeRequest(records, boxes, pixels)).any()
     assert threading.active_count() == before
     assert (out == out[0]).all()
     expected = np.zeros((12, 10, 3), np.uint8)
     for data, box, pixels in zip(records, boxes, out[0], strict=True):
-        assert decode_one(data, expected, box) is Status.OK
+        assert decode_one(data, expected, box) is DecodeStatus.OK
         assert np.abs(pixels.astype(int) - expected).max() <= 1
 
 
@@ -134,16 +137,16 @@ def test_native_and_reference_differ_by_one_at_most(data: st.DataObject, seed: i
         boxes.append(np.rint(box) if data.draw(st.booleans()) else box)
     flips = rng.integers(0, 2, 8) == 1
     out = np.zeros((2, 8, *out_hw, channels), np.uint8)
-    arguments = (Records.of(buffers), np.array(boxes, np.float32))
+    arguments = (Records.from_buffers(buffers), np.array(boxes, np.float32))
     with made("pillow", 1) as reference, made("native", 2) as core:
-        expected = reference(*arguments, out[0], flips=flips)
-        assert core(*arguments, out[1], flips=flips).tolist() == expected.tolist()
+        expected = reference.decode(DecodeRequest(*arguments, out[0], flips=flips))
+        assert core.decode(DecodeRequest(*arguments, out[1], flips=flips)).tolist() == expected.tolist()
     assert np.abs(out[0].astype(int) - out[1]).max() <= 1
 
 
 def test_native_and_reference_agree_on_real_images(data_root: Path) -> None:
     files = sorted((data_root / "imagenet-250").rglob("*.JPEG"))[::5]
-    records = Records.of([file.read_bytes() for file in files])
+    records = Records.from_buffers([file.read_bytes() for file in files])
     sizes = np.array([Image.open(io.BytesIO(data)).size for data in records], np.float64)
     rng = np.random.default_rng(1)
     sides = sizes * rng.uniform(0.1, 1, sizes.shape)
@@ -151,8 +154,8 @@ def test_native_and_reference_agree_on_real_images(data_root: Path) -> None:
     boxes = np.floor(np.concatenate([corners, sides], axis=1)).astype(np.float32)
     out = np.zeros((2, len(files), 112, 112, 3), np.uint8)
     with made("pillow") as reference, made("native") as core:
-        assert not reference(records, boxes, out[0]).any()
-        assert not core(records, boxes, out[1]).any()
+        assert not reference.decode(DecodeRequest(records, boxes, out[0])).any()
+        assert not core.decode(DecodeRequest(records, boxes, out[1])).any()
     assert np.abs(out[0].astype(int) - out[1]).max() <= 1
 
 
@@ -162,13 +165,17 @@ def test_every_kind_of_record_in_one_batch(backend: Backend, channels: int) -> N
     image = picture("RGB", 30, 20)
     pixels = np.asarray(image)
     buffers = [encoded(image, "PNG"), pixels.tobytes(), pixels.transpose(2, 0, 1).tobytes(), encoded(image, "PNG")]
-    kinds = np.array([Kind.OTHER, Kind.RAW, Kind.PLANAR, Kind.JPEG], np.uint8)  # the last one says it is what it is not
+    kinds = np.array(
+        [RecordKind.OTHER, RecordKind.RAW, RecordKind.PLANAR, RecordKind.JPEG], np.uint8
+    )  # the last one says it is what it is not
     shapes = np.array([[0, 0, 0], [20, 30, 3], [20, 30, 3], [0, 0, 0]], np.uint32)
     boxes = np.array([[1, 2, 25.5, 17]] * 4, np.float32)
     flips = np.array([False, True, False, True])
     out = np.zeros((4, 9, 11, channels), np.uint8)
-    with made(backend) as decode:
-        status = decode(Records.of(buffers), boxes, out, flips=flips, kinds=kinds, shapes=shapes)
+    with made(backend) as decoder:
+        status = decoder.decode(
+            DecodeRequest(Records.from_buffers(buffers), boxes, out, flips=flips, kinds=kinds, shapes=shapes)
+        )
     assert not status.any()
     out[1::2] = out[1::2, :, ::-1]
     assert np.abs(out.astype(int) - out[0]).max() <= 1
@@ -182,13 +189,16 @@ def test_checksums_are_compared_where_they_are_asked_for(backend: Backend) -> No
     wrong = crc ^ np.array([0, 0, 0, 0, 1, 1, 1, 1], np.uint32)
     check = np.array([True, True, False, False] * 2)
     out = np.zeros((8, 16, 16, 3), np.uint8)
-    arguments = (Records.of(buffers), boxes_of(*GOOD * 2, out_hw=(16, 16)), out)
-    with made(backend) as decode:
-        assert not decode(*arguments, crc=crc).any()
-        assert decode(*arguments, crc=wrong).tolist() == [Status.OK] * 4 + [Status.CHECKSUM] * 4
+    arguments = (Records.from_buffers(buffers), boxes_of(*GOOD * 2, out_hw=(16, 16)), out)
+    with made(backend) as decoder:
+        assert not decoder.decode(DecodeRequest(*arguments, crc=crc)).any()
+        assert (
+            decoder.decode(DecodeRequest(*arguments, crc=wrong)).tolist()
+            == [DecodeStatus.OK] * 4 + [DecodeStatus.CHECKSUM] * 4
+        )
         assert not out[4:].any()
         assert out[:4].reshape(4, -1).any(axis=1).all()
-        assert decode(*arguments, crc=wrong, check=check).tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
+        assert decoder.decode(DecodeRequest(*arguments, crc=wrong, check=check)).tolist() == [0, 0, 0, 0, 1, 1, 0, 0]
         assert not out[4:6].any()
         assert out[6:].reshape(2, -1).any(axis=1).all()
 
@@ -197,15 +207,15 @@ def test_checksums_are_compared_where_they_are_asked_for(backend: Backend) -> No
 def test_a_smaller_decode_looks_the_same_to_both_backends(sampling: str) -> None:
     image = Image.fromarray((SMOOTH % 256).astype(np.uint8)).resize((333, 217), Image.Resampling.BICUBIC)
     data = encoded(image, "JPEG", subsampling=SUBSAMPLINGS[sampling], quality=90)
-    records = Records.of([data] * 5)
+    records = Records.from_buffers([data] * 5)
     boxes = np.array(
         [[0, 0, 333, 217], [10, 20, 300, 190], [0, 0, 40, 30], [1.5, 0, 160, 99], [0, 0, 80, 80]], np.float32
     )
     out = np.zeros((3, 5, 20, 30, 3), np.uint8)
     with made("pillow") as reference, made("native") as core:
-        assert not reference(records, boxes, out[0], scaled=True).any()
-        assert not core(records, boxes, out[1], scaled=True).any()
-        assert not core(records, boxes, out[2]).any()
+        assert not reference.decode(DecodeRequest(records, boxes, out[0], scaled=True)).any()
+        assert not core.decode(DecodeRequest(records, boxes, out[1], scaled=True)).any()
+        assert not core.decode(DecodeRequest(records, boxes, out[2])).any()
     # Where chroma is halved, libjpeg decodes it at full size and the core's own decoder does not.
     difference = np.abs(out[0].astype(int) - out[1])
     assert difference.max() <= 1 if sampling == "4:4:4" else difference.mean() <= 2
@@ -216,8 +226,12 @@ def test_a_smaller_decode_looks_the_same_to_both_backends(sampling: str) -> None
 @both
 def test_bytes_beyond_the_batch_stay_as_they_are(backend: Backend) -> None:
     ring = np.full((4, 8, 8, 3), 7, np.uint8)
-    with made(backend, 1) as decode:
-        decode(Records.of([encoded(GOOD[0])] * 2), boxes_of(GOOD[0], GOOD[0], out_hw=(8, 8)), ring[1:3])
+    with made(backend, 1) as decoder:
+        decoder.decode(
+            DecodeRequest(
+                Records.from_buffers([encoded(GOOD[0])] * 2), boxes_of(GOOD[0], GOOD[0], out_hw=(8, 8)), ring[1:3]
+            )
+        )
     assert (ring[[0, 3]] == 7).all()
     assert (ring[1] == ring[2]).all()
     assert (ring[1] != 7).any()
@@ -225,12 +239,14 @@ def test_bytes_beyond_the_batch_stay_as_they_are(backend: Backend) -> None:
 
 @both
 def test_one_batch_of_sixteen_is_timed(backend: Backend) -> None:
-    records = Records.of([encoded(GOOD[0]), encoded(GOOD[0], "PNG"), encoded(GOOD[0])])
+    records = Records.from_buffers([encoded(GOOD[0]), encoded(GOOD[0], "PNG"), encoded(GOOD[0])])
     crc, out = np.array([crc32c(data) for data in records], np.uint32), np.zeros((3, 8, 8, 3), np.uint8)
-    with made(backend) as decode:
-        for _ in range(TIMED_EVERY + 1):
-            assert not decode(records, boxes_of(*GOOD[:1] * 3, out_hw=(8, 8)), out, crc=crc).any()
-        stats = decode.stats
+    with made(backend) as decoder:
+        for _ in range(BATCHES_PER_TIMING + 1):
+            assert not decoder.decode(
+                DecodeRequest(records, boxes_of(*GOOD[:1] * 3, out_hw=(8, 8)), out, crc=crc)
+            ).any()
+        stats = decoder.stats
     assert stats.images == 6
     assert stats.record_bytes == 2 * int(records.length.sum())
     assert stats.used_bytes <= stats.record_bytes
@@ -242,19 +258,20 @@ def test_one_batch_of_sixteen_is_timed(backend: Backend) -> None:
 FORKED = """
 import os, sys, threading
 import numpy as np
-from headway.data.decode import decoder
+from headway.data.decode import build_decoder
+from headway.data.decode_request import DecodeRequest
 from headway.data.records import Records
 
 data = open(sys.argv[2], "rb").read()
-records, boxes = Records.of([data] * 12), np.array([[0, 0, 200, 150]] * 12, np.float32)
-decode, first = decoder(3, sys.argv[1]), np.zeros((12, 64, 64, 3), np.uint8)
-assert not decode(records, boxes, first).any()
+records, boxes = Records.from_buffers([data] * 12), np.array([[0, 0, 200, 150]] * 12, np.float32)
+decoder, first = build_decoder(3, sys.argv[1]), np.zeros((12, 64, 64, 3), np.uint8)
+assert not decoder.decode(DecodeRequest(records, boxes, first)).any()
 stop = False
 
 def loop():
     out = np.zeros_like(first)
     while not stop:
-        assert not decode(records, boxes, out).any()
+        assert not decoder.decode(DecodeRequest(records, boxes, out)).any()
 
 busy = threading.Thread(target=loop)
 busy.start()
@@ -264,14 +281,14 @@ for turn in range(20):
     if not child:
         try:
             out = np.zeros_like(first)
-            good = not decode(records, boxes, out).any() and (out == first).all()
-            decode.close()
+            good = not decoder.decode(DecodeRequest(records, boxes, out)).any() and (out == first).all()
+            decoder.close()
         finally:
             os._exit(0 if good else 1)
     failed += os.waitpid(child, 0)[1] != 0
 stop = True
 busy.join()
-decode.close()
+decoder.close()
 sys.exit(failed)
 """
 
@@ -279,7 +296,7 @@ sys.exit(failed)
 @both
 @pytest.mark.thin(1)
 def test_a_fork_in_the_middle_of_a_decode_works(backend: Backend, tmp_path: Path) -> None:
-    if backend == "native" and not native.available():
+    if backend == "native" and not native.is_available():
         absent("the native core is not built")
     picture("RGB", 50, 38).resize((200, 150)).save(tmp_path / "image.jpg")
     command = [sys.executable, "-c", FORKED, backend, str(tmp_path / "image.jpg")]
@@ -288,25 +305,26 @@ def test_a_fork_in_the_middle_of_a_decode_works(backend: Backend, tmp_path: Path
 
 
 def test_the_training_loop_keeps_a_core() -> None:
-    found = decoder()
+    found = build_decoder()
     found.close()
-    assert found.threads == default_threads() == max(1, usable_cores() // (local_ranks() or 1) - 1)
-    assert found.backend == chosen() == ("native" if native.available() else "pillow")
+    assert found.threads == choose_thread_count() == max(1, count_usable_cores() // (read_local_ranks() or 1) - 1)
+    assert found.backend == resolve_backend() == ("native" if native.is_available() else "pillow")
 
 
 def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(UsageError, match="0 decoding threads"):
-        decoder(0)
+        build_decoder(0)
     with pytest.raises(UsageError, match="Pillow's threads cannot be pinned"):
-        decoder(2, "pillow", pin=True)
+        build_decoder(2, "pillow", pin=True)
 
 
 def test_an_environment_without_the_core_runs_on_the_reference() -> None:
     script = (
-        "from headway.data.decode import chosen, decoder; print(chosen(), decoder(1).backend); decoder(1, 'native')"
+        "from headway.data.decode import build_decoder as build, resolve_backend; "
+        "print(resolve_backend(), build(1).backend); build(1, 'native')"
     )
     environment = os.environ | {"HEADWAY_NATIVE": "0"}
     command = [sys.executable, "-c", script]
     done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     assert done.stdout == "pillow pillow\n"
-    assert "UsageError: The native core is not there. Leave HEADWAY_NATIVE unset" in done.stderr
+    assert "UsageError: the native core is not available. Leave HEADWAY_NATIVE unset" in done.stderr

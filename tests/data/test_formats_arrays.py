@@ -11,7 +11,7 @@ import pytest
 from tests.data._foreign import LABELS, PIXELS, cache, looked_at, said, same, survives
 
 from headway.core.errors import UsageError
-from headway.data import dataset
+from headway.data import opening
 
 __all__ = ["cache"]
 
@@ -49,11 +49,11 @@ def npy(path: Path, array: np.ndarray, **options: Any) -> Path:
 @pytest.mark.parametrize("between", ["-", "."])
 def test_mnist_has_two_parts(tmp_path: Path, cache: Path, packed: bool, between: str) -> None:
     folder = mnist(tmp_path / "mnist", packed=packed, between=between)
-    data = same(dataset.open(folder / "train"), GRAY)
+    data = same(opening.open(folder / "train"), GRAY)
     assert (data.description.format, data.description.channels, data.description.common_size) == ("idx", 1, (4, 5))
     assert data.classes == ("0", "1", "2")
-    same(dataset.open(folder / "test"), GRAY[2:5], LABELS[2:5])
-    same(dataset.open(folder / f"t10k-images{between}idx3-ubyte{'.gz' * packed}"), GRAY[2:5], LABELS[2:5])
+    same(opening.open(folder / "test"), GRAY[2:5], LABELS[2:5])
+    same(opening.open(folder / f"t10k-images{between}idx3-ubyte{'.gz' * packed}"), GRAY[2:5], LABELS[2:5])
     assert said(folder, UsageError) == (
         f"{folder}: this holds several data sets: test, train. Name one: {folder}/train."
     )
@@ -62,7 +62,7 @@ def test_mnist_has_two_parts(tmp_path: Path, cache: Path, packed: bool, between:
 
 @pytest.mark.parametrize("kind", IDX_TYPES)
 def test_labels_of_every_type(tmp_path: Path, cache: Path, kind: str) -> None:
-    same(dataset.open(mnist(tmp_path / "mnist", kind=kind) / "train"), GRAY)
+    same(opening.open(mnist(tmp_path / "mnist", kind=kind) / "train"), GRAY)
 
 
 def test_other_sets_in_idx(tmp_path: Path, cache: Path) -> None:
@@ -73,8 +73,8 @@ def test_other_sets_in_idx(tmp_path: Path, cache: Path) -> None:
         (folder / name).write_bytes(idx(array))
         labels = name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1")
         (folder / labels).write_bytes(idx(np.array(LABELS)))
-        same(dataset.open(folder), array)
-    same(dataset.open(tmp_path / "emn/emnist-letters-train"), GRAY)
+        same(opening.open(folder), array)
+    same(opening.open(tmp_path / "emn/emnist-letters-train"), GRAY)
 
 
 def test_what_is_no_idx_is_refused(tmp_path: Path, cache: Path) -> None:
@@ -118,11 +118,11 @@ def test_no_damage_of_idx_makes_anything_but_a_sentence(tmp_path: Path, cache: P
 def test_npy_with_labels_beside_it(tmp_path: Path, cache: Path, name: str) -> None:
     npy(tmp_path / name, np.array(LABELS, np.int16))
     for array in (GRAY, PIXELS, PIXELS[..., :1]):
-        data = same(dataset.open(npy(tmp_path / "a.npy", array)), array)
+        data = same(opening.open(npy(tmp_path / "a.npy", array)), array)
         assert (data.description.format, data.description.common_size) == ("npy", (4, 5))
     planes = np.ascontiguousarray(PIXELS.transpose(0, 3, 1, 2))
-    assert dataset.open(npy(tmp_path / "a.npy", np.zeros((7, 3, 5, 3), np.uint8))).description.common_size == (5, 3)
-    same(dataset.open(npy(tmp_path / "a.npy", planes)), planes)
+    assert opening.open(npy(tmp_path / "a.npy", np.zeros((7, 3, 5, 3), np.uint8))).description.common_size == (5, 3)
+    same(opening.open(npy(tmp_path / "a.npy", planes)), planes)
 
 
 def test_npy_of_several_parts(tmp_path: Path, cache: Path) -> None:
@@ -130,13 +130,13 @@ def test_npy_of_several_parts(tmp_path: Path, cache: Path) -> None:
     folder.mkdir()
     npy(folder / "images.npy", PIXELS)
     npy(folder / "labels.npy", np.array(LABELS))
-    same(dataset.open(folder), PIXELS)
+    same(opening.open(folder), PIXELS)
     for part, some in (("train", slice(0, 5)), ("test", slice(5, 7))):
         npy(folder / f"{part}_images.npy", PIXELS[some])
         npy(folder / f"{part}_labels.npy", np.array(LABELS)[some])
     (folder / "images.npy").unlink()
-    same(dataset.open(folder / "train"), PIXELS[:5], LABELS[:5])
-    same(dataset.open(folder / "test"), PIXELS[5:], LABELS[5:])
+    same(opening.open(folder / "train"), PIXELS[:5], LABELS[:5])
+    same(opening.open(folder / "test"), PIXELS[5:], LABELS[5:])
 
 
 def test_labels_of_every_kind(tmp_path: Path, cache: Path) -> None:
@@ -149,7 +149,7 @@ def test_labels_of_every_kind(tmp_path: Path, cache: Path) -> None:
         (np.eye(3)[LABELS] / 3, "value"),
     ):
         npy(tmp_path / "labels.npy", labels)
-        assert same(dataset.open(tmp_path / "a.npy"), PIXELS, labels.astype(np.float32)).description.label_kind == kind
+        assert same(opening.open(tmp_path / "a.npy"), PIXELS, labels.astype(np.float32)).description.label_kind == kind
 
 
 def test_what_is_no_npy_is_refused(tmp_path: Path, cache: Path) -> None:

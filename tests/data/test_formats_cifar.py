@@ -16,7 +16,7 @@ import pytest
 from tests.data._foreign import cache, looked_at, names_of, said, same, survives
 
 from headway.core.errors import UsageError
-from headway.data import dataset
+from headway.data import opening
 
 __all__ = ["cache"]
 
@@ -191,16 +191,16 @@ def test_every_kind_is_read(tmp_path: Path, cache: Path, name: str, make: Any) -
     ten = "-10-" in name
     cut = 10 if ten else 9
     for part, some in (("train", slice(0, cut)), ("test", slice(cut, N))):
-        data = same(dataset.open(f"{place}/{part}"), PLANES[some], (TEN if ten else FINE)[some])
+        data = same(opening.open(f"{place}/{part}"), PLANES[some], (TEN if ten else FINE)[some])
         assert data.classes == tuple(CLASSES if ten else FINE_NAMES)
         assert (data.description.format, data.description.common_size) == ("cifar", (32, 32))
         assert names_of(data) == (
             NAMES[some] if name.endswith(("py", "python")) else [str(number) for number in range(len(data))]
         )
         if not ten:
-            data = same(dataset.open(f"{place}/{part}?labels=coarse"), PLANES[some], COARSE[some])
+            data = same(opening.open(f"{place}/{part}?labels=coarse"), PLANES[some], COARSE[some])
             assert data.classes == tuple(COARSE_NAMES)
-            same(dataset.open(f"{place}/{part}"), PLANES[some], FINE[some])
+            same(opening.open(f"{place}/{part}"), PLANES[some], FINE[some])
     assert said(place, UsageError) == f"{place}: this holds several data sets: test, train. Name one: {place}/train."
     if ten:
         assert "CIFAR-10 has one kind of labels" in said(f"{place}/train?labels=coarse", UsageError)
@@ -210,12 +210,12 @@ def test_one_file_alone(tmp_path: Path, cache: Path) -> None:
     for name in ("cifar-10-batches-bin", "cifar-10-batches-py"):
         folder = folder_of(tmp_path, name)
         file = folder / ("data_batch_2.bin" if name.endswith("bin") else "data_batch_2")
-        assert same(dataset.open(file), PLANES[5:10], TEN[5:10]).classes == tuple(CLASSES)
+        assert same(opening.open(file), PLANES[5:10], TEN[5:10]).classes == tuple(CLASSES)
         for meta in folder.glob("batches.meta*"):
             meta.unlink()
-        assert dataset.open(file).classes == tuple(map(str, range(10)))
+        assert opening.open(file).classes == tuple(map(str, range(10)))
     folder = folder_of(tmp_path, "cifar-100-binary")
-    same(dataset.open(folder / "test.bin"), PLANES[9:], FINE[9:])
+    same(opening.open(folder / "test.bin"), PLANES[9:], FINE[9:])
 
 
 @pytest.mark.parametrize("protocol", [3, 4, 5])
@@ -223,7 +223,7 @@ def test_archives_saved_again_by_python_3(tmp_path: Path, cache: Path, protocol:
     held = {b"labels": TEN, b"data": ROWS, b"filenames": [name.encode() for name in NAMES]}
     (tmp_path / "test_batch").write_bytes(pickle.dumps(held, protocol))
     if protocol < 5:
-        same(dataset.open(tmp_path / "test_batch"), PLANES, TEN)
+        same(opening.open(tmp_path / "test_batch"), PLANES, TEN)
     else:
         assert "this is no pickle of plain data" in said(tmp_path / "test_batch")
 

@@ -13,7 +13,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from tests.data._foreign import LABELS, PICTURES, PIXELS, cache, looked_at, names_of, said, same, survives
 
 from headway.core.errors import UsageError
-from headway.data import dataset
+from headway.data import opening
 from headway.data.formats import lmdb as pages
 
 __all__ = ["cache"]
@@ -85,7 +85,9 @@ def test_values_are_where_the_package_says(tmp_path: Path, count: int, subdir: b
     }
     path = database(tmp_path / "db", values, subdir=subdir, batch=max(1, count // 7))
     data = path.read_bytes()
-    found = [(member.name.encode("latin-1"), data[member.offset :][: member.size]) for member in pages.entries(path)]
+    found = [
+        (member.name.encode("latin-1"), data[member.offset :][: member.size]) for member in pages.read_entries(path)
+    ]
     assert found == sorted(values.items())
 
 
@@ -103,7 +105,7 @@ def test_values_that_were_deleted_or_replaced(tmp_path: Path) -> None:
                         transaction.put(b"%04d" % number, b"new" * number)
                         values[b"%04d" % number] = b"new" * number
     data = path.read_bytes()
-    found = {member.name.encode(): data[member.offset :][: member.size] for member in pages.entries(path)}
+    found = {member.name.encode(): data[member.offset :][: member.size] for member in pages.read_entries(path)}
     assert found == values
 
 
@@ -114,9 +116,19 @@ def test_datum_of_image_files(tmp_path: Path, cache: Path) -> None:
     values = keyed([encoded(image, label) for image, label in zip(PICTURES, LABELS, strict=True)])
     path = database(tmp_path / "db", values)
     for uri in (path.parent, path):
-        data = same(dataset.open(uri), PICTURES)
+        data = same(opening.open(uri), PICTURES)
         assert (data.description.format, data.classes) == ("lmdb", ("0", "1", "2"))
         assert names_of(data) == [key.decode() for key in values]
+
+
+@pytest.mark.parametrize("pixels", [False, True])
+def test_datum_whose_keys_end_like_images(tmp_path: Path, cache: Path, pixels: bool) -> None:
+    """Caffe's convert_imageset writes keys such as `00000000_cat/0.jpg`, which look like WebDataset's."""
+    planes = [image.transpose(2, 0, 1) for image in PIXELS]
+    messages = list(map(plain, planes, LABELS)) if pixels else list(map(encoded, PICTURES, LABELS))
+    values = {b"%08d_cat/%d.jpg" % (place, place): value for place, value in enumerate(messages)}
+    data = same(opening.open(database(tmp_path / "db", values).parent), planes if pixels else PICTURES)
+    assert names_of(data) == [key.decode() for key in values]
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -124,7 +136,7 @@ def test_datum_of_pixels(tmp_path: Path, cache: Path, channels: int) -> None:
     """Each image may have a size of its own."""
     planes = [image.transpose(2, 0, 1)[:channels, : 3 + place % 2] for place, image in enumerate(PIXELS)]
     path = database(tmp_path / "a.lmdb", keyed(list(map(plain, planes, LABELS))), subdir=False)
-    data = same(dataset.open(path), planes)
+    data = same(opening.open(path), planes)
     assert data.description.channels == channels
     assert data.height.tolist() == [3, 4, 3, 4, 3, 4, 3]
     assert data.description.common_size is None
@@ -133,13 +145,13 @@ def test_datum_of_pixels(tmp_path: Path, cache: Path, channels: int) -> None:
 def test_the_keys_of_webdataset(tmp_path: Path, cache: Path) -> None:
     values = {b"%05d.jpg" % place: image for place, image in enumerate(PICTURES)}
     values |= {b"%05d.cls" % place: b"class %d" % label for place, label in enumerate(LABELS)}
-    data = same(dataset.open(database(tmp_path / "db", values).parent), PICTURES)
+    data = same(opening.open(database(tmp_path / "db", values).parent), PICTURES)
     assert data.classes == ("class 0", "class 1", "class 2")
     assert data.name(3) == "00003.jpg"
 
 
 def test_negative_labels_are_values(tmp_path: Path, cache: Path) -> None:
-    data = dataset.open(database(tmp_path / "db", keyed([encoded(PICTURES[0], -3), encoded(PICTURES[1], 5)])))
+    data = opening.open(database(tmp_path / "db", keyed([encoded(PICTURES[0], -3), encoded(PICTURES[1], 5)])))
     assert (data.description.label_kind, data.label.tolist()) == ("value", [-3, 5])
 
 
@@ -188,7 +200,7 @@ def test_databases_of_another_kind_are_refused(tmp_path: Path, cache: Path) -> N
 
 
 def _root(path: Path) -> int:
-    return pages._meta(memoryview(path.read_bytes()), path).root
+    return pages._read_meta(memoryview(path.read_bytes()), path).root
 
 
 def test_a_tree_that_leads_in_a_circle_has_an_end(tmp_path: Path, cache: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from tests.data._foreign import LABELS, PICTURES, cache, said, same, survives
 
 from headway.core.errors import UsageError
-from headway.data import dataset
+from headway.data import opening
 from headway.data.columns import FLAG_SPLIT
 from headway.data.formats import recordio
 from headway.data.formats.recordio import Label
@@ -23,7 +23,7 @@ SPLIT = [image + bytes(-len(image) % 4) + MAGIC * (place % 3) + b"x" for place, 
 
 
 def written(path: Path, images: Sequence[bytes], labels: Sequence[Label], *, index: bool = True) -> Path:
-    writer = recordio.Writer(path, path.with_suffix(".idx"), 0)
+    writer = recordio.RecordioWriter(path, path.with_suffix(".idx"), 0)
     for number, (image, label) in enumerate(zip(images, labels, strict=True)):
         writer.append(image, label, number)
     writer.close()
@@ -34,7 +34,7 @@ def written(path: Path, images: Sequence[bytes], labels: Sequence[Label], *, ind
 
 @pytest.mark.parametrize("index", [True, False])
 def test_records_are_read_with_an_index_and_without(tmp_path: Path, cache: Path, index: bool) -> None:
-    data = same(dataset.open(written(tmp_path / "a.rec", SPLIT, LABELS, index=index)), SPLIT)
+    data = same(opening.open(written(tmp_path / "a.rec", SPLIT, LABELS, index=index)), SPLIT)
     assert (data.flags & FLAG_SPLIT).tolist() == [int(place % 3 > 0) for place in range(7)]
     assert (data.description.format, data.classes) == ("recordio", ("0", "1", "2"))
     assert data.name(4) == "4"
@@ -42,14 +42,14 @@ def test_records_are_read_with_an_index_and_without(tmp_path: Path, cache: Path,
 
 def test_labels_of_every_kind(tmp_path: Path, cache: Path) -> None:
     several = [np.array([number & 1, number >> 1 & 1, 1], np.float32) for number in range(7)]
-    data = same(dataset.open(written(tmp_path / "multi.rec", SPLIT, several)), SPLIT, np.array(several))
+    data = same(opening.open(written(tmp_path / "multi.rec", SPLIT, several)), SPLIT, np.array(several))
     assert (data.description.label_kind, data.classes) == ("multi", ("0", "1", "2"))
     assert data.description.class_counts == (3, 3, 7)
     boxes = [label * 2.5 for label in several]
-    data = same(dataset.open(written(tmp_path / "boxes.rec", SPLIT, boxes)), SPLIT, np.array(boxes))
+    data = same(opening.open(written(tmp_path / "boxes.rec", SPLIT, boxes)), SPLIT, np.array(boxes))
     assert data.description.label_kind == "value"
     numbers = [0.5, -1, 2, 3, 4, 5, 6]
-    data = same(dataset.open(written(tmp_path / "numbers.rec", SPLIT, numbers)), SPLIT, numbers)
+    data = same(opening.open(written(tmp_path / "numbers.rec", SPLIT, numbers)), SPLIT, numbers)
     assert (data.description.label_kind, data.classes, data.label.dtype) == ("value", (), np.float32)
 
 
@@ -59,11 +59,11 @@ def test_several_files(tmp_path: Path, cache: Path) -> None:
     for number, (low, high) in enumerate([(0, 3), (3, 4), (4, 7)]):
         written(folder / f"train_{number}.rec", SPLIT[low:high], LABELS[low:high])
     for uri in (folder, folder / "train", folder / "train_{0..2}.rec", folder / "*.rec"):
-        data = same(dataset.open(uri), SPLIT)
+        data = same(opening.open(uri), SPLIT)
         assert data.shard.tolist() == [0, 0, 0, 1, 2, 2, 2]
     written(folder / "val.rec", SPLIT[:2], LABELS[:2])
     assert "this holds several data sets: train, val" in said(folder, UsageError)
-    same(dataset.open(folder / "val"), SPLIT[:2], LABELS[:2])
+    same(opening.open(folder / "val"), SPLIT[:2], LABELS[:2])
 
 
 def test_what_is_refused(tmp_path: Path, cache: Path) -> None:

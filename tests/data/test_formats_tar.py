@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.data._foreign import LABELS, PICTURES, cache, looked_at, names_of, said, same, survives
 
 from headway.core.errors import DataError, UsageError
-from headway.data import dataset
+from headway.data import opening
 from headway.data.formats import tar
 
 __all__ = ["cache"]
@@ -61,14 +61,14 @@ def test_members_are_where_tarfile_says(tmp_path: Path, format: int, files: list
     with tarfile.open(path) as found:
         wanted = [(info.name, info.offset_data, info.size) for info in found if info.isreg()]
     data = path.read_bytes()
-    assert [tuple(member) for member in tar.members(path)] == wanted
-    assert [data[at : at + size] for _, at, size in tar.members(path)] == [content for _, content in files]
+    assert [tuple(member) for member in tar.read_members(path)] == wanted
+    assert [data[at : at + size] for _, at, size in tar.read_members(path)] == [content for _, content in files]
 
 
 def test_ustar_names_in_two_halves(tmp_path: Path) -> None:
     name = "/".join(["folder" * 5] * 5) + "/" + "n" * 90
     path = archive(tmp_path / "a.tar", [(name, b"x")], tarfile.USTAR_FORMAT)
-    assert [member.name for member in tar.members(path)] == [name]
+    assert [member.name for member in tar.read_members(path)] == [name]
 
 
 @each_format
@@ -80,7 +80,7 @@ def test_what_is_no_file_is_passed_over(tmp_path: Path, format: int) -> None:
     os.mkfifo(tmp_path / "in/pipe")
     with tarfile.open(tmp_path / "a.tar", "w", format=format) as out:
         out.add(tmp_path / "in", "in")
-    (member,) = tar.members(tmp_path / "a.tar")
+    (member,) = tar.read_members(tmp_path / "a.tar")
     assert os.path.basename(member.name) in ("file", "same")
     assert (tmp_path / "a.tar").read_bytes()[member.offset :].startswith(b"content")
 
@@ -95,7 +95,7 @@ def test_a_member_larger_than_octal_can_say(tmp_path: Path) -> None:
             file.write(head)
             file.seek(len(head) + size + -size % 512)
             file.write(tarfile.TarInfo("next").tobuf() + bytes(1024))
-        found = list(tar.members(tmp_path / "a.tar"))
+        found = list(tar.read_members(tmp_path / "a.tar"))
         assert found == [("big.bin", len(head), size), ("next", len(head) + size + -size % 512 + 512, 0)]
 
 
@@ -118,20 +118,20 @@ def test_a_cut_archive_is_always_noticed(tmp_path: Path, format: int) -> None:
     for size in [*range(1, end, 500), end, end + 511]:
         path.write_bytes(whole[:size])
         with pytest.raises(DataError, match=r"a\.tar, byte \d+: the archive ends (inside|without an end mark)"):
-            list(tar.members(path))
+            list(tar.read_members(path))
 
 
 @pytest.mark.parametrize("at", [0, 99, 120, 130, 150, 156, 200, 260, 340, 400, 511])
 def test_any_changed_byte_of_a_header_is_noticed(tmp_path: Path, at: int) -> None:
     path = archive(tmp_path / "a.tar", samples(), tarfile.USTAR_FORMAT)
     whole = bytearray(path.read_bytes())
-    second = next(tar.members(path)).size + 1023 & ~511
+    second = next(tar.read_members(path)).size + 1023 & ~511
     for start in (0, second):
         changed = whole.copy()
         changed[start + at] ^= 1
         path.write_bytes(changed)
         with pytest.raises(DataError, match=rf"a\.tar, byte {start}: this is no header of a tar archive"):
-            list(tar.members(path))
+            list(tar.read_members(path))
 
 
 def test_no_damage_makes_anything_but_a_sentence(tmp_path: Path) -> None:
@@ -151,7 +151,7 @@ def test_no_damage_makes_anything_but_a_sentence(tmp_path: Path) -> None:
 @each_format
 def test_samples_are_read_as_they_were_written(tmp_path: Path, cache: Path, format: int) -> None:
     path = archive(tmp_path / "set.tar", samples(folder="a.b/c/"), format)
-    data = same(dataset.open(path), PICTURES)
+    data = same(opening.open(path), PICTURES)
     assert data.description.format == "tar"
     assert (data.classes, data.description.label_kind) == (("0", "1", "2"), "class")
     assert names_of(data) == [name for name, _ in samples(folder="a.b/c/")[::2]]
@@ -170,16 +170,16 @@ def test_labels_by_name_json_and_text(tmp_path: Path, cache: Path) -> None:
         ]
     ):
         path = archive(tmp_path / f"{number}.tar", samples(ending, text))
-        data = same(dataset.open(path), PICTURES)
+        data = same(opening.open(path), PICTURES)
         assert data.classes == ("class 0", "class 1", "class 2")
     several = archive(tmp_path / "several.tar", samples("json", '{{"labels": ["b", "{}"]}}'))
-    data = dataset.open(several)
+    data = opening.open(several)
     assert (data.classes, data.description.label_kind) == (("0", "1", "2", "b"), "multi")
     assert data.label.tolist() == [[float(n == label) for n in range(3)] + [1.0] for label in LABELS]
-    numbers = dataset.open(archive(tmp_path / "numbers.tar", samples("json", '{{"value": {}.5}}')))
+    numbers = opening.open(archive(tmp_path / "numbers.tar", samples("json", '{{"value": {}.5}}')))
     assert (numbers.classes, numbers.description.label_kind) == ((), "value")
     assert numbers.label.tolist() == [label + 0.5 for label in LABELS]
-    vectors = dataset.open(archive(tmp_path / "vectors.tar", samples("json", "[{}, -1.5]")))
+    vectors = opening.open(archive(tmp_path / "vectors.tar", samples("json", "[{}, -1.5]")))
     assert (vectors.classes, vectors.description.label_kind) == (("0", "1"), "value")
     assert vectors.label.tolist() == [[label, -1.5] for label in LABELS]
 
@@ -196,7 +196,7 @@ def test_a_key_ends_at_the_first_dot_of_its_file(tmp_path: Path, cache: Path) ->
         ("two.jpeg", PICTURES[1]),
         ("three.txt", b"no image"),
     ]
-    data = same(dataset.open(archive(tmp_path / "a.tar", files)), PICTURES[:2], [1, 0])
+    data = same(opening.open(archive(tmp_path / "a.tar", files)), PICTURES[:2], [1, 0])
     assert names_of(data) == ["./v1.0/one.JPG", "two.jpeg"]
 
 
@@ -231,7 +231,7 @@ def test_what_is_no_sample_is_refused(tmp_path: Path, cache: Path, files: list[t
 def test_a_damaged_image_among_good_ones_is_kept_for_the_decoder_to_refuse(tmp_path: Path, cache: Path) -> None:
     files = samples()
     files[4] = ("0002.png", b"no image")
-    data = dataset.open(archive(tmp_path / "a.tar", files))
+    data = opening.open(archive(tmp_path / "a.tar", files))
     assert bytes(data.read([2])[0]) == b"no image"
     assert (data.width[2], data.height[2]) == (1, 1)
 
@@ -259,15 +259,15 @@ def test_shards_by_pattern_and_by_folder(tmp_path: Path, cache: Path) -> None:
         "/train-0{00,01,02}.tar",
         "/tr{ain-00[01],ain-002}.tar",
     ):
-        data = same(dataset.open(f"{folder}{uri}"), PICTURES)
+        data = same(opening.open(f"{folder}{uri}"), PICTURES)
         assert data.shard.tolist() == numbered
         assert names_of(data) == names
     archive(folder / "val-0.tar", samples()[:2])
     assert said(folder, UsageError) == (
         f"{folder}: this holds several data sets: train, val. Name one: {folder}/train."
     )
-    same(dataset.open(f"{folder}/val"), PICTURES[:1], LABELS[:1])
-    same(dataset.open(f"{folder}/train"), PICTURES)
+    same(opening.open(f"{folder}/val"), PICTURES[:1], LABELS[:1])
+    same(opening.open(f"{folder}/train"), PICTURES)
     assert said(folder / "test", UsageError) == (
         f"{folder}/test: there is no such file or folder, and no such part of {folder} (it has: train, val). "
         "Name one that is there."
@@ -293,13 +293,13 @@ def test_a_compressed_archive_is_unpacked_into_the_cache(tmp_path: Path, cache: 
     path = tmp_path / f"set{ending}"
     path.write_bytes(gzip.compress(plain.read_bytes()))
     plain.unlink()
-    same(dataset.open(path), PICTURES)
+    same(opening.open(path), PICTURES)
     (unpacked,) = cache.rglob("set.tar")
     unpacked.unlink()
-    same(dataset.open(path), PICTURES)  # unpacked again
+    same(opening.open(path), PICTURES)  # unpacked again
     plain = archive(tmp_path / "plain", samples()[:4])
     path.write_bytes(gzip.compress(plain.read_bytes()))
-    same(dataset.open(path), PICTURES[:2], LABELS[:2])
+    same(opening.open(path), PICTURES[:2], LABELS[:2])
     assert len(list(cache.rglob("set.tar"))) == 1  # the older one is gone
     whole = path.read_bytes()
     for damaged in (whole[:-9], whole[:40], whole[:300] + b"\0\0\0\0" + whole[304:], b"\x1f\x8b"):

@@ -14,10 +14,11 @@ from tests.data._isas import each_isa
 
 from headway.data import native
 from headway.data.decode import Decoder
+from headway.data.decode_request import GatherRequest
 from headway.data.ops.move import flip_and_translate
 from headway.data.records import Records
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="the native core is not built")
+pytestmark = pytest.mark.skipif(not native.is_available(), reason="the native core is not built")
 
 SAMPLES = 5
 
@@ -33,10 +34,10 @@ def check(
 ) -> None:
     images = np.random.default_rng(0).integers(0, 256, (SAMPLES, *shape), np.uint8)
     expected = flip_and_translate(torch.from_numpy(images), flips=flips, shifts=shifts).numpy()
-    records = Records.of([(image.transpose(2, 0, 1) if planar else image).tobytes() for image in images])
+    records = Records.from_buffers([(image.transpose(2, 0, 1) if planar else image).tobytes() for image in images])
     for by in isas:
         memory = np.full((SAMPLES + 2, *shape), 7, np.uint8)
-        assert not by.gather(records, memory[1:-1], planar=planar, shifts=shifts, flips=flips).any()
+        assert not by.gather(GatherRequest(records, memory[1:-1], planar=planar, shifts=shifts, flips=flips)).any()
         np.testing.assert_array_equal(memory[1:-1], expected)
         assert (memory[[0, -1]] == 7).all()
 
@@ -71,8 +72,8 @@ def test_every_shift_of_small_samples(isas: list[Decoder], shape: tuple[int, int
 @pytest.mark.parametrize("planar", [False, True])
 def test_without_shift_and_flip_it_is_a_copy(isas: list[Decoder], planar: bool) -> None:
     images = np.random.default_rng(1).integers(0, 256, (SAMPLES, 3, 50, 3), np.uint8)
-    records = Records.of([(image.transpose(2, 0, 1) if planar else image).tobytes() for image in images])
+    records = Records.from_buffers([(image.transpose(2, 0, 1) if planar else image).tobytes() for image in images])
     for by in isas:
         out = np.zeros_like(images)
-        assert not by.gather(records, out, planar=planar).any()
+        assert not by.gather(GatherRequest(records, out, planar=planar)).any()
         np.testing.assert_array_equal(out, images)

@@ -16,11 +16,11 @@ from PIL import Image
 from tests.data._loaders import SEED, SIZE, N, Rows, loader, mixed, own_threads, rows, rows_of, uniform
 
 from headway.core.errors import DataError, UsageError
-from headway.core.keys import keys
-from headway.data import dataset
-from headway.data.crops import center_boxes
+from headway.core.random_keys import make_keys
+from headway.data import opening
+from headway.data.crops import compute_center_boxes
 from headway.data.dataset import Dataset
-from headway.data.order import Order, share
+from headway.data.order import Order, get_rank_slots
 from headway.data.reference import decode_one
 
 
@@ -31,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(folder: Path) -> Dataset:
-    return dataset.open(folder)
+    return opening.open(folder)
 
 
 @pytest.fixture
@@ -56,7 +56,9 @@ def test_a_batch_holds_the_pixels_and_labels_of_the_order(data: Dataset) -> None
         assert (position, epoch, asked, served) == (place, epochs[place], sample, sample)
         assert label == data.label[sample]
         out = np.zeros((*SIZE, 3), np.uint8)
-        decode_one(data.read([sample])[0], out, center_boxes(data.width[[sample]], data.height[[sample]], SIZE)[0])
+        decode_one(
+            data.read([sample])[0], out, compute_center_boxes(data.width[[sample]], data.height[[sample]], SIZE)[0]
+        )
         assert pixels == out.tobytes()
 
 
@@ -65,13 +67,13 @@ def test_a_batch_says_what_it_is(data: Dataset) -> None:
     assert (batch.images.shape, batch.images.dtype) == ((7, *SIZE, 3), torch.uint8)
     assert batch.labels.dtype == torch.int64
     assert (batch.seed, batch.bad) == (SEED, ())
-    assert (batch.keys() == keys(SEED, batch.epochs, batch.samples)).all()
-    assert (batch.keys(view=1) == keys(SEED, batch.epochs, batch.samples, 1)).all()
+    assert (batch.keys() == make_keys(SEED, batch.epochs, batch.samples)).all()
+    assert (batch.keys(view=1) == make_keys(SEED, batch.epochs, batch.samples, 1)).all()
     assert (batch.keys() != batch.keys(view=1)).all()
 
 
 def test_size_and_channels_come_from_the_data_where_they_are_not_given(equal: Path, data: Dataset) -> None:
-    gray = dataset.open(equal)
+    gray = opening.open(equal)
     plain = next(iter(loader(gray, size=None)))
     assert plain.images.shape == (7, 6, 8, 1)
     colour = next(iter(loader(gray, size=(3, 4), channels=3)))
@@ -82,7 +84,7 @@ def test_size_and_channels_come_from_the_data_where_they_are_not_given(equal: Pa
 
 @pytest.mark.parametrize("kind", ["value", "several"])
 def test_labels_may_be_numbers_and_vectors(equal: Path, kind: str) -> None:
-    data = dataset.open(equal)
+    data = opening.open(equal)
     label = np.random.default_rng(0).random((N, 3), np.float32)
     data.label = label if kind == "several" else label[:, 0]
     for batch in loader(data, stop=2 * N):
@@ -100,9 +102,9 @@ def expected(data: Dataset) -> Rows:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
-@pytest.mark.parametrize("ahead", [1, 2, 3, 4])
-def test_threads_and_slots_change_nothing(data: Dataset, expected: Rows, threads: int, ahead: int) -> None:
-    assert rows(loader(data, stop=63, threads=threads, ahead=ahead)) == expected
+@pytest.mark.parametrize("prefetch", [1, 2, 3, 4])
+def test_threads_and_slots_change_nothing(data: Dataset, expected: Rows, threads: int, prefetch: int) -> None:
+    assert rows(loader(data, stop=63, threads=threads, prefetch_batches=prefetch)) == expected
 
 
 @pytest.mark.parametrize("verify", ["first", "always", "never"])
@@ -120,7 +122,7 @@ def test_the_ranks_of_any_world_together_serve_what_one_serves(
     assert {len(steps) for steps in ranks} == {63 // batch}
     assert [row for step in zip(*ranks, strict=True) for part in step for row in part] == expected
     for rank, steps in enumerate(ranks):
-        low, high = share(batch, rank, world)
+        low, high = get_rank_slots(batch, rank, world)
         assert {len(step) for step in steps} == {high - low}
 
 
@@ -206,18 +208,18 @@ def test_no_more_slots_than_batches_are_made(data: Dataset, monkeypatch: pytest.
         made.append(shape)
         return empty(*shape, **how)
 
-    for start, stop, ahead, slots in ((0, 63, 50, 9), (0, 63, 3, 3), (0, 5, 50, 1), (8, 8, 50, 0)):
+    for start, stop, prefetch, slots in ((0, 63, 50, 9), (0, 63, 3, 3), (0, 5, 50, 1), (8, 8, 50, 0)):
         made.clear()
         with monkeypatch.context() as patched:
             patched.setattr(torch, "empty", counted)
-            batches = list(loader(data, start=start, stop=stop, ahead=ahead))
+            batches = list(loader(data, start=start, stop=stop, prefetch_batches=prefetch))
         assert (len(batches), len(made)) == (-(-(stop - start) // 7), slots)
 
 
-@pytest.mark.parametrize("ahead", [1, 4])
+@pytest.mark.parametrize("prefetch", [1, 4])
 @pytest.mark.parametrize("taken", [0, 1, 3])
-def test_an_abandoned_iterator_frees_its_threads(data: Dataset, ahead: int, taken: int) -> None:
-    batches = iter(loader(data, ahead=ahead, threads=3))
+def test_an_abandoned_iterator_frees_its_threads(data: Dataset, prefetch: int, taken: int) -> None:
+    batches = iter(loader(data, prefetch_batches=prefetch, threads=3))
     for _ in range(taken):
         next(batches)
     assert bool(own_threads()) == (taken > 0)
@@ -245,8 +247,8 @@ def test_a_finished_loader_frees_its_threads(data: Dataset) -> None:
 
 def test_a_batch_is_valid_until_the_next_one_is_asked_for(data: Dataset, expected: Rows) -> None:
     """With every slot full and waiting, the one that is out stays as it is."""
-    for ahead in (1, 2):
-        batches = iter(loader(data, ahead=ahead, stop=63))
+    for prefetch in (1, 2):
+        batches = iter(loader(data, prefetch_batches=prefetch, stop=63))
         held = []
         for step in range(9):
             batch = next(batches)
@@ -256,11 +258,11 @@ def test_a_batch_is_valid_until_the_next_one_is_asked_for(data: Dataset, expecte
             assert rows([batch]) == expected[7 * step : 7 * step + 7]
             held.append(batch.images.data_ptr())
         batches.close()  # type: ignore[attr-defined]
-        assert len(set(held)) == ahead  # and the slots are used again and again
+        assert len(set(held)) == prefetch  # and the slots are used again and again
 
 
 def test_an_error_of_the_producer_reaches_the_consumer(copy: Path) -> None:
-    data = dataset.open(copy)
+    data = opening.open(copy)
     (copy / "shard-00001.rec").unlink()
     served: list[int] = []
     with pytest.raises(DataError, match=r"shard-00001\.rec"):
@@ -278,11 +280,17 @@ def test_an_error_of_the_producer_reaches_the_consumer(copy: Path) -> None:
     ("options", "said"),
     [
         ({"batch": 0}, "a batch of 0 samples. Set 1 or more."),
-        ({"ahead": 0}, "0 batches ahead. Set 1 or more."),
+        ({"prefetch_batches": 0}, "prefetch_batches: 0 batches to prefetch. Set 1 or more."),
+        ({"size": ()}, "() is no size. Give one side, or (height, width), in pixels."),
+        ({"size": (8,)}, "(8,) is no size. Give one side, or (height, width), in pixels."),
+        ({"start": 9, "stop": 8}, "positions from 9 to 8. Start at 0 or later, and stop at start or later."),
         ({"rank": 2, "world": 2}, "rank 2 of a world of 2. Ranks count from 0."),
         ({"rank": -1}, "rank -1 of a world of 1. Ranks count from 0."),
         ({"size": None}, "the images have different sizes. Give the loader a size=(height, width)."),
-        ({"order": Order(N + 1, 0)}, f"an order of {N + 1} samples over a data set of {N}."),
+        (
+            {"order": Order(N + 1, 0)},
+            f"an order of {N + 1} samples over a data set of {N}. Make it with Order(len(dataset), seed).",
+        ),
     ],
 )
 def test_impossible_loaders_are_refused(data: Dataset, options: dict[str, Any], said: str) -> None:

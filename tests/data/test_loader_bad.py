@@ -11,8 +11,8 @@ import pytest
 from tests.data._loaders import SEED, N, Rows, flip_a_byte, loader, mixed, own_threads, rows, rows_of, uniform, written
 
 from headway.core.errors import DataError
-from headway.data import columns, dataset
-from headway.data.batch import Bad
+from headway.data import columns, opening
+from headway.data.batch import BadSample
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.pack import pack
@@ -25,7 +25,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(folder: Path) -> Dataset:
-    return dataset.open(folder)
+    return opening.open(folder)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def expected(data: Dataset) -> Rows:
 
 def damage(folder: Path, samples: list[int]) -> Dataset:
     """The data set with a byte flipped in the middle of some images."""
-    data = dataset.open(folder)
+    data = opening.open(folder)
     for sample in samples:
         flip_a_byte(folder, data, sample, int(data.length[sample]) // 2)
     return data
@@ -76,7 +76,7 @@ def test_a_damaged_sample_is_substituted_by_the_next_good_one(copy: Path, expect
         assert served == substitute_of(position, damaged)
         assert label == data.label[served]
         assert image == pixels[served]
-    assert bad == [Bad(row[0], row[2], row[3], "checksum") for row in found if row[2] != row[3]]
+    assert bad == [BadSample(row[0], row[2], row[3], "checksum") for row in found if row[2] != row[3]]
     assert [entry.asked for entry in bad[:5]] == damaged
     assert len(bad) == len([row for row in expected if row[2] in damaged])
 
@@ -144,7 +144,7 @@ def test_where_every_sample_is_damaged_nothing_is_served(copy: Path) -> None:
 
 
 def test_without_checksums_only_what_does_not_decode_is_bad(copy: Path) -> None:
-    data = dataset.open(copy)
+    data = opening.open(copy)
     flip_a_byte(copy, data, 5, 0)  # of the JPEG's or PNG's own magic number
     batches = list(islice(loader(data, N, verify="never"), 1))
     assert [(entry.asked, entry.reason) for entry in batches[0].bad] == [(5, "undecodable")]
@@ -160,7 +160,7 @@ def test_checksums_are_looked_at_first_always_or_never(equal: Path, tmp_path: Pa
         (batch,) = loader(data, N, stop=N, verify=verify)
         return [entry.asked for entry in batch.bad]
 
-    touched, fresh = dataset.open(folder), dataset.open(folder)
+    touched, fresh = opening.open(folder), opening.open(folder)
     assert bad(touched, "first") == []
     flip_a_byte(folder, touched, 8, int(touched.length[8]) - 3)
     assert bad(touched, "never") == bad(fresh, "never") == []
@@ -177,7 +177,7 @@ def test_a_split_record_that_is_damaged_is_substituted(tmp_path: Path) -> None:
     image = path.read_bytes()
     path.write_bytes(image + bytes(-len(image) % 4) + (0xCED7230A).to_bytes(4, "little") + b"tail")
     pack(source, tmp_path / "dst", mode="keep")
-    data = dataset.open(tmp_path / "dst")
+    data = opening.open(tmp_path / "dst")
     (sample,) = np.flatnonzero(data.flags & columns.FLAG_SPLIT).tolist()
     assert rows(loader(data, N, stop=N))
     flip_a_byte(tmp_path / "dst", data, sample, 1)
@@ -187,7 +187,7 @@ def test_a_split_record_that_is_damaged_is_substituted(tmp_path: Path) -> None:
 
 
 def test_an_image_that_is_not_what_its_columns_say_is_bad(copy: Path) -> None:
-    data = dataset.open(copy)
+    data = opening.open(copy)
     width = data.width.copy()
     width[3] = 1000
     data.width = width

@@ -14,20 +14,20 @@ import torch
 from PIL import Image
 
 from headway.core.errors import UsageError
-from headway.core.keys import keys
-from headway.data import dataset, native
-from headway.data.crops import flips, random_resized_boxes, shifts
+from headway.core.random_keys import make_keys
+from headway.data import native, opening
+from headway.data.crops import draw_flips, draw_random_resized_boxes, draw_shifts
+from headway.data.data_recipe import CropRecipe
 from headway.data.dataset import Dataset
 from headway.data.loader import Loader
 from headway.data.ops.move import flip_and_translate
-from headway.data.options import CropRecipe
 from headway.data.order import Order
 from headway.data.pack import pack
 from headway.data.reference import decode_one
 from headway.data.resolution import ProgressiveRecipe
 
 N, SEED, SIZE = 29, 3, (20, 24)
-BACKENDS = ["pillow", pytest.param("native", marks=pytest.mark.skipif(not native.available(), reason="not built"))]
+BACKENDS = ["pillow", pytest.param("native", marks=pytest.mark.skipif(not native.is_available(), reason="not built"))]
 Samples = dict[int, bytes]
 
 
@@ -46,7 +46,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         else:
             image.convert("L" if number % 6 == 5 else "RGB").save(path, quality=90, subsampling=number % 3)
     pack(root / "src", root / "dst")
-    return dataset.open(root / "dst")
+    return opening.open(root / "dst")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def raw(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(random.integers(0, 256, (12, 16, 3), np.uint8)).save(path)
     pack(root / "src", root / "dst", mode="raw", format="raw")
-    return dataset.open(root / "dst")
+    return opening.open(root / "dst")
 
 
 def loader(data: Dataset, batch: int = 8, **options: Any) -> Loader:
@@ -114,18 +114,18 @@ def test_epochs_differ(data: Dataset) -> None:
 
 def drawn_by_the_reference(data: Dataset, position: int, flip: str = "random") -> np.ndarray[Any, Any]:
     epochs, samples = Order(N, SEED)(np.array([position]))
-    key, out = keys(SEED, epochs, samples), np.zeros((*SIZE, 3), np.uint8)
-    box = random_resized_boxes(key, data.width[samples], data.height[samples])[0]
+    key, out = make_keys(SEED, epochs, samples), np.zeros((*SIZE, 3), np.uint8)
+    box = draw_random_resized_boxes(key, data.width[samples], data.height[samples])[0]
     decode_one(data.read(samples)[0], out, box)
-    first = keys(SEED, 0, samples) if flip == "alternating" else key
-    mirrored, moved = flips(first, epochs, flip), shifts(key, 3)
+    first = make_keys(SEED, 0, samples) if flip == "alternating" else key
+    mirrored, moved = draw_flips(first, epochs, flip), draw_shifts(key, 3)
     return flip_and_translate(torch.from_numpy(out[None]), mirrored, moved)[0].numpy()
 
 
 @pytest.mark.parametrize("flip", ["random", "alternating"])
 @pytest.mark.parametrize(("backend", "far"), [("pillow", 0), ("native", 1)])
 def test_an_image_is_cropped_flipped_and_moved_by_its_key(data: Dataset, backend: str, far: int, flip: str) -> None:
-    if backend == "native" and not native.available():
+    if backend == "native" and not native.is_available():
         pytest.skip("the native core is not built")
     for position, pixels in served(loader(data, backend=backend, flip=flip), 8).items():
         found = np.frombuffer(pixels, np.uint8).reshape(*SIZE, 3).astype(int)
@@ -168,7 +168,7 @@ def test_raw_images_are_cropped_and_resized_too(raw: Dataset, backend: str) -> N
 @pytest.mark.parametrize("verify", ["first", "never"])
 def test_a_raw_record_that_is_cut_off_is_substituted(raw: Dataset, tmp_path: Path, backend: str, verify: str) -> None:
     shutil.copytree(raw.folder, tmp_path / "copy")
-    data = dataset.open(tmp_path / "copy")
+    data = opening.open(tmp_path / "copy")
     shard = tmp_path / "copy" / data.description.shards[0].name
     lost = int(np.argmax(data.offset))
     with shard.open("r+b") as file:
@@ -181,7 +181,7 @@ def test_a_raw_record_that_is_cut_off_is_substituted(raw: Dataset, tmp_path: Pat
 
 def test_the_box_of_a_substituted_sample_is_its_own(data: Dataset, tmp_path: Path) -> None:
     shutil.copytree(data.folder, tmp_path / "copy")
-    copy = dataset.open(tmp_path / "copy")
+    copy = opening.open(tmp_path / "copy")
     small = int(np.argmin(copy.width.astype(int) * copy.height))
     copy.crc32c = np.where(np.arange(N) == small, copy.crc32c, copy.crc32c + 1)  # all others are damaged
     for batch in islice(loader(copy, batch=4), 5):
@@ -255,12 +255,12 @@ def test_a_cache_is_told_what_its_host_takes(
     data: Dataset, monkeypatch: pytest.MonkeyPatch, rank: int, ranks: str, slots: tuple[int, int] | None
 ) -> None:
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    found = loader(data, batch=10, rank=rank, world=4)._slots_of_host()
+    found = loader(data, batch=10, rank=rank, world=4)._find_host_slots()
     if slots is None:
         assert found is None
     else:
         assert found is not None
-        assert np.flatnonzero(found.taken(np.arange(30))).tolist() == [
+        assert np.flatnonzero(found.find_taken(np.arange(30))).tolist() == [
             step + slot for step in (0, 10, 20) for slot in range(*slots)
         ]
 
@@ -313,7 +313,7 @@ def test_the_loader_tells_what_it_measured(data: Dataset) -> None:
     assert found.record_bytes == int(data.length[Order(N, SEED)(np.arange(40))[1]].sum())
     assert found.seconds >= found.wait_s >= 0
     assert 0 <= found.waiting_share <= 1
-    assert 0 <= found.occupancy <= found.ahead
+    assert 0 <= found.occupancy <= found.prefetch_batches
     assert set(found.stage_images_s) <= set(found.stage_s) == {"order", "read", "decode", "labels"}
     assert found.cores.images == 8  # one batch of 16 is timed
     assert Path(str(data.folder)).exists()

@@ -14,7 +14,7 @@ import pytest
 from tests import _support as support
 from tests.data import _packs as packs
 
-from headway.data import dataset, native
+from headway.data import native, opening
 from headway.data.pack import pack
 
 SHARED = """
@@ -22,9 +22,10 @@ import faulthandler, os, signal, sys
 from pathlib import Path
 import numpy as np
 from headway.core.errors import DataError
-from headway.data import dataset
+from headway.data import opening
 from headway.data.columns import COLUMNS_FILE
-from headway.data.decode import decoder
+from headway.data.decode import build_decoder
+from headway.data.decode_request import DecodeRequest, GatherRequest
 from headway.data.mapping import map_file
 
 folder, case = Path(sys.argv[1]), sys.argv[2]
@@ -34,23 +35,23 @@ faulthandler.enable()
 CUT = (
     SHARED
     + """
-data = dataset.open(folder)
+data = opening.open(folder)
 ids, boxes = np.arange(len(data)), np.zeros((len(data), 4), np.float32)
 boxes[:, 2:] = 8
 out = np.zeros((len(data), 8, 8, 3), np.uint8)
-decode = decoder(2, case if case in ("native", "pillow") else "native")
+decoder = build_decoder(2, case if case in ("native", "pillow") else "native")
 records = data.read(ids)
 if case.endswith("later"):
     faulthandler.disable()
     faulthandler.enable()  # its handler is before ours until a decoder is made
-    decode.close()
-    decode = decoder(2)
+    decoder.close()
+    decoder = build_decoder(2)
 elif case == "enabled":
     faulthandler.disable()
     faulthandler.enable()  # its handler is before ours until a batch is read
     records = data.read(ids)
 else:
-    assert not decode(records, boxes, out).any()
+    assert not decoder.decode(DecodeRequest(records, boxes, out)).any()
 shard = folder / data.description.shards[0].name
 os.truncate(folder / COLUMNS_FILE if case == "columns" else shard, data.offset.max() if case == "last" else 100)
 try:
@@ -61,17 +62,17 @@ try:
         assert not any(bytes(records[int(np.argmax(data.offset))]))  # the process lives, and reads zeros
         data.read(ids)
     elif case == "gather":
-        decode.gather(records, out)
+        decoder.gather(GatherRequest(records, out))
     else:
-        decode(records, boxes, out)
+        decoder.decode(DecodeRequest(records, boxes, out))
     print("nothing was said")
 except DataError as error:
     print(error)
-decode.close()
+decoder.close()
 data.close()
-del data, records, decode
+del data, records, decoder
 from headway.data import native
-print(native.lost())
+print(native.count_lost_files())
 """
 )
 
@@ -81,7 +82,7 @@ FOREIGN = (
 def nothing(number, frame):
     print("the user's handler", flush=True)
 
-data = dataset.open(folder)
+data = opening.open(folder)
 if case == "after":
     faulthandler.disable()
     data.read([0])
@@ -90,7 +91,7 @@ elif case == "between":
     faulthandler.disable()
     data.read([0])
     faulthandler.enable()
-    decoder(2).close()
+    build_decoder(2).close()
 elif case == "alone":
     faulthandler.disable()
     data.read([0])
@@ -98,7 +99,7 @@ else:
     data.read([0])
 if case == "sent":
     signal.signal(signal.SIGBUS, nothing)
-    decoder(2).close()
+    build_decoder(2).close()
     os.kill(os.getpid(), signal.SIGBUS)
     sys.exit(0)
 import mmap
@@ -111,7 +112,7 @@ print(other[5000])
 """
 )
 
-needs_core = pytest.mark.skipif(not native.available(), reason="the native core is not built")
+needs_core = pytest.mark.skipif(not native.is_available(), reason="the native core is not built")
 
 
 def some(*cases: str) -> list[Any]:
@@ -136,7 +137,7 @@ def packed(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
     "case", some("enabled", "native", "pillow", "gather", "python", "columns", "last", "native-later")
 )
 def test_a_file_that_is_cut_while_it_is_in_use_is_named(case: str, packed: Path) -> None:
-    data = dataset.open(packed)
+    data = opening.open(packed)
     name = "columns.safetensors" if case == "columns" else data.description.shards[0].name
     size = (packed / name).stat().st_size
     done = ran(CUT, packed, case)
@@ -174,7 +175,7 @@ def test_without_the_native_core_a_cut_shard_gives_short_records_and_cut_columns
     (shard,) = packed.glob("*.rec")
     whole = shard.read_bytes()
     by_pillow = CUT.replace('else "native")', 'else "pillow")')
-    script = by_pillow.replace("    decode(", "    records = data.read(ids)\n    decode(")
+    script = by_pillow.replace("    decoder.decode(", "    records = data.read(ids)\n    decoder.decode(")
     done = ran(script, packed, "pillow", HEADWAY_NATIVE="0")
     assert (done.returncode, done.stdout) == (0, "nothing was said\n0\n"), done.stderr
     shard.write_bytes(whole)
@@ -188,7 +189,7 @@ def test_without_the_native_core_a_cut_shard_gives_short_records_and_cut_columns
 def test_a_run_whose_shard_is_cut_ends_by_its_name(tmp_path: Path) -> None:
     train = support.packed_digits(tmp_path) / "train"
     recipe = support.write_recipe(tmp_path / "recipe.yaml", epochs=4000, data={"cache": "none"})
-    shard = train / dataset.open(train).description.shards[0].name
+    shard = train / opening.open(train).description.shards[0].name
     log = tmp_path / "run/metrics.jsonl"
     with support.running("train", recipe, "--run", tmp_path / "run", support.paced(tmp_path)) as process:
         with support.slowly(tmp_path):

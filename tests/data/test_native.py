@@ -25,13 +25,14 @@ import headway
 from headway.core.errors import DataError, UsageError
 from headway.core.native import LIBRARY
 from headway.data import native
+from headway.data.decode_request import DecodeRequest, GatherRequest
 from headway.data.records import Records
-from headway.data.reference import Status
+from headway.data.reference import DecodeStatus
 
 
 @pytest.fixture(autouse=True)
 def core() -> None:
-    if not native.available():
+    if not native.is_available():
         absent("the native core is not built")
 
 
@@ -54,12 +55,12 @@ def batch(count: int = 40) -> tuple[Records, NDArray[np.float32]]:
         for number in range(count)
     ]
     boxes = np.array([[number / 3, 1.25, 28 + number, 70] for number in range(count)], np.float32)
-    return Records.of(buffers), boxes
+    return Records.from_buffers(buffers), boxes
 
 
 @pytest.fixture
-def pool() -> Iterator[native.Pool]:
-    found = native.Pool(2)
+def pool() -> Iterator[native.NativePool]:
+    found = native.NativePool(2)
     yield found
     found.close()
 
@@ -85,7 +86,7 @@ def blocked(task: Path) -> int:
 
 def test_threads_have_a_name_take_no_signals_and_end() -> None:
     before = own_threads()
-    found = native.Pool(4)
+    found = native.NativePool(4)
     mine = [task for task in own_threads() if task not in before]
     assert len(mine) == 3  # the caller is the fourth
     masks = [blocked(task) for task in mine]
@@ -98,7 +99,7 @@ def test_threads_have_a_name_take_no_signals_and_end() -> None:
 def test_pinned_threads_keep_to_their_cpus() -> None:
     cpus = sorted(os.sched_getaffinity(0))
     before = own_threads()
-    found = native.Pool(len(cpus) + 2, cpus)
+    found = native.NativePool(len(cpus) + 2, cpus)
     mine = [int(task.name) for task in own_threads() if task not in before]
     assert sorted(sorted(os.sched_getaffinity(task)) for task in mine) == sorted(
         [cpus[i % len(cpus)]] for i in range(len(mine))
@@ -110,20 +111,20 @@ def test_pinned_threads_keep_to_their_cpus() -> None:
 @pytest.mark.parametrize("threads", [0, -1, 100_000])
 def test_impossible_numbers_of_threads_are_refused(threads: int) -> None:
     with pytest.raises(UsageError, match=f"{threads} decoding threads cannot be had"):
-        native.Pool(threads)
+        native.NativePool(threads)
 
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_several_threads_of_python_may_decode_at_once(shared: bool) -> None:
     records, boxes = batch()
-    pools = [native.Pool(3)] * 4 if shared else [native.Pool(1 + number) for number in range(4)]
+    pools = [native.NativePool(3)] * 4 if shared else [native.NativePool(1 + number) for number in range(4)]
     out = np.zeros((4, len(records), 20, 30, 3), np.uint8)
     failed: list[int] = []
 
     def work(number: int) -> None:
         for _ in range(10):
             out[number] = 0
-            failed.append(int(pools[number].decode(records, boxes, out[number]).any()))
+            failed.append(int(pools[number].decode(DecodeRequest(records, boxes, out[number])).any()))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
     for thread in threads:
@@ -143,24 +144,27 @@ DIGEST = """
 import hashlib, sys
 import numpy as np
 from headway.data import native
+from headway.data.decode_request import DecodeRequest, GatherRequest
 from headway.data.records import Records
 
 stored = np.load(sys.argv[1])
 data, length = stored["data"], stored["length"]
 buffers = [bytes(part) for part in np.split(data, np.cumsum(length)[:-1])]
-pool, digest = native.Pool(2), hashlib.sha256()
+pool, digest = native.NativePool(2), hashlib.sha256()
 for size, scaled in (((20, 30, 3), False), ((90, 70, 1), False), ((9, 8, 3), True)):
     out = np.zeros((len(buffers), *size), np.uint8)
-    assert not pool.decode(Records.of(buffers), stored["boxes"], out, flips=stored["flips"], scaled=scaled).any()
+    request = DecodeRequest(Records.from_buffers(buffers), stored["boxes"], out, flips=stored["flips"], scaled=scaled)
+    assert not pool.decode(request).any()
     digest.update(out.tobytes())
 raw = np.arange(5 * 40 * 36 * 3, dtype=np.uint8)
 for planar in (False, True):
     out = np.zeros((5, 40, 36, 3), np.uint8)
     shift = np.array([[3, -2]] * 5, np.int16)
-    assert not pool.gather(Records.of(np.split(raw, 5)), out, planar=planar, shift=shift).any()
+    records = Records.from_buffers(np.split(raw, 5))
+    assert not pool.gather(GatherRequest(records, out, planar=planar, shifts=shift)).any()
     digest.update(out.tobytes())
 pool.close()
-print(native.features().split(",")[0], digest.hexdigest())
+print(native.describe_features().split(",")[0], digest.hexdigest())
 """
 
 
@@ -178,7 +182,7 @@ def test_every_instruction_set_gives_the_same_bytes(tmp_path: Path) -> None:
         isa, digest = done.stdout.split()
         found[isa] = digest
     assert "portable" in found
-    assert native.features().partition(",")[0] in {*found, "portable"}
+    assert native.describe_features().partition(",")[0] in {*found, "portable"}
     assert len(set(found.values())) == 1, found
 
 
@@ -187,17 +191,17 @@ def test_every_instruction_set_gives_the_same_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("planar", [False, True])
-def test_raw_images_are_mirrored_and_moved(planar: bool, channels: int, pool: native.Pool) -> None:
+def test_raw_images_are_mirrored_and_moved(planar: bool, channels: int, pool: native.NativePool) -> None:
     rng = np.random.default_rng(channels)
     images = rng.integers(0, 256, (70, 12, 17, channels), np.uint8)
     stored = np.ascontiguousarray(images.transpose(0, 3, 1, 2)) if planar else images
-    records = Records.of([bytes(image) for image in stored])
+    records = Records.from_buffers([bytes(image) for image in stored])
     shift, flips = rng.integers(-4, 5, (70, 2)).astype(np.int16), rng.integers(0, 2, 70) == 1
     crc = np.array([crc32c(record) for record in records], np.uint32)
     crc[[7, 9]] ^= 1
     check = np.arange(70) != 9
     out = np.full(images.shape, 7, np.uint8)
-    status = pool.gather(records, out, planar=planar, shift=shift, flips=flips, crc=crc, check=check)
+    status = pool.gather(GatherRequest(records, out, planar=planar, shifts=shift, flips=flips, crc=crc, check=check))
     assert np.flatnonzero(status).tolist() == [7]
     assert not out[7].any()
     for place in range(70):
@@ -206,53 +210,53 @@ def test_raw_images_are_mirrored_and_moved(planar: bool, channels: int, pool: na
         down, right = shift[place] + 4
         assert place == 7 or (out[place] == wide[down : down + 12, right : right + 17]).all()
     plain = np.zeros_like(images)
-    assert not pool.gather(records, plain, planar=planar).any()
+    assert not pool.gather(GatherRequest(records, plain, planar=planar)).any()
     assert (plain == images).all()
     larger = np.ones((70, 13, 17, channels), np.uint8)  # every record is too short for it
-    assert (pool.gather(records, larger, planar=planar) == Status.UNDECODABLE).all()
+    assert (pool.gather(GatherRequest(records, larger, planar=planar)) == DecodeStatus.UNDECODABLE).all()
     assert not larger.any()
 
 
 # Arguments
 
 
-def test_arguments_of_the_wrong_kind_are_refused(pool: native.Pool) -> None:
+def test_arguments_of_the_wrong_kind_are_refused(pool: native.NativePool) -> None:
     records, boxes = batch(4)
     out = np.zeros((4, 8, 8, 3), np.uint8)
     for wrong in (boxes.astype(float), boxes[:3], boxes[:, :3], np.asfortranarray(boxes)):
         with pytest.raises(ValueError, match="instead of contiguous float32"):
-            pool.decode(records, wrong, out)
+            pool.decode(DecodeRequest(records, wrong, out))
     for wrong_out in (out.astype(float), out[0], out[:, :, ::2], out[:3], out[:, :, :, :2].copy(), out[:, :0]):
         with pytest.raises(ValueError):
-            pool.decode(records, boxes, wrong_out)
+            pool.decode(DecodeRequest(records, boxes, wrong_out))
     fixed = out.copy()
     fixed.flags.writeable = False
     with pytest.raises(ValueError, match="writeable"):
-        pool.decode(records, boxes, fixed)
+        pool.decode(DecodeRequest(records, boxes, fixed))
     with pytest.raises(ValueError, match="beyond"):
-        pool.decode(records, boxes, out, kinds=np.full(4, 1, np.uint8))  # raw without shapes
+        pool.decode(DecodeRequest(records, boxes, out, kinds=np.full(4, 1, np.uint8)))  # raw without shapes
     with pytest.raises(ValueError, match="beyond"):
-        pool.decode(records, boxes, out, kinds=np.full(4, 9, np.uint8))
+        pool.decode(DecodeRequest(records, boxes, out, kinds=np.full(4, 9, np.uint8)))
     assert not out.any()
 
 
-def test_an_output_with_gaps_is_filled_between_them(pool: native.Pool) -> None:
+def test_an_output_with_gaps_is_filled_between_them(pool: native.NativePool) -> None:
     records, boxes = batch(6)
     whole, gaps = np.zeros((6, 8, 8, 3), np.uint8), np.full((6, 2, 8, 8, 3), 7, np.uint8)
-    assert not pool.decode(records, boxes, whole).any()
-    assert not pool.decode(records, boxes, gaps[:, 0]).any()
+    assert not pool.decode(DecodeRequest(records, boxes, whole)).any()
+    assert not pool.decode(DecodeRequest(records, boxes, gaps[:, 0])).any()
     assert (gaps[:, 0] == whole).all()
     assert (gaps[:, 1] == 7).all()
 
 
-def test_a_box_beyond_the_image_is_refused(pool: native.Pool) -> None:
-    records = Records.of([jpeg(60, 44)] * 8)
+def test_a_box_beyond_the_image_is_refused(pool: native.NativePool) -> None:
+    records = Records.from_buffers([jpeg(60, 44)] * 8)
     boxes = np.array(
         [[0, 0, 60, 44], [0, 0, 60.5, 44], [1, 0, 60, 44], [0, 1, 60, 44], [-1, 0, 9, 9], [3, 3, 0, 5],
          [3, 3, 5, np.nan], [1e30, 3, 5, 5]], np.float32
     )  # fmt: skip
     out = np.full((8, 5, 5, 3), 7, np.uint8)
-    assert pool.decode(records, boxes, out).tolist() == [0] + [2] * 7
+    assert pool.decode(DecodeRequest(records, boxes, out)).tolist() == [0] + [2] * 7
     assert out[0].any()
     assert not out[1:].any()
 
@@ -263,29 +267,29 @@ def test_a_box_beyond_the_image_is_refused(pool: native.Pool) -> None:
 @given(st.integers(0, 9000), st.integers(0, 2**32 - 1))
 def test_the_checksum_is_castagnolis(size: int, seed: int) -> None:
     data = np.random.default_rng(seed).bytes(size)
-    assert native.crc32c(data) == crc32c(data)
-    assert native.crc32c(memoryview(data)[1:]) == crc32c(data[1:])
+    assert native.compute_crc32c(data) == crc32c(data)
+    assert native.compute_crc32c(memoryview(data)[1:]) == crc32c(data[1:])
 
 
 def test_a_header_is_read() -> None:
-    info = native.probe(jpeg(61, 45, subsampling=2, restart_marker_blocks=3))
+    info = native.read_jpeg_header(jpeg(61, 45, subsampling=2, restart_marker_blocks=3))
     assert (info.width, info.height, info.components, info.progressive, info.restart) == (61, 45, 3, False, 3)
     assert (info.mcu_width, info.mcu_height, info.orientation) == (16, 16, 1)
-    assert native.probe(jpeg(mode="L", progressive=True)).progressive
+    assert native.read_jpeg_header(jpeg(mode="L", progressive=True)).progressive
     turned = Image.Exif()
     turned[0x0112] = 6
-    assert native.probe(jpeg(exif=turned.tobytes())).orientation == 6
+    assert native.read_jpeg_header(jpeg(exif=turned.tobytes())).orientation == 6
     for bad in (b"", b"\xff\xd8", b"no image", jpeg()[:100]):
-        with pytest.raises(DataError, match="No JPEG"):
-            native.probe(bad)
+        with pytest.raises(DataError, match="are no JPEG"):
+            native.read_jpeg_header(bad)
 
 
 def test_a_seekable_jpeg_has_the_same_pixels_and_can_be_cut() -> None:
     for data in (jpeg(300, 200, progressive=True), jpeg(300, 200, mode="L"), jpeg(300, 200, subsampling=2)):
         whole = np.asarray(Image.open(io.BytesIO(data)))
-        seekable = native.seekable(data)
-        assert native.probe(seekable).restart > 0
-        assert not native.probe(seekable).progressive
+        seekable = native.make_seekable(data)
+        assert native.read_jpeg_header(seekable).restart > 0
+        assert not native.read_jpeg_header(seekable).progressive
         assert (np.asarray(Image.open(io.BytesIO(seekable))) == whole).all()
         small, (x0, y0, x1, y1) = native.splice(seekable, (100, 50, 180, 90))
         assert len(small) < len(seekable)
@@ -297,7 +301,7 @@ def test_a_seekable_jpeg_has_the_same_pixels_and_can_be_cut() -> None:
 
 def test_what_cannot_be_rewritten_says_why() -> None:
     with pytest.raises(DataError) as refusal:
-        native.seekable(b"no image")
+        native.make_seekable(b"no image")
     assert len(str(refusal.value)) > 10
     with pytest.raises(DataError) as refusal:
         native.splice(jpeg(), (0, 0, 8, 8))  # no restart markers
@@ -326,7 +330,7 @@ if shared:  # as programs do that want extension modules to see each other
 for name in order:
     if name == "native":
         from headway.data import native
-        assert native.available()
+        assert native.is_available()
     else:
         __import__({"pillow": "PIL._imaging", "opencv": "cv2"}[name])
 
@@ -340,9 +344,11 @@ def opencv():
 
 def native():
     from headway.data import native
+    from headway.data.decode_request import DecodeRequest
     from headway.data.records import Records
-    pool, out = native.Pool(2), np.zeros((6, 44, 60, 3), np.uint8)
-    assert not pool.decode(Records.of([data] * 6), np.array([[0, 0, 60, 44]] * 6, np.float32), out).any()
+    pool, out = native.NativePool(2), np.zeros((6, 44, 60, 3), np.uint8)
+    boxes = np.array([[0, 0, 60, 44]] * 6, np.float32)
+    assert not pool.decode(DecodeRequest(Records.from_buffers([data] * 6), boxes, out)).any()
     pool.close()
     return out[3]
 
@@ -376,9 +382,9 @@ import sys
 sys.path[:0], sys.path[len(sys.path):] = [sys.argv[1]], sys.argv[2:]
 import headway
 from headway.data import decode, native
-decode.decoder(1).close()
-decode.decoder(2).close()
-print(headway.__file__, native.available())
+decode.build_decoder(1).close()
+decode.build_decoder(2).close()
+print(headway.__file__, native.is_available())
 """
 
 

@@ -16,12 +16,25 @@ from PIL import Image, ImageEnhance, ImageOps
 from tests._waits import counted
 
 from headway.core.errors import UsageError
-from headway.core.keys import UInt64, integers, keys, uniform
-from headway.data.crops import flips, shifts
-from headway.data.draws import cutmix_boxes, cutout_boxes, erasing_boxes, factors, partners, symmetric_beta
-from headway.data.ops.colour import brightness, contrast, gray, saturation, sharpness
-from headway.data.ops.erase import erase, noise
-from headway.data.ops.mix import cutmix, mixup, soft_labels
+from headway.core.random_keys import UInt64, draw_integers, draw_uniform, make_keys
+from headway.data.augment_draws import (
+    draw_cutmix_boxes,
+    draw_cutout_boxes,
+    draw_erasing_boxes,
+    draw_factors,
+    draw_partners,
+    draw_symmetric_beta,
+)
+from headway.data.crops import draw_flips, draw_shifts
+from headway.data.ops.colour import (
+    adjust_brightness,
+    adjust_contrast,
+    adjust_saturation,
+    adjust_sharpness,
+    convert_to_gray,
+)
+from headway.data.ops.erase import erase, make_noise
+from headway.data.ops.mix import apply_cutmix, apply_mixup, mix_labels
 from headway.data.ops.move import flip_and_translate, warp
 from headway.data.ops.tone import autocontrast, equalize, posterize, solarize
 
@@ -40,33 +53,35 @@ def size_of(images: torch.Tensor) -> tuple[int, int]:
 
 
 def some_matrices(key: UInt64) -> np.ndarray:
-    drawn = np.stack([uniform(key, 1000 + place) - 0.5 for place in range(6)], axis=1)
+    drawn = np.stack([draw_uniform(key, 1000 + place) - 0.5 for place in range(6)], axis=1)
     return np.array([1.0, 0, 0, 0, 1, 0]) + drawn * [0.8, 0.8, 9, 0.8, 0.8, 9]
 
 
 MOVING: dict[str, Op] = {
-    "flip and translate": lambda x, k: flip_and_translate(x, flips(k), shifts(k, min(2, min(size_of(x)) - 1))),
+    "flip and translate": lambda x, k: flip_and_translate(
+        x, draw_flips(k), draw_shifts(k, min(2, min(size_of(x)) - 1))
+    ),
     "warp": lambda x, k: warp(x, some_matrices(k), fill_of(x)),
-    "erase": lambda x, k: erase(x, erasing_boxes(k, size_of(x), p=0.8), fill_of(x)),
-    "cutout": lambda x, k: erase(x, cutout_boxes(k, 3, size_of(x)), fill_of(x)),
-    "erase by noise": lambda x, k: erase(x, cutout_boxes(k, 3, size_of(x)), noise(x, k)),
+    "erase": lambda x, k: erase(x, draw_erasing_boxes(k, size_of(x), p=0.8), fill_of(x)),
+    "cutout": lambda x, k: erase(x, draw_cutout_boxes(k, 3, size_of(x)), fill_of(x)),
+    "erase by noise": lambda x, k: erase(x, draw_cutout_boxes(k, 3, size_of(x)), make_noise(x, k)),
 }
 BLENDING: dict[str, Op] = {
-    "brightness": lambda x, k: brightness(x, factors(k, 9, 0.9)),
-    "contrast": lambda x, k: contrast(x, factors(k, 10, 0.9)),
-    "saturation": lambda x, k: saturation(x, factors(k, 11, 0.9)),
-    "sharpness": lambda x, k: sharpness(x, factors(k, 12, 0.9)),
+    "brightness": lambda x, k: adjust_brightness(x, draw_factors(k, 9, 0.9)),
+    "contrast": lambda x, k: adjust_contrast(x, draw_factors(k, 10, 0.9)),
+    "saturation": lambda x, k: adjust_saturation(x, draw_factors(k, 11, 0.9)),
+    "sharpness": lambda x, k: adjust_sharpness(x, draw_factors(k, 12, 0.9)),
 }
 OF_BYTES: dict[str, Op] = {
-    "posterize": lambda x, k: posterize(x, integers(k, 1000, 0, 9)),
-    "solarize": lambda x, k: solarize(x, uniform(k, 1000) * 255),
+    "posterize": lambda x, k: posterize(x, draw_integers(k, 1000, 0, 9)),
+    "solarize": lambda x, k: solarize(x, draw_uniform(k, 1000) * 255),
     "autocontrast": lambda x, k: autocontrast(x),
     "equalize": lambda x, k: equalize(x),
 }
 MIXING: dict[str, Op] = {
-    "mixup": lambda x, k: mixup(x, x.flip(0), symmetric_beta(k, 0.2)),
-    "cutmix": lambda x, k: cutmix(x, x.flip(0), cutmix_boxes(k, symmetric_beta(k, 1.0), size_of(x))),
-    "soft labels": lambda x, k: soft_labels(x[:, 0, 0, 0].long() % 5, partners(k), symmetric_beta(k, 1.0), 5),
+    "mixup": lambda x, k: apply_mixup(x, x.flip(0), draw_symmetric_beta(k, 0.2)),
+    "cutmix": lambda x, k: apply_cutmix(x, x.flip(0), draw_cutmix_boxes(k, draw_symmetric_beta(k, 1.0), size_of(x))),
+    "soft labels": lambda x, k: mix_labels(x[:, 0, 0, 0].long() % 5, draw_partners(k), draw_symmetric_beta(k, 1.0), 5),
 }
 ALONE = MOVING | BLENDING | OF_BYTES
 EVERY = ALONE | MIXING
@@ -104,7 +119,7 @@ def assert_near(images: torch.Tensor, expected: list[Image.Image], most: int) ->
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("shape", [(1, 1, 1, 1), (1, 1, 1, 3), (2, 1, 7, 3), (3, 5, 1, 1), (4, 9, 8, 1), (5, 6, 11, 3)])
 def test_every_shape_is_served_and_the_input_stays(name: str, shape: tuple[int, int, int, int]) -> None:
-    images, key = some(*shape), keys(5, 0, np.arange(shape[0]))
+    images, key = some(*shape), make_keys(5, 0, np.arange(shape[0]))
     before = images.clone()
     out = EVERY[name](images, key)
     assert (images == before).all()
@@ -116,7 +131,7 @@ def test_every_shape_is_served_and_the_input_stays(name: str, shape: tuple[int, 
 
 @pytest.mark.parametrize("name", ALONE)
 def test_a_sample_does_not_depend_on_the_others(name: str) -> None:
-    images, key = some(9, 12, 10), keys(6, 0, np.arange(9))
+    images, key = some(9, 12, 10), make_keys(6, 0, np.arange(9))
     whole = ALONE[name](images, key)
     assert (torch.cat([ALONE[name](images[:4], key[:4]), ALONE[name](images[4:], key[4:])]) == whole).all()
     order = [7, 2, 3, 0]
@@ -125,7 +140,7 @@ def test_a_sample_does_not_depend_on_the_others(name: str) -> None:
 
 @pytest.mark.parametrize("name", EVERY)
 def test_nothing_waits_for_the_device(name: str) -> None:
-    images, key = some(6, 9, 8), keys(2, 0, np.arange(6))
+    images, key = some(6, 9, 8), make_keys(2, 0, np.arange(6))
     with counted() as found:
         EVERY[name](images, key)
         assert found == {}
@@ -135,7 +150,7 @@ def test_nothing_waits_for_the_device(name: str) -> None:
 
 @pytest.mark.parametrize("name", MOVING | BLENDING | {"cutmix": MIXING["cutmix"]})
 def test_floats_are_served_as_bytes_are(name: str) -> None:
-    images, key = some(7, 9, 8), keys(3, 0, np.arange(7))
+    images, key = some(7, 9, 8), make_keys(3, 0, np.arange(7))
     ours = EVERY[name](images.float(), key)
     assert ours.dtype == torch.float32
     off = (ours - EVERY[name](images, key).float()).abs().max()
@@ -146,7 +161,7 @@ def test_floats_are_served_as_bytes_are(name: str) -> None:
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_gpu_gives_the_same_without_a_wait(name: str, channels: int) -> None:
-    images, key = some(33, 40, 29, channels), keys(4, 0, np.arange(33))
+    images, key = some(33, 40, 29, channels), make_keys(4, 0, np.arange(33))
     there = images.cuda()
     EVERY[name](there, key)  # libraries set themselves up
     torch.cuda.set_sync_debug_mode("error")
@@ -176,8 +191,8 @@ def test_flip_and_translate_are_a_crop_of_the_mirrored_and_padded_image(
     b: int, sides: tuple[int, int], channels: int, flip: bool, seed: int, data: st.DataObject
 ) -> None:
     translate = data.draw(st.integers(0, min(sides) - 1))
-    images, key = some(b, *sides, channels, seed), keys(seed, 0, np.arange(b))
-    mirrored, moved = flips(key) if flip else None, shifts(key, translate) if translate else None
+    images, key = some(b, *sides, channels, seed), make_keys(seed, 0, np.arange(b))
+    mirrored, moved = draw_flips(key) if flip else None, draw_shifts(key, translate) if translate else None
     out = flip_and_translate(images, mirrored, moved)
     assert out.is_contiguous()
     for place in range(b):
@@ -199,7 +214,7 @@ def test_a_shift_as_large_as_the_image_is_refused(size: tuple[int, int], shift: 
 @quick
 @given(size=st.tuples(st.integers(1, 40), st.integers(1, 40)), channels=st.sampled_from([1, 3]), seed=seeds)
 def test_affine_maps_are_pillows_to_the_pixel(size: tuple[int, int], channels: int, seed: int) -> None:
-    images, key = some(4, *size, channels, seed), keys(seed, 0, np.arange(4))
+    images, key = some(4, *size, channels, seed), make_keys(seed, 0, np.arange(4))
     matrices, fill = some_matrices(key), fill_of(images)
     out = warp(images, matrices, fill).numpy()
     for place in range(4):
@@ -234,10 +249,10 @@ def smooth_of(image: np.ndarray) -> np.ndarray:
 
 
 COLOURS: dict[str, tuple[Callable[..., torch.Tensor], Callable[[np.ndarray], np.ndarray], type, int]] = {
-    "brightness": (brightness, lambda image: image * 0, ImageEnhance.Brightness, 1),
-    "contrast": (contrast, lambda image: np.float32(gray_of(image).mean()), ImageEnhance.Contrast, 2),
-    "saturation": (saturation, gray_of, ImageEnhance.Color, 2),
-    "sharpness": (sharpness, smooth_of, ImageEnhance.Sharpness, 1),
+    "brightness": (adjust_brightness, lambda image: image * 0, ImageEnhance.Brightness, 1),
+    "contrast": (adjust_contrast, lambda image: np.float32(gray_of(image).mean()), ImageEnhance.Contrast, 2),
+    "saturation": (adjust_saturation, gray_of, ImageEnhance.Color, 2),
+    "sharpness": (adjust_sharpness, smooth_of, ImageEnhance.Sharpness, 1),
 }
 
 
@@ -266,13 +281,13 @@ def test_gray_drops_the_fraction_of_every_colour() -> None:
     total = 2989 * values[:, None, None] + 5870 * values[:, None] + 1140 * values
     colours = np.argwhere(np.isin(total % 10_000, (0, 9999, 9998))).astype(np.uint8)[None, None]
     assert colours.shape[2] > 3000
-    assert (gray(torch.from_numpy(colours)).numpy() == gray_of(colours[0])).all()
+    assert (convert_to_gray(torch.from_numpy(colours)).numpy() == gray_of(colours[0])).all()
 
 
 def test_images_of_one_channel_have_no_saturation() -> None:
     images = some(3, 5, 6, 1)
-    assert (saturation(images, np.array([0.0, 0.5, 2.0])) == images).all()
-    assert (gray(images) == images).all()
+    assert (adjust_saturation(images, np.array([0.0, 0.5, 2.0])) == images).all()
+    assert (convert_to_gray(images) == images).all()
 
 
 def test_tones_are_pillows(photographs: torch.Tensor) -> None:
@@ -304,9 +319,9 @@ def test_equalize_is_pillows_for_any_histogram(size: tuple[int, int], colours: i
 
 @pytest.mark.parametrize("random", [False, True])
 def test_erase_fills_the_boxes_and_nothing_else(random: bool) -> None:
-    images, key = some(40, 13, 17), keys(8, 0, np.arange(40))
-    boxes = erasing_boxes(key, (13, 17), p=0.6)
-    values = noise(images, key) if random else torch.tensor([1, 2, 3], dtype=torch.uint8)
+    images, key = some(40, 13, 17), make_keys(8, 0, np.arange(40))
+    boxes = draw_erasing_boxes(key, (13, 17), p=0.6)
+    values = make_noise(images, key) if random else torch.tensor([1, 2, 3], dtype=torch.uint8)
     out, expected = erase(images, boxes, values), images.clone()
     for place, (left, top, width, height) in enumerate(boxes):
         rows, columns = slice(top, top + height), slice(left, left + width)
@@ -318,7 +333,7 @@ def test_erase_fills_the_boxes_and_nothing_else(random: bool) -> None:
 @pytest.mark.parametrize("channels", [1, 3, 4])
 def test_noise_is_independent_uniform_bytes(channels: int) -> None:
     images = some(64, 32, 32, channels)
-    drawn = noise(images, keys(3, 0, np.arange(64))).numpy().astype(np.int64)
+    drawn = make_noise(images, make_keys(3, 0, np.arange(64))).numpy().astype(np.int64)
     assert scipy.stats.chisquare(np.bincount(drawn.reshape(-1), minlength=256)).pvalue > 1e-3
     flat = drawn.reshape(64, -1)
     for one, other in [
@@ -329,32 +344,32 @@ def test_noise_is_independent_uniform_bytes(channels: int) -> None:
     ]:
         joint = np.bincount((one.reshape(-1) // 16) * 16 + other.reshape(-1) // 16, minlength=256)
         assert scipy.stats.chisquare(joint).pvalue > 1e-3
-    assert (noise(images[:2], keys(4, 0, [0, 1])).numpy() != drawn[:2]).mean() > 0.9
+    assert (make_noise(images[:2], make_keys(4, 0, [0, 1])).numpy() != drawn[:2]).mean() > 0.9
     with pytest.raises(UsageError, match="Fill with the mean or a number"):
-        noise(some(1, 2, 2, 5), keys(0, 0, [0]))
+        make_noise(some(1, 2, 2, 5), make_keys(0, 0, [0]))
 
 
 # Mixes
 
 
 def test_mixup_is_the_weighted_mean() -> None:
-    images, key = some(12, 6, 7), keys(1, 0, np.arange(12))
-    kept = symmetric_beta(key, 0.8)
+    images, key = some(12, 6, 7), make_keys(1, 0, np.arange(12))
+    kept = draw_symmetric_beta(key, 0.8)
     kept[3], kept[4] = 1, 0
-    partner = partners(key)
-    out = mixup(images, images[torch.from_numpy(partner)], kept)
+    partner = draw_partners(key)
+    out = apply_mixup(images, images[torch.from_numpy(partner)], kept)
     expected = np.stack([kept[i] * images[i].numpy() + (1 - kept[i]) * images[partner[i]].numpy() for i in range(12)])
     np.testing.assert_allclose(out.numpy(), expected, atol=1e-4)
     assert (out[3] == images[3]).all()
     assert (out[4] == images[partner[4]]).all()
     images_chw = images.permute(0, 3, 1, 2).float()
-    assert (mixup(images_chw, images_chw[torch.from_numpy(partner)], kept).permute(0, 2, 3, 1) == out).all()
+    assert (apply_mixup(images_chw, images_chw[torch.from_numpy(partner)], kept).permute(0, 2, 3, 1) == out).all()
 
 
 def test_cutmix_pastes_the_partners_box() -> None:
-    images, key = some(12, 9, 7), keys(1, 0, np.arange(12))
-    boxes, partner = cutmix_boxes(key, symmetric_beta(key, 1.0), (9, 7)), partners(key)
-    out, expected = cutmix(images, images[torch.from_numpy(partner)], boxes), images.clone()
+    images, key = some(12, 9, 7), make_keys(1, 0, np.arange(12))
+    boxes, partner = draw_cutmix_boxes(key, draw_symmetric_beta(key, 1.0), (9, 7)), draw_partners(key)
+    out, expected = apply_cutmix(images, images[torch.from_numpy(partner)], boxes), images.clone()
     for place, (left, top, width, height) in enumerate(boxes):
         rows, columns = slice(top, top + height), slice(left, left + width)
         expected[place, rows, columns] = images[partner[place], rows, columns]
@@ -366,9 +381,9 @@ def test_cutmix_pastes_the_partners_box() -> None:
 @given(b=st.integers(1, 20), classes=st.integers(1, 9), seed=seeds)
 def test_soft_labels_are_shares_of_both_classes(b: int, classes: int, seed: int) -> None:
     labels = torch.randint(0, classes, (b,), generator=torch.Generator().manual_seed(seed))
-    key = keys(seed, 0, np.arange(b))
-    kept, partner = symmetric_beta(key, 1.0), partners(key)
-    out = soft_labels(labels, partner, kept, classes)
+    key = make_keys(seed, 0, np.arange(b))
+    kept, partner = draw_symmetric_beta(key, 1.0), draw_partners(key)
+    out = mix_labels(labels, partner, kept, classes)
     assert out.dtype == torch.float32
     expected = np.zeros((b, classes))
     for place in range(b):

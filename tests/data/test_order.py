@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.core.keys import MASK
-from headway.data.order import BLOCKS_A_WINDOW, SMALL, Order, permute, rounds_of, share, unpermute
+from headway.core.random_keys import MASK
+from headway.data.order import BLOCKS_PER_WINDOW, SMALL_RANGE, Order, count_rounds, get_rank_slots, permute, unpermute
 
 sizes = st.integers(1, 5000)
 seeds = st.integers(0, 2**63 - 1)
@@ -36,7 +36,7 @@ def test_every_epoch_is_a_permutation(n: int, seed: int, epoch: int, window: int
 
 
 @pytest.mark.thin(12)
-@pytest.mark.parametrize("n", [*range(1, 70), SMALL - 1, SMALL, SMALL + 1, 2**16, 2**16 + 1])
+@pytest.mark.parametrize("n", [*range(1, 70), SMALL_RANGE - 1, SMALL_RANGE, SMALL_RANGE + 1, 2**16, 2**16 + 1])
 def test_sizes_at_the_edges_are_permuted_too(n: int) -> None:
     for window in (None, 1, 2, 7, n - 1, n, n + 1):
         if window != 0:
@@ -103,7 +103,7 @@ def test_seeds_and_epochs_give_unlike_permutations(window: int | None) -> None:
 @given(n=sizes, seed=seeds, epoch=st.integers(0, 10**9), window=windows)
 def test_position_of_is_the_inverse_of_an_epoch(n: int, seed: int, epoch: int, window: int | None) -> None:
     order = Order(n, seed, window)
-    positions = order.position_of(epoch, epoch_of(order, epoch))
+    positions = order.find_positions(epoch, epoch_of(order, epoch))
     assert positions.dtype == np.int64
     assert (positions == np.arange(epoch * n, (epoch + 1) * n)).all()
 
@@ -114,7 +114,7 @@ def test_position_of_any_samples_of_a_large_set(n: int, seed: int, window: int |
     order = Order(n, seed, window)
     epoch = data.draw(st.integers(0, 1000))
     samples = np.random.default_rng(data.draw(st.integers(0, 2**32))).integers(0, n, 500)
-    positions = order.position_of(epoch, samples)
+    positions = order.find_positions(epoch, samples)
     epochs, back = order(positions)
     assert (epochs == epoch).all()
     assert (back == samples).all()
@@ -137,7 +137,7 @@ def test_the_largest_ranges_go_back_too(n: int) -> None:
 
 
 def test_no_samples_have_no_positions() -> None:
-    assert len(Order(100, 0, 64).position_of(1, np.arange(0))) == 0
+    assert len(Order(100, 0, 64).find_positions(1, np.arange(0))) == 0
 
 
 # Windows
@@ -152,7 +152,7 @@ def test_a_window_draws_from_few_contiguous_places(n: int, seed: int, window: in
     for first in range(0, n, window):
         piece = np.sort(samples[first : first + window])
         places = 1 + np.count_nonzero(np.diff(piece) > 1)
-        assert places <= BLOCKS_A_WINDOW + 2
+        assert places <= BLOCKS_PER_WINDOW + 2
 
 
 def test_a_window_as_large_as_the_set_is_none() -> None:
@@ -237,7 +237,7 @@ def test_neighbouring_seeds_give_unrelated_permutations() -> None:
 
 
 def test_small_ranges_get_more_rounds() -> None:
-    assert [rounds_of(n) for n in (1, SMALL - 1, SMALL, 2**62)] == [20, 20, 6, 6]
+    assert [count_rounds(n) for n in (1, SMALL_RANGE - 1, SMALL_RANGE, 2**62)] == [20, 20, 6, 6]
 
 
 @given(n=st.integers(2, 500), key=st.integers(0, MASK), salts=st.lists(st.integers(0, 2**32), min_size=2, max_size=2))
@@ -259,7 +259,7 @@ def test_a_salt_makes_another_permutation(n: int, key: int, salts: list[int]) ->
 
 @given(total=st.integers(0, 10**7), world=st.integers(1, 3000))
 def test_shares_tile_a_step_and_differ_by_at_most_one(total: int, world: int) -> None:
-    shares = [share(total, rank, world) for rank in range(world)]
+    shares = [get_rank_slots(total, rank, world) for rank in range(world)]
     assert shares[0][0] == 0
     assert shares[-1][1] == total
     assert all(before[1] == after[0] for before, after in pairwise(shares))
@@ -285,7 +285,7 @@ def test_a_world_of_any_size_serves_what_one_rank_serves(
     served, positions = [], []
     for step in range(steps):
         for rank in range(world):
-            low, high = share(batch, rank, world)
+            low, high = get_rank_slots(batch, rank, world)
             positions.append(np.arange(step * batch + low, step * batch + high))
             served.append(np.stack(order(positions[-1])))
     assert (np.concatenate(served, axis=1) == alone).all()

@@ -1,4 +1,4 @@
-"""What holds of every pack, shown of mode keep; test_modes.py has the other modes, test_pack_any.py the formats."""
+"""What holds of every pack, shown of mode keep; test_pack_mode.py has the other modes, test_pack_any.py the formats."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from PIL import Image, ImageFile
 from tests.data._packs import contents, folder, names_of, picture, sources
 
 from headway.core.errors import DataError, HeadwayError, UsageError
-from headway.data import dataset, pack_set
+from headway.data import opening, pack_set
 from headway.data import pack as packing
 from headway.data.columns import FLAG_NOT_JPEG, FLAG_SPLIT
 from headway.data.formats import recordio
@@ -35,7 +35,7 @@ def test_every_image_is_stored_as_it_is(pets: Path, tmp_path: Path) -> None:
     assert (done.folders, done.samples, done.skipped, done.notes) == ((tmp_path / "new/dst",), 200, [], ())
     assert (done.format, done.mode) == ("recordio", "keep")
     assert contents(done.folders[0]) == sources(pets)
-    packed = dataset.open(done.folders[0])
+    packed = opening.open(done.folders[0])
     for sample, data in enumerate(packed.read(np.arange(200))):
         assert packed.crc32c[sample] == crc32c(data)
         assert packed.classes[packed.label[sample]] == packed.name(sample).split("/")[0]
@@ -54,8 +54,10 @@ def test_every_image_is_stored_as_it_is(pets: Path, tmp_path: Path) -> None:
 
 
 def test_other_readers_find_label_number_and_pack_in_the_records(pets: Path, tmp_path: Path) -> None:
-    packed = dataset.open(pack(pets, tmp_path / "dst", shard_bytes=30_000).folders[0])
-    records = [record for shard in packed.description.shards for record in recordio.scan(packed.folder / shard.name)]
+    packed = opening.open(pack(pets, tmp_path / "dst", shard_bytes=30_000).folders[0])
+    records = [
+        record for shard in packed.description.shards for record in recordio.read_records(packed.folder / shard.name)
+    ]
     assert [record.id for record in records] == list(range(200))
     assert [record.label for record in records] == packed.label.tolist()
     assert {record.id2 for record in records} == {packed.description.pack_id}
@@ -64,7 +66,7 @@ def test_other_readers_find_label_number_and_pack_in_the_records(pets: Path, tmp
         for shard in packed.description.shards
         for line in (packed.folder / shard.name).with_suffix(".idx").read_text().splitlines()
     ]
-    assert starts == [recordio.start_of(int(offset), 0) for offset in packed.offset]
+    assert starts == [recordio.compute_record_start(int(offset), 0) for offset in packed.offset]
 
 
 def test_the_same_source_makes_the_same_files_on_any_number_of_threads(pets: Path, tmp_path: Path) -> None:
@@ -75,15 +77,15 @@ def test_the_same_source_makes_the_same_files_on_any_number_of_threads(pets: Pat
 
 
 def test_another_seed_or_source_makes_another_pack(pets: Path, tmp_path: Path) -> None:
-    first = dataset.open(pack(pets, tmp_path / "a").folders[0])
-    second = dataset.open(pack(pets, tmp_path / "b", seed=1).folders[0])
+    first = opening.open(pack(pets, tmp_path / "a").folders[0])
+    second = opening.open(pack(pets, tmp_path / "b", seed=1).folders[0])
     assert names_of(first) != names_of(second)
     assert first.description.pack_id != second.description.pack_id
     assert first.fingerprint != second.fingerprint
 
 
 def test_a_stretch_of_a_pack_is_a_mixture_of_the_classes(pets: Path, tmp_path: Path) -> None:
-    label = dataset.open(pack(pets, tmp_path / "dst").folders[0]).label
+    label = opening.open(pack(pets, tmp_path / "dst").folders[0]).label
     for begin in range(0, 200, 50):
         counts = np.bincount(label[begin : begin + 50], minlength=3)
         assert (np.abs(counts - [25, 15, 10]) < 13).all(), counts
@@ -107,7 +109,7 @@ def test_sizes_channels_and_formats(tmp_path: Path) -> None:
         (tmp_path / "src/any" / name).write_bytes(data)
     with Image.open(tmp_path / "src/any/h.jpeg") as image:
         assert image.getexif()[274] == 6  # it lies on its side, and is packed as it is stored
-    packed = dataset.open(pack(tmp_path / "src", tmp_path / "dst").folders[0])
+    packed = opening.open(pack(tmp_path / "src", tmp_path / "dst").folders[0])
     found = {
         packed.name(sample)[4:]: (int(packed.width[sample]), int(packed.height[sample]), int(packed.flags[sample]))
         for sample in range(len(packed))
@@ -128,7 +130,7 @@ def test_a_set_of_gray_images_has_one_channel(tmp_path: Path) -> None:
     (tmp_path / "src/any/b.png").write_bytes(picture(2, "PNG", mode="1"))
     (tmp_path / "src/any/c.png").write_bytes(picture(3, "PNG", mode="LA"))
     Image.fromarray(np.full((8, 8), 40_000, np.uint16)).save(tmp_path / "src/any/d.png")
-    assert dataset.open(pack(tmp_path / "src", tmp_path / "dst").folders[0]).description.channels == 1
+    assert opening.open(pack(tmp_path / "src", tmp_path / "dst").folders[0]).description.channels == 1
 
 
 def test_an_image_that_holds_the_magic_number(tmp_path: Path) -> None:
@@ -137,7 +139,7 @@ def test_an_image_that_holds_the_magic_number(tmp_path: Path) -> None:
     for number, tail in enumerate((b"", b"?")):
         data = picture(number + 10)
         (root / f"cat/magic-{number}.jpg").write_bytes(data + bytes(-len(data) % 4) + tail + magic + b"end")
-    packed = dataset.open(pack(root, tmp_path / "dst").folders[0])
+    packed = opening.open(pack(root, tmp_path / "dst").folders[0])
     split = [packed.name(sample) for sample in np.flatnonzero(packed.flags & FLAG_SPLIT)]
     assert split == ["cat/magic-0.jpg"]  # the other one is not aligned
     assert contents(tmp_path / "dst") == sources(root)
@@ -164,7 +166,7 @@ def test_labels_of_a_list(
     lines = [f"path,{columns[0]}", *(f"src/images/{number}.jpg,{text}" for number, text in enumerate(columns[1:]))]
     (tmp_path / "list.csv").write_text("\n".join(lines))
     done = pack(tmp_path / "list.csv", tmp_path / "dst")
-    packed = dataset.open(done.folders[0])
+    packed = opening.open(done.folders[0])
     order = [int(Path(name).stem) for name in names_of(packed)]
     np.testing.assert_array_equal(packed.label, np.array(labels, np.float32)[order])
     assert packed.label.dtype == np.float32
@@ -185,7 +187,7 @@ def test_a_split_takes_its_share_of_each_class(
 ) -> None:
     done = pack(pets, tmp_path / "dst", split=share)
     assert done.folders == (tmp_path / "dst/train", tmp_path / "dst/eval")
-    train, evaluation = map(dataset.open, done.folders)
+    train, evaluation = map(opening.open, done.folders)
     assert evaluation.description.class_counts == wanted
     assert train.description.class_counts == tuple(np.subtract((100, 60, 40), wanted))
     assert train.classes == evaluation.classes
@@ -206,7 +208,7 @@ def test_what_is_split_off_hangs_on_seed_and_names_alone(pets: Path, tmp_path: P
 def test_a_class_of_one_image_stays_in_training(tmp_path: Path) -> None:
     root = folder(tmp_path / "src", {"cat": 1, "dog": 2})
     done = pack(root, tmp_path / "dst", split=0.1)
-    assert [dataset.open(part).description.class_counts for part in done.folders] == [(1, 1), (0, 1)]
+    assert [opening.open(part).description.class_counts for part in done.folders] == [(1, 1), (0, 1)]
     with pytest.raises(UsageError, match=r"a split of 0.75 would leave class 'cat', of 1 images, without a training"):
         pack(root, tmp_path / "other", split=0.75)
     with pytest.raises(UsageError, match="no class has two images"):
@@ -218,7 +220,7 @@ def test_numbers_are_split_over_all(tmp_path: Path) -> None:
     folder(tmp_path / "src", {"images": 20})
     lines = ["path,value", *(f"src/images/{number}.jpg,{number}" for number in range(20))]
     (tmp_path / "list.csv").write_text("\n".join(lines))
-    train, evaluation = map(dataset.open, pack(tmp_path / "list.csv", tmp_path / "dst", split=0.25).folders)
+    train, evaluation = map(opening.open, pack(tmp_path / "list.csv", tmp_path / "dst", split=0.25).folders)
     assert (len(train), len(evaluation)) == (15, 5)
     assert sorted([*train.label, *evaluation.label]) == list(range(20))
 
@@ -378,7 +380,7 @@ def test_a_link_is_packed_to_where_it_leads(pets: Path, tmp_path: Path) -> None:
     (tmp_path / "dst").symlink_to(tmp_path / "large/disk")
     pack(pets, tmp_path / "dst")
     assert (tmp_path / "dst").is_symlink()
-    assert len(dataset.open(tmp_path / "large/disk")) == 200
+    assert len(opening.open(tmp_path / "large/disk")) == 200
 
 
 def test_impossible_numbers_are_refused(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -390,7 +392,7 @@ def test_impossible_numbers_are_refused(pets: Path, tmp_path: Path, monkeypatch:
     with pytest.raises(UsageError, match="cannot have 0 bytes"):
         pack(pets, tmp_path / "dst", shard_bytes=0)
     few = folder(tmp_path / "few", {"cat": 9})
-    assert len(dataset.open(pack(few, tmp_path / "dst", shard_bytes=100).folders[0]).description.shards) == 9
+    assert len(opening.open(pack(few, tmp_path / "dst", shard_bytes=100).folders[0]).description.shards) == 9
     monkeypatch.setattr(pack_set, "SHARD_LIMIT", 8)
     with pytest.raises(UsageError, match="shards of 100 bytes are too many"):
         pack(few, tmp_path / "other", shard_bytes=100)
@@ -407,7 +409,7 @@ def test_a_real_set(data_root: Path, tmp_path: Path) -> None:
     (tmp_path / "list.csv").write_text("\n".join(lines))
     done = pack(tmp_path / "list.csv", tmp_path / "dst")
     assert contents(done.folders[0]) == {str(path): path.read_bytes() for path in files}
-    packed = dataset.open(done.folders[0])
+    packed = opening.open(done.folders[0])
     for sample in range(len(packed)):
         with Image.open(packed.name(sample)) as image:
             assert image.size == (packed.width[sample], packed.height[sample])

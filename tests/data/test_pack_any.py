@@ -20,11 +20,11 @@ from tests.data._packs import contents, folder, names_of, picture, sources
 from tests.data.tiers._server import Server
 
 from headway.core.errors import DataError, UsageError
-from headway.data import dataset
+from headway.data import opening
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
 from headway.data.pack import pack
-from headway.data.reference import to_pixels
+from headway.data.reference import decode_image
 from headway.data.verify import verify
 
 __all__ = ["cache"]
@@ -51,7 +51,7 @@ def pixels_of(packed: Dataset) -> dict[str, NDArray[np.uint8]]:
     for sample, data in enumerate(packed.read(np.arange(len(packed)))):
         shape = (int(packed.height[sample]), int(packed.width[sample]), channels)
         raw = np.frombuffer(data, np.uint8) if packed.flags[sample] & FLAG_RAW else None
-        image = np.asarray(to_pixels(data, channels)) if raw is None else raw
+        image = np.asarray(decode_image(data, channels)) if raw is None else raw
         found[packed.name(sample)] = image.reshape(shape)
     return found
 
@@ -81,7 +81,7 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_pack_of_a_pack_holds_the_same(mixed: Path, tmp_path: Path, first: str, second: str) -> None:
     pack(mixed, tmp_path / "a", mode="keep", format=first, shard_bytes=8000)
     pack(tmp_path / "a", tmp_path / "b", mode="keep", format=second, shard_bytes=5000)
-    one, other = dataset.open(tmp_path / "a"), dataset.open(tmp_path / "b")
+    one, other = opening.open(tmp_path / "a"), opening.open(tmp_path / "b")
     assert (one.description.format, other.description.format) == (first, second)
     assert known(one) == known(other)
     assert contents(tmp_path / "a") == contents(tmp_path / "b") == sources(mixed)
@@ -95,7 +95,7 @@ def test_pixels_survive_raw_and_back(mixed: Path, tmp_path: Path, format: Any) -
     pack(tmp_path / "a", tmp_path / "raw", format="raw", shard_bytes=4000)
     pack(tmp_path / "raw", tmp_path / "b", format=format)
     pack(tmp_path / "b", tmp_path / "again", mode="raw")
-    packs = [dataset.open(tmp_path / name) for name in ("a", "raw", "b", "again")]
+    packs = [opening.open(tmp_path / name) for name in ("a", "raw", "b", "again")]
     assert [packed.description.format for packed in packs] == [format, "raw", format, "raw"]
     for packed in packs[1:]:
         assert known(packed) == known(packs[0])
@@ -129,7 +129,7 @@ def test_labels_of_every_kind_survive_any_way(
     place, wanted = root / "list.jsonl", None
     for step, format in enumerate(way):
         done = pack(place, root / str(step), format=format)
-        packed = dataset.open(done.folders[0])
+        packed = opening.open(done.folders[0])
         wanted = wanted or known(packed)
         assert known(packed) == wanted
         place = done.folders[0]
@@ -140,7 +140,7 @@ def test_both_parts_of_a_pack_are_packed_again(mixed: Path, tmp_path: Path) -> N
     done = pack(tmp_path / "a", tmp_path / "b", mode="keep", format="tar")
     assert done.folders == (tmp_path / "b/train", tmp_path / "b/eval")
     for part in ("train", "eval"):
-        assert known(dataset.open(tmp_path / "a" / part)) == known(dataset.open(tmp_path / "b" / part))
+        assert known(opening.open(tmp_path / "a" / part)) == known(opening.open(tmp_path / "b" / part))
         assert contents(tmp_path / "a" / part) == contents(tmp_path / "b" / part)
     done = pack(tmp_path / "a/train", tmp_path / "c", mode="keep", split=0.2)
     assert contents(done.folders[0]) | contents(done.folders[1]) == contents(tmp_path / "a/train")
@@ -169,7 +169,7 @@ def test_train_and_test_of_cifar_become_train_and_eval(tmp_path: Path, format: A
     done = pack(root, tmp_path / "dst", format=format)
     assert [path.name for path in done.folders] == ["train", "eval"]
     for part, (pixels, labels) in parts.items():
-        packed = dataset.open(tmp_path / "dst" / part)
+        packed = opening.open(tmp_path / "dst" / part)
         assert (packed.description.format, packed.description.mode) == ((format, "keep") if format else ("raw", "raw"))
         assert packed.classes == tuple(f"class-{number}" for number in range(10))
         for name, image in pixels_of(packed).items():
@@ -192,13 +192,13 @@ def test_gray_arrays_of_mnist(tmp_path: Path) -> None:
     done = pack(tmp_path / "mnist", tmp_path / "dst")
     assert (done.format, done.mode) == ("raw", "raw")
     for part, count in (("train", 12), ("eval", 7)):
-        packed = dataset.open(tmp_path / "dst" / part)
+        packed = opening.open(tmp_path / "dst" / part)
         assert packed.classes == tuple("0123456789")  # the shorter part has no 7, 8 and 9
         assert sorted(packed.label) == sorted(number % 10 for number in range(count))
         for name, image in pixels_of(packed).items():
             np.testing.assert_array_equal(image[:, :, 0], images[int(name)])
     pack(tmp_path / "mnist", tmp_path / "small", mode="resize=14,quality=95")
-    packed = dataset.open(tmp_path / "small/train")
+    packed = opening.open(tmp_path / "small/train")
     assert (packed.description.channels, packed.description.common_size) == (1, (14, 14))
 
 
@@ -214,7 +214,7 @@ def test_shards_of_others_and_folders_of_shards(mixed: Path, tmp_path: Path) -> 
     for source in ("foreign", "parts"):
         done = pack(tmp_path / source, tmp_path / f"{source}.packed", mode="keep")
         for folder_, part in zip(done.folders, ("train", "eval"), strict=True):
-            one, other = dataset.open(tmp_path / "a" / part), dataset.open(folder_)
+            one, other = opening.open(tmp_path / "a" / part), opening.open(folder_)
             assert sorted(contents(one.folder).values()) == sorted(contents(folder_).values())
             assert sorted(other.label) == sorted(one.label)
             assert other.classes == ("0", "1", "2")
@@ -226,11 +226,11 @@ def test_a_pack_at_an_address_is_packed(mixed: Path, tmp_path: Path, cache: Path
     with contextlib.closing(Server(tmp_path / "far")) as server:
         pack(f"{server.uri}/a", tmp_path / "b", format=format, mode=mode, shard_bytes=9000)
         records = [asked for asked in server.asked if not asked.name.endswith(".safetensors")]
-        assert len(records) < len(dataset.open(tmp_path / "b"))  # neighbours are fetched together
-        assert dataset.open(tmp_path / "b").description.source == f"{server.uri}/a"
+        assert len(records) < len(opening.open(tmp_path / "b"))  # neighbours are fetched together
+        assert opening.open(tmp_path / "b").description.source == f"{server.uri}/a"
         assert contents(tmp_path / "b") == contents(tmp_path / "far/a")
         again = pack(f"{server.uri}/a", tmp_path / "c", split=0.2, seed=5)
-        assert sum(again.counts) == again.samples == len(dataset.open(tmp_path / "b"))
+        assert sum(again.counts) == again.samples == len(opening.open(tmp_path / "b"))
         if mode == "keep":
             assert {**contents(tmp_path / "c/train"), **contents(tmp_path / "c/eval")}.keys() == sources(mixed).keys()
         server.fault = lambda asked: "404" if asked.name.endswith((".rec", ".tar", ".npy")) else None
@@ -242,7 +242,7 @@ def test_a_pack_at_an_address_is_packed(mixed: Path, tmp_path: Path, cache: Path
 def test_addresses_are_no_folders(mixed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert refused("pack", mixed, "memory://x", status=2) == (
-        "memory://x: this is an address, and no path on this machine. Pack to a local folder, then copy it there."
+        "memory://x: this is an address, not a path on this machine. Pack to a local folder, then copy it there."
     )
     assert "s3://host/x: this is an address" in refused("verify", "s3://u:secret@host/x", status=2)
     assert "put the address under data.train" in refused("init", "http://host/x", status=2)
@@ -254,7 +254,7 @@ def test_addresses_are_no_folders(mixed: Path, tmp_path: Path, monkeypatch: pyte
 @pytest.mark.parametrize("format", [*FILES, "raw"])
 def test_a_damaged_record_is_named_when_it_is_packed_again(mixed: Path, tmp_path: Path, format: Any) -> None:
     pack(mixed, tmp_path / "a", mode="raw" if format == "raw" else "keep", format=format)
-    packed = dataset.open(tmp_path / "a")
+    packed = opening.open(tmp_path / "a")
     with open(tmp_path / "a" / packed.description.shards[0].name, "r+b") as file:
         file.seek(int(packed.offset[4]) + 9)
         file.write(bytes([packed.read([4])[0][9] ^ 1]))

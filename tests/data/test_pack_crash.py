@@ -20,7 +20,7 @@ import pytest
 from tests.data._packs import contents, folder, picture, sources
 
 from headway.core.errors import HeadwayError, UsageError
-from headway.data import dataset
+from headway.data import opening
 from headway.data.pack import pack
 from headway.data.verify import verify
 
@@ -147,7 +147,7 @@ def kill_and_pack(pets: Path, dst: Path, how: str, kills: int) -> None:
         killed += 1
         assert list(dst.parent.iterdir()) or not steps
         with pytest.raises(UsageError, match="there is no such"):
-            dataset.open(dst)
+            opening.open(dst)
     assert pack(pets, dst, **FORMATS[how]).samples == 200
     assert contents(dst) == wanted
     assert list(dst.parent.iterdir()) == [dst]

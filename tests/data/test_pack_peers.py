@@ -13,7 +13,7 @@ import pytest
 from tests.conftest import PEERS_PYTHON
 from tests.data._packs import contents, folder, picture
 
-from headway.data import dataset
+from headway.data import opening
 from headway.data.pack import pack
 
 pytestmark = pytest.mark.peers
@@ -65,7 +65,7 @@ def test_another_reader_finds_every_sample(tmp_path: Path, format: Any, kind: st
         root.write_text("\n".join(map(json.dumps, rows)))
     mode, shard_bytes = ("raw", 3000) if format == "raw" else ("keep", 9000)
     done = pack(root, tmp_path / "dst", format=format, mode=mode, shard_bytes=shard_bytes)
-    packed = dataset.open(done.folders[0])
+    packed = opening.open(done.folders[0])
     shards = [str(done.folders[0] / shard.name) for shard in packed.description.shards]
     assert len(shards) > 1
     command = [str(PEERS_PYTHON), "-c", READERS[format], *shards]

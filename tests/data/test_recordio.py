@@ -23,9 +23,9 @@ labels = floats | st.lists(floats, min_size=1, max_size=4).map(lambda row: np.ar
 in_one_folder = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
-def written(folder: Path, items: list[tuple[bytes, recordio.Label]]) -> tuple[Path, list[recordio.Placed]]:
+def written(folder: Path, items: list[tuple[bytes, recordio.Label]]) -> tuple[Path, list[recordio.RecordPlace]]:
     path = folder / "a.rec"
-    writer = recordio.Writer(path, path.with_suffix(".idx"), PACK_ID)
+    writer = recordio.RecordioWriter(path, path.with_suffix(".idx"), PACK_ID)
     placed = [writer.append(image, label, number) for number, (image, label) in enumerate(items)]
     writer.close()
     assert writer.size_bytes == path.stat().st_size
@@ -36,7 +36,7 @@ def written(folder: Path, items: list[tuple[bytes, recordio.Label]]) -> tuple[Pa
 @given(items=st.lists(st.tuples(images, labels), min_size=1, max_size=8))
 def test_what_is_written_is_read(tmp_path: Path, items: list[tuple[bytes, recordio.Label]]) -> None:
     path, placed = written(tmp_path, items)
-    records = list(recordio.scan(path))
+    records = list(recordio.read_records(path))
     assert [record.image for record in records] == [image for image, _ in items]
     assert [(record.id, record.id2) for record in records] == [(number, PACK_ID) for number in range(len(items))]
     for record, (_, label) in zip(records, items, strict=True):
@@ -47,11 +47,14 @@ def test_what_is_written_is_read(tmp_path: Path, items: list[tuple[bytes, record
     for (image, label), place, start in zip(items, placed, starts, strict=True):
         if place.split:
             assert place.offset == start
-            assert recordio.join(data, place.offset, place.length) == image
+            assert recordio.join_record(data, place.offset, place.length) == image
         else:
             assert data[place.offset : place.offset + place.length] == image
-            assert recordio.start_of(place.offset, np.size(label) if isinstance(label, np.ndarray) else 0) == start
-    assert recordio.pack_id_of(path) == PACK_ID
+            assert (
+                recordio.compute_record_start(place.offset, np.size(label) if isinstance(label, np.ndarray) else 0)
+                == start
+            )
+    assert recordio.read_pack_id(path) == PACK_ID
 
 
 @in_one_folder
@@ -91,11 +94,11 @@ def test_a_split_record_is_joined_at_any_offset(tmp_path: Path) -> None:
     image = b"abcd" + MAGIC + b"x"
     path, placed = written(tmp_path, [(b"before", 0.0), (image, 0.0), (b"after", 0.0)])
     data = memoryview(path.read_bytes())
-    assert recordio.join(data, placed[1].offset, len(image)) == image
+    assert recordio.join_record(data, placed[1].offset, len(image)) == image
     with pytest.raises(DataError, match="an image of 9 bytes, not 8"):
-        recordio.join(data, placed[1].offset, len(image) - 1)
+        recordio.join_record(data, placed[1].offset, len(image) - 1)
     with pytest.raises(DataError, match="no RecordIO record"):
-        recordio.join(data, placed[1].offset + 4, len(image))
+        recordio.join_record(data, placed[1].offset + 4, len(image))
 
 
 def test_a_file_that_is_cut_is_refused_wherever_it_is_cut(tmp_path: Path) -> None:
@@ -104,13 +107,13 @@ def test_a_file_that_is_cut_is_refused_wherever_it_is_cut(tmp_path: Path) -> Non
     for size in range(1, len(data)):
         path.write_bytes(data[:size])
         with pytest.raises(DataError, match=f"{path}, byte 0: the file ends inside a record"):
-            list(recordio.scan(path))
+            list(recordio.read_records(path))
 
 
 def test_what_is_no_shard_has_no_pack(tmp_path: Path) -> None:
     path = tmp_path / "a.rec"
     with pytest.raises(DataError, match="No such file"):
-        recordio.pack_id_of(path)
+        recordio.read_pack_id(path)
     for data, reason in (
         (b"", "the file is empty"),
         (b"\xff\xd8\xff\xe0 a JPEG", "no RecordIO record"),
@@ -121,11 +124,11 @@ def test_what_is_no_shard_has_no_pack(tmp_path: Path) -> None:
     ):
         path.write_bytes(data)
         with pytest.raises(DataError, match=reason):
-            recordio.pack_id_of(path)
+            recordio.read_pack_id(path)
 
 
 def test_an_image_too_large_for_a_record_is_refused(tmp_path: Path) -> None:
-    writer = recordio.Writer(tmp_path / "a.rec", tmp_path / "a.idx", PACK_ID)
+    writer = recordio.RecordioWriter(tmp_path / "a.rec", tmp_path / "a.idx", PACK_ID)
     with pytest.raises(DataError, match="does not fit into a record"):
         writer.append(bytes(1 << 29), 0.0, 0)
     writer.abandon()

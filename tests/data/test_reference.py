@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,9 +10,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from PIL import Image
 
-from headway.data.crops import center_boxes
+from headway.data.crops import compute_center_boxes
+from headway.data.decode_request import DecodeRequest
 from headway.data.records import Records
-from headway.data.reference import Batch, Kind, Stats, Status, decode_one, to_pixels
+from headway.data.reference import DecodeStats, DecodeStatus, RecordKind, decode_image, decode_one, decode_record
 
 Boxes = NDArray[np.float32]
 sides = st.integers(1, 80)
@@ -32,13 +34,13 @@ def encoded(image: Image.Image, form: str = "PNG", **options: object) -> bytes:
 
 def boxes_of(*images: Image.Image, out_hw: tuple[int, int]) -> Boxes:
     width, height = (np.array(side, np.uint32) for side in zip(*(image.size for image in images), strict=True))
-    return center_boxes(width, height, out_hw)
+    return compute_center_boxes(width, height, out_hw)
 
 
 def decoded(data: bytes, size: tuple[int, int], channels: int, out_hw: tuple[int, int]) -> NDArray[np.uint8]:
     out = np.full((*out_hw, channels), 7, np.uint8)
-    box = center_boxes(np.array([size[0]], np.uint32), np.array([size[1]], np.uint32), out_hw)[0]
-    assert decode_one(data, out, box) is Status.OK
+    box = compute_center_boxes(np.array([size[0]], np.uint32), np.array([size[1]], np.uint32), out_hw)[0]
+    assert decode_one(data, out, box) is DecodeStatus.OK
     return out
 
 
@@ -47,7 +49,7 @@ def decoded(data: bytes, size: tuple[int, int], channels: int, out_hw: tuple[int
 
 @given(width=st.integers(1, 2**20), height=st.integers(1, 2**20), out=st.tuples(sides, sides))
 def test_a_box_is_the_largest_of_its_shape_in_the_middle(width: int, height: int, out: tuple[int, int]) -> None:
-    boxes = center_boxes(np.array([width], np.uint32), np.array([height], np.uint32), out)
+    boxes = compute_center_boxes(np.array([width], np.uint32), np.array([height], np.uint32), out)
     assert boxes.dtype == np.float32
     left, top, wide, high = boxes[0].astype(np.float64)
     assert wide / high == pytest.approx(out[1] / out[0], rel=1e-5)
@@ -60,11 +62,11 @@ def test_a_box_is_the_largest_of_its_shape_in_the_middle(width: int, height: int
 
 def test_boxes_of_simple_shapes() -> None:
     sizes = np.array([[64, 32], [32, 64], [32, 32], [10, 20]], np.uint32)
-    assert center_boxes(sizes[:, 0], sizes[:, 1], (32, 32)).tolist() == [
+    assert compute_center_boxes(sizes[:, 0], sizes[:, 1], (32, 32)).tolist() == [
         [16, 0, 32, 32], [0, 16, 32, 32], [0, 0, 32, 32], [0, 5, 10, 10]
     ]  # fmt: skip
-    assert center_boxes(sizes[:1, 0], sizes[:1, 1], (16, 32)).tolist() == [[0, 0, 64, 32]]
-    assert center_boxes(sizes[:1, 0], sizes[:1, 1], (32, 16)).tolist() == [[24, 0, 16, 32]]
+    assert compute_center_boxes(sizes[:1, 0], sizes[:1, 1], (16, 32)).tolist() == [[0, 0, 64, 32]]
+    assert compute_center_boxes(sizes[:1, 0], sizes[:1, 1], (32, 16)).tolist() == [[24, 0, 16, 32]]
 
 
 @settings(deadline=None, max_examples=200)
@@ -73,7 +75,7 @@ def test_pillow_takes_every_box(width: int, height: int, out: tuple[int, int]) -
     """No rounding puts a box beyond its image, which Pillow would refuse."""
     image = picture("L", width, height)
     pixels = np.zeros((*out, 1), np.uint8)
-    assert decode_one(encoded(image, "PPM"), pixels, boxes_of(image, out_hw=out)[0]) is Status.OK
+    assert decode_one(encoded(image, "PPM"), pixels, boxes_of(image, out_hw=out)[0]) is DecodeStatus.OK
 
 
 # Pixels
@@ -103,9 +105,9 @@ def test_an_image_of_the_right_size_keeps_its_pixels() -> None:
 def test_any_box_of_an_image_can_be_cut_out() -> None:
     image = picture("RGB", 24, 16)
     out = np.zeros((8, 6, 3), np.uint8)
-    assert decode_one(encoded(image), out, np.array([10, 5, 6, 8], np.float32)) is Status.OK
+    assert decode_one(encoded(image), out, np.array([10, 5, 6, 8], np.float32)) is DecodeStatus.OK
     assert (out == np.asarray(image)[5:13, 10:16]).all()
-    assert decode_one(encoded(image), out, np.array([20, 5, 6, 8], np.float32)) is Status.UNDECODABLE
+    assert decode_one(encoded(image), out, np.array([20, 5, 6, 8], np.float32)) is DecodeStatus.UNDECODABLE
 
 
 SIXTEEN = (np.arange(64, dtype=np.uint32).reshape(8, 8) * 1040).astype(np.uint16)
@@ -162,8 +164,8 @@ def test_the_smallest_images_fill_any_size(size: tuple[int, int]) -> None:
 
 def test_to_pixels_gives_the_mode_of_the_channels() -> None:
     data = encoded(picture("RGB", 5, 4))
-    assert (to_pixels(data, 1).mode, to_pixels(data, 3).mode) == ("L", "RGB")
-    assert to_pixels(memoryview(data), 3).size == (5, 4)
+    assert (decode_image(data, 1).mode, decode_image(data, 3).mode) == ("L", "RGB")
+    assert decode_image(memoryview(data), 3).size == (5, 4)
 
 
 # Flips, raw pixels, smaller decodes
@@ -173,27 +175,27 @@ def test_a_flip_mirrors_what_is_decoded() -> None:
     image = picture("RGB", 24, 16)
     box = boxes_of(image, out_hw=(8, 8))[0]
     plain, mirrored = np.zeros((2, 8, 8, 3), np.uint8)
-    assert decode_one(encoded(image), plain, box) is Status.OK
-    assert decode_one(encoded(image), mirrored, box, flip=True) is Status.OK
+    assert decode_one(encoded(image), plain, box) is DecodeStatus.OK
+    assert decode_one(encoded(image), mirrored, box, flip=True) is DecodeStatus.OK
     assert (mirrored == plain[:, ::-1]).all()
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("stored", [1, 3])
-@pytest.mark.parametrize("kind", [Kind.RAW, Kind.PLANAR])
-def test_raw_pixels_become_what_their_image_becomes(kind: Kind, stored: int, channels: int) -> None:
+@pytest.mark.parametrize("kind", [RecordKind.RAW, RecordKind.PLANAR])
+def test_raw_pixels_become_what_their_image_becomes(kind: RecordKind, stored: int, channels: int) -> None:
     image = picture("RGB" if stored == 3 else "L", 24, 16)
     pixels = np.asarray(image).reshape(16, 24, stored)
-    data = (pixels.transpose(2, 0, 1) if kind is Kind.PLANAR else pixels).tobytes()
+    data = (pixels.transpose(2, 0, 1) if kind is RecordKind.PLANAR else pixels).tobytes()
     shapes, kinds = np.array([[16, 24, stored]], np.uint32), np.array([kind], np.uint8)
     expected, found = np.zeros((2, 1, 8, 6, channels), np.uint8)
     boxes = np.array([[3, 2, 12.5, 9]], np.float32)
-    assert decode_one(encoded(image), expected[0], boxes[0]) is Status.OK
-    batch = Batch(Records.of([data]), boxes, found, None, kinds, shapes, None, None, False)
-    assert batch.decode_one(0, Stats()) is Status.OK
+    assert decode_one(encoded(image), expected[0], boxes[0]) is DecodeStatus.OK
+    request = DecodeRequest(Records.from_buffers([data]), boxes, found, kinds=kinds, shapes=shapes)
+    assert decode_record(request, 0, DecodeStats()) is DecodeStatus.OK
     assert (found == expected).all()
-    short = Batch(Records.of([data[:-1]]), boxes, found, None, kinds, shapes, None, None, False)
-    assert short.decode_one(0, Stats()) is Status.UNDECODABLE
+    short = replace(request, records=Records.from_buffers([data[:-1]]))
+    assert decode_record(short, 0, DecodeStats()) is DecodeStatus.UNDECODABLE
     assert not found.any()
 
 
@@ -203,14 +205,14 @@ def test_a_smaller_decode_looks_the_same(size: tuple[int, int]) -> None:
     data = encoded(image, "JPEG", quality=95)
     box, out = np.array([0, 0, *size], np.float32), np.zeros((2, 6, 4, 3), np.uint8)
     for scaled in (False, True):
-        assert decode_one(data, out[int(scaled)], box, scaled=scaled) is Status.OK
+        assert decode_one(data, out[int(scaled)], box, scaled=scaled) is DecodeStatus.OK
     assert np.abs(out[0].astype(int) - out[1]).max() <= 12
-    assert decode_one(encoded(image), out[1], box, scaled=True) is Status.OK  # a PNG has no smaller decode
+    assert decode_one(encoded(image), out[1], box, scaled=True) is DecodeStatus.OK  # a PNG has no smaller decode
     assert np.abs(out[0].astype(int) - out[1]).max() <= 12
 
 
 def test_an_empty_box_is_refused() -> None:
     out = np.full((4, 4, 3), 7, np.uint8)
     for box in ([2, 2, 0, 3], [2, 2, 3, 0], [2, 2, -1, 3], [np.nan, 0, 3, 3]):
-        assert decode_one(encoded(picture("RGB", 8, 8)), out, np.array(box, np.float32)) is Status.UNDECODABLE
+        assert decode_one(encoded(picture("RGB", 8, 8)), out, np.array(box, np.float32)) is DecodeStatus.UNDECODABLE
         assert not out.any()

@@ -13,11 +13,12 @@ from PIL import Image
 from tests.data._isas import each_isa
 
 from headway.data import native
-from headway.data.decode import Decoder, Status, decoder
+from headway.data.decode import Decoder, build_decoder
+from headway.data.decode_request import DecodeRequest
 from headway.data.records import Records
-from headway.data.reference import Kind
+from headway.data.reference import DecodeStatus, RecordKind
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="the native core is not built")
+pytestmark = pytest.mark.skipif(not native.is_available(), reason="the native core is not built")
 
 Pixels = NDArray[np.uint8]
 Box = tuple[float, float, float, float]
@@ -33,7 +34,7 @@ def isas() -> Iterator[list[Decoder]]:
 
 @pytest.fixture(scope="module")
 def reference() -> Iterator[Decoder]:
-    found = decoder(1, "pillow")
+    found = build_decoder(1, "pillow")
     yield found
     found.close()
 
@@ -56,12 +57,13 @@ def resized(
     """What becomes of one raw image; the memory around it stays as it was."""
     data = image.transpose(2, 0, 1) if planar else image
     out = np.full((3, *shape), 7, np.uint8)
-    status = by(
-        Records.of([data.tobytes()]), np.array([box], np.float32), out[1:2],
-        flips=np.array([flip]), kinds=np.array([Kind.PLANAR if planar else Kind.RAW], np.uint8),
+    request = DecodeRequest(
+        Records.from_buffers([data.tobytes()]), np.array([box], np.float32), out[1:2],
+        flips=np.array([flip]), kinds=np.array([RecordKind.PLANAR if planar else RecordKind.RAW], np.uint8),
         shapes=np.array([image.shape], np.uint32),
     )  # fmt: skip
-    assert status[0] == Status.OK
+    status = by.decode(request)
+    assert status[0] == DecodeStatus.OK
     assert (out[[0, 2]] == 7).all()
     return out[1]
 
@@ -203,9 +205,10 @@ def test_a_box_that_is_none_fills_zeros(isas: list[Decoder], reference: Decoder,
     image = picture(8, 8, 3, 0)
     for by in [reference, *isas]:
         out = np.full((1, 5, 5, 3), 7, np.uint8)
-        status = by(
-            Records.of([image.tobytes()]), np.array([box], np.float32), out,
-            kinds=np.array([Kind.RAW], np.uint8), shapes=np.array([image.shape], np.uint32),
+        request = DecodeRequest(
+            Records.from_buffers([image.tobytes()]), np.array([box], np.float32), out,
+            kinds=np.array([RecordKind.RAW], np.uint8), shapes=np.array([image.shape], np.uint32),
         )  # fmt: skip
-        assert status[0] == Status.UNDECODABLE, by.backend
+        status = by.decode(request)
+        assert status[0] == DecodeStatus.UNDECODABLE, by.backend
         assert not out.any()

@@ -7,27 +7,27 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from headway.core.errors import UsageError
-from headway.data.resolution import ProgressiveRecipe, size_at, sizes, told
+from headway.data.resolution import ProgressiveRecipe, compute_size, describe_sizes, list_sizes
 
 
 def test_the_ramp_of_the_imagenet_recipes() -> None:
     """160 to 192 over epochs 6 to 13 of 16, in steps of 32; the full size from there on."""
     recipe = ProgressiveRecipe(start=160, from_epoch=6, until_epoch=13)
-    sides = [size_at(recipe, (192, 192), epoch)[0] for epoch in range(16)]
+    sides = [compute_size(recipe, (192, 192), epoch)[0] for epoch in range(16)]
     assert sides == [160] * 10 + [192] * 6
     wider = ProgressiveRecipe(start=128, until_epoch=4)
-    assert [size_at(wider, (224, 224), epoch)[0] for epoch in range(6)] == [128, 160, 192, 192, 224, 224]
+    assert [compute_size(wider, (224, 224), epoch)[0] for epoch in range(6)] == [128, 160, 192, 192, 224, 224]
     finer = ProgressiveRecipe(start=128, until_epoch=4, step=8)
-    assert [size_at(finer, (224, 224), epoch)[0] for epoch in range(6)] == [128, 152, 176, 200, 224, 224]
+    assert [compute_size(finer, (224, 224), epoch)[0] for epoch in range(6)] == [128, 152, 176, 200, 224, 224]
 
 
 def test_the_sizes_that_a_run_meets_are_said() -> None:
     recipe = ProgressiveRecipe(start=128, until_epoch=4)
     said = "Training images are 128x128 from epoch 0, 160x160 from epoch 1, 192x192 from epoch 2, 224x224 from epoch 4."
-    assert told(sizes(recipe, (224, 224), 6)) == said
-    assert sizes(recipe, (224, 224), 1.5) == [(0, (128, 128)), (1, (160, 160))]  # and no others
+    assert describe_sizes(list_sizes(recipe, (224, 224), 6)) == said
+    assert list_sizes(recipe, (224, 224), 1.5) == [(0, (128, 128)), (1, (160, 160))]  # and no others
     fine = ProgressiveRecipe(start=32, until_epoch=100, step=1)
-    many = told(sizes(fine, (224, 224), 120))
+    many = describe_sizes(list_sizes(fine, (224, 224), 120))
     assert many.startswith("Training images are 32x32 from epoch 0, 34x34 from epoch 1,")
     assert ", 93 more, " in many
     assert many.endswith("224x224 from epoch 100.")
@@ -36,12 +36,12 @@ def test_the_sizes_that_a_run_meets_are_said() -> None:
 def test_halves_are_rounded_up_at_every_multiple() -> None:
     """6.5 and 7.5 steps of four pixels: rounding to even numbers would take one down and the other up."""
     recipe = ProgressiveRecipe(start=24, from_epoch=2, until_epoch=6, step=4)
-    assert [size_at(recipe, (32, 32), epoch)[0] for epoch in range(8)] == [24] * 3 + [28] * 2 + [32] * 3
+    assert [compute_size(recipe, (32, 32), epoch)[0] for epoch in range(8)] == [24] * 3 + [28] * 2 + [32] * 3
 
 
 def test_the_end_is_the_full_size_even_where_it_is_no_multiple() -> None:
     recipe = ProgressiveRecipe(start=64, until_epoch=2)
-    assert [size_at(recipe, (100, 150), epoch) for epoch in (0, 1, 1.99, 2, 2.5)] == [
+    assert [compute_size(recipe, (100, 150), epoch) for epoch in (0, 1, 1.99, 2, 2.5)] == [
         (64, 96),
         (96, 128),
         (96, 150),
@@ -63,15 +63,15 @@ def test_sides_never_shrink_and_are_multiples_below_the_end(
     recipe = ProgressiveRecipe(start=start, from_epoch=begin, until_epoch=begin + length, step=step)
     if start >= min(full):
         with pytest.raises(UsageError, match="Set it to less than"):
-            size_at(recipe, full, 0)
+            compute_size(recipe, full, 0)
         return
-    sizes = [size_at(recipe, full, epoch) for epoch in np.linspace(0, begin + length + 1, 40)]
+    sizes = [compute_size(recipe, full, epoch) for epoch in np.linspace(0, begin + length + 1, 40)]
     for side in (0, 1):
         sides = [size[side] for size in sizes]
         assert sides == sorted(sides)
         assert sides[-1] == full[side]
         assert all(1 <= value == full[side] or value % step == 0 for value in sides)
-    first = size_at(recipe, full, begin)
+    first = compute_size(recipe, full, begin)
     assert sizes[0] == first
     assert abs(min(first) - start) <= max(step / 2, step - start)
 

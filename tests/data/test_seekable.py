@@ -34,7 +34,7 @@ from tests.data._jpegs import (
 from headway.core.errors import DataError
 from headway.data import native
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="the native core is not built")
+pytestmark = pytest.mark.skipif(not native.is_available(), reason="the native core is not built")
 
 ROOT = Path(__file__).resolve().parents[2]
 PEERS_PYTHON = Path(os.environ.get("HEADWAY_PEERS_PYTHON") or ROOT / ".venv-peers/bin/python")
@@ -48,8 +48,8 @@ def real(data_root: Path) -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[native.Pool]:
-    pool = native.Pool(1)
+def pool() -> Iterator[native.NativePool]:
+    pool = native.NativePool(1)
     yield pool
     pool.close()
 
@@ -84,10 +84,10 @@ def jpegs(draw: st.DrawFn, **options: object) -> tuple[bytes, int, int]:
 @given(jpegs())
 def test_it_has_the_same_pixels_and_is_its_own_transcode(case: tuple[bytes, int, int]) -> None:
     data, width, height = case
-    seekable = native.seekable(data)
+    seekable = native.make_seekable(data)
     np.testing.assert_array_equal(pillow(seekable), pillow(data))
-    assert native.seekable(seekable) == seekable
-    info = native.probe(seekable)
+    assert native.make_seekable(seekable) == seekable
+    info = native.read_jpeg_header(seekable)
     across = -(-width // info.mcu_width)
     assert (info.width, info.height, info.progressive) == (width, height, False)
     assert across % info.restart == 0
@@ -96,11 +96,11 @@ def test_it_has_the_same_pixels_and_is_its_own_transcode(case: tuple[bytes, int,
 
 @pytest.mark.check
 def test_real_files_keep_their_pixels_and_hardly_grow(real: list[bytes]) -> None:
-    seekable = [native.seekable(data) for data in real]
+    seekable = [native.make_seekable(data) for data in real]
     assert sum(map(len, seekable)) <= SIZE_RATIO * sum(map(len, real))
     for data, other in list(zip(real, seekable, strict=True))[::5]:
         np.testing.assert_array_equal(pillow(other), pillow(data))
-        assert native.seekable(other) == other
+        assert native.make_seekable(other) == other
 
 
 @pytest.mark.parametrize("progressive", [False, True])
@@ -113,9 +113,9 @@ def test_it_keeps_every_marker_once(mode: str, progressive: bool) -> None:
     own = b"\xff\xec\x00\x07hello\xff\xfe\x00\x02"  # a private marker, and an empty comment
     data = data[:2] + own + data[2:]
     kept = (0xFE, *range(0xE0, 0xF0))
-    seekable = native.seekable(data)
+    seekable = native.make_seekable(data)
     assert segments(seekable, kept) == segments(data, kept)
-    assert native.probe(seekable).orientation == 6
+    assert native.read_jpeg_header(seekable).orientation == 6
     with Image.open(io.BytesIO(seekable)) as image:
         assert image.info["icc_profile"] == profile
 
@@ -123,14 +123,14 @@ def test_it_keeps_every_marker_once(mode: str, progressive: bool) -> None:
 def test_colours_without_a_marker_that_tells_them() -> None:
     for options, marker in [({"keep_rgb": True}, 0xEE), ({"mode": "CMYK"}, 0xEE), ({}, 0xE0)]:
         data = without(jpeg(40, 30, **options), marker)  # type: ignore[arg-type]
-        seekable = native.seekable(data)
+        seekable = native.make_seekable(data)
         assert not segments(seekable, (marker,))
         np.testing.assert_array_equal(pillow(seekable), pillow(data))
 
 
 def refusal(data: bytes) -> str:
     with pytest.raises(DataError) as caught:
-        native.seekable(data)
+        native.make_seekable(data)
     return str(caught.value)
 
 
@@ -159,9 +159,9 @@ def test_an_unfinished_progressive_file_is_refused() -> None:
 def cuts(draw: st.DrawFn) -> tuple[bytes, Region]:
     """A baseline JPEG with restart markers, ours or another encoder's, and a region of it."""
     data, width, height = draw(jpegs(restart_marker_blocks=draw(st.integers(1, 3))))
-    info = native.probe(data)
+    info = native.read_jpeg_header(data)
     if info.progressive or -(-width // info.mcu_width) % info.restart or draw(st.booleans()):
-        data = native.seekable(data)
+        data = native.make_seekable(data)
     return data, draw(regions(width, height))
 
 
@@ -172,7 +172,7 @@ def inside(pixels: Pixels, region: Region, held: Region) -> Pixels:
 
 @settings(max_examples=500, deadline=None)
 @given(case=cuts())
-def test_what_is_cut_out_holds_the_same_pixels(pool: native.Pool, case: tuple[bytes, Region]) -> None:
+def test_what_is_cut_out_holds_the_same_pixels(pool: native.NativePool, case: tuple[bytes, Region]) -> None:
     data, region = case
     small, held = native.splice(data, region)
     expected = inside(pillow(data), region, (0, 0, 0, 0))
@@ -187,8 +187,8 @@ def test_what_is_cut_out_holds_the_same_pixels(pool: native.Pool, case: tuple[by
 
 def test_little_of_a_real_file_is_needed_for_a_part_of_it(real: list[bytes]) -> None:
     for data in real[:20]:
-        seekable = native.seekable(data)
-        info = native.probe(seekable)
+        seekable = native.make_seekable(data)
+        info = native.read_jpeg_header(seekable)
         part = (info.width // 3, info.height // 3, info.width // 2, info.height // 2)
         small, held = native.splice(seekable, part)
         rows = (held[3] - held[1]) / info.height
@@ -199,8 +199,8 @@ def test_little_of_a_real_file_is_needed_for_a_part_of_it(real: list[bytes]) -> 
 
 
 def test_what_cannot_be_cut_is_refused_with_the_reason() -> None:
-    data = native.seekable(jpeg(300, 90))
-    assert native.probe(data).restart < 38
+    data = native.make_seekable(jpeg(300, 90))
+    assert native.read_jpeg_header(data).restart < 38
     middle = (100, 40, 200, 60)
 
     def refused(data: bytes, region: Region = middle) -> str:
@@ -235,14 +235,14 @@ print(json.dumps(digests))
 @pytest.mark.check
 def test_pillow_reads_every_real_seekable_file_as_the_original(real: list[bytes]) -> None:
     for data in real:
-        np.testing.assert_array_equal(pillow(native.seekable(data)), pillow(data))
+        np.testing.assert_array_equal(pillow(native.make_seekable(data)), pillow(data))
 
 
 @pytest.mark.peers
 def test_opencv_reads_every_real_seekable_file_as_the_original(real: list[bytes], tmp_path: Path) -> None:
     paths = []
     for number, data in enumerate(real):
-        for name, content in (("original", data), ("seekable", native.seekable(data))):
+        for name, content in (("original", data), ("seekable", native.make_seekable(data))):
             paths.append(tmp_path / f"{number}-{name}.jpg")
             paths[-1].write_bytes(content)
     command = [PEERS_PYTHON, "-c", READER, json.dumps([str(path) for path in paths])]

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from headway.core.errors import DataError, HeadwayError, UsageError
 from headway.data.formats.folder import list_folder
 from headway.data.formats.listing import list_file
-from headway.data.formats.source import Files, Source, open_source, open_split
+from headway.data.formats.pack_source import ImageFiles, PackSource
+from headway.data.opening import open_source, open_split
 
 
 def touch(root: Path, names: Iterable[str]) -> Path:
@@ -26,12 +27,12 @@ def touch(root: Path, names: Iterable[str]) -> Path:
     return root
 
 
-def paths_of(source: Source) -> tuple[str, ...]:
-    assert isinstance(source.images, Files)
+def paths_of(source: PackSource) -> tuple[str, ...]:
+    assert isinstance(source.images, ImageFiles)
     return source.images.paths
 
 
-def labelled(source: Source) -> dict[str, str]:
+def labelled(source: PackSource) -> dict[str, str]:
     return {name: source.classes[label] for name, label in zip(source.names, source.labels, strict=True)}
 
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from headway.core.keys import keys
+from headway.core.random_keys import make_keys
+from headway.data.data_recipe import SyntheticRecipe
 from headway.data.loader import Batch
-from headway.data.options import SyntheticRecipe
-from headway.data.synthetic import Synthetic
+from headway.data.synthetic import SyntheticLoader
 
 RECIPE = SyntheticRecipe(samples=10, classes=4, size=(5, 6), channels=1)
 
 
 def some(count: int, *, batch: int = 7, seed: int = 0, start: int = 0, recipe: SyntheticRecipe = RECIPE) -> list[Batch]:
     device = torch.device("cpu")
-    return list(islice(Synthetic(recipe, batch=batch, seed=seed, start=start, device=device), count))
+    return list(islice(SyntheticLoader(recipe, batch=batch, seed=seed, start=start, device=device), count))
 
 
 def test_a_batch_has_the_shape_and_classes_of_the_recipe() -> None:
@@ -38,7 +38,7 @@ def test_positions_run_through_epochs_without_a_gap() -> None:
     for batch in batches:
         assert (batch.served == batch.samples).all()
         assert batch.bad == ()
-        assert (batch.keys() == keys(0, batch.epochs, batch.samples)).all()
+        assert (batch.keys() == make_keys(0, batch.epochs, batch.samples)).all()
 
 
 def test_every_batch_is_the_same_and_made_once() -> None:

@@ -14,10 +14,11 @@ from PIL import Image
 from tests.data._jpegs import SAMPLINGS, Region, decode, find, jpeg, pillow, regions, resampled, unfinished, without
 
 from headway.data import native
-from headway.data.decode import Status
+from headway.data.decode_request import DecodeRequest
 from headway.data.records import Records
+from headway.data.reference import DecodeStatus
 
-pytestmark = pytest.mark.skipif(not native.available(), reason="the native core is not built")
+pytestmark = pytest.mark.skipif(not native.is_available(), reason="the native core is not built")
 
 FOREIGN = 3
 """The core's status of what only the reference reads."""
@@ -49,8 +50,8 @@ SPECIAL = {
 
 
 @pytest.fixture(scope="module")
-def pool() -> Iterator[native.Pool]:
-    pool = native.Pool(1)
+def pool() -> Iterator[native.NativePool]:
+    pool = native.NativePool(1)
     yield pool
     pool.close()
 
@@ -76,40 +77,40 @@ def crops(draw: st.DrawFn) -> tuple[bytes, Region]:
 
 @settings(max_examples=300, deadline=None)
 @given(crops())
-def test_a_region_is_bit_equal_to_full_decode(pool: native.Pool, case: tuple[bytes, Region]) -> None:
+def test_a_region_is_bit_equal_to_full_decode(pool: native.NativePool, case: tuple[bytes, Region]) -> None:
     data, region = case
     status, pixels = decode(data, region, pool)
     x0, y0, x1, y1 = region
-    assert status == Status.OK
+    assert status == DecodeStatus.OK
     np.testing.assert_array_equal(pixels, pillow(data)[y0:y1, x0:x1])
 
 
 @pytest.mark.parametrize("name", SPECIAL)
-def test_what_pillow_reads_but_does_not_write(pool: native.Pool, name: str) -> None:
+def test_what_pillow_reads_but_does_not_write(pool: native.NativePool, name: str) -> None:
     data = base64.b85decode(SPECIAL[name])
     expected = pillow(data)
     for region in [(0, 0, 20, 19), (7, 9, 8, 10), (5, 3, 20, 17), (0, 18, 20, 19)]:
         x0, y0, x1, y1 = region
         status, pixels = decode(data, region, pool)
-        assert status == Status.OK
+        assert status == DecodeStatus.OK
         np.testing.assert_array_equal(pixels, expected[y0:y1, x0:x1])
 
 
-def test_one_channel_of_gray_and_of_cmyk(pool: native.Pool) -> None:
+def test_one_channel_of_gray_and_of_cmyk(pool: native.NativePool) -> None:
     gray, cmyk = jpeg(30, 20, "L", progressive=True), jpeg(30, 20, "CMYK")
     for data in (gray, cmyk):
         status, pixels = decode(data, (3, 2, 29, 20), pool, channels=1)
-        assert status == Status.OK
+        assert status == DecodeStatus.OK
         np.testing.assert_array_equal(pixels, pillow(data, "L")[2:20, 3:29])
 
 
 @pytest.mark.parametrize("scale", [2, 4, 8])
 @pytest.mark.parametrize("mode", ["RGB", "CMYK", "L"])
-def test_scaled_decoding_is_pillows_draft(pool: native.Pool, scale: int, mode: str) -> None:
+def test_scaled_decoding_is_pillows_draft(pool: native.NativePool, scale: int, mode: str) -> None:
     data = jpeg(160, 96, mode, quality=90, progressive=True)
     out = np.empty((1, 96 // scale, 160 // scale, 3), np.uint8)
     box = np.array([[0, 0, 160, 96]], np.float32)
-    assert pool.decode(Records.of([data]), box, out, scaled=True)[0] == Status.OK
+    assert pool.decode(DecodeRequest(Records.from_buffers([data]), box, out, scaled=True))[0] == DecodeStatus.OK
     with Image.open(io.BytesIO(data)) as image:
         image.draft(mode, (160 // scale, 96 // scale))
         np.testing.assert_array_equal(out[0], np.asarray(image.convert("RGB")))
@@ -117,23 +118,23 @@ def test_scaled_decoding_is_pillows_draft(pool: native.Pool, scale: int, mode: s
 
 @pytest.mark.parametrize("options", [{"mode": "RGB", "progressive": True}, {"mode": "CMYK"}, {"keep_rgb": True}])
 def test_a_truncated_file_is_refused_where_pillow_does_whatever_the_region(
-    pool: native.Pool, options: dict[str, object]
+    pool: native.NativePool, options: dict[str, object]
 ) -> None:
     data = jpeg(40, 60, **options)  # type: ignore[arg-type]
     cuts = [data[:size] for size in range(0, len(data), 13)] + [data[:size] for size in range(len(data) - 6, len(data))]
     for cut in [*cuts, data, data[:-2] + bytes(300), data + b"behind", data[:-40] + data[-2:]]:
         try:
             pillow(cut)
-            expected = Status.OK
+            expected = DecodeStatus.OK
         except (OSError, SyntaxError):
-            expected = Status.UNDECODABLE
+            expected = DecodeStatus.UNDECODABLE
         for region in [(0, 0, 40, 60), (0, 0, 16, 8), (20, 40, 21, 41)]:
             status, pixels = decode(cut, region, pool)
-            assert (status == Status.OK) == (expected == Status.OK), (len(cut), region)
-            assert status == Status.OK or not pixels.any()
+            assert (status == DecodeStatus.OK) == (expected == DecodeStatus.OK), (len(cut), region)
+            assert status == DecodeStatus.OK or not pixels.any()
 
 
-def test_a_file_without_tables_does_not_get_its_neighbours(pool: native.Pool) -> None:
+def test_a_file_without_tables_does_not_get_its_neighbours(pool: native.NativePool) -> None:
     """A progressive file has to bring its Huffman tables, and any file its quantisation tables."""
     good = jpeg(40, 24, progressive=True, quality=30)
     for data in (without(good, 0xC4), without(good, 0xDB)):
@@ -142,21 +143,21 @@ def test_a_file_without_tables_does_not_get_its_neighbours(pool: native.Pool) ->
         batch = [good, data, good, data, good]
         out = np.empty((5, 24, 40, 3), np.uint8)
         boxes = np.tile(np.array([0, 0, 40, 24], np.float32), (5, 1))
-        status = pool.decode(Records.of(batch), boxes, out)
-        assert status.tolist() == [Status.OK, Status.UNDECODABLE] * 2 + [Status.OK]
+        status = pool.decode(DecodeRequest(Records.from_buffers(batch), boxes, out))
+        assert status.tolist() == [DecodeStatus.OK, DecodeStatus.UNDECODABLE] * 2 + [DecodeStatus.OK]
         for place in (0, 2, 4):
             np.testing.assert_array_equal(out[place], pillow(good))
 
 
-def test_a_file_of_endless_scans_is_refused(pool: native.Pool) -> None:
+def test_a_file_of_endless_scans_is_refused(pool: native.NativePool) -> None:
     data = jpeg(32, 32, progressive=True)
     last = data.rfind(b"\xff\xda")
-    for repeats, expected in ((3, Status.OK), (native.MAX_SCANS, Status.UNDECODABLE)):
+    for repeats, expected in ((3, DecodeStatus.OK), (native.MAX_SCANS, DecodeStatus.UNDECODABLE)):
         bomb = data[:-2] + data[last:-2] * repeats + data[-2:]
         assert decode(bomb, (0, 0, 32, 32), pool)[0] == expected
 
 
-def test_what_libjpegs_disagree_about_is_for_the_reference(pool: native.Pool) -> None:
+def test_what_libjpegs_disagree_about_is_for_the_reference(pool: native.NativePool) -> None:
     """Lossless files, which newer ones decode, and unfinished progressive ones, which each smooths in its own way."""
     lossless = bytearray(jpeg(40, 30))
     lossless[find(lossless, (0xC0,)) + 1] = 0xC3

@@ -15,7 +15,8 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 
 from headway.core.errors import DataError, UsageError
-from headway.data import columns, dataset
+from headway.data import opening
+from headway.data.columns import COLUMNS_FILE, FLAG_SPLIT
 from headway.data.pack import pack
 from headway.data.verify import Damage, verify
 
@@ -50,16 +51,16 @@ def test_an_intact_pack_has_no_damage(packed: Path) -> None:
     calls: list[tuple[int, int]] = []
     assert verify(packed, lambda done, total: calls.append((done, total))).damages == []
     assert calls[-1] == (SAMPLES, SAMPLES)
-    assert len(dataset.open(packed).description.shards) > 2
-    assert (dataset.open(packed).flags & columns.FLAG_SPLIT).sum() == 1
+    assert len(opening.open(packed).description.shards) > 2
+    assert (opening.open(packed).flags & FLAG_SPLIT).sum() == 1
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(data=st.data())
 def test_any_flipped_bit_of_a_record_is_found(copy: Path, data: st.DataObject) -> None:
-    opened = dataset.open(copy)
+    opened = opening.open(copy)
     sample = data.draw(st.integers(0, SAMPLES - 1))
-    split = bool(opened.flags[sample] & columns.FLAG_SPLIT)
+    split = bool(opened.flags[sample] & FLAG_SPLIT)
     offset, length = int(opened.offset[sample]), int(opened.length[sample])
     first, last = (offset, offset + length + 32) if split else (offset - 32, offset + length)
     shard = copy / opened.description.shards[opened.shard[sample]].name
@@ -75,7 +76,7 @@ def test_any_flipped_bit_of_a_record_is_found(copy: Path, data: st.DataObject) -
 
 
 def test_every_byte_of_a_records_header_is_checked(copy: Path) -> None:
-    offset, path = int(dataset.open(copy).offset[2]), copy / "shard-00000.rec"
+    offset, path = int(opening.open(copy).offset[2]), copy / "shard-00000.rec"
     intact = path.read_bytes()
     for at in range(offset - 32, offset):
         path.write_bytes(intact[:at] + bytes([intact[at] ^ 1]) + intact[at + 1 :])
@@ -83,7 +84,7 @@ def test_every_byte_of_a_records_header_is_checked(copy: Path) -> None:
 
 
 def test_every_damaged_record_is_named(copy: Path) -> None:
-    opened = dataset.open(copy)
+    opened = opening.open(copy)
     damaged = [1, 2, 9, SAMPLES - 1]
     for sample in damaged:
         with open(copy / opened.description.shards[opened.shard[sample]].name, "r+b") as file:
@@ -97,14 +98,14 @@ def test_every_damaged_record_is_named(copy: Path) -> None:
 
 
 def test_a_missing_shard_is_named_once(copy: Path) -> None:
-    lost = int((dataset.open(copy).shard == 1).sum())
+    lost = int((opening.open(copy).shard == 1).sum())
     (copy / "shard-00001.rec").unlink()
     reason = f"the file cannot be read (No such file or directory); its {lost} samples are lost"
     assert verify(copy).damages == [Damage(index=None, name="", shard="shard-00001.rec", offset=0, reason=reason)]
 
 
 def test_a_short_shard_is_named_with_the_records_it_lost(copy: Path) -> None:
-    opened, path = dataset.open(copy), copy / "shard-00000.rec"
+    opened, path = opening.open(copy), copy / "shard-00000.rec"
     data = path.read_bytes()
     last = int(np.flatnonzero(opened.shard == 0)[-1])
     path.write_bytes(data[: int(opened.offset[last]) + 5])
@@ -138,7 +139,7 @@ def test_both_parts_of_a_split_pack_are_checked(packed: Path, tmp_path: Path) ->
     (damage,) = verify(tmp_path / "dst").damages
     assert (damage.shard, damage.index) == ("eval/shard-00000.rec", 0)
     assert verify(tmp_path / "dst").samples == {"train": 12, "eval": 6}
-    with pytest.raises(UsageError, match="this is an address, and no path on this machine"):
+    with pytest.raises(UsageError, match="this is an address, not a path on this machine"):
         verify("http://host/dst")
     with pytest.raises(UsageError, match="no packed data set"):
         verify(packed.parent / "src")
@@ -150,7 +151,7 @@ def test_a_lost_part_is_damage(packed: Path, tmp_path: Path) -> None:
     dst = tmp_path / "dst"
     pack(packed.parent / "src", dst, split=0.3)
     for lost, whole in (("train", "eval"), ("eval", "train")):
-        assert dataset.open(dst / whole).description.parts == ("train", "eval")
+        assert opening.open(dst / whole).description.parts == ("train", "eval")
         part = dst / lost
         for file in ("shard-00000.rec", "columns.safetensors", "shard-00000.idx"):
             (part / file).rename(tmp_path / file)
@@ -178,29 +179,29 @@ def test_a_lost_part_is_damage(packed: Path, tmp_path: Path) -> None:
 def test_a_pack_without_a_word_of_its_parts_still_opens(packed: Path, tmp_path: Path) -> None:
     pack(packed.parent / "src", tmp_path / "dst", split=0.3)
     for part in ("train", "eval"):
-        path = tmp_path / "dst" / part / dataset.COLUMNS_FILE
-        fields = json.loads(dataset.open(path.parent).description.to_metadata()["headway"])
+        path = tmp_path / "dst" / part / COLUMNS_FILE
+        fields = json.loads(opening.open(path.parent).description.to_metadata()["headway"])
         del fields["parts"]
         save_file(load_file(path), path, metadata={"headway": json.dumps(fields)})
-        assert dataset.open(path.parent).description.parts == ()
+        assert opening.open(path.parent).description.parts == ()
     assert verify(tmp_path / "dst").damages == []
-    (tmp_path / "dst/train" / dataset.COLUMNS_FILE).unlink()
+    (tmp_path / "dst/train" / COLUMNS_FILE).unlink()
     assert len(verify(tmp_path / "dst").damages) == 1
 
 
 def test_columns_that_lead_nowhere_are_named(copy: Path) -> None:
-    path = copy / dataset.COLUMNS_FILE
-    description, columns = dataset.open(copy).description, load_file(path)
+    path = copy / COLUMNS_FILE
+    description, columns = opening.open(copy).description, load_file(path)
     columns["offset"][0] = 31
     columns["offset"][1] = 1 << 63
     columns["shard"][2] = 99
     save_file(columns, path, metadata=description.to_metadata())
     found = verify(copy).damages
     assert [(damage.index, damage.shard) for damage in found] == [
-        (None, dataset.COLUMNS_FILE),
+        (None, COLUMNS_FILE),
         (0, "shard-00000.rec"),
         (1, "shard-00000.rec"),
-        (2, dataset.COLUMNS_FILE),
+        (2, COLUMNS_FILE),
     ]
     assert [damage.reason for damage in found[1:]] == [
         "no record can begin there",
@@ -210,14 +211,14 @@ def test_columns_that_lead_nowhere_are_named(copy: Path) -> None:
 
 
 def test_a_damaged_columns_file_is_named_or_refused(copy: Path) -> None:
-    path = copy / dataset.COLUMNS_FILE
+    path = copy / COLUMNS_FILE
     intact = path.read_bytes()
     begin = 8 + struct.unpack_from("<Q", intact)[0]
     for at in range(begin, len(intact), 7):
         damaged = bytearray(intact)
         damaged[at] ^= 0x10
         path.write_bytes(damaged)
-        assert verify(copy).damages[0].shard == dataset.COLUMNS_FILE
+        assert verify(copy).damages[0].shard == COLUMNS_FILE
     for data in (b"", intact[:4], intact[: begin - 9], intact[:-1], b"x" * len(intact)):
         path.write_bytes(data)
         with pytest.raises(DataError, match=r"the columns file is (damaged|cut)"):
@@ -225,10 +226,10 @@ def test_a_damaged_columns_file_is_named_or_refused(copy: Path) -> None:
 
 
 def test_columns_that_do_not_belong_together_are_refused(copy: Path) -> None:
-    """As `dataset.open` refuses them, in sentences."""
-    path = copy / dataset.COLUMNS_FILE
+    """As `opening.open` refuses them, in sentences."""
+    path = copy / COLUMNS_FILE
     whole = load_file(path)
-    fields = json.loads(dataset.open(copy).description.to_metadata()["headway"])
+    fields = json.loads(opening.open(copy).description.to_metadata()["headway"])
     wrong: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({"offset": whole["offset"].astype(np.int64)}, {}),
         ({"flags": whole["flags"][:-1]}, {}),
@@ -246,7 +247,7 @@ def test_columns_that_do_not_belong_together_are_refused(copy: Path) -> None:
         save_file(changed, path, metadata={"headway": json.dumps(fields | described)})
         with open(copy / "shard-00000.rec", "r+b") as file:
             file.write(b"####")  # a record that is damaged is named
-        for look in (verify, dataset.open):
+        for look in (verify, opening.open):
             with pytest.raises(DataError, match=r"columns\.safetensors: "):
                 look(copy)
 
@@ -268,7 +269,7 @@ def other(request: pytest.FixtureRequest, packed: Path, tmp_path: Path) -> Path:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None, max_examples=30)
 @given(data=st.data())
 def test_any_flipped_bit_of_an_image_is_found_in_every_format(other: Path, data: st.DataObject) -> None:
-    opened = dataset.open(other)
+    opened = opening.open(other)
     sample = data.draw(st.integers(0, SAMPLES - 1))
     offset = int(opened.offset[sample])
     shard = other / opened.description.shards[opened.shard[sample]].name
@@ -283,10 +284,10 @@ def test_any_flipped_bit_of_an_image_is_found_in_every_format(other: Path, data:
 
 
 def test_damaged_shards_are_named_in_every_format(other: Path, tmp_path: Path) -> None:
-    shards = dataset.open(other).description.shards
+    shards = opening.open(other).description.shards
     path = other / shards[1].name
     intact = path.read_bytes()
-    lost = int((dataset.open(other).shard == 1).sum())
+    lost = int((opening.open(other).shard == 1).sum())
     path.write_bytes(intact[:-3] + b"abc")
     (found,) = verify(other).damages
     assert (found.index, found.reason) == (None, f"the shard belongs to another pack; its {lost} samples are lost")
@@ -296,7 +297,7 @@ def test_damaged_shards_are_named_in_every_format(other: Path, tmp_path: Path) -
     for data in (intact[:-16] + bytes(16), (other / shards[0].name).read_bytes()[:-16] + b"x" * 16):
         path.write_bytes(data)
         with pytest.raises(DataError, match="belongs to another pack"):
-            dataset.open(other)
+            opening.open(other)
     path.write_bytes(intact[: len(intact) // 2])
     found, *records = verify(other).damages
     assert (found.index, found.shard) == (None, shards[1].name)

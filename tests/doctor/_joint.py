@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from zlib import crc32
 
-from headway.core.run import Run
+from headway.core.run_folder import RunFolder
 from headway.doctor.job import MEASURED, Job, quiet, with_values
 from headway.doctor.joint import exchange, together, tried
 from headway.doctor.ranks import surroundings
@@ -27,9 +27,9 @@ def main(recipe: str, out: str, seconds: str) -> None:
     assert ranks is not None
     with ranks, tempfile.TemporaryDirectory() as folder:
         setup = build_setup(loaded, say=quiet, ranks=ranks)
-        where = Run(Path(folder) / "run")
+        where = RunFolder(Path(folder) / "run")
         if ranks.speaks:
-            Run.create(where.folder)
+            RunFolder.create(where.folder)
         with closing(setup.inputs), closing(Trainer(setup, where, SilentDisplay(), ranks)) as trainer:
 
             def weights() -> int:

@@ -4,47 +4,63 @@ from __future__ import annotations
 
 from typing import Any
 
-from headway.core.profile import Ceiling, Finding, Knob, Profile, Rate, Threads, Together, Verdict, WholeRun
+from headway.core.profile import (
+    EnvironmentFinding,
+    JointTiming,
+    Knob,
+    Profile,
+    ShortRun,
+    StageCeiling,
+    ThreadScaling,
+    Throughput,
+    Verdict,
+)
 
 DECODE = "The run is host/IO limited: decoding the images takes 53% of its time. Without that it would give at most "
 
 
-def ceilings() -> tuple[Ceiling, ...]:
+def ceilings() -> tuple[StageCeiling, ...]:
     us = 1e-6
     return (
-        Ceiling(stage="storage", side="input", resource="disk", seconds=4 * us, how="finding the records, in memory"),
-        Ceiling(stage="decode", side="input", resource="host", seconds=271 * us, how="decoding, 2 threads"),
-        Ceiling(stage="augment", side="input", resource="host", seconds=12 * us, how="with crop, less without"),
-        Ceiling(stage="collate", side="input", resource="host", seconds=3.1 * us, how="order, keys, labels"),
-        Ceiling(stage="transform", side="loop", resource="device", seconds=18 * us, how="normalising a batch"),
-        Ceiling(stage="launch", side="loop", resource="device", seconds=21 * us, how="what a line starts from"),
-        Ceiling(stage="compute", side="loop", resource="device", seconds=190 * us, how="forward and backward"),
-        Ceiling(stage="optimizer", side="loop", resource="device", seconds=9 * us, how="the optimizer's step"),
-        Ceiling(stage="sync", side="loop", resource="device", seconds=0.0, how="0 reads of values a step"),
-        Ceiling(stage="other", side="loop", resource="device", seconds=2.5 * us, how="the rest of the loop"),
-        Ceiling(stage="evaluate", side="stall", resource="stall", seconds=7 * us, how="0.35 s every 50,000 images"),
-        Ceiling(stage="checkpoint", side="stall", resource="stall", seconds=0.4 * us, how="0.02 s every 50,000 images"),
+        StageCeiling(
+            stage="storage", side="input", resource="disk", seconds=4 * us, how="finding the records, in memory"
+        ),
+        StageCeiling(stage="decode", side="input", resource="host", seconds=271 * us, how="decoding, 2 threads"),
+        StageCeiling(stage="augment", side="input", resource="host", seconds=12 * us, how="with crop, less without"),
+        StageCeiling(stage="collate", side="input", resource="host", seconds=3.1 * us, how="order, keys, labels"),
+        StageCeiling(stage="transform", side="loop", resource="device", seconds=18 * us, how="normalising a batch"),
+        StageCeiling(stage="launch", side="loop", resource="device", seconds=21 * us, how="what a line starts from"),
+        StageCeiling(stage="compute", side="loop", resource="device", seconds=190 * us, how="forward and backward"),
+        StageCeiling(stage="optimizer", side="loop", resource="device", seconds=9 * us, how="the optimizer's step"),
+        StageCeiling(stage="sync", side="loop", resource="device", seconds=0.0, how="0 reads of values a step"),
+        StageCeiling(stage="other", side="loop", resource="device", seconds=2.5 * us, how="the rest of the loop"),
+        StageCeiling(
+            stage="evaluate", side="stall", resource="stall", seconds=7 * us, how="0.35 s every 50,000 images"
+        ),
+        StageCeiling(
+            stage="checkpoint", side="stall", resource="stall", seconds=0.4 * us, how="0.02 s every 50,000 images"
+        ),
     )
 
 
-def runs() -> tuple[WholeRun, ...]:
-    def rate(value: float) -> Rate:
-        return Rate(value=value, low=0.99 * value, high=1.012 * value, windows=9)
+def runs() -> tuple[ShortRun, ...]:
+    def rate(value: float) -> Throughput:
+        return Throughput(value=value, low=0.99 * value, high=1.012 * value, windows=9)
 
     return (
-        WholeRun(
+        ShortRun(
             name="synthetic", steps=0, images_s=rate(4740), predicted=None, wait_share=None,
             note="forward and backward alone",
         ),
-        WholeRun(
+        ShortRun(
             name="replay", steps=0, images_s=rate(4100), predicted=4158, wait_share=0.0,
             note="the loop, with batches that are there already",
         ),
-        WholeRun(
+        ShortRun(
             name="warm", steps=140, images_s=rate(3040), predicted=3182, wait_share=0.313,
             note="the whole job, files in memory, without stalls",
         ),
-        WholeRun(
+        ShortRun(
             name="cold", steps=0, images_s=None, predicted=None, wait_share=None,
             note="the whole set was brought into memory before the first step",
         ),
@@ -81,17 +97,21 @@ def profile(**changes: Any) -> Profile:
             "versions": {"python": "3.12.3", "torch": "2.13.0"},
         },
         "environment": (
-            Finding(what="OMP_NUM_THREADS is 1, and 2 cores may be used.", cure="Unset it, or set it to 2."),
-            Finding(what="The data lie on a network file system (nfs4).", cure="Set data.cache=disk."),
-            Finding(what="The processor has AVX2, and torch uses it.", cure=""),
-            Finding(what="libjpeg-turbo decodes with SIMD.", cure=""),
+            EnvironmentFinding(what="OMP_NUM_THREADS is 1, and 2 cores may be used.", cure="Unset it, or set it to 2."),
+            EnvironmentFinding(what="The data lie on a network file system (nfs4).", cure="Set data.cache=disk."),
+            EnvironmentFinding(what="The processor has AVX2, and torch uses it.", cure=""),
+            EnvironmentFinding(what="libjpeg-turbo decodes with SIMD.", cure=""),
         ),
         "batch": 128,
         "ranks": 1,
         "regime": "later epochs",
         "ceilings": ceilings(),
-        "together": Together(input_alone=290e-6, loop_alone=240e-6, input_beside=330e-6, loop_beside=251e-6, cores=2),
-        "threads": Threads(threads=(1, 2, 3, 4), images_s=(1900, 3450, 3500, 3480), serial_s=54e-6, parallel_s=472e-6),
+        "together": JointTiming(
+            input_alone=290e-6, loop_alone=240e-6, input_beside=330e-6, loop_beside=251e-6, cores=2
+        ),
+        "threads": ThreadScaling(
+            threads=(1, 2, 3, 4), images_s=(1900, 3450, 3500, 3480), serial_s=54e-6, parallel_s=472e-6
+        ),
         "launch": {"8": 4.21e-3, "32": 8.77e-3, "128": 27e-3, "512": 100e-3},
         "multiply_adds": 41_000_000,
         "facts": {

@@ -116,7 +116,7 @@ def test_a_slow_loader_is_measured_beside_the_loop(folder: Path) -> None:
 @pytest.mark.check
 def test_handing_batches_over_costs_short_steps_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a thread that takes 0.1 s for each round of a ring of three, which is at least twice in ten steps."""
-    monkeypatch.setattr("headway.doctor.beside.PAUSE_S", 0.1)
+    monkeypatch.setattr("headway.doctor.beside.PRODUCER_PAUSE_S", 0.1)
     with closing(Job.of(load_recipe(folder / "plain.yaml", ["batch=2", "log_every_steps=50"]), str)) as job:
         assert handover(job, 0.005, limit_s=0) > 0.1 / (10 * 2)
         assert handover(job, 1.0, limit_s=0) == 0
@@ -137,7 +137,7 @@ def test_noise_is_never_learnt(folder: Path) -> None:
 def test_what_comes_from_an_address_is_measured_as_it_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However fast its records are decoded, a server at so many bytes a second gives no more."""
     monkeypatch.setenv("HEADWAY_CACHE", str(tmp_path / "columns"))
-    monkeypatch.setattr("headway.data.tiers.fetch.AHEAD_BYTES", 200_000)
+    monkeypatch.setattr("headway.data.tiers.prefetch.AHEAD_BYTES", 200_000)
     pack = make_pack(tmp_path, 400, (96, 96), mode="raw")
     bytes_s = 1_500_000
     write_recipe(tmp_path / "far.yaml", batch=8, data={"eval": None})

@@ -17,7 +17,7 @@ import pytest
 import torch
 from tests.data._packs import folder
 
-from headway.data import dataset, native
+from headway.data import native, opening
 from headway.data.dataset import Dataset
 from headway.data.pack import pack
 from headway.doctor.environment import examine
@@ -101,7 +101,7 @@ def data(tmp_path: Path) -> Iterator[Dataset]:
     """60 small JPEGs in shards."""
     folder(tmp_path / "images", {"cat": 30, "dog": 30})
     pack(tmp_path / "images", tmp_path / "pack")
-    with closing(dataset.open(tmp_path / "pack")) as opened:
+    with closing(opening.open(tmp_path / "pack")) as opened:
         yield opened
 
 
@@ -189,12 +189,12 @@ def test_units_for_bf16_are_told(
 PROGRAM = """
 import json, os, sys, torch
 from pathlib import Path
-from headway.data import dataset
+from headway.data import opening
 from headway.doctor.environment import examine
 from headway.setup.recipe import TrainRecipe
 recipe = TrainRecipe.model_validate(json.loads(sys.argv[2]))
 environ = {} if sys.argv[3] == "hidden" else os.environ
-found = examine(recipe, torch.device("cpu"), dataset.open(sys.argv[1]), root=Path(sys.argv[4]), environ=environ)
+found = examine(recipe, torch.device("cpu"), opening.open(sys.argv[1]), root=Path(sys.argv[4]), environ=environ)
 print(json.dumps({one.what: one.cure for one in found}))
 """
 
@@ -385,7 +385,7 @@ def test_decoding_and_loop_are_told_their_cores(examined: Examine, data: Dataset
     assert "Decoding and the training loop take turns on one core." in examined(one, data, data_options={"threads": 1})
 
 
-@pytest.mark.skipif(not native.available(), reason="the native core is not built")
+@pytest.mark.skipif(not native.is_available(), reason="the native core is not built")
 def test_what_holds_the_decoder_back_is_told(examined: Examine, data: Dataset, tmp_path: Path) -> None:
     assert only(examined(data=data), "The native core decodes (")[1] == ""
     found = examined(data=data, environ={"JSIMD_FORCENONE": "1", "JSIMD_FORCEAVX2": "1", "HEADWAY_ISA": "portable"})
@@ -415,7 +415,7 @@ def test_pixels_are_not_decoded(examined: Examine, tmp_path: Path) -> None:
     (tmp_path / "pixels").mkdir()
     np.save(tmp_path / "pixels/images.npy", np.zeros((6, 8, 8), np.uint8))
     np.save(tmp_path / "pixels/labels.npy", np.arange(6) % 2)
-    with closing(dataset.open(tmp_path / "pixels")) as data:
+    with closing(opening.open(tmp_path / "pixels")) as data:
         found = examined(data=data, environ={"JSIMD_FORCENONE": "1"})
     assert "The records are pixels: nothing is decoded." in found
     assert faults(found) == []
@@ -441,7 +441,7 @@ def test_the_file_system_of_the_data_is_told(
 
 
 def test_many_loose_files_are_told(examined: Examine, data: Dataset, tmp_path: Path, monkeypatch: Any) -> None:
-    with closing(dataset.open(tmp_path / "images")) as loose:
+    with closing(opening.open(tmp_path / "images")) as loose:
         assert not any("loose files" in what for what in examined(data=loose))
         monkeypatch.setattr("headway.doctor.environment.MANY_FILES", 60)
         what, cure = only(examined(data=loose), "loose files")

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tests._support import packed_digits, write_recipe
 
-from headway.core.profile import Profile, Rate
+from headway.core.profile import Profile, Throughput
 from headway.doctor import knobs
 from headway.doctor.budget import Budget
 from headway.doctor.doctor import examination
@@ -52,7 +52,7 @@ def test_every_knob_is_taken_by_the_recipe(recipe: Path, found: Profile) -> None
         if knob.override:
             loaded = load_recipe(recipe, knob.override.split(" "))
             for key, value in changes_of(knob.override).items():
-                assert dict(loaded.leaves())[key] == value
+                assert dict(loaded.list_leaves())[key] == value
 
 
 @pytest.mark.check
@@ -64,8 +64,8 @@ def test_checkpoints_at_every_step_are_in_the_way(found: Profile) -> None:
     assert rarer.gain == pytest.approx(1 / (1 - saved * found.predicted), rel=1e-6)
 
 
-def stated(value: float) -> Rate:
-    return Rate(value=value, low=value, high=value, windows=1)
+def stated(value: float) -> Throughput:
+    return Throughput(value=value, low=value, high=value, windows=1)
 
 
 def fed_at(value: float) -> Fed:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.statistics import median_interval
+from headway.core.statistics import compute_median_interval
 from headway.doctor.beside import each
 from headway.doctor.feed import fitted
 from headway.doctor.loop import intercept
@@ -44,7 +44,7 @@ def test_a_window_counts_what_was_done_in_it() -> None:
 
 @given(st.lists(st.floats(1, 1e6), min_size=1, max_size=40))
 def test_the_median_lies_in_its_interval(values: list[float]) -> None:
-    middle, low, high = median_interval(values)
+    middle, low, high = compute_median_interval(values)
     assert min(values) <= low <= middle <= high <= max(values)
 
 

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.core.profile import Ceiling, Side, Together
+from headway.core.profile import JointTiming, PipelineSide, StageCeiling
 from headway.doctor.model import Model, seconds_together
 from headway.doctor.verdict import verdict
 
 SECONDS = st.floats(1e-6, 1e-1)
 
 
-def ceiling(stage: str, side: Side, seconds: float) -> Ceiling:
-    return Ceiling(stage=stage, side=side, resource="host", seconds=seconds, how="stated")
+def ceiling(stage: str, side: PipelineSide, seconds: float) -> StageCeiling:
+    return StageCeiling(stage=stage, side=side, resource="host", seconds=seconds, how="stated")
 
 
 def model(decode: float, compute: float, *, launch: float = 0.0, stall: float = 0.0, slower: float = 1.0) -> Model:
@@ -25,7 +25,7 @@ def model(decode: float, compute: float, *, launch: float = 0.0, stall: float = 
         ceiling("evaluate", "stall", stall),
     ]
     loop = compute + launch
-    together = Together(
+    together = JointTiming(
         input_alone=decode, loop_alone=loop, input_beside=slower * decode, loop_beside=slower * loop, cores=2
     )
     return Model.of(ceilings, together)
@@ -77,10 +77,10 @@ def test_without_a_loader_the_loop_is_all() -> None:
 def test_the_limit_is_the_lowest_row_of_its_side(
     loop: dict[str, float], into: dict[str, float], stalls: dict[str, float], slower: float
 ) -> None:
-    sides: dict[Side, dict[str, float]] = {"input": into, "loop": loop, "stall": stalls}
+    sides: dict[PipelineSide, dict[str, float]] = {"input": into, "loop": loop, "stall": stalls}
     ceilings = [ceiling(stage, side, value) for side, stages in sides.items() for stage, value in stages.items()]
     alone = sum(into.values()), sum(loop.values())
-    together = Together(
+    together = JointTiming(
         input_alone=alone[0],
         loop_alone=alone[1],
         input_beside=slower * alone[0],

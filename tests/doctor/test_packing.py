@@ -15,12 +15,12 @@ from tests._support import write_recipe
 from tests.data._jpegs import jpeg
 from tests.data.tiers._server import serving
 
-from headway.core.profile import Rate
+from headway.core.profile import Throughput
 from headway.data import native
-from headway.data.dataset import open as open_dataset
-from headway.data.modes import Mode
+from headway.data.opening import open as open_dataset
 from headway.data.order import Order
 from headway.data.pack import pack
+from headway.data.pack_mode import PackMode
 from headway.doctor import knobs, packing
 from headway.doctor.feed import Fed
 from headway.doctor.job import Job, quiet
@@ -32,7 +32,7 @@ from headway.doctor.syncs import Syncs
 from headway.setup.inputs import Say
 from headway.train.runs import load_recipe
 
-needs_native = pytest.mark.skipif(not native.available(), reason="the native core is not built")
+needs_native = pytest.mark.skipif(not native.is_available(), reason="the native core is not built")
 NET = """
 from torch import nn
 
@@ -79,8 +79,8 @@ def knobs_of(job: Job, *, of_input: float = 1e-9, of_loop: float = 1e-9, cold_s:
     return Knobs(job, Model(sides, 1.0, 1.0), None, fed_warm, None, loop, quiet, 0.3, 60)
 
 
-def rate(value: float) -> Rate:
-    return Rate(value=value, low=value, high=value, windows=1)
+def rate(value: float) -> Throughput:
+    return Throughput(value=value, low=value, high=value, windows=1)
 
 
 def stated_fed(images_s: float, record_bytes: float) -> Fed:
@@ -94,7 +94,7 @@ def test_records_are_those_that_pack_writes(job: Job, photos: Path, tmp_path: Pa
     pack(photos.parent / "photos", tmp_path / "packed", mode=mode, threads=1)
     packed = open_dataset(tmp_path / "packed")
     of_name = {packed.name(sample): sample for sample in range(len(packed))}
-    made = First(job).packed(Mode.parse(mode), limit_s=60)
+    made = First(job).packed(PackMode.parse(mode), limit_s=60)
     assert made.count == len(packed) == 24
     tier, loose = made.tier(), job.setup.inputs.train
     assert loose is not None
@@ -107,7 +107,7 @@ def test_records_are_those_that_pack_writes(job: Job, photos: Path, tmp_path: Pa
 
 
 def test_a_few_records_stand_for_all(job: Job) -> None:
-    made = First(job).packed(Mode(kind="keep"), limit_s=0)
+    made = First(job).packed(PackMode(kind="keep"), limit_s=0)
     assert made.count == 16
     tier, ids = made.tier(), Order(24, job.setup.recipe.seed)(np.arange(24))[1]
     train = job.setup.inputs.train
@@ -144,12 +144,12 @@ def test_what_a_set_has_already_is_not_offered(photos: Path, tmp_path_factory: p
 
 def test_the_commands_are_those_that_pack_and_train(job: Job, photos: Path) -> None:
     """They are run in the tests of `tune`; here they are read."""
-    text = packing_of(job, Mode(kind="seekable")).command(job.loaded)
+    text = packing_of(job, PackMode(kind="seekable")).command(job.loaded)
     pack_words, train_words = (shlex.split(part) for part in text.split(" && "))
     base = photos.parent
     assert pack_words == ["headway", "pack", str(base / "photos"), str(base / "some.seekable"), "--mode", "seekable"]
     assert train_words == ["headway", "train", str(photos), "data.train=some.seekable"]
-    assert Packing.parse(text) == packing_of(job, Mode(kind="seekable"))
+    assert Packing.parse(text) == packing_of(job, PackMode(kind="seekable"))
     assert Packing.parse("data.threads=2") is None
 
 
@@ -162,11 +162,11 @@ def at_stated_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packs are made, and a loop with other values runs; how fast that goes is stated."""
     real, kinds = First.packed, list[str]()
 
-    def packed(self: First, mode: Mode, *, limit_s: float) -> AsPacked:
+    def packed(self: First, mode: PackMode, *, limit_s: float) -> AsPacked:
         kinds.append(mode.kind)
         return real(self, mode, limit_s=limit_s)
 
-    def of_loop(job: Job, *, limit_s: float) -> Rate:
+    def of_loop(job: Job, *, limit_s: float) -> Throughput:
         rate_of(job, limit_s=0)  # raises where the network does not take the images
         return rate(250 if job.kept()[0].images.shape[1] == 64 else 100)
 

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.doctor._profile import ceilings, knobs, profile, runs
-from tests.page.test_browser import opened
+from tests.page.test_browser import open_in_browser
 
-from headway.core.profile import Profile, Threads, Together
+from headway.core.profile import JointTiming, Profile, ThreadScaling
 from headway.doctor.page import SECTIONS, panels, write
 from headway.doctor.roof import SAME_SIZE
 from headway.doctor.text import alone
-from headway.page import report
+from headway.page import renderer
 from headway.page.panel import Panel
 
-TOGETHER = Together(input_alone=290e-6, loop_alone=240e-6, input_beside=330e-6, loop_beside=251e-6, cores=4)
+TOGETHER = JointTiming(input_alone=290e-6, loop_alone=240e-6, input_beside=330e-6, loop_beside=251e-6, cores=4)
 OPTIONAL = {"threads", "sizes", "launch", "flops", "runs", "not-measured", "ranks"}
 BARE: dict[str, Any] = {
     "ceilings": (),
@@ -61,7 +61,7 @@ def test_what_is_not_in_the_profile_is_not_drawn() -> None:
     whole, bare = found(profile(facts=profile().facts | {"rank 0 seconds a step": 0.03})), found(profile(**BARE))
     assert whole.keys() - bare.keys() == OPTIONAL
     assert {one.section for one in whole.values()} == set(SECTIONS)
-    html = report.render(list(bare.values()), title="T", subtitle="S")
+    html = renderer.render(list(bare.values()), title="T", subtitle="S")
     assert html.count("Nothing recorded.") == len({"pipeline", "anatomy", "ceilings", "run-table", "knobs"}) + len(
         {"environment", "machine", "facts"}
     )
@@ -82,7 +82,7 @@ def test_the_verdict_stands_first() -> None:
 
 def test_runs_that_contradict_each_other_confirm_nothing() -> None:
     faster = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in runs()]
-    card = found(profile(runs=faster).doubted())["verdict"]
+    card = found(profile(runs=faster).check_confirmed())["verdict"]
     assert "the prediction is +4.7 % off: not confirmed" in [one["note"] for one in card.data["cards"]]
     assert card.note.endswith("Examine again when it is quiet.")
 
@@ -117,7 +117,7 @@ def test_a_step_is_made_of_its_stages() -> None:
 def test_the_fit_of_the_threads_goes_through_its_points(serial: float, parallel: float) -> None:
     counts = (1, 2, 4, 8)
     rates = tuple(1 / (serial + parallel / count) for count in counts)
-    fitted = Threads(threads=counts, images_s=rates, serial_s=serial, parallel_s=parallel)
+    fitted = ThreadScaling(threads=counts, images_s=rates, serial_s=serial, parallel_s=parallel)
     chart = found(profile(threads=fitted, together=TOGETHER))["threads"]
     drawn = series(chart)
     fit = drawn["fit"]
@@ -238,7 +238,7 @@ def test_a_browser_draws_every_chart(tmp_path: Path) -> None:
     ranks = {f"rank {rank} seconds a step": 0.03 + rank / 1e3 for rank in range(4)}
     shown = profile(facts=profile().facts | ranks)
     write(shown, page)
-    document, console = opened(page, "--disable-3d-apis", "--window-size=1400,900")
+    document, console = open_in_browser(page, "--disable-3d-apis", "--window-size=1400,900")
     assert console == []
     articles = dict(re.findall(r'<article id="([^"]+)"(.*?)</article>', document, re.DOTALL))
     for name in ("pipeline", "anatomy", "threads", "sizes", "launch", "flops", "runs", "ranks"):

@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.data.tiers._server import make_pack
 
-from headway.data import dataset
-from headway.data.formats.pieces import mapped
+from headway.data import opening
+from headway.data.formats.byte_ranges import map_path
 from headway.doctor import page_cache
 from headway.doctor.page_cache import COLD, Span, as_it_was, evict, load, mount_of, resident
 from headway.doctor.storage import files_of
@@ -84,7 +84,7 @@ def test_what_was_just_written_lies_in_memory_and_can_be_evicted(file: Path) -> 
 
 
 def test_what_this_process_maps_is_evicted_and_stays_mapped(file: Path) -> None:
-    view = mapped(file)
+    view = map_path(file)
     content = bytes(view)
     found = evict([file])
     assert found.held, found
@@ -93,7 +93,7 @@ def test_what_this_process_maps_is_evicted_and_stays_mapped(file: Path) -> None:
 
 
 def test_a_data_set_in_use_is_evicted_and_its_records_stay(tmp_path: Path, file: Path) -> None:
-    with closing(dataset.open(make_pack(tmp_path, size=(90, 60), shard_bytes=150_000))) as data:
+    with closing(opening.open(make_pack(tmp_path, size=(90, 60), shard_bytes=150_000))) as data:
         records = data.read(np.arange(len(data)))
         before = [bytes(record) for record in records]
         assert evict(files_of(data)).held
@@ -153,7 +153,7 @@ def test_what_did_not_lie_in_memory_is_not_brought_there(file: Path) -> None:
 
 def test_as_much_is_loaded_as_is_free(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert evict([file]).held
-    monkeypatch.setattr("headway.doctor.page_cache.free_memory_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("headway.doctor.page_cache.read_free_memory_bytes", lambda: 1 << 20)
     assert load([file]) == 1 << 20
     assert 0 < share(file) < 0.5
 

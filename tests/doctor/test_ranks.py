@@ -13,7 +13,7 @@ import pytest
 from bench._hosts import Hosts
 from tests._support import finished, packed_digits, write_recipe
 
-from headway.core.profile import Ceiling, Profile, Rate, Side, Together, Verdict
+from headway.core.profile import JointTiming, PipelineSide, Profile, StageCeiling, Throughput, Verdict
 from headway.doctor.budget import Budget
 from headway.doctor.doctor import examination
 from headway.doctor.job import Job, quiet
@@ -52,8 +52,8 @@ sys.exit(launch(sys.argv[2:], hosts_of(None, sys.argv[1]), respawn=False))
 
 
 def profile(loop_s: float, *, batch: int = 10) -> Profile:
-    def one(stage: str, side: Side, seconds: float) -> Ceiling:
-        return Ceiling(stage=stage, side=side, resource="device", seconds=seconds, how="stated")
+    def one(stage: str, side: PipelineSide, seconds: float) -> StageCeiling:
+        return StageCeiling(stage=stage, side=side, resource="device", seconds=seconds, how="stated")
 
     return Profile(
         name="stated",
@@ -64,7 +64,7 @@ def profile(loop_s: float, *, batch: int = 10) -> Profile:
         ranks=1,
         regime="later epochs",
         ceilings=(one("decode", "input", 1e-5), one("compute", "loop", loop_s), one("evaluate", "stall", 0.0)),
-        together=Together(
+        together=JointTiming(
             input_alone=1e-5, loop_alone=loop_s, input_beside=1e-5, loop_beside=loop_s, cores=2
         ),
         threads=None,
@@ -87,8 +87,8 @@ def joint(value: float, steps: int = 9) -> Joint:
     return Joint(rate(value), steps)
 
 
-def rate(value: float, spread: float = 0.0) -> Rate:
-    return Rate(value=value, low=value * (1 - spread), high=value * (1 + spread), windows=1)
+def rate(value: float, spread: float = 0.0) -> Throughput:
+    return Throughput(value=value, low=value * (1 - spread), high=value * (1 + spread), windows=1)
 
 
 def test_ranks_that_are_alike_and_no_exchange_give_their_sum() -> None:
@@ -178,7 +178,7 @@ def measured(recipe: Path, hosts: tuple[Host, ...], seconds: float) -> Any:
     out = recipe.parent / "found.json"
     command = [str(Path(__file__).parent / "_joint.py"), str(recipe), str(out), str(seconds)]
     environ = {"OMP_NUM_THREADS": "1"}
-    assert launch(command, hosts, environ=environ, respawn=False, on_loss="continue") == 0
+    assert launch(command, hosts, environ=environ, respawn=False, on_rank_failure="continue") == 0
     return json.loads(out.read_text())
 
 

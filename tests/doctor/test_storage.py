@@ -13,11 +13,11 @@ from tests.data._packs import folder, picture
 from tests.data.tiers._server import Server, make_pack, serving
 
 from headway.core.errors import DataError
-from headway.data import dataset
+from headway.data import opening
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.pack import pack
-from headway.data.tiers.opened import open_remote
+from headway.data.tiers.remote_dataset import open_remote
 from headway.doctor.page_cache import COLD, Span, evict, load, mount_of, resident
 from headway.doctor.storage import Storage, files_of, measure, place_of, spans_of
 
@@ -31,13 +31,13 @@ Make = Callable[[Path], Dataset]
 
 def loose(root: Path) -> Dataset:
     folder(root / "images", {"cat": N // 2, "dog": N // 2})
-    return dataset.open(root / "images")
+    return opening.open(root / "images")
 
 
 def packed(root: Path, format: str | None = None, *, mapped: bool | None = None) -> Dataset:
     folder(root / "images", {"cat": N // 2, "dog": N // 2})
     pack(root / "images", root / "pack", format=format, shard_bytes=20_000)
-    return dataset.open(root / "pack", mapped=mapped)
+    return opening.open(root / "pack", mapped=mapped)
 
 
 def arrays(root: Path) -> Dataset:
@@ -45,7 +45,7 @@ def arrays(root: Path) -> Dataset:
     random = np.random.default_rng(0)
     np.save(root / "images/images.npy", random.integers(0, 256, (N, 8, 9, 3), np.uint8))
     np.save(root / "images/labels.npy", np.arange(N) % 2)
-    return dataset.open(root / "images")
+    return opening.open(root / "images")
 
 
 LOCAL: dict[str, Make] = {
@@ -138,7 +138,7 @@ def test_spans_are_of_the_samples_alone(tmp_path: Path) -> None:
     for number in range(8):
         (tmp_path / f"images/cat/{number}.jpg").write_bytes(picture(number, size=(400, 300), quality=95))
     pack(tmp_path / "images", tmp_path / "pack", mode="keep")
-    with closing(dataset.open(tmp_path / "pack")) as data:
+    with closing(opening.open(tmp_path / "pack")) as data:
         spans = spans_of(data)(np.array([0, 5]))
         assert spans == [
             Span(tmp_path / "pack" / data.description.shards[0].name, int(low), int(low) + int(length))

@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.doctor._profile import ceilings, knobs, profile, runs
 
-from headway.core.profile import OFF, Ceiling, Finding, Profile, Side, Verdict
+from headway.core.profile import UNCONFIRMED, EnvironmentFinding, PipelineSide, Profile, StageCeiling, Verdict
 from headway.doctor.model import Model
 from headway.doctor.text import BLOCKS, COLUMNS, NOT_MEASURED, STAGES, alone, number, text
 from headway.doctor.verdict import verdict
 
 WORDS = ("", "a", "two words.", "a\nline", "\u00e4 long", "x" * 130, "all of a sentence " * 12, "a-b=c " * 30)
 SENTENCE = st.sampled_from(WORDS) | st.text(max_size=20)
-SIDES: tuple[Side, ...] = ("input", "loop", "stall")
+SIDES: tuple[PipelineSide, ...] = ("input", "loop", "stall")
 
 
-def ceiling(stage: str, seconds: float, side: Side = "loop") -> Ceiling:
-    return Ceiling(stage=stage, side=side, resource="device", seconds=seconds, how="")
+def ceiling(stage: str, seconds: float, side: PipelineSide = "loop") -> StageCeiling:
+    return StageCeiling(stage=stage, side=side, resource="device", seconds=seconds, how="")
 
 
 def drawn(found: Profile) -> dict[str, tuple[float, str]]:
@@ -33,7 +33,7 @@ def drawn(found: Profile) -> dict[str, tuple[float, str]]:
 def profiles(draw: st.DrawFn) -> Profile:
     """Any that the schema allows, long names and many rows above all."""
     stages = draw(st.lists(st.tuples(st.sampled_from(SIDES), st.just(0.0) | st.floats(1e-9, 10)), max_size=30))
-    findings = st.builds(Finding, what=SENTENCE, cure=SENTENCE)
+    findings = st.builds(EnvironmentFinding, what=SENTENCE, cure=SENTENCE)
     settings = [
         draw(st.sampled_from(knobs())).model_copy(update={"name": draw(SENTENCE), "cost": draw(SENTENCE)})
         for _ in range(draw(st.integers(0, 15)))
@@ -68,7 +68,7 @@ def test_where_everything_is_long_each_part_keeps_its_lines() -> None:
     long = "words without end " * 50
     full = profile(
         ceilings=[ceiling(f"stage {place}", 1.0 + place) for place in range(40)],
-        environment=[Finding(what=f"Fault {place}.", cure="Cure.") for place in range(40)],
+        environment=[EnvironmentFinding(what=f"Fault {place}.", cure="Cure.") for place in range(40)],
         runs=runs() * 9,
         knobs=knobs()[:1] * 40,
         verdict=profile().verdict.model_copy(update={"sentence": long, "unexplained": long}),
@@ -108,11 +108,11 @@ def test_a_verdict_that_is_not_confirmed_says_so() -> None:
 
 def test_runs_that_contradict_each_other_are_told() -> None:
     faster = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in runs()]
-    said = text(profile(runs=faster).doubted())
+    said = text(profile(runs=faster).check_confirmed())
     assert "measured 2,980 (+4.7 %), stalls computed in both: not confirmed.\nThe short runs" in said
     assert "contradict each other by 4.8 times; other work on the machine" in said
     assert said.splitlines()[1].startswith("Not confirmed: The run is ")
-    assert "contradict" not in text(profile().doubted())
+    assert "contradict" not in text(profile().check_confirmed())
 
 
 def test_every_override_can_be_copied() -> None:
@@ -169,7 +169,9 @@ def test_of_many_stages_the_slowest_are_drawn() -> None:
 
 @given(st.lists(st.tuples(st.sampled_from(SIDES), st.floats(1e-9, 10)), max_size=12), st.integers(1, 64))
 @settings(deadline=None)
-def test_what_a_side_gives_together_is_the_sum_of_its_seconds(parts: list[tuple[Side, float]], ranks: int) -> None:
+def test_what_a_side_gives_together_is_the_sum_of_its_seconds(
+    parts: list[tuple[PipelineSide, float]], ranks: int
+) -> None:
     found = profile(
         ranks=ranks, ceilings=[ceiling(f"s{place}", taken, side) for place, (side, taken) in enumerate(parts)]
     )
@@ -207,9 +209,9 @@ def test_numbers_are_short(value: float, said: str) -> None:
 def test_a_run_that_is_not_what_the_stages_say_is_said_first_and_once() -> None:
     warm = next(one for one in runs() if one.name == "warm").model_copy(update={"predicted": 100.0})
     concluded = verdict(Model({"input": {"decode": 2e-3}, "loop": {"compute": 1e-2}, "stall": {}}, 1, 1), "cpu", warm)
-    assert concluded.sentence.endswith(OFF)
-    doubted = profile(runs=(warm,), verdict=concluded).doubted()
-    assert doubted.verdict.sentence == "Not confirmed: " + concluded.sentence.removesuffix(OFF)
+    assert concluded.sentence.endswith(UNCONFIRMED)
+    doubted = profile(runs=(warm,), verdict=concluded).check_confirmed()
+    assert doubted.verdict.sentence == "Not confirmed: " + concluded.sentence.removesuffix(UNCONFIRMED)
     assert doubted.verdict.unexplained == concluded.unexplained != ""
-    assert doubted.doubted() == doubted
+    assert doubted.check_confirmed() == doubted
     assert " ..." not in text(doubted).split("\n\n")[0]

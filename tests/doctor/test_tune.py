@@ -13,11 +13,11 @@ import yaml
 from tests._support import headway, packed_digits, refused, write_recipe
 from tests.doctor._profile import profile, runs
 
-from headway.core.profile import Knob, Profile, Together
-from headway.core.recipe import load
-from headway.core.recipe_text import given
-from headway.data.dataset import open as open_dataset
-from headway.data.modes import Mode
+from headway.core.profile import JointTiming, Knob, Profile
+from headway.core.recipe import read_recipe
+from headway.core.recipe_editor import edit_recipe
+from headway.data.opening import open as open_dataset
+from headway.data.pack_mode import PackMode
 from headway.doctor import tune, tune_packs
 from headway.doctor.job import Job, quiet
 from headway.doctor.packing import packing_of
@@ -41,7 +41,7 @@ def test_a_slow_decoder_is_cured_and_the_evidence_written(folder: Path) -> None:
     assert said["written"] == str(target)
     text = target.read_text()
     assert text.startswith("# slow.yaml, tuned on ")
-    loaded = load(target, (), TrainRecipe).recipe
+    loaded = read_recipe(target, (), TrainRecipe).recipe
     kept = [step["override"] for step in said["steps"] if step["kept"]]
     assert "data.cache=memory" in [step["override"] for step in said["steps"]]
     assert loaded.data.cache == ("memory" if "data.cache=memory" in kept else "none")
@@ -84,14 +84,14 @@ class Bench:
         monkeypatch.setattr(tune, "_in_turns", self._in_turns)
 
     def _examination(self, job: Job, *_: object) -> Profile:
-        self.examined.append(dict(job.loaded.leaves()))
+        self.examined.append(dict(job.loaded.list_leaves()))
         knobs = self._knobs[min(len(self.examined), len(self._knobs)) - 1]
         return profile(knobs=tuple(knobs), **self._seen)
 
     def _in_turns(self, jobs: list[Job], each_s: float) -> list[tuple[float, ...]]:
         rates = []
         for job in jobs:
-            leaves = dict(job.loaded.leaves())
+            leaves = dict(job.loaded.list_leaves())
             self.tried.append(str(leaves["data.train"]))
             texts = {f"{key}={value}" for key, value in leaves.items()}
             rates.append(100.0 * math.prod(gain for text, gain in self._gains.items() if text in texts))
@@ -105,16 +105,25 @@ def knob(override: str, gain: float, **more: Any) -> Knob:
 
 def test_only_a_kept_knob_has_the_job_examined_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_recipe(folder / "some.yaml", channels_last=False)
-    first = [knob("data.ahead=5", 1.5), knob("channels_last=true", 1.4), knob("data.ahead=6", 1.3), knob("batch=40", 2)]
+    first = [
+        knob("data.prefetch_batches=5", 1.5),
+        knob("channels_last=true", 1.4),
+        knob("data.prefetch_batches=6", 1.3),
+        knob("batch=40", 2),
+    ]
     first[3] = first[3].model_copy(update={"exact": False})
-    bench = Bench(monkeypatch, [first, [knob("data.ahead=7", 1.2), first[0]]], {"channels_last=True": 1.4})
+    bench = Bench(monkeypatch, [first, [knob("data.prefetch_batches=7", 1.2), first[0]]], {"channels_last=True": 1.4})
     found = tune.tune(recipe, [], say=quiet)
-    assert [one.override for one in found.tries] == ["data.ahead=5", "channels_last=true", "data.ahead=7"]
+    assert [one.override for one in found.tries] == [
+        "data.prefetch_batches=5",
+        "channels_last=true",
+        "data.prefetch_batches=7",
+    ]
     assert [one.override for one in found.kept] == ["channels_last=true"]
     assert len(bench.examined) == 2
     assert found.text().endswith(f"Wrote {found.written}: headway train {found.written}")
     assert bench.examined[1]["channels_last"] is True
-    assert load(found.written, (), TrainRecipe).recipe.channels_last is True
+    assert read_recipe(found.written, (), TrainRecipe).recipe.channels_last is True
 
 
 def test_a_tuned_recipe_is_tuned_again_and_says_what_it_lost(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,11 +143,11 @@ def test_a_tuned_recipe_is_tuned_again_and_says_what_it_lost(folder: Path, monke
     recipe.write_text(text)
     lost = tune.tune(recipe, ["batch=60"], say=quiet, overwrite=True)
     assert lost.notes == ["1 of the recipe's lines of comments could not be kept, the first: # Where."]
-    assert load(lost.written, (), TrainRecipe).recipe.micro_batch == int(batch[1])
+    assert read_recipe(lost.written, (), TrainRecipe).recipe.micro_batch == int(batch[1])
 
 
 def test_many_tries_need_no_more_than_one_examination(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    many = [knob(f"data.ahead={number}", 1.5) for number in range(4, 14)]
+    many = [knob(f"data.prefetch_batches={number}", 1.5) for number in range(4, 14)]
     bench = Bench(monkeypatch, [many], {})
     found = tune.tune(write_recipe(folder / "some.yaml"), [], say=quiet)
     assert len(found.tries) == 10 > tune.ROUNDS
@@ -149,27 +158,32 @@ def test_many_tries_need_no_more_than_one_examination(folder: Path, monkeypatch:
 def test_more_batches_are_ready_where_the_loop_waits_for_a_loader_that_is_faster(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sides = Together(input_alone=1e-4, loop_alone=2e-4, input_beside=1e-4, loop_beside=2e-4, cores=2)
+    sides = JointTiming(input_alone=1e-4, loop_alone=2e-4, input_beside=1e-4, loop_beside=2e-4, cores=2)
     slower = sides.model_copy(update={"input_beside": 3e-4})
     waits = [one.model_copy(update={"wait_share": 0.2}) if one.name == "warm" else one for one in runs()]
-    with closing(Job.of(load_recipe(write_recipe(folder / "some.yaml"), ["data.ahead=4"]), quiet)) as job:
+    with closing(Job.of(load_recipe(write_recipe(folder / "some.yaml"), ["data.prefetch_batches=4"]), quiet)) as job:
         (offered,) = tune.more_ahead(job, profile(runs=waits, together=sides))
-        assert (offered.override, offered.gain) == ("data.ahead=8", pytest.approx(1.25))
+        assert (offered.override, offered.gain) == ("data.prefetch_batches=8", pytest.approx(1.25))
         assert tune.more_ahead(job, profile(runs=waits, together=slower)) == []
         assert tune.more_ahead(job, profile(runs=waits, together=None)) == []
         steady = [one.model_copy(update={"wait_share": 0.0}) for one in runs()]
         assert tune.more_ahead(job, profile(runs=steady, together=sides)) == []
-    Bench(monkeypatch, [[]], {"data.ahead=6": 1.2, "data.ahead=12": 1.2}, runs=waits, together=sides)
-    found = tune.tune(folder / "some.yaml", ["data.ahead=3"], say=quiet)
-    assert [(one.override, one.kept) for one in found.tries] == [("data.ahead=6", True), ("data.ahead=12", False)]
+    Bench(
+        monkeypatch, [[]], {"data.prefetch_batches=6": 1.2, "data.prefetch_batches=12": 1.2}, runs=waits, together=sides
+    )
+    found = tune.tune(folder / "some.yaml", ["data.prefetch_batches=3"], say=quiet)
+    assert [(one.override, one.kept) for one in found.tries] == [
+        ("data.prefetch_batches=6", True),
+        ("data.prefetch_batches=12", False),
+    ]
 
 
 @pytest.mark.parametrize("gain", [2.0, 0.5])
 def test_a_lossless_pack_stays_where_it_helps(folder: Path, monkeypatch: pytest.MonkeyPatch, gain: float) -> None:
     recipe = write_recipe(folder / "some.yaml", data={"train": "digits", "eval": None})
     with closing(Job.of(load_recipe(recipe, []), quiet)) as job:
-        lossless = packing_of(job, Mode(kind="keep")).command(job.loaded)
-        other = packing_of(job, Mode(kind="encode", side=4)).command(job.loaded)
+        lossless = packing_of(job, PackMode(kind="keep")).command(job.loaded)
+        other = packing_of(job, PackMode(kind="encode", side=4)).command(job.loaded)
     knobs = [knob(other, 3.0, exact=False, cures="decode"), knob(lossless, 2.0, cures="storage")]
     bench = Bench(monkeypatch, [knobs, []], {"data.train=some.keep": gain})
     found = tune.tune(recipe, [], say=quiet)
@@ -177,7 +191,7 @@ def test_a_lossless_pack_stays_where_it_helps(folder: Path, monkeypatch: pytest.
     assert "some.keep" in bench.tried
     assert (folder / "some.keep").exists() == (gain > 1)
     assert not (folder / "some.4").exists()
-    train = load(found.written, (), TrainRecipe).recipe.data.train
+    train = read_recipe(found.written, (), TrainRecipe).recipe.data.train
     assert train == ("some.keep" if gain > 1 else "digits")
     assert lossless in found.written.read_text()
     if gain > 1:
@@ -187,7 +201,7 @@ def test_a_lossless_pack_stays_where_it_helps(folder: Path, monkeypatch: pytest.
 def test_a_pack_that_has_no_room_is_a_note(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_recipe(folder / "some.yaml", data={"train": "digits", "eval": None})
     with closing(Job.of(load_recipe(recipe, []), quiet)) as job:
-        lossless = packing_of(job, Mode(kind="keep")).command(job.loaded)
+        lossless = packing_of(job, PackMode(kind="keep")).command(job.loaded)
     Bench(monkeypatch, [[knob(lossless, 2.0)]], {"data.train=some.keep": 2.0})
     with monkeypatch.context() as full:
         full.setattr(tune_packs, "free_disk_bytes", lambda folder: 10_000)
@@ -205,7 +219,7 @@ def test_a_pack_that_has_no_room_is_a_note(folder: Path, monkeypatch: pytest.Mon
 def test_nothing_is_left_of_a_tuning_that_fails(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = write_recipe(folder / "some.yaml", data={"train": "digits", "eval": None})
     with closing(Job.of(load_recipe(recipe, []), quiet)) as job:
-        lossless = packing_of(job, Mode(kind="keep")).command(job.loaded)
+        lossless = packing_of(job, PackMode(kind="keep")).command(job.loaded)
     bench = Bench(monkeypatch, [[knob(lossless, 2.0)]], {"data.train=some.keep": 2.0})
     turns = bench._in_turns
 
@@ -228,7 +242,7 @@ def test_the_recipe_is_written_as_it_was_given(folder: Path) -> None:
         "data: digits.packed/train\nmodel: {factory: 'net.py:linear'}\noptimizer: {name: sgd, lr: 0.02}\nbatch: 30\n"
         "epochs: 2\n"
     )
-    text = given(path, ["seed=3"], {"data.cache": "memory", "channels_last": False}, TrainRecipe)
+    text = edit_recipe(path, ["seed=3"], {"data.cache": "memory", "channels_last": False}, TrainRecipe)
     assert yaml.safe_load(text) == {
         "data": {"train": "digits.packed/train", "cache": "memory"},
         "model": {"factory": "net.py:linear"},

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from tests._support import packed_digits, write_recipe
 
-from headway.core.importing import import_path
+from headway.core.user_code import import_user_object
 from headway.doctor.attribute import classify
 from headway.doctor.budget import Budget
 from headway.doctor.doctor import examination
@@ -162,8 +162,8 @@ def test_what_a_line_of_the_network_does_is_named(folder: Path, does: str, stage
 
 @pytest.mark.check
 def test_a_lock_that_another_thread_holds_is_named(folder: Path) -> None:
-    hold = import_path("holders.py:hold", base=folder, what="test")
-    released = import_path("holders.py:RELEASED", base=folder, what="test")
+    hold = import_user_object("holders.py:hold", base=folder, what="test")
+    released = import_user_object("holders.py:RELEASED", base=folder, what="test")
     thread = threading.Thread(target=hold)
     thread.start()
     try:
@@ -267,12 +267,12 @@ def test_code_is_the_users_unless_it_is_a_librarys() -> None:
     import numpy as np
     import torch
 
-    import headway.core.keys
+    import headway.core.random_keys
 
     assert owner_of(__file__) == "user"
     assert owner_of(json.__file__) == owner_of(np.__file__) == owner_of("<frozen importlib._bootstrap>") == "library"
     assert owner_of(torch.nn.__file__) == "torch"
-    assert owner_of(headway.core.keys.__file__) == "headway"
+    assert owner_of(headway.core.random_keys.__file__) == "headway"
     assert owner_of(pytest.__file__) == "package"
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from tests.data import _packs as packs
 from tests.fuzz.damage import damage_bytes, damage_tree, encode
 
-from headway.data import dataset
+from headway.data import opening
 from headway.data.columns import COLUMNS_FILE
 from headway.data.pack import pack
 
@@ -42,7 +42,7 @@ def target(folder: Path) -> Iterator[Callable[[Random], None]]:
         whole = struct.pack("<Q", len(text)) + text + data
         path.unlink(missing_ok=True)  # the one before may still be mapped
         path.write_bytes(damage_bytes(random, whole) if how == 3 else whole)
-        found = dataset.open(folder / "packed")
+        found = opening.open(folder / "packed")
         repr(found)
         n = min(len(found), 20)
         records = found.read(np.arange(n))

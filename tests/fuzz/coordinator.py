@@ -13,7 +13,7 @@ from tests.fuzz.damage import damage_bytes, damage_tree, encode
 
 from headway.comm.coordinator import PURPOSE, Coordinator
 from headway.core import channel
-from headway.core.channel import MAGIC, Channel, Intruder
+from headway.core.channel import MAGIC, AuthenticationError, Channel
 
 HOST, SECRET = "127.0.0.1", b"sesame"
 HELLO = {"kind": "hello", "id": "0.1.0", "host": 0, "local": 1, "identity": "there/1", "pid": 1}
@@ -42,7 +42,7 @@ def _connected(port: int, random: Random, known: bool) -> tuple[socket.socket, C
 
 @contextlib.contextmanager
 def target(folder: Path) -> Iterator[Callable[[Random], None]]:
-    made = Coordinator([(0, 0), (0, 1)], secret=SECRET, timeout_s=60, store_port=1, tell=lambda event: None)
+    made = Coordinator([(0, 0), (0, 1)], secret=SECRET, timeout_s=60, store_port=1, on_event=lambda event: None)
 
     def one(random: Random) -> None:
         known = random.randrange(4) > 0
@@ -51,7 +51,7 @@ def target(folder: Path) -> Iterator[Callable[[Random], None]]:
         if random.randrange(2):
             lines.append(damage_bytes(random, random.choice(lines or [b"x"])))
         end, spoken = _connected(made.port, random, known)
-        with end, contextlib.suppress(ConnectionError, Intruder):
+        with end, contextlib.suppress(ConnectionError, AuthenticationError):
             for line in lines:
                 sealed = spoken.seal(line) if known else line
                 end.sendall(damage_bytes(random, sealed) if random.randrange(8) == 0 else sealed)

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from headway.comm.member import Generation, Member
+from headway.comm.coordinator_client import CoordinatorClient, Generation
 from headway.core.errors import CommunicationError
 
 
@@ -30,20 +30,20 @@ def at_the_start(words: list[str]) -> None:
         case ["leave"]:
             sys.exit(0)
         case ["farewell", status, text]:
-            member = Member.from_environment()
+            member = CoordinatorClient.from_environment()
             assert member is not None
             leave_with(member, status, text)
 
 
-def leave_with(member: Member, status: str, text: str) -> None:
+def leave_with(member: CoordinatorClient, status: str, text: str) -> None:
     """In order, and with an error."""
-    member.bye(True)
+    member.leave(True)
     member.close()
     print(f"headway: {text}", file=sys.stderr, flush=True)
     os._exit(int(status))
 
 
-def in_generation(words: list[str], folder: Path, member: Member) -> None:
+def in_generation(words: list[str], folder: Path, member: CoordinatorClient) -> None:
     """Once all are in it."""
     while words != [""] and len(list(folder.glob("*.log"))) < int(os.environ["WORLD_SIZE"]):
         time.sleep(0.005)
@@ -74,7 +74,7 @@ def in_generation(words: list[str], folder: Path, member: Member) -> None:
 class Worker:
     """Goes from generation to generation."""
 
-    def __init__(self, plan: dict[str, Any], folder: Path, member: Member) -> None:
+    def __init__(self, plan: dict[str, Any], folder: Path, member: CoordinatorClient) -> None:
         self.plan, self.folder, self.member = plan, folder, member
         self.stopping = False
         signal.signal(signal.SIGTERM, self.stop)
@@ -89,19 +89,19 @@ class Worker:
 
     def run(self) -> int:
         while True:
-            found = self.member.next()
+            found = self.member.wait_for_generation()
             self.log(f"{found.number} {found.rank} {found.size} {int(self.member.joining)}")
             print(f"generation {found.number} of {found.size}", flush=True)
             print(f"note {found.number}", file=sys.stderr, flush=True)
             if found.number == 0:
                 in_generation(self.plan["do"].get(self.member.worker, "").split(" ", 1), self.folder, self.member)
             if self.leaves(found):
-                self.member.bye(not self.stopping)
+                self.member.leave(not self.stopping)
                 return int(self.stopping)
 
     def leaves(self, found: Generation) -> bool:
         number, size = self.plan["until"]
-        while not self.member.changed and not self.member.regroup:
+        while not self.member.has_changed and not self.member.has_newcomers:
             if self.stopping or (found.number >= number and found.size == size):
                 return True
             time.sleep(0.01)
@@ -124,7 +124,7 @@ def main() -> int:
     (folder / f"{worker}.json").write_text(json.dumps(seen | {"pid": os.getpid(), "cwd": os.getcwd()}))
     print(f"out of {worker}", flush=True)
     at_the_start(plan["do"].get(worker, "").split(" ", 2))
-    member = Member.from_environment()
+    member = CoordinatorClient.from_environment()
     assert member is not None
     try:
         return Worker(plan, folder, member).run()

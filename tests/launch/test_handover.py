@@ -15,13 +15,13 @@ from tests._support import packed_digits, records, write_recipe
 from tests.comm._ranks import Rank, run_ranks
 
 from headway.checkpoint.checkpoints import Checkpoint, Checkpoints
-from headway.comm.coordinator import Coordinator, Event, Formed
-from headway.comm.member import Member
+from headway.comm.coordinator import Coordinator, CoordinatorEvent, GenerationFormed
+from headway.comm.coordinator_client import CoordinatorClient
 from headway.core.errors import CheckpointError, CommunicationError, HeadwayError
-from headway.core.launched import LOOPBACK, Launched
-from headway.core.recipe import load
-from headway.core.run import IDS_BYTES, Run
-from headway.core.store import StoreServer
+from headway.core.key_value_store import StoreServer
+from headway.core.launcher_environment import LOOPBACK, LaunchedProcess
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import IDS_BYTES, RunFolder
 from headway.launch.handover import hand_over
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
@@ -46,23 +46,23 @@ class Place:
     """A launcher's place for one process, and the processes that take it, one after the other."""
 
     def __init__(self, recipe: Path, run: Path, stack: ExitStack) -> None:
-        self.events: list[Event] = []
+        self.events: list[CoordinatorEvent] = []
         self._recipe, self._run, self._stack = recipe, run, stack
         store = stack.enter_context(closing(StoreServer(b"x", LOOPBACK)))
         tell = self.events.append
-        self.coordinator = Coordinator([(0, 0)], secret=b"x", timeout_s=30, store_port=store.port, tell=tell)
+        self.coordinator = Coordinator([(0, 0)], secret=b"x", timeout_s=30, store_port=store.port, on_event=tell)
         stack.enter_context(closing(self.coordinator))
 
-    def process(self, attempt: int, said: list[str], *options: str) -> tuple[Member, Trainer]:
+    def process(self, attempt: int, said: list[str], *options: str) -> tuple[CoordinatorClient, Trainer]:
         """A training process; all but the first join the run."""
         joins = attempt > 0
-        loaded = load(self._recipe, (*OPTIONS, *options), TrainRecipe)
-        member = Member(LOOPBACK, self.coordinator.port, secret="x", worker=f"0.0.{attempt}", joining=joins)
+        loaded = read_recipe(self._recipe, (*OPTIONS, *options), TrainRecipe)
+        member = CoordinatorClient(LOOPBACK, self.coordinator.port, secret="x", worker=f"0.0.{attempt}", joining=joins)
         self._stack.callback(member.close)
-        ranks = Ranks(loaded.recipe.comm, Launched(0, 1, 0, 1, None, None, "headway"), member, said.append)
+        ranks = Ranks(loaded.recipe.comm, LaunchedProcess(0, 1, 0, 1, None, None, "headway"), member, said.append)
         setup = build_setup(loaded, say=said.append, ranks=ranks)
         self._stack.callback(setup.inputs.close)
-        run = Run(self._run) if joins else Run.create(self._run)
+        run = RunFolder(self._run) if joins else RunFolder.create(self._run)
         if not joins:
             runs._record_recipe(run, setup, ranks)
         trainer = self._stack.enter_context(closing(Trainer(setup, run, LogLines(), ranks)))
@@ -85,18 +85,20 @@ def lost_while_joining(
         trainer.meet()
         trainer.run(steps)
         second, successor = place.process(1, said, *options)
-        second.here()
+        second.announce_arrival()
         # Both are in generation 1; the one that trained dies before it can say how far it is.
-        at_the_boundary = threading.Thread(target=first.next)
+        at_the_boundary = threading.Thread(target=first.wait_for_generation)
         at_the_boundary.start()
-        joining = threading.Thread(target=second.next)
+        joining = threading.Thread(target=second.wait_for_generation)
         joining.start()
         for thread in (at_the_boundary, joining):
             thread.join(60)
             assert not thread.is_alive()
         trainer.close()
         first.close()
-        formed = [[worker.id for worker in event.workers] for event in place.events if isinstance(event, Formed)]
+        formed = [
+            [worker.id for worker in event.workers] for event in place.events if isinstance(event, GenerationFormed)
+        ]
         assert formed[1] == ["0.0.0", "0.0.1"]
         harm()
         yield successor

@@ -224,11 +224,11 @@ def test_where_nobody_is_left_the_way_on_is_named(tmp_path: Path, capfd: pytest.
     assert capfd.readouterr().err.endswith("headway: No worker is left. Go on with it.\n")
 
 
-@pytest.mark.parametrize("on_loss", ["continue", "restart"])
-def test_a_worker_may_say_why_it_fails(on_loss: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("on_rank_failure", ["continue", "restart"])
+def test_a_worker_may_say_why_it_fails(on_rank_failure: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Also where nobody is left: its process is not killed as soon as its connection has ended."""
     plan = command(tmp_path, (9, 9), r0="late 7", r1="late 7")
-    assert launch(plan, here(2), on_loss=on_loss, restarts=0) == 7
+    assert launch(plan, here(2), on_rank_failure=on_rank_failure, restarts=0) == 7
     assert "headway: late 7\n" in capfd.readouterr().err
 
 
@@ -284,7 +284,7 @@ def test_restart_ends_all_and_begins_again(tmp_path: Path, capfd: pytest.Capture
     first.mkdir()
     then.mkdir()
     plan, again = command(first, (9, 9), r1="kill"), command(then, (0, 2))
-    assert launch(plan, here(2), again=lambda: again, on_loss="restart") == 0
+    assert launch(plan, here(2), again=lambda: again, on_rank_failure="restart") == 0
     assert log(first, "0.0.0") == [[0, 0, 2, 0]]
     assert log(then, "0.1.0") == [[0, 1, 2, 0]]
     assert "restart 1 of at most 3" in capfd.readouterr().err
@@ -292,7 +292,7 @@ def test_restart_ends_all_and_begins_again(tmp_path: Path, capfd: pytest.Capture
 
 def test_restarts_are_limited(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     plan = command(tmp_path, (9, 9), r0="exit 6", r1="exit 6")
-    assert launch(plan, here(2), on_loss="restart", restarts=1) == 6
+    assert launch(plan, here(2), on_rank_failure="restart", restarts=1) == 6
     assert capfd.readouterr().err.count("begin again") == 1
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from tests._support import packed_digits, write_recipe
 
-from headway.comm.coordinator import Coordinator, Event, Formed
-from headway.comm.member import Member
-from headway.core.launched import LOOPBACK, Launched
-from headway.core.recipe import load
-from headway.core.run import Run
-from headway.core.store import StoreServer
+from headway.comm.coordinator import Coordinator, CoordinatorEvent, GenerationFormed
+from headway.comm.coordinator_client import CoordinatorClient
+from headway.core.key_value_store import StoreServer
+from headway.core.launcher_environment import LOOPBACK, LaunchedProcess
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
@@ -32,30 +32,32 @@ def net(num_classes):
 
 
 @contextmanager
-def member_alone(tmp_path: Path, said: list[str], events: list[Event], *overrides: str) -> Iterator[Trainer]:
+def member_alone(tmp_path: Path, said: list[str], events: list[CoordinatorEvent], *overrides: str) -> Iterator[Trainer]:
     """The only process of a launcher's: 15 steps an epoch, and a new generation whenever it meets."""
     packed_digits(tmp_path)
     write_recipe(tmp_path / "recipe.yaml", batch=12, epochs=4)
     (tmp_path / "idle.py").write_text(IDLE)
-    loaded = load(tmp_path / "recipe.yaml", ("model.factory=idle.py:net", *overrides), TrainRecipe)
+    loaded = read_recipe(tmp_path / "recipe.yaml", ("model.factory=idle.py:net", *overrides), TrainRecipe)
     store = StoreServer(b"x", LOOPBACK)
-    coordinator = Coordinator([(0, 0)], secret=b"x", timeout_s=20, store_port=store.port, tell=events.append)
+    coordinator = Coordinator([(0, 0)], secret=b"x", timeout_s=20, store_port=store.port, on_event=events.append)
     with closing(store), closing(coordinator):
-        member = Member(LOOPBACK, coordinator.port, secret="x", worker="0.0.0")
-        with Ranks(loaded.recipe.comm, Launched(0, 1, 0, 1, None, None, "headway"), member, said.append) as ranks:
+        member = CoordinatorClient(LOOPBACK, coordinator.port, secret="x", worker="0.0.0")
+        with Ranks(
+            loaded.recipe.comm, LaunchedProcess(0, 1, 0, 1, None, None, "headway"), member, said.append
+        ) as ranks:
             setup = build_setup(loaded, say=said.append, ranks=ranks)
-            with closing(Trainer(setup, Run.create(tmp_path / "run"), LogLines(), ranks)) as trainer:
+            with closing(Trainer(setup, RunFolder.create(tmp_path / "run"), LogLines(), ranks)) as trainer:
                 yield trainer
 
 
 def test_what_is_said_of_parameters_without_a_gradient_is_said_in_one_generation(tmp_path: Path) -> None:
-    events: list[Event] = []
+    events: list[CoordinatorEvent] = []
     said: list[str] = []
     with member_alone(tmp_path, said, events) as trainer:
         for _ in range(3):
             trainer.meet()
             trainer.run(2)
-    assert [event.number for event in events if isinstance(event, Formed)] == [0, 1, 2]
+    assert [event.number for event in events if isinstance(event, GenerationFormed)] == [0, 1, 2]
     found = [text for text in said if "gradient" in text]
     assert found == ["Without a gradient in the first step, counted as zero: idle."]
 

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from headway.core.errors import UsageError
-from headway.model import count
+from headway.model import measure_model_size
 from headway.model.cifar import CifarNet, cifar_net
 
 
@@ -35,7 +35,7 @@ def test_eight_layers_with_weights_and_their_names() -> None:
 def test_a_run_of_airbench_costs_what_it_publishes() -> None:
     """0.36e15 operations: 9.9 epochs of 50,000 images, three passes each, two operations a multiply-add."""
     with torch.device("meta"):
-        found = count(cifar_net(), torch.empty(1, 3, 32, 32))
+        found = measure_model_size(cifar_net(), torch.empty(1, 3, 32, 32))
     assert found.multiply_adds is not None
     assert 9.9 * 50_000 * 3 * 2 * found.multiply_adds == pytest.approx(0.36e15, rel=0.03)
 

@@ -35,7 +35,7 @@ def test_it_is_the_mean_with_weights_that_halve(half_life: float, every: int) ->
     weights = torch.tensor([0.5 ** ((steps[-1] - step) / half_life) for step in steps], dtype=torch.float64)
     weights /= weights.sum()
     now = {name: value.clone() for name, value in model.state_dict().items()}
-    with ema.swapped():
+    with ema.swap_weights():
         for name, value in model.state_dict().items():
             if value.is_floating_point():
                 expected = sum(weight * one[name] for weight, one in zip(weights, seen, strict=True))
@@ -52,11 +52,11 @@ def test_before_the_first_update_the_network_is_itself() -> None:
         ema.update(step)
         assert ema.state() == {}
         now = {name: value.clone() for name, value in model.state_dict().items()}
-        with ema.swapped():
+        with ema.swap_weights():
             assert all(torch.equal(value, now[name]) for name, value in model.state_dict().items())
     change(model, 3)
     ema.update(3)
-    with ema.swapped():
+    with ema.swap_weights():
         torch.testing.assert_close(model[0].weight, ema.state()["ema/0.weight"], rtol=0, atol=0)
 
 
@@ -88,7 +88,7 @@ def test_weights_of_half_precision_are_averaged_in_fp32() -> None:
         ema.update(step)
     assert ema.state()["ema/0.weight"].dtype == torch.float32
     assert ema.state()["ema/0.weight"].mean().item() == pytest.approx(2, abs=1e-2)
-    with ema.swapped():
+    with ema.swap_weights():
         assert model[0].weight.dtype == torch.bfloat16
 
 
@@ -98,7 +98,7 @@ def test_an_error_within_leaves_the_newest_weights() -> None:
     ema.update(1)
     change(model, 2)
     now = model[0].weight.clone()  # type: ignore[operator]
-    with pytest.raises(ZeroDivisionError), ema.swapped():
+    with pytest.raises(ZeroDivisionError), ema.swap_weights():
         raise ZeroDivisionError
     assert torch.equal(model[0].weight, now)  # type: ignore[arg-type]
 

@@ -6,8 +6,8 @@ from torch import nn
 
 from headway.core.errors import RecipeError
 from headway.model import cifar_net
-from headway.model.freezing import Freezing
-from headway.model.options import FreezeAfterRecipe
+from headway.model.freezing import FreezeSchedule
+from headway.model.model_recipe import FreezeAfterRecipe
 
 
 def part(match: str, epochs: float) -> FreezeAfterRecipe:
@@ -21,16 +21,16 @@ def trained(model: nn.Module) -> set[str]:
 def test_each_part_is_frozen_at_its_own_position() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
     everything = trained(model)
-    freezing = Freezing(model, [part("^1", 2), part("^0", 0.5)], epoch=100)
+    freezing = FreezeSchedule(model, [part("^1", 2), part("^0", 0.5)], epoch=100)
     for position, left in ((0, 6), (49, 6), (50, 4), (199, 4), (200, 2), (10_000, 2)):
-        freezing.at(position)
+        freezing.freeze_until(position)
         assert len(trained(model)) == left, position
     assert everything - trained(model) == {"0.weight", "0.bias", "1.weight", "1.bias"}
     freezing.thaw()
     assert trained(model) == everything
-    freezing.at(200)
+    freezing.freeze_until(200)
     late = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
-    Freezing(late, [part("^1", 2), part("^0", 0.5)], epoch=100).at(200)  # as a resumed run begins
+    FreezeSchedule(late, [part("^1", 2), part("^0", 0.5)], epoch=100).freeze_until(200)  # as a resumed run begins
     assert trained(late) == trained(model)
 
 
@@ -40,9 +40,9 @@ def test_backward_stops_above_what_is_frozen() -> None:
     asked = []
     hook = lambda module, inputs, outputs: asked.append(inputs[0].requires_grad)  # noqa: E731
     model.blocks[0].conv1.register_forward_hook(hook)  # type: ignore[operator, union-attr]
-    freezing = Freezing(model, [part("whiten", 3)], epoch=10)
+    freezing = FreezeSchedule(model, [part("whiten", 3)], epoch=10)
     for position in (0, 30):
-        freezing.at(position)
+        freezing.freeze_until(position)
         model(torch.randn(2, 3, 32, 32)).sum().backward()
     assert asked == [True, False]
     assert model.whiten.bias is not None
@@ -56,11 +56,11 @@ def test_an_optimizer_leaves_it_as_it_is(name: str) -> None:
 
     torch.manual_seed(0)
     model = cifar_net(widths=(8, 8, 8))
-    recipe = optim.OptimizerRecipe(name=name, lr=0.01, weight_decay=0.1)  # type: ignore[arg-type]
-    optimizer, freezing = optim.build(recipe, model), Freezing(model, [part("blocks.0", 1)], epoch=2)
+    recipe = optim.read_optimizer(name=name, lr=0.01, weight_decay=0.1)
+    optimizer, freezing = optim.build_optimizer(recipe, model), FreezeSchedule(model, [part("blocks.0", 1)], epoch=2)
     kept = {}
     for position in range(4):
-        freezing.at(position)
+        freezing.freeze_until(position)
         model(torch.randn(2, 3, 32, 32)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -77,6 +77,6 @@ def kept_trained(name: str) -> bool:
 def test_what_cannot_be_meant_is_refused() -> None:
     model = nn.Linear(2, 2)
     with pytest.raises(RecipeError, match=r"model.freeze_after.1: 'head' matches no trained parameter. There are"):
-        Freezing(model, [part("bias", 1), part("head", 1)], epoch=10)
+        FreezeSchedule(model, [part("bias", 1), part("head", 1)], epoch=10)
     with pytest.raises(RecipeError, match=r"every parameter would be frozen before the run ends. Leave out"):
-        Freezing(model, [part("bias", 1), part("weight", 2)], epoch=10)
+        FreezeSchedule(model, [part("bias", 1), part("weight", 2)], epoch=10)

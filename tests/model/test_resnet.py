@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from headway.model import count, resnet18, resnet34, resnet50, resnet101, zero_init
+from headway.model import measure_model_size, resnet18, resnet34, resnet50, resnet101, zero_init
 from headway.model.resnet import ResNet
 
 Factory = Callable[..., ResNet]
@@ -25,7 +25,7 @@ Factory = Callable[..., ResNet]
 def test_published_sizes(factory: Factory, parameters: int, tensors: int, billions: float) -> None:
     with torch.device("meta"):
         model = factory()
-        found = count(model, torch.empty(2, 3, 224, 224))
+        found = measure_model_size(model, torch.empty(2, 3, 224, 224))
     assert found.parameters == parameters
     assert found.multiply_adds == pytest.approx(billions * 1e9, rel=0.03)
     assert len(model.state_dict()) == tensors
@@ -34,7 +34,7 @@ def test_published_sizes(factory: Factory, parameters: int, tensors: int, billio
 
 def test_resnet_50_is_within_3_percent_of_25_million_and_4_billion() -> None:
     with torch.device("meta"):
-        found = count(resnet50(), torch.empty(1, 3, 224, 224))
+        found = measure_model_size(resnet50(), torch.empty(1, 3, 224, 224))
     assert found.parameters == pytest.approx(25e6, rel=0.03)
     assert found.multiply_adds == pytest.approx(4e9, rel=0.03)
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from headway.core.errors import UsageError
-from headway.model import cifar_resnet, count, zero_init
+from headway.model import cifar_resnet, measure_model_size, zero_init
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from headway.model import cifar_resnet, count, zero_init
 def test_the_sizes_of_table_6(depth: int, millions: float) -> None:
     with torch.device("meta"):
         model = cifar_resnet(depth=depth)
-        found = count(model, torch.empty(1, 3, 32, 32))
+        found = measure_model_size(model, torch.empty(1, 3, 32, 32))
     assert found.parameters == pytest.approx(millions * 1e6, rel=0.03)
     layers = [name for name, one in model.named_modules() if isinstance(one, nn.Conv2d | nn.Linear)]
     assert len(layers) == depth
@@ -23,7 +23,7 @@ def test_the_sizes_of_table_6(depth: int, millions: float) -> None:
 def test_multiply_adds_of_resnet_20_by_hand() -> None:
     """conv1; 6 convolutions of 16 channels on 32 x 32; of each later stage 1 that widens and 5 others; the head."""
     with torch.device("meta"):
-        found = count(cifar_resnet(), torch.empty(2, 3, 32, 32))
+        found = measure_model_size(cifar_resnet(), torch.empty(2, 3, 32, 32))
     by_hand = 1024 * 9 * (3 * 16 + 6 * 16 * 16) + 256 * 9 * (16 * 32 + 5 * 32 * 32)
     by_hand += 64 * 9 * (32 * 64 + 5 * 64 * 64) + 640
     assert found.multiply_adds == by_hand == 40_551_040

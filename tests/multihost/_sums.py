@@ -9,7 +9,7 @@ import torch
 from torch.distributed import Store
 
 from headway.comm.communicator import Algorithm, Communicator
-from headway.comm.wire import Wire
+from headway.comm.wire_codec import Wire
 from headway.core.world import World
 
 SECRET = b"of the hosts of a test"
@@ -37,7 +37,9 @@ class Sum:
 
 def arms(asked: Mapping[str, Any], store: Store) -> tuple[dict[str, Sum], dict[str, object]]:
     """`ALGORITHM WIRE` -> its arm; and what the rank found out about where it is."""
-    world = World.of(store, asked["rank"], asked["size"], torch.device("cpu"), master=asked["address"], secret=SECRET)
+    world = World.create(
+        store, asked["rank"], asked["size"], torch.device("cpu"), master=asked["address"], secret=SECRET
+    )
     communicator = Communicator(world)
     wires: tuple[Wire, ...] = ("fp32", "fp16", "bf16")
     found = {

@@ -9,7 +9,7 @@ from bench._hosts import Hosts
 from bench._network.layout import Layout
 from bench._network.ranks import Ranks
 
-from headway.core.collectives import Algorithm, Link, Network, bytes_out_of_host
+from headway.core.collectives import Algorithm, Link, Network, count_bytes_out_of_host
 
 pytestmark = [pytest.mark.root, pytest.mark.check]
 
@@ -41,7 +41,7 @@ def test_namespaces_of_one_machine_are_hosts_and_the_interface_is_found(ranks: R
 def test_bytes_and_sums(ranks: Ranks, algorithm: Algorithm, wire: str) -> None:
     link = Link(1e-4, 1e9)
     network = Network(ranks.layout.hosts, ranks.layout.per_host, link, link, 1e10)
-    formula = bytes_out_of_host(algorithm, 4 * NUMBERS, network, wire_ratio=WIRES[wire])
+    formula = count_bytes_out_of_host(algorithm, 4 * NUMBERS, network, wire_ratio=WIRES[wire])
     turn = ranks.turn(f"{algorithm} {wire}")
     assert max(turn.payload) == pytest.approx(formula, rel=0.02)
     (first,) = turn.answers[0]

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from headway.core import rows
-from headway.core.run import Run
+from headway.core import row_file
+from headway.core.run_folder import RunFolder
 from headway.observe.stragglers import COLUMNS, KIND, OWN, panels, sentence, slowest
-from headway.page import report
+from headway.page import renderer
 
 Seconds = NDArray[np.float64]
 
@@ -110,12 +110,12 @@ def test_noise_is_no_straggler() -> None:
         assert sentence(intervals([None] * 200, ranks, noise=1e-4)).startswith("No rank holds the others up")
 
 
-def a_run(folder: Path, seconds: Seconds) -> Run:
-    run = Run.create(folder)
+def a_run(folder: Path, seconds: Seconds) -> RunFolder:
+    run = RunFolder.create(folder)
     run.write_json("provenance", {"samples": 100})
     names = [str(rank) for rank in range(seconds.shape[1])]
     for place, values in enumerate(seconds.astype(np.float32), 1):
-        rows.append(run.rows_of(KIND), names, COLUMNS, 50 * place, place, values)
+        row_file.append_row(run.rows_path(KIND), names, COLUMNS, 50 * place, place, values)
     return run
 
 
@@ -130,7 +130,7 @@ def test_the_panels_show_each_rank(tmp_path: Path) -> None:
     assert bars.note.startswith("Rank 1 is the slowest in 100% of 12 intervals")
     assert grid.data["x"] == [place / 2 for place in range(1, 13)]
     assert [row[0] for row in grid.data["values"]] == pytest.approx([37, 57, 37], rel=1e-3)
-    report.render([bars, grid], title="t", subtitle="s")
+    renderer.render([bars, grid], title="t", subtitle="s")
 
 
 @pytest.mark.check
@@ -138,18 +138,20 @@ def test_many_ranks_over_many_intervals_stay_a_picture(tmp_path: Path) -> None:
     """Of the ranks the slowest are drawn; an interval that was written twice is drawn once."""
     seconds = intervals([90] * 500, 100)
     run = a_run(tmp_path / "run", seconds)
-    rows.append(run.rows_of(KIND), [str(n) for n in range(100)], COLUMNS, 25_000, 500, seconds[-1].astype(np.float32))
+    row_file.append_row(
+        run.rows_path(KIND), [str(n) for n in range(100)], COLUMNS, 25_000, 500, seconds[-1].astype(np.float32)
+    )
     bars, grid = panels(run)
     assert len(bars.data["names"]) == 64
     assert "rank 90" in bars.data["names"]
     assert "Of 100 ranks these are the 64 slowest." in bars.note
     assert len(grid.data["x"]) == 240
     assert len(json.dumps(grid.data)) < 200_000
-    report.render([bars, grid], title="t", subtitle="s")
+    renderer.render([bars, grid], title="t", subtitle="s")
 
 
 def test_a_run_of_one_rank_has_no_panels(tmp_path: Path) -> None:
-    run = Run.create(tmp_path / "run")
+    run = RunFolder.create(tmp_path / "run")
     assert panels(run) == []
-    rows.append(run.rows_of(KIND), ["0", "1"], ["other"], 1, 1, np.zeros((2, 1), np.float32))
+    row_file.append_row(run.rows_path(KIND), ["0", "1"], ["other"], 1, 1, np.zeros((2, 1), np.float32))
     assert panels(run) == []

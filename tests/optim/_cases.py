@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -11,9 +11,11 @@ from tests.optim import _reference as reference
 from torch import Tensor
 
 from headway import optim
+from headway.optim.optimizer_recipe import AnyOptimizerRecipe
 
 Options = dict[str, Any]
-LARS: Options = {"momentum": 0.9, "weight_decay": 5e-3, "eta": 0.02}
+OPTIMIZER_NAMES = [recipe.model_fields["name"].default for recipe in get_args(get_args(AnyOptimizerRecipe)[0])]
+LARS: Options = {"momentum": 0.9, "weight_decay": 5e-3, "trust": 0.02}
 LAMB: Options = {"betas": (0.9, 0.999), "eps": 1e-6, "weight_decay": 0.02}
 NOVOGRAD: Options = {"betas": (0.95, 0.98), "eps": 1e-8, "weight_decay": 0.01}
 SIGNUM: Options = {"momentum": 0.9, "weight_decay": 0.01, "decoupled_decay": 0.05}
@@ -26,21 +28,21 @@ LBSGD: Options = {
     "steps_per_epoch": 3.0, "momentum": 0.9, "weight_decay": 0.01, "batch_scale": 4, "warmup": "linear",
     "warmup_epochs": 4.0, "begin_epoch": 0.0,
 }  # fmt: skip
-MUON: Options = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.0, "rounds": 5, "normalise": False}
+MUON: Options = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.0, "ns_steps": 5, "normalise": False}
 
 # name: (class, reference, learning rate, options)
 CASES: dict[str, tuple[Callable[..., Any], type[reference.Reference], float, Options]] = {
     "lars, inside": (optim.LARS, reference.LARS, 1.0, LARS),
-    "lars, outside": (optim.LARS, reference.LARS, 1.0, LARS | {"lr_place": "outside"}),
+    "lars, outside": (optim.LARS, reference.LARS, 1.0, LARS | {"lr_in_momentum": False}),
     "lars, no decay, eps": (optim.LARS, reference.LARS, 1.0, LARS | {"weight_decay": 0.0, "eps": 0.1}),
     "lars, nesterov, inside": (optim.LARS, reference.LARS, 1.0, LARS | {"nesterov": True}),
-    "lars, nesterov, outside": (optim.LARS, reference.LARS, 1.0, LARS | {"nesterov": True, "lr_place": "outside"}),
+    "lars, nesterov, outside": (optim.LARS, reference.LARS, 1.0, LARS | {"nesterov": True, "lr_in_momentum": False}),
     "lars, no momentum": (optim.LARS, reference.LARS, 1.0, LARS | {"momentum": 0.0}),
     "larc, inside": (optim.LARS, reference.LARS, 0.01, LARS | {"clip": True}),
-    "larc, outside": (optim.LARS, reference.LARS, 0.01, LARS | {"clip": True, "lr_place": "outside"}),
-    "lars, trust off": (optim.LARS, reference.LARS, 0.05, LARS | {"trust": False}),
+    "larc, outside": (optim.LARS, reference.LARS, 0.01, LARS | {"clip": True, "lr_in_momentum": False}),
+    "lars, trust off": (optim.LARS, reference.LARS, 0.05, LARS | {"layerwise": False}),
     "lamb": (optim.LAMB, reference.LAMB, 0.02, LAMB),
-    "lamb, trust off, no decay": (optim.LAMB, reference.LAMB, 0.02, LAMB | {"trust": False, "weight_decay": 0.0}),
+    "lamb, trust off, no decay": (optim.LAMB, reference.LAMB, 0.02, LAMB | {"layerwise": False, "weight_decay": 0.0}),
     "lamb, no first moment": (optim.LAMB, reference.LAMB, 0.02, LAMB | {"betas": (0.0, 0.99)}),
     "novograd": (optim.NovoGrad, reference.NovoGrad, 0.02, NOVOGRAD),
     "novograd, averaging": (optim.NovoGrad, reference.NovoGrad, 0.02, NOVOGRAD | {"averaging": True}),
@@ -57,7 +59,7 @@ CASES: dict[str, tuple[Callable[..., Any], type[reference.Reference], float, Opt
     "lbsgd, one step": (optim.LBSGD, reference.LBSGD, 0.05, LBSGD | {"batch_scale": 1, "warmup_epochs": 0.0}),
     "lbsgd, lars, one step": (optim.LBSGD, reference.LBSGD, 0.01, LBSGD | {"batch_scale": 1, "warmup": "lars"}),
     "muon": (optim.Muon, reference.Muon, 0.02, MUON),
-    "muon, no nesterov": (optim.Muon, reference.Muon, 0.02, MUON | {"nesterov": False, "rounds": 3}),
+    "muon, no nesterov": (optim.Muon, reference.Muon, 0.02, MUON | {"nesterov": False, "ns_steps": 3}),
     "muon, normalise": (optim.Muon, reference.Muon, 0.02, MUON | {"normalise": True}),
 }
 OF_STATE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "norm_sq", "square_avg", "grad_sum")

@@ -42,12 +42,12 @@ class LARS(Reference):
     def _step(self, g: Array, lr: float) -> None:
         o, w = self.o, self.w
         trust = 1.0
-        if o.get("trust", True) and w.ndim > 1 and norm(w) > 0 and norm(g) > 0:
-            trust = o.get("eta", 0.001) * norm(w) / (norm(g) + o["weight_decay"] * norm(w) + o.get("eps", 0.0))
+        if o.get("layerwise", True) and w.ndim > 1 and norm(w) > 0 and norm(g) > 0:
+            trust = o.get("trust", 0.001) * norm(w) / (norm(g) + o["weight_decay"] * norm(w) + o.get("eps", 0.0))
             if o.get("clip"):
                 trust = min(trust / lr, 1.0)
         d = trust * (g + o["weight_decay"] * w)
-        inside = o.get("lr_place", "inside") == "inside"
+        inside = o.get("lr_in_momentum", True)
         if inside:
             d = lr * d
         m = self.state["momentum_buffer"] = o["momentum"] * self.held("momentum_buffer") + d
@@ -62,7 +62,7 @@ class LAMB(Reference):
         v = self.state["exp_avg_sq"] = b2 * self.held("exp_avg_sq") + (1 - b2) * g**2
         u = (m / (1 - b1**self.t)) / (np.sqrt(v / (1 - b2**self.t)) + self.o["eps"]) + self.o["weight_decay"] * w
         trust = 1.0
-        if self.o.get("trust", True) and w.ndim > 1 and norm(w) > 0 and norm(u) > 0:
+        if self.o.get("layerwise", True) and w.ndim > 1 and norm(w) > 0 and norm(u) > 0:
             trust = norm(w) / norm(u)
         self.w = w - lr * trust * u
 
@@ -158,7 +158,7 @@ class Muon(Reference):
         flat = moved.reshape(len(moved), -1)
         left, s, right = np.linalg.svd(flat, full_matrices=False)
         s = s / (norm(flat) + 1e-7)
-        for _ in range(o["rounds"]):
+        for _ in range(o["ns_steps"]):
             s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
         update = (left * s) @ right * math.sqrt(max(1, flat.shape[0] / flat.shape[1]))
         self.w = (1 - lr * o["weight_decay"]) * w - lr * update.reshape(w.shape)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
+from tests.optim._cases import OPTIMIZER_NAMES
 from torch import nn
 
-from headway.optim import OptimizerRecipe, build
-from headway.optim.footprint import footprint
+from headway.optim import build_optimizer, read_optimizer
+from headway.optim.footprint import estimate_footprint
 
-NAMES = get_args(OptimizerRecipe.model_fields["name"].annotation)
 EXTRA: dict[str, dict[str, Any]] = {"lbsgd": {"warmup": "lars", "batch_scale": 2}}
 
 
@@ -19,17 +19,17 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Flatten(), nn.Linear(8 * 36, 5))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
 def test_it_is_what_the_optimizer_then_keeps(name: str) -> None:
     model = network()
-    recipe = OptimizerRecipe(name=name, lr=0.1, weight_decay=0.01, no_decay=True, **EXTRA.get(name, {}))
-    optimizer = build(recipe, model, steps_per_epoch=10)
-    found = footprint(optimizer)
+    recipe = read_optimizer(name=name, lr=0.1, weight_decay=0.01, no_decay=True, **EXTRA.get(name, {}))
+    optimizer = build_optimizer(recipe, model, steps_per_epoch=10)
+    found = estimate_footprint(optimizer)
     model(torch.randn(4, 3, 8, 8)).square().sum().backward()
     optimizer.step()
     state = [value for one in optimizer.state.values() for value in one.values() if isinstance(value, torch.Tensor)]
     assert found.state_bytes == sum(value.numel() * value.element_size() for value in state)
-    assert footprint(optimizer) == found
+    assert estimate_footprint(optimizer) == found
 
 
 @pytest.mark.parametrize(("name", "passes"), [("sgd", 5.0), ("adamw", 7.0), ("signum", 5.0)])
@@ -37,13 +37,13 @@ def test_passes_by_hand(name: str, passes: float) -> None:
     """Weights and each state are read and written, gradients read."""
     model = network()
     size = sum(4 * value.numel() for value in model.parameters())
-    assert footprint(build(OptimizerRecipe(name=name, lr=0.1), model)).moved_bytes == passes * size
+    assert estimate_footprint(build_optimizer(read_optimizer(name=name, lr=0.1), model)).moved_bytes == passes * size
 
 
 def test_layers_with_a_trust_ratio_are_gone_through_once_more() -> None:
     model = network()
     weights = sum(4 * value.numel() for value in model.parameters() if value.ndim > 1)
-    plain = footprint(build(OptimizerRecipe(name="sgd", lr=0.1), model))
-    layerwise = footprint(build(OptimizerRecipe(name="lars", lr=0.1), model))
+    plain = estimate_footprint(build_optimizer(read_optimizer(name="sgd", lr=0.1), model))
+    layerwise = estimate_footprint(build_optimizer(read_optimizer(name="lars", lr=0.1), model))
     assert layerwise.state_bytes == plain.state_bytes
     assert layerwise.moved_bytes == plain.moved_bytes + 2 * weights

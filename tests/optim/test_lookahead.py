@@ -46,7 +46,7 @@ def test_it_is_the_papers_recursion(alpha: float, every: int, power: float) -> N
                 fast[name] = slow[name].clone()
         for name, value in places.items():
             torch.testing.assert_close(value, fast[name], rtol=0, atol=1e-9)
-    with ahead.swapped():
+    with ahead.swap_weights():
         for name, value in places.items():
             torch.testing.assert_close(value, slow[name], rtol=0, atol=1e-9)
     for name, value in places.items():
@@ -65,9 +65,9 @@ def test_with_all_of_the_way_it_changes_nothing() -> None:
 
 def test_airbenchs_share_falls_from_one_to_alpha() -> None:
     ahead = Lookahead(net(), alpha=1 - 0.95**5, every_steps=5, power=3, steps=475)
-    assert ahead.share(0) == 1
-    assert ahead.share(475) == pytest.approx(1 - 0.95**5)
-    assert ahead.share(240) == pytest.approx(1 - 0.95**5 * (240 / 475) ** 3)
+    assert ahead.compute_share(0) == 1
+    assert ahead.compute_share(475) == pytest.approx(1 - 0.95**5)
+    assert ahead.compute_share(240) == pytest.approx(1 - 0.95**5 * (240 / 475) ** 3)
 
 
 def test_it_goes_on_from_its_state_bit_by_bit() -> None:
@@ -97,7 +97,7 @@ def test_an_error_within_leaves_the_newest_weights() -> None:
     ahead = Lookahead(model)
     step_of(model, 1)
     now = model[0].weight.clone()  # type: ignore[operator]
-    with pytest.raises(ZeroDivisionError), ahead.swapped():
+    with pytest.raises(ZeroDivisionError), ahead.swap_weights():
         raise ZeroDivisionError
     assert torch.equal(model[0].weight, now)  # type: ignore[arg-type]
 

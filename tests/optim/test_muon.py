@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from torch import nn
 
 from headway import optim
-from headway.optim.muon import orthogonal
+from headway.optim.muon import orthogonalise
 
 
 @given(st.integers(1, 24), st.integers(1, 24), st.integers(0, 1000))
 def test_singular_vectors_stay_and_singular_values_come_near_1(rows: int, columns: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     matrix = torch.randn(rows, columns, generator=generator, dtype=torch.float64)
-    (found,) = orthogonal([matrix], rounds=6)
+    (found,) = orthogonalise([matrix], ns_steps=6)
     left, sizes, right = torch.linalg.svd(matrix, full_matrices=False)
     inner = left.mT @ (found / max(1, rows / columns) ** 0.5) @ right.mT
     values = inner.diagonal()
@@ -28,9 +28,9 @@ def test_singular_vectors_stay_and_singular_values_come_near_1(rows: int, column
 
 def test_filters_are_flattened_and_go_together_by_shape() -> None:
     filters = [torch.randn(6, 2, 3, 3), torch.randn(6, 18), torch.randn(40, 2, 2, 2), torch.randn(6, 2, 3, 3)]
-    found = orthogonal(filters)
+    found = orthogonalise(filters)
     for given_, one in zip(filters, found, strict=True):
-        (alone,) = orthogonal([given_.flatten(1)])
+        (alone,) = orthogonalise([given_.flatten(1)])
         torch.testing.assert_close(one.flatten(1), alone, rtol=1e-4, atol=1e-5)
         assert one.shape == given_.shape
 
@@ -62,7 +62,7 @@ def test_normalise_lets_filters_of_zeros_step_from_there() -> None:
     weights = [nn.Parameter(torch.zeros(16, 4, 3, 3)), nn.Parameter(torch.randn(16, 4, 3, 3))]
     for weight in weights:
         weight.grad = torch.randn_like(weight)
-    expected = -0.1 * orthogonal([weights[0].grad * 1.95])[0]  # type: ignore[operator]
+    expected = -0.1 * orthogonalise([weights[0].grad * 1.95])[0]  # type: ignore[operator]
     optim.Muon(weights, 0.1, normalise=True).step()
     torch.testing.assert_close(weights[0], nn.Parameter(expected))
     assert weights[1].isfinite().all()

@@ -25,7 +25,7 @@ NATIVE = [name for name in sorted(CASES) if not name.startswith("muon")]
 
 @pytest.fixture(autouse=True)
 def _built() -> None:
-    if not native.available():
+    if not native.is_available():
         absent("the native core is not built")
 
 
@@ -49,7 +49,7 @@ def test_every_instruction_set_gives_the_same_bits(
 
 def test_threads_are_those_of_torch() -> None:
     """GOMP_parallel where torch has it, as its wheels for Linux do."""
-    assert native._team()
+    assert native._find_gomp()
 
 
 def test_what_is_out_of_range_is_refused_and_changes_nothing() -> None:
@@ -60,8 +60,8 @@ def test_what_is_out_of_range_is_refused_and_changes_nothing() -> None:
     with pytest.raises(
         UsageError, match=r"the native core cannot do this step \(LAMB, 1 parameters\). Set fused=False"
     ):
-        native.step(
-            native.Number.LAMB, [weight], [weight], first=None, second=None, count=None, norm=None, adapt=None,
+        native.step_native(
+            native.NativeRule.LAMB, native.NativeTensors(weights=[weight], grads=[weight]),
             options=(0.9, 0.9, 1e-8, 0.0), lr=0.1, grad_scale=None, found_inf=None,
         )  # fmt: skip
     assert torch.equal(weight, torch.ones(3))
@@ -75,7 +75,7 @@ from headway import optim
 for _ in range(2):
     weight = torch.nn.Parameter(torch.ones(3, 2))
     weight.grad = torch.full_like(weight, 0.5)
-    optim.LARS([weight], 1.0, eta=0.1).step()
+    optim.LARS([weight], 1.0, trust=0.1).step()
 print(weight.flatten().tolist())
 """
 

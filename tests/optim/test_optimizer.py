@@ -20,14 +20,14 @@ from headway.optim import (
     GroupRecipe,
     Muon,
     NovoGrad,
-    OptimizerRecipe,
     RMSpropSGD,
     Signum,
-    build,
+    build_optimizer,
+    read_optimizer,
     set_lr,
     split_decay,
 )
-from headway.optim.groups import assign
+from headway.optim.groups import assign_parameters
 
 
 def net(seed: int = 0) -> nn.Sequential:
@@ -60,9 +60,9 @@ PLAIN: list[tuple[dict[str, Any], Any]] = [
 @pytest.mark.parametrize(("options", "plain"), PLAIN)
 def test_the_fused_optimizer_walks_as_the_plain_one(options: dict[str, Any], plain: Any) -> None:
     groups = [{"match": "bias", "lr_scale": 3, "weight_decay": 0}, {"match": ".*"}]
-    recipe = OptimizerRecipe(**options, weight_decay=0.01, groups=groups)
+    recipe = read_optimizer(**options, weight_decay=0.01, groups=groups)
     model, reference = net(), net()
-    optimizer = build(recipe, model)
+    optimizer = build_optimizer(recipe, model)
     assert all(group["fused"] for group in optimizer.param_groups)
     biases, others = [], []
     for name, parameter in reference.named_parameters():
@@ -79,16 +79,16 @@ def test_the_fused_optimizer_walks_as_the_plain_one(options: dict[str, Any], pla
 def test_one_group_of_all_trained_parameters() -> None:
     model = net()
     model[0].requires_grad_(False)
-    (group,) = build(OptimizerRecipe(name="sgd", lr=0.5, weight_decay=0.1), model).param_groups
+    (group,) = build_optimizer(read_optimizer(name="sgd", lr=0.5, weight_decay=0.1), model).param_groups
     assert [id(p) for p in group["params"]] == [id(p) for p in [*model[1].parameters(), *model[4].parameters()]]
     assert (group["name"], group["lr"], group["lr_scale"], group["weight_decay"]) == ("all", 0.5, 1.0, 0.1)
     with pytest.raises(RecipeError, match="no parameter to train"):
-        build(OptimizerRecipe(name="sgd", lr=0.5), model.requires_grad_(False))
+        build_optimizer(read_optimizer(name="sgd", lr=0.5), model.requires_grad_(False))
 
 
 def test_groups_carry_their_own_scale_and_decay() -> None:
     groups = (GroupRecipe(match="^1", lr_scale=64, weight_decay=0), GroupRecipe(match="weight|bias"))
-    optimizer = build(OptimizerRecipe(name="nag", lr=2, weight_decay=0.1, groups=groups), net())
+    optimizer = build_optimizer(read_optimizer(name="nag", lr=2, weight_decay=0.1, groups=groups), net())
     assert [group["name"] for group in optimizer.param_groups] == ["^1", "weight|bias"]
     assert [len(group["params"]) for group in optimizer.param_groups] == [2, 4]
     assert [group["weight_decay"] for group in optimizer.param_groups] == [0, 0.1]
@@ -107,9 +107,9 @@ def test_every_parameter_is_in_the_first_group_that_matches(names: list[str], pa
     first = [next((i for i, pattern in enumerate(patterns) if re.search(pattern, name)), None) for name in names]
     if None in first or set(first) != set(range(len(patterns))):
         with pytest.raises(RecipeError):
-            assign(groups, names)
+            assign_parameters(groups, names)
         return
-    result = assign(groups, names)
+    result = assign_parameters(groups, names)
     assert tuple(group for group, _ in result) == groups
     for index, (_, taken) in enumerate(result):
         assert taken == [name for name, group in zip(names, first, strict=True) if group == index]
@@ -127,19 +127,19 @@ def test_every_parameter_is_in_the_first_group_that_matches(names: list[str], pa
 def test_groups_that_cannot_be_meant(matches: list[str], message: str) -> None:
     groups = tuple(GroupRecipe(match=match) for match in matches)
     with pytest.raises(RecipeError) as caught:
-        build(OptimizerRecipe(name="sgd", lr=1, groups=groups), net())
+        build_optimizer(read_optimizer(name="sgd", lr=1, groups=groups), net())
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "adamw", "momentum": 0.9}, "'adamw' does not use 'momentum'. Remove 'momentum', or set name: sgd or"),
+        ({"name": "adamw", "momentum": 0.9}, "Extra inputs are not permitted"),
         (
             {"name": "sgd", "betas": (0.9, 0.99)},
-            "'sgd' does not use 'betas'. Remove 'betas', or set name: adam or adamw or",
+            "Extra inputs are not permitted",
         ),
-        ({"name": "nag", "eps": 1e-6}, "'nag' does not use 'eps'"),
+        ({"name": "nag", "eps": 1e-6}, "Extra inputs are not permitted"),
         ({"name": "nag", "momentum": 0}, "'nag' needs a momentum above 0. Set momentum: 0.9, or name: sgd"),
         (
             {"name": "lars", "nesterov": True, "momentum": 0},
@@ -149,10 +149,10 @@ def test_groups_that_cannot_be_meant(matches: list[str], message: str) -> None:
         ({"name": "sgd", "groups": [{"match": "("}]}, "'(' is no regular expression"),
         ({"name": "sgd", "groups": [{"match": "a", "lr": 1}]}, "Extra inputs are not permitted"),
         ({"name": "adagrad"}, "'sgd', 'nag', 'adam', 'adamw', 'lars'"),
-        ({"name": "lars", "betas": (0.9, 0.99)}, "'lars' does not use 'betas'"),
-        ({"name": "lars", "eta": 0}, "greater than 0"),
-        ({"name": "lars", "lr_place": "within"}, "'inside' or 'outside'"),
-        ({"name": "lamb", "clip": True}, "'lamb' does not use 'clip'. Remove 'clip', or set name: lars"),
+        ({"name": "lars", "betas": (0.9, 0.99)}, "Extra inputs are not permitted"),
+        ({"name": "lars", "trust": 0}, "greater than 0"),
+        ({"name": "lars", "lr_in_momentum": "within"}, "valid boolean"),
+        ({"name": "lamb", "clip": True}, "Extra inputs are not permitted"),
         ({"name": "adamw", "eps": 0}, "'adamw' divides by zero with eps: 0. Set eps: 1e-8"),
         ({"name": "lbsgd", "batch_scale": 0}, "greater than or equal to 1"),
         ({"name": "lbsgd", "warmup": "cubic"}, "'linear', 'power2', 'sqrt' or 'lars'"),
@@ -168,24 +168,24 @@ def test_groups_that_cannot_be_meant(matches: list[str], message: str) -> None:
 )
 def test_impossible_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        OptimizerRecipe.model_validate({"lr": 1} | options)
+        read_optimizer(**({"lr": 1} | options))
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["sgd", "nag", "adamw"])
 def test_a_resolved_recipe_shows_what_counts_and_reads_back(name: str) -> None:
-    recipe = OptimizerRecipe.model_validate({"name": name, "lr": 1, "groups": [{"match": "a"}]})
+    recipe = read_optimizer(name=name, lr=1, groups=[{"match": "a"}])
     shown = recipe.model_dump(mode="json")
     assert ("momentum" in shown, "betas" in shown) == (name != "adamw", name == "adamw")
     assert shown["weight_decay"] == 0
-    assert OptimizerRecipe.model_validate(shown) == recipe
+    assert read_optimizer(**shown) == recipe
 
 
 @pytest.mark.parametrize("name", ["sgd", "nag", "adamw"])
 def test_state_goes_on_where_it_was(name: str) -> None:
-    recipe = OptimizerRecipe.model_validate({"name": name, "lr": 0.05, "groups": [{"match": "^0"}, {"match": ".*"}]})
+    recipe = read_optimizer(name=name, lr=0.05, groups=[{"match": "^0"}, {"match": ".*"}])
     model = net()
-    optimizer = build(recipe, model)
+    optimizer = build_optimizer(recipe, model)
     set_lr(optimizer, 0.01)
     steps(model, optimizer, 3)
     weights, state = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict())
@@ -194,7 +194,7 @@ def test_state_goes_on_where_it_was(name: str) -> None:
 
     resumed = net(seed=5)
     resumed.load_state_dict(weights)
-    other = build(recipe, resumed)
+    other = build_optimizer(recipe, resumed)
     other.load_state_dict(state)
     assert [(group["lr"], group["lr_scale"]) for group in other.param_groups] == [(0.01, 1.0)] * 2
     steps(resumed, other, 3, seed=2)
@@ -206,9 +206,9 @@ def test_state_goes_on_where_it_was(name: str) -> None:
 @pytest.mark.parametrize("name", ["sgd", "nag", "adamw"])
 def test_loss_scaling_stays_in_tensors(name: str, device: str) -> None:
     """`grad_scale` divides the gradients and `found_inf` skips the step, both inside the fused step."""
-    recipe = OptimizerRecipe.model_validate({"name": name, "lr": 0.1})
+    recipe = read_optimizer(name=name, lr=0.1)
     model, reference = net().float().to(device), net().float().to(device)
-    optimizer, plain = build(recipe, model), build(recipe, reference)
+    optimizer, plain = build_optimizer(recipe, model), build_optimizer(recipe, reference)
     assert optimizer._step_supports_amp_scaling
     optimizer.grad_scale = torch.tensor(1024.0, device=device)
     # A skipped first step is the usual case, as the first loss scale is too large; another skip comes later.
@@ -227,7 +227,7 @@ def test_loss_scaling_stays_in_tensors(name: str, device: str) -> None:
 @pytest.mark.parametrize("name", ["sgd", "nag"])
 def test_buffers_of_zeros_change_no_bit(name: str) -> None:
     model, reference = net(), net()
-    optimizer = build(OptimizerRecipe.model_validate({"name": name, "lr": 0.1}), model)
+    optimizer = build_optimizer(read_optimizer(name=name, lr=0.1), model)
     peer = torch.optim.SGD(reference.parameters(), lr=0.1, momentum=0.9, nesterov=name == "nag", fused=True)
     for _ in range(3):
         steps(model, optimizer, 1)
@@ -238,8 +238,8 @@ def test_buffers_of_zeros_change_no_bit(name: str) -> None:
 LARGE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     # name: (class, options of the recipe, what a group of the optimizer then holds)
     "adam": (torch.optim.Adam, {"betas": (0.8, 0.9)}, {"betas": (0.8, 0.9), "eps": 1e-8}),
-    "lars": (LARS, {"eta": 0.02, "clip": True, "lr_place": "outside", "nesterov": True},
-             {"eta": 0.02, "clip": True, "lr_place": "outside", "nesterov": True, "eps": 0.0, "momentum": 0.9}),
+    "lars": (LARS, {"trust": 0.02, "clip": True, "lr_in_momentum": False, "nesterov": True},
+             {"trust": 0.02, "clip": True, "lr_in_momentum": False, "nesterov": True, "eps": 0.0, "momentum": 0.9}),
     "lamb": (LAMB, {}, {"eps": 1e-6, "betas": (0.9, 0.999)}),
     "novograd": (NovoGrad, {"averaging": True}, {"betas": (0.95, 0.98), "averaging": True}),
     "signum": (Signum, {"decoupled_decay": 0.3}, {"decoupled_decay": 0.3, "momentum": 0.9}),
@@ -248,18 +248,18 @@ LARGE: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
               {"batch_scale": 4, "warmup": "sqrt", "warmup_epochs": 2.0, "steps_per_epoch": 12.5}),
     "rmsprop_sgd": (RMSpropSGD, {"center_epochs": 3, "lr_rmsprop": 0.125},
                     {"center_epochs": 3.0, "period_epochs": 5.0, "rmsprop": 0.25, "steps_per_epoch": 12.5}),
-    "muon": (Muon, {"rounds": 3, "normalise": True},
-             {"rounds": 3, "normalise": True, "momentum": 0.95, "nesterov": True}),
+    "muon": (Muon, {"ns_steps": 3, "normalise": True},
+             {"ns_steps": 3, "normalise": True, "momentum": 0.95, "nesterov": True}),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", sorted(LARGE))
 def test_a_recipe_names_every_optimizer_and_sets_its_options(name: str) -> None:
     kind, options, held = LARGE[name]
-    recipe = OptimizerRecipe.model_validate({"name": name, "lr": 0.5, "weight_decay": 0.01} | options)
-    assert OptimizerRecipe.model_validate(recipe.model_dump(mode="json")) == recipe
+    recipe = read_optimizer(**({"name": name, "lr": 0.5, "weight_decay": 0.01} | options))
+    assert read_optimizer(**recipe.model_dump(mode="json")) == recipe
     model = net()
-    optimizer = build(recipe, model, 12.5)
+    optimizer = build_optimizer(recipe, model, 12.5)
     assert type(optimizer) is kind
     first = optimizer.param_groups[0]
     assert {key: first[key] for key in held} == held
@@ -274,35 +274,37 @@ def test_a_recipe_names_every_optimizer_and_sets_its_options(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["lbsgd", "rmsprop_sgd"])
 def test_what_counts_in_epochs_needs_their_length(name: str) -> None:
-    with pytest.raises(RecipeError, match=r"counts in epochs, and the length of one is not known here. Give build"):
-        build(OptimizerRecipe.model_validate({"name": name, "lr": 0.1}), net())
+    with pytest.raises(RecipeError, match=r"counts in epochs, and the length of one is not known here. Give build_"):
+        build_optimizer(read_optimizer(name=name, lr=0.1), net())
 
 
 def test_layer_wise_optimizers_spare_bias_and_norm_from_decay() -> None:
-    recipe = OptimizerRecipe.model_validate({"name": "lars", "lr": 0.4, "weight_decay": 0.01})
+    recipe = read_optimizer(name="lars", lr=0.4, weight_decay=0.01)
     assert recipe.no_decay
-    groups = build(recipe, net()).param_groups
+    groups = build_optimizer(recipe, net()).param_groups
     assert [group["weight_decay"] for group in groups] == [0.01, 0]
     assert [sorted({parameter.ndim for parameter in group["params"]}) for group in groups] == [[2, 4], [1]]
-    everywhere = OptimizerRecipe.model_validate({"name": "lars", "lr": 0.4, "weight_decay": 0.01, "no_decay": False})
-    assert [group["weight_decay"] for group in build(everywhere, net()).param_groups] == [0.01]
+    everywhere = read_optimizer(name="lars", lr=0.4, weight_decay=0.01, no_decay=False)
+    assert [group["weight_decay"] for group in build_optimizer(everywhere, net()).param_groups] == [0.01]
 
-    plain = OptimizerRecipe.model_validate({"name": "sgd", "lr": 0.4, "weight_decay": 0.01})
-    assert [group["weight_decay"] for group in build(plain, net()).param_groups] == [0.01]
-    asked = OptimizerRecipe.model_validate({"name": "sgd", "lr": 0.4, "weight_decay": 0.01, "no_decay": True})
-    assert [group["weight_decay"] for group in build(asked, net()).param_groups] == [0.01, 0]
+    plain = read_optimizer(name="sgd", lr=0.4, weight_decay=0.01)
+    assert [group["weight_decay"] for group in build_optimizer(plain, net()).param_groups] == [0.01]
+    asked = read_optimizer(name="sgd", lr=0.4, weight_decay=0.01, no_decay=True)
+    assert [group["weight_decay"] for group in build_optimizer(asked, net()).param_groups] == [0.01, 0]
 
 
 def test_a_groups_own_decay_counts_for_all_of_it() -> None:
     groups = [{"match": "^1", "weight_decay": 0.5}, {"match": ".*", "lr_scale": 3}]
-    recipe = OptimizerRecipe.model_validate({"name": "lamb", "lr": 0.4, "weight_decay": 0.01, "groups": groups})
-    built = [(g["name"], g["weight_decay"], g["lr"], len(g["params"])) for g in build(recipe, net()).param_groups]
+    recipe = read_optimizer(name="lamb", lr=0.4, weight_decay=0.01, groups=groups)
+    built = [
+        (g["name"], g["weight_decay"], g["lr"], len(g["params"])) for g in build_optimizer(recipe, net()).param_groups
+    ]
     assert built == [("^1", 0.5, 0.4, 2), (".*", 0.01, pytest.approx(1.2), 2), (".*", 0, pytest.approx(1.2), 2)]
 
 
 def test_muon_takes_the_filters_and_sgd_the_rest() -> None:
     options = {"name": "muon", "lr": 0.02, "lr_rest": 0.5, "momentum_rest": 0.8, "weight_decay": 0.1, "no_decay": True}
-    optimizer = build(OptimizerRecipe.model_validate(options), net())
+    optimizer = build_optimizer(read_optimizer(**options), net())
     set_lr(optimizer, 0.01)
     found = [(g["filters"], g["lr"], g["momentum"], g["weight_decay"]) for g in optimizer.param_groups]
     assert found == [(True, 0.01, 0.95, 0.1), (False, 0.25, 0.8, 0.1), (False, 0.25, 0.8, 0.0)]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from headway.core.errors import UsageError
-from headway.optim import Schedule, ScheduleRecipe
+from headway.optim import Schedule, read_schedule
 
 EPOCH = 100
 EVERY: list[dict[str, Any]] = [
@@ -28,7 +28,7 @@ EVERY: list[dict[str, Any]] = [
 
 
 def schedule(epochs: float = 10, **options: Any) -> Schedule:
-    return Schedule(ScheduleRecipe(**options), total=round(epochs * EPOCH), epoch=EPOCH)
+    return Schedule(read_schedule(**options), total=round(epochs * EPOCH), epoch=EPOCH)
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_it_rises_in_the_warmup_and_falls_after(
     options: dict[str, Any], warmup: int, start: float, power: float, total: int, cut: int
 ) -> None:
     warm = {"warmup_epochs": warmup / EPOCH, "warmup_start": start, "warmup_power": power} if warmup else {}
-    factor = Schedule(ScheduleRecipe(**options, **warm), total=total, epoch=EPOCH)
+    factor = Schedule(read_schedule(**options, **warm), total=total, epoch=EPOCH)
     values = [factor(position) for position in range(total + 1)]
     assert all(0 <= value <= 1 + 1e-12 for value in values)
     assert all(after <= before + 1e-12 for before, after in pairwise(values[warmup:]))
@@ -97,12 +97,12 @@ def test_it_rises_in_the_warmup_and_falls_after(
         else:  # 2 begins slowly, the square root fast; the last step is no jump either
             assert (np.diff(steps) * (power - 1) >= -1e-9).all()
             assert steps[-1] <= (1 - start) * (1 - (1 - 1 / warmup) ** power) + 1e-9
-    assert Schedule(ScheduleRecipe(**options, **warm), total=total, epoch=EPOCH)(cut) == factor(cut)
+    assert Schedule(read_schedule(**options, **warm), total=total, epoch=EPOCH)(cut) == factor(cut)
 
 
 @given(st.floats(0, 1), st.floats(0.01, 0.99), st.floats(0, 1), st.integers(1, 2000))
 def test_a_triangle_is_two_lines(start: float, peak: float, end: float, total: int) -> None:
-    recipe = ScheduleRecipe(name="triangular", start=start, peak=peak, end=end)
+    recipe = read_schedule(name="triangular", start=start, peak=peak, end=end)
     factor = Schedule(recipe, total=total, epoch=EPOCH)
     assert factor(0) == pytest.approx(start)
     assert factor(total) == end
@@ -132,20 +132,20 @@ def mxnet_factors(falls_after: list[int], count: int) -> list[float]:
 def test_falls_after_so_many_steps_are_written_in_epochs(batch: int, samples: int) -> None:
     """steps * batch / samples epochs are so many steps: FactorScheduler(step=250, factor=0.5), and
     MultiFactorScheduler(step=[250, 750, 900], factor=0.5)."""
-    every = ScheduleRecipe(name="step", every_epochs=250 * batch / samples, gamma=0.5)
-    some = ScheduleRecipe(
+    every = read_schedule(name="step", every_epochs=250 * batch / samples, gamma=0.5)
+    some = read_schedule(
         name="multi_step", milestones_epochs=tuple(step * batch / samples for step in (250, 750, 900)), gamma=0.5
     )
     for recipe, falls in ((every, [250, 500, 750]), (some, [250, 750, 900])):
         factor = Schedule(recipe, total=1000 * batch, epoch=samples)
         assert [factor(step * batch) for step in range(1000)] == mxnet_factors(falls, 1000)
-        assert [mark.position for mark in factor.marks()] == [step * batch for step in falls]
+        assert [turn.position for turn in factor.list_turns()] == [step * batch for step in falls]
 
 
 def test_warm_up_from_the_small_batchs_rate_has_a_constant_increment() -> None:
     """Goyal et al. 2017: from eta, by a constant amount an iteration, to k eta after five epochs; then the schedule."""
     k, batch, samples = 32, 8192, 1_281_167
-    recipe = ScheduleRecipe(name="multi_step", milestones_epochs=(30, 60, 80), warmup_epochs=5, warmup_start=1 / k)
+    recipe = read_schedule(name="multi_step", milestones_epochs=(30, 60, 80), warmup_epochs=5, warmup_start=1 / k)
     factor = Schedule(recipe, total=90 * samples, epoch=samples)
     lr = [0.1 * k * factor(step * batch) for step in range(90 * samples // batch)]
     last = 5 * samples // batch
@@ -156,7 +156,7 @@ def test_warm_up_from_the_small_batchs_rate_has_a_constant_increment() -> None:
 
 def test_marks_are_where_it_turns() -> None:
     def marks(**options: Any) -> list[tuple[int, str]]:
-        return [tuple(mark) for mark in schedule(**options).marks()]
+        return [tuple(turn) for turn in schedule(**options).list_turns()]
 
     assert marks(name="constant") == marks(name="cosine") == []
     assert marks(name="cosine", warmup_epochs=2) == [(200, "end of the warm-up")]
@@ -172,23 +172,23 @@ def test_agreement_with_torch() -> None:
     def optimizer() -> torch.optim.Optimizer:
         return torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
 
-    multi_step = ScheduleRecipe(name="multi_step", milestones_epochs=(0.3, 0.6), gamma=0.3)
-    warm = ScheduleRecipe(name="constant", warmup_epochs=0.4, warmup_start=0.25)
-    warm_cosine = ScheduleRecipe(name="cosine", warmup_epochs=0.2, warmup_start=0.1)
+    multi_step = read_schedule(name="multi_step", milestones_epochs=(0.3, 0.6), gamma=0.3)
+    warm = read_schedule(name="constant", warmup_epochs=0.4, warmup_start=0.25)
+    warm_cosine = read_schedule(name="cosine", warmup_epochs=0.2, warmup_start=0.1)
     linear, cosine = peers.LinearLR, peers.CosineAnnealingLR
     one = optimizer()
-    step = ScheduleRecipe(name="step", every_epochs=0.3, gamma=0.5)
-    exponential = ScheduleRecipe(name="exponential", every_epochs=0.01, gamma=0.97)
+    step = read_schedule(name="step", every_epochs=0.3, gamma=0.5)
+    exponential = read_schedule(name="exponential", every_epochs=0.01, gamma=0.97)
     pairs = [
         (step, peers.StepLR(optimizer(), 30, gamma=0.5)),
         (exponential, peers.ExponentialLR(optimizer(), gamma=0.97)),
-        (ScheduleRecipe(name="cosine", end=0.1), cosine(optimizer(), 100, eta_min=0.1)),
-        (ScheduleRecipe(name="polynomial", power=1.5), peers.PolynomialLR(optimizer(), 100, power=1.5)),
+        (read_schedule(name="cosine", end=0.1), cosine(optimizer(), 100, eta_min=0.1)),
+        (read_schedule(name="polynomial", power=1.5), peers.PolynomialLR(optimizer(), 100, power=1.5)),
         (multi_step, peers.MultiStepLR(optimizer(), [30, 60], gamma=0.3)),
         (warm, linear(optimizer(), start_factor=0.25, total_iters=40)),
         (warm_cosine, peers.SequentialLR(one, [linear(one, 0.1, total_iters=20), cosine(one, 80)], [20])),
         (
-            ScheduleRecipe(name="triangular", start=0.25, peak=0.5, end=0.25),
+            read_schedule(name="triangular", start=0.25, peak=0.5, end=0.25),
             peers.CyclicLR(optimizer(), 0.25, 1.0, step_size_up=50, cycle_momentum=False),
         ),
     ]
@@ -219,35 +219,33 @@ def test_a_run_of_nothing_but_warmup() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"name": "constant", "end": 0.1}, "'constant' does not use 'end'. Remove 'end', or set name: cosine or"),
-        ({"name": "cosine", "power": 2}, "'cosine' does not use 'power'"),
-        ({"name": "cosine", "milestones_epochs": [1]}, "'cosine' does not use 'milestones_epochs'"),
-        ({"name": "polynomial", "gamma": 0.1}, "'polynomial' does not use 'gamma'"),
-        ({"name": "cosine", "peak": 0.2}, "'cosine' does not use 'peak'"),
-        ({"name": "triangular", "warmup_epochs": 1}, "'triangular' does not use 'warmup_epochs'"),
+        ({"name": "constant", "end": 0.1}, "Extra inputs are not permitted"),
+        ({"name": "cosine", "power": 2}, "Extra inputs are not permitted"),
+        ({"name": "cosine", "milestones_epochs": [1]}, "Extra inputs are not permitted"),
+        ({"name": "polynomial", "gamma": 0.1}, "Extra inputs are not permitted"),
+        ({"name": "cosine", "peak": 0.2}, "Extra inputs are not permitted"),
+        ({"name": "triangular", "warmup_epochs": 1}, "Extra inputs are not permitted"),
         ({"name": "cosine", "warmup_start": 0.1}, "'warmup_start' counts only in a warm-up"),
         ({"name": "cosine", "warmup_power": 2}, "'warmup_power' counts only in a warm-up"),
         ({"name": "cosine", "warmup_start": "base"}, "'warmup_start' counts only in a warm-up"),
         ({"name": "cosine", "warmup_epochs": 1, "warmup_power": 0}, "greater than 0"),
         ({"name": "cosine", "warmup_epochs": 1, "warmup_start": "bass"}, "Input should be 'base'"),
-        ({"name": "cosine", "every_epochs": 1}, "'cosine' does not use 'every_epochs'"),
-        ({"name": "exponential", "end": 0.1}, "'exponential' does not use 'end'"),
-        (
-            {"name": "step"},
-            "'step' needs every_epochs, in which it falls by gamma. Set it: a third of the run, for example",
-        ),
-        ({"name": "exponential"}, "'exponential' needs every_epochs"),
+        ({"name": "cosine", "every_epochs": 1}, "Extra inputs are not permitted"),
+        ({"name": "exponential", "end": 0.1}, "Extra inputs are not permitted"),
+        ({"name": "step"}, "step.every_epochs\n  Field required"),
+        ({"name": "exponential"}, "exponential.every_epochs\n  Field required"),
         ({"name": "step", "every_epochs": 0}, "greater than 0"),
         ({"name": "step", "every_epochs": 1, "gamma": 1}, "less than 1"),
         (
             {"name": "step", "every_epochs": 2, "warmup_epochs": 5},
             "the first fall at epoch 2 lies inside the warm-up. Set warmup_epochs to at most 2",
         ),
-        ({"name": "multi_step"}, "'multi_step' needs milestones"),
+        ({"name": "multi_step"}, "multi_step.milestones_epochs\n  Field required"),
+        ({"name": "multi_step", "milestones_epochs": []}, "at least 1 item"),
         ({"name": "multi_step", "milestones_epochs": [2, 2]}, "do not rise"),
         ({"name": "multi_step", "milestones_epochs": [2], "warmup_epochs": 5}, "lies inside the warm-up"),
         ({"name": "multi_step", "milestones_epochs": [0]}, "greater than 0"),
-        ({"name": "stair"}, "Input should be 'constant'"),
+        ({"name": "stair"}, "expected tags: 'constant', 'step',"),
         ({"name": "triangular", "peak": 1}, "less than 1"),
         ({"name": "cosine", "end": 1.5}, "less than or equal to 1"),
         ({"name": "cosine", "warmup_epochs": -1}, "greater than or equal to 0"),
@@ -255,15 +253,15 @@ def test_a_run_of_nothing_but_warmup() -> None:
 )
 def test_impossible_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        ScheduleRecipe(**options)
+        read_schedule(**options)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("options", EVERY)
 def test_a_resolved_recipe_shows_what_counts_and_reads_back(options: dict[str, Any]) -> None:
-    recipe = ScheduleRecipe(**options)
+    recipe = read_schedule(**options)
     shown = recipe.model_dump(mode="json")
-    assert ScheduleRecipe.model_validate(shown) == recipe
+    assert read_schedule(**shown) == recipe
     assert ("gamma" in shown) == (recipe.name in ("step", "multi_step", "exponential"))
     assert ("warmup_epochs" in shown) == (recipe.name != "triangular")
 

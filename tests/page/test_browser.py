@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from headway.page import panel, report
+from headway.page import panel, renderer
 from headway.page.panel import Panel
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
@@ -29,7 +29,7 @@ pytestmark = [
 ]
 
 
-def opened(page: Path, *flags: str) -> tuple[str, list[str]]:
+def open_in_browser(page: Path, *flags: str) -> tuple[str, list[str]]:
     """The document as it stands after its scripts ran, and the lines of the console."""
     assert BROWSER is not None
     profile = page.parent / f"profile-{page.stem}"
@@ -93,7 +93,7 @@ def panels() -> list[Panel]:
 def surface(name: str, heights: Sequence[Sequence[float | None]], **more: Any) -> Panel:
     places = [("<b>here</b>", 0.0, 0.0), ("", 3.5, 2.0), ("there", 8.0, 6.0)]
     return panel.surface(
-        name, "S", range(9), range(7), heights, x_label="<i>x", y_label="y", z_label="loss", marks=places, **more
+        name, "S", range(9), range(7), heights, axis_labels=("<i>x", "y", "loss"), marks=places, **more
     )
 
 
@@ -103,8 +103,8 @@ def surface(name: str, heights: Sequence[Sequence[float | None]], **more: Any) -
 @pytest.mark.check
 def test_every_chart_is_drawn_and_the_console_stays_empty(tmp_path: Path, flags: tuple[str, ...]) -> None:
     page = tmp_path / "report.html"
-    page.write_text(report.render(panels(), title="<b>Run</b>", subtitle="S", footer="F"), encoding="utf-8")
-    document, console = opened(page, "--disable-3d-apis", *flags)
+    page.write_text(renderer.render(panels(), title="<b>Run</b>", subtitle="S", footer="F"), encoding="utf-8")
+    document, console = open_in_browser(page, "--disable-3d-apis", *flags)
     assert console == []
     articles = dict(re.findall(r'<article id="([^"]+)"(.*?)</article>', document, re.DOTALL))
     marks = {"gaps": 7, "log": 1, "point": 1, "band": 6, "stacks": 14, "rules": 7}
@@ -135,8 +135,8 @@ def test_a_surface_stands_in_three_dimensions_where_the_browser_can(tmp_path: Pa
     """Software draws it here, which the browser warns of; what it may not do is refuse the page's own script."""
     page = tmp_path / "report.html"
     bowl = [[(x - 4) ** 2 + (y - 3) ** 2 + 0.1 for x in range(9)] for y in range(7)]
-    page.write_text(report.render([surface("bowl", bowl)], title="T", subtitle="S"), encoding="utf-8")
-    document, console = opened(page, "--enable-unsafe-swiftshader", "--window-size=1400,900")
+    page.write_text(renderer.render([surface("bowl", bowl)], title="T", subtitle="S"), encoding="utf-8")
+    document, console = open_in_browser(page, "--enable-unsafe-swiftshader", "--window-size=1400,900")
     if re.search("could not create|WebGL is not|blocklisted", " ".join(console), re.IGNORECASE):
         pytest.skip("no WebGL here, not even in software")
     assert 'id="scene"' in document
@@ -147,4 +147,4 @@ def test_a_surface_stands_in_three_dimensions_where_the_browser_can(tmp_path: Pa
 def test_the_console_is_really_read(tmp_path: Path) -> None:
     page = tmp_path / "broken.html"
     page.write_text("<!doctype html><script>missing()</script>", encoding="utf-8")
-    assert "missing is not defined" in "".join(opened(page)[1])
+    assert "missing is not defined" in "".join(open_in_browser(page)[1])

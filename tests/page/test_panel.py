@@ -30,9 +30,7 @@ def test_every_constructor_survives_its_json() -> None:
         panel.cards("a", "A", [("label", "value", "note")]),
         panel.bars("b", "B", ["one", "two"], [("part", [1, 2])], x_label="seconds", rules=[("r", 1.5)], section="Time"),
         panel.matrix("c", "C", ["x", "y"], [(1, 2), (3, 4)], width="full"),
-        panel.surface(
-            "s", "S", [0, 1], [0], [(1, None)], x_label="x", y_label="y", z_label="z", marks=[("here", 0.5, 0.0)]
-        ),
+        panel.surface("s", "S", [0, 1], [0], [(1, None)], axis_labels=("x", "y", "z"), marks=[("here", 0.5, 0.0)]),
         panel.images("d", "D", [("data:image/png;base64,AAAA", "caption", "")]),
         panel.table("e", "E", ("k", "v"), [("1", "2")]),
         panel.text("f", "F", "as\n  it is", order=3),
@@ -44,7 +42,7 @@ def test_every_constructor_survives_its_json() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, object()])
 def test_what_json_cannot_hold_is_refused_by_name(value: float) -> None:
-    with pytest.raises(HeadwayError, match="panel 'loss' holds what JSON cannot"):
+    with pytest.raises(HeadwayError, match="panel 'loss' holds a value that JSON cannot"):
         panel.lines("loss", "Loss", [("a", [1], [value])], x_label="step", y_label="loss").to_json()
 
 
@@ -55,5 +53,5 @@ def test_a_file_name_of_another_encoding_is_written() -> None:
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"name": "a"}', '{"colour": 1}'])
 def test_a_text_that_is_no_panel_is_refused(text: str) -> None:
-    with pytest.raises(HeadwayError, match="this text is no panel"):
+    with pytest.raises(HeadwayError, match="this text is not a panel"):
         Panel.from_json(text)

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from headway.core.profile import Exchange, Input, Layer, Phase, Step, Update, Whole, Workload
+from headway.core.profile import (
+    Workload,
+    WorkloadExchange,
+    WorkloadInput,
+    WorkloadLayer,
+    WorkloadPhase,
+    WorkloadRun,
+    WorkloadStep,
+    WorkloadUpdate,
+)
 
 
-def layer(name: str, kind: str, parameters: int, adds: int, ready: int, shape: tuple[int, ...]) -> Layer:
-    return Layer(
+def layer(name: str, kind: str, parameters: int, adds: int, ready: int, shape: tuple[int, ...]) -> WorkloadLayer:
+    return WorkloadLayer(
         name=name, kind=kind, parameters=parameters, weight_bytes=4 * parameters, gradient_bytes=4 * parameters,
         ready=ready, input_shape=shape, output_shape=shape, forward_multiply_adds=adds,
         backward_multiply_adds=2 * adds, activation_bytes=1000, saved_bytes=10**6, saved_bytes_fixed=0,
@@ -25,21 +34,21 @@ def workload(*, dense: int = 1_000_000, convolutions: int = 10, name: str = "pho
     return Workload(
         name=name,
         layers=tuple(layers),
-        input=Input(
+        input=WorkloadInput(
             height=224, width=224, channels=3, decoded_bytes=150_528, encoded_bytes=110_000.0, source_pixels=2e5,
             on_host=(), on_device=(),
         ),
-        step=Step(
+        step=WorkloadStep(
             batch=32, micro_batch=None, precision="fp32", half_weights=False, compiled=False,
-            update=Update(optimizer="sgd", state_bytes=gradients, passes=4.0),
-            exchange=Exchange(
+            update=WorkloadUpdate(optimizer="sgd", state_bytes=gradients, passes=4.0),
+            exchange=WorkloadExchange(
                 gradient_bytes=gradients, statistics_bytes=0, algorithm="auto", wire_ratio=1.0, bucket_bytes=None,
                 sync_batch_norm=False,
             ),
         ),
-        run=Whole(
+        run=WorkloadRun(
             samples=100_000, epochs=10.0, steps=31_250,
-            phases=(Phase(steps=31_250, batch=32, height=224, width=224, forward_multiply_adds=4_000_000_000),),
+            phases=(WorkloadPhase(steps=31_250, batch=32, height=224, width=224, forward_multiply_adds=4_000_000_000),),
             evaluations=10, evaluation_samples=5_000, checkpoints=1, checkpoint_bytes=10**8,
         ),
     )  # fmt: skip

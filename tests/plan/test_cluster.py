@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from headway.core.errors import UsageError
-from headway.plan.cluster import cluster_of, clusters, devices
+from headway.plan.cluster import find_cluster, load_clusters, load_devices
 
 LINKS = "inside: {gb_s: 1, latency_us: 1}\nbetween: {ports: 1, gbit_s: 1, latency_us: 1, efficiency: 1}"
 
@@ -23,30 +23,30 @@ OWN = (
 
 
 def test_the_catalog_is_whole() -> None:
-    for name, cluster in clusters().items():
-        assert cluster.of == devices()[cluster.device], name
-        network = cluster.network(4)
+    for name, cluster in load_clusters().items():
+        assert cluster.device_spec == load_devices()[cluster.device], name
+        network = cluster.build_network(4)
         assert (network.hosts, network.ranks_per_host) == (4, cluster.devices)
         assert network.between.bandwidth_bytes_s < cluster.between.ports * cluster.between.gbit_s * 1e9 / 8
 
 
 def test_four_edr_ports_are_46_gigabytes_a_second() -> None:
-    assert clusters()["dgx-1"].between.bytes_s == pytest.approx(46e9)
+    assert load_clusters()["dgx-1"].between.bytes_s == pytest.approx(46e9)
 
 
 def test_spread_over_groups_the_narrow_links_are_shared() -> None:
-    cluster = clusters()["dgx-a100"]
+    cluster = load_clusters()["dgx-a100"]
     far = cluster.between.model_copy(update={"oversubscription": 2.0, "group": 6})
     cluster = cluster.model_copy(update={"between": far})
-    whole = cluster.network(12).between.bandwidth_bytes_s
-    assert cluster.network(12, spread=True).between.bandwidth_bytes_s == whole / 2
-    assert cluster.network(6, spread=True).between.bandwidth_bytes_s == whole
+    whole = cluster.build_network(12).between.bandwidth_bytes_s
+    assert cluster.build_network(12, spread=True).between.bandwidth_bytes_s == whole / 2
+    assert cluster.build_network(6, spread=True).between.bandwidth_bytes_s == whole
 
 
 def test_a_file_of_the_same_form_is_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text(yaml.safe_dump(clusters()["dgx-a100"].model_dump(mode="json")))
-    assert cluster_of(str(path)) == clusters()["dgx-a100"]
+    path.write_text(yaml.safe_dump(load_clusters()["dgx-a100"].model_dump(mode="json")))
+    assert find_cluster(str(path)) == load_clusters()["dgx-a100"]
 
 
 @pytest.mark.parametrize(
@@ -79,14 +79,14 @@ def test_a_file_of_the_same_form_is_read(tmp_path: Path) -> None:
 def test_what_is_wrong_with_a_file_is_said(content: str, said: str, tmp_path: Path) -> None:
     (tmp_path / "mine.yaml").write_text(content)
     with pytest.raises(UsageError, match=said):
-        cluster_of(str(tmp_path / "mine.yaml"))
+        find_cluster(str(tmp_path / "mine.yaml"))
 
 
 def test_a_name_that_is_none_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"dgx-11: there is no such cluster .* Did you mean 'dgx-1'"):
-        cluster_of("dgx-11")
+        find_cluster("dgx-11")
     with pytest.raises(UsageError, match=r"cannot be read .No such file"):
-        cluster_of(str(tmp_path / "none.yaml"))
+        find_cluster(str(tmp_path / "none.yaml"))
 
 
 DOCS = (Path(__file__).parents[2] / "docs/plan.md").read_text(encoding="utf-8")
@@ -105,7 +105,7 @@ def test_the_cluster_of_the_docs_is_one(tmp_path: Path) -> None:
     for device in (values["device"], yaml.safe_load(inline.replace("title: ...", "title: mine"))):
         path = tmp_path / "ours.yaml"
         path.write_text(yaml.safe_dump({**values, "device": device}), encoding="utf-8")
-        assert cluster_of(str(path)).devices == 8
+        assert find_cluster(str(path)).devices == 8
 
 
 @pytest.mark.parametrize("inside", ["{gb_s: .inf, latency_us: 1}", "{gb_s: 1, latency_us: .inf}", "{gb_s: .nan}"])
@@ -113,4 +113,4 @@ def test_what_is_not_finite_is_refused(tmp_path: Path, inside: str) -> None:
     path = tmp_path / "ours.yaml"
     path.write_text(yaml.safe_dump({**example(), "inside": yaml.safe_load(inside)}), encoding="utf-8")
     with pytest.raises(UsageError, match=r"inside\.(gb_s|latency_us): Input should be"):
-        cluster_of(str(path))
+        find_cluster(str(path))

@@ -9,85 +9,97 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
-from headway.plan.convergence import Epochs, Point, fit, from_noise, left_one_out, official, suggest
+from headway.plan.convergence import (
+    ConvergencePoint,
+    EpochsLaw,
+    derive_epochs_law,
+    fit_epochs,
+    leave_one_out,
+    load_official_points,
+    suggest_learning_rate,
+)
 
 
 @given(st.floats(1, 200), st.floats(100, 1e6), st.lists(st.floats(16, 1e6), min_size=3, max_size=9, unique=True))
 def test_a_law_is_found_again(least: float, critical: float, batches: list[float]) -> None:
     batches = [*batches, critical / 3, critical * 3]
-    found = fit([Point(batch, least * (1 + batch / critical)) for batch in batches])
+    found = fit_epochs([ConvergencePoint(batch, least * (1 + batch / critical)) for batch in batches])
     for batch in batches:
-        assert found.epochs(batch) == pytest.approx(least * (1 + batch / critical), rel=1e-3)
+        assert found.predict_epochs(batch) == pytest.approx(least * (1 + batch / critical), rel=1e-3)
     assert found.error == pytest.approx(0, abs=1e-3)
 
 
 def test_official_points_predict_each_other() -> None:
-    found = fit(official())
+    found = fit_epochs(load_official_points())
     assert (found.low, found.high) == (1632, 67840)
     assert found.error is not None
     assert found.error < 0.04
-    assert max(abs(off) for _, off in left_one_out(official())) <= 0.08
-    assert len(left_one_out(official())) == len(official()) - 2
+    assert max(abs(off) for _, off in leave_one_out(load_official_points())) <= 0.08
+    assert len(leave_one_out(load_official_points())) == len(load_official_points()) - 2
 
 
 def test_steps_and_epochs_trade_off() -> None:
-    law = Epochs(10.0, 1000.0, 100, 10_000, 0.0)
-    assert law.epochs(1000) == 20
-    assert law.steps(1000, 50_000) == 1000
-    assert [law.regime(batch) for batch in (50, 1000, 20_000)] == [
+    law = EpochsLaw(10.0, 1000.0, 100, 10_000, 0.0)
+    assert law.predict_epochs(1000) == 20
+    assert law.predict_steps(1000, 50_000) == 1000
+    assert [law.classify_batch(batch) for batch in (50, 1000, 20_000)] == [
         "perfect scaling", "diminishing returns", "no gain",
     ]  # fmt: skip
 
 
 def test_outside_of_what_was_measured_it_is_said() -> None:
-    law = Epochs(10.0, 1000.0, 100, 10_000, 0.0)
-    assert law.warning(100) == law.warning(10_000) == ""
-    assert "below the 100" in law.warning(99)
-    assert "above the 10,000" in law.warning(10_001)
-    assert "guessed" in from_noise(1000, 64, 10).warning(65)
+    law = EpochsLaw(10.0, 1000.0, 100, 10_000, 0.0)
+    assert law.describe_extrapolation(100) == law.describe_extrapolation(10_000) == ""
+    assert "below the measured 100" in law.describe_extrapolation(99)
+    assert "above the measured 10,000" in law.describe_extrapolation(10_001)
+    assert "guessed" in derive_epochs_law(1000, 64, 10).describe_extrapolation(65)
 
 
 def test_how_far_two_batches_are_off_is_not_known() -> None:
     """They are met exactly, whatever the truth; unless a larger batch takes fewer epochs, which no hyperbola does."""
-    assert fit([Point(32, 10), Point(320, 20)]).error is None
-    assert fit([Point(10, 5), Point(20, 4)]).error == pytest.approx(math.log(5 / 4) / 2, rel=1e-2)
-    assert fit([Point(32, 10), Point(320, 20), Point(640, 40)]).error is not None
+    assert fit_epochs([ConvergencePoint(32, 10), ConvergencePoint(320, 20)]).error is None
+    assert fit_epochs([ConvergencePoint(10, 5), ConvergencePoint(20, 4)]).error == pytest.approx(
+        math.log(5 / 4) / 2, rel=1e-2
+    )
+    assert (
+        fit_epochs([ConvergencePoint(32, 10), ConvergencePoint(320, 20), ConvergencePoint(640, 40)]).error is not None
+    )
 
 
 def test_the_noise_scale_is_the_critical_batch() -> None:
-    law = from_noise(1000, 1000, 20)
+    law = derive_epochs_law(1000, 1000, 20)
     assert (law.least, law.critical) == (10, 1000)
 
 
 def test_learning_rates_lie_between_those_of_official_runs() -> None:
-    points = official()
+    points = load_official_points()
     for point in points:
-        found = suggest(point.batch, points)
+        found = suggest_learning_rate(point.batch, points)
         assert found is not None
         assert found.inside
         assert (found.lr, found.warmup) == (pytest.approx(point.lr), pytest.approx(point.warmup))
-    between = suggest(20_000, points)
+    between = suggest_learning_rate(20_000, points)
     assert between is not None
     assert 12.8 < between.lr < 21.2
     assert 9 < between.warmup < 16
     assert between.between == (13056, 32768)
-    far = suggest(10**6, points)
+    far = suggest_learning_rate(10**6, points)
     assert far is not None
     assert not far.inside
-    assert suggest(64, [Point(64, 10)]) is None
+    assert suggest_learning_rate(64, [ConvergencePoint(64, 10)]) is None
 
 
 @pytest.mark.parametrize(
     ("points", "said"),
     [
         ([], "2 batches or more, not 0"),
-        ([Point(64, 1), Point(64, 2)], "2 batches or more, not 1"),
-        ([Point(64, 1), Point(0, 2)], "above 0"),
-        ([Point(64, -1), Point(1, 2)], "above 0"),
+        ([ConvergencePoint(64, 1), ConvergencePoint(64, 2)], "2 batches or more, not 1"),
+        ([ConvergencePoint(64, 1), ConvergencePoint(0, 2)], "above 0"),
+        ([ConvergencePoint(64, -1), ConvergencePoint(1, 2)], "above 0"),
     ],
 )
-def test_what_cannot_be_fitted_is_said(points: list[Point], said: str) -> None:
+def test_what_cannot_be_fitted_is_said(points: list[ConvergencePoint], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        fit(points)
+        fit_epochs(points)
     with pytest.raises(UsageError, match="above 0"):
-        from_noise(0, 64, 10)
+        derive_epochs_law(0, 64, 10)

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
-from headway.plan.fabric import RADIXES, Fabric, fabric
+from headway.plan.fabric import RADIXES, Fabric, design_fabric
 
 RATIOS = (1.0, 1.5, 2.0, 3.0, 4.0)
 
@@ -23,41 +23,41 @@ RATIOS = (1.0, 1.5, 2.0, 3.0, 4.0)
     ],
 )
 def test_the_designs_for_dgx_1(nodes: int, switches: dict[int, int], between: int, left: int, ratio: float) -> None:
-    found = fabric(nodes)
+    found = design_fabric(nodes)
     assert found.switches == switches
     assert (found.node_cables, found.switch_cables, found.links_left) == (4 * nodes, between, left)
     assert found.oversubscription == ratio
 
 
 def test_groups_of_6_and_pods_of_36() -> None:
-    assert fabric(12).nodes_per_leaf == 6
-    assert fabric(144).nodes_per_leaf == 36
+    assert design_fabric(12).nodes_per_leaf == 6
+    assert design_fabric(144).nodes_per_leaf == 36
 
 
 @pytest.mark.parametrize(("nodes", "leaves", "cores", "between"), [(12, 3, 2, 54), (36, 8, 6, 144), (144, 32, 18, 576)])
 def test_without_oversubscription(nodes: int, leaves: int, cores: int, between: int) -> None:
-    """Of switches with 36 ports: as many cores as each leaf's links divide among."""
-    found = fabric(nodes, leaf=36, oversubscription=1)
+    """36-port switches: the links of each leaf divide evenly among the cores."""
+    found = design_fabric(nodes, leaf=36, oversubscription=1)
     assert (found.leaves, found.cores, found.switch_cables) == (leaves, cores, between)
 
 
 def test_what_one_switch_holds_needs_no_other() -> None:
-    assert fabric(9).switches == {36: 1}
-    assert fabric(54).switches == {216: 1}
-    assert fabric(36, oversubscription=1).switches == {216: 1}
+    assert design_fabric(9).switches == {36: 1}
+    assert design_fabric(54).switches == {216: 1}
+    assert design_fabric(36, oversubscription=1).switches == {216: 1}
 
 
 @pytest.mark.parametrize("leaf", [36, 40, 64, 128, 216, 324])
 @pytest.mark.parametrize("ports", [4, 8])
 def test_a_node_hangs_on_one_leaf_where_leaves_are_oversubscribed(leaf: int, ports: int) -> None:
-    found = fabric(100, ports, leaf=leaf)
+    found = design_fabric(100, ports, leaf=leaf)
     assert found.down % ports == 0
     assert found.oversubscription <= 2
 
 
-def of(nodes: int, ports: int, leaf: int | None, ratio: float) -> Fabric | None:
+def try_fabric(nodes: int, ports: int, leaf: int | None, ratio: float) -> Fabric | None:
     try:
-        return fabric(nodes, ports, leaf=leaf, oversubscription=ratio)
+        return design_fabric(nodes, ports, leaf=leaf, oversubscription=ratio)
     except UsageError:
         return None
 
@@ -74,10 +74,10 @@ anything = (
 def test_every_port_has_one_cable_and_every_leaf_its_links(
     nodes: int, ports: int, leaf: int | None, ratio: float
 ) -> None:
-    found = of(nodes, ports, leaf, ratio)
+    found = try_fabric(nodes, ports, leaf, ratio)
     if found is None:
         return
-    ends = [end for one in found.cables() for end in ((one.a, one.a_port), (one.b, one.b_port))]
+    ends = [end for one in found.list_cables() for end in ((one.a, one.a_port), (one.b, one.b_port))]
     assert len(set(ends)) == len(ends) == 2 * (found.node_cables + found.switch_cables)
     most = {"node": ports, "leaf": found.leaf_ports, "core": found.core_ports or 0}
     assert all(1 <= port <= most[name.split()[0]] for name, port in ends)
@@ -85,7 +85,7 @@ def test_every_port_has_one_cable_and_every_leaf_its_links(
         {f"node {number + 1}": ports for number in range(nodes)}
     )
     down, up = Counter[str](), Counter[tuple[str, str]]()
-    for one in found.cables():
+    for one in found.list_cables():
         if one.a.startswith("node"):
             down[one.b] += 1
         else:
@@ -103,7 +103,7 @@ def test_every_port_has_one_cable_and_every_leaf_its_links(
 
 @given(*anything)
 def test_more_nodes_never_take_less(nodes: int, ports: int, leaf: int | None, ratio: float) -> None:
-    fewer, more = of(nodes, ports, leaf, ratio), of(nodes + 1, ports, leaf, ratio)
+    fewer, more = try_fabric(nodes, ports, leaf, ratio), try_fabric(nodes + 1, ports, leaf, ratio)
     if more is None:
         return
     assert fewer is not None
@@ -129,14 +129,14 @@ def test_more_nodes_never_take_less(nodes: int, ports: int, leaf: int | None, ra
 )
 def test_what_cannot_be_is_said(changes: dict[str, int], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        fabric(**changes)  # type: ignore[arg-type]
+        design_fabric(**changes)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("leaf", [None, *RADIXES])
 @pytest.mark.parametrize("ratio", RATIOS)
 def test_as_many_as_are_said_to_fit_do(leaf: int | None, ratio: float) -> None:
     with pytest.raises(UsageError) as refused:
-        fabric(10**6, leaf=leaf, oversubscription=ratio)
+        design_fabric(10**6, leaf=leaf, oversubscription=ratio)
     most = int(str(refused.value).split("Up to ")[1].split(" do")[0].replace(",", ""))
-    assert fabric(most, leaf=leaf, oversubscription=ratio).nodes == most
-    assert of(most + 1, 4, leaf, ratio) is None
+    assert design_fabric(most, leaf=leaf, oversubscription=ratio).nodes == most
+    assert try_fabric(most + 1, 4, leaf, ratio) is None

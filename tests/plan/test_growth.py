@@ -1,4 +1,4 @@
-"""What more data give."""
+"""Gain of more training data."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
-from headway.plan.growth import CPU_FLOPS, PF_S_DAY, growth, power_law
+from headway.plan.growth import CPU_FLOPS, PF_S_DAY, fit_power_law, predict_growth
 
 
 @given(st.floats(0.01, 100), st.floats(-2, 2))
 def test_a_law_is_found_again(scale: float, exponent: float) -> None:
-    law = power_law([(x, scale * x**exponent) for x in (10.0, 100.0, 5000.0)])
+    law = fit_power_law([(x, scale * x**exponent) for x in (10.0, 100.0, 5000.0)])
     assert law.exponent == pytest.approx(exponent, abs=1e-9)
     assert law(1234.0) == pytest.approx(scale * 1234.0**exponent)
 
@@ -25,22 +25,22 @@ def test_the_band_holds_95_of_100_new_points() -> None:
     inside = 0
     for _ in range(400):
         x = 10.0 ** random.uniform(3, 6, 8)
-        law = power_law([(one, one**-0.3 * math.exp(random.normal(0, 0.05))) for one in x])
-        low, high = law.band(1e7)
+        law = fit_power_law([(one, one**-0.3 * math.exp(random.normal(0, 0.05))) for one in x])
+        low, high = law.predict_band(1e7)
         inside += low <= 1e7**-0.3 * math.exp(random.normal(0, 0.05)) <= high
     assert 0.91 <= inside / 400 <= 0.99
 
 
 def test_the_band_widens_away_from_the_points() -> None:
-    law = power_law([(1e3, 0.5), (1e4, 0.26), (1e5, 0.12), (1e6, 0.063)])
-    widths = [math.log(high / low) for low, high in map(law.band, (3e4, 1e6, 1e8, 1e10))]
+    law = fit_power_law([(1e3, 0.5), (1e4, 0.26), (1e5, 0.12), (1e6, 0.063)])
+    widths = [math.log(high / low) for low, high in map(law.predict_band, (3e4, 1e6, 1e8, 1e10))]
     assert widths == sorted(widths)
-    assert power_law([(1, 1.0), (2, 0.5)]).band(4) == (0.0, math.inf)
+    assert fit_power_law([(1, 1.0), (2, 0.5)]).predict_band(4) == (0.0, math.inf)
 
 
 def test_computing_grows_with_data_and_network() -> None:
-    error, size = power_law([(1e5, 0.4), (1e6, 0.2), (1e7, 0.1)]), power_law([(1e5, 1e6), (1e7, 1e7)])
-    found = growth(1e9, error, size=size, flops_per_sample=1e9, now_parameters=1e6, epochs=2)
+    error, size = fit_power_law([(1e5, 0.4), (1e6, 0.2), (1e7, 0.1)]), fit_power_law([(1e5, 1e6), (1e7, 1e7)])
+    found = predict_growth(1e9, error, size=size, flops_per_sample=1e9, now_parameters=1e6, epochs=2)
     assert found.parameters == pytest.approx(1e8)
     assert found.error == pytest.approx(0.1 / 4, rel=0.01)
     total = 1e9 * 100 * 1e9 * 2
@@ -55,13 +55,13 @@ def test_a_thousand_days_at_a_petaflops_are_hundreds_of_years_without_a_gpu() ->
 
 def test_what_is_no_law_is_said() -> None:
     with pytest.raises(UsageError, match="2 points or more"):
-        power_law([(1, 1), (1, 2)])
+        fit_power_law([(1, 1), (1, 2)])
     with pytest.raises(UsageError, match="above 0"):
-        power_law([(1, 0), (2, 2)])
-    rising, flat = power_law([(1, 1), (2, 2)]), power_law([(1, 2), (4, 1)])
+        fit_power_law([(1, 0), (2, 2)])
+    rising, flat = fit_power_law([(1, 1), (2, 2)]), fit_power_law([(1, 2), (4, 1)])
     with pytest.raises(UsageError, match="does not fall with more data"):
-        growth(10, rising)
+        predict_growth(10, rising)
     with pytest.raises(UsageError, match=r"between 0 and 1, not 1.000"):
-        growth(10, flat, size=rising)
-    with pytest.raises(UsageError, match="a set has samples"):
-        growth(0, flat)
+        predict_growth(10, flat, size=rising)
+    with pytest.raises(UsageError, match="at least one sample, not 0"):
+        predict_growth(0, flat)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
-from headway.plan.placement import Placement, Tenant, place, read_jobs
+from headway.plan.placement import PlacedJob, Placement, parse_jobs, place_jobs
 
 
 def check(found: Placement) -> None:
@@ -18,7 +18,7 @@ def check(found: Placement) -> None:
     assert all(sum(column) <= nodes for column, nodes in zip(zip(*found.parts, strict=True), found.pods, strict=True))
 
 
-def of_all(jobs: list[Tenant], pods: list[int]) -> float:
+def find_least_traffic(jobs: list[PlacedJob], pods: list[int]) -> float:
     """The least that crosses, by trying every way."""
 
     def ways(nodes: int) -> list[tuple[int, ...]]:
@@ -33,29 +33,29 @@ def of_all(jobs: list[Tenant], pods: list[int]) -> float:
 
 
 small = st.tuples(
-    st.lists(st.builds(Tenant, st.integers(1, 4), st.sampled_from([1.0, 3.0, 10.0])), min_size=1, max_size=4),
+    st.lists(st.builds(PlacedJob, st.integers(1, 4), st.sampled_from([1.0, 3.0, 10.0])), min_size=1, max_size=4),
     st.lists(st.integers(1, 5), min_size=1, max_size=3),
 ).filter(lambda both: sum(job.nodes for job in both[0]) <= sum(both[1]))
 
 
 @given(small)
 @settings(max_examples=60, deadline=None)
-def test_nothing_crosses_less(both: tuple[list[Tenant], list[int]]) -> None:
+def test_nothing_crosses_less(both: tuple[list[PlacedJob], list[int]]) -> None:
     jobs, pods = both
-    found = place(jobs, pods)
+    found = place_jobs(jobs, pods)
     check(found)
     assert found.exact
-    assert found.total_bytes == of_all(jobs, pods)
+    assert found.total_bytes == find_least_traffic(jobs, pods)
 
 
 def test_the_job_with_small_gradients_is_the_one_that_is_split() -> None:
-    found = place([Tenant(20, 5e8), Tenant(20, 1e6), Tenant(20, 5e8)], [30, 30])
+    found = place_jobs([PlacedJob(20, 5e8), PlacedJob(20, 1e6), PlacedJob(20, 5e8)], [30, 30])
     assert [sum(part > 0 for part in parts) for parts in found.parts] == [1, 2, 1]
     assert found.total_bytes == 2e6
 
 
 def test_many_jobs_are_placed_well_and_it_is_said() -> None:
-    found = place([Tenant(nodes, 1.0) for nodes in range(1, 21)], [36] * 6)
+    found = place_jobs([PlacedJob(nodes, 1.0) for nodes in range(1, 21)], [36] * 6)
     check(found)
     assert not found.exact
     assert found.total_bytes <= 2 * 4  # as many splits as that are good, though not known to be least
@@ -64,18 +64,18 @@ def test_many_jobs_are_placed_well_and_it_is_said() -> None:
 @pytest.mark.parametrize(
     ("jobs", "pods", "said"),
     [
-        ([Tenant(0, 1.0)], [4], "1 node or more"),
-        ([Tenant(1, -1.0)], [4], "has some gradients, not 1 and -1 bytes"),
-        ([Tenant(5, 1.0), Tenant(4, 1.0)], [4, 4], "the jobs want 9 nodes, and 8 are there"),
+        ([PlacedJob(0, 1.0)], [4], "1 node or more"),
+        ([PlacedJob(1, -1.0)], [4], "not 1 nodes and -1 bytes"),
+        ([PlacedJob(5, 1.0), PlacedJob(4, 1.0)], [4, 4], "the jobs need 9 nodes, and there are 8"),
     ],
 )
-def test_what_cannot_be_placed_is_said(jobs: list[Tenant], pods: list[int], said: str) -> None:
+def test_what_cannot_be_placed_is_said(jobs: list[PlacedJob], pods: list[int], said: str) -> None:
     with pytest.raises(UsageError, match=said):
-        place(jobs, pods)
+        place_jobs(jobs, pods)
 
 
 def test_jobs_are_read() -> None:
-    assert read_jobs("30, 12:400,8", 1e6) == [Tenant(30, 1e6), Tenant(12, 4e8), Tenant(8, 1e6)]
+    assert parse_jobs("30, 12:400,8", 1e6) == [PlacedJob(30, 1e6), PlacedJob(12, 4e8), PlacedJob(8, 1e6)]
     for text in ("", "a", "3,", "3:b", "3:4:5"):
-        with pytest.raises(UsageError, match=r"--jobs: '.*' is no job"):
-            read_jobs(text, 1.0)
+        with pytest.raises(UsageError, match=r"--jobs: '.*' is not a job"):
+            parse_jobs(text, 1.0)

@@ -1,4 +1,4 @@
-"""What was published of many devices: the planner is as near to it as is promised."""
+"""The planner against published runs on many devices: as near to them as promised."""
 
 from __future__ import annotations
 

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from tests._support import headway, packed_digits, refused, write_recipe
 
 from headway.core.errors import UsageError
-from headway.core.run import Run
-from headway.data import dataset
+from headway.core.run_folder import RunFolder
+from headway.data import opening
 from headway.page.panel import Panel
 from headway.report.landscape import Landscape, Options, landscape
 from headway.report.solution import opened
@@ -142,7 +142,7 @@ def test_networks_of_two_kinds_side_by_side(folder: Path) -> None:
 def test_rescaled_weights_have_the_same_curve(folder: Path) -> None:
     """A convolution ten times as large, and what its batch norm takes out again: the curve and the relative eigenvalue
     stay, to what batch norm adds to the variance."""
-    with closing(opened("a", Run.open(folder / "a"), "both", 60, 0, say=print)) as solution:
+    with closing(opened("a", RunFolder.open(folder / "a"), "both", 60, 0, say=print)) as solution:
         names = dict(solution.setup.model.named_buffers())
 
         def measured() -> tuple[list[float], float, float]:
@@ -233,7 +233,7 @@ def test_damaged_samples_are_left_out(folder: Path, tmp_path: Path) -> None:
     found = landscape([tmp_path / "run"], Options(**QUICK | {"samples": 1000}), say=heard.append)
     assert found.runs[0].samples == {"training": 180, "evaluation": 58}
     assert any("2 of 60 samples of digits.packed/eval are damaged and left out." in text for text in heard)
-    assert len(dataset.open(tmp_path / "digits.packed/eval")) == 60
+    assert len(opening.open(tmp_path / "digits.packed/eval")) == 60
 
 
 def test_what_cannot_be_drawn_is_a_sentence(folder: Path, tmp_path: Path) -> None:

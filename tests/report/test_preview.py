@@ -183,7 +183,7 @@ def followed(make: Callable[[Tensor], Optimizer], found: Preview) -> list[float]
     optimizer, out = make(weight), []
     for step in range(found.steps):
         for group in optimizer.param_groups:
-            group["lr"] = found.lr * found.schedule(found.plan.position_of(step))
+            group["lr"] = found.lr * found.schedule(found.plan.find_position(step))
         before = weight.item()
         weight.grad = torch.ones_like(weight)
         optimizer.step()

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 from tests._support import digits, headway, packed_digits, records, running, write_recipe
 
-from headway.data import dataset
+from headway.data import opening
 from headway.page.panel import Panel
 
 HOSTILE = (
@@ -127,7 +127,7 @@ def test_confusion_and_worst_are_those_of_the_predictions(folder: Path) -> None:
     run = folder / "confusion"
     headway("train", folder / "recipe.yaml", "--run", run, "epochs=2")
     headway("evaluate", run)
-    held_out = dataset.open(folder / "digits.packed/eval")
+    held_out = opening.open(folder / "digits.packed/eval")
     paths = [folder / "digits" / held_out.name(n) for n in range(len(held_out))]
     rows = [json.loads(line) for line in headway("predict", run, *paths, "--json").out.splitlines()]
     expected = np.zeros((10, 10), int)

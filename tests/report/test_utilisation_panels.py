@@ -13,8 +13,8 @@ import pytest
 import yaml
 from tests._support import headway, packed_digits, records, write_recipe
 
-from headway.core import rows
-from headway.core.run import Run
+from headway.core import row_file
+from headway.core.run_folder import RunFolder
 from headway.observe import host_load, nvml
 from headway.page.panel import Panel
 from headway.report import utilisation_panels
@@ -32,40 +32,40 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Run:
+def run(trained: Path, tmp_path: Path) -> RunFolder:
     """A run of 120 seconds, 30 of them waiting, without rows."""
     shutil.copytree(trained, tmp_path / "run")
-    run = Run(tmp_path / "run")
+    run = RunFolder(tmp_path / "run")
     for path in run.folder.glob("*.rows"):
         path.unlink()
     stages = {"wait": 30.0, "forward": 60.0, "evaluate": 30.0}
-    run.write_json("summary", {**run.summary(), "seconds": 120.0, "seconds_by_stage": stages, "images_s": 1000.0})
+    run.write_json("summary", {**run.read_summary(), "seconds": 120.0, "seconds_by_stage": stages, "images_s": 1000.0})
     return run
 
 
-def about(run: Run, **changes: Any) -> None:
+def about(run: RunFolder, **changes: Any) -> None:
     run.write_json("provenance", {**run.read_json("provenance"), **changes})
 
 
-def write(run: Run, kind: str, columns: tuple[str, ...], **values: Any) -> None:
+def write(run: RunFolder, kind: str, columns: tuple[str, ...], **values: Any) -> None:
     """Rows of half a second each; what is not given is not known."""
     count = max(len(column) for column in values.values())
     given = {"seconds": 0.5 * np.arange(1, count + 1), **values}
     for place in range(count):
         row = [given[name][place] if name in given else math.nan for name in columns]
         step = STEPS * place // count
-        rows.append(run.rows_of(kind), (kind,), columns, 30 * step, step, np.array([row], np.float32))
+        row_file.append_row(run.rows_path(kind), (kind,), columns, 30 * step, step, np.array([row], np.float32))
 
 
-def host(run: Run, **values: Any) -> None:
+def host(run: RunFolder, **values: Any) -> None:
     write(run, host_load.KIND, host_load.COLUMNS, **values)
 
 
-def gpu(run: Run, **values: Any) -> None:
+def gpu(run: RunFolder, **values: Any) -> None:
     write(run, nvml.KIND, nvml.COLUMNS, **values)
 
 
-def made(run: Run) -> dict[str, Panel]:
+def made(run: RunFolder) -> dict[str, Panel]:
     found = utilisation_panels.panels(run, records(run.folder), run.read_json("provenance"))
     for one in found:
         json.loads(one.to_json(), parse_constant=pytest.fail)
@@ -86,7 +86,7 @@ DIPS = np.tile([0.9] * 12 + [0.1] * 4, 15)
 """For 120 seconds, a dip every eight; the run has steps of 10 s and epochs of 60 s."""
 
 
-def test_a_run_on_a_processor(run: Run) -> None:
+def test_a_run_on_a_processor(run: RunFolder) -> None:
     host(run, busy=np.ones(240), own=DIPS, memory_bytes=np.full(240, 3e9), throttled=np.full(240, 0.25))
     found = made(run)
     assert found.keys() == {"utilisation", "utilisation-table"}
@@ -112,14 +112,14 @@ def test_a_run_on_a_processor(run: Run) -> None:
 @pytest.mark.parametrize(
     ("length", "says"), [(20, "steps"), (40, None), (120, "epochs and evaluations and checkpoints")]
 )
-def test_a_period_of_the_runs_own_is_named(run: Run, length: int, says: str | None) -> None:
+def test_a_period_of_the_runs_own_is_named(run: RunFolder, length: int, says: str | None) -> None:
     host(run, own=np.tile([0.9] * (length - 4) + [0.1] * 4, 1200 // length))
     text = told(made(run))["comes back"]
     assert text.startswith(f"every {length / 2:.3g} s")
     assert text.endswith(f"as the run's {says}") if says else "none of the run's own" in text
 
 
-def test_a_run_on_a_gpu(run: Run) -> None:
+def test_a_run_on_a_gpu(run: RunFolder) -> None:
     about(run, device="NVIDIA A100-SXM4-80GB", multiply_adds=4 * 10**9)
     host(run, busy=np.full(240, 0.5), own=np.full(240, 0.25))
     slow = np.where(np.arange(240) < 60, 0x4 | 0x20, 0x4)
@@ -156,7 +156,7 @@ def test_a_run_on_a_gpu(run: Run) -> None:
         ({"freeze_after": [{"after_epochs": 1, "parameters": "^0"}]}, "changes while the run goes on"),
     ],
 )
-def test_a_share_of_the_peak_that_is_not_known(run: Run, changes: dict[str, Any], says: str) -> None:
+def test_a_share_of_the_peak_that_is_not_known(run: RunFolder, changes: dict[str, Any], says: str) -> None:
     about(run, **{"device": "NVIDIA A100-SXM4-80GB", "multiply_adds": 10**9, **changes})
     if "freeze_after" in changes:
         tree = yaml.safe_load(run.recipe_path.read_text())
@@ -168,7 +168,7 @@ def test_a_share_of_the_peak_that_is_not_known(run: Run, changes: dict[str, Any]
     assert says in text
 
 
-def test_a_gpu_that_was_not_sampled(run: Run) -> None:
+def test_a_gpu_that_was_not_sampled(run: RunFolder) -> None:
     about(run, device="NVIDIA A100-SXM4-80GB")
     host(run, busy=np.full(240, 0.5), own=np.full(240, 0.25))
     found = made(run)
@@ -177,13 +177,13 @@ def test_a_gpu_that_was_not_sampled(run: Run) -> None:
     assert told(found)["processor: used by this process"] == "25.0% of the usable cores"
 
 
-def test_too_short_a_run_has_nothing_to_say(run: Run) -> None:
+def test_too_short_a_run_has_nothing_to_say(run: RunFolder) -> None:
     assert made(run) == {}
     host(run, own=np.full(15, 0.5))
     assert made(run) == {}
 
 
-def test_a_run_that_has_not_ended(run: Run) -> None:
+def test_a_run_that_has_not_ended(run: RunFolder) -> None:
     host(run, busy=DIPS, own=DIPS)
     (run.folder / "summary.json").unlink()
     found = made(run)
@@ -191,7 +191,7 @@ def test_a_run_that_has_not_ended(run: Run) -> None:
     assert told(found)["comes back"] == "every 8 s"
 
 
-def test_many_readings_become_few_points_with_what_lies_around_them(run: Run) -> None:
+def test_many_readings_become_few_points_with_what_lies_around_them(run: RunFolder) -> None:
     busy = np.random.default_rng(0).random(2400)
     host(run, busy=busy, own=busy)
     found = made(run)["utilisation"].data
@@ -203,7 +203,7 @@ def test_many_readings_become_few_points_with_what_lies_around_them(run: Run) ->
     assert found["bands"][0]["high"] == pytest.approx(100 * busy.reshape(240, 10).max(1), rel=1e-3)
 
 
-def test_it_stands_in_the_report(run: Run) -> None:
+def test_it_stands_in_the_report(run: RunFolder) -> None:
     host(run, busy=DIPS, own=DIPS)
     headway("report", run.folder)
     assert {"utilisation.json", "utilisation-table.json"} <= {path.name for path in run.panels.iterdir()}

@@ -20,13 +20,13 @@ import pytest
 from safetensors.numpy import load, save
 from tests._support import headway, packed_digits, refused, write_recipe
 
-from headway.checkpoint.remote import Url
+from headway.checkpoint.remote import CheckpointUrl
 from headway.core.errors import DataError, HeadwayError
-from headway.data import dataset, fill
+from headway.data import fill, opening
 from headway.data.columns import COLUMN_TYPES, COLUMNS_FILE, load_columns
 from headway.data.loader import Loader
 from headway.data.order import Order
-from headway.data.tiers.remote import Remote
+from headway.storage.remote_folder import RemoteFolder
 
 Tree = dict[str, Any]
 
@@ -89,7 +89,7 @@ def test_a_wrong_entry_of_a_description_is_a_sentence(folder: Path, name: str) -
     pack = folder / "digits.packed/train"
     forge(pack, WRONG[name])
     with pytest.raises(DataError, match="the columns file is damaged"):
-        dataset.open(pack)
+        opening.open(pack)
 
 
 @pytest.mark.parametrize("name", [*COLUMN_TYPES, "name", "label"])
@@ -98,7 +98,7 @@ def test_a_column_with_another_number_of_dimensions_is_a_sentence(folder: Path, 
     pack = folder / "digits.packed/train"
     forge(pack, lambda _: None, lambda found: found.update({name: found[name].reshape(-1, 1, 1)}))
     with pytest.raises(DataError, match=f"wrong number of dimensions: {name}"):
-        dataset.open(pack)
+        opening.open(pack)
 
 
 HEADERS = {
@@ -143,10 +143,10 @@ def test_channels_and_classes_that_were_changed_are_not_taken_for_the_same(folde
         (lambda d: d.update(classes=names), "the data's classes differ"),
     ):
         (pack / "train" / COLUMNS_FILE).write_bytes(kept)
-        before = dataset.open(pack / "train").fingerprint
+        before = opening.open(pack / "train").fingerprint
         forge(pack / "train", change)
         forge(pack / "eval", lambda d: d.update(classes=names) if "classes" in said else None)  # noqa: B023
-        assert dataset.open(pack / "train").fingerprint == before
+        assert opening.open(pack / "train").fingerprint == before
         assert said in refused("train", "--resume", folder / "run", status=1)
 
 
@@ -183,25 +183,25 @@ def test_the_search_for_a_good_sample_looks_at_each_damaged_one_once(
     with (ruined / description.shards[shard].name).open("r+b") as file:
         file.seek(start)
         file.write(whole)
-    with_one = dataset.open(ruined)
+    with_one = opening.open(ruined)
     served = 0
     for batch in Loader(with_one, batch=30, order=Order(len(with_one), 0), stop=60, threads=1):
         assert set(batch.served.tolist()) == {7}
         served += len(batch.served)
     assert served == 60
-    monkeypatch.setattr(fill, "SEARCHED", 5)
+    monkeypatch.setattr(fill, "MAX_SUBSTITUTE_SEARCH", 5)
     with pytest.raises(DataError, match="5 samples in a row are damaged"):
         list(Loader(with_one, batch=30, order=Order(len(with_one), 0), stop=30, threads=1))
 
 
 def test_a_pipe_among_the_files_of_a_set_blocks_nobody(tmp_path: Path) -> None:
     pack = packed_digits(tmp_path) / "train"
-    description = dataset.open(pack).description
+    description = opening.open(pack).description
     shard = pack / description.shards[0].name
     size = shard.stat().st_size
     shard.unlink()
     os.mkfifo(shard)
-    for work in (lambda: dataset.open(pack), lambda: dataset.open(tmp_path / "pipe.tar")):
+    for work in (lambda: opening.open(pack), lambda: opening.open(tmp_path / "pipe.tar")):
         if not (tmp_path / "pipe.tar").exists():
             os.mkfifo(tmp_path / "pipe.tar")
         seen: list[BaseException] = []
@@ -266,11 +266,11 @@ def test_a_server_that_claims_a_petabyte_is_not_believed() -> None:
     with liar(claims(CLAIM, CLAIM)) as uri:
         tracemalloc.start()
         begun = time.monotonic()
-        for ask in (lambda: dataset.open(uri), lambda: Remote(uri).read("a", 0, CLAIM)):
+        for ask in (lambda: opening.open(uri), lambda: RemoteFolder(uri).read("a", 0, CLAIM)):
             with pytest.raises(DataError, match=f"{CLAIM:,} bytes are to be read, and memory is free for"):
                 ask()
         with pytest.raises(OSError, match="should have at most 100"):
-            Url(f"{uri}/step-00000001").read("manifest.json", 100)
+            CheckpointUrl(f"{uri}/step-00000001").read("manifest.json", 100)
         _, most = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert most < 64 << 20
@@ -280,7 +280,7 @@ def test_a_server_that_claims_a_petabyte_is_not_believed() -> None:
 def test_a_size_of_many_digits_is_a_sentence() -> None:
     for total in ("9" * 5000, "9" * 19):
         with liar(claims(total)) as uri, pytest.raises(DataError, match=f"a size of {len(total)} digits"):
-            Remote(uri).mark("a")
+            RemoteFolder(uri).read_version("a")
 
 
 def test_a_redirection_with_an_endless_body_is_not_read() -> None:
@@ -299,5 +299,5 @@ def test_a_redirection_with_an_endless_body_is_not_read() -> None:
             pass
 
     with liar(answer) as uri, pytest.raises(DataError, match="redirects without end"):
-        Remote(uri, timeout_s=30).mark("a")
+        RemoteFolder(uri, timeout_s=30).read_version("a")
     assert sent[0] < 256 << 20

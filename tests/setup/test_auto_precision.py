@@ -22,9 +22,9 @@ from tests.comm._ranks import Rank, run_ranks
 from torch import nn
 
 from headway.core.errors import UsageError
-from headway.core.launched import Launched
-from headway.core.recipe import load
-from headway.core.run import Run
+from headway.core.launcher_environment import LaunchedProcess
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
 from headway.setup.precision import MIN_SPEEDUP, Precision, PrecisionName, choose_fastest, list_candidates
@@ -51,7 +51,7 @@ def test_a_run_says_and_keeps_what_it_measured_and_trains_as_if_it_had_been_told
     said = headway("train", folder / "recipe.yaml", "--run", auto).err
     ((name, reason),) = re.findall(r"^Precision: (fp32|bf16), (.* here(?:, .*)?)\.$", said, re.MULTILINE)
     kept = yaml.safe_load((auto / "recipe.yaml").read_text())["precision"]
-    origin = Run.open(auto).read_json("provenance")["origins"]["precision"]
+    origin = RunFolder.open(auto).read_json("provenance")["origins"]["precision"]
     assert (kept, origin) == (name, f"auto: {reason}")
     assert ("no units" in reason) == (list_candidates(CPU) == ("fp32",))
     headway("train", folder / "recipe.yaml", "--run", told, f"precision={kept}")
@@ -148,8 +148,8 @@ def test_until_the_ranks_agree_memory_is_that_of_fp32() -> None:
 
 def meets(rank: Rank, folder: Path, run: Path, overrides: tuple[str, ...], port: int) -> tuple[str, str, list[str]]:
     """A rank of a run; the measurement of rank 1 finds that bf16 is slow there, and that of rank 0 that it is fast."""
-    seat = Launched(rank.rank, rank.size, rank.rank, rank.size, "127.0.0.1", port, "torchrun")
-    loaded = load(folder / "recipe.yaml", overrides if rank.rank else (), TrainRecipe)
+    seat = LaunchedProcess(rank.rank, rank.size, rank.rank, rank.size, "127.0.0.1", port, "torchrun")
+    loaded = read_recipe(folder / "recipe.yaml", overrides if rank.rank else (), TrainRecipe)
     said: list[str] = []
     with Ranks(loaded.recipe.comm, seat, None, said.append) as ranks:
         setup = build_setup(loaded, say=print, ranks=ranks)
@@ -158,7 +158,7 @@ def meets(rank: Rank, folder: Path, run: Path, overrides: tuple[str, ...], port:
             name, _ = choose_fastest([found])
             loaded = setup.loaded.resolve("precision", name, "it was measured")
             setup = replace(setup, loaded=loaded, precision=Precision(name, CPU, seconds=found))
-        with closing(Trainer(setup, Run.create(run / str(rank.rank)), LogLines(), ranks)) as trainer:
+        with closing(Trainer(setup, RunFolder.create(run / str(rank.rank)), LogLines(), ranks)) as trainer:
             try:
                 trainer.meet()
             except UsageError as error:

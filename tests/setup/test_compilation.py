@@ -28,13 +28,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 MODELS = {
-    "dropout": (DROPOUT, "recompute=['^[1-4]$']"),
+    "dropout": (DROPOUT, "activation_checkpointing=['^[1-4]$']"),
     "our blocks, ghost batches": (
         "model={factory: headway.model:small_net, args: {width: 4}, batch_norm: {ghost: 7}}",
-        "recompute=true",
+        "activation_checkpointing=true",
     ),
-    "micro-batches, bf16": (DROPOUT, "recompute=['1', '3', '4']", "micro_batch=8", "precision=bf16"),
-    "16-bit weights": (DROPOUT, "recompute=['^[1-4]$']", "precision=bf16", "half_weights=true"),
+    "micro-batches, bf16": (DROPOUT, "activation_checkpointing=['1', '3', '4']", "micro_batch=8", "precision=bf16"),
+    "16-bit weights": (DROPOUT, "activation_checkpointing=['^[1-4]$']", "precision=bf16", "half_weights=true"),
 }
 
 
@@ -44,7 +44,7 @@ def test_a_run_that_computes_again_ends_as_one_that_keeps(folder: Path, tmp_path
     """Weights, statistics, the optimizer's state and random generators of the last checkpoint, bit for bit."""
     overrides = MODELS[case]
     headway("train", folder / "recipe.yaml", "--run", tmp_path / "again", *overrides)
-    kept = [override for override in overrides if not override.startswith("recompute")]
+    kept = [override for override in overrides if not override.startswith("activation_checkpointing")]
     headway("train", folder / "recipe.yaml", "--run", tmp_path / "kept", *kept)
     again, plain = (Checkpoints(tmp_path / name / "checkpoints").newest() for name in ("again", "kept"))
     assert again is not None
@@ -58,7 +58,7 @@ def test_a_run_that_computes_again_ends_as_one_that_keeps(folder: Path, tmp_path
 @NO_GPU
 def test_an_automatic_micro_batch_counts_what_is_kept(folder: Path, tmp_path: Path) -> None:
     found = []
-    for number, more in enumerate(((), ("recompute=true",))):
+    for number, more in enumerate(((), ("activation_checkpointing=true",))):
         run = tmp_path / str(number)
         headway(
             "train",
@@ -77,22 +77,25 @@ def test_an_automatic_micro_batch_counts_what_is_kept(folder: Path, tmp_path: Pa
 
 
 def test_what_is_computed_again_is_said(folder: Path, tmp_path: Path) -> None:
-    more = ("model.factory=headway.model:small_net", "recompute=true", "epochs=1")
+    more = ("model.factory=headway.model:small_net", "activation_checkpointing=true", "epochs=1")
     said = headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", *more)
     assert "Computed again in the backward pass: layer1, layer2, layer3 and 1 more." in said.err
 
 
 BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "no such module": (
-        (DROPOUT, "recompute=['^block1']"),
-        "recompute: '^block1' matches no module. Modules of this network are for example: 0, 1, 2.",
+        (DROPOUT, "activation_checkpointing=['^block1']"),
+        "activation_checkpointing: '^block1' matches no module. Modules of this network are for example: 0, 1, 2.",
     ),
-    "no blocks": ((DROPOUT, "recompute=true"), "recompute: the network has none of our blocks. Name modules of yours"),
-    "no expression": (("recompute=['(']",), "'(' is no regular expression"),
-    "none named": (("recompute=[]",), "recompute names no module"),
+    "no blocks": (
+        (DROPOUT, "activation_checkpointing=true"),
+        "activation_checkpointing: the network has none of our blocks. Name modules of yours",
+    ),
+    "no expression": (("activation_checkpointing=['(']",), "'(' is no regular expression"),
+    "none named": (("activation_checkpointing=[]",), "activation_checkpointing names no module"),
     "compiled, too": (
-        ("recompute=true", "compile=true"),
-        "torch.compile decides itself which activations are kept for backward: remove recompute, or compile",
+        ("activation_checkpointing=true", "compile=true"),
+        "torch.compile decides itself which activations are kept for backward: remove activation_checkpointing, or",
     ),
     "graphs on a CPU": (
         ("compile=graphs", "device=cpu"),

@@ -20,14 +20,14 @@ from tests._support import digits, finished, headway, packed_digits, refused, wr
 from tests.data.tiers._server import Server, make_pack, serving
 
 from headway.core import sample_counter
-from headway.core.cores import usable_cores
-from headway.core.recipe import load
+from headway.core.cpu_count import count_usable_cores
+from headway.core.recipe import read_recipe
 from headway.data.tiers.device import DeviceTier
 from headway.data.tiers.memory import MemoryTier
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
 
-LITTLE = "headway.data.tiers.choice.free_memory_bytes"
+LITTLE = "headway.data.tiers.choice.read_free_memory_bytes"
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def remote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def test_a_run_says_where_its_data_are_and_what_decodes(folder: Path, tmp_path: Path) -> None:
-    cores = usable_cores()
+    cores = count_usable_cores()
     for cache, place in (("auto", "is kept in memory: the decoded set of "), ("none", "is read in place: local files")):
         said = headway("train", folder / "recipe.yaml", "--run", tmp_path / cache, f"data.cache={cache}").err
         assert f"Training data {place}" in said
@@ -93,7 +93,7 @@ def test_trained_weights_need_no_native_core(folder: Path, tmp_path: Path) -> No
     shutil.rmtree(run / "checkpoints/step-00000006")
     said = finished("train", "--resume", run, env=without)
     assert said.status == 2
-    assert "The native core is not there. Leave HEADWAY_NATIVE unset" in said.err
+    assert "the native core is not available. Leave HEADWAY_NATIVE unset" in said.err
 
 
 WRONG = {
@@ -150,13 +150,13 @@ def test_evaluation_is_refused_without_a_thread_left(remote: Server, folder: Pat
 def test_random_crops_leave_the_evaluation_set_to_the_device(folder: Path, kind: str, expected: type) -> None:
     """Training crops are made on the host, of pixels in memory; evaluation takes whole images, which are gathered."""
     overrides = ("data.crop=random", "data.cache=device", f"device={kind}")
-    setup = build_setup(load(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
     with closing(setup.inputs):
         assert setup.train is not None
         assert setup.eval is not None
-        assert type(setup.inputs.tier(setup.recipe, setup.train)) is MemoryTier
-        assert type(setup.inputs.tier(setup.recipe, setup.eval)) is expected
-        batch = next(iter(setup.inputs.evaluation(setup.recipe, setup.eval)))
+        assert type(setup.inputs.open_tier(setup.recipe, setup.train)) is MemoryTier
+        assert type(setup.inputs.open_tier(setup.recipe, setup.eval)) is expected
+        batch = next(iter(setup.inputs.build_evaluation_loader(setup.recipe, setup.eval)))
         assert batch.images.shape == (30, 8, 8, 1)
         assert batch.images.device.type == torch.device(kind).type
 

@@ -15,8 +15,7 @@ from tests._waits import counted
 from torch import nn
 
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.optim import build
-from headway.optim.optimizer import OptimizerRecipe
+from headway.optim import build_optimizer, read_optimizer
 from headway.setup.precision import Precision, describe_emulation, list_candidates
 
 CPU = torch.device("cpu")
@@ -38,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scaled(name: str) -> tuple[nn.Module, torch.optim.Optimizer, Precision]:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
-    return model, build(OptimizerRecipe(**OPTIMIZERS[name]), model), Precision("fp16", CPU)
+    return model, build_optimizer(read_optimizer(**OPTIMIZERS[name]), model), Precision("fp16", CPU)
 
 
 def step(

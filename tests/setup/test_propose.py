@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 from tests._support import digits, files, headway, records, refused
 
-from headway.core.recipe import load
+from headway.core.recipe import read_recipe
 from headway.setup.propose import inspect_source
 from headway.setup.recipe import TrainRecipe
 
@@ -53,7 +53,7 @@ def test_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for key in ("factory", "flip", "translate", "lr", "batch", "epochs", "label_smoothing"):
         line = next(line for line in text.splitlines() if line.strip().startswith(f"{key}:") or f"{{{key}:" in line)
         assert "  # " in line, f"{key} has no comment that says why"
-    proposed = load(Path("digits.yaml"), (), TrainRecipe).recipe
+    proposed = read_recipe(Path("digits.yaml"), (), TrainRecipe).recipe
     assert (proposed.model.factory, proposed.augment.flip) == ("headway.model:small_net", False)
     headway(*commands(said.out)[0])
     headway(*commands(said.out)[1], *QUICK)
@@ -64,7 +64,7 @@ def test_colour_images_of_32_pixels(tmp_path: Path) -> None:
     colour(tmp_path / "src", [(32, 32)] * 10, "jpg")
     headway("init", tmp_path / "src", "--out", tmp_path / "r.yaml")
     headway("pack", tmp_path / "src", tmp_path / "src.packed", "--split", "0.1")
-    recipe = load(tmp_path / "r.yaml", (), TrainRecipe).recipe
+    recipe = read_recipe(tmp_path / "r.yaml", (), TrainRecipe).recipe
     assert (recipe.model.factory, recipe.augment.flip, recipe.augment.translate) == (
         "headway.model:cifar_net",
         True,
@@ -81,7 +81,7 @@ def test_photographs_of_many_sizes(tmp_path: Path, data_root: Path) -> None:
         (tmp_path / "src" / f"class-{place % 2}").mkdir(parents=True, exist_ok=True)
         shutil.copy(path, tmp_path / "src" / f"class-{place % 2}")
     headway("init", tmp_path / "src", "--out", tmp_path / "r.yaml")
-    recipe = load(tmp_path / "r.yaml", (), TrainRecipe).recipe
+    recipe = read_recipe(tmp_path / "r.yaml", (), TrainRecipe).recipe
     assert (recipe.model.factory, recipe.data.size) == ("headway.model:resnet18", 224)
     assert recipe.model.zero_init
     assert ", of different sizes." in (tmp_path / "r.yaml").read_text()
@@ -99,7 +99,7 @@ def test_numbers_from_a_list(tmp_path: Path, several: bool) -> None:
     (tmp_path / "list.csv").write_text("\n".join([header, *rows]) + "\n")
     headway("init", tmp_path / "list.csv", "--out", tmp_path / "r.yaml")
     headway("pack", tmp_path / "list.csv", tmp_path / "list.packed", "--split", "0.2")
-    recipe = load(tmp_path / "r.yaml", (), TrainRecipe).recipe
+    recipe = read_recipe(tmp_path / "r.yaml", (), TrainRecipe).recipe
     assert recipe.task.args == {}
     trains(tmp_path / "r.yaml", tmp_path / "run")
     assert "absolute_error" in records(tmp_path / "run", "evaluate")[0]
@@ -129,12 +129,12 @@ def test_a_packed_folder(tmp_path: Path) -> None:
     headway("pack", tmp_path / "src", tmp_path / "one.packed")
     said = headway("init", tmp_path / "both.packed", "--out", tmp_path / "both.yaml")
     assert commands(said.out) == [["train", str(tmp_path / "both.yaml")]]
-    assert load(tmp_path / "both.yaml", (), TrainRecipe).recipe.data.eval == "both.packed/eval"
+    assert read_recipe(tmp_path / "both.yaml", (), TrainRecipe).recipe.data.eval == "both.packed/eval"
     trains(tmp_path / "both.yaml", tmp_path / "run")
     found = headway("init", tmp_path / "one.packed", "--out", tmp_path / "one.yaml", "--json").json()
     assert found["samples"] == 60
     assert found["next"] == [f"headway train {tmp_path / 'one.yaml'}"]
-    recipe = load(tmp_path / "one.yaml", (), TrainRecipe).recipe
+    recipe = read_recipe(tmp_path / "one.yaml", (), TrainRecipe).recipe
     assert (recipe.data.train, recipe.data.eval) == ("one.packed", None)
     headway("train", tmp_path / "one.yaml", "--run", tmp_path / "run-one", *QUICK)
 
@@ -155,7 +155,7 @@ def test_folders_of_any_name(tmp_path: Path, name: str) -> None:
     digits(tmp_path / name, per_class=3)
     out = tmp_path / "r.yaml"
     said = headway("init", tmp_path / name, "--out", out)
-    recipe = load(out, (), TrainRecipe).recipe
+    recipe = read_recipe(out, (), TrainRecipe).recipe
     assert recipe.name == name.lstrip(".")
     assert recipe.data.train == f"{name.lstrip('.')}.packed/train"
     packing, training = commands(said.out)
@@ -181,7 +181,7 @@ def test_paths_are_relative_to_the_recipe(tmp_path: Path, monkeypatch: pytest.Mo
     headway("pack", tmp_path / "data/digits", tmp_path / "data/digits.packed", "--split", "0.3")
     monkeypatch.chdir(tmp_path / "data")
     headway("init", "digits.packed", "--out", "../recipes/d.yaml")
-    recipe = load(tmp_path / "recipes/d.yaml", (), TrainRecipe).recipe
+    recipe = read_recipe(tmp_path / "recipes/d.yaml", (), TrainRecipe).recipe
     assert recipe.data.train == os.path.join("..", "data", "digits.packed", "train")
     monkeypatch.chdir("/")
     trains(tmp_path / "recipes/d.yaml", tmp_path / "run")

@@ -14,7 +14,7 @@ import torch
 import yaml
 from tests._support import headway, packed_digits, records, refused, write_recipe
 
-from headway.core.recipe import load
+from headway.core.recipe import read_recipe
 from headway.data.order import Order
 from headway.setup import micro_batch
 from headway.setup.recipe import TrainRecipe
@@ -84,13 +84,13 @@ def recipe_lines(folder: Path) -> list[str]:
 
 
 def test_the_measured_mean_and_std_are_those_of_the_images(folder: Path, tmp_path: Path) -> None:
-    from headway.data import dataset
+    from headway.data import opening
     from headway.data.loader import Loader
 
     headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", "epochs=0.1")
     values, _ = recorded(tmp_path / "run")
     pixels = np.concatenate(
-        [b.images.numpy().copy() for b in Loader(dataset.open(folder / "digits.packed/train"), batch=60)]
+        [b.images.numpy().copy() for b in Loader(opening.open(folder / "digits.packed/train"), batch=60)]
     )
     assert values["augment.mean"] == [round(float(pixels.mean(dtype=np.float64)), 4)]
     assert values["augment.std"] == [round(float(pixels.std(dtype=np.float64)), 4)]
@@ -114,7 +114,7 @@ REFUSED = {
     "micro above batch": ("micro_batch=31", "micro_batch 31 is larger than batch 30: set it to at most that"),
     "stop without eval": ("data={train: digits.packed/train} stop_at={accuracy: 1}", "stop_at needs an evaluation set"),
     "stop at nothing": ("stop_at={}", "stop_at names no metric"),
-    "unused momentum": ("optimizer={name: adamw, lr: 1, momentum: 0.9}", "'adamw' does not use 'momentum'"),
+    "unused momentum": ("optimizer={name: adamw, lr: 1, momentum: 0.9}", "'optimizer.momentum' belongs to sgd, nag, "),
     "nag without momentum": ("optimizer={name: nag, lr: 1, momentum: 0}", "'nag' needs a momentum above 0"),
     "synthetic with size": ("data={train: synthetic, size: 8}", "synthetic data does not use 'size'"),
     **{
@@ -122,7 +122,8 @@ REFUSED = {
         for key, value in {
             "eval": "x", "crop": "random", "progressive": "{start: 4, until_epoch: 1}", "scaled": "true",
             "decoder": "pillow", "cache": "none", "cache_folder": "x", "cache_gb": "2", "channels": "1", "threads": "1",
-            "pin": "true", "ahead": "2", "window": "4", "on_bad": "stop", "max_bad_share": "0.1", "verify": "never",
+            "pin": "true", "prefetch_batches": "2", "window": "4", "on_bad": "stop", "max_bad_share": "0.1",
+            "verify": "never",
         }.items()
     },
     "a cache's folder without one": (
@@ -302,7 +303,9 @@ def test_micro_batch_auto_is_the_largest_that_fits(
     a_sample = 4 * (64 + 256 + 256)  # float32: the input, and the outputs of both sigmoids
     for fits, expected in ((30, 30), (29, 15), (14, 10), (7, 6), (1, 1), (0, 1)):
         monkeypatch.setattr(
-            micro_batch, "free_memory_bytes", lambda fits=fits: int(fits * a_sample / micro_batch.SHARE_OF_MEMORY) + 1
+            micro_batch,
+            "read_free_memory_bytes",
+            lambda fits=fits: int(fits * a_sample / micro_batch.SHARE_OF_MEMORY) + 1,
         )
         run = tmp_path / f"fits-{fits}"
         overrides = ("micro_batch=auto", "model.factory=known.py:net", "epochs=0.1")
@@ -393,6 +396,6 @@ def test_a_resolved_recipe_loads_as_it_is(folder: Path, tmp_path: Path, seed: in
         "evaluate.every_epochs=1e300",
     ]
     headway("train", folder / "recipe.yaml", *overrides, "--run", tmp_path / "run")
-    first = load(tmp_path / "run/recipe.yaml", (), TrainRecipe)
+    first = read_recipe(tmp_path / "run/recipe.yaml", (), TrainRecipe)
     assert first.to_yaml() == (tmp_path / "run/recipe.yaml").read_text()
     assert first.recipe.name == "1e-3"

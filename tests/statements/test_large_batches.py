@@ -12,10 +12,10 @@ from tests._support import digits_arrays
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from headway.core.keys import keys
+from headway.core.random_keys import make_keys
 from headway.data.order import Order
-from headway.model.norm import GhostBatchNorm
-from headway.optim import gradient_noise
+from headway.model.batch_norm import GhostBatchNorm
+from headway.optim import draw_gradient_noise
 
 N = 480
 """Images; divided by each batch of these tests, so that no batch crosses the end of an epoch."""
@@ -180,7 +180,7 @@ def test_multiplicative_noise_keeps_the_mean_and_has_its_covariance(batch: int) 
     gradient of the batch, its covariance sigma^2 / M^2 sum g_n g_n^T, which for sigma^2 = M / m is that of batches of m
     as far as gradients have mean 0 (Hoffer et al. 2017, equation 9)."""
     draws, sigma = 6000, 0.25 * batch**0.5
-    factors = np.stack([gradient_noise(keys(3, epoch, np.arange(batch)), sigma) for epoch in range(draws)])
+    factors = np.stack([draw_gradient_noise(make_keys(3, epoch, np.arange(batch)), sigma) for epoch in range(draws)])
     _, _, axes = np.linalg.svd(gradients() - gradients().mean(0), full_matrices=False)
     mine = gradients()[:batch] @ axes[:5].T
     noisy = factors @ mine / batch

@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from tests._support import digits, finished, headway, packed_digits, records, refused, write_recipe
 
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.core.launched import Launched
-from headway.core.recipe import load
-from headway.core.run import Run
-from headway.data.decode import decoder
+from headway.core.launcher_environment import LaunchedProcess
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RunFolder
+from headway.data.decode import build_decoder
 from headway.launch.ranks import Ranks
 from headway.setup import micro_batch
 from headway.setup.build import TrainSetup, build_setup
@@ -44,8 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer_of(folder: Path, run: Path, *overrides: str) -> Trainer:
-    setup = build_setup(load(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
-    return Trainer(setup, Run.create(run), SilentDisplay())
+    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    return Trainer(setup, RunFolder.create(run), SilentDisplay())
 
 
 def state(setup: TrainSetup) -> dict[str, torch.Tensor]:
@@ -125,8 +125,8 @@ def test_resumed_is_uninterrupted(folder: Path, tmp_path: Path, switches: tuple[
         checkpoint = Checkpoints(run / "checkpoints").newest()
         assert checkpoint is not None
         assert checkpoint.step == steps
-        setup = build_setup(load(folder / "recipe.yaml", switches, TrainRecipe), say=print, fresh=False)
-        with closing(Trainer(setup, Run(run), SilentDisplay())) as trainer:
+        setup = build_setup(read_recipe(folder / "recipe.yaml", switches, TrainRecipe), say=print, fresh=False)
+        with closing(Trainer(setup, RunFolder(run), SilentDisplay())) as trainer:
             trainer.resume(checkpoint)
             with trainer.use_averages():
                 assert all(torch.equal(shown[name], value) for name, value in state(setup).items())
@@ -182,12 +182,12 @@ def test_statistics_are_those_of_the_newest_batches(folder: Path, tmp_path: Path
 def test_a_mirrored_image_counts_as_much(folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     headway("train", folder / "recipe.yaml", "--run", run, "evaluate.flip=true", "epochs=1")
-    setup = load_trained(Run(run), say=print)
+    setup = load_trained(RunFolder(run), say=print)
     setup.model.eval()
     samples = digits(tmp_path / "digits", per_class=3)
     said = [json.loads(line) for line in headway("predict", run, samples, "--json").out.splitlines()]
-    with closing(decoder(1, "pillow")) as decode, torch.no_grad():
-        _, found = read_pixels(setup, decode, list_image_files([samples]))
+    with closing(build_decoder(1, "pillow")) as decoder, torch.no_grad():
+        _, found = read_pixels(setup, decoder, list_image_files([samples]))
         images = setup.augment.normalise(torch.from_numpy(found))
         both = torch.stack([setup.model(images), setup.model(images.flip(3))])
     expected = both.mean(0).softmax(1).max(1).values
@@ -261,13 +261,13 @@ def test_all_switches_together_on_a_residual_network(folder: Path, tmp_path: Pat
 
 def test_a_ghost_group_may_be_a_whole_micro_batch(folder: Path) -> None:
     overrides = ("model.batch_norm.ghost=10", "micro_batch=10")
-    assert load(folder / "recipe.yaml", overrides, TrainRecipe).recipe.micro_batch == 10
+    assert read_recipe(folder / "recipe.yaml", overrides, TrainRecipe).recipe.micro_batch == 10
 
 
 def test_a_ghost_group_that_does_not_fit_into_memory_is_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(micro_batch, "free_memory_bytes", lambda: 1)
+    monkeypatch.setattr(micro_batch, "read_free_memory_bytes", lambda: 1)
     overrides = ("model.batch_norm.ghost=10", "micro_batch=auto")
     said = refused("train", folder / "recipe.yaml", "--run", tmp_path / "run", *overrides, status=2)
     assert (
@@ -281,8 +281,8 @@ def test_ranks_whose_shares_are_smaller_than_a_ghost_group_are_told(
     folder: Path, ghost: int, ranks: int, expected: tuple[str, ...]
 ) -> None:
     said: list[str] = []
-    loaded = load(folder / "recipe.yaml", (f"model.batch_norm.ghost={ghost}",), TrainRecipe)
-    seat = Launched(0, ranks, 0, ranks, "127.0.0.1", 1, "torchrun")  # they do not meet
+    loaded = read_recipe(folder / "recipe.yaml", (f"model.batch_norm.ghost={ghost}",), TrainRecipe)
+    seat = LaunchedProcess(0, ranks, 0, ranks, "127.0.0.1", 1, "torchrun")  # they do not meet
     build_setup(loaded, say=said.append, ranks=Ranks(loaded.recipe.comm, seat, None, print)).inputs.close()
     found = [text for text in said if "ghost" in text]
     assert len(found) == len(expected)

@@ -15,8 +15,8 @@ from tests._support import finished, headway, packed_digits, records, refused, w
 from torch.nn import functional as F
 
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.core.run import IDS_BYTES
-from headway.data import dataset
+from headway.core.run_folder import IDS_BYTES
+from headway.data import opening
 from headway.data.batch_plan import BatchGrowthRecipe, BatchPlan
 from headway.data.loader import Loader
 from headway.data.order import Order
@@ -24,8 +24,8 @@ from headway.data.order import Order
 SAMPLES, EPOCHS, BATCH = 180, 4, 14
 GROWTH = BatchGrowthRecipe(milestones_epochs=(1, 2.5), factor=3)
 PLAN = BatchPlan(BATCH, GROWTH, epoch=SAMPLES)
-STEPS = PLAN.nearest(EPOCHS * SAMPLES)
-SIZES = [PLAN.batch_at(PLAN.position_of(step)) for step in range(STEPS)]
+STEPS = PLAN.round_to_steps(EPOCHS * SAMPLES)
+SIZES = [PLAN.get_batch_size(PLAN.find_position(step)) for step in range(STEPS)]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def assert_served_once(run: Path) -> None:
 
 def test_the_plan_of_these_tests_has_steps_of_three_sizes() -> None:
     assert SIZES == [14] * 13 + [42] * 7 + [126] * 2
-    assert PLAN.position_of(STEPS) == 728  # of 720: the nearest end of a step
+    assert PLAN.find_position(STEPS) == 728  # of 720: the nearest end of a step
 
 
 def test_every_position_is_served_once_and_the_records_follow(whole: Path) -> None:
@@ -98,7 +98,7 @@ def test_a_steps_loss_is_the_mean_over_its_own_samples(folder: Path, tmp_path: P
     options = ("log_every_steps=8", "optimizer={name: sgd, lr: 0.05, momentum: 0}", f"epochs={EPOCHS}")
     options += ("evaluate.every_epochs=9", "checkpoint.every_epochs=9")  # so that a record has steps of two sizes
     headway("train", recipe, "--run", tmp_path / "run", *options, "micro_batch=10")
-    data = dataset.open(folder / "digits.packed/train")
+    data = opening.open(folder / "digits.packed/train")
     images = torch.cat([batch.images.clone() for batch in Loader(data, batch=60, threads=1)]).double().flatten(1)
     labels = torch.from_numpy(np.array(data.label)).long()
     resolved = (tmp_path / "run/recipe.yaml").read_text()
@@ -108,7 +108,7 @@ def test_a_steps_loss_is_the_mean_over_its_own_samples(folder: Path, tmp_path: P
     weight, bias = layer.weight.detach().double(), layer.bias.detach().double()
     losses = []
     for step, size in enumerate(SIZES):
-        begin = PLAN.position_of(step)
+        begin = PLAN.find_position(step)
         _, samples = Order(SAMPLES, 0)(np.arange(begin, begin + size))
         inputs, truth = (images[samples] - mean) / std, labels[samples]
         weight.requires_grad_(), bias.requires_grad_()

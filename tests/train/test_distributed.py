@@ -29,7 +29,7 @@ from tests._support import (
 )
 
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.core.run import Run
+from headway.core.run_folder import RunFolder
 
 SAMPLES, BATCH = 180, 30
 
@@ -189,7 +189,7 @@ def test_a_run_that_exists_is_gone_on_with(recipe: Path, tmp_path: Path) -> None
     said = finished("train", "--resume", run, "--procs", "2", "--json")
     assert said.status == 0, said.err
     assert said.json()["run"] == str(run)
-    assert Run.open(run).summary()["finished"]
+    assert RunFolder.open(run).read_summary()["finished"]
 
 
 @pytest.mark.check
@@ -204,4 +204,4 @@ def test_a_python_program_can_start_it(recipe: Path, tmp_path: Path) -> None:
     argv = [sys.executable, "-c", program, str(recipe), str(run)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert Run.open(run).summary()["finished"]
+    assert RunFolder.open(run).read_summary()["finished"]

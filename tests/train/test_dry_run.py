@@ -16,10 +16,11 @@ from safetensors import safe_open
 from tests._support import headway, packed_digits, records, refused, write_recipe
 
 from headway.core.profile import Workload
-from headway.data import dataset
+from headway.data import opening
 from headway.data.tiers import choice
-from headway.plan.ask import job_of, of_device
-from headway.plan.cluster import clusters
+from headway.plan.cluster import load_clusters
+from headway.plan.compute import estimate_from_data_sheet
+from headway.plan.job import build_job
 from headway.report.dry_run_page import large, page, size
 from headway.setup import micro_batch
 from headway.setup.build import build_setup
@@ -113,7 +114,7 @@ def tensor_bytes(path: Path) -> int:
 
 
 def test_the_input_is_that_of_the_columns(folder: Path) -> None:
-    data = dataset.open(folder / "digits.packed/train")
+    data = opening.open(folder / "digits.packed/train")
     found = dried(folder / "recipe.yaml", "augment={flip: true, cutout: 2}").workload.input
     assert found.encoded_bytes == pytest.approx(data.length.mean())
     assert (found.source_pixels, found.decoded_bytes, found.channels) == (64, 64, 1)
@@ -131,7 +132,9 @@ def test_a_batch_is_shared_and_divided_as_training_does_it(folder: Path, batch: 
     parts = torch.empty(share).tensor_split(-(-share // micro)) if micro < share else [torch.empty(share)]
     assert (found.rank_batch, found.accumulation, found.micro_batch) == (share, len(parts), max(map(len, parts)))
     assert found.ranks == ranks
-    planned = job_of(found.workload, of_device(found.workload, clusters()["dgx-1"].of), 1.0)
+    planned = build_job(
+        found.workload, estimate_from_data_sheet(found.workload, load_clusters()["dgx-1"].device_spec), 1.0
+    )
     assert planned.per_device is not None
     assert (planned.accumulate, math.ceil(planned.per_device - 1e-9)) == (found.accumulation, found.micro_batch)
 
@@ -185,7 +188,7 @@ def test_micro_batch_auto_is_estimated_from_what_a_run_measures(folder: Path, mo
     """A run also counts the images that go in, which lie in the batch anyway."""
     options = ("micro_batch=auto", "batch=60")
     for free in (10**5, 10**6, 10**9):
-        monkeypatch.setattr(micro_batch, "free_memory_bytes", lambda free=free: free)
+        monkeypatch.setattr(micro_batch, "read_free_memory_bytes", lambda free=free: free)
         found = dried(folder / "recipe.yaml", *options)
         setup = build_setup(load_recipe(folder / "recipe.yaml", options), say=lambda text: None)
         setup.inputs.close()
@@ -241,7 +244,7 @@ def test_a_stated_set_is_built_as_the_real_one(folder: Path) -> None:
 
 def test_no_cache_is_filled(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is no room for one, a run says so, and a dry run does not look."""
-    monkeypatch.setattr(choice, "free_memory_bytes", lambda: 1)
+    monkeypatch.setattr(choice, "read_free_memory_bytes", lambda: 1)
     run = ("train", folder / "recipe.yaml", "data.cache=memory", "--run", tmp_path / "run")
     assert "has 1 bytes free" in refused(*run, status=2)
     assert dried(folder / "recipe.yaml", "data.cache=memory").loaded.recipe.data.cache == "memory"
@@ -283,7 +286,7 @@ def test_it_says_what_torch_compile_makes_of_the_network(folder: Path) -> None:
 
 
 def test_torch_compile_is_not_asked_where_it_cannot_be_used(folder: Path) -> None:
-    found = dried(folder / "recipe.yaml", "recompute=['^0$']", compiles=True)
+    found = dried(folder / "recipe.yaml", "activation_checkpointing=['^0$']", compiles=True)
     assert found.to_json()["compilable"] is None
     assert "\ncompile      false\n" in page(found)
 
@@ -314,7 +317,7 @@ def test_16_bit_weights_have_masters(folder: Path, tmp_path: Path) -> None:
 
 def test_what_is_computed_again_belongs_to_the_backward_pass(folder: Path) -> None:
     plain = dried(folder / "recipe.yaml", "model={factory: headway.model:small_net}")
-    again = dried(folder / "recipe.yaml", "model={factory: headway.model:small_net}", "recompute=true")
+    again = dried(folder / "recipe.yaml", "model={factory: headway.model:small_net}", "activation_checkpointing=true")
     one, other = plain.workload, again.workload
     assert one.forward_multiply_adds == other.forward_multiply_adds
     assert one.backward_multiply_adds < other.backward_multiply_adds

@@ -14,9 +14,9 @@ from tests._support import free_port, headway, packed_digits, records, refused, 
 from tests.comm._ranks import Rank, run_ranks
 
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.core.launched import Launched
-from headway.core.recipe import load
-from headway.core.run import Run
+from headway.core.launcher_environment import LaunchedProcess
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
 from headway.report.solution import opened
 from headway.setup.build import build_setup
@@ -43,8 +43,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(folder: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     headway("train", folder / "recipe.yaml", "--run", tmp_path / "whole", *HALF, *more)
-    loaded = load(folder / "recipe.yaml", (*HALF, *more), TrainRecipe)
-    run = Run.create(tmp_path / "part")
+    loaded = read_recipe(folder / "recipe.yaml", (*HALF, *more), TrainRecipe)
+    run = RunFolder.create(tmp_path / "part")
     with closing(Trainer(build_setup(loaded, say=print), run, LogLines())) as trainer:
         trainer.run(7)
     saved = Checkpoints(run.folder / "checkpoints").newest()
@@ -88,7 +88,7 @@ def test_training_goes_on_as_if_no_averages_had_been_shown(folder: Path, tmp_pat
 def test_a_landscape_is_measured_in_float32(folder: Path, tmp_path: Path) -> None:
     headway("train", folder / "recipe.yaml", "--run", tmp_path / "run", *HALF, "epochs=1")
     saved = load_file(tmp_path / "run/weights.safetensors")
-    with closing(opened("run", Run.open(tmp_path / "run"), "both", 20, 0, say=print)) as solution:
+    with closing(opened("run", RunFolder.open(tmp_path / "run"), "both", 20, 0, say=print)) as solution:
         assert solution.setup.masters is None
         for name, value in solution.setup.model.state_dict().items():
             assert value.dtype == saved[name].dtype
@@ -103,7 +103,7 @@ def test_evaluation_and_prediction_use_the_rounded_masters(folder: Path, tmp_pat
     best = max(records(run, "evaluate"), key=lambda record: record["accuracy"])
     found = headway("evaluate", run, "--json").json()
     assert (found["accuracy"], found["loss"]) == (best["accuracy"], best["loss"])
-    setup = load_trained(Run.open(run), say=print)
+    setup = load_trained(RunFolder.open(run), say=print)
     with closing(setup.inputs):
         for name, value in setup.model.state_dict().items():
             assert torch.equal(value, saved[name].to(value.dtype)), name
@@ -132,13 +132,13 @@ def test_what_cannot_be_half_is_refused(folder: Path, tmp_path: Path) -> None:
 
 def reduced(rank: Rank, folder: Path, run: Path, port: int) -> dict[str, Any]:
     """One step of two ranks, each with its half of the batch; plain networks, so that halves add up to the whole."""
-    seat = Launched(rank.rank, rank.size, rank.rank, rank.size, "127.0.0.1", port, "torchrun")
-    loaded = load(
+    seat = LaunchedProcess(rank.rank, rank.size, rank.rank, rank.size, "127.0.0.1", port, "torchrun")
+    loaded = read_recipe(
         folder / "recipe.yaml", (*HALF[:2], EMA, "comm.bucket_mb=0.001", "checkpoint={every_epochs: 9}"), TrainRecipe
     )
     with Ranks(loaded.recipe.comm, seat, None, print) as ranks:
         setup = build_setup(loaded, say=print, ranks=ranks)
-        with closing(Trainer(setup, Run.create(run / str(rank.rank)), LogLines(), ranks)) as trainer:
+        with closing(Trainer(setup, RunFolder.create(run / str(rank.rank)), LogLines(), ranks)) as trainer:
             trainer.meet()
             kinds = [bucket.flat.dtype for bucket in ranks.reducer.buckets]
             trainer.run(5)

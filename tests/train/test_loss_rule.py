@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from tests._support import damage, packed_digits, records, write_recipe
 from torch import nn
 
-from headway.core.recipe import load
-from headway.core.run import Run
-from headway.data import dataset
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RunFolder
+from headway.data import opening
 from headway.data.augment import Augment
-from headway.data.augment_options import AugmentRecipe
+from headway.data.augment_recipe import AugmentRecipe
 from headway.data.loader import Loader
 from headway.data.order import Order
 from headway.setup.build import TrainSetup, build_setup
@@ -37,9 +37,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def stepped(folder: Path, run: Path, *overrides: str, steps: int = 1) -> tuple[TrainSetup, dict[str, torch.Tensor]]:
     """The setup before its first step, and what each parameter lost in some steps."""
-    setup = build_setup(load(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
     before = {name: value.clone() for name, value in setup.model.state_dict().items()}
-    trainer = Trainer(setup, Run.create(run), SilentDisplay())
+    trainer = Trainer(setup, RunFolder.create(run), SilentDisplay())
     try:
         trainer.run(steps)
     finally:
@@ -93,7 +93,7 @@ def test_the_batch_is_the_mean_over_its_samples(folder: Path, tmp_path: Path) ->
 @pytest.mark.parametrize("kind", ["class", "value"])
 def test_the_ranks_shares_sum_to_the_whole_batch(folder: Path, world: int, kind: str) -> None:
     """In float64, with shares of uneven sizes, down to ranks without a sample."""
-    data = dataset.open(folder / "digits.packed/train")
+    data = opening.open(folder / "digits.packed/train")
     batch, order = 30, Order(len(data), 5)
     task: Task = Classification(TargetSpec(kind="class", classes=data.classes, numbers=1), label_smoothing=0.1)
     if kind == "value":

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tests._support import Said, finished, headway, packed_digits, records, write_recipe
 
-from headway.core import rows
+from headway.core import row_file
 from headway.observe.stragglers import COLUMNS, OWN, sentence, slowest
 from headway.page.panel import Panel
 
@@ -56,7 +56,7 @@ def test_records_name_a_slowest_rank(folder: Path, said: Said) -> None:
 
 @pytest.mark.check
 def test_rows_hold_what_all_ranks_told(folder: Path, said: Said) -> None:
-    table = rows.read(folder / "run/ranks.rows")
+    table = row_file.read_rows(folder / "run/ranks.rows")
     assert table is not None
     assert (table.names, table.columns) == (("0", "1"), COLUMNS)
     assert np.isfinite(table.values).all()
@@ -81,7 +81,7 @@ def test_the_report_shows_them(folder: Path, said: Said) -> None:
     bars, grid = (Panel.from_json((folder / f"run/panels/{name}.json").read_text()) for name in ("ranks", "ranks-own"))
     assert bars.data["names"] == grid.data["names"] == ["rank 0", "rank 1"]
     assert {stack["name"] for stack in bars.data["stacks"]} >= {*OWN, "reduce"}
-    table = rows.read(folder / "run/ranks.rows")
+    table = row_file.read_rows(folder / "run/ranks.rows")
     assert table is not None
     assert bars.note.startswith(sentence(table.values.astype(np.float64)))
     assert "curve-slowest" not in {path.stem for path in (folder / "run/panels").iterdir()}

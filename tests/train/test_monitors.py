@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests._support import finished, free_port, headway, packed_digits, records, refused, running, write_recipe
 
-from headway.core import rows
+from headway.core import row_file
 from headway.observe import sampling
 from headway.observe.host_load import COLUMNS
 
@@ -29,8 +29,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def load_of(run: Path) -> rows.Table:
-    found = rows.read(run / "host.rows")
+def load_of(run: Path) -> row_file.RowTable:
+    found = row_file.read_rows(run / "host.rows")
     assert found is not None
     return found
 

@@ -23,7 +23,7 @@ import torch
 from safetensors.torch import load_file
 from tests._support import command, finished, paced, packed_digits, records, slowly, write_recipe
 
-from headway.core.run import IDS_BYTES
+from headway.core.run_folder import IDS_BYTES
 
 NET = """
 import hashlib, os, threading
@@ -326,7 +326,7 @@ def test_the_others_go_on_without_a_stuck_one(folder: Path, tmp_path: Path, stuc
 
 @pytest.mark.check
 def test_after_a_restart_all_go_on_from_the_last_checkpoint(folder: Path, tmp_path: Path) -> None:
-    options = (*LONG, "comm.on_loss=restart", f"epochs={EPOCHS}")
+    options = (*LONG, "comm.on_rank_failure=restart", f"epochs={EPOCHS}")
     with launched(folder, tmp_path / "run", 3, *options, paced(folder)) as found:
         with slowly(folder):
             found.wait_for_step(40)

@@ -18,8 +18,8 @@ import torch
 from tests._support import files, finished, headway, paced, packed_digits, records, running, slowly, write_recipe
 
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.core.run import IDS_BYTES
-from headway.data import dataset
+from headway.core.run_folder import IDS_BYTES
+from headway.data import opening
 from headway.data.order import Order
 
 EVERY, BATCH, EPOCHS, SAMPLES = 4, 6, 4, 180
@@ -262,7 +262,7 @@ def test_other_data_is_refused(folder: Path, tmp_path: Path) -> None:
     try:
         packed_digits(tmp_path, per_class=12)
         (tmp_path / "digits.packed").rename(folder / "digits.packed")
-        assert len(dataset.open(folder / "digits.packed/train")) == 90
+        assert len(opening.open(folder / "digits.packed/train")) == 90
         said = headway("train", "--resume", run, status=1)
         assert "the data, the seed or the decoder is not what this run began with" in said.err
         (folder / "digits.packed").rename(tmp_path / "other")

@@ -17,8 +17,8 @@ from PIL import Image
 from safetensors.numpy import load_file
 from tests._support import damage, digits, files, headway, packed_digits, records, refused, write_recipe
 
-from headway.core.recipe import load
-from headway.data import dataset
+from headway.core.recipe import read_recipe
+from headway.data import opening
 from headway.setup.recipe import TrainRecipe
 from headway.train import runs
 
@@ -278,8 +278,8 @@ def test_one_value_has_no_interval() -> None:
 @pytest.mark.check
 def test_a_runs_own_recipe_trains_again(trained: Path, tmp_path: Path) -> None:
     """Its paths start where the run's recipe lay, wherever the run folder is."""
-    again = load(trained / "recipe.yaml", (), TrainRecipe)
-    going_on = runs.reload_recipe(runs.Run.open(trained))
+    again = read_recipe(trained / "recipe.yaml", (), TrainRecipe)
+    going_on = runs.reload_recipe(runs.RunFolder.open(trained))
     for key in runs.MACHINE_KEYS:
         part, _, name = key.rpartition(".")
         value = getattr(getattr(again.recipe, part) if part else again.recipe, name)
@@ -341,4 +341,4 @@ def test_trained_weights_need_no_data(trained: Path, folder: Path, tmp_path: Pat
 
 def test_the_provenance_names_the_data(trained: Path) -> None:
     about = json.loads((trained / "provenance.json").read_text())
-    assert about["fingerprint"] == dataset.open(trained.parent / "digits.packed/train").fingerprint
+    assert about["fingerprint"] == opening.open(trained.parent / "digits.packed/train").fingerprint

@@ -12,11 +12,11 @@ import torch
 from tests._support import finished, headway, packed_digits, records, refused, write_recipe
 
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.core import rows
+from headway.core import row_file
 from headway.core.errors import TrainingError
-from headway.core.recipe import load
-from headway.core.rows import Table
-from headway.core.run import Run
+from headway.core.recipe import read_recipe
+from headway.core.row_file import RowTable
+from headway.core.run_folder import RunFolder
 from headway.observe.activations import PERCENTILES
 from headway.page.panel import Panel
 from headway.report import observation_panels
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_recipe(
         folder / "recipe.yaml",
         model={"factory": "net.py:dropout"},
-        optimizer={"name": "lars", "lr": 0.5, "eta": 0.02},
+        optimizer={"name": "lars", "lr": 0.5, "trust": 0.02},
         epochs=4,
         log_every_steps=4,
         checkpoint={"every_steps": 6},
@@ -46,12 +46,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def trainer_of(folder: Path, run: Run, *overrides: str) -> Trainer:
-    return Trainer(build_setup(load(folder / "recipe.yaml", overrides, TrainRecipe), say=print), run, SilentDisplay())
+def trainer_of(folder: Path, run: RunFolder, *overrides: str) -> Trainer:
+    return Trainer(
+        build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print), run, SilentDisplay()
+    )
 
 
-def table_of(run: Path, kind: str) -> Table:
-    found = rows.read(run / f"{kind}.rows")
+def table_of(run: Path, kind: str) -> RowTable:
+    found = row_file.read_rows(run / f"{kind}.rows")
     assert found is not None
     return found
 
@@ -72,7 +74,7 @@ def test_a_resumed_run_has_observed_what_a_whole_one_has(folder: Path, tmp_path:
     """From a checkpoint of step 12, after steps up to 16 were logged."""
     headway("train", folder / "recipe.yaml", "--run", tmp_path / "whole", ALL)
     cut = tmp_path / "cut"
-    made = load(folder / "recipe.yaml", (ALL,), TrainRecipe)
+    made = read_recipe(folder / "recipe.yaml", (ALL,), TrainRecipe)
     headway("train", folder / "recipe.yaml", "--run", cut, ALL)
     for path in (cut / "checkpoints").glob("step-*"):
         if not path.name.endswith("18"):
@@ -98,7 +100,7 @@ def test_the_noise_scale_is_that_of_the_samples_own_gradients(
     gradients |G|^2 - tr(Sigma) / n in the mean: the estimate is of the population that the data are a sample of."""
     still = ("model.factory=net.py:linear", "optimizer={name: sgd, lr: 1e-12}", "epochs=40", "log_every_steps=240")
     noise = "observe={noise_scale: true, noise_every_steps: 1, noise_window: 240}"
-    trainer = trainer_of(folder, Run.create(tmp_path / "run"), *still, noise, *more)
+    trainer = trainer_of(folder, RunFolder.create(tmp_path / "run"), *still, noise, *more)
     setup = trainer.setup
     grads = []
     stream = iter(setup.batches(0))
@@ -169,7 +171,7 @@ def test_a_compiled_network_is_observed_by_a_pass_of_its_own(folder: Path, tmp_p
 
 @pytest.mark.check
 def test_several_ranks_observe_as_one(folder: Path, tmp_path: Path) -> None:
-    linear = ("model.factory=net.py:linear", "optimizer={name: lars, lr: 0.5, eta: 0.02}")
+    linear = ("model.factory=net.py:linear", "optimizer={name: lars, lr: 0.5, trust: 0.02}")
     watched = "observe={layer_rates: true, noise_scale: true, activations: ['1'], on_divergence: stop}"
     for name, launch in (("one", ()), ("two", ("--procs", "2"))):
         said = finished("train", folder / "recipe.yaml", *launch, "--run", tmp_path / name, *linear, watched)
@@ -203,10 +205,10 @@ def test_a_learning_rate_that_is_too_large_is_told(folder: Path, tmp_path: Path)
 
 def test_the_loss_at_the_start_is_that_of_step_1(folder: Path, tmp_path: Path) -> None:
     """Whatever the logging steps are, and in a run that goes on from a checkpoint."""
-    with closing(trainer_of(folder, Run.create(tmp_path / "fine"), "log_every_steps=1")) as trainer:
+    with closing(trainer_of(folder, RunFolder.create(tmp_path / "fine"), "log_every_steps=1")) as trainer:
         trainer.run(1)
     first = records(tmp_path / "fine", "train")[0]["loss"]
-    run = Run.create(tmp_path / "run")
+    run = RunFolder.create(tmp_path / "run")
     more = ("log_every_steps=6", "checkpoint.every_steps=6")
     with closing(trainer_of(folder, run, *more)) as trainer:
         trainer.run(6)
@@ -244,7 +246,7 @@ def test_a_signal_does_not_hide_that_it_diverges(folder: Path, tmp_path: Path) -
     bias = "model={factory: net.py:linear, freeze: ['weight$']}"  # no weights, whose norm would tell at once
     more = (bias, "optimizer={name: sgd, lr: 100}", "batch=12", "log_every_steps=20")
     quiet = ("checkpoint.every_steps=90", "evaluate.every_epochs=9", "observe.on_divergence=stop")
-    with closing(trainer_of(folder, Run.create(tmp_path / "run"), *more, *quiet)) as trainer:
+    with closing(trainer_of(folder, RunFolder.create(tmp_path / "run"), *more, *quiet)) as trainer:
         trainer.run(39)
         trainer.stopping = True
         with pytest.raises(TrainingError, match="The run diverges: "):

@@ -12,9 +12,9 @@ from tests._support import damage, free_port, packed_digits, write_recipe
 from tests._waits import counted
 from tests.comm._ranks import Rank, run_ranks
 
-from headway.core.launched import Launched
-from headway.core.recipe import load
-from headway.core.run import Run
+from headway.core.launcher_environment import LaunchedProcess
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RunFolder
 from headway.launch.ranks import Ranks
 from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
@@ -57,7 +57,10 @@ CASES: dict[str, tuple[str, ...]] = {
         "model={factory: net.py:dropout, ema: {half_life_steps: 4}}",
         "optimizer={name: lars, lr: 0.1, clip_norm: 1.0}",
     ),
-    "computed again": ("model={factory: net.py:dropout, batch_norm: {ghost: 5}}", "recompute=['^[1-4]$']"),
+    "computed again": (
+        "model={factory: net.py:dropout, batch_norm: {ghost: 5}}",
+        "activation_checkpointing=['^[1-4]$']",
+    ),
     "batch norm and dropout": ("model.factory=net.py:dropout",),
     "averaged weights and ghost batches": (
         "model={factory: net.py:dropout, ema: {half_life_steps: 4, every_steps: 2}, batch_norm: {ghost: 5}}",
@@ -107,7 +110,9 @@ CASES: dict[str, tuple[str, ...]] = {
 @contextmanager
 def trainer_of(folder: Path, run: Path, overrides: tuple[str, ...]) -> Iterator[Trainer]:
     trainer = Trainer(
-        build_setup(load(folder / "recipe.yaml", overrides, TrainRecipe), say=print), Run.create(run), LogLines()
+        build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print),
+        RunFolder.create(run),
+        LogLines(),
     )
     try:
         yield trainer
@@ -161,11 +166,11 @@ RANKS: dict[str, tuple[str, ...]] = {
 
 @contextmanager
 def trainer_of_ranks(rank: Rank, folder: Path, run: Path, overrides: tuple[str, ...], port: int) -> Iterator[Trainer]:
-    seat = Launched(rank.rank, rank.size, rank.rank, rank.size, "127.0.0.1", port, "torchrun")
-    loaded = load(folder / "recipe.yaml", overrides, TrainRecipe)
+    seat = LaunchedProcess(rank.rank, rank.size, rank.rank, rank.size, "127.0.0.1", port, "torchrun")
+    loaded = read_recipe(folder / "recipe.yaml", overrides, TrainRecipe)
     with Ranks(loaded.recipe.comm, seat, None, print) as ranks:
         setup = build_setup(loaded, say=print, ranks=ranks)
-        trainer = Trainer(setup, Run.create(run / str(rank.rank)), LogLines(), ranks)
+        trainer = Trainer(setup, RunFolder.create(run / str(rank.rank)), LogLines(), ranks)
         try:
             trainer.meet()
             yield trainer

@@ -14,8 +14,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from tests._support import digits, finished, headway, packed_digits, records, refused, write_recipe
 
-from headway.core.keys import keys, uniform
-from headway.data import dataset
+from headway.core.random_keys import draw_uniform, make_keys
+from headway.data import opening
 from headway.data.order import Order
 from headway.data.pack import pack
 from headway.setup.task import Classification, MultiLabel, Regression, TargetSpec
@@ -23,7 +23,7 @@ from headway.setup.task import Classification, MultiLabel, Regression, TargetSpe
 USER = '''
 import numpy as np
 import torch
-from headway.core.keys import uniform
+from headway.core.random_keys import draw_uniform
 from headway.setup.task import Task
 
 class ParityTask(Task):
@@ -49,7 +49,7 @@ class ParityTask(Task):
 SEEN = []
 
 def brighter(images, labels, keys):
-    factor = 0.5 + uniform(keys, 1000)
+    factor = 0.5 + draw_uniform(keys, 1000)
     SEEN.append((keys.copy(), factor))
     return images * torch.from_numpy(factor.astype(np.float32))[:, None, None, None], labels
 
@@ -145,10 +145,10 @@ def test_a_users_transform_gets_the_keys_of_its_samples(folder: Path) -> None:
     seen = module_of(folder / "user.py").SEEN
     assert len(seen) == 24
     epochs, samples = Order(180, 5)(np.arange(360))
-    expected = keys(5, epochs, samples)
+    expected = make_keys(5, epochs, samples)
     found = np.concatenate([key for key, _ in seen[:12]])
     assert np.array_equal(found, expected)
-    assert np.array_equal(np.concatenate([factor for _, factor in seen[:12]]), 0.5 + uniform(expected, 1000))
+    assert np.array_equal(np.concatenate([factor for _, factor in seen[:12]]), 0.5 + draw_uniform(expected, 1000))
     weights = [(folder / name / "weights.safetensors").read_bytes() for name in ("one", "other")]
     assert weights[0] == weights[1]
     headway("train", folder / "recipe.yaml", "--run", folder / "plain", "seed=5")
@@ -324,7 +324,7 @@ def test_several_labels(tmp_path: Path) -> None:
     for ending in ("csv", "jsonl"):  # what comes out can be packed again
         headway("predict", tmp_path / "run", *images, "--out", tmp_path / f"p.{ending}")
         headway("pack", tmp_path / f"p.{ending}", tmp_path / ending)
-        data = dataset.open(tmp_path / ending)
+        data = opening.open(tmp_path / ending)
         assert data.classes == ("left", "right")
         assert data.description.class_counts == tuple(sum(n in row["labels"] for row in found) for n in data.classes)
     headway("report", tmp_path / "run")

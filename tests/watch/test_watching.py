@@ -69,7 +69,7 @@ def test_no_more_workers_than_the_cores_of_a_rank(
     """A container's quota and the ranks of a host leave fewer cores than the machine's eight; the loop keeps one."""
     (tmp_path / "cpu.max").write_text(f"{quota} 100000")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
-    monkeypatch.setattr("headway.core.cores.groups_over", lambda *_: [tmp_path])
+    monkeypatch.setattr("headway.core.cpu_count.find_cgroups", lambda *_: [tmp_path])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
     model = Net(hands)
     optimizer = Stepping(model.parameters(), lr=0.01)

@@ -1,6 +1,6 @@
-"""How the ranks that write one checkpoint agree on it: small messages, and no collective.
+"""Small messages by which the ranks agree on one checkpoint, without collectives.
 
-The threads that write run beside the training, so they may not take part in its collectives.
+A checkpoint is written by a thread beside the training, and a collective of that thread would mix with the training's.
 """
 
 from __future__ import annotations
@@ -9,15 +9,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol, final
 
-from headway.core.c10d import first_line
 from headway.core.errors import CommunicationError
+from headway.core.torch_c10d import summarise_error
 
+# Pauses between two polls of the store double from the first to the longest: a fast save is noticed within 5 ms, and a
+# slow one costs four polls a second.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.005, 0.25
-"""Between two looks into the store: doubled from the one to the other."""
 
 
-class Exchange(Protocol):
-    """What a save needs from the other ranks. Every key is published once by a rank."""
+class SaveExchange(Protocol):
+    """Messages that a save exchanges with the other ranks. A rank publishes each key once."""
 
     @property
     def rank(self) -> int: ...
@@ -26,22 +27,22 @@ class Exchange(Protocol):
     def size(self) -> int: ...
 
     def publish(self, key: str, value: bytes) -> None:
-        """Lets the others see a value."""
+        """Makes a value visible to the other ranks."""
 
     def collect(self, key: str, ranks: Sequence[int], check: Callable[[], None]) -> list[bytes]:
-        """The values that these ranks published under `key`, waited for.
+        """Waits for the values that `ranks` publish under `key`, and returns them in the order of `ranks`.
 
         Args:
-            check: called before every look; what it raises ends the waiting.
+            check: called before every poll; an exception that it raises ends the wait.
         """
 
     def forget(self, key: str, ranks: Sequence[int]) -> None:
-        """Removes what these ranks published, once nobody needs it any more."""
+        """Removes the values that `ranks` published under `key`."""
 
 
 @final
-class Alone:
-    """One process, which has nobody to talk to."""
+class SingleRankExchange:
+    """The exchange of a single process: it publishes to nobody."""
 
     rank, size = 0, 1
 
@@ -56,8 +57,8 @@ class Alone:
         pass
 
 
-class Store(Protocol):
-    """What is used of a torch.distributed store: TCPStore, FileStore, PrefixStore..."""
+class KeyValueStore(Protocol):
+    """The methods used of a torch.distributed store: TCPStore, FileStore, PrefixStore..."""
 
     def set(self, key: str, value: Any, /) -> None: ...
 
@@ -70,23 +71,21 @@ class Store(Protocol):
 
 @final
 class StoreExchange:
-    """Messages by way of a store of torch.distributed that all ranks reach.
-
-    It never waits inside of the store: a store has one connection, and whoever waits in it keeps the others out.
+    """Exchanges messages through a torch.distributed store that all ranks reach.
 
     Args:
-        store: may be used by other threads at the same time.
-        rank, size: of this process.
-        alive: called at every look; what it raises ends the waiting: the generation is over.
-        name: begins every key; two Savers on one store need two names, and so does one after a change of its ranks.
+        store: other threads may use it at the same time.
+        rank, size: rank of this process, and number of ranks.
+        alive: called at every poll; an exception that it raises (the generation is over) ends the wait.
+        name: prefix of every key. Two savers on one store need two names, and so does a saver whose ranks change.
 
     Raises:
-        CommunicationError: by every method, where the store cannot be reached.
+        CommunicationError: from every method, if the store cannot be reached.
     """
 
     def __init__(
         self,
-        store: Store,
+        store: KeyValueStore,
         rank: int,
         size: int,
         *,
@@ -100,6 +99,7 @@ class StoreExchange:
         self._call(self._store.set, self._key(key, self.rank), value)
 
     def collect(self, key: str, ranks: Sequence[int], check: Callable[[], None]) -> list[bytes]:
+        # Poll, never wait inside the store: it has one connection, so a waiting thread would block the training thread.
         keys, pause_s = [self._key(key, rank) for rank in ranks], FIRST_PAUSE_S
         while True:
             check()
@@ -119,6 +119,7 @@ class StoreExchange:
     def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return function(*arguments)
-        except RuntimeError as error:  # DistError is one
-            what = f"the store of the ranks cannot be reached ({first_line(error)})"
+        # torch.distributed.DistError is a RuntimeError too.
+        except RuntimeError as error:
+            what = f"the ranks' store cannot be reached ({summarise_error(error)})"
             raise CommunicationError(what, fix="Start again with headway train --resume.") from None

@@ -1,4 +1,4 @@
-"""Saver: checkpoints written beside the training, by all ranks."""
+"""Writes checkpoints in a thread beside the training, on all ranks."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any, final
 
 import torch
 
-from headway.checkpoint.agreement import Alone, Exchange
+from headway.checkpoint.agreement import SaveExchange, SingleRankExchange
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.checkpoint.save import Flight, Setting
+from headway.checkpoint.save import SaveJob, SaveSetting
 from headway.core.errors import CommunicationError
 
+# `close` waits this long for ranks that may have ended already.
 GRACE_S = 10.0
-"""How long `close` waits for ranks that may have ended."""
 
 
 def _nothing() -> None:
@@ -22,17 +22,17 @@ def _nothing() -> None:
 
 
 @final
-class Saver:
-    """Writes checkpoints in a thread while training goes on; with several ranks, each its share of the tensors.
+class BackgroundSaver:
+    """Writes checkpoints in a thread while training continues; each of several ranks writes its share of the tensors.
 
-    One save is in flight at most: the next one, and `wait`, wait for it and raise what went wrong with it, on all ranks
-    the same. A checkpoint that one of them did not finish never opens.
+    At most one save is in flight. The next `save`, and `wait`, wait for it and raise its error, the same on all ranks.
+    A checkpoint that a rank did not finish can never be opened.
 
     Args:
-        checkpoints: where they lie, and how many are kept.
-        asynchronous: False writes before `save` returns, and needs no copy of the state.
-        say: told where not all ranks see the folder; rank 0 then writes everything.
-        go_on: the command with which training can be gone on with; the sentence about a save that failed ends with it.
+        checkpoints: the folder, and how many checkpoints it keeps.
+        asynchronous: if False, `save` writes before it returns, and makes no copy of the state.
+        say: called with a sentence if not all ranks see the folder; rank 0 then writes everything.
+        resume_command: command that resumes the training; appended to the message of a failed save.
     """
 
     def __init__(
@@ -41,38 +41,41 @@ class Saver:
         *,
         asynchronous: bool = True,
         say: Callable[[str], object] = print,
-        go_on: str = "",
+        resume_command: str = "",
     ) -> None:
-        self._checkpoints, self._asynchronous, self._say, self._go_on = checkpoints, asynchronous, say, go_on
-        self._flight: Flight | None = None
-        self._newest: Flight | None = None
+        self._checkpoints, self._asynchronous, self._say, self._go_on = checkpoints, asynchronous, say, resume_command
+        self._job: SaveJob | None = None
+        self._newest: SaveJob | None = None
         self._thread: threading.Thread | None = None
-        self.meet(Alone())
+        self.meet(SingleRankExchange())
 
-    def meet(self, exchange: Exchange, confirm: Callable[[], None] = _nothing) -> None:
-        """From now on it saves with these ranks. Returns at once; what the former ones have not finished is given up.
+    def meet(self, exchange: SaveExchange, confirm: Callable[[], None] = _nothing) -> None:
+        """Saves with these ranks from now on. Returns at once, and gives up an unfinished save of the former ranks.
 
         Args:
-            exchange: of the ranks; every one of them has to save the same steps in the same order.
-            confirm: called by rank 0, in the thread that writes, right before a checkpoint can be opened; what it
-                raises keeps it from being so.
+            exchange: messages between the ranks; all of them must save the same steps in the same order.
+            confirm: called by rank 0 in the writing thread, right before a checkpoint becomes visible. If it raises,
+                the checkpoint never becomes visible.
         """
-        if self._flight is not None:
-            self._flight.give_up()
+        if self._job is not None:
+            self._job.give_up()
         self._exchange, self._confirm = exchange, confirm
+        # With several ranks the first save finds out if all of them see the folder.
         self._number, self._shared = 0, None if exchange.size > 1 else True
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> None:
-        """Saves a step. Every rank calls it with the same tensors; `scalars`, and those tensors whose names begin with
-        `random/`, are rank 0's.
+        """Saves a step. Every rank calls it with the same tensors.
+
+        `scalars`, and tensors with names that begin with `random/`, are taken from rank 0.
 
         Raises:
-            HeadwayError: the save before this one failed (asynchronous=False: this one): the disk is full, ...
+            HeadwayError: the previous save failed (with asynchronous=False: this one), for example on a full disk.
         """
+        # One save at a time: two copies of the state could exceed the host's memory.
         self.wait()
         self._number += 1
-        setting = Setting(
-            self._checkpoints.place,
+        setting = SaveSetting(
+            self._checkpoints.folder,
             self._checkpoints.keep,
             self._exchange,
             self._number,
@@ -81,46 +84,50 @@ class Saver:
             self._say,
             self._go_on,
         )
-        self._flight = self._newest = Flight(setting, step, tensors, scalars, copy=self._asynchronous)
+        self._job = self._newest = SaveJob(setting, step, tensors, scalars, copy=self._asynchronous)
         if self._asynchronous:
-            self._thread = threading.Thread(target=self._flight.run, name="headway-checkpoint")
+            # No daemon: at exit the interpreter waits until the checkpoint is whole.
+            self._thread = threading.Thread(target=self._job.run, name="headway-checkpoint")
             self._thread.start()
         else:
-            self._flight.run()
+            self._job.run()
             self.wait()
 
     @property
-    def busy(self) -> bool:
-        """Whether a save was begun that nobody has waited for."""
-        return self._flight is not None
+    def is_pending(self) -> bool:
+        """True if a save was started and not waited for."""
+        return self._job is not None
 
     @property
-    def writing(self) -> bool:
-        """Whether the newest save has not come about, as far as this rank knows: it is under way, or was given up."""
+    def is_writing(self) -> bool:
+        """True if the newest save is in flight or was given up, as far as this rank knows."""
         return self._newest is not None and not self._newest.done
 
     def wait(self) -> None:
         """Waits for the save in flight.
 
         Raises:
-            HeadwayError: it failed: the disk is full, ...
+            HeadwayError: it failed, for example on a full disk.
         """
         if self._thread is not None:
             self._thread.join()
-        flight, self._flight, self._thread = self._flight, None, None
-        if flight is None:
+        job, self._job, self._thread = self._job, None, None
+        if job is None:
             return
-        together = flight.exchange is self._exchange
-        if flight.error is not None and (together or not isinstance(flight.error, CommunicationError)):
-            raise flight.error  # that former ranks cannot be reached any more is no news
+        # After a change of ranks, it is no news that the former ranks cannot be reached.
+        together = job.exchange is self._exchange
+        if job.error is not None and (together or not isinstance(job.error, CommunicationError)):
+            raise job.error
         if together:
-            self._shared = flight.shared
+            self._shared = job.shared
 
     def close(self) -> None:
-        """Ends it, also after an error elsewhere: waits for the save in flight, for other ranks only GRACE_S. Raises
-        nothing; `wait` says how it went."""
-        if self._flight is not None and self._exchange.size > 1:
-            self._flight.give_up(after_s=GRACE_S)
+        """Ends the saver, also after an error elsewhere. Raises nothing: call `wait` before, to learn of a failed save.
+
+        Waits for the save in flight, but only GRACE_S for other ranks.
+        """
+        if self._job is not None and self._exchange.size > 1:
+            self._job.give_up(after_s=GRACE_S)
         if self._thread is not None:
             self._thread.join()
-        self._flight = self._thread = None
+        self._job = self._thread = None

@@ -1,9 +1,9 @@
-"""Checkpoints: safetensors files and a JSON manifest. Written aside, synced, renamed; nothing is ever unpickled.
+"""Checkpoints as safetensors files and a JSON manifest: written aside, synced, renamed, and never unpickled.
 
 checkpoints/step-00000120/
     manifest.json           format, step, scalars, for each file its bytes and sha256, and the manifest's own sha256
     tensors-0.safetensors   `model/NAME`, `optimizer/PARAMETER/STATE`, `random/torch`, ...: rank 0's share
-    tensors-1.safetensors   rank 1's; the state is one, so any number of ranks can go on from it
+    tensors-1.safetensors   rank 1's; any number of ranks can resume from all files together
 checkpoints/latest          name of the newest, moved last
 """
 
@@ -19,20 +19,20 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
-from headway.checkpoint.agreement import Alone
+from headway.checkpoint.agreement import SingleRankExchange
 from headway.checkpoint.compatibility import expect_tensors
-from headway.checkpoint.locations import LocalPlace, Location, Place, held
-from headway.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, File, Manifest
-from headway.checkpoint.random_state import expect_random_state, random_state, set_random_state
-from headway.checkpoint.save import Flight, Setting
+from headway.checkpoint.locations import CheckpointFolder, LocalCheckpointFolder, Location, hold
+from headway.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, FileEntry, Manifest
+from headway.checkpoint.random_state import check_random_state, read_random_state, restore_random_state
+from headway.checkpoint.save import SaveJob, SaveSetting
 from headway.core.errors import CheckpointError, UsageError
 from headway.core.files import expect_inside, read_regular
-from headway.optim import Masters
+from headway.optim import MasterWeights
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One checkpoint as read back: `step`, `scalars` (what was given to `save`) and `tensors` by name, on the CPU."""
+    """One checkpoint in memory: its step, the scalars given to `save`, and its tensors by name, on the CPU."""
 
     path: Location
     step: int
@@ -45,61 +45,63 @@ class Checkpoints:
     """The checkpoints of one folder.
 
     Args:
-        folder: made at the first save; or an address that fsspec writes to, such as s3://bucket/run.
-        keep: how many are kept, the newest.
+        folder: created by the first save; or an address that fsspec can write to, such as s3://bucket/run.
+        keep: number of checkpoints to keep, the newest ones.
 
     Raises:
-        UsageError: nothing installed writes to such an address.
+        UsageError: no installed package writes to such an address.
     """
 
     def __init__(self, folder: str | os.PathLike[str], keep: int = 2) -> None:
-        self.place, self.keep = place_of(folder), keep
+        self.folder, self.keep = open_folder(folder), keep
 
     @staticmethod
-    def of_run(run: Path, keep: int, folder: str | None, base: Path) -> Checkpoints:
-        """Those of a run folder: in it, or in the `folder` of its recipe; a relative one begins at `base`."""
+    def locate(run: Path, keep: int, folder: str | None, base: Path) -> Checkpoints:
+        """Returns the checkpoints of a run: in its folder, or in the recipe's `folder`, which is relative to `base`."""
         if folder is None:
             return Checkpoints(run / "checkpoints", keep)
         return Checkpoints(folder if "://" in folder else base / folder, keep)
 
     def expect_none(self) -> None:
-        """For a new run. Raises UsageError: checkpoints of another one are here, and it would remove them."""
+        """Checks that a new run would not remove checkpoints of another run. Raises UsageError if there are any."""
         if found := self.paths():
             what = f"checkpoints of another run are here already (the newest is {found[0].name})"
             fix = "Name another checkpoint.folder, or go on with that run: headway train --resume RUN."
-            raise UsageError(what, where=self.place.shown, fix=fix)
+            raise UsageError(what, where=self.folder.shown, fix=fix)
 
     def save(self, step: int, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, Any]) -> Location:
-        """Writes a checkpoint, whole or not at all, then removes those beyond `keep`. `Saver` does it beside training.
+        """Writes a checkpoint, whole or not at all, then removes those beyond `keep`.
+
+        `BackgroundSaver` does the same beside the training.
 
         Raises:
-            HeadwayError: the disk is full, or the like; the checkpoints before it stay.
+            HeadwayError: for example, the disk is full; the earlier checkpoints stay.
         """
-        setting = Setting(self.place, self.keep, Alone(), 1, True, lambda: None, print)
-        flight = Flight(setting, step, tensors, scalars, copy=False)
-        flight.run()
-        if flight.error is not None:
-            raise flight.error
-        assert flight.path is not None
-        return flight.path
+        setting = SaveSetting(self.folder, self.keep, SingleRankExchange(), 1, True, lambda: None, print)
+        job = SaveJob(setting, step, tensors, scalars, copy=False)
+        job.run()
+        if job.error is not None:
+            raise job.error
+        assert job.path is not None
+        return job.path
 
     def paths(self) -> list[Location]:
-        """The checkpoints, damaged ones too, the newest first: each has a `name`, and `read` reads it."""
-        return self.place.paths()
+        """Lists the checkpoints, damaged ones too, the newest first. Each has a `name`; `read` reads it."""
+        return self.folder.paths()
 
     def newest(self, warn: Callable[[str], object] = print) -> Checkpoint | None:
-        """The newest good checkpoint; None where there is none at all. A save in this process does not remove it
-        while it is read; where another process did, a newer one is there.
+        """Reads the newest intact checkpoint; returns None if there is no checkpoint at all.
 
         Args:
-            warn: told, by name, of every damaged one that is passed over.
+            warn: called with a sentence for each damaged checkpoint that is skipped.
 
         Raises:
             CheckpointError: there are checkpoints, and all are damaged.
         """
         damaged: set[str] = set()
         while fresh := [path for path in self.paths() if path.name not in damaged]:
-            with held(fresh[0]):
+            # A save in this process keeps what is being read. If another process removes it, a newer one exists.
+            with hold(fresh[0]):
                 try:
                     return read(fresh[0])
                 except CheckpointError as error:
@@ -107,32 +109,38 @@ class Checkpoints:
                         damaged.add(fresh[0].name)
                         warn(f"{error} The one before it is used.")
         if damaged:
-            raise CheckpointError("every checkpoint is damaged", where=self.place.shown, fix="Start the run anew.")
+            raise CheckpointError("every checkpoint is damaged", where=self.folder.shown, fix="Start the run anew.")
         return None
 
 
-def place_of(folder: str | os.PathLike[str]) -> Place:
-    """A folder, or an address with `://`. Raises UsageError: nothing installed writes to it."""
+def open_folder(folder: str | os.PathLike[str]) -> CheckpointFolder:
+    """Opens a folder, or an address with `://`. Raises UsageError if no installed package writes to it."""
     scheme, mark, rest = os.fspath(folder).partition("://")
     if not mark:
-        return LocalPlace(Path(folder))
+        return LocalCheckpointFolder(Path(folder))
     if scheme in ("file", "local"):
-        return LocalPlace(Path(rest))
-    from headway.checkpoint.remote import RemotePlace  # here, since most programs write no remote files
+        return LocalCheckpointFolder(Path(rest))
+    # Imported here: fsspec takes time to import, and most runs write local files.
+    from headway.checkpoint.remote import RemoteCheckpointFolder
 
-    return RemotePlace(os.fspath(folder))
+    return RemoteCheckpointFolder(os.fspath(folder))
 
 
 def read(path: Location) -> Checkpoint:
-    """Reads one checkpoint: a folder as a Path, or what `Checkpoints.paths` gives.
+    """Reads one checkpoint.
+
+    Args:
+        path: a folder, or an entry of `Checkpoints.paths`.
 
     Raises:
-        CheckpointError: it is torn, damaged, or of a later format. DataError: its address cannot be reached.
+        CheckpointError: it is torn, damaged, or of a later format.
+        DataError: its address cannot be reached.
     """
     where = str(path)
     try:
         manifest = Manifest.from_json(_bytes(path, MANIFEST, where), where)
         tensors: dict[str, torch.Tensor] = {}
+        # Length and sha256 are checked before safetensors parses the bytes.
         for file in manifest.files:
             data = _bytes(path, file.name, where, file)
             file.check(data, where)
@@ -141,14 +149,16 @@ def read(path: Location) -> Checkpoint:
                 raise CheckpointError(f"{file.name} holds {twice[0]!r}, which another file holds too", where=where)
             tensors |= found
         return Checkpoint(path, manifest.step, manifest.scalars, tensors)
+    # A damaged file can raise any of these from json, safetensors or the file system.
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         what = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
         of = f"{Path(error.filename).name}: " if isinstance(error, OSError) and error.filename else ""
         raise CheckpointError(f"it is damaged ({of}{what})", where=where) from None
 
 
-def _bytes(path: Location, name: str, where: str, file: File | None = None) -> bytes:
-    """Bytes of one of its files; of a `file` that the manifest names, only where it has the length it should have."""
+def _bytes(path: Location, name: str, where: str, file: FileEntry | None = None) -> bytes:
+    """Reads a file of a checkpoint. With `file`, its length is checked first."""
+    # A damaged checkpoint may hold a file of any size, so the length is checked before the bytes are read.
     if not isinstance(path, Path):
         return path.read(name, MANIFEST_BYTES if file is None else file.length)
     expect_inside(path, name)
@@ -158,12 +168,12 @@ def _bytes(path: Location, name: str, where: str, file: File | None = None) -> b
 
 
 def state_of(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, masters: Masters | None = None
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, masters: MasterWeights | None = None
 ) -> dict[str, torch.Tensor]:
-    """Tensors of a network, its optimizer and all random generators, named as the checkpoint format has them.
+    """Collects the tensors of a network, its optimizer and all random generators, named as in the checkpoint format.
 
     Args:
-        masters: are saved in the place of 16-bit weights.
+        masters: float32 copies of 16-bit weights, saved in their place.
     """
     whole = model if masters is None else masters
     tensors = {f"model/{name}": value for name, value in whole.state_dict().items()}
@@ -171,25 +181,28 @@ def state_of(
         for key, value in optimizer.state.get(parameter, {}).items():
             if value is not None:
                 tensors[f"optimizer/{name}/{key}"] = torch.as_tensor(value)
-    return tensors | random_state()
+    return tensors | read_random_state()
 
 
 def restore(
-    checkpoint: Checkpoint, model: torch.nn.Module, optimizer: torch.optim.Optimizer, masters: Masters | None = None
+    checkpoint: Checkpoint,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    masters: MasterWeights | None = None,
 ) -> None:
-    """Puts a checkpoint's tensors back, in place, and the random generators to where they were.
+    """Restores a network, its optimizer and all random generators from a checkpoint, in place.
 
     Args:
-        masters: of a network with 16-bit weights.
+        masters: float32 copies of the network's 16-bit weights, if it has any.
 
     Raises:
-        CheckpointError: it belongs to another network or optimizer, or is no state of the random generators.
+        CheckpointError: it belongs to another network or optimizer, or its random states are not valid.
     """
     tensors = checkpoint.tensors
     whole = model if masters is None else masters
-    # All of it before anything is changed: what does not fit leaves network, optimizer and generators as they were.
+    # Check everything before changing anything: a checkpoint that does not fit leaves all objects as they were.
     expect_tensors(tensors, str(checkpoint.path), whole, optimizer)
-    expect_random_state(tensors, str(checkpoint.path))
+    check_random_state(tensors, str(checkpoint.path))
     saved = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
     whole.load_state_dict(saved)
     for name, parameter in whole.named_parameters():
@@ -197,13 +210,14 @@ def restore(
         state = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
         if state:
             group = next(g for g in optimizer.param_groups if any(p is parameter for p in g["params"]))
-            # A step count lies on the device only where the optimizer wants it; elsewhere it would be waited for.
+            # A step count lies on the device only for fused and capturable optimizers. Elsewhere reading it would be a
+            # host-device sync in every step.
             device = parameter.device if group.get("fused") or group.get("capturable") else torch.device("cpu")
-            # torch's fused kernels walk parameter and state as flat memory, so both need the same memory format.
+            # torch's fused kernels read parameter and state as flat memory, so both need the same memory format.
             optimizer.state[parameter] = {
                 key: torch.empty_like(parameter, dtype=value.dtype).copy_(value)
                 if value.shape == parameter.shape
                 else value.clone().to(device)
                 for key, value in state.items()
             }
-    set_random_state(tensors)
+    restore_random_state(tensors)

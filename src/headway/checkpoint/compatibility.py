@@ -1,4 +1,4 @@
-"""Checks that a checkpoint fits a run, all of it before any of it is restored."""
+"""Checks that a checkpoint fits a run before anything is restored from it."""
 
 from __future__ import annotations
 
@@ -9,45 +9,47 @@ import torch
 from torch import Tensor
 
 from headway.core.errors import CheckpointError, TrainingError
-from headway.core.outside import is_any_number, is_number, is_whole, kind_of
+from headway.core.untrusted_json import describe_kind, is_any_number, is_number, is_whole_number
 from headway.data.batch_plan import BatchPlan
-from headway.optim import Masters
-from headway.optim.states import describe, fault_of
+from headway.optim import MasterWeights
+from headway.optim.state_check import describe_tensor, find_state_fault
 
 Check = Callable[[Any], bool]
 
+# Entries of `data` that checkpoints of older versions do not have.
 ADDED = ("channels", "classes")
-"""Entries of `data` that older checkpoints do not have."""
 
 
 def expect_tensors(
-    tensors: Mapping[str, Tensor], where: str, whole: torch.nn.Module | Masters, optimizer: torch.optim.Optimizer
+    tensors: Mapping[str, Tensor], where: str, whole: torch.nn.Module | MasterWeights, optimizer: torch.optim.Optimizer
 ) -> None:
-    """Looks at `model/NAME` and `optimizer/PARAMETER/STATE`.
+    """Checks the tensors `model/NAME` and `optimizer/PARAMETER/STATE` against the network and optimizer.
 
-    Raises CheckpointError: one is missing, of another shape or type, or unknown.
+    Raises CheckpointError: a tensor is missing, unknown, or has another shape or dtype.
     """
     mine: dict[str, Any] = whole.state_dict()
+    # The network first: a wrong network makes every optimizer state wrong too, and its message is the clearer one.
     saved = {name.removeprefix("model/"): value for name, value in tensors.items() if name.startswith("model/")}
-    if fault := fault_among(saved, mine):
+    if fault := find_mismatch(saved, mine):
         raise CheckpointError(f"this checkpoint belongs to another network: {fault}", where=where)
     states: dict[str, dict[str, Tensor]] = {}
     for name, value in tensors.items():
         if name.startswith("optimizer/"):
             parameter, _, state = name.removeprefix("optimizer/").rpartition("/")
             states.setdefault(parameter, {})[state] = value
+    # Frozen parameters have no optimizer state, so only those in a parameter group are expected.
     optimized = {id(one) for group in optimizer.param_groups for one in group["params"]}
     parameters = {name: one for name, one in whole.named_parameters() if id(one) in optimized}
     if unknown := sorted(states.keys() - parameters.keys()):
         what = f"it has the optimizer's state of {unknown[0]!r}, which this run does not train"
         raise CheckpointError(what, where=where)
     for name, one in parameters.items():
-        if fault := fault_of(optimizer, one, states.get(name, {})):
+        if fault := find_state_fault(optimizer, one, states.get(name, {})):
             what = f"the optimizer's state of {name!r} does not fit: {fault}"
             raise CheckpointError(what, where=where, fix="It belongs to another optimizer, or was damaged.")
 
 
-def fault_among(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+def find_mismatch(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
     """Describes the first tensor that does not match, or returns an empty string."""
     if lacking := sorted(wanted.keys() - saved.keys()):
         return f"{lacking[0]!r} is missing"
@@ -56,7 +58,8 @@ def fault_among(saved: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> st
     for name, value in saved.items():
         like = wanted[name]
         if value.shape != like.shape or value.dtype != like.dtype:
-            return f"{name!r} is {describe(value.shape, value.dtype)}, and should be {describe(like.shape, like.dtype)}"
+            said, wanted_form = (describe_tensor(one.shape, one.dtype) for one in (value, like))
+            return f"{name!r} is {said}, and should be {wanted_form}"
     return ""
 
 
@@ -66,7 +69,7 @@ def _is_metrics(value: Any) -> bool:
 
 
 def _is_best(value: Any) -> bool:
-    return _is_metrics(value) and is_whole(value.get("step")) and is_number(value.get("epoch"), 0)
+    return _is_metrics(value) and is_whole_number(value.get("step")) and is_number(value.get("epoch"), 0)
 
 
 def _is_seconds(value: Any) -> bool:
@@ -82,41 +85,48 @@ def _or_none(check: Check) -> Check:
 
 
 SCALARS: Mapping[str, tuple[Check, str]] = {
-    "position": (is_whole, "a whole number of samples"),
+    "position": (is_whole_number, "a whole number of samples"),
     "data": (lambda value: isinstance(value, dict), "an object that says what the data are"),
     "precision": (_is_numbers, "an object of numbers"),
     "best": (_or_none(_is_best), "an object of metrics with step and epoch, or null"),
     "metrics": (_or_none(_is_metrics), "an object of metrics, or null"),
     "reached_s": (_or_none(lambda value: is_number(value, 0, 1e12)), "seconds, or null"),
-    "damaged": (is_whole, "a whole number"),
+    "damaged": (is_whole_number, "a whole number"),
     "seconds": (_is_seconds, "an object of seconds by stage"),
 }
-"""What a run writes into a manifest beside its tensors; `observer` is looked at by whoever takes it."""
+"""Entries that a run writes into a manifest beside its tensors, each with its check and its description.
+
+`observer` is checked by the code that restores it.
+"""
 
 
 def expect_scalars(scalars: Mapping[str, Any], where: str) -> None:
-    """Raises CheckpointError that names the first entry that is missing or wrong."""
+    """Checks the scalars of a manifest. Raises CheckpointError that names the first missing or wrong entry."""
+    # Only a short value is quoted in a message: a hostile manifest may hold megabytes.
     for name, (check, wanted) in SCALARS.items():
         if name not in scalars:
             raise CheckpointError(f"its manifest lacks scalars.{name}", where=where)
         if not check(scalars[name]):
-            found = scalars[name] if type(scalars[name]) in (int, float, str) else kind_of(scalars[name])
+            found = scalars[name] if type(scalars[name]) in (int, float, str) else describe_kind(scalars[name])
             raise CheckpointError(f"its manifest has {found!r:.100} as scalars.{name}, not {wanted}", where=where)
     observer = scalars.get("observer")
     if observer is not None and not isinstance(observer, dict):
-        raise CheckpointError(f"its manifest has {kind_of(observer)} as scalars.observer, not an object", where=where)
+        raise CheckpointError(
+            f"its manifest has {describe_kind(observer)} as scalars.observer, not an object", where=where
+        )
 
 
 def expect_position(position: int, step: int, plan: BatchPlan, where: str) -> None:
-    """Raises CheckpointError: the step of a checkpoint does not begin at its position."""
-    if (begins := plan.position_of(step)) != position:
+    """Checks that a checkpoint's step begins at its position under the plan of batches. Raises CheckpointError."""
+    if (begins := plan.find_position(step)) != position:
         what = f"it stands at sample {position:,}, and step {step:,} of this recipe begins at {begins:,}"
         raise CheckpointError(what, where=where, fix="Put batch back to what the run began with.")
 
 
 def expect_same_data(recorded: Mapping[str, Any], now: Mapping[str, Any], where: str) -> None:
-    """Raises TrainingError that names what differs of what a run's samples depend on."""
+    """Checks that data, seed and decoder are those of the run's start. Raises TrainingError that names the change."""
     for name, value in now.items():
+        # A checkpoint of an older version says nothing of it, so nothing can differ.
         if name not in recorded and name in ADDED:
             continue
         if recorded.get(name) != value:

@@ -1,6 +1,6 @@
-"""Where checkpoints lie: a folder, or an address that fsspec writes to (remote_checkpoints.py).
+"""Folders of checkpoints: on a disk here, at an address that fsspec writes to in `remote.py`.
 
-A checkpoint is a folder `step-NNNNNNNN`. Until it is whole it is a Draft, which nobody takes for a checkpoint.
+A checkpoint is a folder `step-NNNNNNNN`. Until it is complete it is a draft, under a name that no reader opens.
 """
 
 from __future__ import annotations
@@ -17,109 +17,111 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, final
 
-from headway.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, File, Manifest
+from headway.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, FileEntry, Manifest
 from headway.checkpoint.tensors_file import TensorsFile
 from headway.core.errors import HeadwayError
-from headway.core.files import read_regular, sync_folder, write_synced, write_whole
+from headway.core.files import read_regular, sync_folder, write_and_sync, write_atomically
 
 if TYPE_CHECKING:
-    from headway.checkpoint.remote import Url
+    from headway.checkpoint.remote import CheckpointUrl
 
 LATEST = "latest"
+# On a shared file system a rank sees the folder that rank 0 has just made after up to a second (NFS caches names).
 LOOKS, LOOK_S = 5, 0.2
-"""How often, and how far apart, a rank looks for the folder that rank 0 has just made on a shared file system."""
 
-Check = Callable[[], None]
-"""Raises once the save is given up."""
-
-
-Location: TypeAlias = "Path | Url"
-"""One checkpoint, on a disk or at an address: it has a `name`, and `str` names it in a sentence."""
+StopCheck = Callable[[], None]
+"""A function that raises once the save has been given up."""
 
 
-class Draft(ABC):
+Location: TypeAlias = "Path | CheckpointUrl"
+"""One checkpoint on a disk or at an address. It has a `name`; `str` gives its full name for messages."""
+
+
+class CheckpointDraft(ABC):
     """A checkpoint that is being written, by one rank or several."""
 
     token: str
-    """What a rank needs to join it; no two drafts have the same."""
+    """Unique name of the draft, by which other ranks join it."""
 
     @abstractmethod
-    def put(self, name: str, tensors: TensorsFile, check: Check) -> File:
-        """Writes a file of tensors and brings it to the disk. Raises OSError or HeadwayError."""
+    def put(self, name: str, tensors: TensorsFile, check: StopCheck) -> FileEntry:
+        """Writes and syncs a file of tensors. Raises OSError or HeadwayError."""
 
     @abstractmethod
     def publish(self, manifest: Manifest, confirm: Callable[[], None]) -> Location:
-        """Makes a checkpoint of it: files that the manifest does not name go, `latest` moves last.
+        """Turns the draft into a checkpoint: removes files that the manifest does not name, and moves `latest` last.
 
         Args:
-            confirm: called at the last moment before it can be opened; what it raises keeps it from being so.
+            confirm: called right before the checkpoint becomes visible; if it raises, it never does.
         """
 
     @abstractmethod
     def discard(self) -> None:
-        """Removes it, as far as that can be done."""
+        """Removes the draft as far as possible, without an error."""
 
 
-class Place(ABC):
+class CheckpointFolder(ABC):
     """The folder or address that holds the checkpoints of a run."""
 
     shown: str
-    """As sentences name it."""
+    """Name of the folder in messages."""
 
     @abstractmethod
     def paths(self) -> list[Location]:
-        """Those that are there, damaged ones too; the newest first."""
+        """Lists the checkpoints, damaged ones too, the newest first."""
 
     @abstractmethod
-    def draft(self, step: int) -> Draft:
-        """Begins a new one; what is left of drafts that nobody finished goes."""
+    def begin_draft(self, step: int) -> CheckpointDraft:
+        """Begins a new checkpoint, and removes unfinished drafts."""
 
     @abstractmethod
-    def joined(self, step: int, token: str) -> Draft | None:
-        """The draft that another rank has begun; None where it cannot be seen from here."""
+    def join_draft(self, step: int, token: str) -> CheckpointDraft | None:
+        """Opens the draft that rank 0 began; returns None if this rank cannot see it."""
 
     @abstractmethod
     def remove(self, path: Location) -> None:
-        """Removes a checkpoint; at no moment it looks like a damaged one."""
+        """Removes a checkpoint in such a way that no reader ever finds half of it."""
 
 
-def name_of(step: int) -> str:
+def format_name(step: int) -> str:
     """Returns the name of a step's folder."""
     return f"step-{step:08d}"
 
 
-def step_of(name: str) -> int | None:
-    """The step of a folder's name; None where it is no checkpoint's."""
+def parse_step(name: str) -> int | None:
+    """Returns the step in a folder's name, or None if the name is not a checkpoint's."""
     number = name.removeprefix("step-")
     return int(number) if number != name and number.isdecimal() else None
 
 
-def newest_first(paths: list[Location]) -> list[Location]:
+def sort_newest_first(paths: list[Location]) -> list[Location]:
     """Sorts checkpoints by their steps, the latest first."""
-    return sorted(paths, key=lambda path: step_of(path.name) or 0, reverse=True)
+    return sorted(paths, key=lambda path: parse_step(path.name) or 0, reverse=True)
 
 
-def is_passed(name: str, names: Collection[str], manifest: Callable[[str], bytes]) -> bool:
-    """Tells whether a later step has a checkpoint with a valid manifest, which `latest` names then.
+def has_later_checkpoint(name: str, names: Collection[str], manifest: Callable[[str], bytes]) -> bool:
+    """Tells whether a later step has a checkpoint with a valid manifest; `latest` then stays with that one.
 
     Args:
-        names: in the place. manifest: reads the one of a name.
+        names: names in the folder.
+        manifest: reads the manifest of a name.
     """
-    step = step_of(name) or 0
+    step = parse_step(name) or 0
     for other in names:
-        if (step_of(other) or 0) > step:
+        if (parse_step(other) or 0) > step:
             with suppress(OSError, ValueError, KeyError, TypeError, HeadwayError):
                 Manifest.from_json(manifest(other), other)
                 return True
     return False
 
 
+# Checkpoints that threads of this process are reading, each with the number of its readers.
 _held: Counter[str] = Counter()
 _holding = threading.Lock()
 
 
 @contextmanager
-def held(path: Location) -> Iterator[None]:
+def hold(path: Location) -> Iterator[None]:
     """Keeps a checkpoint from being removed by this process while it is read."""
     with _holding:
         _held[_key(path)] += 1
@@ -130,24 +132,24 @@ def held(path: Location) -> Iterator[None]:
             _held[_key(path)] -= 1
 
 
-def prune(place: Place, before: list[Location], newest: Location, keep: int) -> None:
-    """Removes all but the newest `keep` up to `newest`, and those that are being read.
+def prune(folder: CheckpointFolder, before: list[Location], newest: Location, keep: int) -> None:
+    """Keeps the newest `keep` checkpoints up to `newest`, and those that are being read; removes the older ones.
 
-    Those of later steps stay, whatever they are: a run that is at an earlier step has not come from them, and may be
-    the one that is wrong. One that is damaged is passed over by whoever reads, and goes when the run has passed it.
+    Checkpoints of later steps stay: they come from another process, which may be the right one.
 
     Args:
-        before: what was there when the save began. Whoever sleeps in a save, and wakes when others have gone on, does
-            not remove what these have saved since.
+        before: the checkpoints when the save began. A process that slept in a save does not remove those that others
+            have saved since.
     """
-    step = step_of(newest.name) or 0
-    earlier = [path for path in before if (step_of(path.name) or 0) < step]
+    step = parse_step(newest.name) or 0
+    earlier = [path for path in before if (parse_step(path.name) or 0) < step]
+    # A damaged checkpoint counts like any other, and goes once the run has passed it.
     kept = {path.name for path in earlier[: keep - 1]}
     for path in earlier:
         if path.name not in kept:
             with _holding, suppress(FileNotFoundError):
                 if not _held[_key(path)]:
-                    place.remove(path)
+                    folder.remove(path)
 
 
 def _key(path: Location) -> str:
@@ -155,18 +157,19 @@ def _key(path: Location) -> str:
 
 
 @final
-class LocalPlace(Place):
-    """A folder, made at the first save."""
+class LocalCheckpointFolder(CheckpointFolder):
+    """A folder on a local or mounted file system, made at the first save."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.shown = folder, str(folder)
 
     def paths(self) -> list[Location]:
         """Lists the checkpoints, the newest first."""
-        return newest_first([path for path in self.folder.glob("step-*") if step_of(path.name) is not None])
+        return sort_newest_first([path for path in self.folder.glob("step-*") if parse_step(path.name) is not None])
 
-    def draft(self, step: int) -> Draft:
+    def begin_draft(self, step: int) -> CheckpointDraft:
         """Begins a new checkpoint and removes unfinished ones."""
+        # Drafts of processes that were killed. At most one run writes here.
         for left in self.folder.glob(".step-*"):
             shutil.rmtree(left, ignore_errors=True)
         for left in self.folder.glob(f".{LATEST}.*"):
@@ -175,8 +178,8 @@ class LocalPlace(Place):
         draft.aside.mkdir(parents=True)
         return draft
 
-    def joined(self, step: int, token: str) -> Draft | None:
-        """Finds the draft of another rank, or returns None."""
+    def join_draft(self, step: int, token: str) -> CheckpointDraft | None:
+        """Opens the draft that rank 0 began; returns None if this rank cannot see it."""
         draft = _LocalDraft(self.folder, step, token)
         for look in range(LOOKS):
             if look:
@@ -186,33 +189,35 @@ class LocalPlace(Place):
         return None
 
     def remove(self, path: Location) -> None:
-        """Removes a checkpoint; readers see all of it or nothing."""
+        """Removes a checkpoint in such a way that no reader ever finds half of it."""
         hidden = self.folder / f".{path.name}.{secrets.token_hex(8)}"
-        os.replace(self.folder / path.name, hidden)  # a reader elsewhere sees all of it or nothing
+        # Renamed first, since removing takes many calls: a reader on another host sees all of it or nothing.
+        os.replace(self.folder / path.name, hidden)
         shutil.rmtree(hidden, ignore_errors=True)
 
 
 @final
-class _LocalDraft(Draft):
-    """A folder under a name of its own. A process that slept while others went on cannot write into their drafts."""
+class _LocalDraft(CheckpointDraft):
+    """A hidden folder with a unique name, so that a process that was suspended cannot write into a later draft."""
 
     def __init__(self, folder: Path, step: int, token: str) -> None:
         self._folder, self.token = folder, token
-        self._final = folder / name_of(step)
+        self._final = folder / format_name(step)
         self.aside = folder / f".{self._final.name}.{token}"
 
-    def put(self, name: str, tensors: TensorsFile, check: Check) -> File:
+    def put(self, name: str, tensors: TensorsFile, check: StopCheck) -> FileEntry:
         with (self.aside / name).open("wb") as file:
             sha256 = tensors.write(file)
             file.flush()
             os.fsync(file.fileno())
-        return File(name, tensors.length, sha256)
+        return FileEntry(name, tensors.length, sha256)
 
     def publish(self, manifest: Manifest, confirm: Callable[[], None]) -> Location:
         for path in self.aside.iterdir():
             if path.name not in {file.name for file in manifest.files}:
                 path.unlink()
-        write_synced(self.aside / MANIFEST, manifest.to_json())
+        # All bytes reach the disk before the rename that makes them a checkpoint.
+        write_and_sync(self.aside / MANIFEST, manifest.to_json())
         sync_folder(self.aside)
         replaced = self.aside.with_name(f"{self.aside.name}.replaced")
         confirm()
@@ -220,20 +225,25 @@ class _LocalDraft(Draft):
             os.replace(self._final, replaced)
         try:
             os.replace(self.aside, self._final)
-        except OSError:  # others have gone on meanwhile, cleared this draft away, and saved the step themselves
-            with suppress(OSError):  # theirs stays; else what was there before comes back
+        except OSError:
+            # This process was suspended, and others have removed its draft and saved the step themselves. Theirs stays;
+            # if there is none, the checkpoint that was there before comes back.
+            with suppress(OSError):
                 os.replace(replaced, self._final)
             if self._final.exists():
                 shutil.rmtree(replaced, ignore_errors=True)
             raise
         sync_folder(self._folder)
-        if not is_passed(self._final.name, [path.name for path in self._folder.glob("step-*")], self._manifest):
-            write_whole(self._folder / LATEST, self._final.name + "\n")
+        # `latest` only moves forward: a process that was suspended must not point it at its older step.
+        if not has_later_checkpoint(
+            self._final.name, [path.name for path in self._folder.glob("step-*")], self._manifest
+        ):
+            write_atomically(self._folder / LATEST, self._final.name + "\n")
         shutil.rmtree(replaced, ignore_errors=True)
         return self._final
 
     def _manifest(self, name: str) -> bytes:
-        # Anything may lie there: a named pipe would block the save for ever, a sparse file would fill the memory.
+        # The file is untrusted: a named pipe would block the save for ever, a sparse file would fill the memory.
         return read_regular(self._folder / name / MANIFEST, MANIFEST_BYTES)
 
     def discard(self) -> None:

@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what there is in its files, and how to tell that it is whole."""
+"""The manifest of a checkpoint: its scalars, and the length and sha256 of each of its files."""
 
 from __future__ import annotations
 
@@ -10,33 +10,32 @@ from typing import Any, NoReturn, final
 
 from headway.core.errors import CheckpointError
 from headway.core.files import is_plain_name
-from headway.core.outside import DEPTH, JsonError, is_sha256, is_whole, kind_of, parse_object
+from headway.core.untrusted_json import DEPTH, JsonError, describe_kind, is_sha256, is_whole_number, parse_object
 
 FORMAT = 1
 MANIFEST = "manifest.json"
+# Limits for a file that may be damaged or hostile. A usual manifest has 2 kB, and one file for each rank.
 MANIFEST_BYTES = 64 << 20
-"""Most of it; a manifest has about 2 kB, and one of a long run with many samples' names still less than this."""
 MOST_FILES = 1 << 20
-"""One for each rank that writes."""
 MOST_STEPS = 1 << 53
 MOST_BYTES = 1 << 60
 
 
 @dataclass(frozen=True)
-class File:
-    """One file of tensors: its name in the checkpoint, its length in bytes, and their sha256."""
+class FileEntry:
+    """One file of tensors: its name in the checkpoint, its length in bytes, and its sha256."""
 
     name: str
     length: int
     sha256: str
 
     def expect_length(self, length: int, where: str) -> None:
-        """Before its bytes are read. Raises CheckpointError: so many are not the file's."""
+        """Checks the file's length before its bytes are read. Raises CheckpointError."""
         if length != self.length:
             raise CheckpointError(f"{self.name} is torn: {length} of {self.length} bytes", where=where)
 
     def check(self, data: bytes, where: str) -> None:
-        """Raises CheckpointError: these bytes are not the file's."""
+        """Checks the file's bytes against length and sha256. Raises CheckpointError."""
         self.expect_length(len(data), where)
         if hashlib.sha256(data).hexdigest() != self.sha256:
             raise CheckpointError(f"{self.name} is damaged: its sha256 is another", where=where)
@@ -44,14 +43,14 @@ class File:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What `manifest.json` holds: the step, the scalars given to `save`, and the files of tensors."""
+    """Content of `manifest.json`: the step, the scalars given to `save`, and the files of tensors."""
 
     step: int
     scalars: dict[str, Any]
-    files: tuple[File, ...]
+    files: tuple[FileEntry, ...]
 
     def to_json(self) -> bytes:
-        """Returns the content of `manifest.json`, with its checksum."""
+        """Returns the bytes of `manifest.json`, with its checksum."""
         tree: dict[str, Any] = {"format": FORMAT, "step": self.step, "scalars": self.scalars}
         tree["files"] = [{"name": file.name, "bytes": file.length, "sha256": file.sha256} for file in self.files]
         tree["sha256"] = _digest(tree)
@@ -59,32 +58,36 @@ class Manifest:
 
     @staticmethod
     def from_json(data: bytes, where: str) -> Manifest:
-        """Raises CheckpointError: it is damaged, or of a later format; the sentence names the entry."""
+        """Parses `manifest.json`. Raises CheckpointError that names the damaged entry, or the later format."""
         try:
             tree = parse_object(data)
         except JsonError as error:
             raise CheckpointError(f"{MANIFEST} is damaged: {error}", where=where) from None
         entries = _Entries(tree, "", where)
-        form = entries.whole("format", 0, MOST_STEPS)
+        # The format is looked at before the checksum, so that a later version is named as such.
+        form = entries.get_whole("format", 0, MOST_STEPS)
         if form != FORMAT:
             raise CheckpointError(f"its format is {form}, this version reads {FORMAT}", where=where)
-        sha256 = entries.digest("sha256")
+        sha256 = entries.get_digest("sha256")
         if sha256 != _digest({name: value for name, value in tree.items() if name != "sha256"}):
             raise CheckpointError(f"{MANIFEST} is damaged: its sha256 is another", where=where)
-        files = tuple(_file(one, f"files[{number}]", where) for number, one in enumerate(entries.several("files")))
+        files = tuple(_file(one, f"files[{number}]", where) for number, one in enumerate(entries.get_list("files")))
         if len({file.name for file in files}) < len(files):
             raise CheckpointError(f"{MANIFEST} names a file twice", where=where)
-        return Manifest(entries.whole("step", 0, MOST_STEPS), entries.object("scalars"), files)
+        return Manifest(entries.get_whole("step", 0, MOST_STEPS), entries.get_object("scalars"), files)
 
 
-def copied_scalars(scalars: Mapping[str, Any]) -> dict[str, Any]:
-    """The scalars as a manifest gives them back.
+def copy_scalars(scalars: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies scalars through JSON, so that they come back from a manifest as they are here.
 
-    Raises CheckpointError: they are such that no manifest with them would be read. TypeError: they are no JSON.
+    Raises:
+        CheckpointError: a manifest with them could not be read.
+        TypeError: they are not JSON.
     """
     text = json.dumps(dict(scalars))
     try:
-        found = parse_object(text, depth=DEPTH - 1)  # the manifest is one level more
+        # The manifest that will hold them is one level deeper.
+        found = parse_object(text, depth=DEPTH - 1)
     except JsonError as error:
         raise CheckpointError(f"the scalars cannot be saved: {error}", fix="Save them otherwise.") from None
     if len(text) > MANIFEST_BYTES // 4:
@@ -92,62 +95,64 @@ def copied_scalars(scalars: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _file(entry: Any, path: str, where: str) -> File:
+def _file(entry: Any, path: str, where: str) -> FileEntry:
     if not isinstance(entry, dict):
-        raise CheckpointError(f"{MANIFEST} has {kind_of(entry)} as {path}, not an object", where=where)
+        raise CheckpointError(f"{MANIFEST} has {describe_kind(entry)} as {path}, not an object", where=where)
     entries = _Entries(entry, f"{path}.", where)
-    name = entries.of("name")
+    name = entries.get("name")
+    # A name with a slash would let a manifest read files outside its folder.
     if not is_plain_name(name) or name == MANIFEST:
         what = f"{MANIFEST} has {name!r:.100} as {path}.name, which is no plain name of a file"
         raise CheckpointError(what, where=where)
-    return File(name, entries.whole("bytes", 0, MOST_BYTES), entries.digest("sha256"))
+    return FileEntry(name, entries.get_whole("bytes", 0, MOST_BYTES), entries.get_digest("sha256"))
 
 
 @final
 class _Entries:
-    """Entries of one object of a manifest, each looked at before it is used."""
+    """Entries of one object in a manifest, each checked when it is read."""
 
     def __init__(self, tree: Mapping[str, Any], path: str, where: str) -> None:
         self._tree, self._path, self._where = tree, path, where
 
-    def of(self, name: str) -> Any:
+    def get(self, name: str) -> Any:
         if name not in self._tree:
             raise CheckpointError(f"{MANIFEST} lacks {self._path}{name}", where=self._where)
         return self._tree[name]
 
-    def whole(self, name: str, low: int, high: int) -> int:
-        value = self.of(name)
-        if not is_whole(value, low, high):
+    def get_whole(self, name: str, low: int, high: int) -> int:
+        value = self.get(name)
+        if not is_whole_number(value, low, high):
             self._refuse(name, value, f"a whole number from {low:,} to {high:,}")
         found: int = value
         return found
 
-    def digest(self, name: str) -> str:
-        value = self.of(name)
+    def get_digest(self, name: str) -> str:
+        value = self.get(name)
         if not is_sha256(value):
             self._refuse(name, value, "64 hexadecimal digits")
         found: str = value
         return found
 
-    def object(self, name: str) -> dict[str, Any]:
-        value = self.of(name)
+    def get_object(self, name: str) -> dict[str, Any]:
+        value = self.get(name)
         if not isinstance(value, dict):
             self._refuse(name, value, "an object")
         found: dict[str, Any] = value
         return found
 
-    def several(self, name: str) -> list[Any]:
-        value = self.of(name)
+    def get_list(self, name: str) -> list[Any]:
+        value = self.get(name)
         if not isinstance(value, list) or len(value) > MOST_FILES:
             self._refuse(name, value, f"a list of at most {MOST_FILES:,}")
         found: list[Any] = value
         return found
 
     def _refuse(self, name: str, value: Any, wanted: str) -> NoReturn:
-        shown = repr(value)[:100] if type(value) in (int, float, str) else kind_of(value)
+        shown = repr(value)[:100] if type(value) in (int, float, str) else describe_kind(value)
         raise CheckpointError(f"{MANIFEST} has {shown} as {self._path}{name}, not {wanted}", where=self._where)
 
 
 def _digest(tree: Mapping[str, Any]) -> str:
-    """sha256 of a manifest, of all but its own `sha256`; a flipped digit would leave it good JSON."""
+    """Computes the sha256 of a manifest without its own `sha256`."""
+    # A flipped digit leaves valid JSON, so the manifest needs a checksum of its own.
     return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()

@@ -1,4 +1,4 @@
-"""The random generators of torch, numpy and Python as tensors of a checkpoint."""
+"""States of the random generators of torch, numpy and Python as tensors of a checkpoint."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from headway.core.errors import CheckpointError
-from headway.optim.states import describe
+from headway.optim.state_check import describe_tensor
 
+# Words in the state of a Mersenne Twister.
 WORDS = 624
-"""Of the state of a Mersenne twister."""
 
 
-def random_state() -> dict[str, torch.Tensor]:
+def read_random_state() -> dict[str, torch.Tensor]:
     """Returns the states of all random generators as tensors of a checkpoint."""
     _, words, place, has_gauss, gauss = np.random.get_state(legacy=True)
     _, state, spare = random.getstate()
@@ -32,19 +32,20 @@ def random_state() -> dict[str, torch.Tensor]:
     return out
 
 
-def expect_random_state(tensors: Mapping[str, torch.Tensor], where: str) -> None:
-    """Raises CheckpointError: there is no state of the generators, or one that they would read beyond the end of."""
-    mine = random_state()
+def check_random_state(tensors: Mapping[str, torch.Tensor], where: str) -> None:
+    """Checks the states before they are restored. Raises CheckpointError if one is missing or not valid."""
+    mine = read_random_state()
     for name, like in mine.items():
-        if name == "random/cuda":  # not every checkpoint has it, see below
+        # A run that was on a CPU has no such state; checked below.
+        if name == "random/cuda":
             continue
         if name not in tensors:
             raise CheckpointError(f"{name} is missing", where=where)
         value, spare = tensors[name], name == "random/python_spare"
         if value.dtype != like.dtype or (value.shape not in ((0,), (1,)) if spare else value.shape != like.shape):
-            said, wanted = (describe(one.shape, one.dtype) for one in (value, like))
+            said, wanted = (describe_tensor(one.shape, one.dtype) for one in (value, like))
             raise CheckpointError(f"{name} is {said}, and should be {wanted}", where=where)
-    # numpy looks at none of its numbers, and with a place above 624 reads what lies behind its words.
+    # numpy does not check its state: a position above 624 makes it read memory behind the words.
     place, has_gauss, _ = tensors["random/numpy_scalars"].tolist()
     places = {"random/numpy_scalars": place, "random/python": int(tensors["random/python"][-1])}
     for name, at in places.items():
@@ -57,18 +58,18 @@ def expect_random_state(tensors: Mapping[str, torch.Tensor], where: str) -> None
     if has_gauss not in (0, 1):
         raise CheckpointError("random/numpy_scalars has neither 0 nor 1 as its second number", where=where)
     _expect_accepted(tensors["random/torch"], torch, "random/torch is no state of torch's generator", where)
-    if (cuda := tensors.get("random/cuda")) is None:  # of a run that was on a CPU
+    if (cuda := tensors.get("random/cuda")) is None:
         return
     if cuda.dtype != torch.uint8 or cuda.dim() != 1:
-        said = describe(cuda.shape, cuda.dtype)
+        said = describe_tensor(cuda.shape, cuda.dtype)
         raise CheckpointError(f"random/cuda is {said}, and should be a row of uint8", where=where)
-    # Which lengths and numbers are right is known to the device alone.
+    # Only the device knows which lengths and numbers are valid.
     if torch.cuda.is_available():
         _expect_accepted(cuda, torch.cuda, "random/cuda is no state of a CUDA device's generator", where)
 
 
 def _expect_accepted(state: torch.Tensor, module: Any, what: str, where: str) -> None:
-    """Lets a generator take a state and puts its own back. Raises CheckpointError: it takes no such state."""
+    """Sets a generator to a state and back again. Raises CheckpointError if the generator refuses the state."""
     before = module.get_rng_state()
     try:
         module.set_rng_state(state)
@@ -78,8 +79,8 @@ def _expect_accepted(state: torch.Tensor, module: Any, what: str, where: str) ->
         module.set_rng_state(before)
 
 
-def set_random_state(tensors: Mapping[str, torch.Tensor]) -> None:
-    """Puts all random generators into saved states; call `expect_random_state` first."""
+def restore_random_state(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Sets all random generators to saved states. Call `check_random_state` first."""
     torch.set_rng_state(tensors["random/torch"])
     if "random/cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["random/cuda"])

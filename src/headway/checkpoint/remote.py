@@ -1,7 +1,7 @@
 """Checkpoints at an address that fsspec writes to: s3://, gs://, memory://, ...
 
-Such stores know no renaming and no syncing, but an object is there whole or not at all. So the manifest, which comes
-after everything it names, makes the checkpoint; a folder without one is a Draft, and is removed by the next.
+Object stores can neither rename nor sync, but an object appears whole or not at all. So the manifest, written after all
+files that it names, completes a checkpoint. A folder without a manifest is a draft, which the next save removes.
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ import fsspec.core
 
 from headway.checkpoint.locations import (
     LATEST,
-    Check,
-    Draft,
+    CheckpointDraft,
+    CheckpointFolder,
     Location,
-    Place,
-    is_passed,
-    name_of,
-    newest_first,
-    step_of,
+    StopCheck,
+    format_name,
+    has_later_checkpoint,
+    parse_step,
+    sort_newest_first,
 )
-from headway.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, File, Manifest
+from headway.checkpoint.manifest import MANIFEST, MANIFEST_BYTES, FileEntry, Manifest
 from headway.checkpoint.tensors_file import TensorsFile
 from headway.core.errors import HeadwayError, UsageError
-from headway.data.tiers.remote import Remote
-from headway.data.tiers.transport import shown
+from headway.storage.addresses import redact_address
+from headway.storage.remote_folder import RemoteFolder
 
+# The pause doubles with each attempt: 0.5 + 1 + 2 + 4 + 8 s, so an outage of 15 s does no harm.
 ATTEMPTS = 6
 PAUSE_S = 0.5
-"""Before the second attempt; doubled for each further one, so that an outage of 15 s does no harm."""
 
 _DRAFT = ".draft-"
 
 
 @final
 @dataclass(frozen=True)
-class Url:
+class CheckpointUrl:
     """Address of a checkpoint; `str` shows it without a password."""
 
     uri: str
@@ -55,19 +55,19 @@ class Url:
         return self.uri.rpartition("/")[2]
 
     def __str__(self) -> str:
-        return shown(self.uri)
+        return redact_address(self.uri)
 
     def read(self, name: str, limit: int) -> bytes:
-        """Bytes of one of its files.
+        """Reads one of the checkpoint's files.
 
         Raises:
-            FileNotFoundError: there is none.
+            FileNotFoundError: there is no such file.
             OSError: it has more than `limit` bytes.
-            DataError: it cannot be reached, which says nothing about the checkpoint.
+            DataError: the address cannot be reached; the checkpoint may be intact.
         """
-        remote = Remote(self.uri)
+        remote = RemoteFolder(self.uri)
         try:
-            size = remote.mark(name).size
+            size = remote.read_version(name).size
             if size > limit:
                 raise OSError(errno.EFBIG, f"it has {size:,} bytes, and should have at most {limit:,}", name)
             return remote.read(name, 0, size).tobytes()
@@ -76,51 +76,54 @@ class Url:
 
 
 @final
-class RemotePlace(Place):
-    """A folder at an address.
+class RemoteCheckpointFolder(CheckpointFolder):
+    """A folder of checkpoints at an address.
 
     Raises:
-        UsageError: nothing installed writes to such an address.
+        UsageError: no installed package writes to such an address.
     """
 
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
-        self.shown = shown(self.uri)
+        self.shown = redact_address(self.uri)
         if uri.partition("://")[0].lower() in ("http", "https"):
             fix = "Name a folder, or an address such as s3://bucket/folder."
             raise UsageError("checkpoints cannot be written over HTTP", where=self.shown, fix=fix)
-        Remote(self.uri).close()  # says which package is missing
+        # Raises the sentence that names a missing package, before fsspec raises its own.
+        RemoteFolder(self.uri).close()
         self._files, root = fsspec.core.url_to_fs(self.uri)
         self._root = str(root).rstrip("/")
 
     def paths(self) -> list[Location]:
         """Lists the checkpoints that have a manifest, the newest first."""
-        whole = [name for name in self.names() if step_of(name) is not None and MANIFEST in self.names(name)]
-        return newest_first([Url(f"{self.uri}/{name}") for name in whole])
+        whole = [name for name in self.names() if parse_step(name) is not None and MANIFEST in self.names(name)]
+        return sort_newest_first([CheckpointUrl(f"{self.uri}/{name}") for name in whole])
 
-    def draft(self, step: int) -> Draft:
+    def begin_draft(self, step: int) -> CheckpointDraft:
         """Begins a new checkpoint and removes unfinished ones."""
+        # Markers of drafts and folders without a manifest are left by processes that were killed.
         for name in self.names():
             if name.startswith(_DRAFT):
                 self.delete(name)
-            elif step_of(name) is not None and MANIFEST not in self.names(name):
+            elif parse_step(name) is not None and MANIFEST not in self.names(name):
                 self.delete_folder(name)
         draft = _RemoteDraft(self, step, secrets.token_hex(8))
         self.call("makedirs", self._root, exist_ok=True)
         self.write(f"{_DRAFT}{draft.token}", b"")
         return draft
 
-    def joined(self, step: int, token: str) -> Draft | None:
-        """Finds the draft of another rank, or returns None."""
+    def join_draft(self, step: int, token: str) -> CheckpointDraft | None:
+        """Opens the draft that rank 0 began; returns None if this rank cannot see it."""
         return _RemoteDraft(self, step, token) if f"{_DRAFT}{token}" in self.names() else None
 
     def remove(self, path: Location) -> None:
-        """Removes a checkpoint, its manifest first."""
+        """Removes a checkpoint, its manifest first: without it no reader takes the rest for a checkpoint."""
         self.delete(f"{path.name}/{MANIFEST}")
         self.delete_folder(path.name)
 
     def names(self, folder: str = "") -> list[str]:
-        """Names in a folder; none where there is no such folder."""
+        """Lists the names in a folder; an empty list if there is no such folder."""
+        # fsspec caches listings, and other processes write here too.
         self._files.invalidate_cache()
         try:
             found = self.call("ls", f"{self._root}/{folder}".rstrip("/"), detail=False)
@@ -133,10 +136,10 @@ class RemotePlace(Place):
         self.call("pipe_file", f"{self._root}/{name}", data)
 
     def read_manifest(self, folder: str) -> bytes:
-        """Reads the manifest of a checkpoint, of bounded size. Raises as `Url.read`."""
-        return Url(f"{self.uri}/{folder}").read(MANIFEST, MANIFEST_BYTES)
+        """Reads the manifest of a checkpoint, up to its size limit. Raises as `CheckpointUrl.read` does."""
+        return CheckpointUrl(f"{self.uri}/{folder}").read(MANIFEST, MANIFEST_BYTES)
 
-    def upload(self, path: Path, name: str, check: Check) -> None:
+    def upload(self, path: Path, name: str, check: StopCheck) -> None:
         """Uploads a file; `check` is called before each further attempt."""
         self.call("put_file", str(path), f"{self._root}/{name}", check=check)
 
@@ -153,14 +156,16 @@ class RemotePlace(Place):
         """Deletes a folder and the objects in it."""
         for name in self.names(folder):
             self.delete(f"{folder}/{name}")
-        with suppress(Exception):  # some file systems have folders; in others this one is gone with its last object
+        # Some file systems have folders; in object stores this one is gone with its last object.
+        with suppress(Exception):
             self._files.rmdir(f"{self._root}/{folder}")
 
-    def call(self, method: str, *arguments: Any, check: Check = lambda: None, **more: Any) -> Any:
-        """One call of the file system, repeated while the network fails.
+    def call(self, method: str, *arguments: Any, check: StopCheck = lambda: None, **more: Any) -> Any:
+        """Calls a method of the file system, again while the network fails.
 
         Raises:
-            FileNotFoundError: as the file system does. HeadwayError: it may not be done, or it cannot be.
+            FileNotFoundError: as the file system raises it.
+            HeadwayError: no permission, or all attempts failed.
         """
         attempt, pause_s = 1, PAUSE_S
         while True:
@@ -168,7 +173,8 @@ class RemotePlace(Place):
                 return getattr(self._files, method)(*arguments, **more)
             except FileNotFoundError:
                 raise
-            except Exception as error:  # each file system has errors of its own
+            # Each file system raises errors of its own.
+            except Exception as error:
                 if attempt == ATTEMPTS or isinstance(error, PermissionError):
                     tried = f" ({attempt} attempts)" if attempt > 1 else ""
                     what = f"the checkpoints cannot be reached: {str(error) or type(error).__name__}{tried}"
@@ -180,46 +186,48 @@ class RemotePlace(Place):
 
 
 @final
-class _RemoteDraft(Draft):
-    """Its files have its token in their names: whoever slept while others went on cannot write over theirs."""
+class _RemoteDraft(CheckpointDraft):
+    """Files with the draft's token in their names, so that a process that was suspended cannot overwrite later ones."""
 
-    def __init__(self, place: RemotePlace, step: int, token: str) -> None:
-        self._place, self.token, self._folder = place, token, name_of(step)
+    def __init__(self, folder: RemoteCheckpointFolder, step: int, token: str) -> None:
+        self._folder, self.token, self._name = folder, token, format_name(step)
 
-    def put(self, name: str, tensors: TensorsFile, check: Check) -> File:
+    def put(self, name: str, tensors: TensorsFile, check: StopCheck) -> FileEntry:
         stem, _, ending = name.rpartition(".")
         name = f"{stem}.{self.token}.{ending}"
-        with tempfile.TemporaryFile(prefix="headway-") as staged:  # without a name, so that no kill leaves it behind
+        # A temporary file without a name disappears with the process, even with kill -9.
+        with tempfile.TemporaryFile(prefix="headway-") as staged:
             try:
                 sha256 = tensors.write(staged)
                 staged.flush()
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
-                what = "the disk is full, where a checkpoint lies until it is uploaded"
+                what = "the disk is full that holds a checkpoint until it is uploaded"
                 fix = "Make room there, or set TMPDIR to another folder."
                 raise HeadwayError(what, where=tempfile.gettempdir(), fix=fix) from error
-            self._place.make_folder(self._folder)
-            self._place.upload(Path(f"/proc/self/fd/{staged.fileno()}"), f"{self._folder}/{name}", check)
-        return File(name, tensors.length, sha256)
+            self._folder.make_folder(self._name)
+            self._folder.upload(Path(f"/proc/self/fd/{staged.fileno()}"), f"{self._name}/{name}", check)
+        return FileEntry(name, tensors.length, sha256)
 
     def publish(self, manifest: Manifest, confirm: Callable[[], None]) -> Location:
         confirm()
-        self._place.write(f"{self._folder}/{MANIFEST}", manifest.to_json())
-        if not is_passed(self._folder, self._place.names(), self._place.read_manifest):
-            self._place.write(LATEST, f"{self._folder}\n".encode())
+        self._folder.write(f"{self._name}/{MANIFEST}", manifest.to_json())
+        if not has_later_checkpoint(self._name, self._folder.names(), self._folder.read_manifest):
+            self._folder.write(LATEST, f"{self._name}\n".encode())
         self._clear({MANIFEST, *(file.name for file in manifest.files)})
-        return Url(f"{self._place.uri}/{self._folder}")
+        return CheckpointUrl(f"{self._folder.uri}/{self._name}")
 
     def discard(self) -> None:
         with suppress(HeadwayError, OSError):
-            there = self._place.names(self._folder)
-            if MANIFEST in there and self.token.encode() in self._place.read_manifest(self._folder):
-                return  # the manifest had arrived, whatever failed after it
+            there = self._folder.names(self._name)
+            if MANIFEST in there and self.token.encode() in self._folder.read_manifest(self._name):
+                # The manifest had arrived before the failure: the checkpoint is complete.
+                return
             self._clear({name for name in there if f".{self.token}." not in name})
 
     def _clear(self, kept: Collection[str]) -> None:
-        for name in self._place.names(self._folder):
+        for name in self._folder.names(self._name):
             if name not in kept:
-                self._place.delete(f"{self._folder}/{name}")
-        self._place.delete(f"{_DRAFT}{self.token}")
+                self._folder.delete(f"{self._name}/{name}")
+        self._folder.delete(f"{_DRAFT}{self.token}")

@@ -1,4 +1,4 @@
-"""Which rank writes which tensors of a checkpoint, and the copy that it writes from."""
+"""Divides the tensors of a checkpoint over the ranks, and copies them to host memory."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 
 from headway.checkpoint.tensors_file import TensorsFile
 
+# Random states differ between the ranks; rank 0 writes its own.
 OF_RANK_0 = "random/"
-"""Random states differ between the ranks: those of rank 0 are kept, and it writes them."""
 
 
-def owners(tensors: Mapping[str, torch.Tensor], size: int) -> dict[str, int]:
-    """The rank that writes each tensor: the same on every rank, the bytes as even as whole tensors can make them.
+def assign_owners(tensors: Mapping[str, torch.Tensor], size: int) -> dict[str, int]:
+    """Assigns each tensor to the rank that writes it, with bytes as even as whole tensors allow.
 
-    The largest goes first, always to the rank that has the least (longest processing time first: at most 4/3 of the
-    best there is; Graham 1969, doi:10.1137/0117039).
+    Every rank computes the same assignment. The largest tensor goes first, always to the rank with the fewest bytes:
+    longest processing time first, at most 4/3 of the optimum (Graham 1969, doi:10.1137/0117039).
     """
     sizes = {name: 0 if name.startswith(OF_RANK_0) else t.numel() * t.element_size() for name, t in tensors.items()}
     out, load = {}, [0] * size
@@ -28,17 +28,18 @@ def owners(tensors: Mapping[str, torch.Tensor], size: int) -> dict[str, int]:
     return out
 
 
-def layout(tensors: Mapping[str, torch.Tensor], owner: Mapping[str, int]) -> str:
-    """A digest of what the ranks have to agree on: names, dtypes, shapes and owners of the tensors they all have."""
+def compute_layout_digest(tensors: Mapping[str, torch.Tensor], owner: Mapping[str, int]) -> str:
+    """Computes a digest of names, dtypes, shapes and owners, on which all ranks have to agree."""
+    # Random states are rank 0's alone, so they are left out.
     entries = TensorsFile({name: t for name, t in tensors.items() if not name.startswith(OF_RANK_0)}).entries
     return hashlib.sha256(json.dumps([(*entry, owner[entry[0]]) for entry in entries]).encode()).hexdigest()
 
 
-def copied(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
-    """Copies in the host's memory, which stay as they are while training goes on; and what waits until they are made.
+def copy_to_host(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], Callable[[], None]]:
+    """Copies tensors to host memory, and returns the copies with a function that waits until they are complete.
 
-    On CUDA the host does not wait: the copies go into pinned memory in the order of the stream that trains, so what
-    changes the tensors afterwards comes after them.
+    On CUDA the host does not wait: the copies to pinned memory are queued on the training stream, so later changes of
+    the tensors come after them.
     """
     copies, devices = {}, set()
     for name, tensor in tensors.items():

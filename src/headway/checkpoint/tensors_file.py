@@ -1,7 +1,7 @@
-"""Writes safetensors files in one pass: tensor by tensor, hashed as they are written.
+"""Writes safetensors files in one pass, hashing tensor by tensor.
 
-The library's own `save` makes all bytes in memory first, and holds Python's lock for half of that time (0.12 s of
-0.23 s for 268 MB): a training loop would stand still meanwhile. What is written here is the same to the last byte.
+The safetensors package builds all bytes in memory first and holds the GIL for half of that time (0.12 s of 0.23 s for
+268 MB), which would stop a training loop. The files here are identical, byte for byte.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 
 from headway.core.errors import CheckpointError
 
+# Names of the dtypes in the format. A file has the last of them first, so that every tensor is aligned.
 _DTYPES = (
     (torch.bool, "BOOL"),
     (torch.uint8, "U8"),
@@ -34,7 +35,6 @@ _DTYPES = (
     (torch.int64, "I64"),
     (torch.uint64, "U64"),
 )
-"""Names of the format, in the order of its files: the last one comes first, so that every tensor is aligned."""
 _NAMES = dict(_DTYPES)
 _ORDER = {dtype: -place for place, (dtype, _) in enumerate(_DTYPES)}
 _SAME_WIDTH = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -43,17 +43,17 @@ _PIECE_BYTES = 4 << 20
 
 @final
 class TensorsFile:
-    """A safetensors file yet to be written.
+    """A safetensors file to be written.
 
     Args:
-        tensors: by name, of any layout of memory, on any device. They are read when the file is written.
+        tensors: tensors by name, strided, on any device. They are read when the file is written.
 
     Attributes:
-        length: of the file, in bytes.
-        entries: name, dtype and shape of each tensor, in the order of the file.
+        length: length of the file in bytes.
+        entries: name, dtype and shape of each tensor, in file order.
 
     Raises:
-        CheckpointError: a tensor has a dtype that the format does not know.
+        CheckpointError: the format has no such dtype.
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -69,12 +69,13 @@ class TensorsFile:
             begin, end = end, end + tensor.numel() * tensor.element_size()
             header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        # The data begin at a multiple of 8 bytes.
         text += b" " * (-len(text) % 8)
         self._head = len(text).to_bytes(8, "little") + text
         self.length = len(self._head) + end
 
     def write(self, file: BinaryIO) -> str:
-        """Writes it, and returns the sha256 of its bytes. Python's lock is free for nearly all of the time."""
+        """Writes the file and returns the sha256 of its bytes. The GIL is free for nearly all of the time."""
         digest = hashlib.sha256(self._head)
         file.write(self._head)
         for piece in self._pieces():
@@ -84,7 +85,7 @@ class TensorsFile:
 
     def _pieces(self) -> Iterator[memoryview]:
         for tensor in self._tensors:
-            # Numpy makes it contiguous, since torch would start threads of its own beside those that train.
+            # numpy makes the copy contiguous: torch would start threads beside those that train.
             same: Any = tensor.detach().resolve_conj().cpu().view(_SAME_WIDTH[tensor.element_size()])
             data = np.ascontiguousarray(same.numpy()).reshape(-1).data.cast("B")
             for start in range(0, len(data), _PIECE_BYTES):

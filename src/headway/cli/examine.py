@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.screen import Json, say, show
+from headway.cli.screen import Json, print_result, say
 from headway.core.errors import UsageError
-from headway.core.files import writable
+from headway.core.files import expect_writable
 
 STARTED = perf_counter()
 """About when the process started: the limit of wall time counts the imports too."""
@@ -51,14 +51,14 @@ def doctor(
 
         arguments = [*([] if recipe is None else [recipe]), *(overrides or ())]
         seen = run(script, arguments, steps=steps, to_stderr=as_json)
-        show(seen.to_json(), as_json, seen.text())
+        print_result(seen.to_json(), as_json, seen.text())
         return
     if recipe is None:
         raise UsageError("doctor wants a recipe", fix="headway doctor RECIPE, or headway doctor --script train.py.")
     if steps is not None:
         raise UsageError("--steps is of --script", fix="Leave it out.")
     out = out or Path(f"{Path(recipe).stem}.profile.json")
-    writable(out, page)
+    expect_writable(out, page)
     from headway.doctor.text import text
 
     if procs is not None or hosts is not None:
@@ -72,7 +72,7 @@ def doctor(
         from headway.doctor.doctor import examine
 
         found = examine(Path(recipe), overrides or (), say=say, quick=quick, cold=cold, begun=STARTED)
-    found = found.doubted()
+    found = found.check_confirmed()
     found.write(out)
     if page is not None:
         from headway.doctor import page as pages
@@ -81,7 +81,7 @@ def doctor(
     written = f"Wrote {out}{f' and {page}' if page else ''}."
     if as_json:
         say(written)
-    show(found.model_dump(mode="json"), as_json, f"{text(found, blocks=_shows_blocks())}\n\n{written}")
+    print_result(found.model_dump(mode="json"), as_json, f"{text(found, blocks=_shows_blocks())}\n\n{written}")
 
 
 def tune(
@@ -105,7 +105,7 @@ def tune(
     from headway.doctor.tune import tune as run
 
     found = run(recipe, overrides or (), allow=allow, out=out, say=say, quick=quick, overwrite=overwrite)
-    show(found.to_json(), as_json, found.text())
+    print_result(found.to_json(), as_json, found.text())
 
 
 def _shows_blocks() -> bool:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headway.cli import examine, planning, study
-from headway.cli.screen import Json, can_show, say, show
+from headway.cli.screen import Json, can_print, print_result, say
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
-from headway.core.failures import expect_address_space, sentence_of
-from headway.core.files import writable
+from headway.core.files import expect_writable
+from headway.core.system_errors import expect_address_space, explain_system_error
 
 if TYPE_CHECKING:
     from headway.train.runs import RunResult
@@ -72,16 +72,16 @@ def init(
     as_json: Json = False,
 ) -> None:
     """Look at images and write a recipe that works for them."""
-    from headway.data.formats.source import local_path
     from headway.setup.propose import propose
+    from headway.storage.addresses import parse_local_path
 
-    path = local_path(src, "Look at a local copy, and put the address under data.train of the recipe.")
+    path = parse_local_path(src, "Look at a local copy, and put the address under data.train of the recipe.")
     recipe, found, packed = propose(path, out, overwrite=overwrite)
     split = "" if found.held_out else " --split 0.1"
     steps = [] if found.packed else [f"headway pack {_typed(path)} {_typed(packed)}{split}"]
     steps.append(f"headway train {_typed(recipe)}")
     text = "\n  ".join([f"Wrote {recipe}. Next:", *steps])
-    show({"recipe": str(recipe), "packed": str(packed), "samples": found.samples, "next": steps}, as_json, text)
+    print_result({"recipe": str(recipe), "packed": str(packed), "samples": found.samples, "next": steps}, as_json, text)
 
 
 @app.command()
@@ -161,7 +161,7 @@ def pack(
         "skipped": packed.skipped,
         "seconds": packed.seconds,
     }
-    show(result, as_json, text)
+    print_result(result, as_json, text)
 
 
 @app.command()
@@ -180,7 +180,7 @@ def verify(folder: Annotated[str, typer.Argument(help="A packed folder.")], as_j
         if damages
         else f"Every record{of} ({' + '.join(counts)} samples) is whole.",
     ]
-    show({"damaged": [asdict(d) for d in damages], "samples": found.samples}, as_json, "\n".join(lines))
+    print_result({"damaged": [asdict(d) for d in damages], "samples": found.samples}, as_json, "\n".join(lines))
     if damages:
         raise typer.Exit(1)
 
@@ -281,7 +281,7 @@ def train(
     lines = [f"{name:<10} {mean:.5g} +- {half:.2g}" for name, (mean, half) in rows.items()]
     text = "\n".join([f"{len(ended)} runs in {ended[0].run.folder.parent}; mean and 95 % interval:", *lines])
     result = {name: {"mean": mean, "interval": half} for name, (mean, half) in rows.items()}
-    show({"runs": [str(run.run.folder) for run in ended], **result}, as_json, text)
+    print_result({"runs": [str(run.run.folder) for run in ended], **result}, as_json, text)
     if any(run.was_interrupted for run in ended):
         raise typer.Exit(1)
 
@@ -290,17 +290,17 @@ def _dry_run(recipe: Path, overrides: Sequence[str], out: Path | None, as_json: 
     from headway.report.dry_run_page import page
     from headway.train.dry_run import dry_run
 
-    writable(out)
+    expect_writable(out)
     found = dry_run(recipe, overrides, say=say, **options)
     out = out or Path(f"{found.workload.name}.workload.json")
     found.workload.write(out)
-    show(found.to_json() | {"written": str(out)}, as_json, f"{page(found)}\n\nWrote {out}.")
+    print_result(found.to_json() | {"written": str(out)}, as_json, f"{page(found)}\n\nWrote {out}.")
 
 
 def _ended(ended: RunResult, as_json: bool) -> None:
     summary, folder = ended.summary, ended.run.folder
     if ended.was_interrupted:
-        text = f"Stopped at step {summary['step']} of {summary['steps']}; go on with: {ended.run.go_on}"
+        text = f"Stopped at step {summary['step']} of {summary['steps']}; go on with: {ended.run.resume_command}"
     else:
         best = dict(summary.get("best") or {})
         step, _ = best.pop("step", summary["step"]), best.pop("epoch", None)
@@ -322,7 +322,7 @@ def _ended(ended: RunResult, as_json: bool) -> None:
             text += f"\n{goal} " + (f"after {took:.1f} s" if took else "was not reached")
             text += f" (the clock leaves out {summary['clock_excludes']})"
     if ended.is_lead:
-        show({"run": str(folder), **summary}, as_json, text)
+        print_result({"run": str(folder), **summary}, as_json, text)
     if ended.was_interrupted:
         raise typer.Exit(1)
 
@@ -338,7 +338,7 @@ def evaluate(
 
     metrics = runs.evaluate(run, data, say=say)
     text = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items() if "samples" not in name)
-    show(metrics, as_json, f"{text}  over {metrics['samples']:,.0f} images")
+    print_result(metrics, as_json, f"{text}  over {metrics['samples']:,.0f} images")
 
 
 @app.command()
@@ -352,12 +352,12 @@ def predict(
     as_json: Annotated[bool, typer.Option("--json", help="JSONL instead of CSV on the screen.")] = False,
 ) -> None:
     """Predict image files with a run's best weights."""
-    from headway.core.run import Run
+    from headway.core.run_folder import RunFolder
     from headway.train import runs
     from headway.train.predict import list_image_files, write_rows
     from headway.train.predict import predict as rows_of
 
-    writable(out)
+    expect_writable(out)
     files = list_image_files(images)
 
     def bad(error: HeadwayError) -> None:
@@ -365,7 +365,7 @@ def predict(
             raise error
         say(f"Left out {error.where}: {error.what}.")
 
-    rows = rows_of(runs.load_trained(Run.open(run), say=say), files, on_bad=bad)
+    rows = rows_of(runs.load_trained(RunFolder.open(run), say=say), files, on_bad=bad)
     written = write_rows(rows, out, as_json)
     if written < len(files):
         say(f"Left out {len(files) - written:,} of {len(files):,} files.")
@@ -394,17 +394,17 @@ def report(
         from headway.report import comparison_page
         from headway.report.comparison import compare
 
-        writable(out)
+        expect_writable(out)
         found = compare(run, against)
         page = comparison_page.write(found, out)
-        show(found.to_json() | {"report": str(page)}, as_json, f"{found.sentence()}\nPage: {page}")
+        print_result(found.to_json() | {"report": str(page)}, as_json, f"{found.sentence()}\nPage: {page}")
         return
     if out is not None:
         raise UsageError("--out names the page of --against", fix="Add --against RUN, or leave it out.")
     from headway.report import panels
 
     path = panels.write_report(run, beside or ())
-    show({"report": str(path)}, as_json, f"Report: {path}")
+    print_result({"report": str(path)}, as_json, f"Report: {path}")
 
 
 app.command()(study.landscape)
@@ -427,20 +427,20 @@ def schedule(
     as_json: Json = False,
 ) -> None:
     """Draw learning rate, momentum and batch over a run, before it begins."""
-    from headway.core.files import write_whole
+    from headway.core.files import write_atomically
     from headway.report import preview_page
     from headway.report.preview import preview
 
-    writable(page)
+    expect_writable(page)
     found = preview(recipe, overrides or (), samples)
     for warning in found.warnings:
         say(warning)
     if page is not None:
-        write_whole(page, preview_page.page(found))
+        write_atomically(page, preview_page.page(found))
         say(f"Wrote {page}.")
     width = min(shutil.get_terminal_size((100, 24)).columns, 120)
     result = found.to_json() | {"page": page and str(page)}
-    show(result, as_json, preview_page.text(found, width, blocks=can_show(preview_page.BLOCKS)))
+    print_result(result, as_json, preview_page.text(found, width, blocks=can_print(preview_page.BLOCKS)))
 
 
 @app.command("bench-links")
@@ -452,11 +452,11 @@ def bench_links(
     as_json: Json = False,
 ) -> None:
     """Measure the links between ranks, and the bandwidth of each algorithm."""
-    from headway.comm.bench_links import bench
+    from headway.comm.bench_links import run_bench_links
 
-    found = bench(procs, seconds)
+    found = run_bench_links(procs, seconds)
     if found is not None:
-        show(asdict(found), as_json, found.text())
+        print_result(asdict(found), as_json, found.to_text())
 
 
 @cache
@@ -480,7 +480,7 @@ def main() -> None:
     except HeadwayError as error:
         _fail(error, error.exit_status, debug)
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
-        if (sentence := sentence_of(error)) is None:
+        if (sentence := explain_system_error(error)) is None:
             raise
         _fail(sentence, 1, debug)
     except SystemExit as left:

@@ -8,22 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
-from headway.core.shown import plain
+from headway.core.printable import escape_controls
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as one line of JSON.")]
 
 
 def say(text: str) -> None:
     """A message for the user, apart from the result; control characters of names in it are shown, not obeyed."""
-    print(plain(text), file=sys.stderr, flush=True)
+    print(escape_controls(text), file=sys.stderr, flush=True)
 
 
-def show(result: Any, as_json: bool, text: str) -> None:
+def print_result(result: Any, as_json: bool, text: str) -> None:
     """The result, as one line of JSON or as a text."""
-    print(json.dumps(result, default=str) if as_json else plain(text), flush=True)
+    print(json.dumps(result, default=str) if as_json else escape_controls(text), flush=True)
 
 
-def can_show(text: str) -> bool:
+def can_print(text: str) -> bool:
     """Whether the encoding of standard output has all characters of a text."""
     try:
         text.encode(sys.stdout.encoding or "utf-8")

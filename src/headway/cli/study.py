@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from headway.cli.screen import Json, say, show
-from headway.core.files import writable
+from headway.cli.screen import Json, print_result, say
+from headway.core.files import expect_writable
 
 
 def landscape(
@@ -45,7 +45,7 @@ def landscape(
     from headway.report.landscape import Options
     from headway.report.landscape import landscape as run
 
-    writable(out)
+    expect_writable(out)
     options = Options(
         plane=plane,
         between=between,
@@ -63,7 +63,7 @@ def landscape(
     with Counter("Measuring the loss", "passes over the images", say) as progress:
         found = run(folders, options, say=say, progress=progress)
     page = landscape_page.write(found, out)
-    show(found.to_json() | {"page": str(page)}, as_json, f"{landscape_page.text(found)}\nPage: {page}")
+    print_result(found.to_json() | {"page": str(page)}, as_json, f"{landscape_page.text(found)}\nPage: {page}")
 
 
 def assess(
@@ -91,6 +91,6 @@ def assess(
         print(piece, end="", file=sys.stderr if error or as_json else sys.stdout, flush=True)
 
     found = run(command_of(script, arguments or ()), goal, scores, echo=echo, stop_when_reached=stop)
-    show(found.to_json(), as_json, text(found))
+    print_result(found.to_json(), as_json, text(found))
     if not found.passed:
         raise typer.Exit(1)

@@ -1,4 +1,4 @@
-"""bench-links: the links of a world, and the bus bandwidth of every algorithm from 1 KiB to 128 MiB."""
+"""The verb bench-links: measures the links of a world, and the bus bandwidth of every all-reduce algorithm."""
 
 from __future__ import annotations
 
@@ -18,34 +18,35 @@ from typing import Any, final
 
 import torch
 
-from headway.comm.choice import Chooser, try_out
+from headway.comm.algorithm_choice import AlgorithmChooser, run_trials
 from headway.comm.communicator import Algorithm, Communicator
-from headway.comm.links import measure, slowest, table
+from headway.comm.links import format_table, measure_links, reduce_max
 from headway.core.errors import CommunicationError, UsageError
-from headway.core.launched import LOOPBACK, launched
-from headway.core.meeting import new_secret
+from headway.core.launcher_environment import LOOPBACK, read_launcher_environment
+from headway.core.rendezvous import new_secret
 from headway.core.world import World
 
+# Bytes: 1 KiB to 64 MiB by factors of 4, and 128 MiB.
 SIZES = (*(1 << 10 + 2 * step for step in range(9)), 128 << 20)
 
 MOST_ROUNDS, FEWEST_ROUNDS = 20, 3
 
-CLEARLY = 1.25
-"""Times as long as the fastest, from which on it is said."""
+# Times as long as the fastest algorithm, above which the report says that the prediction was wrong.
+CLEARLY_SLOWER = 1.25
 
 POLL_S = 0.05
 
 
 @final
 @dataclass(frozen=True)
-class Row:
-    """One algorithm at one size.
+class AlgorithmTiming:
+    """The measured time of one algorithm at one size.
 
     Attributes:
         seconds: median over the rounds of the slowest rank's time.
-        bus_bytes_s: bytes / seconds * 2 (N - 1) / N: what a link has to carry for it if the work is spread evenly, so
-            that it can be held against the link's bandwidth whatever N is (the definition of nccl-tests).
-        chosen: a run would take it for a bucket of that size, by what the links predict.
+        bus_bytes_s: bytes / seconds * 2 (N - 1) / N, as nccl-tests defines it: the load of each link if the work is
+            spread evenly. Comparable with the link's bandwidth at any N.
+        chosen: a training run would choose it for a bucket of this size, from the measured links.
     """
 
     bytes: int
@@ -58,62 +59,64 @@ class Row:
 
 @final
 @dataclass(frozen=True)
-class Result:
-    """What bench-links found.
+class BenchLinksResult:
+    """The result of bench-links.
 
     Attributes:
-        report: lines about hosts, links and hardware. predicted: lines of a table of the cost model.
-        links: as measured (`Links.to_json`).
-        left_out: sizes for which the time did not suffice.
+        report: lines about hosts, links and hardware. predicted: lines of the cost model's table.
+        links: as measured (`MeasuredLinks.to_json`).
+        left_out: sizes that the time budget did not allow.
     """
 
     report: list[str]
     predicted: list[str]
     links: dict[str, Any]
-    rows: list[Row]
+    rows: list[AlgorithmTiming]
     left_out: list[int]
 
-    def text(self) -> str:
-        """Tables for the screen."""
+    def to_text(self) -> str:
+        """Formats the result as tables for the terminal."""
         names = list(dict.fromkeys(row.algorithm for row in self.rows))
         by = {(row.bytes, row.algorithm): row for row in self.rows}
         out: list[tuple[str, ...]] = [("bytes", *(f"{name} {unit}" for name in names for unit in ("ms", "MB/s")))]
         for size in dict.fromkeys(row.bytes for row in self.rows):
             cells = [by[size, name] for name in names]
-            numbers = [(_number(row.seconds * 1e3), _number(row.bus_bytes_s / 1e6)) for row in cells]
+            numbers = [(_format_number(row.seconds * 1e3), _format_number(row.bus_bytes_s / 1e6)) for row in cells]
             out.append((f"{size:,}", *(number for pair in numbers for number in pair)))
-        lines = [*self.report, "", *self.predicted, "", "Sums by algorithm: time, and bus bandwidth", *table(out)]
-        lines += self._otherwise()
+        lines = [*self.report, "", *self.predicted, "", "All-reduce by algorithm: time and bus bandwidth"]
+        lines += [*format_table(out), *self._describe_mispredictions()]
         if self.left_out:
             sizes = ", ".join(f"{size:,}" for size in self.left_out)
-            lines.append(f"The time did not suffice for {sizes} bytes: --seconds gives more.")
+            lines.append(f"The time budget did not suffice for {sizes} bytes. Give more with --seconds.")
         return "\n".join(lines)
 
-    def _otherwise(self) -> list[str]:
-        """Sizes at which another algorithm than the one that a run would take was clearly faster."""
+    def _describe_mispredictions(self) -> list[str]:
+        """Lists the sizes at which another algorithm was clearly faster than the predicted one."""
         found = []
         for chosen in (row for row in self.rows if row.chosen):
             best = min((row for row in self.rows if row.bytes == chosen.bytes), key=lambda row: row.seconds)
-            if chosen.seconds > CLEARLY * best.seconds:
-                taken, least = (f"{row.algorithm} {_number(row.seconds * 1e3)} ms" for row in (chosen, best))
-                found.append(f"{chosen.bytes:,} bytes ({least}; a run would take {taken})")
+            if chosen.seconds > CLEARLY_SLOWER * best.seconds:
+                chosen_text, best_text = (
+                    f"{row.algorithm} {_format_number(row.seconds * 1e3)} ms" for row in (chosen, best)
+                )
+                found.append(f"{chosen.bytes:,} bytes ({best_text}; a run would choose {chosen_text})")
         if not found:
             return []
         what = f"Measured otherwise than predicted: {', '.join(found)}."
         return [f"{what} Measure again when the machine is quiet, or set comm.algorithm."]
 
     @staticmethod
-    def of_json(data: dict[str, Any]) -> Result:
-        """What `dataclasses.asdict` gave, also after a way through JSON."""
-        return Result(**{**data, "rows": [Row(**row) for row in data["rows"]]})
+    def from_json(data: dict[str, Any]) -> BenchLinksResult:
+        """Reads the dict that `dataclasses.asdict` gave, also after a way through JSON."""
+        return BenchLinksResult(**{**data, "rows": [AlgorithmTiming(**row) for row in data["rows"]]})
 
 
-def bench(procs: int | None, seconds: float) -> Result | None:
-    """Measures the world of the launcher that started this process, or of so many new processes on this host.
+def run_bench_links(procs: int | None, seconds: float) -> BenchLinksResult | None:
+    """Measures the world of the launcher that started this process, or of `procs` new processes on this host.
 
     Args:
-        procs: None where a launcher started this process.
-        seconds: about how long the sums of all sizes may take together.
+        procs: number of processes to start; None if a launcher started this process.
+        seconds: approximate time for the all-reduces of all sizes together.
 
     Returns:
         The result; None on ranks other than 0.
@@ -122,76 +125,80 @@ def bench(procs: int | None, seconds: float) -> Result | None:
         UsageError: neither a launcher nor `procs`, or both. CommunicationError: a process failed.
     """
     if not 0 < seconds < math.inf:
-        fix = "It is about how long the sums may take: a number of seconds above 0."
+        fix = "Set the time for all measurements together to a number of seconds above 0."
         raise UsageError(f"--seconds is {seconds:g}", fix=fix)
-    told = launched()
+    job = read_launcher_environment()
     if procs is not None:
-        if told is not None:
-            fix = "Leave --procs out, or run it without a launcher."
-            raise UsageError(f"this process was started by a launcher ({told.launcher}) and cannot be one", fix=fix)
+        if job is not None:
+            fix = "Omit --procs, or run the command without a launcher."
+            raise UsageError(f"this process was started by a launcher ({job.launcher}) and cannot be one", fix=fix)
         if procs < 2:
-            raise UsageError(f"--procs is {procs}", fix="Links are between processes: name 2 or more.")
-        return _start(procs, seconds)
-    if told is None or told.size == 1:
-        fix = "headway bench-links --procs N, or torchrun ... -m headway bench-links."
+            raise UsageError(f"--procs is {procs}", fix="Links connect processes: set 2 or more.")
+        return _run_processes(procs, seconds)
+    if job is None or job.size == 1:
+        fix = "Run headway bench-links --procs N, or torchrun ... -m headway bench-links."
         raise UsageError("a single process has no links to measure", fix=fix)
     gpus = torch.cuda.device_count()
     device = torch.device("cpu")
-    if told.local_rank is not None and (told.local_size or told.local_rank + 1) <= gpus:
-        device = torch.device("cuda", told.local_rank)
+    # GPUs only if every process of this host gets its own: on CPU otherwise.
+    if job.local_rank is not None and (job.local_size or job.local_rank + 1) <= gpus:
+        device = torch.device("cuda", job.local_rank)
         torch.cuda.set_device(device)
-    world = World.join(told, device)
+    world = World.join(job, device)
     try:
-        return _measured(world, seconds)
+        return _measure_world(world, seconds)
     finally:
         world.close()
 
 
-def _measured(world: World, seconds: float) -> Result | None:
-    links = measure(world)
-    network = links.network(world)
+def _measure_world(world: World, seconds: float) -> BenchLinksResult | None:
+    links = measure_links(world)
+    network = links.build_network(world)
     communicator = Communicator(world, rails=links.rails)
     try:
-        chooser = Chooser(network, try_out(communicator, network), 0, phased=False)
-        rows, left_out = sweep(communicator, SIZES, seconds)
+        chooser = AlgorithmChooser(network, run_trials(communicator, network), 0, phased=False)
+        rows, left_out = time_all_sizes(communicator, SIZES, seconds)
     finally:
         communicator.close()
     if not world.is_lead:
         return None
     rows = [replace(row, chosen=chooser(row.bytes) == row.algorithm) for row in rows]
-    return Result(links.lines(world), table(chooser.rows()), links.to_json(), rows, left_out)
+    return BenchLinksResult(links.describe(world), format_table(chooser.build_rows()), links.to_json(), rows, left_out)
 
 
-def sweep(communicator: Communicator, sizes: Sequence[int], seconds: float) -> tuple[list[Row], list[int]]:
-    """Times sums of fp32 by every algorithm the world can do, one after another in turn. Every rank calls it.
+def time_all_sizes(
+    communicator: Communicator, sizes: Sequence[int], seconds: float
+) -> tuple[list[AlgorithmTiming], list[int]]:
+    """Times fp32 all-reduces of several sizes by every algorithm that the world supports. Every rank calls it.
 
     Args:
-        sizes: bytes, growing. seconds: for all of them; sizes that do not fit any more are left out.
+        sizes: bytes, ascending. seconds: time budget for all of them.
 
     Returns:
-        The rows, the same on all ranks; and the sizes left out.
+        The timings, the same on all ranks; and the sizes that the budget did not allow.
     """
     world, names = communicator.world, communicator.algorithms
-    rows: list[Row] = []
+    rows: list[AlgorithmTiming] = []
     left = seconds
     for place, size in enumerate(sizes):
         buffer = torch.zeros(size // 4, device=world.device)
         began = perf_counter()
-        first = sums_of(communicator, buffer)  # connections open, memory is touched
+        # Not counted: the first all-reduce opens connections and touches the memory.
+        first = time_all_algorithms(communicator, buffer)
         if rows and FEWEST_ROUNDS * sum(first) > left:
             return rows, list(sizes[place:])
         share = left / (len(sizes) - place)
         rounds = min(max(int(share / max(sum(first), 1e-9)), FEWEST_ROUNDS), MOST_ROUNDS)
-        times = [sums_of(communicator, buffer) for _ in range(rounds)]
+        times = [time_all_algorithms(communicator, buffer) for _ in range(rounds)]
         for name, taken in zip(names, map(median, zip(*times, strict=True)), strict=True):
             bus = size / taken * 2 * (world.size - 1) / world.size
-            rows.append(Row(size, name, taken, bus, rounds))
-        left -= slowest(world, [perf_counter() - began])[0]
+            rows.append(AlgorithmTiming(size, name, taken, bus, rounds))
+        left -= reduce_max(world, [perf_counter() - began])[0]
     return rows, []
 
 
-def sums_of(communicator: Communicator, buffer: torch.Tensor) -> list[float]:
-    """Seconds of one sum by each algorithm, of the slowest rank. Every rank calls it."""
+def time_all_algorithms(communicator: Communicator, buffer: torch.Tensor) -> list[float]:
+    """Times one all-reduce by each algorithm: seconds of the slowest rank. Every rank calls it."""
     world = communicator.world
     mine = []
     for name in communicator.algorithms:
@@ -200,44 +207,44 @@ def sums_of(communicator: Communicator, buffer: torch.Tensor) -> list[float]:
         if world.device.type == "cuda":
             torch.cuda.synchronize(world.device)
         mine.append(perf_counter() - began)
-    return slowest(world, mine)
+    return reduce_max(world, mine)
 
 
-def _number(value: float) -> str:
-    """Three digits, or all before the point."""
+def _format_number(value: float) -> str:
+    """Formats a number with three digits, or as an integer from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def _start(procs: int, seconds: float) -> Result:
-    """Runs the verb in so many processes, and hands on what rank 0 says."""
+def _run_processes(procs: int, seconds: float) -> BenchLinksResult:
+    """Runs `headway bench-links --json` in `procs` processes and reads rank 0's output."""
     shared = {
         "WORLD_SIZE": str(procs),
         "LOCAL_WORLD_SIZE": str(procs),
         "MASTER_ADDR": LOOPBACK,
-        # They are on one host: rank 0 serves the store at a free port, and these name the job alone.
+        # All are on one host: rank 0 serves the store at a free port, so this one only names the job.
         "MASTER_PORT": str(1 + secrets.randbelow((1 << 16) - 1)),
         "TORCHELASTIC_RUN_ID": new_secret(),
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS") or str(max(1, len(os.sched_getaffinity(0)) // procs)),
     }
     command = [sys.executable, "-m", "headway", "bench-links", "--seconds", str(seconds), "--json"]
     children: list[subprocess.Popen[bytes]] = []
-    with tempfile.TemporaryFile() as said:
+    with tempfile.TemporaryFile() as output:
         try:
             for rank in range(procs):
                 environ = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                out = said if rank == 0 else subprocess.DEVNULL
-                children.append(subprocess.Popen(command, env=environ, stdout=out))
-            _wait(children)
+                stdout = output if rank == 0 else subprocess.DEVNULL
+                children.append(subprocess.Popen(command, env=environ, stdout=stdout))
+            _wait_for_children(children)
         finally:
             for child in children:
                 child.kill()
                 child.wait()
-        said.seek(0)
-        return Result.of_json(json.loads(said.read()))
+        output.seek(0)
+        return BenchLinksResult.from_json(json.loads(output.read()))
 
 
-def _wait(children: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Until all have ended well, or one has not; what it said is on the screen."""
+def _wait_for_children(children: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Waits until all have exited with status 0; raises CommunicationError for the first that did not."""
     while True:
         statuses = [child.poll() for child in children]
         for rank, status in enumerate(statuses):

@@ -1,4 +1,7 @@
-"""Buckets: gradients that travel together. Many small sums cost their latency each; one that is too large ends late."""
+"""Gradient buckets: gradients that travel in one message.
+
+Many small sums cost their latency each; one that is too large ends late.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,23 @@ from typing import final
 
 import torch
 
-ALIGNED = 64
-"""Elements: buckets end at a multiple of it and of a host's ranks, so that slices are even and begin on cache lines."""
+# A bucket's length is a multiple of this and of a host's ranks: slices are even and begin on cache lines.
+ALIGNED_ELEMENTS = 64
 
-LAST_SHARE = 4
-"""The last bucket, for which nothing is left to hide it, is at most 1/4 of the others."""
+# The last bucket has no backward pass left to hide behind: it is at most a quarter as large as the others.
+LAST_BUCKET_DIVISOR = 4
 
 
-def plan(sizes_bytes: Sequence[int], kinds: Sequence[object], bucket_bytes: int) -> list[list[int]]:
-    """Which parameters travel together, each bucket in the order in which it is full.
+def plan_buckets(sizes_bytes: Sequence[int], kinds: Sequence[object], bucket_bytes: int) -> list[list[int]]:
+    """Groups parameters into buckets, in the order in which the buckets become full.
 
     Args:
-        sizes_bytes: of each parameter, in the order in which gradients become ready.
-        kinds: what must not be mixed in a bucket (the data type).
-        bucket_bytes: a bucket is full above it; a larger parameter has one of its own.
+        sizes_bytes: bytes of each parameter, in the order in which gradients become ready.
+        kinds: a bucket holds parameters of one kind only (the data type and device).
+        bucket_bytes: most bytes of a bucket; a larger parameter gets its own bucket.
 
     Returns:
-        Numbers of the parameters of each bucket.
+        indices of the parameters of each bucket.
     """
     done: list[list[int]] = []
     open_: dict[object, list[int]] = {}
@@ -36,12 +39,12 @@ def plan(sizes_bytes: Sequence[int], kinds: Sequence[object], bucket_bytes: int)
         filled[kind] = filled[kind] + size if len(open_[kind]) > 1 else size
     done += sorted(open_.values(), key=lambda numbers: numbers[-1])
     if done:
-        done[-1:] = _split_tail(done[-1], sizes_bytes, bucket_bytes // LAST_SHARE)
+        done[-1:] = _split_tail(done[-1], sizes_bytes, bucket_bytes // LAST_BUCKET_DIVISOR)
     return done
 
 
 def _split_tail(numbers: list[int], sizes_bytes: Sequence[int], most: int) -> list[list[int]]:
-    """A bucket in two, the second as large as it may be; in one where it is small enough or has one parameter only."""
+    """Splits a bucket in two, the second at most `most` bytes; keeps it if it is small or has one parameter."""
     if sum(sizes_bytes[number] for number in numbers) <= most:
         return [numbers]
     tail = sizes_bytes[numbers[-1]]
@@ -53,17 +56,19 @@ def _split_tail(numbers: list[int], sizes_bytes: Sequence[int], most: int) -> li
 
 
 @final
-class Bucket:
-    """Some parameters' gradients in one flat tensor.
+class GradientBucket:
+    """The gradients of some parameters in one flat tensor.
 
     Args:
-        parameters: by name, of one type and device; empty for one that has a tail only.
-        tail: elements behind the gradients, for what rides along.
-        ranks: that the length is divided among evenly.
+        parameters: (name, parameter), of one type and device; empty for a bucket that has a tail only.
+        tail: extra elements behind the gradients, for numbers that travel along.
+        ranks: the padded length is a multiple of it.
+        like: gives type and device if there are no parameters.
 
     Attributes:
-        flat: all of it, padded with zeros. tail: a view of it. views: each gradient, in its parameter's memory format.
-        missing: gradients that have not come yet in this step.
+        flat: all elements, padded with zeros. tail: a view of the extra elements.
+        views: a view of each gradient, in its parameter's memory format.
+        missing: gradients that are not ready yet in this step.
     """
 
     def __init__(
@@ -81,11 +86,11 @@ class Bucket:
         like = self.parameters[0] if self.parameters else like
         assert like is not None
         numbers = sum(parameter.numel() for parameter in self.parameters)
-        step = math.lcm(ALIGNED, ranks)
+        step = math.lcm(ALIGNED_ELEMENTS, ranks)
         self.flat = torch.zeros(-(-(numbers + tail) // step) * step, dtype=like.dtype, device=like.device)
         self.views, at = [], 0
         for parameter in self.parameters:
-            self.views.append(_like(self.flat[at : at + parameter.numel()], parameter))
+            self.views.append(_view_like(self.flat[at : at + parameter.numel()], parameter))
             at += parameter.numel()
         self.tail = self.flat[at : at + tail]
         self.missing = len(self.parameters)
@@ -94,31 +99,32 @@ class Bucket:
     def nbytes(self) -> int:
         return self.flat.numel() * self.flat.element_size()
 
-    def label(self) -> str:
-        """Its parameters, as an error names them."""
+    def describe(self) -> str:
+        """Names its parameters, for error messages."""
         if not self.names:
             return "votes"
         return self.names[0] if len(self.names) == 1 else f"{self.names[0]} ... {self.names[-1]}"
 
     def fill(self) -> None:
-        """Takes the gradients in; those that did not come are zeros."""
+        """Copies the gradients in; parameters without a gradient become zeros."""
         views, grads = [], []
         for view, parameter in zip(self.views, self.parameters, strict=True):
             if parameter.grad is None:
                 view.zero_()
+            # A gradient that was accumulated in its view (the last step's sum) is in place already.
             elif parameter.grad.data_ptr() != view.data_ptr():
                 views.append(view)
                 grads.append(parameter.grad)
         if views:
             torch._foreach_copy_(views, grads)
 
-    def empty(self) -> None:
-        """All zeros: of a rank that has nothing to add."""
+    def clear(self) -> None:
+        """Sets everything to zero, for a rank that has nothing to add."""
         self.flat.zero_()
 
 
-def _like(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """A parameter's shape over flat memory; in its strides where these leave no gaps (channels-last filters)."""
+def _view_like(part: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
+    """Views flat memory in a parameter's shape; in its strides, too, if these leave no gaps (channels-last)."""
     dense = sorted(zip(parameter.stride(), parameter.shape, strict=True))
     expected = 1
     for stride, side in dense:

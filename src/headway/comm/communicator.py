@@ -1,15 +1,15 @@
-"""Communicator: sums over all ranks by several algorithms, several at a time.
+"""Communicator: all-reduce over all ranks by several algorithms, several operations at a time.
 
-| algorithm         | what happens                                                                                    |
+| algorithm         | how it works                                                                                    |
 |-------------------|-------------------------------------------------------------------------------------------------|
-| `ring`            | Gloo's or NCCL's all-reduce over all ranks, host by host, so that each link is crossed once      |
-| `tree`            | binomial tree: sums go up, the result comes down; log2(N) steps either way                       |
-| `leader`          | each host's ranks give to its first, the first ones ring, and hand the sum on (arXiv 1807.11205) |
-| `two_dimensional` | each rank sums a slice of its host's, meets the same slice of other hosts, and slices are spread |
+| `ring`            | Gloo's or NCCL's all-reduce over all ranks, host by host, so that each link is crossed once     |
+| `tree`            | binomial tree: sums go up, the result comes down; log2(N) steps either way                      |
+| `leader`          | ranks reduce to their host's first rank, these ring, and broadcast the sum (arXiv 1807.11205)   |
+| `two_dimensional` | reduce-scatter inside hosts, all-reduce of each slice between hosts, all-gather inside          |
 
-Operations of one group run in the order of issue, which is the same on all ranks: collectives of one shape that two
-ranks issue in different orders would add up the wrong tensors without any error. So each phase of an algorithm has a
-group and a thread of its own, and hands on in order; several buckets are in different phases at the same time.
+Operations of one group run in the order of issue, which is the same on all ranks: two ranks that issue collectives of
+one shape in different orders would sum the wrong tensors without any error. So each phase of an algorithm has a
+group and a thread of its own, and hands over in order; several buckets are in different phases at the same time.
 """
 
 from __future__ import annotations
@@ -24,26 +24,27 @@ from zlib import crc32
 
 import torch
 
-from headway.comm.wire import Codec, Wire
+from headway.comm.wire_codec import Wire, WireCodec
 from headway.core.errors import UsageError
-from headway.core.world import Group, Work, World
+from headway.core.world import CollectiveWork, Group, World
 
 Algorithm = Literal["ring", "tree", "leader", "two_dimensional"]
 ALGORITHMS: tuple[Algorithm, ...] = ("ring", "tree", "leader", "two_dimensional")
 
-LOGGED = 64
-"""Operations that the log keeps."""
+# Operations that the log keeps.
+LOG_LENGTH = 64
 
+# Smaller operations use one rail: a second one costs about 0.2 ms of software on either side.
 STRIPED_BYTES = 1 << 20
-"""Below it an operation uses one rail: a second one costs about 0.2 ms of software on either side."""
 
 DIGEST_BITS = 24
 
 
 @final
-class Entry:
-    """One operation of the log: which, when it was issued, and whether it has ended."""
+class LoggedOperation:
+    """One operation of the log: its name, the time of issue, and whether it has completed."""
 
+    # `World` sets `done` on its own entries, too.
     __slots__ = ("algorithm", "bytes", "done", "issued_s", "seq", "tag")
 
     def __init__(self, seq: int, tag: str, algorithm: str, nbytes: int) -> None:
@@ -52,21 +53,21 @@ class Entry:
 
 
 @final
-class Pending:
-    """A sum under way."""
+class PendingAllReduce:
+    """An all-reduce under way."""
 
-    def __init__(self, entry: Entry) -> None:
+    def __init__(self, entry: LoggedOperation) -> None:
         self._entry, self._ended = entry, threading.Event()
         self._error: BaseException | None = None
         self._event: torch.cuda.Event | None = None
-        self._callbacks: list[Callable[[Pending], None]] = []
+        self._callbacks: list[Callable[[PendingAllReduce], None]] = []
         self._lock = threading.Lock()
 
     def wait(self) -> None:
-        """Waits for its end; on CUDA only the current stream does.
+        """Waits until it has completed; on CUDA only the current stream waits.
 
         Raises:
-            Lost: the generation was given up. CommunicationError: it failed or timed out.
+            GenerationEndedError: the generation was given up. CommunicationError: it failed or timed out.
         """
         self._ended.wait()
         if self._error is not None:
@@ -74,12 +75,12 @@ class Pending:
         if self._event is not None:
             torch.cuda.current_stream().wait_event(self._event)
 
-    def done(self) -> bool:
-        """Whether it has ended, well or not; on CUDA: has been issued."""
+    def is_done(self) -> bool:
+        """Returns whether it has completed or failed; on CUDA: has been issued."""
         return self._ended.is_set()
 
-    def add_done_callback(self, callback: Callable[[Pending], None]) -> None:
-        """Calls it at the end, from whichever thread; at once where that has come."""
+    def add_done_callback(self, callback: Callable[[PendingAllReduce], None]) -> None:
+        """Calls `callback` on completion, from any thread; at once if it has completed already."""
         with self._lock:
             if not self._ended.is_set():
                 self._callbacks.append(callback)
@@ -95,28 +96,30 @@ class Pending:
 
 
 @final
-class _Job:
-    """One sum on its way through the phases."""
+class _AllReduceJob:
+    """One all-reduce on its way through the phases."""
 
     __slots__ = ("algorithm", "buffer", "codec", "pending", "piece", "works")
 
-    def __init__(self, buffer: torch.Tensor, algorithm: Algorithm, codec: Codec | None, pending: Pending) -> None:
+    def __init__(
+        self, buffer: torch.Tensor, algorithm: Algorithm, codec: WireCodec | None, pending: PendingAllReduce
+    ) -> None:
         self.buffer, self.algorithm, self.codec, self.pending = buffer, algorithm, codec, pending
         self.piece = buffer
-        self.works: list[Work] = []
+        self.works: list[CollectiveWork] = []
 
 
 @final
-class _Phase:
-    """A thread that takes jobs in order, does its part of each, and hands it on."""
+class _PhaseThread:
+    """A thread that takes jobs in order, runs one phase of each, and hands it to the next phase."""
 
-    def __init__(self, name: str, work: Callable[[_Job], None], after: _Phase | None) -> None:
+    def __init__(self, name: str, work: Callable[[_AllReduceJob], None], after: _PhaseThread | None) -> None:
         self._work, self._after = work, after
-        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[_AllReduceJob | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"headway-comm-{name}", daemon=True)
         self._thread.start()
 
-    def put(self, job: _Job) -> None:
+    def put(self, job: _AllReduceJob) -> None:
         self._jobs.put(job)
 
     def close(self) -> None:
@@ -127,7 +130,8 @@ class _Phase:
         while (job := self._jobs.get()) is not None:
             try:
                 self._work(job)
-            except BaseException as error:  # whoever waits for it must hear of it, whatever it is
+            # BaseException: the thread that waits for this job must get the error, whatever it is.
+            except BaseException as error:
                 job.pending._end(error)
                 continue
             if self._after is not None:
@@ -138,15 +142,15 @@ class _Phase:
 
 @final
 class Communicator:
-    """The sums of one world. Close it after use; all ranks make, use and close theirs in the same order.
+    """All-reduces of one world. Close it after use; all ranks build, use and close theirs in the same order.
 
     Args:
-        rails: groups over which large operations between hosts are striped.
+        rails: number of groups over which large operations between hosts are striped.
 
     Attributes:
-        algorithms: those that this world can do.
-        digest: hash of all operations issued so far, 24 bits: ranks that issued others have another.
-        log: the newest operations, the oldest first.
+        algorithms: those that this world supports.
+        digest: hash of all operations issued so far, 24 bits: ranks that issued other operations have another one.
+        log: the newest operations, oldest first.
     """
 
     def __init__(self, world: World, *, rails: int = 1) -> None:
@@ -154,13 +158,14 @@ class Communicator:
             raise UsageError(f"{rails} rails", fix="Set 1 or more.")
         self.world = world
         self.digest = self._seq = 0
-        self.log: deque[Entry] = deque(maxlen=LOGGED)
-        world.journal = self._note
-        self._codecs: dict[str, Codec] = {}
-        self._phases: list[_Phase] = []
+        self.log: deque[LoggedOperation] = deque(maxlen=LOG_LENGTH)
+        world.journal = self._log_operation
+        self._codecs: dict[str, WireCodec] = {}
+        self._phases: list[_PhaseThread] = []
         local, first = world.hosts[world.host], [ranks[0] for ranks in world.hosts]
         even = len({len(ranks) for ranks in world.hosts}) == 1
         self.algorithms = ALGORITHMS if even else ALGORITHMS[:3]
+        # Every phase has its own groups: two phases that shared one could interleave differently on two ranks.
         self._rings = [world.group(name="ring") for _ in range(rails)]
         self._steps = world.group(name="steps")
         self._down, self._up = world.group(local, name="down"), world.group(local, name="up")
@@ -171,73 +176,81 @@ class Communicator:
         self._leaders = [world.group(first, name="leaders") for _ in range(rails)] if world.rank in first else []
         self._stream = torch.cuda.Stream(world.device) if world.device.type == "cuda" else None
         if self._stream is None and world.size > 1:
-            gather = _Phase("gather", self._spread, None)
-            cross = _Phase("cross", self._cross, gather)
-            self._scatter, self._flat = _Phase("scatter", self._collect, cross), _Phase("flat", self._step, None)
-            self._ring = _Phase("ring", self._end_ring, None)
+            gather = _PhaseThread("gather", self._gather_in_host, None)
+            cross = _PhaseThread("cross", self._reduce_between_hosts, gather)
+            self._scatter = _PhaseThread("scatter", self._reduce_in_host, cross)
+            self._flat = _PhaseThread("flat", self._run_stepwise, None)
+            self._ring = _PhaseThread("ring", self._finish_ring, None)
             self._phases = [self._scatter, cross, gather, self._flat, self._ring]
 
     def all_reduce(
         self, buffer: torch.Tensor, *, algorithm: Algorithm = "ring", wire: Wire = "fp32", tag: str = ""
-    ) -> Pending:
-        """Sums a tensor over all ranks, in place. Every rank has the same bits afterwards.
+    ) -> PendingAllReduce:
+        """Begins to sum a tensor over all ranks, in place. Every rank gets the same bits.
 
         Args:
-            buffer: contiguous; nobody may touch it before the end. For `two_dimensional` a length that the ranks of a
-                host divide evenly saves a copy.
-            wire: the form in which float32 crosses between hosts (of `ring` and `tree`: between ranks); the sums
-                themselves are in fp32, but for `ring`. Other types go as they are.
+            buffer: contiguous; must not be touched before completion. `two_dimensional` saves a copy if the ranks of a
+                host divide its length evenly.
+            wire: form of float32 between hosts (of `ring` and `tree`: between ranks). Sums are computed in fp32,
+                except by `ring`. Other types are sent unchanged.
             tag: its name in errors and in the digest.
 
         Raises:
-            UsageError: an algorithm this world cannot do, or a buffer that is not contiguous.
+            UsageError: the world does not support the algorithm, or the buffer is not contiguous.
         """
         if algorithm not in self.algorithms:
-            fix = f"Take {', '.join(self.algorithms)}."
-            raise UsageError(f"{algorithm!r} wants as many ranks on each host as on the others", fix=fix)
+            fix = f"Use {', '.join(self.algorithms)}."
+            raise UsageError(f"{algorithm!r} needs as many ranks on each host as on the others", fix=fix)
         if not buffer.is_contiguous():
-            raise UsageError("a sum over ranks is done in place, and this tensor is not contiguous")
+            what = "an all-reduce works in place, and this tensor is not contiguous"
+            raise UsageError(what, fix="Pass tensor.contiguous() and copy the result back.")
         flat = buffer.view(-1)
-        entry = self._note(tag, flat.numel() * flat.element_size(), algorithm)
-        what = f"{tag}|{flat.numel()}|{flat.dtype}|{algorithm}|{wire}".encode()
-        self.digest = crc32(what, self.digest) & ((1 << DIGEST_BITS) - 1)
+        entry = self._log_operation(tag, flat.numel() * flat.element_size(), algorithm)
+        label = f"{tag}|{flat.numel()}|{flat.dtype}|{algorithm}|{wire}".encode()
+        self.digest = crc32(label, self.digest) & ((1 << DIGEST_BITS) - 1)
         codec = None
         if wire != "fp32" and flat.dtype == torch.float32:
-            codec = self._codecs.get(wire) or self._codecs.setdefault(wire, Codec(wire, self.world.device))
-        job = _Job(flat, algorithm, codec, Pending(entry))
+            codec = self._codecs.get(wire) or self._codecs.setdefault(wire, WireCodec(wire, self.world.device))
+        job = _AllReduceJob(flat, algorithm, codec, PendingAllReduce(entry))
         if self.world.size == 1:
             job.pending._end()
         elif self._stream is not None:
-            self._on_stream(job, self._stream)
+            self._run_on_stream(job, self._stream)
         elif algorithm in ("leader", "two_dimensional"):
             self._scatter.put(job)
         elif algorithm == "ring" and codec is None:
-            self._begin_ring(job)
+            # Issued by the caller itself, so that Gloo begins at once; the thread only waits.
+            job.works = _start_striped_all_reduce(self._rings, job.buffer)
+            self._ring.put(job)
         else:
             self._flat.put(job)
         return job.pending
 
-    def _note(self, tag: str, nbytes: int, algorithm: str = "bytes") -> Entry:
+    def _log_operation(self, tag: str, nbytes: int, algorithm: str = "bytes") -> LoggedOperation:
         self._seq += 1
-        entry = Entry(self._seq, tag, algorithm, nbytes)
+        entry = LoggedOperation(self._seq, tag, algorithm, nbytes)
         self.log.append(entry)
         return entry
 
-    def lost(self) -> torch.Tensor:
-        """How many numbers this rank's 16-bit messages flushed to zero or found not finite; float32 on the device."""
+    def count_lost_numbers(self) -> torch.Tensor:
+        """Counts the numbers that this rank's 16-bit messages flushed to zero or found not finite.
+
+        Returns:
+            float32 scalar on the device.
+        """
         total = torch.zeros((), device=self.world.device)
         for codec in self._codecs.values():
-            total = total + codec.lost
+            total = total + codec.lost_numbers
         return total
 
     def close(self) -> None:
-        """Ends its threads; what is under way ends before, or fails."""
+        """Ends its threads, after the operations under way have completed or failed."""
         for phase in self._phases:
             phase.close()
         self._phases = []
 
-    def _collect(self, job: _Job) -> None:
-        """Inside the host: each rank gets the sum of its slice; or its first rank that of the whole."""
+    def _reduce_in_host(self, job: _AllReduceJob) -> None:
+        """Phase 1: each rank gets its host's sum of one slice; for `leader` its first rank gets the whole sum."""
         group, buffer = self._down, job.buffer
         if group.size == 1:
             return
@@ -250,21 +263,19 @@ class Communicator:
             if leads:
                 torch.sum(parts.view(group.size, -1), 0, dtype=buffer.dtype, out=buffer)
             return
-        length = -(-buffer.numel() // group.size)
-        if length * group.size != buffer.numel():
-            job.piece = torch.nn.functional.pad(buffer, (0, length * group.size - buffer.numel()))
+        job.piece = _pad_to_multiple(buffer, group.size)
         parts = torch.empty_like(job.piece)
         group.all_to_all(parts, job.piece).wait()
         job.piece = torch.sum(parts.view(group.size, -1), 0, dtype=buffer.dtype)
 
-    def _cross(self, job: _Job) -> None:
-        """Between hosts: the sum of a slice over the hosts; or of the whole over their first ranks."""
+    def _reduce_between_hosts(self, job: _AllReduceJob) -> None:
+        """Phase 2: sums the slice over the hosts; for `leader` the whole over their first ranks."""
         groups = self._leaders if job.algorithm == "leader" else self._across
         if groups and groups[0].size > 1:
-            self._meet(groups, job.piece, job.codec)
+            self._sum_over(groups, job.piece, job.codec)
 
-    def _spread(self, job: _Job) -> None:
-        """Inside the host: every rank gets the whole."""
+    def _gather_in_host(self, job: _AllReduceJob) -> None:
+        """Phase 3: every rank of the host gets the whole sum."""
         group, buffer = self._up, job.buffer
         if group.size == 1:
             return
@@ -278,19 +289,17 @@ class Communicator:
         if whole is not buffer:
             buffer.copy_(whole[: buffer.numel()])
 
-    def _meet(self, groups: list[Group], values: torch.Tensor, codec: Codec | None) -> None:
-        """The sum over a group that spans hosts, in place; with 16-bit messages each rank sums a part of it in fp32."""
+    def _sum_over(self, groups: list[Group], values: torch.Tensor, codec: WireCodec | None) -> None:
+        """Sums over a group that spans hosts, in place."""
         if codec is None:
-            for work in _striped(groups, values):
+            for work in _start_striped_all_reduce(groups, values):
                 work.wait()
             return
+        # With 16-bit messages each rank sums one part in fp32: the library would sum in 16 bits.
         group = groups[0]
-        length = -(-values.numel() // group.size)
-        padded = values
-        if length * group.size != values.numel():
-            padded = torch.nn.functional.pad(values, (0, length * group.size - values.numel()))
-        parts = padded.view(group.size, length)
-        sent = torch.empty(group.size, length + 1, dtype=codec.type, device=values.device)
+        padded = _pad_to_multiple(values, group.size)
+        parts = padded.view(group.size, padded.numel() // group.size)
+        sent = torch.empty(group.size, parts.shape[1] + 1, dtype=codec.type, device=values.device)
         for part, message in zip(parts, sent, strict=True):
             codec.encode(part, message)
         got = torch.empty_like(sent)
@@ -306,37 +315,34 @@ class Communicator:
         if padded is not values:
             values.copy_(padded[: values.numel()])
 
-    def _begin_ring(self, job: _Job) -> None:
-        job.works = _striped(self._rings, job.buffer)
-        self._ring.put(job)
-
-    def _end_ring(self, job: _Job) -> None:
+    def _finish_ring(self, job: _AllReduceJob) -> None:
         for work in job.works:
             work.wait()
 
-    def _step(self, job: _Job) -> None:
-        """The algorithms of several steps over all ranks: the tree, and the ring of 16-bit numbers."""
+    def _run_stepwise(self, job: _AllReduceJob) -> None:
+        """Runs the algorithms of several steps over all ranks: the tree, and the ring of 16-bit numbers."""
         if job.algorithm == "tree":
-            self._tree(job.buffer, job.codec)
+            self._reduce_by_tree(job.buffer, job.codec)
         else:
             assert job.codec is not None
-            self._ring_of_messages(job.buffer, job.codec)
+            self._reduce_by_encoded_ring(job.buffer, job.codec)
 
-    def _ring_of_messages(self, values: torch.Tensor, codec: Codec) -> None:
-        """The library sums the messages themselves: they need one scale, and room for the sum."""
+    def _reduce_by_encoded_ring(self, values: torch.Tensor, codec: WireCodec) -> None:
+        # The library sums the messages themselves: they need one common scale, and room for the sum.
         group = self._steps
         largest = values.abs().amax()
         group.all_reduce(largest, "max").wait()
-        message = codec.message(values.numel(), values.device)
-        codec.encode_below(values, message, largest * group.size)
+        message = codec.allocate_message(values.numel(), values.device)
+        codec.encode_with_largest(values, message, largest * group.size)
         exponent = message[-1].clone()
         group.all_reduce(message[:-1]).wait()
         message[-1] = exponent
         codec.decode(message, values)
 
-    def _tree(self, values: torch.Tensor, codec: Codec | None) -> None:
+    def _reduce_by_tree(self, values: torch.Tensor, codec: WireCodec | None) -> None:
         group, rank = self._steps, self._steps.rank
-        got = codec.message(values.numel(), values.device) if codec else torch.empty_like(values)
+        got = codec.allocate_message(values.numel(), values.device) if codec else torch.empty_like(values)
+        # Up: add the sums of the children.
         distance = 1
         while distance < group.size and rank % (2 * distance) == 0:
             if rank + distance < group.size:
@@ -346,37 +352,46 @@ class Communicator:
         message = got if codec else values
         if codec and (rank or group.size > 1):
             codec.encode(values, message)
-        if rank:  # its parent is the rank without its lowest bit
+        # A rank's parent is the rank without its lowest bit.
+        if rank:
             group.send(message, rank - distance).wait()
             group.recv(message, rank - distance).wait()
+        # Down: pass the result on to the children.
         distance //= 2
         while distance:
             if rank + distance < group.size:
                 group.send(message, rank + distance).wait()
             distance //= 2
+        # The root decodes its own message, too: every rank gets the same bits.
         if codec:
-            codec.decode(message, values)  # the root too: every rank has the same bits
+            codec.decode(message, values)
 
-    def _on_stream(self, job: _Job, stream: torch.cuda.Stream) -> None:
-        """On CUDA the host issues all phases at once, on one side stream that keeps their order."""
+    def _run_on_stream(self, job: _AllReduceJob, stream: torch.cuda.Stream) -> None:
+        """Issues all phases at once (CUDA), on one side stream that keeps their order."""
         stream.wait_stream(torch.cuda.current_stream(self.world.device))
         with torch.cuda.stream(stream):
             if job.algorithm in ("leader", "two_dimensional"):
-                self._collect(job)
-                self._cross(job)
-                self._spread(job)
+                self._reduce_in_host(job)
+                self._reduce_between_hosts(job)
+                self._gather_in_host(job)
             elif job.algorithm == "ring" and job.codec is None:
-                job.works = _striped(self._rings, job.buffer)
-                self._end_ring(job)
+                job.works = _start_striped_all_reduce(self._rings, job.buffer)
+                self._finish_ring(job)
             else:
-                self._step(job)
+                self._run_stepwise(job)
             job.buffer.record_stream(stream)
             job.pending._event = stream.record_event()
         job.pending._end()
 
 
-def _striped(groups: list[Group], values: torch.Tensor) -> list[Work]:
-    """One all-reduce, or a part of it on each rail."""
+def _start_striped_all_reduce(groups: list[Group], values: torch.Tensor) -> list[CollectiveWork]:
+    """Starts one all-reduce; of a large tensor one part on each rail."""
     if len(groups) == 1 or values.numel() * values.element_size() < STRIPED_BYTES:
         return [groups[0].all_reduce(values)]
     return [group.all_reduce(part) for group, part in zip(groups, values.tensor_split(len(groups)), strict=True)]
+
+
+def _pad_to_multiple(values: torch.Tensor, ranks: int) -> torch.Tensor:
+    """Pads a flat tensor with zeros until `ranks` divide its length; the tensor itself if they do already."""
+    missing = -values.numel() % ranks
+    return torch.nn.functional.pad(values, (0, missing)) if missing else values

@@ -1,4 +1,4 @@
-"""What joins this host's devices and this host to others, as the kernel, the driver and NCCL say it."""
+"""Describes the hardware that joins devices and hosts, as the kernel, the NVIDIA driver and NCCL report it."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ import torch
 
 INFINIBAND = Path("/sys/class/infiniband")
 
-NVLINKS = 18
-"""Most links of a GPU (Hopper, Blackwell)."""
+# Of a GPU (Hopper, Blackwell).
+MOST_NVLINKS = 18
 
 
-def nics(interface: str, *, infiniband: bool, ports: Path = INFINIBAND) -> list[str]:
-    """The network interface in use, with its speed where the driver knows it; nothing of a loopback.
+def list_nics(interface: str, *, infiniband: bool, ports: Path = INFINIBAND) -> list[str]:
+    """Describes the network interface in use, with its speed if the driver knows it; empty for a loopback.
 
     Args:
-        infiniband: whether its ports are told too: NCCL uses them, Gloo does not.
+        infiniband: add the InfiniBand ports: NCCL uses them, Gloo does not.
     """
     found = []
     state = psutil.net_if_stats().get(interface)
@@ -35,14 +35,15 @@ def nics(interface: str, *, infiniband: bool, ports: Path = INFINIBAND) -> list[
     for rate in sorted(ports.glob("*/ports/*/rate")) if infiniband else ():
         try:
             layer, speed = (rate.with_name(name).read_text().strip() for name in ("link_layer", "rate"))
-        except OSError:  # the port went away
+        # The port went away.
+        except OSError:
             continue
         found.append(f"{rate.parts[-4]} port {rate.parts[-2]} {layer} {speed}")
     return found
 
 
-def gpu_links() -> list[str]:
-    """NVLink and PCIe of each GPU of this host; empty without nvidia-ml-py, and where the driver does not answer."""
+def list_gpu_links() -> list[str]:
+    """Describes NVLink and PCIe of each GPU of this host; empty without nvidia-ml-py or a working driver."""
     try:
         nvml: Any = import_module("pynvml")
     except ImportError:
@@ -52,16 +53,16 @@ def gpu_links() -> list[str]:
     except nvml.NVMLError:
         return []
     try:
-        return [_gpu(nvml, number) for number in range(nvml.nvmlDeviceGetCount())]
+        return [_describe_gpu(nvml, number) for number in range(nvml.nvmlDeviceGetCount())]
     finally:
         nvml.nvmlShutdown()
 
 
 @contextmanager
-def nccl_log() -> Iterator[Callable[[], str]]:
-    """Has NCCL write down what it chooses, where this begins before its first use; what it gives reads that.
+def capture_nccl_log() -> Iterator[Callable[[], str]]:
+    """Makes NCCL log its choices at its first use inside the block; yields a function that reads the log.
 
-    Where the user has NCCL say things already, these stay where they are, and nothing is read.
+    If the user has set NCCL_DEBUG already, it stays as it is, and the function returns "".
     """
     if "NCCL_DEBUG" in os.environ:
         yield str
@@ -76,12 +77,12 @@ def nccl_log() -> Iterator[Callable[[], str]]:
                 del os.environ[name]
 
 
-def nccl_chose(said: str) -> str:
-    """NCCL's version, its network, its transports and its number of channels, from its log at level INFO."""
+def summarise_nccl_log(log: str) -> str:
+    """Extracts NCCL's version, network, transports and number of channels from its log at level INFO."""
     version = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else ""
-    network = re.findall(r"Using network (\S+)", said)
-    transports = Counter(re.findall(r" via (\S+)", said))
-    channels = re.findall(r"(\d+) coll channels", said)
+    network = re.findall(r"Using network (\S+)", log)
+    transports = Counter(re.findall(r" via (\S+)", log))
+    channels = re.findall(r"(\d+) coll channels", log)
     parts = [f"NCCL {version}".strip()]
     if network:
         parts.append(f"network {network[-1]}")
@@ -92,21 +93,22 @@ def nccl_chose(said: str) -> str:
     return ", ".join(parts)
 
 
-def _gpu(nvml: Any, number: int) -> str:
-    """One line for a GPU: its name, the NVLinks that are up, and its PCIe link."""
+def _describe_gpu(nvml: Any, number: int) -> str:
+    """Describes a GPU in one line: its name, the NVLinks that are up, and its PCIe link."""
     handle = nvml.nvmlDeviceGetHandleByIndex(number)
 
-    def ask(name: str, *which: int) -> Any:
+    def query(name: str, *which: int) -> Any:
         try:
             return getattr(nvml, name)(handle, *which)
-        except nvml.NVMLError:  # a GPU without such a thing
+        # A GPU without such a thing.
+        except nvml.NVMLError:
             return None
 
-    up = sum(ask("nvmlDeviceGetNvLinkState", link) == 1 for link in range(NVLINKS))
-    version = ask("nvmlDeviceGetNvLinkVersion", 0) if up else None
-    parts = [f"GPU {number} {ask('nvmlDeviceGetName') or 'unnamed'}"]
+    up = sum(query("nvmlDeviceGetNvLinkState", link) == 1 for link in range(MOST_NVLINKS))
+    version = query("nvmlDeviceGetNvLinkVersion", 0) if up else None
+    parts = [f"GPU {number} {query('nvmlDeviceGetName') or 'unnamed'}"]
     parts.append(f"{up} NVLinks" + (f" of version {version}" if version else "") if up else "no NVLink")
-    generation, width = ask("nvmlDeviceGetCurrPcieLinkGeneration"), ask("nvmlDeviceGetCurrPcieLinkWidth")
+    generation, width = query("nvmlDeviceGetCurrPcieLinkGeneration"), query("nvmlDeviceGetCurrPcieLinkWidth")
     if generation and width:
         parts.append(f"PCIe {generation} x{width}")
     return ", ".join(parts)

@@ -1,10 +1,9 @@
-"""Links: how fast ranks reach each other, measured at the start, so that algorithms can be chosen for it.
+"""Measures how fast ranks reach each other, so that all-reduce algorithms can be chosen for the network.
 
-Everything is measured in rings: each rank sends to the next one and receives from the one before at the same time, as
-in the algorithms themselves. Inside hosts all ranks do; between hosts first one rank of each host, then all at once,
-since they share their host's link. The time of a step is that of its slowest rank; of several rounds the fastest
-counts, since what a busy machine adds is never less than nothing. All ranks do the same number of steps: how many is
-decided from numbers that all of them have.
+Everything is measured in rings, as in the algorithms themselves: each rank sends to the next one and receives from the
+one before at the same time. Inside hosts all ranks do; between hosts first one rank of each host, then all at once,
+since they share their host's link. The slowest rank gives the time of a step; the fastest of several rounds counts,
+since a busy machine only ever adds time. All ranks do the same number of steps: it follows from shared numbers.
 """
 
 from __future__ import annotations
@@ -19,45 +18,45 @@ from typing import Any, Literal, final
 
 import torch
 
-from headway.comm.hardware import gpu_links, nccl_chose, nccl_log, nics
+from headway.comm.hardware import capture_nccl_log, list_gpu_links, list_nics, summarise_nccl_log
 from headway.core.collectives import Link, Network
-from headway.core.line_fit import FASTER, SHORTEST_S, fitted
+from headway.core.line_fit import FASTER, SHORTEST_S, fit_line
 from headway.core.world import Group, World
 
+# For all measurements together. A link on which six messages take longer takes longer.
 BUDGET_S = 0.9
-"""For all measurements together; a link so slow that six messages take longer takes longer."""
 
-FIRST, ENOUGH, LARGEST = 1 << 10, 256 << 10, 64 << 20
-"""Bytes. Below ENOUGH only a very slow link keeps larger messages from being tried: a busy machine is late too."""
+# Bytes. Below ENOUGH_BYTES only a very slow link stops the trial of larger messages: a busy machine is late, too.
+FIRST_BYTES, ENOUGH_BYTES, LARGEST_BYTES = 1 << 10, 256 << 10, 64 << 20
 
-SHARES = (1, 2, 4, 16, 64, 256, 1024)
-"""Of the largest message: dense where buckets are."""
+# The measured sizes are the largest one over these: dense at the sizes of buckets.
+SIZE_DIVISORS = (1, 2, 4, 16, 64, 256, 1024)
 
 ROUNDS = range(3, 12)
 
+# More rails have to be 10 % faster: each costs a connection to every rank, and threads.
 RAILS = (1, 2, 4)
 RAIL_GAIN = 1.1
-"""More rails have to be so much faster: each costs a connection to every rank, and threads."""
 
+# Rails are tried on at most this many hosts.
 RAIL_HOSTS = 4
-"""Rails are tried on so many hosts at most."""
 
-NOISE = 0.5
-"""Relative error above which the line says nothing of the link."""
+# Relative error above which the fitted line says nothing about the link.
+NOISE_RESIDUAL = 0.5
 
-SUMMED = 1 << 20
-"""Elements; 4 MiB, as large as a bucket."""
+# 4 MiB of fp32, as large as a bucket.
+SUMMED_ELEMENTS = 1 << 20
 
 
 @final
 @dataclass(frozen=True)
-class Fit:
-    """The line that fits measured steps best.
+class LinkFit:
+    """The line that fits the measured steps best.
 
     Attributes:
         link: latency and bandwidth of a rank.
         residual: root mean square of (fitted - measured) / measured.
-        sizes, seconds: what was measured.
+        sizes, seconds: the measured steps.
     """
 
     link: Link
@@ -65,12 +64,13 @@ class Fit:
     sizes: tuple[int, ...]
     seconds: tuple[float, ...]
 
-    def cells(self) -> tuple[str, str, str]:
-        """Latency, bandwidth, and how well the line fits; where it says nothing, what the steps themselves do."""
+    def format_cells(self) -> tuple[str, str, str]:
+        """Formats latency, bandwidth and residual; bounds from the steps themselves if the line says nothing."""
         latency, bandwidth, fits = self.link.latency_s, self.link.bandwidth_bytes_s, f"{self.residual:.0%}"
         speeds = {size: size / max(took, SHORTEST_S) for size, took in zip(self.sizes, self.seconds, strict=True)}
-        noise = self.residual > NOISE
-        if noise or bandwidth > 0.99 * FASTER * speeds[max(speeds)]:  # its upper end: the line hardly rises
+        noise = self.residual > NOISE_RESIDUAL
+        # At the fit's upper bound the line hardly rises: the bandwidth is at least that of the fastest step.
+        if noise or bandwidth > 0.99 * FASTER * speeds[max(speeds)]:
             speed = f"> {max(speeds.values()) / 1e6:,.0f} MB/s"
         else:
             speed = f"{bandwidth / 1e6:,.0f} MB/s"
@@ -79,38 +79,38 @@ class Fit:
         return f"{latency * 1e6:,.0f} us", speed, fits
 
 
-def fit(sizes: Sequence[int], seconds: Sequence[float]) -> Fit:
-    """As `headway.core.line_fit.fitted` has it."""
-    line = fitted(list(zip(map(float, sizes), seconds, strict=True)))
+def fit_link(sizes: Sequence[int], seconds: Sequence[float]) -> LinkFit:
+    """Fits latency and bandwidth to measured steps, see `headway.core.line_fit.fit_line`."""
+    line = fit_line(list(zip(map(float, sizes), seconds, strict=True)))
     off = [line.seconds(size) / max(took, SHORTEST_S) - 1 for size, took in zip(sizes, seconds, strict=True)]
     residual = math.sqrt(sum(error**2 for error in off) / len(off))
-    return Fit(Link(line.latency_s, 1 / line.s_per_byte), residual, tuple(sizes), tuple(seconds))
+    return LinkFit(Link(line.latency_s, 1 / line.s_per_byte), residual, tuple(sizes), tuple(seconds))
 
 
 @final
 @dataclass(frozen=True)
-class Links:
-    """What was measured; all ranks hold rank 0's numbers.
+class MeasuredLinks:
+    """The measured links; all ranks hold rank 0's numbers.
 
     Attributes:
-        inside: between ranks of a host, all of them at once; None where no host has two.
+        inside: between the ranks of a host, all at once; None if no host has two.
         alone: between hosts, one rank of each; None on one host.
-        together: the same with all ranks of each host at once, the bandwidth is that of one rank; None where alone.
-        reduce_bytes_s: of adding one array to another.
+        together: between hosts, all ranks at once, with the bandwidth of one rank; None if a host has one rank only.
+        reduce_bytes_s: speed of adding one array to another.
         rails: groups over which large operations are striped. rails_s: measured seconds by number of rails.
-        notes: NICs and GPUs of rank 0's host, and what NCCL chose.
+        notes: NICs and GPUs of rank 0's host, and NCCL's choices.
     """
 
-    inside: Fit | None
-    alone: Fit | None
-    together: Fit | None
+    inside: LinkFit | None
+    alone: LinkFit | None
+    together: LinkFit | None
     reduce_bytes_s: float
     rails: int
     rails_s: dict[int, float] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def network(self, world: World) -> Network:
-        """What the cost model takes; for this world or one of its next generations, which may have lost a host."""
+    def build_network(self, world: World) -> Network:
+        """Builds the cost model's network, for this world or a later generation, which may have lost a host."""
         ranks = max(len(ranks) for ranks in world.hosts)
         known = self.inside or self.alone
         nothing = Link(0.0, math.inf)
@@ -121,8 +121,8 @@ class Links:
             between = Link(between.latency_s, max(between.bandwidth_bytes_s, all_at_once))
         return Network(len(world.hosts), ranks, inside, between, self.reduce_bytes_s)
 
-    def rows(self) -> list[tuple[str, ...]]:
-        """A table: link, latency, bandwidth, and how far off the line times are; the first row is its heading."""
+    def build_rows(self) -> list[tuple[str, ...]]:
+        """Builds a table of link, latency, bandwidth and residual; the first row is its heading."""
         out = [("link", "latency", "bandwidth a rank", "scatter of the times")]
         named = {
             "inside a host": self.inside,
@@ -131,39 +131,40 @@ class Links:
         }
         for name, found in named.items():
             if found:
-                out.append((name, *found.cells()))
+                out.append((name, *found.format_cells()))
         return [*out, ("sum of two arrays", "", f"{self.reduce_bytes_s / 1e6:,.0f} MB/s", "")]
 
-    def lines(self, world: World) -> list[str]:
-        """The report of the start: where the ranks are, the table, the rails, and the hardware."""
+    def describe(self, world: World) -> list[str]:
+        """Formats the report of a run's start: hosts and ranks, the table of links, the rails, and the hardware."""
         counts = sorted({len(ranks) for ranks in world.hosts})
         many = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else str(counts[0])
-        where = f"{len(world.hosts)} host{'s'[: len(world.hosts) > 1]} with {many} rank{'s'[: counts[-1] > 1]}"
+        hosts = f"{len(world.hosts)} host{'s'[: len(world.hosts) > 1]} with {many} rank{'s'[: counts[-1] > 1]}"
         tried = ", ".join(f"{taken * 1e3:.3g} ms by {rails}" for rails, taken in self.rails_s.items())
         rails = f", {self.rails} rails" if self.rails > 1 else ""
         rails += f" (a sum takes {tried} rails)" if tried else ""
-        return [f"{where}, {world.backend} over {world.interface}{rails}", *table(self.rows()), *self.notes]
+        rows = format_table(self.build_rows())
+        return [f"{hosts}, {world.backend} over {world.interface}{rails}", *rows, *self.notes]
 
     def to_json(self) -> dict[str, Any]:
-        """Numbers and strings only; `of_json` reads it."""
+        """Returns numbers and strings only; `from_json` reads them."""
         return asdict(self)
 
     @staticmethod
-    def of_json(data: dict[str, Any]) -> Links:
-        """What `to_json` gave, also after a way through JSON."""
+    def from_json(data: dict[str, Any]) -> MeasuredLinks:
+        """Reads the dict that `to_json` gave, also after a way through JSON."""
 
-        def one(found: dict[str, Any] | None) -> Fit | None:
+        def read_fit(found: dict[str, Any] | None) -> LinkFit | None:
             if found is None:
                 return None
-            return Fit(Link(**found["link"]), found["residual"], tuple(found["sizes"]), tuple(found["seconds"]))
+            return LinkFit(Link(**found["link"]), found["residual"], tuple(found["sizes"]), tuple(found["seconds"]))
 
-        fits = {name: one(data[name]) for name in ("inside", "alone", "together")}
+        fits = {name: read_fit(data[name]) for name in ("inside", "alone", "together")}
         rails_s = {int(rails): taken for rails, taken in data["rails_s"].items()}
-        return Links(**{**data, **fits, "rails_s": rails_s, "notes": tuple(data["notes"])})
+        return MeasuredLinks(**{**data, **fits, "rails_s": rails_s, "notes": tuple(data["notes"])})
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with columns of equal width: the first flush left, the others flush right."""
+def format_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Formats lines with columns of equal width: the first flush left, the others flush right."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return [
         "  ".join(
@@ -174,70 +175,73 @@ def table(rows: Sequence[Sequence[str]]) -> list[str]:
     ]
 
 
-def share(world: World, links: Links | None) -> Links:
-    """Rank 0's links on every rank: the same numbers make the same choices. For newcomers of a later generation too."""
+def broadcast_links(world: World, links: MeasuredLinks | None) -> MeasuredLinks:
+    """Returns rank 0's links on every rank, newcomers included: the same numbers make the same choices."""
     data = None if links is None else json.dumps(links.to_json()).encode()
-    return Links.of_json(json.loads(world.control.broadcast_bytes(data)))
+    return MeasuredLinks.from_json(json.loads(world.control.broadcast_bytes(data)))
 
 
-def measure(world: World, *, rails: int | Literal["auto"] = "auto", budget_s: float = BUDGET_S) -> Links:
-    """Measures the links of a world. Every rank calls it, at a time when the devices have nothing else to do.
+def measure_links(world: World, *, rails: int | Literal["auto"] = "auto", budget_s: float = BUDGET_S) -> MeasuredLinks:
+    """Measures the links of a world. Every rank calls it, while the devices are idle.
 
     Args:
-        rails: so many, without a trial.
-        budget_s: about how long it may take.
+        rails: use this number, without a trial.
+        budget_s: approximate time that it takes.
 
     Raises:
-        Lost, CommunicationError: a rank did not answer.
+        GenerationEndedError, CommunicationError: a rank did not answer.
     """
-    with nccl_log() as said:
-        found = _measured(world, rails, budget_s)
-        notes = [*nics(world.interface, infiniband=world.backend == "nccl"), *gpu_links()] if world.is_lead else []
+    with capture_nccl_log() as read_log:
+        found = _measure_all(world, rails, budget_s)
+        notes: list[str] = []
+        if world.is_lead:
+            notes = [*list_nics(world.interface, infiniband=world.backend == "nccl"), *list_gpu_links()]
         if world.backend == "nccl" and world.is_lead:
-            notes.append(nccl_chose(said()))
-    return share(world, Links(**found, notes=tuple(notes)))
+            notes.append(summarise_nccl_log(read_log()))
+    return broadcast_links(world, MeasuredLinks(**found, notes=tuple(notes)))
 
 
-def _measured(world: World, rails: int | Literal["auto"], budget_s: float) -> dict[str, Any]:
+def _measure_all(world: World, rails: int | Literal["auto"], budget_s: float) -> dict[str, Any]:
     hosts, mine = world.hosts, world.hosts[world.host]
     fewest, most = min(map(len, hosts)), max(map(len, hosts))
     inside = alone = together = None
     if most > 1:
-        inside = _series(world, mine if len(mine) > 1 else None, budget_s / 4)
+        inside = _measure_ring(world, mine if len(mine) > 1 else None, budget_s / 4)
     if len(hosts) > 1:
         first = [ranks[0] for ranks in hosts]
-        alone = _series(world, first if world.rank in first else None, budget_s / 4)
+        alone = _measure_ring(world, first if world.rank in first else None, budget_s / 4)
         if fewest > 1:
             slot = world.local_rank
-            together = _series(world, [r[slot] for r in hosts] if slot < fewest else None, budget_s / 4)
+            together = _measure_ring(world, [r[slot] for r in hosts] if slot < fewest else None, budget_s / 4)
     rails_s: dict[int, float] = {}
     if rails == "auto":
         rails = 1
-        if alone and world.backend == "gloo" and not (together and _shared(alone, together, fewest)):
-            rails, rails_s = _rails(world, alone.link, budget_s / 4)
+        if alone and world.backend == "gloo" and not (together and _is_saturated_by_one(alone, together, fewest)):
+            rails, rails_s = _measure_rails(world, alone.link, budget_s / 4)
     return {
         "inside": inside,
         "alone": alone,
         "together": together,
-        "reduce_bytes_s": _reduce_speed(world),
+        "reduce_bytes_s": _measure_reduce_speed(world),
         "rails": rails,
         "rails_s": rails_s,
     }
 
 
-def _shared(alone: Fit, together: Fit, ranks: int) -> bool:
-    """Whether one connection fills the host's link already: then several are no faster."""
+def _is_saturated_by_one(alone: LinkFit, together: LinkFit, ranks: int) -> bool:
+    """Returns whether one connection fills the host's link already: then several are no faster."""
     return together.link.bandwidth_bytes_s * ranks < RAIL_GAIN * alone.link.bandwidth_bytes_s
 
 
 @final
-class _Ring:
+class _LinkRing:
     """Ranks of the world, each of which sends to the next and receives from the one before."""
 
     def __init__(self, world: World, ranks: Sequence[int]) -> None:
         self._world, place = world, ranks.index(world.rank)
         self._nccl: Group | None = None
-        if world.backend == "nccl":  # its sends would open a connection for each pair of ranks
+        # A group of its own on NCCL: its sends in the world's group would open a connection per pair of ranks.
+        if world.backend == "nccl":
             self._nccl = world.group(ranks, name="links", backend="nccl")
             self._to, self._source = (place + 1) % len(ranks), (place - 1) % len(ranks)
         else:
@@ -245,8 +249,8 @@ class _Ring:
             self._to, self._source = (order.index(ranks[(place + step) % len(ranks)]) for step in (1, -1))
         self._buffers: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def step(self, nbytes: int) -> float:
-        """Seconds of one step."""
+    def time_step(self, nbytes: int) -> float:
+        """Sends and receives one message; returns its seconds."""
         if nbytes not in self._buffers:
             pair = torch.zeros(2, nbytes, dtype=torch.uint8, device=self._world.device)
             self._buffers[nbytes] = (pair[0], pair[1])
@@ -258,8 +262,8 @@ class _Ring:
             self._nccl.all_to_all(into, out, *splits).wait()
             torch.cuda.synchronize(self._world.device)
         else:
-            # Gloo's word that a receiver is ready would otherwise queue behind what it sends itself, and the two ways
-            # would take turns.
+            # Receive first: Gloo's word that a receiver is ready would queue behind what this rank sends, and the two
+            # directions would take turns.
             got = self._world.control.recv(into, self._source)
             self._world.control.send(out, self._to).wait()
             got.wait()
@@ -270,49 +274,54 @@ class _Ring:
             self._nccl.close()
 
 
-def slowest(world: World, mine: Sequence[float]) -> list[float]:
-    """Of each number the largest of any rank's; all ranks get the same."""
+def reduce_max(world: World, mine: Sequence[float]) -> list[float]:
+    """Returns the maximum of each number over all ranks, on all ranks."""
     values = torch.tensor(mine, dtype=torch.float64)
     world.control.all_reduce(values, "max").wait()
     found: list[float] = values.tolist()
     return found
 
 
-def _series(world: World, ranks: Sequence[int] | None, budget_s: float) -> Fit:
-    """Steps of several sizes, the largest as large as the time allows.
+def _measure_ring(world: World, ranks: Sequence[int] | None, budget_s: float) -> LinkFit:
+    """Measures steps of several sizes, the largest as large as the time budget allows.
 
     Args:
         ranks: this rank's ring; None on a rank that is in none.
     """
-    ring = None if ranks is None else _Ring(world, ranks)
+    ring = None if ranks is None else _LinkRing(world, ranks)
 
     began = perf_counter()
 
-    def steps(sizes: Sequence[int]) -> list[float]:
-        return slowest(world, [0.0 if ring is None else ring.step(size) for size in sizes])
+    def time_steps(sizes: Sequence[int]) -> list[float]:
+        return reduce_max(world, [0.0 if ring is None else ring.time_step(size) for size in sizes])
 
-    top = FIRST
-    least = took = min(steps([top] * 4)[1:])  # connections open with their first message
-    while top < LARGEST and took < (budget_s / 8 if top < ENOUGH else max(budget_s / 20, min(4 * least, budget_s / 8))):
+    # The first message opens connections: it does not count.
+    top = FIRST_BYTES
+    least = took = min(time_steps([top] * 4)[1:])
+    limit_s = budget_s / 8
+    while top < LARGEST_BYTES and took < (
+        limit_s if top < ENOUGH_BYTES else max(budget_s / 20, min(4 * least, limit_s))
+    ):
         top *= 4
-        took = min(steps([top, top]))  # one alone may be late for another reason
-    sizes = [top // share for share in SHARES]
+        # Two: one alone may be late for another reason.
+        took = min(time_steps([top, top]))
+    sizes = [top // divisor for divisor in SIZE_DIVISORS]
     rounds: list[list[float]] = []
     while len(rounds) < ROUNDS.stop:
-        # A traffic shaper lets some bytes pass at once: the first step, which is not counted, uses them up, and the
-        # largest messages come first.
-        rounds.append(steps([top, *sizes])[1:])
-        if len(rounds) >= ROUNDS.start and slowest(world, [perf_counter() - began])[0] > budget_s:
+        # A traffic shaper lets a burst pass: the first step, which does not count, uses it up, and the largest
+        # messages come first.
+        rounds.append(time_steps([top, *sizes])[1:])
+        if len(rounds) >= ROUNDS.start and reduce_max(world, [perf_counter() - began])[0] > budget_s:
             break
     if ring is not None:
         ring.close()
-    return fit(sizes, [min(taken) for taken in zip(*rounds, strict=True)])
+    return fit_link(sizes, [min(taken) for taken in zip(*rounds, strict=True)])
 
 
-def _rails(world: World, link: Link, budget_s: float) -> tuple[int, dict[int, float]]:
-    """How many groups sum soonest over one rank of each of some hosts; and the seconds of 1, 2 and 4."""
+def _measure_rails(world: World, link: Link, budget_s: float) -> tuple[int, dict[int, float]]:
+    """Finds the number of rails that sums soonest over one rank of some hosts; and the seconds of 1, 2 and 4."""
     ranks = [ranks[0] for ranks in world.hosts[:RAIL_HOSTS]]
-    numbers = int(min(max(budget_s / 16 * link.bandwidth_bytes_s, ENOUGH), 16 << 20)) // 4
+    numbers = int(min(max(budget_s / 16 * link.bandwidth_bytes_s, ENOUGH_BYTES), 16 << 20)) // 4
     member = world.rank in ranks
     groups = [world.group(ranks, name="rails") for _ in range(max(RAILS))] if member else []
     values = torch.zeros(numbers if member else 0, device=world.device)
@@ -325,15 +334,20 @@ def _rails(world: World, link: Link, budget_s: float) -> tuple[int, dict[int, fl
             for work in [group.all_reduce(part) for group, part in parts]:
                 work.wait()
             mine.append(perf_counter() - began)
-        rounds.append(slowest(world, mine))
+        rounds.append(reduce_max(world, mine))
     for group in groups:
         group.close()
-    taken = list(zip(*rounds[1:], strict=True))  # the first round opens connections
-    return fewest_rails(taken), {count: median(times) for count, times in zip(RAILS, taken, strict=True)}
+    # The first round opens connections: it does not count.
+    taken = list(zip(*rounds[1:], strict=True))
+    return choose_rails(taken), {count: median(times) for count, times in zip(RAILS, taken, strict=True)}
 
 
-def fewest_rails(taken: Sequence[Sequence[float]]) -> int:
-    """Of seconds by number of rails and round: the number to take. More than one has to be faster in every round."""
+def choose_rails(taken: Sequence[Sequence[float]]) -> int:
+    """Chooses the number of rails; more than one has to be faster in every round.
+
+    Args:
+        taken: seconds, by number of rails (`RAILS`) and round.
+    """
     faster = {
         count: median(times)
         for count, times in zip(RAILS, taken, strict=True)
@@ -342,9 +356,9 @@ def fewest_rails(taken: Sequence[Sequence[float]]) -> int:
     return next(count for count, time in faster.items() if time <= min(faster.values()) * RAIL_GAIN)
 
 
-def _reduce_speed(world: World) -> float:
-    """Bytes a second of adding one array to another, all ranks at once; the slowest rank's."""
-    one, other = torch.ones(2, SUMMED, device=world.device)
+def _measure_reduce_speed(world: World) -> float:
+    """Measures the bytes per second of adding one array to another, all ranks at once; the slowest rank's."""
+    one, other = torch.ones(2, SUMMED_ELEMENTS, device=world.device)
     cuda = world.device.type == "cuda"
     times = []
     for _ in range(ROUNDS.start + 1):
@@ -354,4 +368,4 @@ def _reduce_speed(world: World) -> float:
         if cuda:
             torch.cuda.synchronize(world.device)
         times.append(perf_counter() - began)
-    return SUMMED * 4 / slowest(world, [median(times[1:])])[0]
+    return SUMMED_ELEMENTS * 4 / reduce_max(world, [median(times[1:])])[0]

@@ -1,4 +1,4 @@
-"""Messages between the launcher and its workers: one JSON object a line, in UTF-8. Over TCP a Channel carries them."""
+"""Messages between the launcher and its workers: one JSON object per line, in UTF-8. Over TCP a Channel seals them."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from typing import Any, final
 
 Message = dict[str, Any]
 
+# The longest line. The one that announces a generation has about 100 bytes per rank.
 LIMIT_BYTES = 1 << 22
-"""The longest line; the one that announces a generation has about 100 bytes a member."""
 
+# Heartbeats that each side sends within the time after which silence counts as loss.
 BEATS = 8
-"""Heartbeats that each side sends within the time after which silence counts as loss."""
 
 
 def encode(kind: str, **fields: Any) -> bytes:
-    """One message as a line."""
+    """Encodes one message as a line."""
     return json.dumps({"kind": kind, **fields}, separators=(",", ":")).encode() + b"\n"
 
 
 @final
-class Lines:
-    """Cuts a stream of bytes into messages, wherever it was torn.
+class LineDecoder:
+    """Decodes a stream of bytes into messages, however the stream was cut into pieces.
 
     Args:
         limit_bytes: a longer line is an error.
@@ -32,37 +32,38 @@ class Lines:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[Message]:
-        """The messages that `data` completes.
+        """Returns the messages that `data` completes.
 
         Raises:
             ValueError: a line is too long, or no message.
         """
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        if any(len(line) > self._limit for line in (*whole, self._rest)):
+        *complete, self._rest = (self._rest + data).split(b"\n")
+        if any(len(line) > self._limit for line in (*complete, self._rest)):
             raise ValueError(f"a line of more than {self._limit:,} bytes")
-        return [decode(line) for line in whole]
+        return [decode(line) for line in complete]
 
 
 def decode(line: bytes) -> Message:
-    """The message of one line.
+    """Decodes one line.
 
     Raises:
         ValueError: it is no JSON object, or has no `kind`.
     """
     try:
         message = json.loads(line)
-    except RecursionError:  # a line of brackets
+    # A line of thousands of brackets.
+    except RecursionError:
         raise ValueError("a line that is nested too deeply") from None
     if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
         raise ValueError("a line that is no message")
     return message
 
 
-def whole(message: Message, name: str) -> int:
-    """A whole number of a message.
+def read_int(message: Message, name: str) -> int:
+    """Returns an integer field of a message.
 
     Raises:
-        ValueError: it has none of that name.
+        ValueError: the message has no such field.
     """
     value = message.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
@@ -70,11 +71,11 @@ def whole(message: Message, name: str) -> int:
     return value
 
 
-def text(message: Message, name: str) -> str:
-    """A text of a message.
+def read_text(message: Message, name: str) -> str:
+    """Returns a text field of a message.
 
     Raises:
-        ValueError: it has none of that name.
+        ValueError: the message has no such field.
     """
     value = message.get(name)
     if not isinstance(value, str):

@@ -31,7 +31,7 @@ PAUSE_S = 0.05
 """Before another attempt, where the accepting end closed the connection before it had heard the proof."""
 
 
-class Intruder(ValueError):  # noqa: N818
+class AuthenticationError(ValueError):
     """Bytes that do not come from a process of this run, or were changed on the way."""
 
 
@@ -63,7 +63,7 @@ class Channel:
     def seal(self, message: bytes) -> bytes:
         """The bytes that carry one message."""
         assert self.ready
-        tag = self._tag(self._seals, self._sent, message)
+        tag = self._compute_tag(self._seals, self._sent, message)
         self._sent += 1
         return HEADER.pack(len(message)) + tag + message
 
@@ -71,13 +71,13 @@ class Channel:
         """The messages that `data` completes, whatever pieces the stream was torn into.
 
         Raises:
-            Intruder: they are not of this run, or too long.
+            AuthenticationError: they are not of this run, or too long.
         """
         self._rest += data
         if not self.ready and not self._shake_hands():
             return []
         found = []
-        while (message := self._next()) is not None:
+        while (message := self._read_message()) is not None:
             found.append(message)
         return found
 
@@ -86,69 +86,69 @@ class Channel:
         if self._accepts:
             if (hello := self._take(len(MAGIC) + NONCE_BYTES + PROOF_BYTES)) is None:
                 return False
-            self._agree(self._nonce, self._other_nonce(hello))
-            if not hmac.compare_digest(hello[-PROOF_BYTES:], self._mac(b"connects")):
+            self._set_nonces(self._nonce, self._read_nonce(hello))
+            if not hmac.compare_digest(hello[-PROOF_BYTES:], self._compute_mac(b"connects")):
                 self.out += REFUSED
-                raise Intruder("it does not know the secret of this run")
-            self.out += self._mac(b"accepts")
+                raise AuthenticationError("it does not know the secret of this run")
+            self.out += self._compute_mac(b"accepts")
         elif not self._nonces:
             if (hello := self._take(len(MAGIC) + NONCE_BYTES)) is None:
                 return False
-            self._agree(self._other_nonce(hello), self._nonce)
-            self.out += MAGIC + self._nonce + self._mac(b"connects")
+            self._set_nonces(self._read_nonce(hello), self._nonce)
+            self.out += MAGIC + self._nonce + self._compute_mac(b"connects")
             return False
         else:
             if (proof := self._take(PROOF_BYTES)) is None:
                 return False
             if proof == REFUSED:
-                raise Intruder("it says that this process does not know the secret of its run")
-            if not hmac.compare_digest(proof, self._mac(b"accepts")):
-                raise Intruder("it does not know the secret of this run")
-        ends = self._mac(b"from the accepting end"), self._mac(b"from the connecting end")
+                raise AuthenticationError("it says that this process does not know the secret of its run")
+            if not hmac.compare_digest(proof, self._compute_mac(b"accepts")):
+                raise AuthenticationError("it does not know the secret of this run")
+        ends = self._compute_mac(b"from the accepting end"), self._compute_mac(b"from the connecting end")
         self._seals, self._opens = ends if self._accepts else ends[::-1]
         self.ready = True
         return True
 
-    def _other_nonce(self, hello: bytes) -> bytes:
+    def _read_nonce(self, hello: bytes) -> bytes:
         if not hello.startswith(MAGIC):
-            raise Intruder("it does not speak as a process of a run does")
+            raise AuthenticationError("it does not speak as a process of a run does")
         return hello[len(MAGIC) : len(MAGIC) + NONCE_BYTES]
 
-    def _agree(self, accepting: bytes, connecting: bytes) -> None:
+    def _set_nonces(self, accepting: bytes, connecting: bytes) -> None:
         self._nonces = accepting + connecting
 
-    def _mac(self, label: bytes) -> bytes:
+    def _compute_mac(self, label: bytes) -> bytes:
         return hmac.digest(self._secret, b"\0".join((self._purpose, label, self._nonces)), "sha256")
 
     def _take(self, length: int) -> bytes | None:
         # Who speaks no word of ours is known by his first bytes, however few they are.
         expected = MAGIC[: len(self._rest)] if length > PROOF_BYTES else b""
         if not self._rest.startswith(expected):
-            raise Intruder("it does not speak as a process of a run does")
+            raise AuthenticationError("it does not speak as a process of a run does")
         if len(self._rest) < length:
             return None
         found = bytes(self._rest[:length])
         del self._rest[:length]
         return found
 
-    def _next(self) -> bytes | None:
+    def _read_message(self) -> bytes | None:
         if len(self._rest) < HEADER.size:
             return None
         (length,) = HEADER.unpack_from(self._rest)
         if length > self._limit:
-            raise Intruder(f"a message of more than {self._limit:,} bytes")
+            raise AuthenticationError(f"a message of more than {self._limit:,} bytes")
         begin = HEADER.size + TAG_BYTES
         if len(self._rest) < begin + length:
             return None
         tag, message = bytes(self._rest[HEADER.size : begin]), bytes(self._rest[begin : begin + length])
         del self._rest[: begin + length]
-        if not hmac.compare_digest(tag, self._tag(self._opens, self._received, message)):
-            raise Intruder("a message that was changed, repeated or sent by a stranger")
+        if not hmac.compare_digest(tag, self._compute_tag(self._opens, self._received, message)):
+            raise AuthenticationError("a message that was changed, repeated or sent by a stranger")
         self._received += 1
         return message
 
     @staticmethod
-    def _tag(key: bytes, number: int, message: bytes) -> bytes:
+    def _compute_tag(key: bytes, number: int, message: bytes) -> bytes:
         return hmac.digest(key, number.to_bytes(8, "big") + message, "sha256")[:TAG_BYTES]
 
 
@@ -185,16 +185,16 @@ def connect(
             continue
         channel = Channel(secret, purpose, accepts=False, limit_bytes=limit_bytes)
         try:
-            if _prove(end, channel, until_s):
+            if _authenticate(end, channel, until_s):
                 end.settimeout(None)
                 return end, channel
         except ConnectionError:
             pass
-        except Intruder as error:
+        except AuthenticationError as error:
             end.close()
             fix = "Give all processes of the run the same HEADWAY_SECRET."
             raise CommunicationError(
-                f"another program listens there: {error}", where=_at(address, port), fix=fix
+                f"another program listens there: {error}", where=_format_address(address, port), fix=fix
             ) from None
         except BaseException:
             end.close()
@@ -205,7 +205,7 @@ def connect(
         time.sleep(PAUSE_S)
 
 
-def _prove(end: socket.socket, channel: Channel, until_s: float) -> bool:
+def _authenticate(end: socket.socket, channel: Channel, until_s: float) -> bool:
     """Whether the other end has heard the proof and given its own; it sends nothing more before it is spoken to."""
     while not channel.ready:
         # For the proof as a whole: an end that sends a byte now and then would begin a time of its own with each.
@@ -220,11 +220,11 @@ def _prove(end: socket.socket, channel: Channel, until_s: float) -> bool:
     return True
 
 
-def _at(address: str, port: int) -> str:
+def _format_address(address: str, port: int) -> str:
     return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
-def tune(connection: socket.socket, timeout_s: float) -> None:
+def tune_socket(connection: socket.socket, timeout_s: float) -> None:
     """Small messages at once, and an error on both sides of a link that is cut for `timeout_s`."""
     seconds = max(1, round(timeout_s / 2))
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

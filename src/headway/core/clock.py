@@ -41,6 +41,6 @@ class Clock:
     def seconds(self) -> dict[str, float]:
         return {stage: ns / 1e9 for stage, ns in self._ns.items()}
 
-    def total(self) -> float:
+    def total_seconds(self) -> float:
         """Wall seconds of all stages together."""
         return sum(self._ns.values()) / 1e9

@@ -30,7 +30,7 @@ import numpy as np
 
 from headway.core.errors import UsageError
 
-Sum = Literal[
+AllReduceAlgorithm = Literal[
     "ring",
     "tree",
     "halving_doubling",
@@ -41,8 +41,8 @@ Sum = Literal[
     "parameter_server",
     "shared_server",
 ]
-Algorithm = Literal[Sum, "all_to_all"]
-Order = Literal["block", "round_robin"]
+Algorithm = Literal[AllReduceAlgorithm, "all_to_all"]
+RankOrder = Literal["block", "round_robin"]
 
 SMALLEST_BUCKET, LARGEST_BUCKET = 256 << 10, 32 << 20
 
@@ -99,7 +99,7 @@ class Network:
 
 @final
 @dataclass(frozen=True)
-class Line:
+class LinearCost:
     """Seconds as a line in bytes: what every algorithm costs but the double tree, whose chunks depend on the bytes."""
 
     latency_s: float
@@ -109,8 +109,8 @@ class Line:
         return self.latency_s + nbytes * self.s_per_byte
 
 
-def seconds(
-    algorithm: Algorithm, nbytes: float, network: Network, *, wire_ratio: float = 1.0, order: Order = "block"
+def predict_seconds(
+    algorithm: Algorithm, nbytes: float, network: Network, *, wire_ratio: float = 1.0, order: RankOrder = "block"
 ) -> float:
     """Time of one operation with nothing beside it.
 
@@ -122,43 +122,48 @@ def seconds(
             `ring`, `tree` and `halving_doubling`; the others know the hosts.
     """
     if algorithm == "double_tree" and network.ranks > 1:
-        return _double_tree(nbytes, network, wire_ratio, None)
-    return line(algorithm, network, wire_ratio=wire_ratio, order=order).seconds(nbytes)
+        return _cost_double_tree(nbytes, network, wire_ratio, None)
+    return predict_cost(algorithm, network, wire_ratio=wire_ratio, order=order).seconds(nbytes)
 
 
-def double_tree_seconds(nbytes: float, network: Network, chunks: float, *, wire_ratio: float = 1.0) -> float:
+def predict_double_tree(nbytes: float, network: Network, chunks: float, *, wire_ratio: float = 1.0) -> float:
     """Of the double tree with so many chunks, 1 or more: 2 (D + c) (a + n b / c) on a flat network of depth D.
 
     `seconds` takes the best count, sqrt(D n b / a), but at least 1.
     """
-    return _double_tree(nbytes, network, wire_ratio, max(1.0, chunks)) if network.ranks > 1 else 0.0
+    return _cost_double_tree(nbytes, network, wire_ratio, max(1.0, chunks)) if network.ranks > 1 else 0.0
 
 
 @lru_cache(maxsize=1024)
-def line(algorithm: Algorithm, network: Network, *, wire_ratio: float = 1.0, order: Order = "block") -> Line:
+def predict_cost(
+    algorithm: Algorithm, network: Network, *, wire_ratio: float = 1.0, order: RankOrder = "block"
+) -> LinearCost:
     """Latency and seconds a byte; arguments as in `seconds`. Of `double_tree` the limits for 0 and for many bytes."""
     if network.ranks == 1:
-        return Line(0.0, 0.0)
+        return LinearCost(0.0, 0.0)
     if algorithm in ("leader", "two_dimensional", "torus"):
-        parts = _phases(algorithm, network, wire_ratio)
-        return Line(sum(part.latency_s for part in parts), sum(part.s_per_byte for part in parts))
+        parts = _cost_phases(algorithm, network, wire_ratio)
+        return LinearCost(sum(part.latency_s for part in parts), sum(part.s_per_byte for part in parts))
     if algorithm == "ring":
-        return _ring(network, wire_ratio, order)
+        return _cost_ring(network, wire_ratio, order)
     if algorithm == "tree":
-        return _tree(network, wire_ratio, order)
+        return _cost_tree(network, wire_ratio, order)
     if algorithm == "halving_doubling":
-        return _halving_doubling(network, wire_ratio, order)
+        return _cost_halving_doubling(network, wire_ratio, order)
     if algorithm == "double_tree":
-        return Line(_double_tree(0, network, wire_ratio, 1.0), 2 * wire_ratio * _slowest(network) + _gamma(network))
+        return LinearCost(
+            _cost_double_tree(0, network, wire_ratio, 1.0),
+            2 * wire_ratio * _get_slowest_beta(network) + _get_gamma(network),
+        )
     if algorithm == "parameter_server":
-        return _parameter_server(network, wire_ratio)
+        return _cost_parameter_server(network, wire_ratio)
     if algorithm == "shared_server":
-        return _shared_server(network, wire_ratio)
-    return _all_to_all(network, wire_ratio)
+        return _cost_shared_server(network, wire_ratio)
+    return _cost_all_to_all(network, wire_ratio)
 
 
-def bytes_out_of_host(
-    algorithm: Algorithm, nbytes: float, network: Network, *, wire_ratio: float = 1.0, order: Order = "block"
+def count_bytes_out_of_host(
+    algorithm: Algorithm, nbytes: float, network: Network, *, wire_ratio: float = 1.0, order: RankOrder = "block"
 ) -> float:
     """Payload that the busiest host sends to others; arguments as in `seconds`.
 
@@ -171,7 +176,7 @@ def bytes_out_of_host(
     if algorithm == "ring":
         share = 2 * many * (n_ranks - 1) / n_ranks
     elif algorithm == "tree":
-        share = float(_tree_traffic(m, per_host, order)[0])
+        share = float(_count_tree_traffic(m, per_host, order)[0])
     elif algorithm == "halving_doubling":
         power = 1 << (m.bit_length() - 1)
         share = many * (2 * (power - 1) / power + (power != m))
@@ -186,17 +191,17 @@ def bytes_out_of_host(
     return share * nbytes * wire_ratio
 
 
-def steps(algorithm: Algorithm, network: Network) -> int:
+def count_steps(algorithm: Algorithm, network: Network) -> int:
     """Messages that follow each other on the longest way; of `double_tree` without its chunks."""
     m, per_host, n_ranks = network.hosts, network.ranks_per_host, network.ranks
     if n_ranks == 1:
         return 0
-    grid = _grid(m if m > 1 else per_host)
+    grid = _factor_grid(m if m > 1 else per_host)
     return {
         "ring": 2 * (n_ranks - 1),
-        "tree": 2 * _log2(n_ranks),
-        "halving_doubling": 2 * (_log2(per_host) + _log2(m)),
-        "double_tree": 2 * (_log2(per_host) + _log2(m)),
+        "tree": 2 * _count_doublings(n_ranks),
+        "halving_doubling": 2 * (_count_doublings(per_host) + _count_doublings(m)),
+        "double_tree": 2 * (_count_doublings(per_host) + _count_doublings(m)),
         "leader": 2 * (per_host - 1) + 2 * (m - 1),
         "two_dimensional": 2 * (per_host - 1) + 2 * (m - 1),
         "torus": 2 * (grid[0] - 1) + 2 * (grid[1] - 1) + (2 * (per_host - 1) if m > 1 else 0),
@@ -206,24 +211,28 @@ def steps(algorithm: Algorithm, network: Network) -> int:
     }[algorithm]
 
 
-def phase_lines(algorithm: Algorithm, network: Network, *, wire_ratio: float = 1.0) -> tuple[Line, Line, Line]:
+def predict_phase_costs(
+    algorithm: Algorithm, network: Network, *, wire_ratio: float = 1.0
+) -> tuple[LinearCost, LinearCost, LinearCost]:
     """Costs inside the host, between hosts, and inside again; an algorithm in one piece is all in the second."""
     if network.ranks > 1 and algorithm in ("leader", "two_dimensional", "torus"):
-        return _phases(algorithm, network, wire_ratio)
-    return Line(0.0, 0.0), line(algorithm, network, wire_ratio=wire_ratio), Line(0.0, 0.0)
+        return _cost_phases(algorithm, network, wire_ratio)
+    return LinearCost(0.0, 0.0), predict_cost(algorithm, network, wire_ratio=wire_ratio), LinearCost(0.0, 0.0)
 
 
-def phases(
+def predict_phases(
     algorithm: Algorithm, nbytes: float, network: Network, *, wire_ratio: float = 1.0
 ) -> tuple[float, float, float]:
     """Seconds of each of `phase_lines`."""
     if algorithm == "double_tree":
-        return 0.0, seconds(algorithm, nbytes, network, wire_ratio=wire_ratio), 0.0
-    first, second, third = (part.seconds(nbytes) for part in phase_lines(algorithm, network, wire_ratio=wire_ratio))
+        return 0.0, predict_seconds(algorithm, nbytes, network, wire_ratio=wire_ratio), 0.0
+    first, second, third = (
+        part.seconds(nbytes) for part in predict_phase_costs(algorithm, network, wire_ratio=wire_ratio)
+    )
     return first, second, third
 
 
-def pipelined_seconds(
+def predict_pipeline(
     algorithm: Algorithm, nbytes: float, buckets: int, network: Network, *, wire_ratio: float = 1.0
 ) -> float:
     """Time of `nbytes` in so many equal buckets that follow each other at once through the phases.
@@ -231,13 +240,13 @@ def pipelined_seconds(
     The first and the last phase share what is inside the host, so the train advances by the slower of the second one
     and of these two together.
     """
-    first, second, third = phases(algorithm, nbytes / buckets, network, wire_ratio=wire_ratio)
+    first, second, third = predict_phases(algorithm, nbytes / buckets, network, wire_ratio=wire_ratio)
     return first + second + third + (buckets - 1) * max(second, first + third)
 
 
 @final
 @dataclass(frozen=True)
-class Choice:
+class AlgorithmChoice:
     """The cheapest algorithm, its predicted seconds, and those of all that were asked for."""
 
     algorithm: Algorithm
@@ -245,32 +254,32 @@ class Choice:
     by_algorithm: dict[Algorithm, float]
 
 
-def choose(
+def choose_algorithm(
     nbytes: float,
     network: Network,
     among: Sequence[Algorithm] = ("ring", "tree", "leader", "two_dimensional"),
     *,
     wire_ratio: float = 1.0,
-    order: Order = "block",
-) -> Choice:
+    order: RankOrder = "block",
+) -> AlgorithmChoice:
     """The algorithm with the fewest predicted seconds; of equal ones the first."""
-    found = {name: seconds(name, nbytes, network, wire_ratio=wire_ratio, order=order) for name in among}
+    found = {name: predict_seconds(name, nbytes, network, wire_ratio=wire_ratio, order=order) for name in among}
     best = min(found, key=lambda name: found[name])
-    return Choice(best, found[best], found)
+    return AlgorithmChoice(best, found[best], found)
 
 
-def bucket_bytes(total_bytes: float, network: Network, algorithm: Algorithm, *, wire_ratio: float = 1.0) -> int:
+def choose_bucket_bytes(total_bytes: float, network: Network, algorithm: Algorithm, *, wire_ratio: float = 1.0) -> int:
     """The size of buckets with which `total_bytes` of gradients are exchanged soonest, 256 KiB to 32 MiB.
 
     Let an operation on b bytes take alpha + b beta. Buckets are sent while the backward pass makes the next ones; the
     link is busy for (n / b) alpha + n beta, and after the last gradient one more bucket, alpha + b beta, is exposed.
     The sum n alpha / b + b beta + ... has its minimum at b = sqrt(n alpha / beta).
     """
-    found = line(algorithm, network, wire_ratio=wire_ratio)
-    return best_bucket_bytes(total_bytes, found)
+    found = predict_cost(algorithm, network, wire_ratio=wire_ratio)
+    return choose_bucket_for_cost(total_bytes, found)
 
 
-def best_bucket_bytes(total_bytes: float, cost: Line) -> int:
+def choose_bucket_for_cost(total_bytes: float, cost: LinearCost) -> int:
     """`bucket_bytes` for a measured cost."""
     if cost.s_per_byte <= 0:
         return LARGEST_BUCKET
@@ -278,35 +287,35 @@ def best_bucket_bytes(total_bytes: float, cost: Line) -> int:
     return int(min(max(best, SMALLEST_BUCKET), LARGEST_BUCKET))
 
 
-def _log2(count: int) -> int:
+def _count_doublings(count: int) -> int:
     """Rounds in which one becomes `count` by doubling."""
     return (count - 1).bit_length()
 
 
-def _grid(count: int) -> tuple[int, int]:
+def _factor_grid(count: int) -> tuple[int, int]:
     """Two factors of count, as near to each other as there are."""
     smaller = next(side for side in range(math.isqrt(count), 0, -1) if count % side == 0)
     return count // smaller, smaller
 
 
-def _gamma(network: Network) -> float:
+def _get_gamma(network: Network) -> float:
     return 1 / network.reduce_bytes_s
 
 
-def _betas(network: Network) -> tuple[float, float]:
+def _get_betas(network: Network) -> tuple[float, float]:
     """Seconds a byte inside and between, 0 where nothing goes there."""
     inside = 1 / network.inside.bandwidth_bytes_s if network.ranks_per_host > 1 else 0.0
     return inside, 1 / network.between.bandwidth_bytes_s if network.hosts > 1 else 0.0
 
 
-def _slowest(network: Network) -> float:
-    return max(_betas(network))
+def _get_slowest_beta(network: Network) -> float:
+    return max(_get_betas(network))
 
 
-def _ring(network: Network, wire_ratio: float, order: Order) -> Line:
+def _cost_ring(network: Network, wire_ratio: float, order: RankOrder) -> LinearCost:
     m, n = network.hosts, network.ranks
     around = (n - 1) / n
-    inside, between = _betas(network)
+    inside, between = _get_betas(network)
     if order == "round_robin" and m > 1:
         inside, between = 0.0, between * network.ranks_per_host
         latency = 2 * (n - 1) * network.between.latency_s
@@ -315,21 +324,21 @@ def _ring(network: Network, wire_ratio: float, order: Order) -> Line:
         fewer = max(int(outer < inner), 3 - network.ranks_per_host, 0)
         across = 2 * m - fewer if m > 1 else 0
         latency = (2 * (n - 1) - across) * inner + across * outer
-    return Line(latency, 2 * around * wire_ratio * max(inside, between) + around * _gamma(network))
+    return LinearCost(latency, 2 * around * wire_ratio * max(inside, between) + around * _get_gamma(network))
 
 
-def _tree(network: Network, wire_ratio: float, order: Order) -> Line:
+def _cost_tree(network: Network, wire_ratio: float, order: RankOrder) -> LinearCost:
     """Up and down, each step as slow as its slowest pair."""
-    inside, between = _betas(network)
+    inside, between = _get_betas(network)
     latency = per_byte = 0.0
-    for crossing, staying in _tree_traffic(network.hosts, network.ranks_per_host, order)[1]:
+    for crossing, staying in _count_tree_traffic(network.hosts, network.ranks_per_host, order)[1]:
         latency += 2 * max(network.between.latency_s * (crossing > 0), network.inside.latency_s * staying)
-        per_byte += 2 * wire_ratio * max(crossing * between, staying * inside) + _gamma(network)
-    return Line(latency, per_byte)
+        per_byte += 2 * wire_ratio * max(crossing * between, staying * inside) + _get_gamma(network)
+    return LinearCost(latency, per_byte)
 
 
 @lru_cache(maxsize=64)
-def _tree_traffic(hosts: int, per_host: int, order: Order) -> tuple[int, tuple[tuple[int, bool], ...]]:
+def _count_tree_traffic(hosts: int, per_host: int, order: RankOrder) -> tuple[int, tuple[tuple[int, bool], ...]]:
     """Messages out of the busiest host, up and down; and of each step: those over the busiest link, and whether some
     stay inside."""
     out, found, distance, ranks = np.zeros(hosts, np.int64), [], 1, hosts * per_host
@@ -345,10 +354,10 @@ def _tree_traffic(hosts: int, per_host: int, order: Order) -> tuple[int, tuple[t
     return int(out.max()), tuple(found)
 
 
-def _halving_doubling(network: Network, wire_ratio: float, order: Order) -> Line:
+def _cost_halving_doubling(network: Network, wire_ratio: float, order: RankOrder) -> LinearCost:
     """Near partners come first, while messages are large: inside the host if the ranks are host by host."""
-    m, per_host, gamma = network.hosts, network.ranks_per_host, _gamma(network)
-    inside, between = _betas(network)
+    m, per_host, gamma = network.hosts, network.ranks_per_host, _get_gamma(network)
+    inside, between = _get_betas(network)
     # (ranks on this level, latency, seconds a byte while all ranks of the host use it), in the order of the steps
     levels = [(per_host, network.inside.latency_s, inside), (m, network.between.latency_s, between * per_host)]
     if order == "round_robin":
@@ -363,28 +372,30 @@ def _halving_doubling(network: Network, wire_ratio: float, order: Order) -> Line
         if power != count:  # the rest gives its share to a partner before, and is told the sum after
             latency, per_byte = latency + 2 * alpha, per_byte + left * (2 * wire_ratio * beta + gamma)
         left /= power
-    return Line(latency, per_byte)
+    return LinearCost(latency, per_byte)
 
 
-def _double_tree(nbytes: float, network: Network, wire_ratio: float, chunks: float | None) -> float:
+def _cost_double_tree(nbytes: float, network: Network, wire_ratio: float, chunks: float | None) -> float:
     """2 [(D + c) (a + n b / c) + d (a' + n b' / c)]: D hops over the slow links, d over the hosts' insides."""
-    inside, between = _betas(network)
-    deep, a, b = _log2(network.hosts), network.between.latency_s, between * wire_ratio
-    shallow, a_in, b_in = _log2(network.ranks_per_host), network.inside.latency_s, inside * wire_ratio
+    inside, between = _get_betas(network)
+    deep, a, b = _count_doublings(network.hosts), network.between.latency_s, between * wire_ratio
+    shallow, a_in, b_in = _count_doublings(network.ranks_per_host), network.inside.latency_s, inside * wire_ratio
     if network.hosts == 1:
         deep, a, b, shallow = shallow, a_in, b_in, 0
     hops = nbytes * (deep * b + shallow * b_in)
     still = deep * a + shallow * a_in + nbytes * max(b, b_in)
     chunked = hops / chunks + chunks * a if chunks else 2 * math.sqrt(hops * a) if hops > a else hops + a
-    return 2 * (still + chunked) + nbytes * _gamma(network)
+    return 2 * (still + chunked) + nbytes * _get_gamma(network)
 
 
-def _phases(algorithm: Algorithm, network: Network, wire_ratio: float) -> tuple[Line, Line, Line]:
-    m, per_host, gamma = network.hosts, network.ranks_per_host, _gamma(network)
-    inside, between = _betas(network)
+def _cost_phases(
+    algorithm: Algorithm, network: Network, wire_ratio: float
+) -> tuple[LinearCost, LinearCost, LinearCost]:
+    m, per_host, gamma = network.hosts, network.ranks_per_host, _get_gamma(network)
+    inside, between = _get_betas(network)
     near, hops = per_host - 1, m - 1
     if algorithm == "torus":
-        grid = sum(_grid(m if m > 1 else per_host)) - 2
+        grid = sum(_factor_grid(m if m > 1 else per_host)) - 2
         near, hops = (near, grid) if m > 1 else (grid, 0)
     if algorithm == "leader":
         down, up, part = inside + gamma * (per_host > 1), inside, 1.0
@@ -394,29 +405,29 @@ def _phases(algorithm: Algorithm, network: Network, wire_ratio: float) -> tuple[
     # A rank's part of the array also has that part of the host's link, so the link's time is the same.
     cross = (m - 1) / m * (2 * wire_ratio * between + gamma * part)
     ends = near * network.inside.latency_s
-    return Line(ends, down), Line(2 * hops * network.between.latency_s, cross), Line(ends, up)
+    return LinearCost(ends, down), LinearCost(2 * hops * network.between.latency_s, cross), LinearCost(ends, up)
 
 
-def _parameter_server(network: Network, wire_ratio: float) -> Line:
+def _cost_parameter_server(network: Network, wire_ratio: float) -> LinearCost:
     """Servers are hosts of their own, as many as there are hosts; on one host, one of its processes."""
-    inside, between = _betas(network)
+    inside, between = _get_betas(network)
     link, beta = (network.between, between) if network.hosts > 1 else (network.inside, inside)
-    sums = network.ranks / network.hosts * _gamma(network)
-    return Line(2 * link.latency_s, 2 * network.ranks_per_host * wire_ratio * beta + sums)
+    sums = network.ranks / network.hosts * _get_gamma(network)
+    return LinearCost(2 * link.latency_s, 2 * network.ranks_per_host * wire_ratio * beta + sums)
 
 
-def _shared_server(network: Network, wire_ratio: float) -> Line:
+def _cost_shared_server(network: Network, wire_ratio: float) -> LinearCost:
     """Every host serves an equal part: its own ranks' sums for the other hosts' parts go out, and so does its part."""
     m, per_host = network.hosts, network.ranks_per_host
-    inside, between = _betas(network)
+    inside, between = _get_betas(network)
     latency = 2 * (network.inside.latency_s * (per_host > 1) + network.between.latency_s * (m > 1))
-    near = (2 * per_host * inside + per_host * _gamma(network)) * (per_host > 1)
-    return Line(latency, near + (m - 1) / m * 2 * wire_ratio * between + _gamma(network) * (m > 1))
+    near = (2 * per_host * inside + per_host * _get_gamma(network)) * (per_host > 1)
+    return LinearCost(latency, near + (m - 1) / m * 2 * wire_ratio * between + _get_gamma(network) * (m > 1))
 
 
-def _all_to_all(network: Network, wire_ratio: float) -> Line:
+def _cost_all_to_all(network: Network, wire_ratio: float) -> LinearCost:
     n, per_host = network.ranks, network.ranks_per_host
-    inside, between = _betas(network)
+    inside, between = _get_betas(network)
     far = (n - per_host) / n
     latency = (per_host - 1) * network.inside.latency_s + (n - per_host) * network.between.latency_s
-    return Line(latency, wire_ratio * ((per_host - 1) / n * inside + per_host * far * between))
+    return LinearCost(latency, wire_ratio * ((per_host - 1) / n * inside + per_host * far * between))

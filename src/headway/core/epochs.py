@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 
-def _rising(milestones: tuple[float, ...]) -> tuple[float, ...]:
+def _check_rising(milestones: tuple[float, ...]) -> tuple[float, ...]:
     if any(after <= before for before, after in pairwise(milestones)):
         raise ValueError(f"milestones_epochs {list(milestones)} do not rise. Write each once, in order")
     return milestones
@@ -17,10 +17,10 @@ def _rising(milestones: tuple[float, ...]) -> tuple[float, ...]:
 Epochs = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 """So many times the data set."""
 
-Milestones = Annotated[tuple[Epochs, ...], AfterValidator(_rising)]
+Milestones = Annotated[tuple[Epochs, ...], AfterValidator(_check_rising)]
 """Moments, counted from the beginning of the run."""
 
 
-def position_of(epochs: float, samples: int) -> int:
+def epochs_to_position(epochs: float, samples: int) -> int:
     """The position nearest to so many epochs of a data set."""
     return round(epochs * samples)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from headway.core.shown import plain
+from headway.core.printable import escape_controls
 
 
 class HeadwayError(Exception):
@@ -25,11 +25,11 @@ class HeadwayError(Exception):
     def __init__(self, what: str, *, where: str = "", fix: str = "") -> None:
         self.what, self.where, self.fix = what, where, fix
         # A place is a name, often of a file of somebody else: it stays in its line, and moves no cursor.
-        text = f"{plain(where, lines=False)}: {what}" if where else what
-        super().__init__(" ".join(_sentence(part) for part in (text, fix) if part))
+        text = f"{escape_controls(where, lines=False)}: {what}" if where else what
+        super().__init__(" ".join(_end_sentence(part) for part in (text, fix) if part))
 
 
-def _sentence(text: str) -> str:
+def _end_sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?", "\n")) else f"{text}."
 
 
@@ -59,15 +59,15 @@ class CommunicationError(HeadwayError):
     """A collective that failed, timed out, or was issued in another order by another rank."""
 
 
-class Stalled(CommunicationError):  # noqa: N818
+class CollectiveTimeoutError(CommunicationError):
     """A collective waited for longer than its time-out: some rank is alive and does not come."""
 
 
-class Lost(CommunicationError):  # noqa: N818 - an event that is handled, as StopIteration is
+class GenerationEndedError(CommunicationError):
     """This generation is over: a member was lost, or a new one waits. The members go on in the next generation."""
 
 
-class Fenced(CommunicationError):  # noqa: N818
+class FencedError(CommunicationError):
     """This process was declared lost while it was silent; the others went on without it, and it has to end."""
 
 
@@ -75,7 +75,7 @@ class UserCodeError(HeadwayError):
     """The user's own code failed; the cause carries their traceback, which is always shown."""
 
 
-def nearest(word: str, known: Iterable[str], *, only_close: bool = False, prefix: str = "") -> str:
+def suggest_nearest(word: str, known: Iterable[str], *, only_close: bool = False, prefix: str = "") -> str:
     """`did you mean 'x'?` for the closest known word, or the list of known words where none is close.
 
     Args:

@@ -46,11 +46,11 @@ def read_regular(path: str | os.PathLike[str], limit: int | None = None) -> byte
 
     Raises OSError: see `open_regular`; or it is too large (EFBIG).
     """
-    from headway.core.memory import free_memory_bytes  # here: psutil is not loaded for `headway --help`
+    from headway.core.free_memory import read_free_memory_bytes  # here: psutil is not loaded for `headway --help`
 
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
-        most = free_memory_bytes() if limit is None else limit
+        most = read_free_memory_bytes() if limit is None else limit
         if size > most:
             why = "more than memory is free for" if limit is None else f"more than the {limit:,} that are read"
             raise OSError(errno.EFBIG, f"it has {size:,} bytes, {why}", os.fspath(path))
@@ -73,7 +73,7 @@ def read_text(path: str | os.PathLike[str], limit: int = TEXT_BYTES) -> str:
     return read_regular(path, limit).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def reason_of(error: Exception) -> str:
+def describe_os_error(error: Exception) -> str:
     """Returns why a file or an address cannot be read or written, without its name; it may be empty."""
     return getattr(error, "strerror", None) or str(error)
 
@@ -105,7 +105,7 @@ def _expect_regular(found: os.stat_result, path: str | bytes | os.PathLike[str])
     raise OSError(errno.EINVAL, f"it is {kind}, and no file", os.fsdecode(path))
 
 
-def writable(*files: Path | None) -> None:
+def expect_writable(*files: Path | None) -> None:
     """Raises UsageError: a file that is asked for cannot be written there. It is called before the work, not after."""
     for path in files:
         if path is None:
@@ -115,7 +115,7 @@ def writable(*files: Path | None) -> None:
             raise UsageError("nothing can be written there", where=str(path), fix="Name another place.")
 
 
-def write_whole(path: Path, data: bytes | str) -> None:
+def write_atomically(path: Path, data: bytes | str) -> None:
     """Writes a file aside (text as UTF-8), brings it to the disk, and renames it into place.
 
     Raises OSError; nothing is left aside then, and what was at `path` stays. Threads, processes and hosts may write the
@@ -123,14 +123,14 @@ def write_whole(path: Path, data: bytes | str) -> None:
     """
     aside = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        write_synced(aside, data)
+        write_and_sync(aside, data)
         os.replace(aside, path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
 
 
-def write_synced(path: Path, data: bytes | str) -> None:
+def write_and_sync(path: Path, data: bytes | str) -> None:
     """Writes a file and brings it to the disk."""
     with path.open("wb") as file:
         file.write(data.encode() if isinstance(data, str) else data)

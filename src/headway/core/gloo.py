@@ -21,9 +21,9 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any, final
 
-from headway.core.c10d import c10d, first_line
-from headway.core.doors import Door, own_addresses
-from headway.core.sockets import Address, Socket, open_sockets, plain_address
+from headway.core.filtered_port import FilteredPort, list_own_addresses
+from headway.core.process_sockets import Address, ProcessSocket, list_sockets, normalise_address
+from headway.core.torch_c10d import load_c10d, summarise_error
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -42,10 +42,10 @@ _BUILDING = threading.Lock()
 """Held while a group connects: the connections that appear between its ranks meanwhile are its own."""
 
 
-def under(store: Store, prefix: str) -> Any:
+def add_prefix(store: Store, prefix: str) -> Any:
     """A part of a store, ours or torch's."""
     mine = getattr(store, "under", None)
-    return mine(prefix) if mine else c10d().PrefixStore(prefix, store)
+    return mine(prefix) if mine else load_c10d().PrefixStore(prefix, store)
 
 
 def gather_json(value: Any, group: Any = None) -> list[Any]:
@@ -70,25 +70,25 @@ def gather_json(value: Any, group: Any = None) -> list[Any]:
 
 
 @final
-class Meshes:
+class GlooGroups:
     """The Gloo groups of one rank of a world.
 
     Args:
         interface: of the network.
         connect_s: how long the building of a group may take. timeout_s: of its operations.
-        still_on: called while others are waited for; what it raises ends the waiting.
+        check_not_ended: called while others are waited for; what it raises ends the waiting.
     """
 
     def __init__(
-        self, rank: int, interface: str, *, connect_s: float, timeout_s: float, still_on: Callable[[], None]
+        self, rank: int, interface: str, *, connect_s: float, timeout_s: float, check_not_ended: Callable[[], None]
     ) -> None:
         self._rank, self._interface = rank, interface
-        self._connect_s, self._timeout_s, self._still_on = connect_s, timeout_s, still_on
-        self._door: Door | None = None
-        self._old: list[Door] = []
+        self._connect_s, self._timeout_s, self._check_not_ended = connect_s, timeout_s, check_not_ended
+        self._door: FilteredPort | None = None
+        self._old: list[FilteredPort] = []
         self._known: set[str] = set()
 
-    def build(self, store: Store, members: Sequence[int]) -> tuple[Any, list[Socket]]:
+    def build(self, store: Store, members: Sequence[int]) -> tuple[Any, list[ProcessSocket]]:
         """Connects a group; every member calls it.
 
         Args:
@@ -103,17 +103,19 @@ class Meshes:
         until_s = monotonic() + self._connect_s
         attempt = 0
         while True:
-            part = under(store, str(attempt))
-            talk = partial(_gather, part, self._rank, members, until_s=until_s, still_on=self._still_on)
+            part = add_prefix(store, str(attempt))
+            talk = partial(
+                _gather_values, part, self._rank, members, until_s=until_s, check_not_ended=self._check_not_ended
+            )
             if self._door is None:
-                self._door = Door(self._interface)
-            told = talk("listens", [self._door.listens, own_addresses()])
+                self._door = FilteredPort(self._interface)
+            told = talk("listens", [self._door.addresses, list_own_addresses()])
             with _BUILDING:
-                made, sockets, why = self._attempt(part, members, told, talk, is_exact=attempt > 0)
+                made, sockets, why = self._try_build(part, members, told, talk, is_exact=attempt > 0)
             verdicts = talk("verdict", why)
             if not any(verdicts):
                 for end in sockets:
-                    end.admit_all()
+                    end.detach_filter()
                 return made, sockets
             for end in sockets:
                 end.shut_down()
@@ -132,7 +134,7 @@ class Meshes:
         self._door = None
         self._old.clear()
 
-    def _attempt(
+    def _try_build(
         self,
         store: Any,
         members: Sequence[int],
@@ -140,51 +142,51 @@ class Meshes:
         talk: Callable[[str, Any], list[Any]],
         *,
         is_exact: bool,
-    ) -> tuple[Any, list[Socket], str]:
+    ) -> tuple[Any, list[ProcessSocket], str]:
         """A backend, its connections, and why it cannot be used; empty where it can."""
         assert self._door is not None
         door = self._door
         others = {
-            plain_address(one)
+            normalise_address(one)
             for rank, (listens, _) in zip(members, told, strict=True)
             if rank != self._rank
             for one in listens
         }
-        before = {end.inode for end in open_sockets()}
+        before = {end.inode for end in list_sockets()}
         door.admit([] if is_exact else sorted({host for _, hosts in told for host in hosts}))
         talk("open", None)
         raw, why = None, ""
-        knocks = _Knocks(store.clone(), self._rank, members, door, before) if is_exact else None
+        knocks = _PortExchange(store.clone(), self._rank, members, door, before) if is_exact else None
         try:
             try:
-                raw = self._raw(store, members)
+                raw = self._create_backend(store, members)
             except RuntimeError as error:
-                why = first_line(error)
+                why = summarise_error(error)
             # A rank that is ready first keeps its port open for the others: the first packet of a slower one would be
             # dropped, and Gloo waits for it for minutes.
             talk("connected", None)
         finally:
-            door.shut()
+            door.refuse_all()
             if knocks is not None:
                 knocks.close()
-        mine = [end for end in open_sockets() if end.inode not in before and end.is_made_to(others)]
-        came = [end for end in open_sockets() if end.inode not in self._known and end.came_to(door.listens)]
+        mine = [end for end in list_sockets() if end.inode not in before and end.is_connected_to(others)]
+        came = [end for end in list_sockets() if end.inode not in self._known and end.was_accepted_at(door.addresses)]
         token = secrets.token_bytes(TOKEN_BYTES)
-        said = talk("made", [[end.ends() for end in mine], token.hex()])
+        said = talk("made", [[end.read_endpoints() for end in mine], token.hex()])
         if not why:
-            why = _stranger(came, [ends for made, _ in said for ends in made], door.listens)
+            why = _find_stranger(came, [ends for made, _ in said for ends in made], door.addresses)
         if why:
             for end in (*mine, *came):
                 end.shut_down()
         else:
-            why = _try_out(raw, token, [bytes.fromhex(text) for _, text in said], members.index(self._rank))
+            why = _verify_peers(raw, token, [bytes.fromhex(text) for _, text in said], members.index(self._rank))
         if not why:
             self._known |= {end.inode for end in came}
         return raw, [*mine, *came], why
 
-    def _raw(self, store: Store, members: Sequence[int]) -> Any:
+    def _create_backend(self, store: Store, members: Sequence[int]) -> Any:
         assert self._door is not None
-        gloo = c10d().ProcessGroupGloo
+        gloo = load_c10d().ProcessGroupGloo
         options = gloo._Options()
         options._timeout = timedelta(seconds=min(self._connect_s, ATTEMPT_S))
         options._threads = 1  # operations end in the order in which they began
@@ -195,10 +197,10 @@ class Meshes:
 
 
 @final
-class _Knocks:
+class _PortExchange:
     """Tells the others from which ports this rank's connections want to come, and admits theirs; in a thread."""
 
-    def __init__(self, store: Any, rank: int, members: Sequence[int], door: Door, before: set[str]) -> None:
+    def __init__(self, store: Any, rank: int, members: Sequence[int], door: FilteredPort, before: set[str]) -> None:
         self._store, self._rank, self._door, self._before = store, rank, door, before
         self._others = [f"knocks/{other}" for other in members if other != rank]
         self._over = threading.Event()
@@ -215,21 +217,21 @@ class _Knocks:
         with suppress(RuntimeError):  # the store is gone: the group will not come together
             self._store.set(f"knocks/{self._rank}", "[]")
             while not self._over.wait(KNOCK_S):
-                mine = {end.goes_out() for end in open_sockets() if end.inode not in self._before} - {None}
+                mine = {end.read_source_address() for end in list_sockets() if end.inode not in self._before} - {None}
                 if not mine <= told:
                     told |= {one for one in mine if one}
                     self._store.set(f"knocks/{self._rank}", json.dumps(sorted(told)))
                 if not self._others or not self._store.check(self._others):
                     continue
                 theirs = {
-                    plain_address(one) for text in self._store.multi_get(self._others) for one in json.loads(text)
+                    normalise_address(one) for text in self._store.multi_get(self._others) for one in json.loads(text)
                 }
                 if theirs != admitted:
                     admitted = theirs
                     self._door.admit(sorted(theirs))
 
 
-def _gather(
+def _gather_values(
     store: Any,
     rank: int,
     members: Sequence[int],
@@ -237,13 +239,13 @@ def _gather(
     value: Any,
     *,
     until_s: float,
-    still_on: Callable[[], None],
+    check_not_ended: Callable[[], None],
 ) -> list[Any]:
     """What all members say, in their order."""
     store.set(f"{what}/{rank}", json.dumps(value))
     keys = [f"{what}/{other}" for other in members]
     while True:
-        still_on()
+        check_not_ended()
         left_s = until_s + ATTEMPT_S * (what != "listens") - monotonic()
         try:
             wait_s = max(0.01, min(SLICE_S, left_s))
@@ -261,10 +263,10 @@ def _gather(
                 raise RuntimeError(f"rank {', '.join(missing) or 'unknown'} did not come in time") from None
 
 
-def _stranger(came: Sequence[Socket], made: Sequence[Any], listens: Sequence[Address]) -> str:
+def _find_stranger(came: Sequence[ProcessSocket], made: Sequence[Any], listens: Sequence[Address]) -> str:
     """Says what is wrong with the connections that came: each has to be one that a member says it made."""
-    expected = {plain_address(source) for source, target in made if plain_address(target) in listens}
-    found = [end.comes_from() for end in came]
+    expected = {normalise_address(source) for source, target in made if normalise_address(target) in listens}
+    found = [end.read_peer_address() for end in came]
     foreign = [one for one in found if one not in expected]
     port = listens[0][1] if listens else 0
     if foreign:
@@ -273,7 +275,7 @@ def _stranger(came: Sequence[Socket], made: Sequence[Any], listens: Sequence[Add
     return "" if len(found) == len(expected) else f"a rank's connection to port {port} is not there"
 
 
-def _try_out(raw: Any, token: bytes, tokens: Sequence[bytes], rank: int) -> str:
+def _verify_peers(raw: Any, token: bytes, tokens: Sequence[bytes], rank: int) -> str:
     """Sends this rank's number over every connection; says what is wrong where others than the ranks' come."""
     import torch
 
@@ -281,7 +283,7 @@ def _try_out(raw: Any, token: bytes, tokens: Sequence[bytes], rank: int) -> str:
     out = torch.zeros_like(mine)
     try:
         # A stranger in a rank's place may say nothing: then it ends long before the group's own time-out.
-        raw.alltoall_base(out, mine, [], [], c10d().AllToAllOptions()).wait(timedelta(seconds=ATTEMPT_S))
+        raw.alltoall_base(out, mine, [], [], load_c10d().AllToAllOptions()).wait(timedelta(seconds=ATTEMPT_S))
     except RuntimeError as error:
-        return f"a connection of rank {rank} ended at once ({first_line(error)})"
+        return f"a connection of rank {rank} ended at once ({summarise_error(error)})"
     return "" if out.numpy().tobytes() == b"".join(tokens) else f"a rank of this run is not who speaks to rank {rank}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.collectives import Line
+from headway.core.collectives import LinearCost
 from headway.core.errors import UsageError
 
 EXPECTED_ERROR, REWEIGHTED = 0.05, 20
@@ -20,7 +20,7 @@ SHORTEST_S = 1e-9
 Floats = NDArray[np.float64]
 
 
-def fitted(points: Sequence[tuple[float, float]]) -> Line:
+def fit_line(points: Sequence[tuple[float, float]]) -> LinearCost:
     """Fits seconds = latency + bytes / bandwidth by least squares of relative errors, which count the less the larger
     they are (Huber 1964): on a busy machine some sizes are late, and the line goes through the others.
 
@@ -39,13 +39,13 @@ def fitted(points: Sequence[tuple[float, float]]) -> Line:
     t = np.maximum(t, SHORTEST_S)
     weights = np.ones_like(t)
     for _ in range(REWEIGHTED):
-        latency, slope = _weighted(n, t, weights)
+        latency, slope = _solve_weighted(n, t, weights)
         errors = (latency + n * slope) / t - 1
         weights = np.minimum(1, EXPECTED_ERROR / np.maximum(np.abs(errors), 1e-12))
-    return Line(latency, slope)
+    return LinearCost(latency, slope)
 
 
-def _weighted(n: Floats, t: Floats, weights: Floats) -> tuple[float, float]:
+def _solve_weighted(n: Floats, t: Floats, weights: Floats) -> tuple[float, float]:
     """Latency and seconds a byte with the least sum of weights * ((latency + n * slope) / t - 1)^2."""
     root = np.sqrt(weights)
     latency, slope = map(float, np.linalg.lstsq(np.stack([root / t, root * n / t], 1), root, rcond=None)[0])

@@ -13,7 +13,7 @@ if TYPE_CHECKING:  # nothing of torch is needed to walk through a network
     from torch import nn
 
 
-def replaced(module: nn.Module, make: Callable[[nn.Module, str], nn.Module]) -> nn.Module:
+def replace_modules(module: nn.Module, make: Callable[[nn.Module, str], nn.Module]) -> nn.Module:
     """The network with every module m replaced by make(m, name), parents before what is inside of what they became.
 
     A module that is used in several places becomes one module, used in the same places.
@@ -21,11 +21,11 @@ def replaced(module: nn.Module, make: Callable[[nn.Module, str], nn.Module]) -> 
     Returns:
         the network; another object only where `make` made another one of it.
     """
-    return _replaced(module, make, "", {})
+    return _replace(module, make, "", {})
 
 
 @contextmanager
-def evaluating(module: nn.Module) -> Iterator[None]:
+def switch_to_evaluation(module: nn.Module) -> Iterator[None]:
     """Within it the network is in evaluation mode; afterwards each module is in the mode in which it was."""
     modes = [(one, one.training) for one in module.modules()]
     module.eval()
@@ -37,7 +37,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def leaving_no_trace(module: nn.Module) -> Iterator[None]:
+def preserve_training_state(module: nn.Module) -> Iterator[None]:
     """For passes that are no part of the training. Within it parameters begin without gradients; afterwards gradients,
     buffers and the generators of torch (on a GPU too), numpy and Python are as before."""
     import torch
@@ -61,7 +61,7 @@ def leaving_no_trace(module: nn.Module) -> Iterator[None]:
                 torch._foreach_copy_(buffers, kept)
 
 
-def _replaced(
+def _replace(
     module: nn.Module, make: Callable[[nn.Module, str], nn.Module], name: str, done: dict[nn.Module, nn.Module]
 ) -> nn.Module:
     if module in done:
@@ -70,5 +70,5 @@ def _replaced(
     done[module] = done[made] = made
     for key, child in list(made._modules.items()):
         if child is not None:
-            made._modules[key] = _replaced(child, make, f"{name}.{key}" if name else key, done)
+            made._modules[key] = _replace(child, make, f"{name}.{key}" if name else key, done)
     return made

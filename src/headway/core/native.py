@@ -26,7 +26,7 @@ Signatures = Mapping[str, tuple[Any, list[Any]]]
 
 
 @cache
-def _loaded() -> ctypes.CDLL | str:
+def _load() -> ctypes.CDLL | str:
     """The library, or why it cannot be used."""
     try:
         library = ctypes.CDLL(str(LIBRARY))
@@ -37,7 +37,7 @@ def _loaded() -> ctypes.CDLL | str:
         return f"cannot be used ({error})" if LIBRARY.exists() else "is not built"
 
 
-def library(signatures: Signatures, *, loss: str) -> ctypes.CDLL | None:
+def load_library(signatures: Signatures, *, loss: str) -> ctypes.CDLL | None:
     """The library with these functions declared; None where it cannot be used, and then the log says so.
 
     Args:
@@ -45,7 +45,7 @@ def library(signatures: Signatures, *, loss: str) -> ctypes.CDLL | None:
     """
     if os.environ.get("HEADWAY_NATIVE") == "0":
         return None
-    found = _loaded()
+    found = _load()
     if isinstance(found, str):
         logging.getLogger("headway").warning(f"The native core {found}: {loss}. To have it, {FIX}.")
         return None

@@ -10,29 +10,29 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from headway.core.errors import UsageError
-from headway.core.files import read_text, reason_of, write_whole
-from headway.core.outside import JsonError, parse_object
+from headway.core.files import describe_os_error, read_text, write_atomically
+from headway.core.untrusted_json import JsonError, parse_object
 
 VERSION = 1
 """Of both schemas; a file of another one is refused."""
 
 
-AGREE = 1.25
+MOST_DISAGREEMENT = 1.25
 """Times between short runs that are no contradiction: quiet machines gave up to 1.13, busy ones 1.8 to 5."""
-OFF = " A short run of the whole job does not confirm that; other work on the machine may be why."
+UNCONFIRMED = " A short run of the whole job does not confirm that; other work on the machine may be why."
 """With which a verdict ends where that is so; one that begins with it does not say it twice."""
 
 
-class Record(BaseModel):
+class JsonRecord(BaseModel):
     """Base of what is written as JSON: immutable, unknown keys refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-R = TypeVar("R", bound=Record)
+R = TypeVar("R", bound=JsonRecord)
 
 
-class Layer(Record):
+class WorkloadLayer(JsonRecord):
     """One module of the network, without what is inside of its children; a module that does nothing itself is none.
 
     What a module calls as functions (`F.relu`, a sum, a matrix product with a weight of its own) is its own. Numbers
@@ -66,7 +66,7 @@ class Layer(Record):
     """The same for a micro-batch of any size: weights in low precision, say."""
 
 
-class Input(Record):
+class WorkloadInput(JsonRecord):
     """One sample, from the disk to the network."""
 
     height: int = Field(ge=1)
@@ -84,7 +84,7 @@ class Input(Record):
     """Those that are done to the batch on the device, in their order."""
 
 
-class Update(Record):
+class WorkloadUpdate(JsonRecord):
     """The optimizer's step."""
 
     optimizer: str
@@ -97,7 +97,7 @@ class Update(Record):
     averaged weights, and what looking at the layers takes in a logging step."""
 
 
-class Exchange(Record):
+class WorkloadExchange(JsonRecord):
     """What the ranks tell each other in a step, and how the recipe wants it."""
 
     gradient_bytes: int = Field(ge=0)
@@ -114,7 +114,7 @@ class Exchange(Record):
     """One more exchange a batch norm, forward and backward."""
 
 
-class Step(Record):
+class WorkloadStep(JsonRecord):
     """One step at the beginning of the run."""
 
     batch: int = Field(ge=1)
@@ -129,8 +129,8 @@ class Step(Record):
     """The weights and their gradients are 16 bit wide, too; the optimizer steps fp32 copies."""
     compiled: bool
     """The layers were measured without compilation, which saves less for backward."""
-    update: Update
-    exchange: Exchange
+    update: WorkloadUpdate
+    exchange: WorkloadExchange
 
     @property
     def value_bytes(self) -> int:
@@ -138,7 +138,7 @@ class Step(Record):
         return 4 if self.precision == "fp32" else 2
 
 
-class Phase(Record):
+class WorkloadPhase(JsonRecord):
     """Steps that are alike."""
 
     steps: int = Field(ge=1)
@@ -149,14 +149,14 @@ class Phase(Record):
     """Of one sample of this size."""
 
 
-class Whole(Record):
+class WorkloadRun(JsonRecord):
     """The run."""
 
     samples: int = Field(ge=1)
     """Of the training set."""
     epochs: float = Field(gt=0)
     steps: int = Field(ge=1)
-    phases: tuple[Phase, ...]
+    phases: tuple[WorkloadPhase, ...]
     """In their order; their steps add up to `steps`."""
     evaluations: int = Field(ge=0)
     evaluation_samples: int | None = Field(ge=0)
@@ -166,17 +166,17 @@ class Whole(Record):
     """Of one, over all ranks."""
 
 
-class Workload(Record):
+class Workload(JsonRecord):
     """What a step is made of, without the code; `headway train RECIPE --dry-run` writes it, a planner reads it."""
 
     version: Literal[1] = 1
     name: str
     """Of the recipe."""
-    layers: tuple[Layer, ...]
+    layers: tuple[WorkloadLayer, ...]
     """In the order in which they are first called."""
-    input: Input
-    step: Step
-    run: Whole
+    input: WorkloadInput
+    step: WorkloadStep
+    run: WorkloadRun
 
     @property
     def parameters(self) -> int:
@@ -202,29 +202,29 @@ class Workload(Record):
         """Bytes that the forward pass of so many samples keeps for the backward pass, without the weights."""
         return sum(samples * layer.saved_bytes + layer.saved_bytes_fixed for layer in self.layers)
 
-    def ready(self) -> list[Layer]:
+    def order_by_gradient(self) -> list[WorkloadLayer]:
         """The layers that have gradients, in the order in which these are complete."""
         found = [(layer.ready, place) for place, layer in enumerate(self.layers) if layer.ready is not None]
         return [self.layers[place] for _, place in sorted(found)]
 
     def write(self, path: Path) -> None:
         """Writes it as JSON."""
-        write_whole(path, self.model_dump_json(indent=1) + "\n")
+        write_atomically(path, self.model_dump_json(indent=1) + "\n")
 
     @staticmethod
     def read(path: Path) -> Workload:
         """Reads what `write` wrote. Raises UsageError: there is no such file, or it is no Workload of this version."""
-        return _read(path, Workload, "headway train RECIPE --dry-run writes one.")
+        return _read_record(path, Workload, "headway train RECIPE --dry-run writes one.")
 
 
-Resource = Literal["disk", "network", "host", "copy", "device", "links", "stall"]
+StageResource = Literal["disk", "network", "host", "copy", "device", "links", "stall"]
 """What a stage keeps busy: disks, what lies behind a network, the loader's threads, the bus to the device, the training
 loop with its device, the links between ranks; or all of them stand still meanwhile."""
 
-Side = Literal["input", "loop", "stall"]
+PipelineSide = Literal["input", "loop", "stall"]
 """What goes on at the same time: the loader makes batches while the loop uses others up; stalls hold both."""
 
-Kind = Literal[
+LimitKind = Literal[
     "device limited",
     "host/IO limited",
     "communication limited",
@@ -234,7 +234,7 @@ Kind = Literal[
 ]
 
 
-class Rate(Record):
+class Throughput(JsonRecord):
     """Images a second, the median over windows, with its 95 % interval."""
 
     value: float = Field(gt=0)
@@ -243,18 +243,18 @@ class Rate(Record):
     windows: int = Field(ge=1)
 
 
-What = Literal["python", "sync", "sleep", "lock", "file", "gc"]
+CodeActivity = Literal["python", "sync", "sleep", "lock", "file", "gc"]
 """What a line of the user's own code does; as many stages."""
 
 
-class Code(Record):
+class CodeLine(JsonRecord):
     """A line of the user's own code, and what it takes of a stage."""
 
     file: str
     line: int = Field(ge=1)
     within: str
     """The part of a step that runs it: transform, forward, backward, or the function that was called, such as loss."""
-    what: What
+    what: CodeActivity
     """What it does: Python or NumPy, reading values of tensors, sleeping or waiting for something outside, waiting for
     a lock, dealing with a file or a connection, setting off garbage collections."""
     seconds: float = Field(ge=0)
@@ -266,20 +266,20 @@ class Code(Record):
         return f"{what.get(self.what, self.what)} at {Path(self.file).name}:{self.line} in {self.within}"
 
 
-class Ceiling(Record):
+class StageCeiling(JsonRecord):
     """One stage, as it is when nothing else runs."""
 
     stage: str
     """Of the loader: storage, decode, augment, collate, copy. Of the loop: normalise, transform, launch, compute,
     optimizer, log, other; python, sync, sleep, lock, file and gc, which the user's own lines outside of the transform
     make; with other ranks also reduce, slow rank. Of stalls: evaluate, checkpoint."""
-    side: Side
-    resource: Resource
+    side: PipelineSide
+    resource: StageResource
     seconds: float = Field(ge=0)
     """Wall seconds that a sample of this process takes in it; 0: it does not occur, or takes nothing that shows."""
     how: str
     """How it was measured; or why it was not."""
-    code: tuple[Code, ...] = ()
+    code: tuple[CodeLine, ...] = ()
     """The user's lines in it, the longest first."""
 
     @property
@@ -288,7 +288,7 @@ class Ceiling(Record):
         return 1 / self.seconds if self.seconds > 0 else None
 
 
-class Together(Record):
+class JointTiming(JsonRecord):
     """Loader and loop, each alone and while the other one runs without a pause; seconds of a sample."""
 
     input_alone: float = Field(gt=0)
@@ -299,12 +299,12 @@ class Together(Record):
     """That both may use."""
 
 
-class WholeRun(Record):
+class ShortRun(JsonRecord):
     """A short run of the whole job."""
 
     name: Literal["synthetic", "replay", "warm", "cold"]
     steps: int = Field(ge=0)
-    images_s: Rate | None
+    images_s: Throughput | None
     """None: it was not run."""
     predicted: float | None
     """Images a second, from the stages alone; None: nothing was predicted for it."""
@@ -321,7 +321,7 @@ class WholeRun(Record):
         return self.predicted / self.images_s.value - 1
 
 
-class Finding(Record):
+class EnvironmentFinding(JsonRecord):
     """Something of the environment."""
 
     what: str
@@ -330,7 +330,7 @@ class Finding(Record):
     """Empty: all is well, or it is only good to know."""
 
 
-class Threads(Record):
+class ThreadScaling(JsonRecord):
     """What the loader gives by its number of threads."""
 
     threads: tuple[int, ...]
@@ -340,7 +340,7 @@ class Threads(Record):
     parallel_s: float = Field(ge=0)
 
 
-class Knob(Record):
+class Knob(JsonRecord):
     """Something that can be set otherwise, and what it would give."""
 
     name: str
@@ -360,17 +360,17 @@ class Knob(Record):
     """What it may cost; empty: nothing."""
 
 
-class Verdict(Record):
+class Verdict(JsonRecord):
     """What limits the run."""
 
-    kind: Kind
+    kind: LimitKind
     stage: str
     sentence: str
     next_stage: str
     """The limit behind it."""
     most: float = Field(ge=1)
     """How many times the images/s, if the first limit were gone."""
-    code: Code | None = None
+    code: CodeLine | None = None
     """The user's line that takes most of the stage; None: none of it is the user's."""
     confirmed: bool
     """Whether prediction and measurement of the whole job are within 10 %, and no short run contradicts another."""
@@ -378,7 +378,7 @@ class Verdict(Record):
     """What the stages do not explain, in a sentence; empty: nothing."""
 
 
-class Profile(Record):
+class Profile(JsonRecord):
     """What one step of a recipe takes on a machine, stage by stage; `headway doctor RECIPE` writes it."""
 
     version: Literal[1] = 1
@@ -387,16 +387,16 @@ class Profile(Record):
     quick: bool
     machine: dict[str, Any]
     """Processor, cores, memory, device, versions."""
-    environment: tuple[Finding, ...]
+    environment: tuple[EnvironmentFinding, ...]
     batch: int = Field(ge=1)
     """Samples of one step of this process."""
     ranks: int = Field(ge=1)
     regime: Literal["first epoch", "later epochs"]
     """Which the verdict is about: files that are read from the disk, or from memory."""
-    ceilings: tuple[Ceiling, ...]
-    together: Together | None
+    ceilings: tuple[StageCeiling, ...]
+    together: JointTiming | None
     """None: the data are synthetic."""
-    threads: Threads | None
+    threads: ThreadScaling | None
     launch: dict[str, float]
     """`batch` -> seconds of forward and backward, by the number of samples."""
     multiply_adds: int | None
@@ -407,7 +407,7 @@ class Profile(Record):
     """Images/s of the whole job, stalls included."""
     measured: float | None = Field(gt=0)
     """The same, of the short run that is like it."""
-    runs: tuple[WholeRun, ...]
+    runs: tuple[ShortRun, ...]
     verdict: Verdict
     knobs: tuple[Knob, ...]
     """The best first."""
@@ -427,43 +427,43 @@ class Profile(Record):
         off = [1 + error for error in known if error is not None]
         return max(off) / min(off) if off else 1.0
 
-    def doubted(self) -> Profile:
+    def check_confirmed(self) -> Profile:
         """The same; where short runs contradict each other, more samples go through the network in less time than
         fewer, or a short run is not what the stages say, with a verdict that begins with that."""
         passes = sorted((int(samples), seconds) for samples, seconds in self.launch.items())
-        fallen = [(few, many) for (few, long), (many, short) in pairwise(passes) if long > AGREE * short]
+        fallen = [(few, many) for (few, long), (many, short) in pairwise(passes) if long > MOST_DISAGREEMENT * short]
         why = self.verdict.unexplained
         others = "; other work on the machine may be why. Examine again when it is quiet."
-        if self.disagreement > AGREE:
+        if self.disagreement > MOST_DISAGREEMENT:
             why = f"The short runs contradict each other by {self.disagreement:.1f} times{others}"
         elif fallen:
             few, many = fallen[0]
             why = f"Passes of {many:,} samples were measured to take less time than those of {few:,}{others}"
         if not why:
             return self
-        sentence = "Not confirmed: " + self.verdict.sentence.removeprefix("Not confirmed: ").removesuffix(OFF)
+        sentence = "Not confirmed: " + self.verdict.sentence.removeprefix("Not confirmed: ").removesuffix(UNCONFIRMED)
         changes = {"confirmed": False, "sentence": sentence, "unexplained": why}
         return self.model_copy(update={"verdict": self.verdict.model_copy(update=changes)})
 
-    def ceiling(self, stage: str) -> Ceiling | None:
+    def ceiling(self, stage: str) -> StageCeiling | None:
         """Returns the ceiling of a stage, or None if the stage was not measured."""
         return next((one for one in self.ceilings if one.stage == stage), None)
 
     def write(self, path: Path) -> None:
         """Writes it as JSON."""
-        write_whole(path, self.model_dump_json(indent=1) + "\n")
+        write_atomically(path, self.model_dump_json(indent=1) + "\n")
 
     @staticmethod
     def read(path: Path) -> Profile:
         """Reads what `write` wrote. Raises UsageError: there is no such file, or it is no Profile of this version."""
-        return _read(path, Profile, "headway doctor RECIPE writes one.")
+        return _read_record(path, Profile, "headway doctor RECIPE writes one.")
 
 
-def _read(path: Path, kind: type[R], fix: str) -> R:
+def _read_record(path: Path, kind: type[R], fix: str) -> R:
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        what = f"it cannot be read ({reason_of(error)})"
+        what = f"it cannot be read ({describe_os_error(error)})"
         raise UsageError(what, where=str(path), fix=fix) from None
     try:
         parse_object(text)

@@ -2,32 +2,31 @@
 
 from __future__ import annotations
 
-import datetime
 import re
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from headway.core.errors import RecipeError, nearest
-from headway.core.files import read_text, reason_of
-from headway.core.recipe_yaml import Writer, parse, parse_value, put
+from headway.core.errors import RecipeError
+from headway.core.files import describe_os_error, read_text
+from headway.core.recipe_errors import explain_errors, find_unknown_key
+from headway.core.recipe_yaml import RecipeDumper, parse_override, parse_recipe, set_value
 
 
-class Part(BaseModel):
+class RecipePart(BaseModel):
     """Base of every part of a recipe: immutable, unknown keys refused. A part lives beside the code it configures."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, ser_json_inf_nan="constants")
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=RecipePart)
 
 
-def expect_patterns(*patterns: str) -> None:
+def check_patterns(*patterns: str) -> None:
     """For a part's validator. Raises ValueError: one is no regular expression."""
     for pattern in patterns:
         try:
@@ -37,7 +36,7 @@ def expect_patterns(*patterns: str) -> None:
 
 
 @dataclass(frozen=True)
-class Loaded(Generic[P]):
+class LoadedRecipe(Generic[P]):
     """A validated recipe, and where each of its values came from.
 
     Attributes:
@@ -50,37 +49,37 @@ class Loaded(Generic[P]):
     origins: Mapping[str, str]
     base: Path
 
-    def resolve(self, key: str, value: Any, reason: str) -> Loaded[P]:
+    def resolve(self, key: str, value: Any, reason: str) -> LoadedRecipe[P]:
         """The same recipe with an `auto` value replaced by what it stands for."""
         return self.resolve_all({key: (value, reason)})
 
-    def resolve_all(self, values: Mapping[str, tuple[Any, str]]) -> Loaded[P]:
+    def resolve_all(self, values: Mapping[str, tuple[Any, str]]) -> LoadedRecipe[P]:
         """The same with several at once, where only all of them fit together: (value, reason) by dotted key."""
         tree, origins = self.recipe.model_dump(mode="json"), dict(self.origins)
         for key, (value, reason) in values.items():
-            put(tree, key.split("."), value, key)
+            set_value(tree, key.split("."), value, key)
             origins = {other: origin for other, origin in origins.items() if not other.startswith(f"{key}.")}
             origins[key] = f"auto: {reason}"
         return replace(self, recipe=type(self.recipe).model_validate(tree), origins=origins)
 
-    def leaves(self) -> Iterator[tuple[str, Any]]:
+    def list_leaves(self) -> Iterator[tuple[str, Any]]:
         """(dotted key, value) of each leaf; values are those of JSON."""
         yield from _items(self.recipe.model_dump(mode="json"))
 
     def to_yaml(self) -> str:
         """The whole tree, every value spelled out; loading it gives the same recipe."""
         tree = self.recipe.model_dump(mode="json")
-        return yaml.dump(tree, Dumper=Writer, sort_keys=False, allow_unicode=True, width=120)
+        return yaml.dump(tree, Dumper=RecipeDumper, sort_keys=False, allow_unicode=True, width=120)
 
 
-def load(
+def read_recipe(
     path: Path,
     overrides: Sequence[str],
     model: type[P],
     *,
     kind: str = "recipe",
     fix: str = "headway init IMAGES writes a recipe.",
-) -> Loaded[P]:
+) -> LoadedRecipe[P]:
     """Reads a YAML recipe, applies `key=value` overrides, and validates it.
 
     Args:
@@ -93,26 +92,32 @@ def load(
     try:
         text = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
-        what = f"the {kind} cannot be read ({reason_of(error)})"
+        what = f"the {kind} cannot be read ({describe_os_error(error)})"
         known = isinstance(error, FileNotFoundError | IsADirectoryError)
         raise RecipeError(what, where=str(path), fix=fix if known else "") from None
-    tree, lines = parse(text, str(path), kind)
+    tree, lines = parse_recipe(text, str(path), kind)
     origins = {key: f"{path.name}:{line}" for key, line in lines.items()}
     for override in overrides:
         key, equals, value = override.partition("=")
         if not equals or not key:
             raise RecipeError(f"{override!r} is no override", fix="Write key=value, for example optimizer.lr=0.1.")
-        put(tree, key.split("."), parse_value(value, key), key)
+        try:
+            set_value(tree, key.split("."), parse_override(value, key), key)
+        except RecipeError:
+            # A key that the recipe does not have is the likelier mistake: `data.batch=128` over `data: FOLDER`.
+            if (unknown := find_unknown_key(key.split("."), model)) is not None:
+                raise RecipeError(unknown, where="command line") from None
+            raise
         origins = {k: v for k, v in origins.items() if k != key and not k.startswith(f"{key}.")}
         origins[key] = "command line"
     try:
         recipe = model.model_validate(tree)
     except ValidationError as error:
-        raise RecipeError(_explain(error, tree, model, path, origins)) from None
-    return Loaded(recipe, _origins_of_leaves(recipe, origins), path.resolve().parent)
+        raise RecipeError(explain_errors(error, tree, model, path, origins)) from None
+    return LoadedRecipe(recipe, _origins_of_leaves(recipe, origins), path.resolve().parent)
 
 
-def written(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value of `leaves` for a table: as a recipe has it, and `unset` for none."""
     return "unset" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
@@ -125,7 +130,7 @@ def _items(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, tree
 
 
-def _origins_of_leaves(recipe: Part, origins: Mapping[str, str]) -> dict[str, str]:
+def _origins_of_leaves(recipe: RecipePart, origins: Mapping[str, str]) -> dict[str, str]:
     """Origin of each leaf.
 
     Its own, or the command line where an entry of it came from there; else that of the nearest key above it that was
@@ -147,100 +152,3 @@ def _origins_of_leaves(recipe: Part, origins: Mapping[str, str]) -> dict[str, st
         return origins[max(whole, key=len)] if whole else "default"
 
     return {leaf: origin(leaf) for leaf, _ in _items(recipe.model_dump(mode="json"))}
-
-
-_KIND = re.compile(r"(constrained-)?(int|float|str|bool)|.*\[.*\]|[A-Z]\w*")
-"""What pydantic adds to a key where a value may be of several kinds, as in `micro_batch.int`, `device.Device.title`."""
-
-
-MOST_ERRORS = 50
-"""Of one recipe that are named."""
-
-WORDS = {
-    **dict.fromkeys(("int_from_float", "int_parsing", "int_type"), "a whole number"),
-    **dict.fromkeys(("float_parsing", "float_type"), "a number"),
-    **dict.fromkeys(("bool_parsing", "bool_type"), "true or false"),
-    **dict.fromkeys(("tuple_type", "list_type"), "a list"),
-    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a mapping of keys to values"),
-    "string_type": "a text",
-}
-"""What pydantic's kinds of errors want, in a recipe's words."""
-
-
-def _explain(
-    error: ValidationError, tree: Mapping[str, Any], model: type[Part], path: Path, origins: Mapping[str, str]
-) -> str:
-    out = []
-    kinds: dict[str, tuple[int, list[str]]] = {}  # place in `out`, and what a value of several kinds should be
-    # A key that is missing is often there, misspelt: the one that nobody knows stands first.
-    entries = sorted(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
-    more = len(entries) - MOST_ERRORS
-    places = [_keys(entry["loc"], tree, missing=entry["type"] == "missing") for entry in entries]
-    for entry, keys in zip(entries[:MOST_ERRORS], places, strict=False):
-        dotted = ".".join(keys)
-        if any(other[: len(keys)] == keys != other for other in places):  # of several kinds, the one with keys is meant
-            continue
-        at = next((origins[".".join(keys[:n])] for n in range(len(keys), 0, -1) if ".".join(keys[:n]) in origins), "")
-        at = at or next((origin for key, origin in origins.items() if dotted and key.startswith(f"{dotted}.")), "")
-        where = f"{at}: " if at else f"{path.name}: "
-        if entry["type"] == "extra_forbidden":
-            part = _part_at(model, keys[:-1])
-            hint = nearest(keys[-1], part.model_fields, prefix=".".join([*keys[:-1], ""])) if part else ""
-            out.append(f"{where}there is no key {dotted!r}. {hint}".rstrip())
-        elif entry["type"] == "missing":
-            out.append(f"{where}the key {dotted!r} is missing.")
-        elif entry["type"] == "value_error":
-            text = entry["msg"].removeprefix("Value error, ").removeprefix(f"{keys[-1]} " if keys else "")
-            out.append(f"{where}{dotted + ': ' if dotted else ''}{text}")
-        else:
-            kind = WORDS.get(entry["type"]) or entry["msg"].removeprefix("Input should be ")
-            if entry["type"] == "too_short":
-                kind = f"a list of {entry['ctx']['min_length']} or more"
-            if dotted not in kinds:
-                kinds[dotted] = (len(out), [])
-                out.append("")
-            place, found = kinds[dotted]
-            found.append(kind)
-            choices = _choices(entry)
-            close = nearest(entry["input"], choices, only_close=True) if choices else ""
-            what = f"{where}{dotted}: Input should be {' or '.join(found)}, not {_shown(entry['input'])}."
-            out[place] = f"{what} {close}".rstrip()
-    if more > 0:
-        out.append(f"{path.name}: {more:,} more errors.")
-    return "\n".join(out)
-
-
-def _keys(loc: Sequence[str | int], tree: Any, *, missing: bool) -> list[str]:
-    """The user's own keys of a place where pydantic found something, without the kinds that it adds."""
-    out = []
-    for number, part in enumerate(loc):
-        inside = part in tree if isinstance(tree, dict) else isinstance(tree, list) and part in range(len(tree))
-        if inside or (missing and number == len(loc) - 1) or not _KIND.fullmatch(str(part)):
-            out.append(str(part))
-            tree = tree[part] if inside else None
-    return out
-
-
-def _shown(value: Any) -> str:
-    return "nothing" if value is None else str(value) if isinstance(value, datetime.date) else repr(value)
-
-
-def _choices(entry: Any) -> list[str]:
-    """What a text may be, where it is one of several."""
-    texts = entry["type"] == "literal_error" and isinstance(entry["input"], str)
-    return re.findall(r"'([^']*)'", entry["ctx"]["expected"]) if texts else []
-
-
-def _part_at(model: type[Part], keys: Sequence[str]) -> type[Part] | None:
-    current: Any = model
-    for key in keys:
-        if key.isdecimal():  # an entry of a list, whose parts are all alike
-            continue
-        if isinstance(current, type) and issubclass(current, Part):
-            field = current.model_fields.get(key)
-            current = field.annotation if field else None
-        kinds = [typing.get_args(a)[0] if typing.get_origin(a) is Annotated else a for a in typing.get_args(current)]
-        parts = [a for a in kinds if isinstance(a, type) and issubclass(a, Part)]
-        if parts:
-            current = parts[0]
-    return current if isinstance(current, type) and issubclass(current, Part) else None

@@ -16,25 +16,25 @@ MOST_CHARACTERS = 1 << 20
 """PyYAML reads about 100,000 in a second."""
 
 
-class Reader(yaml.SafeLoader):
+class RecipeLoader(yaml.SafeLoader):
     """Safe YAML in which 1e-3 is a number (YAML 1.1 wants 1.0e-3 and calls the rest a text)."""
 
 
-class Writer(yaml.SafeDumper):
+class RecipeDumper(yaml.SafeDumper):
     """Writes what `Reader` reads: a text that looks like 1e-3 gets its quotes."""
 
 
-for _dialect in (Reader, Writer):
+for _dialect in (RecipeLoader, RecipeDumper):
     _dialect.add_implicit_resolver(
         "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+0123456789.")
     )
 
 
-def parse(text: str, where: str, kind: str = "recipe") -> tuple[dict[str, Any], dict[str, int]]:
+def parse_recipe(text: str, where: str, kind: str = "recipe") -> tuple[dict[str, Any], dict[str, int]]:
     """The tree of a YAML text, and the line of each key."""
     lines: dict[str, int] = {}
 
-    def plain(node: yaml.Node, path: tuple[str, ...], line: int) -> Any:
+    def build_value(node: yaml.Node, path: tuple[str, ...], line: int) -> Any:
         if path:
             lines[".".join(path)] = line
         if isinstance(node, yaml.MappingNode):
@@ -45,25 +45,25 @@ def parse(text: str, where: str, kind: str = "recipe") -> tuple[dict[str, Any], 
                 if not isinstance(key_node, yaml.ScalarNode):
                     raise RecipeError("a key is a single value", where=f"{where}:{at}")
                 key = str(loader.construct_object(key_node))
-                out[key] = plain(value_node, (*path, key), at)
+                out[key] = build_value(value_node, (*path, key), at)
             return out
         if isinstance(node, yaml.SequenceNode):
             entries = enumerate(node.value)
-            return [plain(child, (*path, str(place)), child.start_mark.line + 1) for place, child in entries]
+            return [build_value(child, (*path, str(place)), child.start_mark.line + 1) for place, child in entries]
         try:
             return loader.construct_object(node)
         except ValueError as error:  # of a date such as 2024-13-01
             raise RecipeError(f"{node.value!r} is no value ({error})", where=f"{where}:{line}") from None
 
     try:
-        loader = Reader(text)
+        loader = RecipeLoader(text)
         if len(text) > MOST_CHARACTERS:
             many = f"it has {len(text):,} characters, and a {kind} at most {MOST_CHARACTERS:,}"
             raise RecipeError(many, where=where)
         node = loader.get_single_node()
-        _refuse_twice(node, where, set())
-        _refuse_many(node, where)
-        tree = plain(node, (), 1) if node is not None else {}
+        _refuse_duplicate_keys(node, where, set())
+        _refuse_too_many_values(node, where)
+        tree = build_value(node, (), 1) if node is not None else {}
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         at = f"{where}:{mark.line + 1}" if mark else where
@@ -76,7 +76,7 @@ def parse(text: str, where: str, kind: str = "recipe") -> tuple[dict[str, Any], 
     return tree, lines
 
 
-def _refuse_twice(node: yaml.Node | None, where: str, seen: set[int]) -> None:
+def _refuse_duplicate_keys(node: yaml.Node | None, where: str, seen: set[int]) -> None:
     """Raises RecipeError for a key that stands twice in one mapping; YAML itself takes the last."""
     if not isinstance(node, yaml.CollectionNode) or id(node) in seen:
         return
@@ -88,10 +88,10 @@ def _refuse_twice(node: yaml.Node | None, where: str, seen: set[int]) -> None:
             if key.value in names:
                 raise RecipeError(f"the key {key.value!r} stands twice", where=f"{where}:{key.start_mark.line + 1}")
             names.add(key.value)
-        _refuse_twice(value, where, seen)
+        _refuse_duplicate_keys(value, where, seen)
 
 
-def _refuse_many(root: yaml.Node | None, where: str) -> None:
+def _refuse_too_many_values(root: yaml.Node | None, where: str) -> None:
     """Raises RecipeError where aliases of aliases make few lines stand for more values than memory holds. Each node is
     counted once, and costs what it stands for."""
     counts: dict[int, int] = {}
@@ -112,18 +112,18 @@ def _refuse_many(root: yaml.Node | None, where: str) -> None:
         raise RecipeError(what, where=where, fix="Write it without so many.")
 
 
-def parse_value(text: str, key: str) -> Any:
+def parse_override(text: str, key: str) -> Any:
     """Parses the value of an override as YAML. Raises RecipeError: it is no YAML, or has too many values."""
     try:
-        loader = Reader(text)
+        loader = RecipeLoader(text)
         node = loader.get_single_node()
-        _refuse_many(node, key)
+        _refuse_too_many_values(node, key)
         return None if node is None else loader.construct_document(node)
     except (yaml.YAMLError, ValueError, RecursionError):
         raise RecipeError(f"the value {text!r} is no YAML", where=key) from None
 
 
-def put(tree: Any, keys: Sequence[str], value: Any, whole: str) -> None:
+def set_value(tree: Any, keys: Sequence[str], value: Any, whole: str) -> None:
     """Sets the value at a path of keys in a recipe, in place. Raises RecipeError: there is no such place."""
     for place, key in enumerate(keys):
         last = place == len(keys) - 1

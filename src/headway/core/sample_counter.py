@@ -7,7 +7,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, final
 
-from headway.core.shown import plain
+from headway.core.printable import escape_controls
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -75,6 +75,6 @@ class Counter:
             auto_refresh=False,
             disable=not console.is_terminal,
         )
-        bar.add_task(plain(self._what, lines=False), total=None)
+        bar.add_task(escape_controls(self._what, lines=False), total=None)
         bar.start()
         return bar

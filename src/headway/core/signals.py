@@ -9,7 +9,7 @@ from types import FrameType
 
 
 @contextmanager
-def answered(answer: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Iterator[None]:
+def handle_signals(answer: Callable[[int, FrameType | None], object], *numbers: signal.Signals) -> Iterator[None]:
     """Within it signals are answered so, and afterwards as before. Elsewhere than on the main thread nothing changes:
     whoever owns that one owns the signals."""
     try:

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 
 
-def student_t(freedom: int) -> float:
+def compute_student_t(freedom: int) -> float:
     """97.5 % point of Student's t: a table to 30, then Cornish-Fisher (error below 1e-4)."""
     table = (
         12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281,
@@ -20,7 +20,7 @@ def student_t(freedom: int) -> float:
     return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
 
 
-def median_interval(values: Sequence[float]) -> tuple[float, float, float]:
+def compute_median_interval(values: Sequence[float]) -> tuple[float, float, float]:
     """(median, low, high): the 95 % interval of the median by order statistics (binomial, p = 1/2); of fewer than six
     values the smallest and the largest."""
     ordered, n = sorted(values), len(values)

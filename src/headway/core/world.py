@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal, Protocol, final
 
-from headway.core.c10d import c10d, first_line
-from headway.core.errors import CommunicationError, Lost, Stalled, UsageError
-from headway.core.gloo import Meshes, under
-from headway.core.hosts import host_identity, interface_to
-from headway.core.launched import Launched
-from headway.core.meeting import Meeting, meet
-from headway.core.sockets import Socket
+from headway.core.errors import CollectiveTimeoutError, CommunicationError, GenerationEndedError, UsageError
+from headway.core.gloo import GlooGroups, add_prefix
+from headway.core.hosts import find_interface_to, identify_host
+from headway.core.launcher_environment import LaunchedProcess
+from headway.core.process_sockets import ProcessSocket
+from headway.core.rendezvous import Rendezvous, join_rendezvous
+from headway.core.torch_c10d import load_c10d, summarise_error
 
 if TYPE_CHECKING:
     import torch
@@ -31,7 +31,7 @@ CONNECT_S = 300.0
 
 
 @final
-class Work:
+class CollectiveWork:
     """A collective under way."""
 
     def __init__(self, world: World, works: Sequence[Any], timeout_s: float | None = None) -> None:
@@ -42,23 +42,23 @@ class Work:
         """Waits for its end; on CUDA only the current stream does.
 
         Raises:
-            Lost: the generation was given up. CommunicationError: it failed or timed out.
+            GenerationEndedError: the generation was given up. CommunicationError: it failed or timed out.
         """
         try:
             for work in self._works:
                 work.wait(*self._wait)
         except RuntimeError as error:
-            raise self._world.failure(error) from error
+            raise self._world.build_error(error) from error
 
 
-class Journalled(Protocol):
+class JournalEntry(Protocol):
     """An entry of a log of operations."""
 
     done: bool
 
 
 @final
-class _Unnoted:
+class _NullEntry:
     done = False
 
 
@@ -73,17 +73,17 @@ class Group:
         ranks: the world's ranks, in this group's order.
     """
 
-    def __init__(self, world: World, ranks: Sequence[int], backend: Any, sockets: list[Socket]) -> None:
+    def __init__(self, world: World, ranks: Sequence[int], backend: Any, sockets: list[ProcessSocket]) -> None:
         self.ranks = tuple(ranks)
         self.rank, self.size = self.ranks.index(world.rank), len(self.ranks)
         self._world, self._backend, self._sockets = world, backend, sockets
 
-    def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> Work:
+    def all_reduce(self, tensor: torch.Tensor, op: Op = "sum") -> CollectiveWork:
         """In place, over all ranks of the group."""
         if self.size == 1:
-            return Work(self._world, ())
-        options = c10d().AllreduceOptions()
-        options.reduceOp = getattr(c10d().ReduceOp, op.upper())
+            return CollectiveWork(self._world, ())
+        options = load_c10d().AllreduceOptions()
+        options.reduceOp = getattr(load_c10d().ReduceOp, op.upper())
         return self._work(lambda backend: backend.allreduce([tensor], options))
 
     def all_to_all(
@@ -92,7 +92,7 @@ class Group:
         into: torch.Tensor,
         out_splits: Sequence[int] | None = None,
         in_splits: Sequence[int] | None = None,
-    ) -> Work:
+    ) -> CollectiveWork:
         """Piece r of `into` goes to rank r; piece r of `out` comes from it.
 
         Args:
@@ -100,30 +100,30 @@ class Group:
         """
         if self.size == 1:
             out.copy_(into)
-            return Work(self._world, ())
-        splits, options = (list(out_splits or ()), list(in_splits or ())), c10d().AllToAllOptions()
+            return CollectiveWork(self._world, ())
+        splits, options = (list(out_splits or ()), list(in_splits or ())), load_c10d().AllToAllOptions()
         return self._work(lambda backend: backend.alltoall_base(out, into, *splits, options))
 
-    def all_gather(self, out: torch.Tensor, piece: torch.Tensor) -> Work:
+    def all_gather(self, out: torch.Tensor, piece: torch.Tensor) -> CollectiveWork:
         """`out` becomes the pieces of all ranks, one behind the other; all have the same length."""
         if self.size == 1:
             out.copy_(piece)
-            return Work(self._world, ())
+            return CollectiveWork(self._world, ())
         return self._work(lambda backend: backend._allgather_base(out, piece))
 
-    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> Work:
+    def broadcast(self, tensor: torch.Tensor, root: int = 0) -> CollectiveWork:
         """In place, from rank `root` of the group."""
         if self.size == 1:
-            return Work(self._world, ())
-        options = c10d().BroadcastOptions()
+            return CollectiveWork(self._world, ())
+        options = load_c10d().BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         return self._work(lambda backend: backend.broadcast([tensor], options))
 
-    def send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> Work:
+    def send(self, tensor: torch.Tensor, to: int, tag: int = 0) -> CollectiveWork:
         """To rank `to` of the group; NCCL knows no tags."""
         return self._work(lambda backend: backend.send([tensor], to, tag), single=True)
 
-    def recv(self, tensor: torch.Tensor, source: int, tag: int = 0) -> Work:
+    def recv(self, tensor: torch.Tensor, source: int, tag: int = 0) -> CollectiveWork:
         """From rank `source` of the group."""
         return self._work(lambda backend: backend.recv([tensor], source, tag), single=True)
 
@@ -137,7 +137,7 @@ class Group:
 
         if self.size == 1:
             return [data]
-        noted = self._note("gathering", len(data))
+        noted = self._record("gathering", len(data))
         lengths = torch.empty(self.size, dtype=torch.int64)
         self.all_gather(lengths, torch.tensor([len(data)])).wait()
         longest = max(1, int(lengths.max()))
@@ -153,7 +153,7 @@ class Group:
 
         if self.rank == root and data is None:
             raise UsageError("the root of a broadcast has nothing to send")
-        noted = self._note("broadcast", 0)
+        noted = self._record("broadcast", 0)
         length = torch.tensor([len(data) if self.rank == root and data is not None else 0])
         self.broadcast(length, root).wait()
         content = torch.empty(int(length), dtype=torch.uint8)
@@ -176,29 +176,29 @@ class Group:
         self._backend = None
         self._sockets = []
 
-    def _note(self, what: str, nbytes: int) -> Journalled:
+    def _record(self, what: str, nbytes: int) -> JournalEntry:
         journal = self._world.journal
         whole = journal is not None and self.size == self._world.size
-        return journal(what, nbytes) if journal is not None and whole else _Unnoted()
+        return journal(what, nbytes) if journal is not None and whole else _NullEntry()
 
-    def _work(self, issue: Callable[[Any], Any], *, single: bool = False) -> Work:
+    def _work(self, issue: Callable[[Any], Any], *, single: bool = False) -> CollectiveWork:
         if self._backend is None:
-            raise self._world.failure(RuntimeError("the group is closed"))
+            raise self._world.build_error(RuntimeError("the group is closed"))
         try:
             # Gloo's send and recv know the time-out that the group was built with, not the one of its collectives.
             given = self._world.timeout_s if single and self._world.backend == "gloo" else None
-            return Work(self._world, (issue(self._backend),), given)
+            return CollectiveWork(self._world, (issue(self._backend),), given)
         except RuntimeError as error:
-            raise self._world.failure(error) from error
+            raise self._world.build_error(error) from error
 
 
 @final
 class World:
-    """The ranks of one generation. `World.alone`, `World.join` and `World.of` make one.
+    """The ranks of one generation. `World.create_single`, `World.join` and `World.create` make one.
 
     Attributes:
         rank, size: of all. local_rank, local_size: on this host. host: number of this host.
-        hosts: the ranks of each host; hosts are ordered by their lowest rank.
+        hosts: the ranks of each host; hosts are ring_order by their lowest rank.
         generation: 0, and one more whenever members were lost or came.
         backend: `gloo` on a CPU, `nccl` on CUDA.
         interface: the network interface of its groups.
@@ -219,7 +219,7 @@ class World:
         interface: str,
         timeout_s: float,
         connect_s: float = CONNECT_S,
-        made: Callable[[World], None] = lambda world: None,
+        on_created: Callable[[World], None] = lambda world: None,
         secret: bytes = b"",
     ) -> None:
         self.rank, self.hosts = rank, tuple(tuple(ranks) for ranks in hosts)
@@ -227,19 +227,21 @@ class World:
         self.host = next(number for number, ranks in enumerate(self.hosts) if rank in ranks)
         self.local_rank, self.local_size = self.hosts[self.host].index(rank), len(self.hosts[self.host])
         self.device, self.store, self.generation, self.secret = device, store, generation, secret
-        self.meeting: Meeting | None = None
+        self.meeting: Rendezvous | None = None
         """Where the processes of another launcher met: it holds the store."""
         self.backend: Backend = "nccl" if device.type == "cuda" else "gloo"
         self.interface, self.timeout_s = interface, timeout_s
         self.explain: Callable[[], str] = lambda: ""
         """Says which rank is behind, where something knows: the words of errors."""
-        self.journal: Callable[[str, int], Journalled] | None = None
+        self.journal: Callable[[str, int], JournalEntry] | None = None
         """Notes an exchange of bytes among all ranks in the log of operations, where there is one."""
         self._groups: list[Group] = []
         self._names: dict[tuple[str, tuple[int, ...]], int] = {}
-        self._over: str | None = None
-        self._meshes = Meshes(rank, interface, connect_s=connect_s, timeout_s=timeout_s, still_on=self._still_on)
-        made(self)
+        self._end_reason: str | None = None
+        self._meshes = GlooGroups(
+            rank, interface, connect_s=connect_s, timeout_s=timeout_s, check_not_ended=self._check_not_ended
+        )
+        on_created(self)
         try:
             self.control = self.group(name="control", backend="gloo")
         except BaseException:
@@ -250,13 +252,13 @@ class World:
         return f"World: rank {self.rank} of {self.size} on {len(self.hosts)} hosts, generation {self.generation}"
 
     @staticmethod
-    def alone(device: torch.device) -> World:
+    def create_single(device: torch.device) -> World:
         """A world of one process."""
         return World(0, ((0,),), device, store=None, generation=0, interface="lo", timeout_s=CONNECT_S)
 
     @staticmethod
     def join(
-        launched: Launched, device: torch.device, *, timeout_s: float = CONNECT_S, interface: str | None = None
+        launched: LaunchedProcess, device: torch.device, *, timeout_s: float = CONNECT_S, interface: str | None = None
     ) -> World:
         """Meets the other processes of a launcher at its address; rank 0 serves the store there.
 
@@ -264,12 +266,12 @@ class World:
             UsageError: the launcher gave no address. CommunicationError: the others did not come within CONNECT_S.
         """
         if launched.size == 1:
-            return World.alone(device)
+            return World.create_single(device)
         if launched.address is None or launched.port is None:
             fix = "Set MASTER_ADDR to the address of rank 0's host, and MASTER_PORT to a free port there."
             raise UsageError(f"{launched.launcher} says nowhere the processes meet", fix=fix)
-        meeting = meet(launched, interface)
-        world = World.of(
+        meeting = join_rendezvous(launched, interface)
+        world = World.create(
             meeting.store,
             launched.rank,
             launched.size,
@@ -281,11 +283,11 @@ class World:
             secret=meeting.secret,
         )
         world.meeting = meeting
-        meeting.met()
+        meeting.confirm()
         return world
 
     @staticmethod
-    def of(
+    def create(
         store: Store,
         rank: int,
         size: int,
@@ -298,7 +300,7 @@ class World:
         interface: str | None = None,
         identities: Sequence[str] | None = None,
         connect_s: float = CONNECT_S,
-        made: Callable[[World], None] = lambda world: None,
+        on_created: Callable[[World], None] = lambda world: None,
     ) -> World:
         """A world of ranks that share a store.
 
@@ -307,21 +309,21 @@ class World:
             secret: of the run.
             identities: which host each rank is on; unset: the ranks tell each other.
             connect_s: how long the building of a group may take.
-            made: given the world before its first group is built, so that it can be given up meanwhile.
+            on_created: given the world before its first group is built, so that it can be given up meanwhile.
 
         Raises:
             CommunicationError: some rank did not come.
         """
-        mine = under(store, f"headway/{generation}")
+        mine = add_prefix(store, f"headway/{generation}")
         try:
             if identities is None:
-                mine.set(f"host/{rank}", host_identity())
+                mine.set(f"host/{rank}", identify_host())
                 identities = [mine.get(f"host/{other}").decode() for other in range(size)]
             hosts: dict[str, list[int]] = {}
             for other, identity in enumerate(identities):
                 hosts.setdefault(identity, []).append(other)
             if interface is None:
-                interface = "lo" if len(hosts) == 1 else interface_to(master)
+                interface = "lo" if len(hosts) == 1 else find_interface_to(master)
             return World(
                 rank,
                 list(hosts.values()),
@@ -331,11 +333,11 @@ class World:
                 interface=interface,
                 timeout_s=timeout_s,
                 connect_s=connect_s,
-                made=made,
+                on_created=on_created,
                 secret=secret,
             )
         except RuntimeError as error:
-            what = f"rank {rank} of {size} could not meet the others: {first_line(error)}"
+            what = f"rank {rank} of {size} could not meet the others: {summarise_error(error)}"
             fix = f"Do all processes run, and can they reach each other through the interface {interface or 'chosen'}?"
             raise CommunicationError(what, where=f"generation {generation}", fix=fix) from error
 
@@ -345,7 +347,7 @@ class World:
         return self.rank == 0
 
     @property
-    def ordered(self) -> tuple[int, ...]:
+    def ring_order(self) -> tuple[int, ...]:
         """All ranks, host by host: a ring in this order crosses each host's link once."""
         return tuple(rank for ranks in self.hosts for rank in ranks)
 
@@ -357,56 +359,56 @@ class World:
             backend: default: that of the world.
 
         Raises:
-            Lost, CommunicationError: it could not be built.
+            GenerationEndedError, CommunicationError: it could not be built.
         """
-        members = self.ordered if ranks is None else tuple(ranks)
+        members = self.ring_order if ranks is None else tuple(ranks)
         number = self._names[name, members] = self._names.get((name, members), -1) + 1
         if len(members) == 1:
             return Group(self, members, object(), [])
-        self._still_on()
+        self._check_not_ended()
         assert self.store is not None
         key = f"{name}/{number}/{'-'.join(map(str, members)) if len(members) < self.size else 'all'}"
-        store = under(self.store, key)
-        made: list[Socket] = []
+        store = add_prefix(self.store, key)
+        made: list[ProcessSocket] = []
         try:
             if (backend or self.backend) == "nccl":
-                raw = self._nccl(store, members)
+                raw = self._create_nccl(store, members)
             else:
                 raw, made = self._meshes.build(store, members)
         except RuntimeError as error:
-            raise self.failure(error) from error
+            raise self.build_error(error) from error
         group = Group(self, members, raw, made)
         self._groups.append(group)
         try:
-            self._still_on()
+            self._check_not_ended()
         except CommunicationError:  # it was given up meanwhile
             group.abort()
             raise
         return group
 
-    def _nccl(self, store: Store, members: Sequence[int]) -> Any:
-        options = c10d().ProcessGroupNCCL.Options()
+    def _create_nccl(self, store: Store, members: Sequence[int]) -> Any:
+        options = load_c10d().ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=self.timeout_s)
-        return c10d().ProcessGroupNCCL(store, members.index(self.rank), len(members), options)
+        return load_c10d().ProcessGroupNCCL(store, members.index(self.rank), len(members), options)
 
-    def failure(self, error: BaseException) -> CommunicationError:
+    def build_error(self, error: BaseException) -> CommunicationError:
         """The error that a failed operation is to its caller."""
-        if self._over is not None:
-            return Lost(self._over)
-        said = first_line(error)
-        kind = Stalled if "Timed out" in said else CommunicationError
+        if self._end_reason is not None:
+            return GenerationEndedError(self._end_reason)
+        said = summarise_error(error)
+        kind = CollectiveTimeoutError if "Timed out" in said else CommunicationError
         who = self.explain()
         what = f"a collective failed: {said}"
         return kind(f"{what}. {who}" if who else what, where=f"rank {self.rank} of {self.size}")
 
-    def _still_on(self) -> None:
-        if self._over is not None:
-            raise Lost(self._over)
+    def _check_not_ended(self) -> None:
+        if self._end_reason is not None:
+            raise GenerationEndedError(self._end_reason)
 
     def abort(self, why: str) -> None:
-        """Gives the generation up: every operation of its groups fails with Lost, from now on. From any thread."""
-        if self._over is None:
-            self._over = why
+        """Ends the generation: every operation of its groups raises GenerationEndedError. Any thread may call it."""
+        if self._end_reason is None:
+            self._end_reason = why
         for group in tuple(self._groups):
             group.abort()
 

@@ -1,4 +1,4 @@
-"""What happens to a batch on the device: augmentation by each sample's key, then normalisation."""
+"""Augmentation of a batch on its device, random by each sample's key, then normalisation."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ import torch
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.core.keys import UInt64, uniform
-from headway.data import draws, policy
-from headway.data.augment_options import HOST_PARTS, AugmentRecipe
-from headway.data.crops import Float64, flips, shifts
-from headway.data.draws import Boxes
+from headway.core.random_keys import UInt64, draw_uniform
+from headway.data import augment_draws, augment_policy
+from headway.data.augment_draws import Boxes
+from headway.data.augment_recipe import HOST_AUGMENTATIONS, AugmentRecipe
+from headway.data.crops import Float64, draw_flips, draw_shifts
 from headway.data.ops import colour, mix
-from headway.data.ops.erase import erase, noise
+from headway.data.ops.erase import erase, make_noise
 from headway.data.ops.move import flip_and_translate
-from headway.data.streams import STREAM_BRIGHTNESS, STREAM_CONTRAST, STREAM_MIX, STREAM_SATURATION
+from headway.data.random_streams import STREAM_BRIGHTNESS, STREAM_CONTRAST, STREAM_MIX, STREAM_SATURATION
 from headway.data.upload import to_device
 
 Bool = NDArray[np.bool_]
 Int64 = NDArray[np.int64]
 
 
-PART_NUMBERS = 1 << 17
-"""float32 numbers that are normalised at a time: half a MiB."""
+NORMALISE_BLOCK = 1 << 17
+"""Numbers that the CPU normalises at a time: half a MiB of float32, which fits into the second-level cache."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Parameters:
-    """What is done to each sample of a batch, as numpy arrays; None where the recipe does not ask for it.
+class AugmentParameters:
+    """Random parameters of each sample of a batch, as numpy arrays; None if the recipe does not use them.
 
-    A box is (left, top, width, height) in pixels, without area where nothing happens.
+    A box is (left, top, width, height) in pixels; a box without area changes nothing.
     """
 
     flips: Bool | None = None
@@ -41,7 +41,7 @@ class Parameters:
     shifts: Int64 | None = None
     """[b, 2]: down, right, in pixels."""
     operations: Int64 | None = None
-    """[b, n]: numbers of `headway.data.policy.OPERATIONS`."""
+    """[b, n]: numbers of `headway.data.augment_policy.OPERATIONS`."""
     strengths: Float64 | None = None
     """[b, n], in each operation's own unit."""
     brightness: Float64 | None = None
@@ -50,37 +50,37 @@ class Parameters:
     saturation: Float64 | None = None
     cutout: Boxes | None = None
     """int32 [b, 4]"""
-    erased: Boxes | None = None
+    erasing: Boxes | None = None
     """int32 [b, 4]"""
     partner: Int64 | None = None
-    """[b]: place in the batch of the sample that each is mixed with."""
+    """[b]: place in the batch of each sample's mixing partner."""
     cutmix: Boxes | None = None
-    """int32 [b, 4]: what comes from the partner."""
+    """int32 [b, 4]: the box that comes from the partner."""
     mixup: Float64 | None = None
-    """[b]: share of the own pixels."""
+    """[b]: share of the sample's own pixels."""
     kept: Float64 | None = None
-    """[b]: share of the own label."""
+    """[b]: share of the sample's own label."""
 
 
 @final
 class Augment:
-    """uint8 [b, H, W, C] to augmented, normalised float32 [b, C, H, W], on the images' device.
+    """Turns uint8 [b, H, W, C] into augmented, normalised float32 [b, C, H, W], on the images' device.
 
     Args:
-        recipe: what to do; mean and std must be numbers.
-        device: where the images lie.
-        channels_last: the memory format of the result: as the images lie already, or contiguous (a copy).
-        num_classes: classes of the labels, needed by mixup and cutmix; None where labels are not classes.
-        done: of "flip" and "translate", what the loader has done already.
-        reuse: on a CPU, the result lies where the one before lay: for a loop that is done with a batch when it asks for
-            the next.
+        recipe: the augmentations; mean and std must be numbers.
+        device: device of the images.
+        channels_last: memory format of the result: channels_last without a copy, or contiguous with one.
+        num_classes: number of classes, needed by mixup and cutmix; None if labels are not classes.
+        done_by_loader: of "flip" and "translate", those that the loader has done already.
+        reuse_output: on a CPU, write each result over the one before. For a loop that is done with a batch when it asks
+            for the next.
 
     Attributes:
-        random: whether training batches need keys.
-        alternating: whether they need epochs, and the keys of the first one.
+        needs_keys: True if training batches need keys.
+        needs_epochs: True if they also need epochs, and the keys of epoch 0.
 
     Raises:
-        UsageError: mean or std are not known; or classes are to be mixed, and labels are none.
+        UsageError: mean or std are unknown; or mixup or cutmix is asked for labels that are not classes.
     """
 
     def __init__(
@@ -90,31 +90,33 @@ class Augment:
         channels_last: bool = True,
         *,
         num_classes: int | None = None,
-        done: frozenset[str] = frozenset(),
-        reuse: bool = False,
+        done_by_loader: frozenset[str] = frozenset(),
+        reuse_output: bool = False,
     ) -> None:
         if recipe.mean == "auto" or recipe.std == "auto":
             raise UsageError(
-                "mean and std are not known", fix="Give both, or measure them: headway.data.augment.measure."
+                "mean and std are not known", fix="Give both, or measure them: headway.data.augment.measure_mean_std."
             )
-        if not done <= HOST_PARTS:
-            raise UsageError(f"{sorted(done - HOST_PARTS)} cannot be done by a loader", fix="Leave it out.")
+        if not done_by_loader <= HOST_AUGMENTATIONS:
+            raise UsageError(
+                f"{sorted(done_by_loader - HOST_AUGMENTATIONS)} cannot be done by a loader", fix="Leave it out."
+            )
         for name in ("cutmix", "mixup"):
             if getattr(recipe, name) is not None and num_classes is None:
                 what = f"{name} mixes classes, and these labels are not classes (or num_classes was not given)"
                 raise UsageError(what, where=f"augment.{name}", fix=f"Remove augment.{name}.")
         self._recipe: Final = recipe
         self._num_classes = num_classes
-        self._flip = None if "flip" in done else recipe.flip_mode
-        self._translate = 0 if "translate" in done else recipe.translate
+        self._flip = None if "flip" in done_by_loader else recipe.flip_mode
+        self._translate = 0 if "translate" in done_by_loader else recipe.translate
         self._channels_last = channels_last
-        self.alternating = self._flip == "alternating"
+        self.needs_epochs = self._flip == "alternating"
         others = (recipe.policy, recipe.jitter, recipe.cutout, recipe.random_erasing, recipe.cutmix, recipe.mixup)
-        self.random = self._flip is not None or self._translate > 0 or any(part is not None for part in others)
+        self.needs_keys = self._flip is not None or self._translate > 0 or any(part is not None for part in others)
         self._mean = torch.tensor(recipe.mean, dtype=torch.float32, device=device)
         self._inverse_std = 1 / torch.tensor(recipe.std, dtype=torch.float32, device=device)
         self._fill = self._mean.round().clamp(0, 255).to(torch.uint8)
-        self._reuse = reuse
+        self._reuse_output = reuse_output
         self._memory = torch.empty(0)
         self._rows: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -125,155 +127,166 @@ class Augment:
         keys: UInt64 | None,
         *,
         epochs: Int64 | None = None,
-        first: UInt64 | None = None,
+        first_epoch_keys: UInt64 | None = None,
         masked: Bool | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Augments and normalises a training batch.
 
         Args:
-            images: uint8 [b, H, W, C]; left as they are.
+            images: uint8 [b, H, W, C]; not changed.
             labels: [b], or as the data set has them.
-            keys: uint64 [b], the samples' keys; None is enough where the augmentation is not `random`.
-            epochs, first: int64 [b], and uint64 [b] the samples' keys in epoch 0; for an alternating flip.
-            masked: bool [b], samples that count for nothing: nobody is mixed with them.
+            keys: uint64 [b], the samples' keys; may be None unless `needs_keys`.
+            epochs: int64 [b], for an alternating flip.
+            first_epoch_keys: uint64 [b], the samples' keys in epoch 0, for an alternating flip.
+            masked: bool [b], masked samples: no other sample is mixed with them.
 
         Returns:
-            images float32 [b, C, H, W]; and the labels, or shares of the classes, float32 [b, num_classes], where the
-            recipe mixes samples.
+            images float32 [b, C, H, W]; and the labels, or, if the recipe mixes samples, the shares of the classes,
+            float32 [b, num_classes].
         """
-        if not self.random:
+        if not self.needs_keys:
             return self.normalise(images), labels
         if keys is None:
             raise UsageError("augmentation needs the samples' keys", fix="Give batch.keys().")
-        done = self.parameters(keys, (images.shape[1], images.shape[2]), epochs=epochs, first=first, masked=masked)
-        if done.flips is not None or done.shifts is not None:
-            images = flip_and_translate(images, done.flips, done.shifts)
-        if done.operations is not None and done.strengths is not None:
-            images = policy.apply(images, done.operations, done.strengths, self._fill)
-        if done.brightness is not None:
-            images = colour.brightness(images, done.brightness)
-        if done.contrast is not None:
-            images = colour.contrast(images, done.contrast)
-        if done.saturation is not None:
-            images = colour.saturation(images, done.saturation)
-        if done.cutout is not None:
-            images = erase(images, done.cutout, self._fill)
-        if done.erased is not None:
-            images = erase(images, done.erased, self._erasing_fill(images, keys))
-        if done.partner is not None and done.kept is not None and self._num_classes is not None:
-            others = images[to_device(done.partner, images.device)]
-            if done.cutmix is not None:
-                images = mix.cutmix(images, others, done.cutmix)
-            if done.mixup is not None:
-                images = mix.mixup(images, others, done.mixup)
-            labels = mix.soft_labels(labels, done.partner, done.kept, self._num_classes)
+        drawn = self.draw_parameters(
+            keys, (images.shape[1], images.shape[2]), epochs=epochs, first_epoch_keys=first_epoch_keys, masked=masked
+        )
+        if drawn.flips is not None or drawn.shifts is not None:
+            images = flip_and_translate(images, drawn.flips, drawn.shifts)
+        if drawn.operations is not None and drawn.strengths is not None:
+            images = augment_policy.apply_operations(images, drawn.operations, drawn.strengths, self._fill)
+        if drawn.brightness is not None:
+            images = colour.adjust_brightness(images, drawn.brightness)
+        if drawn.contrast is not None:
+            images = colour.adjust_contrast(images, drawn.contrast)
+        if drawn.saturation is not None:
+            images = colour.adjust_saturation(images, drawn.saturation)
+        if drawn.cutout is not None:
+            images = erase(images, drawn.cutout, self._fill)
+        if drawn.erasing is not None:
+            images = erase(images, drawn.erasing, self._make_erasing_fill(images, keys))
+        if drawn.partner is not None and drawn.kept is not None and self._num_classes is not None:
+            others = images[to_device(drawn.partner, images.device)]
+            if drawn.cutmix is not None:
+                images = mix.apply_cutmix(images, others, drawn.cutmix)
+            if drawn.mixup is not None:
+                images = mix.apply_mixup(images, others, drawn.mixup)
+            labels = mix.mix_labels(labels, drawn.partner, drawn.kept, self._num_classes)
         return self.normalise(images), labels
 
-    def parameters(
+    def draw_parameters(
         self,
         keys: UInt64,
         size: tuple[int, int],
         *,
         epochs: Int64 | None = None,
-        first: UInt64 | None = None,
+        first_epoch_keys: UInt64 | None = None,
         masked: Bool | None = None,
-    ) -> Parameters:
-        """What a call with these keys does to images of `size` (height, width); arguments as of the call."""
+    ) -> AugmentParameters:
+        """Draws the parameters of a call with the same arguments, for images of `size` (height, width)."""
         recipe, found = self._recipe, dict[str, NDArray[np.generic]]()
         if self._flip is not None:
-            if self._flip == "alternating" and first is None:
+            if self._flip == "alternating" and first_epoch_keys is None:
                 what = "an alternating flip needs the samples' keys in the first epoch"
-                raise UsageError(what, fix="Give first=headway.keys(seed, 0, samples), and epochs.")
-            found["flips"] = flips(keys if first is None or self._flip == "random" else first, epochs, self._flip)
+                raise UsageError(what, fix="Give first_epoch_keys=headway.make_keys(seed, 0, samples), and epochs.")
+            found["flips"] = draw_flips(
+                keys if first_epoch_keys is None or self._flip == "random" else first_epoch_keys, epochs, self._flip
+            )
         if self._translate:
-            found["shifts"] = shifts(keys, self._translate)
+            found["shifts"] = draw_shifts(keys, self._translate)
         if recipe.policy is not None:
             rand = recipe.policy.name == "rand"
-            drawn = policy.rand_augment(keys, size, n=recipe.policy.n, m=recipe.policy.m) if rand else None
-            found["operations"], found["strengths"] = drawn or policy.trivial_augment(keys, size)
+            chosen = (
+                augment_policy.draw_rand_augment(keys, size, n=recipe.policy.n, m=recipe.policy.m) if rand else None
+            )
+            found["operations"], found["strengths"] = chosen or augment_policy.draw_trivial_augment(keys, size)
         if recipe.jitter is not None:
             streams = {"brightness": STREAM_BRIGHTNESS, "contrast": STREAM_CONTRAST, "saturation": STREAM_SATURATION}
             for name, stream in streams.items():
                 if spread := getattr(recipe.jitter, name):
-                    found[name] = draws.factors(keys, stream, spread)
+                    found[name] = augment_draws.draw_factors(keys, stream, spread)
         if recipe.cutout is not None:
-            found["cutout"] = draws.cutout_boxes(keys, recipe.cutout, size)
+            found["cutout"] = augment_draws.draw_cutout_boxes(keys, recipe.cutout, size)
         if (erasing := recipe.random_erasing) is not None:
-            found["erased"] = draws.erasing_boxes(keys, size, p=erasing.p, scale=erasing.scale, ratio=erasing.ratio)
+            found["erasing"] = augment_draws.draw_erasing_boxes(
+                keys, size, p=erasing.p, scale=erasing.scale, ratio=erasing.ratio
+            )
         if recipe.cutmix is not None or recipe.mixup is not None:
-            found |= self._mixing(keys, size, masked)
-        return Parameters(**found)  # type: ignore[arg-type]
+            found |= self._draw_mixing(keys, size, masked)
+        return AugmentParameters(**found)  # type: ignore[arg-type]
 
-    def _mixing(self, keys: UInt64, size: tuple[int, int], masked: Bool | None) -> dict[str, NDArray[np.generic]]:
-        recipe, partner = self._recipe, draws.partners(keys)
+    def _draw_mixing(self, keys: UInt64, size: tuple[int, int], masked: Bool | None) -> dict[str, NDArray[np.generic]]:
+        """Draws partners and shares of cutmix and mixup."""
+        recipe, partner = self._recipe, augment_draws.draw_partners(keys)
         alone = np.zeros(len(keys), bool) if masked is None else masked[partner]
-        pasted = np.full(len(keys), recipe.cutmix is not None)  # cutmix or mixup: each sample takes one of both
+        # With both in the recipe, each sample takes cutmix or mixup. A share of 1 keeps the whole sample.
+        pasted = np.full(len(keys), recipe.cutmix is not None)
         if recipe.cutmix is not None and recipe.mixup is not None:
-            pasted = uniform(keys, STREAM_MIX) < 0.5
+            pasted = draw_uniform(keys, STREAM_MIX) < 0.5
         out: dict[str, NDArray[np.generic]] = {"partner": partner}
         kept = np.ones(len(keys))
         if recipe.cutmix is not None:
-            share = draws.symmetric_beta(keys, recipe.cutmix.alpha)
-            boxes = draws.cutmix_boxes(keys, np.where(pasted & ~alone, share, 1), size)
-            kept = draws.kept_share(boxes, size)
+            share = augment_draws.draw_symmetric_beta(keys, recipe.cutmix.alpha)
+            boxes = augment_draws.draw_cutmix_boxes(keys, np.where(pasted & ~alone, share, 1), size)
+            kept = augment_draws.compute_kept_share(boxes, size)
             out["cutmix"] = boxes
         if recipe.mixup is not None:
-            own = np.where(pasted | alone, 1, draws.symmetric_beta(keys, recipe.mixup.alpha))
+            own = np.where(pasted | alone, 1, augment_draws.draw_symmetric_beta(keys, recipe.mixup.alpha))
             kept = kept * own
             out["mixup"] = own
         return out | {"kept": kept}
 
-    def _erasing_fill(self, images: torch.Tensor, keys: UInt64) -> torch.Tensor:
+    def _make_erasing_fill(self, images: torch.Tensor, keys: UInt64) -> torch.Tensor:
         assert self._recipe.random_erasing is not None
         fill = self._recipe.random_erasing.fill
         if fill == "random":
-            return noise(images, keys)
+            return make_noise(images, keys)
         return self._fill if fill == "mean" else torch.full_like(self._fill, round(fill))
 
     def normalise(self, images: torch.Tensor) -> torch.Tensor:
-        """(images - mean) / std as float32 [b, C, H, W], without augmentation: what evaluation and prediction want.
+        """Computes (images - mean) / std as float32 [b, C, H, W], without augmentation, for evaluation and prediction.
 
-        Where the recipe does not normalise, the bytes as they are.
+        If the recipe does not normalise, the result is the bytes themselves.
         """
         b, height, width, channels = images.shape
         if not self._recipe.normalise:
             out = images
         elif images.device.type == "cpu":
-            out = self._normalised_by_parts(images)
+            out = self._normalise_in_blocks(images)
         else:
             out = (images.float() - self._mean).mul_(self._inverse_std)
         out = out.view(b, height, width, channels).permute(0, 3, 1, 2)
         return out if self._channels_last else out.contiguous()
 
-    def _normalised_by_parts(self, images: torch.Tensor) -> torch.Tensor:
-        """A few images at a time, so that all three operations find them in the second cache; float32 like `images`.
-
-        A row of pixels at once is six times as fast on a CPU as 3 numbers at once. Memory that is new costs a page
-        fault every 4 KiB: of 128 images of 224 x 224 that takes longer than the arithmetic.
-        """
+    def _normalise_in_blocks(self, images: torch.Tensor) -> torch.Tensor:
+        """Normalises a few images at a time on a CPU, so that all three operations find them in the second cache."""
+        # Rows of pixels as one dimension are six times as fast on a CPU as 3 numbers at a time.
         b, height, width, channels = images.shape
-        if width not in self._rows:  # widths are few
+        # Widths are few: one, or some with progressive resolution.
+        if width not in self._rows:
             self._rows[width] = self._mean.repeat(width), self._inverse_std.repeat(width)
         mean, inverse_std = self._rows[width]
-        out = self._room(images.numel()).view(b, height, width * channels)
+        out = self._allocate_output(images.numel()).view(b, height, width * channels)
         rows = images.reshape(b, height, width * channels)
-        step = max(1, PART_NUMBERS // max(1, height * width * channels))
+        step = max(1, NORMALISE_BLOCK // max(1, height * width * channels))
         for low in range(0, b, step):
             out[low : low + step].copy_(rows[low : low + step]).sub_(mean).mul_(inverse_std)
         return out
 
-    def _room(self, numbers: int) -> torch.Tensor:
-        if not self._reuse:
+    def _allocate_output(self, numbers: int) -> torch.Tensor:
+        # New memory costs a page fault every 4 KiB: for 128 images of 224 x 224, more time than the arithmetic.
+        if not self._reuse_output:
             return torch.empty(numbers, dtype=torch.float32)
         if self._memory.numel() < numbers:
             self._memory = torch.empty(numbers, dtype=torch.float32)
         return self._memory[:numbers]
 
 
-def measure(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """(mean, std) of each channel of uint8 [n, H, W, C]; a channel without variation gets 1."""
+def measure_mean_std(images: torch.Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Measures (mean, std) of each channel of uint8 [n, H, W, C]; a channel without variation gets the std 1."""
     count, channels = images[..., 0].numel(), images.shape[-1]
-    total = torch.zeros(2, channels, dtype=torch.int64)  # exact; an image at a time, as int64 is 8 times its bytes
+    # Sums in int64 are exact. One image at a time, because its int64 copy is 8 times as large.
+    total = torch.zeros(2, channels, dtype=torch.int64)
     for image in images:
         values = image.reshape(-1, channels).long()
         total += torch.stack([values.sum(dim=0), values.square().sum(dim=0)]).cpu()

@@ -1,4 +1,4 @@
-"""Batch: what a Loader gives."""
+"""Batch: one rank's share of one step, as a Loader gives it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.core.keys import UInt64, keys
+from headway.core.random_keys import UInt64, make_keys
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class Bad:
-    """A sample that could not be served: what was asked at a position, what came instead (-1: nothing), and why."""
+class BadSample:
+    """A damaged sample: its position, the asked and the served sample (-1: masked), and the reason."""
 
     position: int
     asked: int
@@ -24,12 +24,13 @@ class Bad:
     reason: str
 
 
+# Not frozen: that would take 2 us more for each batch.
 @final
-@dataclass(slots=True, kw_only=True, repr=False)  # frozen would take 2 us more to make
+@dataclass(slots=True, kw_only=True, repr=False)
 class Batch:
     """One rank's share of one step. Unpacks as `images, labels`.
 
-    `images` (uint8 [b, H, W, C]) is a slot of the ring on a CPU: it is valid until the next batch is asked for.
+    On a CPU, `images` (uint8 [b, H, W, C]) is a slot of the ring: it is valid until you ask for the next batch.
     """
 
     images: torch.Tensor
@@ -38,21 +39,21 @@ class Batch:
     positions: NDArray[np.int64]
     epochs: NDArray[np.int64]
     samples: NDArray[np.int64]
-    """What the Order asked for; random choices come from these."""
+    """Samples that the Order asked for; random choices come from these."""
     served: NDArray[np.int64]
-    """What was served: another sample where the asked one is damaged; -1 where it is masked."""
+    """Samples that were served: a substitute if the asked one is damaged, -1 if it is masked."""
     seed: int
     boxes: NDArray[np.float32] | None = None
-    """What of each image was resized to the batch's size: (left, top, width, height), [b, 4]; None: all of it."""
+    """Part of each image that was resized to the batch's size: (left, top, width, height), [b, 4]; None: all of it."""
     flips: NDArray[np.bool_] | None = None
-    """Which were mirrored by the loader, [b]."""
+    """Images that the loader mirrored, [b]."""
     shifts: NDArray[np.int64] | None = None
-    """How far each was moved by the loader: (down, right) in pixels, [b, 2]."""
-    bad: tuple[Bad, ...] = field(default=())
+    """Pixels by which the loader moved each image: (down, right), [b, 2]."""
+    bad: tuple[BadSample, ...] = field(default=())
 
     def keys(self, view: int = 0) -> UInt64:
         """Keys of the samples, uint64 [b]."""
-        return keys(self.seed, self.epochs, self.samples, view)
+        return make_keys(self.seed, self.epochs, self.samples, view)
 
     def __repr__(self) -> str:
         shape = " x ".join(map(str, self.images.shape))

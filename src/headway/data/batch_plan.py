@@ -1,4 +1,4 @@
-"""Batch plan: how many positions each step of a run takes, as a pure function of the position where it begins."""
+"""Batch plan: the size of each step of a run, as a pure function of the step's first position."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from headway.core.epochs import Milestones, position_of
+from headway.core.epochs import Milestones, epochs_to_position
 from headway.core.errors import UsageError
-from headway.core.recipe import Part
+from headway.core.recipe import RecipePart
 
 Int64 = NDArray[np.int64]
 
 
-class BatchGrowthRecipe(Part):
-    """The batch grows at milestones where a schedule would let the learning rate fall (Smith et al. 2018,
+class BatchGrowthRecipe(RecipePart):
+    """The batch grows at milestones at which a schedule would lower the learning rate (Smith et al. 2018,
     arXiv 1711.00489)."""
 
     milestones_epochs: Milestones = Field(min_length=1)
-    """Epochs from the beginning of the run; the first step that begins there or later is the first of the new size."""
+    """Epochs from the beginning of the run. The first step that begins at a milestone or later has the new size."""
     factor: int = Field(ge=2)
-    """What the batch is multiplied by at each milestone: 10 for a learning rate that would fall to a tenth."""
+    """Factor of the batch at each milestone: 10 for a learning rate that would fall to a tenth."""
 
-    def largest(self, batch: int) -> int:
-        """The batch after the last milestone."""
+    def compute_largest_batch(self, batch: int) -> int:
+        """Returns the batch after the last milestone."""
         return int(batch * self.factor ** len(self.milestones_epochs))
 
 
 @final
 class BatchPlan:
-    """Steps of one size, or of sizes that grow at milestones. A step that is under way at a milestone ends as it began.
+    """Steps of one size, or of sizes that grow at milestones. A step that spans a milestone keeps its size.
 
     Args:
         batch: samples of the first step, over all ranks.
-        growth: None: all steps are alike.
-        epoch: positions of one epoch; where there is growth.
+        growth: None: all steps have one size.
+        epoch: positions of one epoch; only used with growth.
 
     Attributes:
-        starts: the position where each phase begins, that is steps of one size; int64 [phases].
+        starts: first position of each phase, a run of steps of one size; int64 [phases].
         sizes: samples of a step in each phase; int64 [phases].
 
     Raises:
@@ -54,14 +54,18 @@ class BatchPlan:
         starts, sizes = [0], [batch]
         for milestone in growth.milestones_epochs if growth is not None else ():
             assert growth is not None
-            size, left = sizes[-1] * growth.factor, position_of(milestone, epoch) - starts[-1]
+            size, left = sizes[-1] * growth.factor, epochs_to_position(milestone, epoch) - starts[-1]
+            # A phase begins at the end of a step: the first one at the milestone or behind it.
             if left > 0:
                 starts.append(starts[-1] + -(-left // sizes[-1]) * sizes[-1])
                 sizes.append(size)
-            else:  # the step before has gone past this milestone too
+            # The last step of the phase before went past this milestone too: that phase would have no step.
+            else:
                 sizes[-1] = size
+        # As arrays for `locate_slots`, as lists for the calls below: bisect on a list is faster for one position.
         self.starts, self.sizes = np.array(starts, np.int64), np.array(sizes, np.int64)
         self._starts, self._sizes = starts, sizes
+        # Number of steps before each phase.
         self._before = [0]
         for (start, end), size in zip(pairwise(starts), sizes, strict=False):
             self._before.append(self._before[-1] + (end - start) // size)
@@ -70,26 +74,26 @@ class BatchPlan:
         return " then ".join(map(str, self._sizes))
 
     @property
-    def largest(self) -> int:
+    def largest_batch(self) -> int:
         """Samples of the largest step."""
         return self._sizes[-1]
 
     @property
     def grows(self) -> bool:
-        """Whether there are steps of several sizes."""
+        """True if there are steps of several sizes."""
         return len(self._sizes) > 1
 
-    def batch_at(self, position: int) -> int:
-        """Samples of the step that begins at a position."""
+    def get_batch_size(self, position: int) -> int:
+        """Returns the samples of the step that begins at a position."""
         return self._sizes[bisect_right(self._starts, position) - 1]
 
-    def position_of(self, step: int) -> int:
-        """Where the step begins before which there are so many."""
+    def find_position(self, step: int) -> int:
+        """Finds the first position of a step, counted from 0."""
         phase = bisect_right(self._before, step) - 1
         return self._starts[phase] + (step - self._before[phase]) * self._sizes[phase]
 
-    def steps_between(self, start: int, stop: int) -> int:
-        """Number of steps from a position on, until all below `stop` are served."""
+    def count_steps(self, start: int, stop: int) -> int:
+        """Counts the steps from a position on that serve all positions below `stop`."""
         steps, position = 0, start
         for size, end in zip(self._sizes, (*self._starts[1:], stop), strict=True):
             if (left := min(end, stop) - position) > 0:
@@ -97,13 +101,13 @@ class BatchPlan:
                 position += more * size
         return steps
 
-    def nearest(self, positions: float) -> int:
-        """The number of steps, at least 1, that comes nearest to so many positions."""
+    def round_to_steps(self, positions: float) -> int:
+        """Rounds a number of positions to the nearest number of whole steps, at least 1."""
         phase = bisect_right(self._starts, positions) - 1
         return max(1, self._before[phase] + round((positions - self._starts[phase]) / self._sizes[phase]))
 
-    def slots(self, positions: Int64) -> tuple[Int64, Int64]:
-        """(slot in its step, samples of that step) of each position; int64 arrays of the shape of `positions`."""
+    def locate_slots(self, positions: Int64) -> tuple[Int64, Int64]:
+        """Returns (slot in its step, samples of that step) of each position; int64, shaped like `positions`."""
         phase = np.searchsorted(self.starts, positions, side="right") - 1
         sizes = self.sizes[phase]
         return (positions - self.starts[phase]) % sizes, sizes

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.core.files import open_regular
-from headway.core.outside import JsonError, is_sha256, is_whole, parse_object
+from headway.core.untrusted_json import JsonError, is_sha256, is_whole_number, parse_object
 from headway.data.mapping import map_file
 
 COLUMNS_FILE = "columns.safetensors"
@@ -51,13 +51,13 @@ NUMPY_TYPES = {"U8": np.uint8, "U16": np.uint16, "U32": np.uint32, "U64": np.uin
 
 PACK_FORMATS = ("recordio", "tar", "lmdb", "raw")
 
-AGAIN = "Pack the data again, or copy the folder again."
+PACK_AGAIN = "Pack the data again, or copy the folder again."
 
-HEADER_BYTES = 100 << 20
+HEADER_LIMIT_BYTES = 100 << 20
 """Most of the header, as of every safetensors file."""
-MOST_BYTES = 1 << 47
+SHARD_LIMIT_BYTES = 1 << 47
 """Of a shard: what is kept of a remote one orders its records by so many bits of their place."""
-MOST_CHANNELS = 1 << 10
+CHANNELS_LIMIT = 1 << 10
 
 LabelKind = Literal["class", "multi", "value"]
 
@@ -71,7 +71,7 @@ class Shard:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Description:
+class DatasetDescription:
     """What is known of a data set without a look at its samples; stored as metadata of the columns file."""
 
     pack_id: int
@@ -102,22 +102,22 @@ class Description:
         return {"headway": json.dumps(asdict(self))}
 
     @staticmethod
-    def from_metadata(metadata: Mapping[str, str]) -> Description:
+    def from_metadata(metadata: Mapping[str, str]) -> DatasetDescription:
         """Raises ValueError that names the first entry that is missing or wrong."""
         fields = parse_object(metadata["headway"])
         shards = fields.get("shards")
-        _expect(isinstance(shards, list) and all(map(_is_shard, shards)), "shards")
+        _require(isinstance(shards, list) and all(map(_is_shard, shards)), "shards")
         for name, check in _ENTRIES.items():
-            _expect(check(fields.get(name, () if name == "parts" else None)), name)
-        _expect(not fields["class_counts"] or len(fields["class_counts"]) == len(fields["classes"]), "class_counts")
+            _require(check(fields.get(name, () if name == "parts" else None)), name)
+        _require(not fields["class_counts"] or len(fields["class_counts"]) == len(fields["classes"]), "class_counts")
         fields["shards"] = tuple(Shard(name=shard["name"], size=shard["size"]) for shard in fields["shards"])
         for name in ("classes", "class_counts", "parts"):
             fields[name] = tuple(fields.get(name, ()))
         fields["common_size"] = tuple(fields["common_size"]) if fields["common_size"] else None
-        return Description(**fields)
+        return DatasetDescription(**fields)
 
 
-def _expect(right: bool, name: str) -> None:
+def _require(right: bool, name: str) -> None:
     if not right:
         raise ValueError(f"its description has no good {name}")
 
@@ -128,11 +128,11 @@ def _is_shard(value: Any) -> bool:
         and value.keys() == {"name", "size"}
         and isinstance(value["name"], str)
         and "\0" not in value["name"]
-        and is_whole(value["size"], 0, MOST_BYTES)
+        and is_whole_number(value["size"], 0, SHARD_LIMIT_BYTES)
     )
 
 
-def _are(value: Any, kind: type) -> bool:
+def _is_list_of(value: Any, kind: type) -> bool:
     return isinstance(value, list | tuple) and all(type(one) is kind for one in value)
 
 
@@ -141,37 +141,38 @@ def _is_text(value: Any) -> bool:
 
 
 _ENTRIES: Mapping[str, Callable[[Any], bool]] = {
-    "pack_id": lambda value: is_whole(value, 0, (1 << 64) - 1),
+    "pack_id": lambda value: is_whole_number(value, 0, (1 << 64) - 1),
     "fingerprint": is_sha256,
     "format": _is_text,
     "mode": _is_text,
     "label_kind": lambda value: value in ("class", "multi", "value"),
-    "classes": lambda value: _are(value, str),
-    "class_counts": lambda value: _are(value, int) and all(0 <= count < 1 << 63 for count in value),
-    "channels": lambda value: is_whole(value, 1, MOST_CHANNELS),
+    "classes": lambda value: _is_list_of(value, str),
+    "class_counts": lambda value: _is_list_of(value, int) and all(0 <= count < 1 << 63 for count in value),
+    "channels": lambda value: is_whole_number(value, 1, CHANNELS_LIMIT),
     "common_size": lambda value: (
-        value is None or (_are(value, int) and len(value) in (0, 2) and all(0 < side < 1 << 31 for side in value))
+        value is None
+        or (_is_list_of(value, int) and len(value) in (0, 2) and all(0 < side < 1 << 31 for side in value))
     ),
     "source": _is_text,
-    "parts": lambda value: _are(value, str),
+    "parts": lambda value: _is_list_of(value, str),
 }
 """What an entry of a description must be."""
 
 
-def load_columns(path: Path) -> tuple[dict[str, NDArray[Any]], Description, dict[str, str]]:
+def load_columns(path: Path) -> tuple[dict[str, NDArray[Any]], DatasetDescription, dict[str, str]]:
     """Columns as views of one mapping, the description, and all metadata.
 
     Raises DataError where the file is damaged, or is no columns file.
     """
     try:
-        columns, metadata = _map(path)
-        return columns, Description.from_metadata(metadata), metadata
+        columns, metadata = _map_columns(path)
+        return columns, DatasetDescription.from_metadata(metadata), metadata
     except (struct.error, LookupError, ValueError, TypeError, AttributeError, OverflowError, OSError) as error:
         why = f" ({error})" if type(error) is ValueError or isinstance(error, JsonError) else ""
-        raise DataError(f"the columns file is damaged{why}", where=str(path), fix=AGAIN) from error
+        raise DataError(f"the columns file is damaged{why}", where=str(path), fix=PACK_AGAIN) from error
 
 
-def name_of(columns: Mapping[str, NDArray[Any]], sample: int) -> str:
+def decode_name(columns: Mapping[str, NDArray[Any]], sample: int) -> str:
     """The source's name of a sample (a relative path), or its number where there are no names."""
     if "name" not in columns:
         return str(sample)
@@ -179,7 +180,7 @@ def name_of(columns: Mapping[str, NDArray[Any]], sample: int) -> str:
     return columns["name"][low:high].tobytes().decode(errors="backslashreplace")
 
 
-def fingerprint_of(columns: Mapping[str, NDArray[Any]]) -> str:
+def compute_fingerprint(columns: Mapping[str, NDArray[Any]]) -> str:
     """sha256 over all columns, in order of name, in hexadecimal."""
     digest = hashlib.sha256()
     for name in sorted(columns):
@@ -189,44 +190,44 @@ def fingerprint_of(columns: Mapping[str, NDArray[Any]]) -> str:
     return digest.hexdigest()
 
 
-def _expect_column(name: str, entry: Any) -> None:
+def _check_column(name: str, entry: Any) -> None:
     """Its bytes are those of its shape and type, so that no view of it reaches beyond them."""
     kind = np.dtype(NUMPY_TYPES[entry["dtype"]])
     (low, high), shape = entry["data_offsets"], entry["shape"]
     numbers = [low, high, *shape]
-    if not all(map(is_whole, numbers)) or high - low != math.prod(shape) * kind.itemsize:
+    if not all(map(is_whole_number, numbers)) or high - low != math.prod(shape) * kind.itemsize:
         raise ValueError(f"column {name!r:.50} has bytes {low!r:.30} to {high!r:.30} for the shape {shape!r:.60}")
 
 
-def _map(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
+def _map_columns(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, str]]:
     """A safetensors file is 8 bytes of header length, a JSON header, then the tensors."""
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         (length,) = struct.unpack("<Q", file.read(8))
-        if length > min(size, HEADER_BYTES):
+        if length > min(size, HEADER_LIMIT_BYTES):
             raise ValueError(f"its header has {length:,} bytes")
         header = parse_object(file.read(length))
         metadata = header.pop("__metadata__")
         for name, entry in header.items():
-            _expect_column(name, entry)
+            _check_column(name, entry)
         end = 8 + length + max(entry["data_offsets"][1] for entry in header.values())
         if size != end:
-            raise DataError(f"the columns file is cut: {size} of {end} bytes", where=str(path), fix=AGAIN)
+            raise DataError(f"the columns file is cut: {size} of {end} bytes", where=str(path), fix=PACK_AGAIN)
         mapped = map_file(file, path)
     wrong = [name for name, kind in COLUMN_TYPES.items() if header.get(name, {}).get("dtype") != kind]
     if wrong or "label" not in header:
         what = f"columns are missing or of another type: {', '.join(wrong) or 'label'}"
-        raise DataError(what, where=str(path), fix=AGAIN)
+        raise DataError(what, where=str(path), fix=PACK_AGAIN)
     deep = [name for name in (*COLUMN_TYPES, "name", "name_offset") if len(header.get(name, {}).get("shape", [0])) != 1]
     if deep or len(header["label"]["shape"]) not in (1, 2):
         what = f"columns have the wrong number of dimensions: {', '.join(deep) or 'label'}"
-        raise DataError(what, where=str(path), fix=AGAIN)
+        raise DataError(what, where=str(path), fix=PACK_AGAIN)
     samples = {header[name]["shape"][0] for name in (*COLUMN_TYPES, "label")}
     if len(samples) != 1:
-        raise DataError("its columns have different lengths", where=str(path), fix=AGAIN)
+        raise DataError("its columns have different lengths", where=str(path), fix=PACK_AGAIN)
     ends = header.get("name_offset", {}).get("shape")
     if ("name" in header) != (ends is not None) or ends not in (None, [samples.pop() + 1]):
-        raise DataError("the samples' names are incomplete", where=str(path), fix=AGAIN)
+        raise DataError("the samples' names are incomplete", where=str(path), fix=PACK_AGAIN)
     columns = {}
     for name, entry in header.items():
         low, high = entry["data_offsets"]

@@ -1,7 +1,7 @@
-"""Which part of each image is taken, and how it is turned: boxes, flips and shifts, drawn on the host from Keys.
+"""Crops, flips and shifts of the images, drawn on the host from Keys.
 
-A box is (left, top, width, height) in pixels of the image. Everything is vectorised over the batch, and what is drawn
-for a sample depends on its key alone.
+A box is (left, top, width, height) in pixels of the image. Everything is vectorised over the batch, and each sample's
+parameters depend on its key alone.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.core.keys import GOLDEN, MASK, UInt64, integers, mix, uniform, words
-from headway.data.streams import STREAM_CROP, STREAM_CROP_PLACE, STREAM_DOWN, STREAM_FLIP, STREAM_RIGHT
+from headway.core.random_keys import GOLDEN, MASK, UInt64, draw_integers, draw_uniform, draw_words, mix
+from headway.data.random_streams import STREAM_CROP, STREAM_CROP_PLACE, STREAM_DOWN, STREAM_FLIP, STREAM_RIGHT
 
 Float64 = NDArray[np.float64]
 Sides = NDArray[np.uint32]
@@ -26,15 +26,15 @@ MOST_ATTEMPTS = 99
 _S32, _LOW32 = np.uint64(32), np.uint64(0xFFFFFFFF)
 
 
-def center_boxes(width: Sides, height: Sides, out_hw: tuple[int, int]) -> NDArray[np.float32]:
-    """The largest centred box with the output's aspect ratio; float32 [n, 4] (left, top, width, height)."""
+def compute_center_boxes(width: Sides, height: Sides, out_hw: tuple[int, int]) -> NDArray[np.float32]:
+    """Computes the largest centred boxes with the output's aspect ratio; float32 [n, 4]."""
     w, h = width.astype(np.float64), height.astype(np.float64)
     ratio = out_hw[1] / out_hw[0]
     box_w, box_h = np.minimum(w, h * ratio), np.minimum(h, w / ratio)
     return np.stack([(w - box_w) / 2, (h - box_h) / 2, box_w, box_h], axis=1).astype(np.float32)
 
 
-def random_resized_boxes(
+def draw_random_resized_boxes(
     keys: UInt64,
     width: Sides,
     height: Sides,
@@ -43,30 +43,32 @@ def random_resized_boxes(
     ratio: Range = (3 / 4, 4 / 3),
     attempts: int = 10,
 ) -> NDArray[np.float32]:
-    """Random boxes of whole pixels, distributed as those of torchvision's RandomResizedCrop.
+    """Draws random boxes of whole pixels, distributed as in torchvision's RandomResizedCrop.
 
-    The area is a uniform share of the image's and the aspect ratio log-uniform; the first of so many attempts that fits
-    into the image is placed uniformly. Where none fits, it is the largest centred box within the range of ratios.
+    The area is a uniform share of the image's area, the aspect ratio is log-uniform. The first attempt that fits into
+    the image is placed uniformly. If none fits, the box is the largest centred one within the range of ratios.
 
     Args:
         keys: uint64 [k].
-        width, height: of the images, [k].
+        width: widths of the images, [k].
+        height: heights of the images, [k].
         scale: smallest and largest share of the image's area.
         ratio: smallest and largest width / height.
-        attempts: 1 to 99.
+        attempts: most boxes that are tried, 1 to 99.
 
     Returns:
         float32 [k, 4] (left, top, width, height), whole numbers.
 
     Raises:
-        UsageError: a range is empty, not positive, or there are too few or too many attempts.
+        UsageError: a range is empty or not positive, or `attempts` is out of range.
 
     Source: Szegedy et al. 2015, "Going deeper with convolutions" (arXiv 1409.4842), section 6.
     """
     w, h = width.astype(np.float64), height.astype(np.float64)
-    box_w, box_h, fitted = first_fitting(keys, STREAM_CROP, w, h, scale, ratio, attempts, _inside)
-    word = words(keys, STREAM_CROP_PLACE)
-    left, top = place(word >> _S32, w - box_w), place(word & _LOW32, h - box_h)
+    box_w, box_h, fitted = draw_first_fitting(keys, STREAM_CROP, w, h, scale, ratio, attempts, _fits_inside)
+    word = draw_words(keys, STREAM_CROP_PLACE)
+    left, top = draw_offsets(word >> _S32, w - box_w), draw_offsets(word & _LOW32, h - box_h)
+    # torchvision's fallback: the whole image, cut to the nearest allowed ratio.
     if not fitted.all():
         rest = np.flatnonzero(~fitted)
         box_w[rest] = np.maximum(1, np.minimum(w[rest], np.rint(h[rest] * ratio[1])))
@@ -77,11 +79,11 @@ def random_resized_boxes(
     return out
 
 
-def _inside(box_w: Float64, box_h: Float64, width: Float64, height: Float64) -> NDArray[np.bool_]:
+def _fits_inside(box_w: Float64, box_h: Float64, width: Float64, height: Float64) -> NDArray[np.bool_]:
     return (box_w <= width) & (box_h <= height) & (np.minimum(box_w, box_h) > 0)
 
 
-def first_fitting(
+def draw_first_fitting(
     keys: UInt64,
     stream: int,
     width: Float64,
@@ -91,28 +93,29 @@ def first_fitting(
     attempts: int,
     fits: Fits,
 ) -> tuple[Float64, Float64, NDArray[np.bool_]]:
-    """(box widths, box heights, whether one fitted), whole numbers [k]: the first of so many attempts that `fits`.
-
-    An attempt takes one word, of `stream` and those after it: its upper half is the area, its lower half the ratio.
-    """
+    """Draws box sizes until one `fits`; returns (box widths, box heights, True if one fitted), whole numbers [k]."""
     if not 0 < scale[0] <= scale[1] or not 0 < ratio[0] <= ratio[1]:
         raise UsageError(f"a scale of {scale} and a ratio of {ratio}", fix="Give (smallest, largest), both above 0.")
     if not 1 <= attempts <= MOST_ATTEMPTS:
         raise UsageError(f"{attempts} attempts", fix=f"Give 1 to {MOST_ATTEMPTS}.")
+    # One random word per attempt, from `stream` and the streams after it: the upper half is the area, the lower half
+    # the ratio.
     low, step = math.log(ratio[0]) / 2, (math.log(ratio[1]) - math.log(ratio[0])) / 2 * 2.0**-32
     area_step = (scale[1] - scale[0]) * 2.0**-32
 
     def sides(word: UInt64, area: Float64) -> tuple[Float64, Float64]:
-        # float64, so that a last bit that a machine computes otherwise does not move a box: once in 1e12 samples.
+        # In float64 a last bit that another machine computes differently moves a box only once in 1e12 samples.
         side = np.sqrt(((word >> _S32) * area_step + scale[0]) * area)
-        stretch = np.exp((word & _LOW32) * step + low)  # root of the aspect ratio
+        # The square root of the aspect ratio.
+        stretch = np.exp((word & _LOW32) * step + low)
         return np.rint(side * stretch), np.rint(side / stretch)
 
     area = width * height
-    box_w, box_h = sides(words(keys, stream), area)
+    box_w, box_h = sides(draw_words(keys, stream), area)
     fitted = fits(box_w, box_h, width, height)
     rest = np.flatnonzero(~fitted)
-    if rest.size and attempts > 1:  # few: all their other attempts at once
+    # Few samples need more attempts, so all attempts of these are computed at once.
+    if rest.size and attempts > 1:
         offsets = np.array([((stream + number) * GOLDEN) & MASK for number in range(1, attempts)], np.uint64)
         more_w, more_h = sides(mix(keys[rest] + offsets[:, None]), area[rest])
         more = fits(more_w, more_h, width[rest], height[rest])
@@ -121,22 +124,22 @@ def first_fitting(
     return box_w, box_h, fitted
 
 
-def place(half: UInt64, room: Float64) -> Float64:
-    """Uniform whole numbers in [0, room] of 32 random bits each; 0 where there is no room."""
+def draw_offsets(half: UInt64, room: Float64) -> Float64:
+    """Draws uniform whole numbers in [0, room] from 32 random bits each; 0 if there is no room."""
     return np.floor(half * (2.0**-32 * (np.maximum(room, 0) + 1)))
 
 
-def flips(
+def draw_flips(
     keys: UInt64, epochs: NDArray[np.int64] | None = None, mode: Literal["random", "alternating"] = "random"
 ) -> NDArray[np.bool_]:
-    """Which samples are mirrored, left to right.
+    """Draws the samples that are mirrored left to right.
 
     Args:
-        keys: uint64 [k]. Of `alternating` those of epoch 0, which do not change from epoch to epoch:
-            `headway.keys(seed, 0, samples)`.
-        epochs: epoch of each sample, [k]; `random` does not need them.
-        mode: `random` mirrors half of the samples in each epoch, each time anew. `alternating` does so in epoch 0, and
-            mirrors in every odd epoch just the others: in two epochs each sample is seen both ways.
+        keys: uint64 [k]. For `alternating`, the keys of epoch 0, which stay the same in all epochs:
+            `headway.make_keys(seed, 0, samples)`.
+        epochs: epoch of each sample, [k]; not needed for `random`.
+        mode: `random` mirrors half of the samples, drawn anew in each epoch. `alternating` mirrors half of them in even
+            epochs and the other half in odd epochs, so two epochs show each sample both ways.
 
     Returns:
         bool [k].
@@ -146,7 +149,7 @@ def flips(
 
     Source of `alternating`: Jordan 2024, "94% on CIFAR-10 in 3.29 seconds on a single GPU" (arXiv 2404.00498).
     """
-    mirrored: NDArray[np.bool_] = uniform(keys, STREAM_FLIP) < 0.5
+    mirrored: NDArray[np.bool_] = draw_uniform(keys, STREAM_FLIP) < 0.5
     if mode == "alternating":
         if epochs is None:
             raise UsageError("an alternating flip needs the epoch of each sample", fix="Give epochs.")
@@ -154,7 +157,7 @@ def flips(
     return mirrored
 
 
-def shifts(keys: UInt64, translate: int) -> NDArray[np.int64]:
-    """How far each sample's window moves, int64 [k, 2] (down, right), each uniform in [-translate, translate]."""
+def draw_shifts(keys: UInt64, translate: int) -> NDArray[np.int64]:
+    """Draws the shift of each sample's window, int64 [k, 2] (down, right), uniform in [-translate, translate]."""
     low, high = -translate, translate + 1
-    return np.stack([integers(keys, STREAM_DOWN, low, high), integers(keys, STREAM_RIGHT, low, high)], axis=1)
+    return np.stack([draw_integers(keys, STREAM_DOWN, low, high), draw_integers(keys, STREAM_RIGHT, low, high)], axis=1)

@@ -1,6 +1,7 @@
-"""Decodes one batch: by the native core, or by Pillow, the reference, which defines what the core does.
+"""Decoders: the native core, and Pillow as the reference that defines the result.
 
-The two differ by 1 at most. A bad image fills zeros and sets its status; it never touches its neighbours.
+The two differ by at most 1 in a pixel. A bad image is filled with zeros and sets its status; its neighbours are never
+touched.
 """
 
 from __future__ import annotations
@@ -16,98 +17,60 @@ import numpy as np
 from crc32c import crc32c
 from numpy.typing import NDArray
 
-from headway.core.cores import default_threads, usable_cpus
+from headway.core.cpu_count import choose_thread_count, list_usable_cpus
 from headway.core.errors import UsageError
 from headway.data import native
-from headway.data.mapping import check as check_mapped
-from headway.data.records import Records
-from headway.data.reference import Batch, Kind, Pixels, Stats, move
-from headway.data.reference import Status as Status
+from headway.data.decode_request import DecodeRequest, GatherRequest
+from headway.data.mapping import check_mappings as check_mapped
+from headway.data.reference import DecodeStats, DecodeStatus, RecordKind, copy_moved, decode_record
 
 Backend = Literal["auto", "native", "pillow"]
 
-TIMED_EVERY = 16
-"""Batches. Reading the clock at every row costs the native core 3 % of a batch: so it costs 0.2 % of all time."""
+BATCHES_PER_TIMING = 16
+"""One batch of so many is timed. Clock reads in every row cost the native core 3 % of a batch; this way, 0.2 %."""
 
 
-_FOREIGN = 3
-"""The native core's status of what is no JPEG, or none that it knows: for the reference."""
+_FOREIGN_STATUS = 3
+"""Status from the native core for a record that is no JPEG, or one it does not support: the reference decodes it."""
 
 
 class Decoder(ABC):
-    """Decodes batches on threads of its own. `decoder()` makes one.
+    """Decodes batches on its own threads. `build_decoder()` makes one.
 
     Attributes:
         backend: part of a run's fingerprint, since backends may differ by 1 in a pixel.
-        threads: that decode.
-        stats: what one batch of 16 cost.
+        threads: number of decoding threads.
+        stats: costs of the timed batches, one of 16.
     """
 
     backend: Literal["native", "pillow"]
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self.stats = Stats()
+        self.stats = DecodeStats()
         self._calls = 0
 
-    def __call__(
-        self,
-        records: Records,
-        boxes: NDArray[np.float32],
-        out: Pixels,
-        *,
-        flips: NDArray[np.bool_] | None = None,
-        kinds: NDArray[np.uint8] | None = None,
-        shapes: NDArray[np.uint32] | None = None,
-        crc: NDArray[np.uint32] | None = None,
-        check: NDArray[np.bool_] | None = None,
-        scaled: bool = False,
-    ) -> NDArray[np.uint8]:
-        """Decodes k records into `out` (uint8 [k, H, W, C], C 1 or 3). Returns `Status`, uint8 [k].
+    def decode(self, request: DecodeRequest) -> NDArray[np.uint8]:
+        """Decodes a batch into `request.out` and returns each record's `DecodeStatus`, uint8 [k].
 
-        Args:
-            boxes: what of each image is resized to the output, (left, top, width, height) in pixels; float32 [k, 4].
-            flips: which are mirrored left to right; bool [k].
-            kinds: `Kind` of each; uint8 [k]; None: all are image files.
-            shapes: height, width and channels of raw ones; uint32 [k, 3].
-            crc: crc32c of each record; uint32 [k]; None: nothing is checked.
-            check: which are checked; bool [k]; None: all.
-            scaled: decode JPEGs at 1/2, 1/4 or 1/8 where the box is that much larger than the output: faster, inexact.
-
-        Raises DataError: a mapped file of these records was cut meanwhile.
+        Raises:
+            DataError: a mapped file of these records was cut meanwhile.
         """
-        stats, timed = Stats(images=len(records)), self._calls % TIMED_EVERY == 0
+        stats, is_timed = DecodeStats(images=len(request.records)), self._calls % BATCHES_PER_TIMING == 0
         self._calls += 1
-        batch = Batch(records, boxes, out, flips, kinds, shapes, crc, check, scaled)
-        status = self._decode(batch, stats, timed)
-        check_mapped(records.address)
-        if timed:
+        status = self._decode_batch(request, stats, is_timed)
+        # A truncated mapping reads as zeros, which may decode without an error: only this check reports it.
+        check_mapped(request.records.address)
+        if is_timed:
             self.stats.add(stats)
         return status
 
     @abstractmethod
-    def gather(
-        self,
-        records: Records,
-        out: Pixels,
-        *,
-        planar: bool = False,
-        shifts: NDArray[np.int64] | None = None,
-        flips: NDArray[np.bool_] | None = None,
-        crc: NDArray[np.uint32] | None = None,
-        check: NDArray[np.bool_] | None = None,
-    ) -> NDArray[np.uint8]:
-        """Copies k raw images of the output's size; the pixels of `headway.flip_and_translate`. Returns `Status`.
-
-        Args:
-            planar: the records are [C, H, W].
-            shifts: how far each is moved, (down, right), the border filled by reflection; int64 [k, 2].
-            flips: which are mirrored before that; bool [k].
-            crc, check: as of a call.
-        """
+    def gather(self, request: GatherRequest) -> NDArray[np.uint8]:
+        """Copies raw images into `request.out` and returns each record's `DecodeStatus`, uint8 [k]."""
 
     @abstractmethod
-    def _decode(self, batch: Batch, stats: Stats, timed: bool) -> NDArray[np.uint8]: ...
+    def _decode_batch(self, request: DecodeRequest, stats: DecodeStats, is_timed: bool) -> NDArray[np.uint8]: ...
 
     @abstractmethod
     def close(self) -> None:
@@ -116,7 +79,7 @@ class Decoder(ABC):
 
 @final
 class PillowDecoder(Decoder):
-    """The reference. Pillow lets go of the interpreter's lock while it decodes."""
+    """The reference decoder. Pillow releases the GIL while it decodes, so threads help."""
 
     backend = "pillow"
 
@@ -125,55 +88,47 @@ class PillowDecoder(Decoder):
         self._pool: ThreadPoolExecutor | None = None
         self._process = 0
 
-    def _decode(self, batch: Batch, stats: Stats, timed: bool) -> NDArray[np.uint8]:
-        status = np.zeros(len(batch.records), np.uint8)
-        self.fill(batch, np.arange(len(status)), status, stats)
+    def _decode_batch(self, request: DecodeRequest, stats: DecodeStats, is_timed: bool) -> NDArray[np.uint8]:
+        status = np.zeros(len(request.records), np.uint8)
+        self.decode_places(request, np.arange(len(status)), status, stats)
         return status
 
-    def gather(
-        self,
-        records: Records,
-        out: Pixels,
-        *,
-        planar: bool = False,
-        shifts: NDArray[np.int64] | None = None,
-        flips: NDArray[np.bool_] | None = None,
-        crc: NDArray[np.uint32] | None = None,
-        check: NDArray[np.bool_] | None = None,
-    ) -> NDArray[np.uint8]:
-        """Copies raw images into the batch; see `Decoder.gather`."""
-        status = np.zeros(len(records), np.uint8)
-        for place, data in enumerate(records):
-            wanted = crc is not None and (check is None or check[place])
-            flip = flips is not None and bool(flips[place])
-            shift = None if shifts is None else shifts[place]
-            if crc is not None and wanted and crc32c(data) != crc[place]:
-                out[place], status[place] = 0, Status.CHECKSUM
+    def gather(self, request: GatherRequest) -> NDArray[np.uint8]:
+        """Copies raw images; see `Decoder.gather`."""
+        status, out, crc = np.zeros(len(request.records), np.uint8), request.out, request.crc
+        for place, data in enumerate(request.records):
+            is_checked = crc is not None and (request.check is None or request.check[place])
+            if crc is not None and is_checked and crc32c(data) != crc[place]:
+                out[place], status[place] = 0, DecodeStatus.CHECKSUM
             elif len(data) < out[place].size:
-                out[place], status[place] = 0, Status.UNDECODABLE
+                out[place], status[place] = 0, DecodeStatus.UNDECODABLE
             else:
-                move(data, out[place], planar=planar, shift=shift, flip=flip)
-        check_mapped(records.address)
+                flip = request.flips is not None and bool(request.flips[place])
+                shift = None if request.shifts is None else request.shifts[place]
+                copy_moved(data, out[place], planar=request.planar, shift=shift, flip=flip)
+        check_mapped(request.records.address)
         return status
 
-    def fill(self, batch: Batch, places: NDArray[np.intp], status: NDArray[np.uint8], stats: Stats) -> None:
-        """Decodes the records at some places."""
+    def decode_places(
+        self, request: DecodeRequest, places: NDArray[np.intp], status: NDArray[np.uint8], stats: DecodeStats
+    ) -> None:
+        """Decodes the records at some places of a batch; writes their status and adds to `stats`."""
 
-        def work(some: NDArray[np.intp]) -> Stats:
-            mine = Stats()
+        def decode_some(some: NDArray[np.intp]) -> DecodeStats:
+            mine = DecodeStats()
             for place in some:
-                status[place] = batch.decode_one(int(place), mine)
+                status[place] = decode_record(request, int(place), mine)
             return mine
 
-        for mine in (
-            map(work, [places])
-            if self.threads == 1
-            else self._threads().map(work, np.array_split(places, self.threads))
-        ):
+        # One thread works in the caller: a pool would only add a hand-over.
+        if self.threads == 1:
+            stats.add(decode_some(places))
+            return
+        for mine in self._open_pool().map(decode_some, np.array_split(places, self.threads)):
             stats.add(mine)
 
-    def _threads(self) -> ThreadPoolExecutor:
-        """Those of this process: a forked child has none of its parent's."""
+    def _open_pool(self) -> ThreadPoolExecutor:
+        # A forked child has none of its parent's threads, so it makes its own pool.
         if self._pool is None or self._process != os.getpid():
             self._pool, self._process = ThreadPoolExecutor(self.threads, "headway-decode"), os.getpid()
         return self._pool
@@ -186,39 +141,32 @@ class PillowDecoder(Decoder):
 
 @final
 class NativeDecoder(Decoder):
-    """The native core; what is no JPEG goes to the reference."""
+    """The native core. Records that it cannot decode go to the reference."""
 
     backend = "native"
 
     def __init__(self, threads: int, cpus: Sequence[int] | None = None) -> None:
         super().__init__(threads)
-        self._pool = native.Pool(threads, cpus)
+        self._pool = native.NativePool(threads, cpus)
         self._reference = PillowDecoder(threads)
 
-    def _decode(self, batch: Batch, stats: Stats, timed: bool) -> NDArray[np.uint8]:
-        kinds, core = batch.kinds, native.Stats() if timed else None
-        if kinds is not None:  # the core sees for itself that it does not know another format
-            kinds = np.where(kinds == Kind.OTHER, np.uint8(Kind.JPEG), kinds)
-        status = self._pool.decode(
-            batch.records,
-            batch.boxes,
-            batch.out,
-            flips=batch.flips,
-            kinds=kinds,
-            shapes=batch.shapes,
-            crc=batch.crc,
-            check=batch.check,
-            scaled=batch.scaled,
-            stats=core,
-        )
-        foreign = np.flatnonzero(status == _FOREIGN)
-        if len(foreign):  # checked already, and counted
-            others = Stats()
-            self._reference.fill(replace(batch, crc=None), foreign, status, others)
+    def _decode_batch(self, request: DecodeRequest, stats: DecodeStats, is_timed: bool) -> NDArray[np.uint8]:
+        core, kinds = native.NativeStats() if is_timed else None, request.kinds
+        # The core has no kind for other formats: told "JPEG", it looks at the bytes and returns _FOREIGN_STATUS.
+        if kinds is not None and (kinds == RecordKind.OTHER).any():
+            kinds = np.where(kinds == RecordKind.OTHER, np.uint8(RecordKind.JPEG), kinds)
+            status = self._pool.decode(replace(request, kinds=kinds), core)
+        else:
+            status = self._pool.decode(request, core)
+        foreign = np.flatnonzero(status == _FOREIGN_STATUS)
+        if len(foreign):
+            # The core has compared these checksums and counted these bytes already.
+            others = DecodeStats()
+            self._reference.decode_places(replace(request, crc=None), foreign, status, others)
             stats.add(replace(others, record_bytes=0))
         if core is not None:
             stats.add(
-                Stats(
+                DecodeStats(
                     check_s=core.ns_check * 1e-9,
                     decode_s=core.ns_decode * 1e-9,
                     resample_s=core.ns_resample * 1e-9,
@@ -230,21 +178,10 @@ class NativeDecoder(Decoder):
             )
         return status
 
-    def gather(
-        self,
-        records: Records,
-        out: Pixels,
-        *,
-        planar: bool = False,
-        shifts: NDArray[np.int64] | None = None,
-        flips: NDArray[np.bool_] | None = None,
-        crc: NDArray[np.uint32] | None = None,
-        check: NDArray[np.bool_] | None = None,
-    ) -> NDArray[np.uint8]:
-        """Copies raw images into the batch; see `Decoder.gather`."""
-        moved = None if shifts is None else shifts.astype(np.int16)
-        status = self._pool.gather(records, out, planar=planar, shift=moved, flips=flips, crc=crc, check=check)
-        check_mapped(records.address)
+    def gather(self, request: GatherRequest) -> NDArray[np.uint8]:
+        """Copies raw images; see `Decoder.gather`."""
+        status = self._pool.gather(request)
+        check_mapped(request.records.address)
         return status
 
     def close(self) -> None:
@@ -253,30 +190,32 @@ class NativeDecoder(Decoder):
         self._reference.close()
 
 
-def chosen(backend: Backend = "auto") -> Literal["native", "pillow"]:
-    """What `auto` is here: the native core where it is built."""
+def resolve_backend(backend: Backend = "auto") -> Literal["native", "pillow"]:
+    """Returns the decoder that `auto` means here: the native core if it is built."""
     if backend == "auto":
-        return "native" if native.available() else "pillow"
+        return "native" if native.is_available() else "pillow"
     return backend
 
 
-def decoder(threads: int | None = None, backend: Backend = "auto", *, pin: bool = False) -> Decoder:
-    """A decoder of batches; close it after use.
+def build_decoder(threads: int | None = None, backend: Backend = "auto", *, pin: bool = False) -> Decoder:
+    """Builds a decoder of batches; close it after use.
 
     Args:
-        threads: how many decode; None: see `default_threads`.
-        backend: see `chosen`.
-        pin: each thread of the native core keeps to one of the usable CPUs. Not the default: processes that share
-            the CPUs of a machine would all pin to the first of them, and on few cores a pinned thread waits for
-            its CPU while another one is free. It helps on many cores that are this process's alone.
+        threads: number of decoding threads; None: see `choose_thread_count`.
+        backend: see `resolve_backend`.
+        pin: bind each thread of the native core to one of the usable CPUs. It helps on many cores that belong to this
+            process alone.
 
-    Raises UsageError: fewer threads than one; the native core where it is not built, or pinning without it.
+    Raises:
+        UsageError: fewer than one thread; or the native core or pinning is asked for and not available.
     """
     if threads is not None and threads < 1:
-        raise UsageError(f"{threads} decoding threads", fix="Set 1 or more, or leave it out.")
-    threads = threads or default_threads()
-    if chosen(backend) == "native":
-        return NativeDecoder(threads, usable_cpus() if pin else None)
+        raise UsageError(f"{threads} decoding threads", fix="Set threads to 1 or more, or leave it out.")
+    threads = threads or choose_thread_count()
+    # Pinning is not the default: processes that share a machine would all pin to its first CPUs, and on few cores a
+    # pinned thread waits for its CPU while another CPU is idle.
+    if resolve_backend(backend) == "native":
+        return NativeDecoder(threads, list_usable_cpus() if pin else None)
     if pin:
         raise UsageError("Pillow's threads cannot be pinned", fix="Leave pin out, or build the native core.")
     return PillowDecoder(threads)

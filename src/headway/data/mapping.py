@@ -24,12 +24,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
-from headway.core.keys import UInt64
+from headway.core.random_keys import UInt64
 from headway.data import native
 
 
 @final
-class _File:
+class _MappedFile:
     """A file while it is mapped."""
 
     def __init__(self, path: Path, begin: int, mapping: mmap.mmap) -> None:
@@ -39,7 +39,7 @@ class _File:
     def was_cut(self) -> bool:
         return self._mapping.size() < self.size
 
-    def error(self) -> DataError:
+    def build_error(self) -> DataError:
         if self.was_cut():
             what = f"the file was cut from {self.size} to {self._mapping.size()} bytes while it was in use"
         else:
@@ -48,7 +48,7 @@ class _File:
         return DataError(what, where=str(self._path), fix=fix)
 
 
-_files: OrderedDict[int, _File] = OrderedDict()
+_files: OrderedDict[int, _MappedFile] = OrderedDict()
 """By the ticket of the native core, or by the address where that is not there; the first one is looked at next."""
 _cut: set[int] = set()
 """Those of them that were found to be cut."""
@@ -64,10 +64,10 @@ def map_file(file: BinaryIO, path: Path) -> memoryview:
     """
     mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     begin = np.frombuffer(mapping, np.uint8).ctypes.data
-    ticket = native.guard(begin, len(mapping)) if native.available() else begin
+    ticket = native.guard_file(begin, len(mapping)) if native.is_available() else begin
     if ticket < 0:
         raise MemoryError("no more files can be guarded")
-    _files[ticket] = _File(path, begin, mapping)
+    _files[ticket] = _MappedFile(path, begin, mapping)
     # The view is not of the mmap object itself: that unmaps first and tells its weak references afterwards.
     held = (ctypes.c_ubyte * len(mapping)).from_address(begin)
     weakref.finalize(held, _release, ticket).atexit = False  # threads may read until the very end
@@ -75,46 +75,46 @@ def map_file(file: BinaryIO, path: Path) -> memoryview:
 
 
 def _release(ticket: int) -> None:
-    if native.available():
-        native.unguard(ticket)
+    if native.is_available():
+        native.unguard_file(ticket)
     _cut.discard(ticket)
     _files.pop(ticket, None)
 
 
-def addresses_of(arrays: Iterable[NDArray[Any]]) -> UInt64:
+def get_addresses(arrays: Iterable[NDArray[Any]]) -> UInt64:
     """The address of each array, for `check`."""
     return np.array([array.ctypes.data for array in arrays], np.uint64)
 
 
-def cut_files() -> frozenset[int]:
+def find_cut_files() -> frozenset[int]:
     """The mapped files that are cut now, for `check`."""
-    lost = {ticket for ticket in list(_files) if native.available() and native.lost(ticket)}
+    lost = {ticket for ticket in list(_files) if native.is_available() and native.count_lost_files(ticket)}
     return frozenset(lost | {ticket for ticket, file in list(_files.items()) if file.was_cut()})
 
 
-def check(addresses: UInt64 | None = None, but: frozenset[int] = frozenset()) -> None:
+def check_mappings(addresses: UInt64 | None = None, but: frozenset[int] = frozenset()) -> None:
     """Raises DataError where a mapped file was cut while it was in use, so that what was read of it may be zeros.
 
     Args:
         addresses: look at the files that hold these; None: at every file.
         but: not at these, which were cut before: somebody else's, who may not have let go of them yet.
     """
-    if native.available():
+    if native.is_available():
         # A handler installed since, such as faulthandler's, would end the process at the first lost page.
-        native.watch()
-        _look_at_one()
-        if not _cut and not native.lost():
+        native.retake_sigbus()
+        _check_next_size()
+        if not _cut and not native.count_lost_files():
             return
     for ticket, file in list(_files.items()):
         if ticket in but:
             continue
         if addresses is not None and not ((addresses >= file.begin) & (addresses < file.begin + file.size)).any():
             continue
-        if file.was_cut() or (native.available() and native.lost(ticket)):
-            raise file.error()
+        if file.was_cut() or (native.is_available() and native.count_lost_files(ticket)):
+            raise file.build_error()
 
 
-def _look_at_one() -> None:
+def _check_next_size() -> None:
     # Another thread may come between, or the end of a mapping: then the next check looks.
     with contextlib.suppress(KeyError, RuntimeError, StopIteration):
         ticket = next(iter(_files))

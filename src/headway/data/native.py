@@ -1,7 +1,7 @@
-"""The native core (native/headway.h) as decoding sees it: the only file of this room that knows ctypes.
+"""Calls into the native core (native/headway.h): the only file of this room that uses ctypes.
 
-Where the library cannot be used (headway.core.native), `available()` is False, everything else here raises UsageError,
-and the log says once what that costs.
+If the library cannot be loaded (see headway.core.native), `is_available()` is False, the log says once what that costs,
+and every other function here raises UsageError.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from numpy.typing import NDArray
 
 from headway.core import native
 from headway.core.errors import DataError, UsageError
-from headway.data.records import Records
+from headway.data.decode_request import DecodeRequest, GatherRequest
 
 MAX_PIXELS = 178_956_970
-"""Of an image: twice Pillow's MAX_IMAGE_PIXELS, above which Pillow refuses one too."""
+"""Largest image that is decoded: twice Pillow's MAX_IMAGE_PIXELS, above which Pillow refuses an image too."""
 MAX_SCANS = 100
-"""Of a progressive JPEG; encoders write about 10, and each costs a pass over the whole image."""
+"""Most scans of a progressive JPEG. Encoders write about 10, and each costs a pass over the whole image."""
 
 Bytes = NDArray[np.uint8]
 
 
 @final
-class Stats(ctypes.Structure):
-    """Sums over a batch. Times are thread time in ns: of two threads, up to twice the wall time."""
+class NativeStats(ctypes.Structure):
+    """Sums over a batch. Times are thread time in ns: with two threads, up to twice the wall time."""
 
     _fields_ = [
         ("ns_check", c_uint64),
@@ -67,14 +67,14 @@ class _Info(ctypes.Structure):
 
 @final
 @dataclass(frozen=True, slots=True)
-class Info:
-    """What the header of a JPEG says.
+class JpegInfo:
+    """Facts from the header of a JPEG.
 
     Attributes:
         components: 1, 3 or 4.
         restart: MCUs in a restart interval; 0: no restart markers.
-        mcu_width, mcu_height: in pixels.
-        orientation: of EXIF, 1 to 8; 1 where there is none.
+        mcu_width, mcu_height: size of an MCU in pixels.
+        orientation: EXIF orientation, 1 to 8; 1 if the file has none.
     """
 
     width: int
@@ -87,6 +87,8 @@ class Info:
     orientation: int
 
 
+# The result type and argument types of every exported function, as headway.h declares them. A wrong entry here
+# corrupts memory instead of raising, so both files change together.
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hw_features": (c_char_p, []),
     "hw_crc32c": (c_uint32, [c_void_p, c_uint64]),
@@ -94,7 +96,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "hw_pool_destroy": (None, [c_void_p]),
     "hw_decode_batch": (
         c_int64,
-        [c_void_p, c_int64, POINTER(_Items), POINTER(_Spec), c_void_p, c_int64, c_void_p, POINTER(Stats)],
+        [c_void_p, c_int64, POINTER(_Items), POINTER(_Spec), c_void_p, c_int64, c_void_p, POINTER(NativeStats)],
     ),
     "hw_gather": (
         c_int64,
@@ -114,96 +116,100 @@ _LOSS = "Pillow decodes images, which takes about six times as long, and JPEGs c
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
-    """Loads it at first use."""
-    return native.library(_SIGNATURES, loss=_LOSS)
+def _load_library() -> ctypes.CDLL | None:
+    return native.load_library(_SIGNATURES, loss=_LOSS)
 
 
-def available() -> bool:
-    """Whether the native core can be used here. The first call says so in the log where it cannot."""
-    return _library() is not None
+def is_available() -> bool:
+    """Returns True if the native core can be used here. If it cannot, the first call says so in the log."""
+    return _load_library() is not None
 
 
-def _core() -> ctypes.CDLL:
-    library = _library()
+def _require_library() -> ctypes.CDLL:
+    library = _load_library()
     if library is None:
-        raise UsageError("The native core is not there", fix=f"Leave HEADWAY_NATIVE unset, and {native.FIX}.")
+        raise UsageError("the native core is not available", fix=f"Leave HEADWAY_NATIVE unset, and {native.FIX}.")
     return library
 
 
-def features() -> str:
-    """The instruction set in use and the version of libjpeg-turbo, such as `avx2, libjpeg-turbo 2.1.5`."""
-    return str(_core().hw_features().decode())
+def describe_features() -> str:
+    """Names the instruction set in use and the version of libjpeg-turbo: `avx2, libjpeg-turbo 2.1.5`."""
+    return str(_require_library().hw_features().decode())
 
 
-def guard(address: int, length: int) -> int:
-    """Guards a file that is mapped for reading; see `headway.data.mapping`. Returns a ticket, -1 where it cannot be."""
-    return int(_core().hw_guard(address, length))
+def guard_file(address: int, length: int) -> int:
+    """Guards a file that is mapped for reading; see `headway.data.mapping`. Returns a ticket, or -1 if it cannot."""
+    return int(_require_library().hw_guard(address, length))
 
 
-def unguard(ticket: int) -> None:
-    """Ends a guard, before the file is unmapped."""
-    _core().hw_unguard(ticket)
+def unguard_file(ticket: int) -> None:
+    """Ends a guard. Call it before the file is unmapped."""
+    _require_library().hw_unguard(ticket)
 
 
-def watch() -> None:
-    """Takes SIGBUS back from a handler that was installed since a file was guarded, such as faulthandler's."""
-    _core().hw_watch()
+def retake_sigbus() -> None:
+    """Takes SIGBUS back from a handler installed after a file was guarded, such as faulthandler's."""
+    _require_library().hw_watch()
 
 
-def lost(ticket: int = -1) -> int:
-    """Whether a guarded file has lost bytes that were read; without a ticket, how many files have."""
-    library = _library()
+def count_lost_files(ticket: int = -1) -> int:
+    """Counts the guarded files that have lost bytes which were read; with a ticket, only that file (0 or 1)."""
+    library = _load_library()
     return 0 if library is None else int(library.hw_lost(ticket))
 
 
-def _bytes(data: bytes | memoryview | Bytes) -> Bytes:
+def _to_array(data: bytes | memoryview | Bytes) -> Bytes:
     return np.frombuffer(data, np.uint8)
 
 
-def crc32c(data: bytes | memoryview | Bytes) -> int:
-    """The Castagnoli checksum of some bytes."""
-    array = _bytes(data)
-    return int(_core().hw_crc32c(array.ctypes.data, array.size))
+def compute_crc32c(data: bytes | memoryview | Bytes) -> int:
+    """Computes the Castagnoli checksum of some bytes."""
+    array = _to_array(data)
+    return int(_require_library().hw_crc32c(array.ctypes.data, array.size))
 
 
-def probe(data: bytes | memoryview | Bytes) -> Info:
-    """What the header of a JPEG says. Raises DataError where the bytes are none, or its header is damaged."""
-    array, info = _bytes(data), _Info()
-    if _core().hw_probe(array.ctypes.data, array.size, info):
-        raise DataError("No JPEG, or one with a damaged header")
-    values = {name: getattr(info, name) for name in Info.__slots__}
-    return Info(**values | {"progressive": bool(info.progressive)})
+def read_jpeg_header(data: bytes | memoryview | Bytes) -> JpegInfo:
+    """Reads the header of a JPEG. Raises DataError if the bytes are no JPEG or the header is damaged."""
+    array, info = _to_array(data), _Info()
+    if _require_library().hw_probe(array.ctypes.data, array.size, info):
+        raise DataError("these bytes are no JPEG, or its header is damaged")
+    values = {name: getattr(info, name) for name in JpegInfo.__slots__}
+    return JpegInfo(**values | {"progressive": bool(info.progressive)})
 
 
-def seekable(data: bytes | memoryview | Bytes) -> bytes:
-    """A JPEG with the same pixels that can be cut: baseline, with optimised Huffman tables and restart markers.
+def make_seekable(data: bytes | memoryview | Bytes) -> bytes:
+    """Rewrites a JPEG without changing its pixels so that it can be cut: baseline, optimised Huffman tables, restart
+    markers.
 
-    Raises DataError with the reason where that cannot be.
+    Raises:
+        DataError: the file cannot be rewritten; the message gives the reason.
     """
-    array = _bytes(data)
-    return _written(array.size + array.size // 8 + 4096, _core().hw_seekable, array.ctypes.data, array.size)
+    array = _to_array(data)
+    return _call_with_buffer(
+        array.size + array.size // 8 + 4096, _require_library().hw_seekable, array.ctypes.data, array.size
+    )
 
 
 def splice(data: bytes | memoryview | Bytes, region: Sequence[int]) -> tuple[bytes, tuple[int, int, int, int]]:
-    """Cuts out of a JPEG with restart markers a smaller one that holds the pixels of a region.
+    """Cuts a smaller JPEG that holds the pixels of a region out of one with restart markers.
 
     Args:
         region: x0, y0, x1, y1 in pixels, half open.
 
     Returns:
-        The small JPEG, and the region of the large one that it shows.
+        the smaller JPEG, and the region of the large one that it shows.
 
-    Raises DataError with the reason where that cannot be.
+    Raises:
+        DataError: it cannot be cut; the message gives the reason.
     """
-    array, held = _bytes(data), (c_int32 * 4)()
-    call = (_core().hw_splice, array.ctypes.data, array.size, (c_int32 * 4)(*region), held)
-    small = _written(array.size + 4096, *call)
+    array, held = _to_array(data), (c_int32 * 4)()
+    call = (_require_library().hw_splice, array.ctypes.data, array.size, (c_int32 * 4)(*region), held)
+    small = _call_with_buffer(array.size + 4096, *call)
     return small, (held[0], held[1], held[2], held[3])
 
 
-def _written(capacity: int, function: Any, *arguments: Any) -> bytes:
-    """What a function of the core writes into memory of ours."""
+def _call_with_buffer(capacity: int, function: Any, *arguments: Any) -> bytes:
+    """Calls a function of the core that writes bytes into a buffer, and returns the bytes."""
     reason = ctypes.create_string_buffer(200)
     while True:
         out = np.empty(capacity, np.uint8)
@@ -212,11 +218,12 @@ def _written(capacity: int, function: Any, *arguments: Any) -> bytes:
             return out[:size].tobytes()
         if size == 0:
             raise DataError(reason.value.decode(errors="replace"))
+        # The buffer was too small: the core returns the needed size, negated.
         capacity = -size
 
 
-def _pointer(array: NDArray[Any] | None, dtype: type, *shape: int) -> int | None:
-    """The address of an array that is as the core expects it."""
+def _get_pointer(array: NDArray[Any] | None, dtype: type, *shape: int) -> int | None:
+    """Returns the address of an array, after a check that its type, shape and layout are as the core expects."""
     if array is None:
         return None
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
@@ -224,8 +231,8 @@ def _pointer(array: NDArray[Any] | None, dtype: type, *shape: int) -> int | None
     return array.ctypes.data
 
 
-def _output(out: Bytes) -> tuple[int, int]:
-    """The address of uint8 [n, H, W, C], and the bytes from one image to the next."""
+def _get_output_pointer(out: Bytes) -> tuple[int, int]:
+    """Returns the address of uint8 [n, H, W, C], and the bytes from one image to the next."""
     if out.dtype != np.uint8 or out.ndim != 4 or not out.flags.writeable:
         raise ValueError(f"{out.dtype} of {out.ndim} dimensions instead of writeable uint8 [n, H, W, C]")
     if len(out) and not out[0].flags.c_contiguous:
@@ -233,113 +240,95 @@ def _output(out: Bytes) -> tuple[int, int]:
     return out.ctypes.data, out.strides[0] if len(out) > 1 else int(np.prod(out.shape[1:]))
 
 
-def _done(result: int) -> None:
+def _check_result(result: int) -> None:
     if result < 0:
-        raise ValueError("an argument is beyond what the native core can do, or it cannot have its threads")
+        raise ValueError("an argument is beyond the native core's limits, or it cannot start its threads")
+
+
+def _count_images(request: DecodeRequest | GatherRequest) -> int:
+    k, room = len(request.records), len(request.out)
+    if room < k:
+        raise ValueError(f"room for {room} images, but {k} records")
+    return k
 
 
 @final
-class Pool:
-    """Threads of the core. Calls from several threads wait for each other; a forked child has threads of its own.
+class NativePool:
+    """Threads of the core. Calls from several Python threads queue; a forked child gets threads of its own.
 
     Args:
-        threads: how many work, the caller among them.
-        cpus: started thread i runs on the i-th of them only; None: wherever there is room.
+        threads: number of threads that work, the caller included.
+        cpus: CPU numbers; started thread i is bound to the i-th. None: threads are not bound.
     """
 
     def __init__(self, threads: int, cpus: Sequence[int] | None = None) -> None:
+        # Set first: __del__ reads it even if the lines below raise.
         self._handle: int | None = None
-        self._core = _core()
+        self._core = _require_library()
         numbers = np.array(cpus or (), np.int32)
         self._handle = self._core.hw_pool_create(threads, numbers.ctypes.data, len(numbers))
         if not self._handle:
             raise UsageError(f"{threads} decoding threads cannot be had", fix="Ask for fewer.")
 
-    def decode(
-        self,
-        records: Records,
-        boxes: NDArray[np.float32],
-        out: Bytes,
-        *,
-        flips: NDArray[np.bool_] | None = None,
-        kinds: Bytes | None = None,
-        shapes: NDArray[np.uint32] | None = None,
-        crc: NDArray[np.uint32] | None = None,
-        check: NDArray[np.bool_] | None = None,
-        scaled: bool = False,
-        stats: Stats | None = None,
-    ) -> Bytes:
-        """Decodes k images; the arguments of headway.data.decode. Returns their statuses (HW_OK...), uint8 [k]."""
-        k = len(records)
-        items = _Items(
-            address=_pointer(records.address, np.uint64, k),
-            length=_pointer(records.length, np.uint64, k),
-            crc=_pointer(crc, np.uint32, k),
-            check=_pointer(check, np.bool_, k),
-            kind=_pointer(kinds, np.uint8, k),
-            shape=_pointer(shapes, np.uint32, k, 3),
-            box=_pointer(boxes, np.float32, k, 4),
-            flip=_pointer(flips, np.bool_, k),
-        )
-        height, width, channels = out.shape[1:]
-        spec = _Spec(ctypes.sizeof(_Spec), height, width, channels, scaled, MAX_PIXELS, MAX_SCANS)
-        status = np.empty(k, np.uint8)
-        address, stride = _output(out[:k])
-        if len(out) < k:
-            raise ValueError(f"room for {len(out)} images, but {k} records")
-        where = _pointer(status, np.uint8, k)
-        _done(self._core.hw_decode_batch(self._handle, k, items, spec, address, stride, where, stats))
-        return status
-
-    def gather(
-        self,
-        records: Records,
-        out: Bytes,
-        *,
-        planar: bool = False,
-        shift: NDArray[np.int16] | None = None,
-        flips: NDArray[np.bool_] | None = None,
-        crc: NDArray[np.uint32] | None = None,
-        check: NDArray[np.bool_] | None = None,
-    ) -> Bytes:
-        """Copies k raw images of the output's size, mirrored where flips says so and then moved: pixel (r, c) becomes
-        what lies at (r + down, c + right), the border filled by reflection.
+    def decode(self, request: DecodeRequest, stats: NativeStats | None = None) -> Bytes:
+        """Decodes a batch. Returns its statuses (HW_OK...), uint8 [k].
 
         Args:
-            planar: the records are [C, H, W], not [H, W, C].
-            shift: down and right; int16 [k, 2].
-
-        Returns their statuses, uint8 [k].
+            stats: receives the costs of the batch; None: the core reads no clock.
         """
-        k = len(records)
-        status = np.empty(k, np.uint8)
-        address, stride = _output(out[:k])
+        k, out = _count_images(request), request.out
+        items = _Items(
+            address=_get_pointer(request.records.address, np.uint64, k),
+            length=_get_pointer(request.records.length, np.uint64, k),
+            crc=_get_pointer(request.crc, np.uint32, k),
+            check=_get_pointer(request.check, np.bool_, k),
+            kind=_get_pointer(request.kinds, np.uint8, k),
+            shape=_get_pointer(request.shapes, np.uint32, k, 3),
+            box=_get_pointer(request.boxes, np.float32, k, 4),
+            flip=_get_pointer(request.flips, np.bool_, k),
+        )
+        address, stride = _get_output_pointer(out[:k])
         height, width, channels = out.shape[1:]
-        if len(out) < k:
-            raise ValueError(f"room for {len(out)} images, but {k} records")
-        _done(
+        # The first field is the struct's size: the core refuses a layout of another version.
+        spec = _Spec(ctypes.sizeof(_Spec), height, width, channels, request.scaled, MAX_PIXELS, MAX_SCANS)
+        status = np.empty(k, np.uint8)
+        _check_result(
+            self._core.hw_decode_batch(self._handle, k, items, spec, address, stride, status.ctypes.data, stats)
+        )
+        return status
+
+    def gather(self, request: GatherRequest) -> Bytes:
+        """Copies raw images: pixel (r, c) becomes the mirrored image's pixel (r + down, c + right), reflected at the
+        border. Returns the statuses, uint8 [k].
+        """
+        k = _count_images(request)
+        status, out = np.empty(k, np.uint8), request.out
+        shifts = None if request.shifts is None else np.ascontiguousarray(request.shifts, np.int16)
+        address, stride = _get_output_pointer(out[:k])
+        height, width, channels = out.shape[1:]
+        _check_result(
             self._core.hw_gather(
                 self._handle,
                 k,
-                _pointer(records.address, np.uint64, k),
-                _pointer(records.length, np.uint64, k),
-                _pointer(crc, np.uint32, k),
-                _pointer(check, np.bool_, k),
-                2 if planar else 1,
+                _get_pointer(request.records.address, np.uint64, k),
+                _get_pointer(request.records.length, np.uint64, k),
+                _get_pointer(request.crc, np.uint32, k),
+                _get_pointer(request.check, np.bool_, k),
+                2 if request.planar else 1,
                 height,
                 width,
                 channels,
-                _pointer(shift, np.int16, k, 2),
-                _pointer(flips, np.bool_, k),
+                _get_pointer(shifts, np.int16, k, 2),
+                _get_pointer(request.flips, np.bool_, k),
                 address,
                 stride,
-                _pointer(status, np.uint8, k),
+                status.ctypes.data,
             )
         )
         return status
 
     def close(self) -> None:
-        """Ends the threads; not while a call is under way."""
+        """Ends the threads. Never call it while another call runs."""
         handle, self._handle = self._handle, None
         if handle:
             self._core.hw_pool_destroy(handle)

@@ -1,8 +1,8 @@
-"""Order: which sample is served at which position. A pure function of (seed, position), in O(1) memory.
+"""Order: the sample served at each position, a pure function of (seed, position) in O(1) memory.
 
 epoch = position // n; sample = permutation(seed, epoch)[position mod n]. The permutation is a Feistel network over
 Z_a x Z_b with a * b just above n, walked along its cycle until it lands below n (Black and Rogaway 2002, "Ciphers with
-arbitrary finite domains"): any position at once, and nothing to store.
+arbitrary finite domains"): it gives any position at once and stores nothing.
 """
 
 from __future__ import annotations
@@ -15,87 +15,87 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
-from headway.core.keys import GOLDEN, MASK, UInt64, mix_int
+from headway.core.random_keys import GOLDEN, MASK, UInt64, mix_int
 
 Int64 = NDArray[np.int64]
 
-SMALL = 4096
+SMALL_RANGE = 4096
+"""Ranges below it take more half-rounds; see `count_rounds`."""
 
 
-def rounds_of(n: int) -> int:
-    """Half-rounds for a range of n: few values need many.
-
-    Over 20,000 keys, chi-square / freedom of all 120 permutations of n = 5 is 78 with 3 half-rounds, 11 with 6, 4 with
-    8, 1.07 with 12. From 4,096 on, 6 half-rounds give the fixed points and neighbour distances of random permutations.
-    """
-    return 20 if n < SMALL else 6
+def count_rounds(n: int) -> int:
+    """Returns the Feistel half-rounds for a range of n: small ranges need more."""
+    # Over 20,000 keys, chi-square / freedom of all 120 permutations of n = 5 is 78 with 3 half-rounds, 11 with 6, 4
+    # with 8, 1.07 with 12. From 4,096 on, 6 give the fixed points and neighbour distances of random permutations.
+    return 20 if n < SMALL_RANGE else 6
 
 
-BLOCKS_A_WINDOW = 8
-"""A window holds pieces of this many places of the data set."""
+BLOCKS_PER_WINDOW = 8
+"""Number of blocks in a window; each lies at another place of the data set."""
 
 _M1, _M2 = np.uint64(0xD6E8FEB86659FD93), np.uint64(0xA0761D6478BD642F)
 _S32 = np.uint64(32)
 
 
-def share(total: int, rank: int, world: int) -> tuple[int, int]:
-    """Slots [low, high) of `total` that belong to `rank` of `world`: sizes differ by at most one."""
+def get_rank_slots(total: int, rank: int, world: int) -> tuple[int, int]:
+    """Returns the slots [low, high) of `total` that belong to `rank` of `world`; sizes differ by at most one."""
     return rank * total // world, (rank + 1) * total // world
 
 
 def permute(x: UInt64, n: int, key: int, salt: UInt64 | None = None) -> UInt64:
-    """Image of each x < n under the permutation of [0, n) that `key` names.
+    """Permutes [0, n): returns the image of each x under the permutation that `key` selects.
 
     Args:
         x: uint64 of shape [k], each below n.
         n: size of the permuted range, 1 to 2^62.
         key: 64 bits.
-        salt: uint64 of shape [k]: makes another permutation for each value of it.
+        salt: uint64 of shape [k]; each value selects another permutation.
 
     Returns:
         uint64 of shape [k].
     """
-    return _walk(_feistel, x, n, key, salt)
+    return _walk_cycle(_apply_feistel, x, n, key, salt)
 
 
 def unpermute(y: UInt64, n: int, key: int, salt: UInt64 | None = None) -> UInt64:
-    """The x of each y = permute(x, n, key, salt); arguments and shapes as there."""
-    return _walk(_feistel_back, y, n, key, salt)
+    """Inverts `permute`: returns the x of each y = permute(x, n, key, salt)."""
+    return _walk_cycle(_invert_feistel, y, n, key, salt)
 
 
-def _walk(step: Callable[..., UInt64], x: UInt64, n: int, key: int, salt: UInt64 | None) -> UInt64:
+def _walk_cycle(step: Callable[..., UInt64], x: UInt64, n: int, key: int, salt: UInt64 | None) -> UInt64:
     a = math.isqrt(n - 1) + 1
     b = -(-n // a)
     out = step(x, a, b, key, salt)
     outside = np.flatnonzero(out >= np.uint64(n))
-    while outside.size:  # about one in sqrt(n) leaves the range, since a * b < n + sqrt(n) + 1
+    # About one in sqrt(n) leaves the range, since a * b < n + sqrt(n) + 1. It walks on along its cycle.
+    while outside.size:
         out[outside] = step(out[outside], a, b, key, None if salt is None else salt[outside])
         outside = outside[out[outside] >= np.uint64(n)]
     return out
 
 
-def _feistel(x: UInt64, a: int, b: int, key: int, salt: UInt64 | None) -> UInt64:
+def _apply_feistel(x: UInt64, a: int, b: int, key: int, salt: UInt64 | None) -> UInt64:
     size = (np.uint64(a), np.uint64(b))
     half = [x // size[1], x % size[1]]
-    for number in range(rounds_of(a * b)):
+    for number in range(count_rounds(a * b)):
         to = number & 1
-        half[to] = half[to] + _drawn(half[1 - to], size[to], number, key, salt)
+        half[to] = half[to] + _draw_round(half[1 - to], size[to], number, key, salt)
         np.subtract(half[to], size[to], out=half[to], where=half[to] >= size[to])
     return half[0] * size[1] + half[1]
 
 
-def _feistel_back(y: UInt64, a: int, b: int, key: int, salt: UInt64 | None) -> UInt64:
+def _invert_feistel(y: UInt64, a: int, b: int, key: int, salt: UInt64 | None) -> UInt64:
     size = (np.uint64(a), np.uint64(b))
     half = [y // size[1], y % size[1]]
-    for number in reversed(range(rounds_of(a * b))):
+    for number in reversed(range(count_rounds(a * b))):
         to = number & 1
-        half[to] = half[to] + (size[to] - _drawn(half[1 - to], size[to], number, key, salt))
+        half[to] = half[to] + (size[to] - _draw_round(half[1 - to], size[to], number, key, salt))
         np.subtract(half[to], size[to], out=half[to], where=half[to] >= size[to])
     return half[0] * size[1] + half[1]
 
 
-def _drawn(half: UInt64, size: np.uint64, number: int, key: int, salt: UInt64 | None) -> UInt64:
-    """What a round adds to one half, of the other half."""
+def _draw_round(half: UInt64, size: np.uint64, number: int, key: int, salt: UInt64 | None) -> UInt64:
+    """Computes the number that a round adds to one half, from the other half."""
     word = half * _M1 + np.uint64(mix_int(key + (number + 1) * GOLDEN) & MASK)
     if salt is not None:
         word += salt
@@ -103,19 +103,20 @@ def _drawn(half: UInt64, size: np.uint64, number: int, key: int, salt: UInt64 | 
     word *= _M2
     word ^= word >> _S32
     word *= _M1
-    return ((word >> _S32) * size) >> _S32  # multiply-high: uniform in [0, size)
+    # Multiply-high maps 32 random bits to [0, size) uniformly, without a division.
+    return ((word >> _S32) * size) >> _S32
 
 
 @dataclass(frozen=True)
 class Order:
-    """The order in which a run is served its samples.
+    """The order in which a run serves its samples.
 
     Args:
         samples: size n of the data set, at least 1.
         seed: the run's seed.
-        window: how many samples are mixed together; None: all. A smaller one permutes blocks of window / 8 samples
-            that lie together, then the samples inside each window, so that a disk reads nearly sequentially. The blocks
-            begin at another place in each epoch.
+        window: samples that are shuffled together; None: all. A smaller window permutes blocks of window / 8
+            neighbours, then the samples inside each window, so that a disk reads nearly sequentially. The blocks begin
+            at another place in each epoch.
 
     Raises:
         UsageError: n or the window is below 1.
@@ -127,46 +128,48 @@ class Order:
 
     def __post_init__(self) -> None:
         if self.samples < 1:
-            raise UsageError("there is no order over an empty data set")
+            raise UsageError("an order over an empty data set", fix="Give a data set of 1 sample or more.")
         if self.window is not None and self.window < 1:
             raise UsageError(f"a window of {self.window} samples", fix="Leave it out, or set 1 or more.")
 
     def __call__(self, positions: Int64) -> tuple[Int64, Int64]:
-        """(epoch, sample) of each position; int64 arrays of the shape [k] of `positions`."""
+        """Returns (epoch, sample) of each position; int64 arrays of the shape [k] of `positions`."""
         positions = np.asarray(positions, np.int64).reshape(-1)
         epochs, slots = np.divmod(positions, self.samples)
         samples = np.empty_like(slots)
+        # Every epoch has its own key; a batch spans one or two of them.
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            samples[here] = self._epoch(int(epoch), slots[here].astype(np.uint64)).astype(np.int64)
+            samples[here] = self._permute_epoch(int(epoch), slots[here].astype(np.uint64)).astype(np.int64)
         return epochs, samples
 
-    def position_of(self, epoch: int, samples: Int64) -> Int64:
-        """Where each sample comes in an epoch: the inverse of a call; int64 positions of the shape [k] of `samples`."""
+    def find_positions(self, epoch: int, samples: Int64) -> Int64:
+        """Finds the position of each sample in an epoch, the inverse of a call; int64 of the shape [k] of `samples`."""
         found = np.asarray(samples, np.int64).reshape(-1).astype(np.uint64)
-        return self._epoch_back(epoch, found).astype(np.int64) + epoch * self.samples
+        return self._unpermute_epoch(epoch, found).astype(np.int64) + epoch * self.samples
 
-    def _epoch(self, epoch: int, slots: UInt64) -> UInt64:
+    def _permute_epoch(self, epoch: int, slots: UInt64) -> UInt64:
         key = mix_int(mix_int(self.seed) + (epoch + 1) * GOLDEN)
         if self.window is None or self.window >= self.samples:
             return permute(slots, self.samples, key)
-        inside = self._in_windows(permute, slots, self.window, key)
-        out = self._in_blocks(permute, inside, self.window, key)
-        return (out + self._shift(key)) % np.uint64(self.samples)
+        inside = self._permute_windows(permute, slots, self.window, key)
+        out = self._permute_blocks(permute, inside, self.window, key)
+        return (out + self._compute_shift(key)) % np.uint64(self.samples)
 
-    def _epoch_back(self, epoch: int, samples: UInt64) -> UInt64:
+    def _unpermute_epoch(self, epoch: int, samples: UInt64) -> UInt64:
         key = mix_int(mix_int(self.seed) + (epoch + 1) * GOLDEN)
         if self.window is None or self.window >= self.samples:
             return unpermute(samples, self.samples, key)
         n = np.uint64(self.samples)
-        inside = self._in_blocks(unpermute, (samples + (n - self._shift(key))) % n, self.window, key)
-        return self._in_windows(unpermute, inside, self.window, key)
+        inside = self._permute_blocks(unpermute, (samples + (n - self._compute_shift(key))) % n, self.window, key)
+        return self._permute_windows(unpermute, inside, self.window, key)
 
-    def _shift(self, key: int) -> np.uint64:
+    # The blocks are cut from another offset in each epoch, so that neighbours do not always share one.
+    def _compute_shift(self, key: int) -> np.uint64:
         return np.uint64(mix_int(key + 3) % self.samples)
 
-    def _in_windows(self, change: Callable[..., UInt64], slots: UInt64, window: int, key: int) -> UInt64:
-        """Permutes, or back, inside each window; the last may be shorter."""
+    def _permute_windows(self, change: Callable[..., UInt64], slots: UInt64, window: int, key: int) -> UInt64:
+        """Applies `change` (`permute` or `unpermute`) inside each window; the last window may be shorter."""
         out = np.empty_like(slots)
         number = slots // np.uint64(window)
         whole = self.samples // window
@@ -177,12 +180,13 @@ class Order:
                 out[mask] = start + change(slots[mask] - start, size, mix_int(key + 1), number[mask])
         return out
 
-    def _in_blocks(self, change: Callable[..., UInt64], places: UInt64, window: int, key: int) -> UInt64:
-        """Permutes, or back, the blocks of the set."""
-        block = -(-window // BLOCKS_A_WINDOW)
+    def _permute_blocks(self, change: Callable[..., UInt64], places: UInt64, window: int, key: int) -> UInt64:
+        """Applies `change` (`permute` or `unpermute`) to the blocks of the set."""
+        block = -(-window // BLOCKS_PER_WINDOW)
         blocks = self.samples // block
         number, rest = np.divmod(places, np.uint64(block))
-        moved = number < np.uint64(blocks)  # the short last block stays last; the shift moves it every epoch
+        # The short last block stays last; the epoch's shift moves it.
+        moved = number < np.uint64(blocks)
         out = places.copy()
         out[moved] = change(number[moved], blocks, mix_int(key + 2)) * np.uint64(block) + rest[moved]
         return out

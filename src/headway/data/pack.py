@@ -10,32 +10,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from headway.core.cores import usable_cores
-from headway.core.errors import DataError, UsageError, nearest
-from headway.core.files import write_synced
-from headway.core.importing import import_path
+from headway.core.cpu_count import count_usable_cores
+from headway.core.errors import DataError, UsageError, suggest_nearest
+from headway.core.files import write_and_sync
+from headway.core.user_code import import_user_object
 from headway.data import native
 from headway.data.columns import COLUMNS_FILE
-from headway.data.formats.source import Source, is_address, local_path, open_split
+from headway.data.formats.pack_source import PackSource
 from headway.data.formats.writers import WRITERS
-from headway.data.modes import Mode, Transform, Treatment, glanced, sentences
-from headway.data.pack_plan import Job, plans_of
-from headway.data.pack_set import SetResult, pack_set, strict_pillow
+from headway.data.opening import open_split
+from headway.data.pack_mode import ImageEncoder, PackMode, Transform, open_header, summarise_notes
+from headway.data.pack_plan import PackJob, plan_sets
+from headway.data.pack_set import SetResult, pack_set, use_strict_pillow
 from headway.data.reference import GRAY_MODES
-from headway.data.staging import clear_leftovers, staged
-from headway.data.tiers.transport import shown
+from headway.data.staging import clear_leftovers, stage_folder
+from headway.storage.addresses import is_address, parse_local_path, redact_address
 
 SKIPPED_FILE = "skipped.txt"
 
-_SHOWN = 20
+_LISTED_FILES = 20
 
-Progress = Callable[[int, int], None]
+PackProgress = Callable[[int, int], None]
 """Called with (images done, images in all)."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Packed:
+class PackResult:
     """What a pack made."""
 
     folders: tuple[Path, ...]
@@ -61,7 +62,8 @@ class Packed:
     seconds: float
 
 
-def pack(
+# Each keyword is a flag of `headway pack`.
+def pack(  # noqa: PLR0913
     src: str | os.PathLike[str],
     dst: str | os.PathLike[str],
     *,
@@ -75,8 +77,8 @@ def pack(
     shard_bytes: int = 1 << 30,
     skip_bad: bool = False,
     overwrite: bool = False,
-    progress: Progress | None = None,
-) -> Packed:
+    progress: PackProgress | None = None,
+) -> PackResult:
     """Packs `src` (see `open_split`) into the folder `dst`, or, where there are two sets, into `dst`/train and /eval.
 
     `src` may be the address of one pack, such as http://host/photos/train; `dst` is on this machine.
@@ -88,7 +90,7 @@ def pack(
     Args:
         format: of the shards: recordio, tar, lmdb or raw; None: raw where the source holds pixels or the mode is raw,
             else recordio.
-        mode: what becomes of each image (see `headway.data.modes`); None: seekable, raw where the format is raw.
+        mode: what becomes of each image (see `headway.data.pack_mode`); None: seekable, raw where the format is raw.
         transform: `module:function` or `file.py:function`, or the function itself: called with (image, label, name)
             before the mode, on the packing threads; returns a Pillow image, the bytes of an image file, or None to
             leave the sample out.
@@ -108,27 +110,27 @@ def pack(
         HeadwayError: `dst` cannot be written, or the disk is full.
     """
     begun = time.perf_counter()
-    dst = local_path(dst, "Pack to a local folder, then copy it there.").resolve()
-    src = src if is_address(src) else local_path(src, "")
-    named = shown(os.fspath(src))
+    dst = parse_local_path(dst, "Pack to a local folder, then copy it there.").resolve()
+    src = src if is_address(src) else parse_local_path(src, "")
+    named = redact_address(os.fspath(src))
     _check_numbers(split, threads, shard_bytes)
-    wanted = Mode.parse(mode) if mode is not None else None
+    wanted = PackMode.parse(mode) if mode is not None else None
     if isinstance(src, Path):
         _check_places(src.resolve(), dst)
     clear_leftovers(dst)
     _check_target(dst, overwrite)
-    function = _imported(transform) if isinstance(transform, str) else transform
+    function = _import_transform(transform) if isinstance(transform, str) else transform
     train, evaluation = open_split(src)
     pixels = train.images.raw_channels > 0
-    chosen, how = _chosen(format, wanted, raw_source=pixels, transformed=function is not None)
-    treatment, missing = treatment_of(how, function, orient, [train, evaluation] if evaluation else [train])
-    plans = plans_of(named, train, evaluation, split, seed)
-    job = Job(
+    chosen, how = _choose_format_and_mode(format, wanted, raw_source=pixels, transformed=function is not None)
+    encoder, missing = build_encoder(how, function, orient, [train, evaluation] if evaluation else [train])
+    plans = plan_sets(named, train, evaluation, split, seed)
+    job = PackJob(
         source=named,
         format=chosen,
-        treatment=treatment,
-        transform=transform if isinstance(transform, str) else _name_of(transform),
-        threads=threads or usable_cores(),
+        encoder=encoder,
+        transform=transform if isinstance(transform, str) else _get_transform_name(transform),
+        threads=threads or count_usable_cores(),
         shard_bytes=shard_bytes,
         skip_bad=skip_bad,
         parts=tuple(plan.name for plan in plans if plan.name),
@@ -140,9 +142,9 @@ def pack(
     seen: dict[str, list[str]] = {}
     as_they_are = not function and (how.kind in ("keep", "seekable") or pixels)
     needed_bytes = sum(int(plan.sizes.sum()) + plan.labels.nbytes for plan in plans) if as_they_are else None
-    with staged(dst, needed_bytes=needed_bytes, replace=overwrite) as staging, strict_pillow():
+    with stage_folder(dst, needed_bytes=needed_bytes, replace=overwrite) as staging, use_strict_pillow():
         for plan in plans:
-            report = functools.partial(_report, progress, done, total)
+            report = functools.partial(_report_progress, progress, done, total)
             result = pack_set(plan, staging / plan.name, job, report)
             done += len(plan.ids)
             results.append(result)
@@ -150,14 +152,14 @@ def pack(
             for note, names in result.notes.items():
                 seen.setdefault(note, []).extend(names)
         if bad and not skip_bad:
-            raise _bad_files(bad, total, named)
+            raise _build_bad_files_error(bad, total, named)
         if bad:
             lines = [f"{name}\t{reason}\n" for name, reason in bad]
-            write_synced(staging / SKIPPED_FILE, "".join(lines).encode())
-    return Packed(
+            write_and_sync(staging / SKIPPED_FILE, "".join(lines).encode())
+    return PackResult(
         folders=tuple(dst / plan.name for plan in plans),
         format=chosen,
-        mode=str(treatment.mode),
+        mode=str(encoder.mode),
         samples=sum(result.samples for result in results),
         counts=tuple(result.samples for result in results),
         classes=plans[0].source.classes if train.label_kind != "value" else (),
@@ -169,49 +171,49 @@ def pack(
             *train.notes,
             *(evaluation.notes if evaluation else ()),
             *missing,
-            *(_of_pixels(wanted, treatment) if pixels else ()),
-            *sentences(seen, can_turn=function is not None or treatment.mode.kind in ("encode", "raw")),
+            *(_describe_pixels(wanted, encoder) if pixels else ()),
+            *summarise_notes(seen, can_turn=function is not None or encoder.mode.kind in ("encode", "raw")),
         ),
         seconds=time.perf_counter() - begun,
     )
 
 
-def treatment_of(
-    mode: Mode, function: Transform | None, orient: bool, sources: Sequence[Source]
-) -> tuple[Treatment, tuple[str, ...]]:
+def build_encoder(
+    mode: PackMode, function: Transform | None, orient: bool, sources: Sequence[PackSource]
+) -> tuple[ImageEncoder, tuple[str, ...]]:
     """What becomes of each image; and a sentence where the native core, which the mode needs, is missing."""
     kept = mode.kind in ("keep", "seekable")
     if orient and kept and not function:
         what = f"mode {mode} keeps the files as they are, so they cannot be turned"
         raise UsageError(what, fix="Leave --orient out, or choose a mode such as quality=95 or resize=256,quality=90.")
     missing: tuple[str, ...] = ()
-    if mode.kind in ("seekable", "encode") and not native.available():
+    if mode.kind in ("seekable", "encode") and not native.is_available():
         missing = ("JPEGs were not made seekable, which needs the native core.",)
-    with strict_pillow():
-        gray = mode.kind == "raw" and all(map(_all_gray, sources))
-    treatment = Treatment(
-        mode=Mode(kind="keep") if missing and kept else mode,
+    with use_strict_pillow():
+        gray = mode.kind == "raw" and all(map(_are_all_gray, sources))
+    encoder = ImageEncoder(
+        mode=PackMode(kind="keep") if missing and kept else mode,
         channels=1 if gray else 3,
-        seekable=native.seekable if mode.kind in ("seekable", "encode") and not missing else None,
+        seekable=native.make_seekable if mode.kind in ("seekable", "encode") and not missing else None,
         transform=function,
         orient=orient,
     )
-    return treatment, missing
+    return encoder, missing
 
 
-def _of_pixels(wanted: Mode | None, treatment: Treatment) -> tuple[str, ...]:
+def _describe_pixels(wanted: PackMode | None, encoder: ImageEncoder) -> tuple[str, ...]:
     """What became of pixels, where that is not what the mode's name says."""
-    if treatment.transform or treatment.mode.kind == "encode":
+    if encoder.transform or encoder.mode.kind == "encode":
         return ()
-    if treatment.mode.kind != "raw":
+    if encoder.mode.kind != "raw":
         return ("The source's pixels are stored as PNG, which loses nothing.",)
     if wanted is not None and wanted.kind != "raw":
         return (f"Mode {wanted} is of image files: the source's pixels are stored as they are, in mode raw.",)
     return ()
 
 
-def _imported(path: str) -> Transform:
-    function = import_path(path, base=Path.cwd(), what="--transform")
+def _import_transform(path: str) -> Transform:
+    function = import_user_object(path, base=Path.cwd(), what="--transform")
     if not callable(function):
         raise UsageError(
             f"{path!r} is no function", where="--transform", fix="Name a function of (image, label, name)."
@@ -220,17 +222,17 @@ def _imported(path: str) -> Transform:
     return transform
 
 
-def _name_of(function: Transform | None) -> str:
+def _get_transform_name(function: Transform | None) -> str:
     return f"{function.__module__}:{getattr(function, '__qualname__', type(function).__name__)}" if function else ""
 
 
-def _all_gray(source: Source) -> bool:
+def _are_all_gray(source: PackSource) -> bool:
     """Whether every image is gray, by their headers; looks no further than the first that is not."""
     if source.images.gray is not None:
         return source.images.gray
     for sample in range(len(source)):
         try:
-            with glanced(source.images.read(sample)) as image:
+            with open_header(source.images.read(sample)) as image:
                 if image.mode not in GRAY_MODES:
                     return False
         except Exception:  # a bad image, which the pack will name
@@ -238,24 +240,26 @@ def _all_gray(source: Source) -> bool:
     return True
 
 
-def _chosen(format: str | None, mode: Mode | None, *, raw_source: bool, transformed: bool) -> tuple[str, Mode]:
+def _choose_format_and_mode(
+    format: str | None, mode: PackMode | None, *, raw_source: bool, transformed: bool
+) -> tuple[str, PackMode]:
     """Format and mode where either may be left out."""
     if format is not None and format not in WRITERS:
-        raise UsageError(f"{format!r} is no format that can be written", fix=nearest(format, WRITERS))
+        raise UsageError(f"{format!r} is no format that can be written", fix=suggest_nearest(format, WRITERS))
     lossless = mode is None or mode.kind in ("keep", "seekable")
     if format is None:
         format = "raw" if (raw_source and lossless) or (mode and mode.kind == "raw") else "recordio"
     if mode is None or (format == "raw" and raw_source and lossless):
-        mode = Mode(kind="raw" if format == "raw" else "keep" if raw_source else "seekable")
+        mode = PackMode(kind="raw" if format == "raw" else "keep" if raw_source else "seekable")
     if mode.kind == "seekable" and raw_source and not transformed:  # PNG has nothing to seek
-        mode = Mode(kind="keep")
+        mode = PackMode(kind="keep")
     if (format == "raw") != (mode.kind == "raw"):
         fix = "Choose --mode raw or raw,resize=N." if format == "raw" else "Choose --format raw, or another mode."
         raise UsageError(f"format {format} does not hold images in mode {mode}", fix=fix)
     return format, mode
 
 
-def _report(progress: Progress | None, before: int, total: int, done: int) -> None:
+def _report_progress(progress: PackProgress | None, before: int, total: int, done: int) -> None:
     if progress:
         progress(before + done, total)
 
@@ -269,10 +273,10 @@ def _check_numbers(split: float, threads: int | None, shard_bytes: int) -> None:
         raise UsageError(f"a shard cannot have {shard_bytes} bytes", fix="Choose some 100 MB or more.")
 
 
-def _bad_files(bad: list[tuple[str, str]], total: int, src: str) -> DataError:
-    lines = [f"  {name}: {reason}" for name, reason in bad[:_SHOWN]]
-    if len(bad) > _SHOWN:
-        lines.append(f"  and {len(bad) - _SHOWN:,} more")
+def _build_bad_files_error(bad: list[tuple[str, str]], total: int, src: str) -> DataError:
+    lines = [f"  {name}: {reason}" for name, reason in bad[:_LISTED_FILES]]
+    if len(bad) > _LISTED_FILES:
+        lines.append(f"  and {len(bad) - _LISTED_FILES:,} more")
     files = f"file{'s'[: total > 1]} {'is' if len(bad) == 1 else 'are'}"
     return DataError(
         f"{len(bad):,} of {total:,} {files} no usable image",

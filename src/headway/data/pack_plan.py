@@ -13,19 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError, UsageError
-from headway.data.formats.source import Source
-from headway.data.modes import Treatment
+from headway.data.formats.pack_source import PackSource
+from headway.data.pack_mode import ImageEncoder
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Job:
+class PackJob:
     """What all sets of one pack share."""
 
     source: str
     """What is packed, as the user named it."""
     format: str
-    treatment: Treatment
+    encoder: ImageEncoder
     transform: str
     """The name of the user's function, or empty."""
     threads: int
@@ -41,7 +41,7 @@ class SetPlan:
     """One data set to be: `ids` are the samples of `source` in it, in the order in which they are stored."""
 
     name: str
-    source: Source
+    source: PackSource
     ids: NDArray[np.int64]
     sizes: NDArray[np.int64]
     """Size of each image in bytes as it is now, in the order of `ids`; 0 where it cannot be read."""
@@ -56,32 +56,32 @@ class SetPlan:
     def labels(self) -> NDArray[Any]:
         return self.source.labels[self.ids]
 
-    def pack_id(self, job: Job) -> int:
+    def pack_id(self, job: PackJob) -> int:
         """64 bits of a hash of what is packed and how, known before any image is read."""
-        how = [str(job.treatment.mode), job.format, job.transform, job.treatment.orient]
+        how = [str(job.encoder.mode), job.format, job.transform, job.encoder.orient]
         digest = hashlib.sha256(json.dumps([how, self.source.classes, self.names]).encode())
         digest.update(self.labels.tobytes())
         digest.update(self.sizes.tobytes())
         return int.from_bytes(digest.digest()[:8])
 
 
-def plans_of(src: str, train: Source, evaluation: Source | None, share: float, seed: int) -> list[SetPlan]:
+def plan_sets(src: str, train: PackSource, evaluation: PackSource | None, share: float, seed: int) -> list[SetPlan]:
     """The sets that a pack makes: all as one, train and eval as they are, or train and a share of it split off.
 
     Raises:
         UsageError: a share that cannot be split off. DataError: the two sets have different classes.
     """
-    order = _order(train, seed)
+    order = _order_by_hash(train, seed)
     if evaluation is None and share == 0:
-        return [_plan("", train, order)]
+        return [_build_plan("", train, order)]
     if evaluation is None:
-        chosen = _stratified(train, order, share, src)
-        return [_plan("train", train, order[~chosen]), _plan("eval", train, order[chosen])]
+        chosen = _choose_evaluation(train, order, share, src)
+        return [_build_plan("train", train, order[~chosen]), _build_plan("eval", train, order[chosen])]
     names = [os.path.basename(part.root) for part in (train, evaluation)]
     if share > 0:
         fix = f"Leave --split out, or pack {train.root} alone."
         raise UsageError(f"this has an evaluation set already, {names[1]}", where=src, fix=fix)
-    if _are_numbers(train.classes) and _are_numbers(evaluation.classes):  # one of them may lack the last ones
+    if _is_numbered(train.classes) and _is_numbered(evaluation.classes):  # one of them may lack the last ones
         both = max(train.classes, evaluation.classes, key=len)
         train, evaluation = replace(train, classes=both), replace(evaluation, classes=both)
     if train.classes != evaluation.classes:
@@ -96,26 +96,26 @@ def plans_of(src: str, train: Source, evaluation: Source | None, share: float, s
             fix="Give both the same class folders.",
         )
     return [
-        _plan("train", train, order, f"{names[0]}/"),
-        _plan("eval", evaluation, _order(evaluation, seed), f"{names[1]}/"),
+        _build_plan("train", train, order, f"{names[0]}/"),
+        _build_plan("eval", evaluation, _order_by_hash(evaluation, seed), f"{names[1]}/"),
     ]
 
 
-def _are_numbers(classes: tuple[str, ...]) -> bool:
+def _is_numbered(classes: tuple[str, ...]) -> bool:
     return classes == tuple(map(str, range(len(classes))))
 
 
-def _plan(name: str, source: Source, ids: NDArray[np.int64], shown: str = "") -> SetPlan:
-    return SetPlan(name=name, source=source, ids=ids, sizes=source.images.sizes()[ids], shown=shown)
+def _build_plan(name: str, source: PackSource, ids: NDArray[np.int64], shown: str = "") -> SetPlan:
+    return SetPlan(name=name, source=source, ids=ids, sizes=source.images.measure_sizes()[ids], shown=shown)
 
 
-def _order(source: Source, seed: int) -> NDArray[np.int64]:
+def _order_by_hash(source: PackSource, seed: int) -> NDArray[np.int64]:
     """All samples, by a hash of seed and name."""
     hashes = b"".join(hashlib.blake2b(f"{seed} {name}".encode(), digest_size=8).digest() for name in source.names)
     return np.argsort(np.frombuffer(hashes, "<u8"), kind="stable").astype(np.int64)
 
 
-def _stratified(source: Source, order: NDArray[np.int64], share: float, src: str) -> NDArray[np.bool_]:
+def _choose_evaluation(source: PackSource, order: NDArray[np.int64], share: float, src: str) -> NDArray[np.bool_]:
     """Which places of `order` go to the evaluation set: the first round(share x n) of each class, at least 1 of 2."""
     of_class = source.label_kind == "class"
     groups = source.labels[order] if of_class else np.zeros(len(order), np.int64)

@@ -18,22 +18,22 @@ from PIL import ImageFile
 from safetensors.numpy import save
 
 from headway.core.errors import DataError, UsageError
-from headway.core.files import sync_folder, write_synced
+from headway.core.files import sync_folder, write_and_sync
 from headway.data import mapping
 from headway.data.columns import (
     COLUMN_TYPES,
     COLUMNS_FILE,
     FLAG_SPLIT,
     NUMPY_TYPES,
-    Description,
+    DatasetDescription,
     Shard,
-    fingerprint_of,
+    compute_fingerprint,
 )
+from headway.data.formats.pack_source import ImageReader
 from headway.data.formats.recordio import RECORD_LIMIT_BYTES
-from headway.data.formats.source import Images
 from headway.data.formats.writers import WRITERS, ShardWriter
-from headway.data.modes import LEFT_OUT, Stored, Treatment, unusable
-from headway.data.pack_plan import Job, SetPlan
+from headway.data.pack_mode import LEFT_OUT, ImageEncoder, StoredImage, refuse_image
+from headway.data.pack_plan import PackJob, SetPlan
 
 SHARD_LIMIT = 1 << 16
 """A shard's number is a 16-bit column."""
@@ -63,7 +63,7 @@ class SetResult:
     """By the transform."""
 
 
-def pack_set(plan: SetPlan, folder: Path, job: Job, report: Callable[[int], None]) -> SetResult:
+def pack_set(plan: SetPlan, folder: Path, job: PackJob, report: Callable[[int], None]) -> SetResult:
     """Packs into `folder`; `report` is called with the number of images done.
 
     Without `skip_bad`, nothing is written after the first bad image: the rest is checked, so that all are known.
@@ -77,15 +77,15 @@ def pack_set(plan: SetPlan, folder: Path, job: Job, report: Callable[[int], None
     columns: Columns = {name: np.zeros(len(plan.ids), NUMPY_TYPES[kind]) for name, kind in COLUMN_TYPES.items()}
     labels = plan.labels.tolist() if plan.labels.ndim == 1 else plan.labels
     pack_id = plan.pack_id(job)
-    shards = _Shards(folder, job, pack_id, columns)
+    shards = _ShardSequence(folder, job, pack_id, columns)
     kept: list[int] = []
     left_out: list[int] = []
     bad: list[tuple[str, str]] = []
     notes: dict[str, list[str]] = {}
     gray = True
-    cut_before = mapping.cut_files()
+    cut_before = mapping.find_cut_files()
     try:
-        for first, chunk in _in_order(plan, job):
+        for first, chunk in _encode_in_order(plan, job):
             for place, (stored, crc) in enumerate(chunk, start=first):
                 name = plan.shown + plan.source.names[plan.ids[place]]
                 if stored.note:
@@ -104,27 +104,27 @@ def pack_set(plan: SetPlan, folder: Path, job: Job, report: Callable[[int], None
         finished = shards.close()
     finally:
         shards.abandon()
-    mapping.check(but=cut_before)
+    mapping.check_mappings(but=cut_before)
     if job.skip_bad or not bad:
         columns = {name: column[: len(kept)] for name, column in columns.items()}
-        _check_left(plan, kept, left_out, job.source)
-        columns |= _label_and_names(plan, np.array(kept, np.int64))
-        description = Description(
+        _check_kept(plan, kept, left_out, job.source)
+        columns |= _build_label_columns(plan, np.array(kept, np.int64))
+        description = DatasetDescription(
             pack_id=pack_id,
-            fingerprint=fingerprint_of(columns),
+            fingerprint=compute_fingerprint(columns),
             format=job.format,
-            mode=job.treatment.mode.after(plan.source.images.mode),
+            mode=job.encoder.mode.follow(plan.source.images.mode),
             label_kind=plan.source.label_kind,
             classes=plan.source.classes,
-            class_counts=_class_counts(plan, columns["label"]),
+            class_counts=_count_classes(plan, columns["label"]),
             channels=1 if gray else 3,
-            common_size=_common_size(columns),
+            common_size=_find_common_size(columns),
             shards=finished,
             source=job.source,
             parts=job.parts,
         )
         sync_folder(folder)
-        write_synced(folder / COLUMNS_FILE, save(columns, metadata=description.to_metadata()))
+        write_and_sync(folder / COLUMNS_FILE, save(columns, metadata=description.to_metadata()))
         sync_folder(folder)
     return SetResult(
         samples=len(kept),
@@ -136,7 +136,7 @@ def pack_set(plan: SetPlan, folder: Path, job: Job, report: Callable[[int], None
 
 
 @contextlib.contextmanager
-def strict_pillow() -> Iterator[None]:
+def use_strict_pillow() -> Iterator[None]:
     """Pillow refuses truncated files, whatever the program around has set, and its warnings are not the user's."""
     before = ImageFile.LOAD_TRUNCATED_IMAGES
     ImageFile.LOAD_TRUNCATED_IMAGES = False
@@ -148,7 +148,7 @@ def strict_pillow() -> Iterator[None]:
         ImageFile.LOAD_TRUNCATED_IMAGES = before
 
 
-def _check_left(plan: SetPlan, kept: list[int], left_out: list[int], source: str) -> None:
+def _check_kept(plan: SetPlan, kept: list[int], left_out: list[int], source: str) -> None:
     """Some image has to be left, and of each class one; except of an evaluation set that was split off."""
     every = np.ones(len(plan.ids), np.bool_)
     lost, whose = every, f" of {plan.name}" if plan.name else ""
@@ -165,7 +165,7 @@ def _check_left(plan: SetPlan, kept: list[int], left_out: list[int], source: str
     raise DataError(f"no good image is left{whose}", where=source, fix="Put good images into it.")
 
 
-def _label_and_names(plan: SetPlan, kept: NDArray[np.int64]) -> Columns:
+def _build_label_columns(plan: SetPlan, kept: NDArray[np.int64]) -> Columns:
     names = [plan.source.names[plan.ids[place]].encode() for place in kept]
     return {
         "label": plan.labels[kept],
@@ -174,13 +174,13 @@ def _label_and_names(plan: SetPlan, kept: NDArray[np.int64]) -> Columns:
     }
 
 
-def _common_size(columns: Columns) -> tuple[int, int] | None:
+def _find_common_size(columns: Columns) -> tuple[int, int] | None:
     width, height = columns["width"], columns["height"]
     alike = bool((width == width[0]).all() and (height == height[0]).all())
     return (int(width[0]), int(height[0])) if alike else None
 
 
-def _class_counts(plan: SetPlan, labels: NDArray[Any]) -> tuple[int, ...]:
+def _count_classes(plan: SetPlan, labels: NDArray[Any]) -> tuple[int, ...]:
     """Samples of each class."""
     if plan.source.label_kind == "value":
         return ()
@@ -190,17 +190,17 @@ def _class_counts(plan: SetPlan, labels: NDArray[Any]) -> tuple[int, ...]:
 
 
 @final
-class _Shards:
+class _ShardSequence:
     """The shards of one set, written one after the other; fills the columns that say where an image lies."""
 
-    def __init__(self, folder: Path, job: Job, pack_id: int, columns: Columns) -> None:
+    def __init__(self, folder: Path, job: PackJob, pack_id: int, columns: Columns) -> None:
         self._folder, self._pack_id, self._shard_bytes, self._columns = folder, pack_id, job.shard_bytes, columns
         self._ending, self._new_writer = WRITERS[job.format]
         self._finished: list[Shard] = []
         self._writer: ShardWriter | None = None
         self._first_row = 0
 
-    def append(self, image: Stored, label: Any, row: int) -> None:
+    def append(self, image: StoredImage, label: Any, row: int) -> None:
         added_bytes = image.size_bytes + _RECORD_OVERHEAD_BYTES
         if self._writer and self._writer.size_bytes + added_bytes > self._shard_bytes:
             self._finish(self._writer)
@@ -208,7 +208,7 @@ class _Shards:
             if len(self._finished) == SHARD_LIMIT:
                 what = f"shards of {self._shard_bytes:,} bytes are too many"
                 raise UsageError(what, where=str(self._folder), fix="Make them larger.")
-            self._writer, self._first_row = self._new_writer(self._folder / self._name, self._pack_id), row
+            self._writer, self._first_row = self._new_writer(self._folder / self._next_name, self._pack_id), row
         placed = self._writer.append(image.data, label, row)
         values = {
             "shard": len(self._finished),
@@ -231,28 +231,28 @@ class _Shards:
             self._writer.abandon()
 
     @property
-    def _name(self) -> str:
+    def _next_name(self) -> str:
         return f"shard-{len(self._finished):05d}{self._ending}"
 
     def _finish(self, writer: ShardWriter) -> None:
         offsets = writer.close()
         if offsets is not None:
             self._columns["offset"][self._first_row : self._first_row + len(offsets)] = offsets
-        self._finished.append(Shard(name=self._name, size=writer.size_bytes))
+        self._finished.append(Shard(name=self._next_name, size=writer.size_bytes))
         self._writer = None
 
 
-Treated = tuple[Stored, int]
+EncodedImage = tuple[StoredImage, int]
 """An image as it is to be stored, and the checksum of that."""
 
 
-def _in_order(plan: SetPlan, job: Job) -> Iterator[tuple[int, list[Treated]]]:
+def _encode_in_order(plan: SetPlan, job: PackJob) -> Iterator[tuple[int, list[EncodedImage]]]:
     """Stretches of treated images in order, each with the place of its first; a few are made ahead of the one taken."""
-    waiting: deque[tuple[int, Future[list[Treated]]]] = deque()
+    waiting: deque[tuple[int, Future[list[EncodedImage]]]] = deque()
     pool = ThreadPoolExecutor(job.threads, thread_name_prefix="pack")
     try:
-        for places in _chunks(plan.sizes):
-            waiting.append((places.start, pool.submit(_treat, plan, job.treatment, places)))
+        for places in _split_into_chunks(plan.sizes):
+            waiting.append((places.start, pool.submit(_encode_chunk, plan, job.encoder, places)))
             if len(waiting) > 2 * job.threads:
                 first, chunk = waiting.popleft()
                 yield first, chunk.result()
@@ -262,7 +262,7 @@ def _in_order(plan: SetPlan, job: Job) -> Iterator[tuple[int, list[Treated]]]:
         pool.shutdown(cancel_futures=True)
 
 
-def _chunks(sizes: NDArray[np.int64]) -> Iterator[range]:
+def _split_into_chunks(sizes: NDArray[np.int64]) -> Iterator[range]:
     first = size_bytes = 0
     for place, size in enumerate(sizes.tolist()):
         if place > first and (place - first == _CHUNK_FILES or size_bytes + size > _CHUNK_BYTES):
@@ -272,30 +272,30 @@ def _chunks(sizes: NDArray[np.int64]) -> Iterator[range]:
     yield range(first, len(sizes))
 
 
-def _treat(plan: SetPlan, treatment: Treatment, places: range) -> list[Treated]:
+def _encode_chunk(plan: SetPlan, encoder: ImageEncoder, places: range) -> list[EncodedImage]:
     treated = []
-    images = plan.source.images.together(plan.ids[places.start : places.stop].tolist())
+    images = plan.source.images.prefetch(plan.ids[places.start : places.stop].tolist())
     for place in places:
-        stored = _one(plan, images, treatment, place)
+        stored = _encode_one(plan, images, encoder, place)
         if stored.size_bytes > _LIMIT_BYTES:
-            stored = _too_large(stored.size_bytes)
+            stored = _refuse_size(stored.size_bytes)
         treated.append((stored, crc32c(stored.payload)))
     return treated
 
 
-def _one(plan: SetPlan, images: Images, treatment: Treatment, place: int) -> Stored:
+def _encode_one(plan: SetPlan, images: ImageReader, encoder: ImageEncoder, place: int) -> StoredImage:
     sample = int(plan.ids[place])
     if plan.sizes[place] > _LIMIT_BYTES:
-        return _too_large(int(plan.sizes[place]))
+        return _refuse_size(int(plan.sizes[place]))
     try:
         image = images.read(sample)
     except OSError as error:
-        return unusable(f"it cannot be read ({error.strerror})")
+        return refuse_image(f"it cannot be read ({error.strerror})")
     except DataError as error:
-        return unusable(error.what)
+        return refuse_image(error.what)
     label = plan.labels[place]
-    return treatment(image, label if label.ndim else label.item(), plan.source.names[sample])
+    return encoder(image, label if label.ndim else label.item(), plan.source.names[sample])
 
 
-def _too_large(size: int) -> Stored:
-    return unusable(f"its {size:,} bytes are more than the limit of {_LIMIT_BYTES:,}")
+def _refuse_size(size: int) -> StoredImage:
+    return refuse_image(f"its {size:,} bytes are more than the limit of {_LIMIT_BYTES:,}")

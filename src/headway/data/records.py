@@ -10,7 +10,7 @@ from typing import final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.keys import UInt64
+from headway.core.random_keys import UInt64
 
 
 @final
@@ -28,14 +28,14 @@ class Records:
     keep: object
 
     @staticmethod
-    def of(buffers: Sequence[bytes | memoryview]) -> Records:
+    def from_buffers(buffers: Sequence[bytes | memoryview]) -> Records:
         """Records of buffers that lie anywhere."""
         arrays: list[NDArray[np.uint8]] = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         address = np.fromiter((array.ctypes.data for array in arrays), np.uint64, len(arrays))
         return Records(address, np.fromiter(map(len, arrays), np.uint64, len(arrays)), arrays)
 
     @staticmethod
-    def rows(array: NDArray[np.uint8]) -> Records:
+    def from_rows(array: NDArray[np.uint8]) -> Records:
         """Records of the entries of a contiguous array, [k, ...]."""
         size = array[0].nbytes if len(array) else 0
         address = array.ctypes.data + np.arange(len(array), dtype=np.uint64) * np.uint64(size)

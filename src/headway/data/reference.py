@@ -1,7 +1,7 @@
-"""The Pillow reference for one image: it defines what every decoder does.
+"""The Pillow reference for one image: it defines the result of every decoder.
 
 A box (left, top, width, height) of an image is resized to the output with Pillow's antialiased bilinear kernel. A bad
-image fills zeros and sets its status.
+image is filled with zeros and sets its status.
 """
 
 from __future__ import annotations
@@ -19,28 +19,26 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from headway.data.columns import FLAG_NOT_JPEG, FLAG_PLANAR, FLAG_RAW
-from headway.data.records import Records
+from headway.data.decode_request import DecodeRequest, Pixels
 
 if TYPE_CHECKING:
     from headway.data.dataset import Dataset
 
-Pixels = NDArray[np.uint8]
-
 FORMATS = ("JPEG", "PNG", "BMP", "GIF", "PPM", "WEBP", "TIFF")
-"""Nothing else is opened, whatever a file is called: some of Pillow's formats start programs (EPS)."""
+"""The only formats that are opened, whatever a file is called: some of Pillow's formats start programs (EPS)."""
 GRAY_MODES = frozenset({"1", "L", "LA", "La", "F", "I", "I;16", "I;16L", "I;16B", "I;16N"})
 
 
-class Status(IntEnum):
-    """What became of one image."""
+class DecodeStatus(IntEnum):
+    """Result of decoding one image."""
 
     OK = 0
     CHECKSUM = 1
     UNDECODABLE = 2
 
 
-class Kind(IntEnum):
-    """What the bytes of a record are."""
+class RecordKind(IntEnum):
+    """Format of a record's bytes."""
 
     JPEG = 0
     RAW = 1
@@ -48,26 +46,31 @@ class Kind(IntEnum):
     PLANAR = 2
     """uint8 [c, h, w]."""
     OTHER = 3
-    """Another image format, which the reference decodes whatever the backend."""
+    """Another image format. The reference decodes it under every backend."""
 
 
-def kinds_of(flags: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """`Kind` of records by the flags of their columns; uint8 [k]."""
-    kinds = np.where(flags & FLAG_RAW, np.where(flags & FLAG_PLANAR, Kind.PLANAR, Kind.RAW), Kind.JPEG)
-    return np.where(flags & FLAG_NOT_JPEG, Kind.OTHER, kinds).astype(np.uint8)
+def find_record_kinds(flags: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Returns the `RecordKind` of records from their column flags; uint8 [k]."""
+    kinds = np.where(
+        flags & FLAG_RAW, np.where(flags & FLAG_PLANAR, RecordKind.PLANAR, RecordKind.RAW), RecordKind.JPEG
+    )
+    return np.where(flags & FLAG_NOT_JPEG, RecordKind.OTHER, kinds).astype(np.uint8)
 
 
 @final
 @dataclass(slots=True)
-class Stats:
-    """Sums over the batches that were timed: one of 16. Seconds are thread time: of two threads, up to twice the wall.
+class DecodeStats:
+    """Sums over the timed batches, one of 16. Seconds are thread time: with two threads, up to twice the wall time.
 
     Attributes:
-        images: of those batches.
-        check_s, decode_s, resample_s: checksums; entropy decoding, inverse DCT and colour; resizing and writing.
-        record_bytes, used_bytes: of the records, and what of them was entropy-decoded.
-        pixels: that were decoded.
-        direct: images that the native core's own decoder did; libjpeg-turbo and Pillow did the others.
+        images: number of images in those batches.
+        check_s: seconds for checksums.
+        decode_s: seconds for entropy decoding, inverse DCT and colour conversion.
+        resample_s: seconds for resizing and writing.
+        record_bytes: size of the records.
+        used_bytes: bytes of the records that were entropy-decoded.
+        pixels: number of decoded pixels.
+        direct: images decoded by the native core's own decoder; libjpeg-turbo and Pillow decode the others.
     """
 
     images: int = 0
@@ -79,20 +82,22 @@ class Stats:
     pixels: int = 0
     direct: int = 0
 
-    def add(self, other: Stats) -> None:
+    def add(self, other: DecodeStats) -> None:
+        """Adds another batch's sums to these."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
 
-def to_pixels(data: bytes | memoryview, channels: int) -> Image.Image:
-    """A decoded image of mode L (1 channel) or RGB (3). Raises whatever Pillow raises of a bad one."""
-    return converted(Image.open(io.BytesIO(data), formats=FORMATS), channels)
+def decode_image(data: bytes | memoryview, channels: int) -> Image.Image:
+    """Decodes an image file to mode L (1 channel) or RGB (3). A bad file raises any exception of Pillow's."""
+    return convert_mode(Image.open(io.BytesIO(data), formats=FORMATS), channels)
 
 
-def converted(image: Image.Image, channels: int) -> Image.Image:
-    """An image in mode L (1 channel) or RGB (3)."""
+def convert_mode(image: Image.Image, channels: int) -> Image.Image:
+    """Converts an image to mode L (1 channel) or RGB (3)."""
     mode = "L" if channels == 1 else "RGB"
-    if image.mode.startswith("I"):  # 16-bit gray: Pillow's own conversion clips at 255
+    # 16-bit gray: Pillow's own conversion clips at 255, so the high byte is taken here.
+    if image.mode.startswith("I"):
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
     if image.mode == "P" and "transparency" in image.info:
         image = image.convert("RGBA")
@@ -101,13 +106,19 @@ def converted(image: Image.Image, channels: int) -> Image.Image:
 
 def decode_one(
     data: bytes | memoryview, out: Pixels, box: NDArray[np.float32], *, flip: bool = False, scaled: bool = False
-) -> Status:
-    """Decodes one image file into `out` (uint8 [H, W, C]); the arguments of `Decoder`, for one."""
-    return _fill(lambda: _opened(data, out.shape, box if scaled else None), out, box, flip, Stats())
+) -> DecodeStatus:
+    """Decodes one image file into `out` (uint8 [H, W, C]); arguments as of `DecodeRequest`, for one image."""
+    return _resize_into(lambda: _open_scaled(data, out.shape, box if scaled else None), out, box, flip, DecodeStats())
 
 
-def _opened(data: bytes | memoryview, shape: Sequence[int], box: NDArray[np.float32] | None) -> tuple[Image.Image, int]:
-    """An image, and by how much smaller it is decoded: where a box is given, while that has the output's pixels."""
+def _open_scaled(
+    data: bytes | memoryview, shape: Sequence[int], box: NDArray[np.float32] | None
+) -> tuple[Image.Image, int]:
+    """Opens an image; with a box, at the smallest scale at which the box still has the output's pixels.
+
+    Returns:
+        the image, and the factor by which it is smaller: 1, 2, 4 or 8.
+    """
     image: Image.Image = Image.open(io.BytesIO(data), formats=FORMATS)
     scale = 1
     if box is not None and image.format == "JPEG":
@@ -115,38 +126,44 @@ def _opened(data: bytes | memoryview, shape: Sequence[int], box: NDArray[np.floa
             scale *= 2
         if scale > 1:
             image.draft(None, (image.width // scale, image.height // scale))
-    return converted(image, shape[2]), scale
+    return convert_mode(image, shape[2]), scale
 
 
-def _raw(data: memoryview, shape: NDArray[np.uint32], planar: bool, channels: int) -> tuple[Image.Image, int]:
+def _open_raw(data: memoryview, shape: NDArray[np.uint32], planar: bool, channels: int) -> tuple[Image.Image, int]:
     h, w, c = shape.tolist()
     pixels = np.frombuffer(data, np.uint8).reshape((c, h, w) if planar else (h, w, c))
     pixels = np.ascontiguousarray(pixels.transpose(1, 2, 0)) if planar else pixels
-    return converted(Image.fromarray(pixels[..., 0] if c == 1 else pixels), channels), 1
+    return convert_mode(Image.fromarray(pixels[..., 0] if c == 1 else pixels), channels), 1
 
 
-def picture(dataset: Dataset, sample: int) -> Image.Image:
-    """A sample's image, whole, in mode L or RGB as the data set's channels are. Raises whatever Pillow raises."""
+def read_image(dataset: Dataset, sample: int) -> Image.Image:
+    """Reads a sample's whole image in mode L or RGB, by the data set's channels. Raises any exception of Pillow's."""
     found, flags = dataset.description, int(dataset.flags[sample])
     data = dataset.read([sample])[0]
     if flags & FLAG_RAW:
         shape = np.array([dataset.height[sample], dataset.width[sample], found.channels], np.uint32)
-        return _raw(data, shape, bool(flags & FLAG_PLANAR), found.channels)[0]
-    return to_pixels(data, found.channels)
+        return _open_raw(data, shape, bool(flags & FLAG_PLANAR), found.channels)[0]
+    return decode_image(data, found.channels)
 
 
-def _fill(
-    source: Callable[[], tuple[Image.Image, int]], out: Pixels, box: NDArray[np.float32], flip: bool, stats: Stats
-) -> Status:
+def _resize_into(
+    open_image: Callable[[], tuple[Image.Image, int]],
+    out: Pixels,
+    box: NDArray[np.float32],
+    flip: bool,
+    stats: DecodeStats,
+) -> DecodeStatus:
     start = time.perf_counter()
     try:
-        image, scale = source()
+        image, scale = open_image()
         image.load()
         stats.pixels += image.width * image.height
         decoded = time.perf_counter()
         left, top, width, height = (float(side) / scale for side in box)
-        right, bottom = float(np.float32(left + width)), float(np.float32(top + height))  # as Pillow rounds
-        if not (left < right and top < bottom):  # or one is no number; Pillow would take it
+        # Pillow holds the corners as float32: the comparison below must see the same numbers.
+        right, bottom = float(np.float32(left + width)), float(np.float32(top + height))
+        # Written so that a NaN fails it too: Pillow would accept one.
+        if not (left < right and top < bottom):
             raise ValueError("an empty box")
         size = (out.shape[1], out.shape[0])
         if (left, top, right, bottom) != (0.0, 0.0, *size) or image.size != size:
@@ -155,49 +172,39 @@ def _fill(
         out[:] = pixels[:, ::-1] if flip else pixels
         stats.decode_s += decoded - start
         stats.resample_s += time.perf_counter() - decoded
-    except Exception:  # Pillow's plugins raise anything from OSError to struct.error on damaged bytes
+    # Pillow's plugins raise anything from OSError to struct.error on damaged bytes.
+    except Exception:
         out[:] = 0
-        return Status.UNDECODABLE
-    return Status.OK
+        return DecodeStatus.UNDECODABLE
+    return DecodeStatus.OK
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """The arguments of one call of a `Decoder`."""
-
-    records: Records
-    boxes: NDArray[np.float32]
-    out: Pixels
-    flips: NDArray[np.bool_] | None
-    kinds: NDArray[np.uint8] | None
-    shapes: NDArray[np.uint32] | None
-    crc: NDArray[np.uint32] | None
-    check: NDArray[np.bool_] | None
-    scaled: bool
-
-    def decode_one(self, place: int, stats: Stats) -> Status:
-        data, out, box = self.records[place], self.out[place], self.boxes[place]
-        stats.record_bytes += len(data)
-        if self.crc is not None and (self.check is None or self.check[place]):
-            start = time.perf_counter()
-            good = crc32c(data) == self.crc[place]
-            stats.check_s += time.perf_counter() - start
-            if not good:
-                out[:] = 0
-                return Status.CHECKSUM
-        stats.used_bytes += len(data)
-        flip = self.flips is not None and bool(self.flips[place])
-        kind = Kind.JPEG if self.kinds is None else self.kinds[place]
-        if kind in (Kind.RAW, Kind.PLANAR):
-            assert self.shapes is not None, "raw records need shapes"
-            shape, planar = self.shapes[place], kind == Kind.PLANAR
-            return _fill(lambda: _raw(data, shape, planar, out.shape[2]), out, box, flip, stats)
-        return _fill(lambda: _opened(data, out.shape, box if self.scaled else None), out, box, flip, stats)
+def decode_record(request: DecodeRequest, place: int, stats: DecodeStats) -> DecodeStatus:
+    """Decodes one record of a batch, and adds its cost to `stats`."""
+    data, out, box = request.records[place], request.out[place], request.boxes[place]
+    stats.record_bytes += len(data)
+    if request.crc is not None and (request.check is None or request.check[place]):
+        start = time.perf_counter()
+        is_good = crc32c(data) == request.crc[place]
+        stats.check_s += time.perf_counter() - start
+        if not is_good:
+            out[:] = 0
+            return DecodeStatus.CHECKSUM
+    stats.used_bytes += len(data)
+    flip = request.flips is not None and bool(request.flips[place])
+    kind = RecordKind.JPEG if request.kinds is None else request.kinds[place]
+    if kind in (RecordKind.RAW, RecordKind.PLANAR):
+        assert request.shapes is not None, "raw records need shapes"
+        shape, planar = request.shapes[place], kind == RecordKind.PLANAR
+        return _resize_into(lambda: _open_raw(data, shape, planar, out.shape[2]), out, box, flip, stats)
+    reduced = box if request.scaled else None
+    return _resize_into(lambda: _open_scaled(data, out.shape, reduced), out, box, flip, stats)
 
 
-def move(data: bytes | memoryview, out: Pixels, *, planar: bool, shift: NDArray[np.int64] | None, flip: bool) -> None:
-    """Copies one raw image, mirrored, then moved by shift (down, right) with the border filled by reflection."""
+def copy_moved(
+    data: bytes | memoryview, out: Pixels, *, planar: bool, shift: NDArray[np.int64] | None, flip: bool
+) -> None:
+    """Copies one raw image, mirrored if `flip`, then moved by `shift` (down, right); reflection fills the border."""
     height, width, channels = out.shape
     pixels = np.frombuffer(data, np.uint8, out.size)
     pixels = pixels.reshape(channels, height, width).transpose(1, 2, 0) if planar else pixels.reshape(out.shape)
@@ -205,11 +212,14 @@ def move(data: bytes | memoryview, out: Pixels, *, planar: bool, shift: NDArray[
         pixels = pixels[:, ::-1]
     if shift is not None:
         down, right = shift
-        rows, columns = _reflected(np.arange(height) + down, height), _reflected(np.arange(width) + right, width)
+        rows, columns = (
+            _reflect_index(np.arange(height) + down, height),
+            _reflect_index(np.arange(width) + right, width),
+        )
         pixels = pixels[rows[:, None], columns]
     out[:] = pixels
 
 
-def _reflected(index: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    mirrored: NDArray[np.int64] = np.abs(size - 1 - np.abs(size - 1 - index))
-    return mirrored
+def _reflect_index(index: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    reflected: NDArray[np.int64] = np.abs(size - 1 - np.abs(size - 1 - index))
+    return reflected

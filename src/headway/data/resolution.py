@@ -1,8 +1,8 @@
 """Progressive resolution: training begins with small images, which take less time, and ends with large ones.
 
 Sources: Touvron et al. 2019, "Fixing the train-test resolution discrepancy" (arXiv 1906.06423); Tan and Le 2021,
-"EfficientNetV2" (arXiv 2104.00298), whose authors strengthen the augmentation with the size too; the ramp along a line
-is that of FFCV's and Composer's ImageNet recipes.
+"EfficientNetV2" (arXiv 2104.00298), which strengthens the augmentation with the size too; FFCV's and Composer's
+ImageNet recipes, for the linear ramp.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from collections.abc import Sequence
 from pydantic import Field, model_validator
 
 from headway.core.errors import UsageError
-from headway.core.recipe import Part
+from headway.core.recipe import RecipePart
 
-MOST_SIZES = 8
-"""That are said; of more, the first and the last."""
+MAX_LISTED_SIZES = 8
+"""Most sizes that `describe_sizes` lists; of more, it lists the first and the last ones."""
 
 
-class ProgressiveRecipe(Part):
+class ProgressiveRecipe(RecipePart):
     """The size of training images grows along a line, from `start` to `data.size`. Evaluation is at `data.size`."""
 
     start: int = Field(default=160, ge=1)
     """Shorter side in pixels at the beginning."""
     from_epoch: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """Until then images have the size of the beginning."""
+    """Images keep the size of the beginning until this epoch."""
     until_epoch: float = Field(gt=0, allow_inf_nan=False)
-    """From then on they have their full size."""
+    """Images have their full size from this epoch on."""
     step: int = Field(default=32, ge=1)
-    """Sides between are multiples of this, in pixels: few sizes, each of which a compiled network and the convolution
-    library meet for the first time once."""
+    """Sides in between are multiples of this, in pixels. Few sizes are better: a compiled network and the convolution
+    library need time for each new one."""
 
     @model_validator(mode="after")
-    def _rises(self) -> ProgressiveRecipe:
+    def _check_range(self) -> ProgressiveRecipe:
         if self.until_epoch <= self.from_epoch:
             raise ValueError(
                 f"the size would grow from epoch {self.from_epoch:g} until {self.until_epoch:g}: "
@@ -42,20 +42,20 @@ class ProgressiveRecipe(Part):
         return self
 
 
-def size_at(recipe: ProgressiveRecipe, full: tuple[int, int], epoch: float) -> tuple[int, int]:
-    """Size (height, width) of the training images of a step.
+def compute_size(recipe: ProgressiveRecipe, full: tuple[int, int], epoch: float) -> tuple[int, int]:
+    """Computes the size (height, width) of the training images of a step.
 
     Args:
-        recipe: where it begins, and how it grows.
+        recipe: start and growth.
         full: (height, width) at the end.
-        epoch: of the step's first position; a step that begins in an epoch has that one's size. May be a fraction.
+        epoch: epoch of the step's first position. May be a fraction.
 
     Returns:
-        the full size from `until_epoch` on; before it sides rounded to the nearest multiple of `step`, halves up, none
-        larger than at the end, in the full size's proportions but for the rounding.
+        the full size from `until_epoch` on. Before it, sides in the full size's proportions, rounded to the nearest
+        multiple of `step` (halves up) and never larger than at the end.
 
     Raises:
-        UsageError: the start is no less than the full size's shorter side.
+        UsageError: `start` is no less than the shorter side of the full size.
     """
     shorter = min(full)
     if recipe.start >= shorter:
@@ -69,19 +69,23 @@ def size_at(recipe: ProgressiveRecipe, full: tuple[int, int], epoch: float) -> t
     return height, width
 
 
-def sizes(recipe: ProgressiveRecipe, full: tuple[int, int], epochs: float) -> list[tuple[int, tuple[int, int]]]:
-    """(epoch, size) of each size that a run of so many epochs meets, from where on it does."""
+def list_sizes(recipe: ProgressiveRecipe, full: tuple[int, int], epochs: float) -> list[tuple[int, tuple[int, int]]]:
+    """Lists the sizes in a run of so many epochs, each with the first epoch that has it: (epoch, size)."""
     out: list[tuple[int, tuple[int, int]]] = []
     for epoch in range(math.ceil(epochs)):
-        size = size_at(recipe, full, epoch)
+        size = compute_size(recipe, full, epoch)
         if not out or out[-1][1] != size:
             out.append((epoch, size))
     return out
 
 
-def told(found: Sequence[tuple[int, tuple[int, int]]]) -> str:
-    """Such sizes as a sentence."""
+def describe_sizes(found: Sequence[tuple[int, tuple[int, int]]]) -> str:
+    """Describes the result of `list_sizes` in a sentence."""
     each = [f"{height}x{width} from epoch {epoch}" for epoch, (height, width) in found]
-    if len(each) > MOST_SIZES:
-        each = [*each[: MOST_SIZES // 2], f"{len(each) - MOST_SIZES} more", *each[-(MOST_SIZES // 2) :]]
+    if len(each) > MAX_LISTED_SIZES:
+        each = [
+            *each[: MAX_LISTED_SIZES // 2],
+            f"{len(each) - MAX_LISTED_SIZES} more",
+            *each[-(MAX_LISTED_SIZES // 2) :],
+        ]
     return f"Training images are {', '.join(each)}."

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.core.files import open_regular
-from headway.core.keys import UInt64
+from headway.core.random_keys import UInt64
 from headway.data.columns import FLAG_SPLIT, Shard
 from headway.data.formats import recordio
-from headway.data.formats.pieces import mapped, unreadable
-from headway.data.mapping import check
+from headway.data.formats.byte_ranges import build_read_error, map_path
+from headway.data.mapping import check_mappings
 from headway.data.records import Records
 
 Ids = NDArray[np.int64]
@@ -38,7 +38,7 @@ NETWORK_FILE_SYSTEMS = frozenset(
 
 
 @final
-class _Places:
+class _RecordPlaces:
     """Where records lie by the columns, which may be damaged too: what lies outside of its shard is empty."""
 
     def __init__(self, shards: Sequence[Shard], columns: Columns) -> None:
@@ -47,7 +47,7 @@ class _Places:
         self.size = np.zeros(_SHARD_LIMIT, np.uint64)
         self.size[: len(shards)] = [shard.size for shard in shards]
 
-    def __call__(self, ids: Ids, shard: NDArray[np.uint16]) -> tuple[UInt64, UInt64, NDArray[np.bool_]]:
+    def locate(self, ids: Ids, shard: NDArray[np.uint16]) -> tuple[UInt64, UInt64, NDArray[np.bool_]]:
         """Offsets and lengths, and which records are split; each of shape [k]."""
         columns = self._columns
         offset, length = columns["offset"][ids], columns["length"][ids].astype(np.uint64)
@@ -60,7 +60,7 @@ class _Places:
         return offset, length, split
 
 
-class Source(Protocol):
+class RecordReader(Protocol):
     """What reads the bytes of a data set's samples."""
 
     def read(self, ids: Ids) -> Records:
@@ -76,8 +76,8 @@ class MappedShards:
 
     def __init__(self, folder: Path, shards: Sequence[Shard], columns: Columns) -> None:
         self._folder, self._shards, self._columns = folder, shards, columns
-        self._places = _Places(shards, columns)
-        self._maps = _Maps()
+        self._places = _RecordPlaces(shards, columns)
+        self._maps = _ShardMaps()
 
     def read(self, ids: Ids) -> Records:
         """Finds the records of these samples in the mapped shards; nothing is copied but split records."""
@@ -87,26 +87,26 @@ class MappedShards:
             for number in np.unique(shard).tolist():
                 self._map(maps, number)
             address = maps.address[shard]
-        check(address)
-        offset, length, split = self._places(ids, shard)
+        check_mappings(address)
+        offset, length, split = self._places.locate(ids, shard)
         address += offset
         if not split.any():
             return Records(address, length, maps)
         chosen = np.flatnonzero(split)
         views = (maps.views[number] for number in shard[chosen].tolist())
-        parts = Records.of(list(map(_join, views, offset[chosen].tolist(), length[chosen].tolist())))
-        check(address)
+        parts = Records.from_buffers(list(map(_join_record, views, offset[chosen].tolist(), length[chosen].tolist())))
+        check_mappings(address)
         address[chosen], length[chosen] = parts.address, parts.length
         return Records(address, length, (maps, parts))
 
     def close(self) -> None:
         """Lets go of the mappings; each stays for as long as Records of it live, and a later read maps again."""
-        self._maps = _Maps()
+        self._maps = _ShardMaps()
 
-    def _map(self, maps: _Maps, number: int) -> None:
+    def _map(self, maps: _ShardMaps, number: int) -> None:
         if number in maps.views or number >= len(self._shards):
             return
-        view = mapped(self._folder / self._shards[number].name)
+        view = map_path(self._folder / self._shards[number].name)
         # Two threads may both map a shard: the one that is kept is the one whose address is kept.
         view = maps.views.setdefault(number, view)
         self._places.size[number] = min(len(view), self._shards[number].size)  # it may have been cut since the opening
@@ -114,7 +114,7 @@ class MappedShards:
 
 
 @final
-class _Maps:
+class _ShardMaps:
     """The shards that are mapped, and the address of each."""
 
     def __init__(self) -> None:
@@ -128,13 +128,13 @@ class PreadShards:
 
     def __init__(self, folder: Path, shards: Sequence[Shard], columns: Columns) -> None:
         self._folder, self._shards, self._columns = folder, shards, columns
-        self._places = _Places(shards, columns)
-        self._files: dict[int, _File] = {}
+        self._places = _RecordPlaces(shards, columns)
+        self._files: dict[int, _OpenFile] = {}
 
     def read(self, ids: Ids) -> Records:
         """Reads the records of these samples."""
         shard = self._columns["shard"][ids]
-        offset, length, split = self._places(ids, shard)
+        offset, length, split = self._places.locate(ids, shard)
         ends = np.cumsum(length)
         begins = ends - length
         buffer = np.empty(int(length.sum()), np.uint8)
@@ -150,15 +150,15 @@ class PreadShards:
         """Closes the files; a later read opens them again."""
         self._files = {}
 
-    def _file(self, number: int) -> _File:
+    def _file(self, number: int) -> _OpenFile:
         file = self._files.get(number)
         if file is None:
-            file = self._files.setdefault(number, _File(self._folder / self._shards[number].name))
+            file = self._files.setdefault(number, _OpenFile(self._folder / self._shards[number].name))
         return file
 
 
 @final
-class _File:
+class _OpenFile:
     """An open file, closed with its last user. It is read into memory, and how many bytes came is returned."""
 
     def __init__(self, path: Path) -> None:
@@ -166,7 +166,7 @@ class _File:
             with open_regular(path, buffering=0) as file:
                 self._number = os.dup(file.fileno())
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise build_read_error(path, error) from error
         weakref.finalize(self, os.close, self._number)
 
     def read_into(self, into: memoryview, offset: int) -> int:
@@ -179,7 +179,7 @@ class _File:
     def read_split(self, into: memoryview, offset: int) -> int:
         # The header of a part is 8 bytes in place of 4 of magic number; a MiB is for the record's own and labels.
         parts = np.empty(2 * len(into) + (1 << 20), np.uint8)
-        image = _join(parts.data[: self.read_into(parts.data, offset)], 0, len(into))
+        image = _join_record(parts.data[: self.read_into(parts.data, offset)], 0, len(into))
         into[: len(image)] = image
         return len(image)
 
@@ -195,7 +195,7 @@ class LooseFiles:
         """Reads the files of these samples."""
         names, begin, length = self._columns["name"], self._columns["name_offset"], self._columns["length"]
         rows = zip(begin[ids].tolist(), begin[ids + 1].tolist(), length[ids].tolist(), strict=True)
-        return Records.of([self._read(names[low:high].tobytes(), size) for low, high, size in rows])
+        return Records.from_buffers([self._read(names[low:high].tobytes(), size) for low, high, size in rows])
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -208,14 +208,14 @@ class LooseFiles:
             return b""
 
 
-def _join(view: memoryview, offset: int, length: int) -> bytes:
+def _join_record(view: memoryview, offset: int, length: int) -> bytes:
     try:
-        return recordio.join(view, offset, length)
+        return recordio.join_record(view, offset, length)
     except DataError:
         return b""
 
 
-def on_network(path: Path) -> bool:
+def is_on_network(path: Path) -> bool:
     """Whether a file lies on a network file system."""
     best, kind, inside = "", "", f"{os.path.realpath(path)}/"
     with open("/proc/self/mounts") as mounts:

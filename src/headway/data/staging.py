@@ -16,7 +16,7 @@ from headway.core.files import sync_folder
 
 
 @contextlib.contextmanager
-def staged(dst: Path, *, needed_bytes: int | None, replace: bool) -> Iterator[Path]:
+def stage_folder(dst: Path, *, needed_bytes: int | None, replace: bool) -> Iterator[Path]:
     """A folder beside `dst` that becomes `dst` at the end of the block, and vanishes if anything goes wrong before.
 
     Args:
@@ -34,7 +34,7 @@ def staged(dst: Path, *, needed_bytes: int | None, replace: bool) -> Iterator[Pa
         sync_folder(staging)
         _publish(staging, dst, replace)
     except OSError as error:
-        raise _unwritable(error, dst, staging, needed_bytes) from error
+        raise _build_write_error(error, dst, staging, needed_bytes) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
@@ -49,7 +49,7 @@ def clear_leftovers(dst: Path) -> None:
         for entry in sorted(os.listdir(dst.parent)) if dst.parent.is_dir() else []:
             match = pattern.fullmatch(entry)
             # Our own number is an earlier process's, in another container: we have made nothing yet.
-            if match is None or (int(match[2]) != os.getpid() and _alive(int(match[2]))):
+            if match is None or (int(match[2]) != os.getpid() and _is_alive(int(match[2]))):
                 continue
             if match[1] == "replaced" and not dst.exists():
                 os.rename(dst.parent / entry, dst)
@@ -73,7 +73,7 @@ def _publish(staging: Path, dst: Path, replace: bool) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -83,17 +83,17 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _unwritable(error: OSError, dst: Path, staging: Path, needed_bytes: int | None) -> HeadwayError:
+def _build_write_error(error: OSError, dst: Path, staging: Path, needed_bytes: int | None) -> HeadwayError:
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return HeadwayError(f"this cannot be written ({error.strerror})", where=str(dst))
     written_bytes = sum(file.stat().st_size for file in staging.rglob("*") if file.is_file())
-    needed = "" if needed_bytes is None else f" of about {_megabytes(needed_bytes)}"
+    needed = "" if needed_bytes is None else f" of about {_format_megabytes(needed_bytes)}"
     return HeadwayError(
-        f"the disk is full: {_megabytes(written_bytes)}{needed} were written",
+        f"the disk is full: {_format_megabytes(written_bytes)}{needed} were written",
         where=str(dst.parent),
         fix="Free space there, or pack to another disk. What was written is removed.",
     )
 
 
-def _megabytes(size_bytes: int) -> str:
+def _format_megabytes(size_bytes: int) -> str:
     return f"{math.ceil(size_bytes / 1e5) / 10:,.1f} MB"

@@ -1,28 +1,31 @@
-"""Synthetic data: batches that lie on the device already, so that a run shows what it would do if input were free."""
+"""Synthetic data: batches that lie on the device already. They show a run's speed if its input were free."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import final
 
 import numpy as np
 import torch
 
 from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
-from headway.data.options import SyntheticRecipe
-from headway.data.order import share
+from headway.data.data_recipe import SyntheticRecipe
+from headway.data.order import get_rank_slots
 
 
-class Synthetic:
-    """Endless batches of the same random images and labels, made once; the labels can be learnt by heart only.
+@final
+class SyntheticLoader:
+    """Endless batches of the same random images and labels. A network can only memorise the labels.
 
     Args:
-        recipe: sizes.
+        recipe: sizes of the pretended data set.
         batch: samples of each step, or a plan of batches that grow.
-        seed: of the pixels, the labels and the keys.
+        seed: seed of the pixels, the labels and the keys.
         start: first position.
-        device: where the batch lies.
-        rank, world: each step is shared among so many.
+        device: device of the batches.
+        rank: this rank takes its share of every step.
+        world: number of ranks.
     """
 
     def __init__(
@@ -38,23 +41,25 @@ class Synthetic:
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         plan = batch if isinstance(batch, BatchPlan) else BatchPlan(batch)
-        shape = (plan.largest, *recipe.size, recipe.channels)
+        shape = (plan.largest_batch, *recipe.size, recipe.channels)
         self._images = torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
-        self._labels = torch.randint(0, recipe.classes, (plan.largest,), generator=generator)
+        self._labels = torch.randint(0, recipe.classes, (plan.largest_batch,), generator=generator)
         self._samples, self._plan, self._seed, self._start = recipe.samples, plan, seed, start
         self._device, self._place = device, (rank, world)
 
     def __iter__(self) -> Iterator[Batch]:
         position, size = self._start, 0
         while True:
-            if (found := self._plan.batch_at(position)) != size:
+            # Copied again only if the batch grows: the steps of one size share their tensors.
+            if (found := self._plan.get_batch_size(position)) != size:
                 size = found
-                low, high = share(size, *self._place)
+                low, high = get_rank_slots(size, *self._place)
                 images, labels = self._images[low:high].to(self._device), self._labels[low:high].to(self._device)
                 first, zeros = np.arange(low, high), np.zeros(high - low, np.int64)
             positions = first + position
             epoch, slot = divmod(position, self._samples)
-            if slot + high <= self._samples:  # two numpy calls fewer, 3 us
+            # Most steps lie inside one epoch; without divisions of arrays they save two numpy calls, 3 us.
+            if slot + high <= self._samples:
                 epochs, samples = zeros + epoch, first + slot
             else:
                 epochs, samples = positions // self._samples, positions % self._samples

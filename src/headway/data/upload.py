@@ -1,4 +1,4 @@
-"""Small host arrays to the device, without a wait."""
+"""Copies small host arrays to the device without making the host wait."""
 
 from __future__ import annotations
 
@@ -10,10 +10,8 @@ from numpy.typing import NDArray
 
 
 def to_device(array: NDArray[Any], device: torch.device) -> torch.Tensor:
-    """A tensor of a numpy array on a device; to a GPU through pinned memory, as a copy from elsewhere waits.
-
-    On a CPU the tensor shares the array's memory where it can.
-    """
-    # Torch warns of arrays that cannot be written to; a broadcast one of a single image is such.
+    """Copies a numpy array to a device as a tensor. On a CPU the tensor shares the array's memory if it can."""
+    # torch warns about arrays that are read-only; a broadcast array of a single image is one.
     tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    # From pageable memory the copy would block the host, even with non_blocking.
     return tensor.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else tensor

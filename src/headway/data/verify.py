@@ -16,12 +16,13 @@ from typing import final
 import numpy as np
 from crc32c import crc32c
 
-from headway.core.cores import usable_cores
+from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import DataError, UsageError
-from headway.core.shown import plain
-from headway.data.columns import COLUMNS_FILE, FLAG_SPLIT, Shard, fingerprint_of, load_columns, name_of
+from headway.core.printable import escape_controls
+from headway.data.columns import COLUMNS_FILE, FLAG_SPLIT, Shard, compute_fingerprint, decode_name, load_columns
 from headway.data.formats import recordio, trailer
-from headway.data.formats.source import local_path
+from headway.data.formats.byte_ranges import map_path
+from headway.storage.addresses import parse_local_path
 
 _CHUNK = 1024
 _PARTS = ("", "train", "eval")
@@ -45,13 +46,13 @@ class Damage:
     def __str__(self) -> str:
         if self.index is None:
             return f"{self.shard}: {self.reason}"
-        name = plain(self.name, lines=False)
+        name = escape_controls(self.name, lines=False)
         return f"sample {self.index} ({name}), {self.shard} at byte {self.offset}: {self.reason}"
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Verified:
+class VerifyResult:
     """What was looked at, and what is damaged."""
 
     samples: dict[str, int]
@@ -59,7 +60,7 @@ class Verified:
     damages: list[Damage]
 
 
-def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> Verified:
+def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] | None = None) -> VerifyResult:
     """Checks a packed folder, or both parts of a split one: files, records, labels, and checksums of all images.
 
     A part counts as damaged where its columns are gone: its shards or its folder are there, or the other part knows it.
@@ -71,26 +72,26 @@ def verify(folder: str | os.PathLike[str], progress: Callable[[int, int], None] 
         UsageError: the folder is no packed data set, or is an address.
         DataError: a columns file is so damaged that nothing can be checked by it.
     """
-    root = local_path(folder, "Verify the folder before it is copied there, or a local copy.")
-    packs = [_Pack(root / part, part) for part in _PARTS if (root / part / COLUMNS_FILE).is_file()]
-    damages = _lost(root, packs)
+    root = parse_local_path(folder, "Verify the folder before it is copied there, or a local copy.")
+    packs = [_PackChecker(root / part, part) for part in _PARTS if (root / part / COLUMNS_FILE).is_file()]
+    damages = _find_lost_parts(root, packs)
     if not packs and not damages:
         what = "this is no packed data set" if root.exists() else "there is no such folder"
         raise UsageError(what, where=str(root), fix="Pack one: headway pack SRC DST.")
     total, done = sum(pack.samples for pack in packs), 0
-    with ThreadPoolExecutor(usable_cores(), thread_name_prefix="verify") as pool:
+    with ThreadPoolExecutor(count_usable_cores(), thread_name_prefix="verify") as pool:
         for pack in packs:
-            damages += pack.damaged_files()
+            damages += pack.find_damaged_files()
             chunks = [range(low, min(low + _CHUNK, pack.samples)) for low in range(0, pack.samples, _CHUNK)]
-            for chunk, found in zip(chunks, pool.map(pack.damaged_records, chunks), strict=True):
+            for chunk, found in zip(chunks, pool.map(pack.find_damaged_records, chunks), strict=True):
                 damages += found
                 done += len(chunk)
                 if progress:
                     progress(done, total)
-    return Verified(samples={pack.part: pack.samples for pack in packs}, damages=damages)
+    return VerifyResult(samples={pack.part: pack.samples for pack in packs}, damages=damages)
 
 
-def _lost(root: Path, packs: list[_Pack]) -> list[Damage]:
+def _find_lost_parts(root: Path, packs: list[_PackChecker]) -> list[Damage]:
     """Parts whose columns are gone."""
     there = {pack.part for pack in packs}
     known = {part for pack in packs if pack.part for part in pack.parts}
@@ -106,7 +107,7 @@ def _lost(root: Path, packs: list[_Pack]) -> list[Damage]:
 
 
 @final
-class _Pack:
+class _PackChecker:
     """One packed folder, read without `dataset.open`, which refuses what is to be reported here."""
 
     def __init__(self, folder: Path, part: str) -> None:
@@ -117,67 +118,69 @@ class _Pack:
         self._views: list[memoryview | None] = []
         self.samples = len(self._label)
 
-    def damaged_files(self) -> list[Damage]:
-        """Looks at the columns and at every shard as a whole; to be called before `damaged_records`."""
+    def find_damaged_files(self) -> list[Damage]:
+        """Looks at the columns and at every shard as a whole; to be called before `find_damaged_records`."""
         damages = []
-        if fingerprint_of(self._columns) != self._description.fingerprint:
-            damages.append(self._file_damage(COLUMNS_FILE, "a column is damaged (the fingerprint of all is another)"))
+        if compute_fingerprint(self._columns) != self._description.fingerprint:
+            damages.append(
+                self._build_file_damage(COLUMNS_FILE, "a column is damaged (the fingerprint of all is another)")
+            )
         for number, shard in enumerate(self._description.shards):
-            view, reason = self._open(shard)
+            view, reason = self._map_shard(shard)
             if view is None:
                 lost = np.count_nonzero(self._columns["shard"] == number)
                 reason = f"{reason}; its {lost:,} samples are lost"
             self._views.append(view)
             if reason:
-                damages.append(self._file_damage(shard.name, reason))
+                damages.append(self._build_file_damage(shard.name, reason))
         return damages
 
-    def damaged_records(self, samples: range) -> list[Damage]:
+    def find_damaged_records(self, samples: range) -> list[Damage]:
         """Damaged records among `samples`; those of lost shards are left out."""
         part = slice(samples.start, samples.stop)
         columns = (self._columns[name][part].tolist() for name in ("shard", "offset", "crc32c", "flags"))
         damages = []
         for sample, shard, offset, crc, flags in zip(samples, *columns, strict=True):
             if shard >= len(self._views):
-                damages.append(self._damage(sample, COLUMNS_FILE, offset, f"there is no shard {shard}"))
+                damages.append(self._build_damage(sample, COLUMNS_FILE, offset, f"there is no shard {shard}"))
                 continue
             view = self._views[shard]
-            reason = self._record_reason(view, sample, offset, crc, flags) if view is not None else ""
+            reason = self._check_record(view, sample, offset, crc, flags) if view is not None else ""
             if reason:
-                damages.append(self._damage(sample, self._description.shards[shard].name, offset, reason))
+                damages.append(self._build_damage(sample, self._description.shards[shard].name, offset, reason))
         return damages
 
-    def _open(self, shard: Shard) -> tuple[memoryview | None, str]:
+    def _map_shard(self, shard: Shard) -> tuple[memoryview | None, str]:
         """The bytes of a shard, or None where none of its records can be there; and what is wrong with it."""
         try:
-            view = recordio.mapped(self._folder / shard.name)
+            view = map_path(self._folder / shard.name)
         except DataError as error:
             return None, error.what
         whole = len(view) == shard.size
         if self._description.format != "recordio":
-            number = trailer.pack_id_in(view)
+            number = trailer.parse_pack_id(view)
             if number is None and whole:
                 return view, "the end of the shard is damaged"
         elif whole:  # each of its records is looked at, and says which pack it belongs to
             return view, ""
         else:
-            number = _pack_of_first_record(view)
+            number = _read_first_pack_id(view)
         if number not in (None, self._description.pack_id):
             return None, "the shard belongs to another pack"
         return view, "" if whole else f"the shard has {len(view):,} bytes and should have {shard.size:,}"
 
-    def _record_reason(self, view: memoryview, sample: int, offset: int, crc: int, flags: int) -> str:
+    def _check_record(self, view: memoryview, sample: int, offset: int, crc: int, flags: int) -> str:
         if self._description.format != "recordio":
             end = offset + int(self._columns["length"][sample])
             if end > len(view):
                 return "the file ends inside the image"
             return "" if crc32c(view[offset:end]) == crc else "the image's checksum is another"
         label = self._columns["label"][sample]
-        start = offset if flags & FLAG_SPLIT else recordio.start_of(offset, label.size if label.ndim else 0)
+        start = offset if flags & FLAG_SPLIT else recordio.compute_record_start(offset, label.size if label.ndim else 0)
         if start < 0:
             return "no record can begin there"
         try:
-            record, _ = recordio.record_at(view, start)
+            record, _ = recordio.read_record(view, start)
         except DataError as error:
             return error.what
         if record.id2 != self._description.pack_id:
@@ -188,16 +191,16 @@ class _Pack:
             return "the record's label or number is unlike the columns'"
         return ""
 
-    def _damage(self, sample: int, shard: str, offset: int, reason: str) -> Damage:
-        name = name_of(self._columns, sample)
+    def _build_damage(self, sample: int, shard: str, offset: int, reason: str) -> Damage:
+        name = decode_name(self._columns, sample)
         return Damage(index=sample, name=name, shard=os.path.join(self.part, shard), offset=offset, reason=reason)
 
-    def _file_damage(self, file: str, reason: str) -> Damage:
+    def _build_file_damage(self, file: str, reason: str) -> Damage:
         return Damage(index=None, name="", shard=os.path.join(self.part, file), offset=0, reason=reason)
 
 
-def _pack_of_first_record(view: memoryview) -> int | None:
+def _read_first_pack_id(view: memoryview) -> int | None:
     try:
-        return recordio.record_at(view, 0)[0].id2
+        return recordio.read_record(view, 0)[0].id2
     except DataError:  # it is damaged, and will be named
         return None

@@ -19,7 +19,7 @@ from typing import Any, final
 import psutil
 
 from headway.core.errors import UsageError
-from headway.core.signals import answered
+from headway.core.signals import handle_signals
 from headway.doctor.output_lines import Lines
 from headway.doctor.scores import Kind, Reading, Scores
 
@@ -302,7 +302,7 @@ def _ending_all(process: subprocess.Popen[bytes], grace_s: float) -> Iterator[Ca
             with suppress(psutil.Error):
                 one.send_signal(number)
 
-    with answered(_interrupt, signal.SIGTERM):
+    with handle_signals(_interrupt, signal.SIGTERM):
         try:
             yield lambda: tell(signal.SIGTERM)
         except BaseException:

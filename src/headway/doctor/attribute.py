@@ -5,12 +5,12 @@ from __future__ import annotations
 import linecache
 from collections.abc import Mapping
 
-from headway.core.profile import What
+from headway.core.profile import CodeActivity
 from headway.doctor.stack_sampler import StackSampler
 from headway.doctor.syncs import Line, Syncs
 from headway.doctor.user_code import FORWARD, Place
 
-Spent = dict[tuple[Place, What], float]
+Spent = dict[tuple[Place, CodeActivity], float]
 
 MOSTLY = 0.5
 """Share of a line's time that torch, a function, or waiting takes, from which on that is what the line does."""
@@ -27,7 +27,9 @@ ELSEWHERE = Place(FORWARD, "", 0)
 """Stands for a line that is not the user's."""
 
 
-def classify(seconds: float, waited: float, line: Line, place: Place, *, read_s: float, on_cpu: bool) -> What | None:
+def classify(
+    seconds: float, waited: float, line: Line, place: Place, *, read_s: float, on_cpu: bool
+) -> CodeActivity | None:
     """Tells what a line of the user's does in a step; None: it calls operations of torch.
 
     Args:
@@ -53,7 +55,7 @@ def classify(seconds: float, waited: float, line: Line, place: Place, *, read_s:
 
 def attribute(
     seen: StackSampler, syncs: Syncs, *, steps: int, step_s: float, read_s: float, on_cpu: bool
-) -> tuple[Spent, dict[Place, What | None]]:
+) -> tuple[Spent, dict[Place, CodeActivity | None]]:
     """Tells the seconds of a step that the user's lines take, by what they do; and what each line was found to do.
 
     Args:
@@ -61,7 +63,7 @@ def attribute(
             more than what it has seen of each.
     """
     spent: Spent = {}
-    known: dict[Place, What | None] = {}
+    known: dict[Place, CodeActivity | None] = {}
     if not seen.total_s or not steps:
         return spent, known
     scale = step_s / seen.total_s
@@ -80,7 +82,7 @@ def attribute(
     return spent, known
 
 
-def share_of(seen: StackSampler, known: Mapping[Place, What | None]) -> float:
+def share_of(seen: StackSampler, known: Mapping[Place, CodeActivity | None]) -> float:
     """Tells the share of a sampler's time that lines take which are known not to call torch, collections included."""
     if not seen.total_s:
         return 0.0

@@ -10,10 +10,10 @@ from statistics import median
 from time import perf_counter, sleep
 from typing import Any, final
 
-from headway.core.cores import usable_cores
-from headway.core.profile import Together
+from headway.core.cpu_count import count_usable_cores
+from headway.core.profile import JointTiming
 from headway.data.batch import Batch
-from headway.data.loader import PAUSE_S
+from headway.data.loader import PRODUCER_PAUSE_S
 from headway.doctor.feed import loader_of
 from headway.doctor.job import Job, close
 from headway.doctor.loop import LONG_STEP_S, advanced, waiting
@@ -26,7 +26,7 @@ SHORT_STEP_S = 0.01
 """Longer ones do not show what handing a batch over takes: some 0.1 ms."""
 
 
-def beside(job: Job, input_alone: float, loop_alone: float, *, limit_s: float, **options: Any) -> Together:
+def beside(job: Job, input_alone: float, loop_alone: float, *, limit_s: float, **options: Any) -> JointTiming:
     """Trains on batches that are there already, while a thread goes through the loader as fast as it gives.
 
     Args:
@@ -68,12 +68,12 @@ def beside(job: Job, input_alone: float, loop_alone: float, *, limit_s: float, *
             thread.join()
     if failed:
         raise failed[0]
-    return Together(
+    return JointTiming(
         input_alone=input_alone,
         loop_alone=loop_alone,
         input_beside=each(given) or input_alone,  # a loader that gives next to nothing meanwhile was not seen to suffer
         loop_beside=1 / rate.value,
-        cores=usable_cores(),
+        cores=count_usable_cores(),
     )
 
 
@@ -90,7 +90,7 @@ def handover(job: Job, loop_alone: float, *, limit_s: float) -> float:
     it: 0."""
     if job.batch * loop_alone > SHORT_STEP_S:
         return 0.0
-    given = _Given(job.kept(), job.setup.recipe.data.ahead)
+    given = _Given(job.kept(), job.setup.recipe.data.prefetch_batches)
     wait = waiting(job.setup.device)
     steps = max(1, round(least_window_s() / (job.batch * loop_alone)))
     lost, begun = list[float](), perf_counter()
@@ -101,7 +101,7 @@ def handover(job: Job, loop_alone: float, *, limit_s: float) -> float:
             while len(lost) < 3 or perf_counter() - begun < limit_s:
                 taken = []
                 for given.handed in (False, True):
-                    trainer.run(job.setup.recipe.data.ahead)  # with what is there at once
+                    trainer.run(job.setup.recipe.data.prefetch_batches)  # with what is there at once
                     wait()
                     taken.append(1 / window())
                 lost.append(taken[1] - taken[0])
@@ -110,7 +110,7 @@ def handover(job: Job, loop_alone: float, *, limit_s: float) -> float:
     return max(0.0, median(lost))
 
 
-def handed(found: Together, seconds: float) -> Together:
+def handed(found: JointTiming, seconds: float) -> JointTiming:
     """With what a sample takes longer for the handing over."""
     changed = {"loop_alone": found.loop_alone + seconds, "loop_beside": found.loop_beside + seconds}
     return found.model_copy(update=changed)
@@ -146,7 +146,7 @@ class _Given:
                 more = self._free.get_nowait()
             except queue.Empty:
                 more = self._free.get()
-                sleep(PAUSE_S)
+                sleep(PRODUCER_PAUSE_S)
             if not more:
                 return
             self._ready.put(batch)

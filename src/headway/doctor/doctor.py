@@ -11,13 +11,13 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from headway.core.cores import usable_cores
+from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import UsageError
-from headway.core.profile import Ceiling, Profile, Resource, Side, Threads, WholeRun
-from headway.core.run import provenance
+from headway.core.profile import PipelineSide, Profile, ShortRun, StageCeiling, StageResource, ThreadScaling
+from headway.core.run_folder import collect_provenance
 from headway.data.dataset import Dataset
 from headway.data.order import Order
-from headway.data.tiers.opened import RemoteShards
+from headway.data.tiers.remote_dataset import RemoteShards
 from headway.doctor import environment, storage
 from headway.doctor.beside import beside, handed, handover
 from headway.doctor.budget import FULL, LOOK_SHARE, QUICK, Budget, WallTime
@@ -47,7 +47,7 @@ NOTES = {
 NAMED = 3
 """Lines of the user's that a row of the table names."""
 
-RESOURCES: dict[str, Resource] = {
+RESOURCES: dict[str, StageResource] = {
     "storage": "disk",
     "decode": "host",
     "augment": "host",
@@ -119,7 +119,7 @@ class _Examination:
         self._job, self._say, self._budget, self._quick, self._cold = job, say, budget, quick, cold
         self._missing = [job.shortened] if job.shortened else []
         self._facts: dict[str, float] = {}
-        self._runs = list[WholeRun]()
+        self._runs = list[ShortRun]()
         self._handed_s = 0.0
         """Of a sample: what taking a batch from the loader's thread costs the loop."""
         self._step_s = 0.0
@@ -185,7 +185,7 @@ class _Examination:
             seconds=perf_counter() - begun,
         )
 
-    def _input(self) -> tuple[Fed | None, Threads | None]:
+    def _input(self) -> tuple[Fed | None, ThreadScaling | None]:
         job = self._job
         if job.synthetic:
             self._missing.append("The data are synthetic: there is no input to measure.")
@@ -193,11 +193,11 @@ class _Examination:
         self._say("Measuring the loader, with nothing that holds it back.")
         found = fed(job, limit_s=self._allot("loader") / 1.2)
         self._facts["encoded bytes"] = found.record_bytes
-        most = usable_cores()
+        most = count_usable_cores()
         self._say("Measuring the loader by its number of threads.")
         return found, by_threads(job, found, most, limit_s=self._allot("threads") / 2)
 
-    def _ceilings(self, found: Fed | None) -> list[Ceiling]:
+    def _ceilings(self, found: Fed | None) -> list[StageCeiling]:
         """Of the loader."""
         if found is None:
             return []
@@ -221,11 +221,13 @@ class _Examination:
         if copied is not None:
             how["copy"] = "pinned memory to the device, on a stream of its own"
         return [
-            Ceiling(stage=stage, side="input", resource=RESOURCES[stage], seconds=max(0.0, seconds[stage]), how=text)
+            StageCeiling(
+                stage=stage, side="input", resource=RESOURCES[stage], seconds=max(0.0, seconds[stage]), how=text
+            )
             for stage, text in how.items()
         ]
 
-    def _stalls(self) -> list[Ceiling]:
+    def _stalls(self) -> list[StageCeiling]:
         found = dict[str, Any]()
         found["evaluate"] = evaluation(self._job, limit_s=self._allot("evaluate"))
         found["checkpoint"] = checkpoint(self._job, limit_s=self._allot("checkpoint"))
@@ -236,7 +238,7 @@ class _Examination:
                 self._facts[f"{stage} seconds"] = stall.once_s
                 how = f"{stall.once_s:.3g} s every {stall.every:,.0f} images: {stall.how}"
             seconds = 0.0 if stall is None else stall.seconds
-            out.append(Ceiling(stage=stage, side="stall", resource="stall", seconds=seconds, how=how))
+            out.append(StageCeiling(stage=stage, side="stall", resource="stall", seconds=seconds, how=how))
         return out
 
     def _whole(self, model: Model) -> Ran:
@@ -261,13 +263,13 @@ class _Examination:
     def _add(self, name: Any, ran: Ran | None, predicted: float | None, note: str) -> None:
         steps, rate, wait = (0, None, None) if ran is None else (ran.steps, ran.rate, ran.wait_share)
         self._runs.append(
-            WholeRun(name=name, steps=steps, images_s=rate, predicted=predicted, wait_share=wait, note=note)
+            ShortRun(name=name, steps=steps, images_s=rate, predicted=predicted, wait_share=wait, note=note)
         )
 
-    def _run(self, name: str) -> WholeRun | None:
+    def _run(self, name: str) -> ShortRun | None:
         return next((one for one in self._runs if one.name == name), None)
 
-    def _first_epoch(self, model: Model, ceilings: list[Ceiling]) -> tuple[Model, list[Ceiling]]:
+    def _first_epoch(self, model: Model, ceilings: list[StageCeiling]) -> tuple[Model, list[StageCeiling]]:
         """The cold run; and where that is asked for, the model of the first epoch."""
         job, budget, dataset = self._job, self._budget, self._job.setup.train
         reason = self._not_cold()
@@ -283,7 +285,7 @@ class _Examination:
             return model, ceilings
         recipe = job.setup.recipe
         order = Order(len(dataset), recipe.seed, recipe.data.window)
-        most = min(len(dataset), (MOST_STEPS + recipe.data.ahead + 2) * job.batch)
+        most = min(len(dataset), (MOST_STEPS + recipe.data.prefetch_batches + 2) * job.batch)
         spans = storage.spans_of(dataset)(order(np.arange(most))[1])
         self._storage(dataset, order)
         with as_it_was(spans):
@@ -335,7 +337,7 @@ class _Examination:
         return ""
 
 
-def _of_loop(found: Looped, handed_s: float) -> list[Ceiling]:
+def _of_loop(found: Looped, handed_s: float) -> list[StageCeiling]:
     how = {
         "normalise": "normalising and augmenting a batch",
         "transform": "the recipe's transform, timed in turns with normalising",
@@ -352,30 +354,30 @@ def _of_loop(found: Looped, handed_s: float) -> list[Ceiling]:
         "other": "the rest of the loop, and taking batches from the loader's thread",
     }
     seconds = {**found.seconds, "other": found.seconds["other"] + handed_s}
-    side: Side = "loop"
+    side: PipelineSide = "loop"
     ceilings = []
     for stage, text in how.items():
         lines = found.code.get(stage, ())
         said = "; ".join([text, *map(str, lines[:NAMED])])
-        one = Ceiling(stage=stage, side=side, resource="device", seconds=seconds[stage], how=said, code=lines)
+        one = StageCeiling(stage=stage, side=side, resource="device", seconds=seconds[stage], how=said, code=lines)
         ceilings.append(one)
     return ceilings
 
 
-def _laps(ran: Ran) -> list[Ceiling]:
+def _laps(ran: Ran) -> list[StageCeiling]:
     """The loop's stages as they were in a run."""
     laps = ran.laps
     both = sum(laps.get(name, 0.0) for name in ("forward", "loss", "backward"))
     found = {"transform": laps.get("augment", 0.0), "compute": both, "optimizer": laps.get("optimizer", 0.0)}
     return [
-        Ceiling(stage=stage, side="loop", resource="device", seconds=seconds, how="in the whole job")
+        StageCeiling(stage=stage, side="loop", resource="device", seconds=seconds, how="in the whole job")
         for stage, seconds in found.items()
     ]
 
 
 def machine(device: torch.device) -> dict[str, Any]:
     """Processor, cores, memory, device and versions."""
-    found = provenance({}, Path.cwd())
+    found = collect_provenance({}, Path.cwd())
     named = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-    more = {"usable_cores": usable_cores(), "torch_threads": torch.get_num_threads(), "device": named}
+    more = {"usable_cores": count_usable_cores(), "torch_threads": torch.get_num_threads(), "device": named}
     return {**found["host"], **found["versions"], "python": platform.python_version(), **more}

@@ -21,25 +21,25 @@ import torch
 from PIL import features
 
 from headway.core import native as core
-from headway.core.control_groups import groups_over, quota_cores
-from headway.core.cores import default_threads, local_ranks, usable_cores, usable_cpus
-from headway.core.memory import free_memory_bytes
-from headway.core.profile import Finding
+from headway.core.cgroups import find_cgroups, read_quota_cores
+from headway.core.cpu_count import choose_thread_count, count_usable_cores, list_usable_cpus, read_local_ranks
+from headway.core.free_memory import read_free_memory_bytes
+from headway.core.profile import EnvironmentFinding
 from headway.data import native
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
-from headway.data.decode import chosen
-from headway.data.formats.unpack import cache_folder
+from headway.data.decode import resolve_backend
 from headway.data.shards import LooseFiles
-from headway.data.tiers.choice import Near
-from headway.data.tiers.opened import RemoteShards
+from headway.data.tiers.choice import CachePlanner
+from headway.data.tiers.remote_dataset import RemoteShards
 from headway.doctor.page_cache import mount_of
 from headway.doctor.storage import Place, place_of
 from headway.report.dry_run_page import size
-from headway.setup.inputs import PLACES, decoding
+from headway.setup.inputs import TIER_PHRASES, describe_decoding
 from headway.setup.recipe import TrainRecipe
+from headway.storage.addresses import get_cache_folder
 
-Found = Iterator[Finding]
+Found = Iterator[EnvironmentFinding]
 
 MANY_FILES = 10_000
 """Loose files from which on a pack is worth while: opening one takes about as long as decoding a small image."""
@@ -65,7 +65,7 @@ def examine(
     *,
     root: Path = Path("/"),
     environ: Mapping[str, str] = os.environ,
-) -> tuple[Finding, ...]:
+) -> tuple[EnvironmentFinding, ...]:
     """What is to be known of the place where a recipe is to run: faults with their cure, and what is well.
 
     Args:
@@ -103,8 +103,8 @@ class _Host:
     def __init__(self, root: Path, environ: Mapping[str, str]) -> None:
         self.root, self.environ, self.unknown = root, environ, list[str]()
         self.membership, self.control_groups = root / "proc/self/cgroup", root / "sys/fs/cgroup"
-        self.cores = usable_cores(groups=self.control_groups, membership=self.membership)
-        self.ranks = local_ranks() or 1
+        self.cores = count_usable_cores(groups=self.control_groups, membership=self.membership)
+        self.ranks = read_local_ranks() or 1
         self.share = max(1, self.cores // self.ranks)
         """Cores of this rank."""
         words = re.search(r"^(?:flags|Features)\s*:(.*)$", self.text("proc/cpuinfo"), re.MULTILINE)
@@ -125,15 +125,15 @@ class _Host:
             return math.nan
 
     def groups(self, controller: str) -> Iterator[Path]:
-        return groups_over(controller, self.control_groups, self.membership)
+        return find_cgroups(controller, self.control_groups, self.membership)
 
 
-def _well(what: str) -> Finding:
-    return Finding(what=what, cure="")
+def _well(what: str) -> EnvironmentFinding:
+    return EnvironmentFinding(what=what, cure="")
 
 
-def _fault(what: str, cure: str) -> Finding:
-    return Finding(what=what, cure=cure)
+def _fault(what: str, cure: str) -> EnvironmentFinding:
+    return EnvironmentFinding(what=what, cure=cure)
 
 
 def _device(host: _Host, device: torch.device) -> Found:
@@ -210,7 +210,7 @@ def _arithmetic(host: _Host, recipe: TrainRecipe, device: torch.device) -> Found
 
 
 def _cores(host: _Host) -> Found:
-    allowed, online = usable_cpus(), _cpus(host.text("sys/devices/system/cpu/online"))
+    allowed, online = list_usable_cpus(), _cpus(host.text("sys/devices/system/cpu/online"))
     if not online:
         host.unknown.append("how many CPUs the machine has")
     elif len(allowed) >= len(online):
@@ -222,12 +222,12 @@ def _cores(host: _Host) -> Found:
 
 
 def _quota(host: _Host) -> Found:
-    over = [(quota_cores(group), group) for group in host.groups("cpu")]
+    over = [(read_quota_cores(group), group) for group in host.groups("cpu")]
     found = [(quota, group) for quota, group in over if quota is not None]
     if not found:
         return
     quota, group = min(found, key=lambda one: one[0])
-    if quota >= len(usable_cpus()) or quota == int(quota):
+    if quota >= len(list_usable_cpus()) or quota == int(quota):
         yield _well(f"The control group's quota is {quota:g} cores.")
     else:
         what = f"The control group's quota is {quota:g} cores, of which torch and the loader count {host.cores}."
@@ -260,13 +260,13 @@ def _threads(host: _Host, device: torch.device) -> Found:
 
 def _physical(host: _Host) -> int:
     """Cores that this process may use, two threads of one counted once."""
-    cpus = usable_cpus()
+    cpus = list_usable_cpus()
     siblings = {host.text(f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list") for number in cpus}
     return len(cpus) if "" in siblings else len(siblings)
 
 
 def _governor(host: _Host) -> Found:
-    folder = f"sys/devices/system/cpu/cpu{usable_cpus()[0]}/cpufreq"
+    folder = f"sys/devices/system/cpu/cpu{list_usable_cpus()[0]}/cpufreq"
     governor, driver = host.text(f"{folder}/scaling_governor"), host.text(f"{folder}/scaling_driver")
     preference = host.text(f"{folder}/energy_performance_preference")
     if not governor:
@@ -286,7 +286,7 @@ def _governor(host: _Host) -> Found:
 
 
 def _nodes(host: _Host) -> Found:
-    mine = set(usable_cpus())
+    mine = set(list_usable_cpus())
     nodes = [path.parent.name for path in sorted(host.root.glob("sys/devices/system/node/node[0-9]*/cpulist"))]
     spanned = [name for name in nodes if mine & _cpus(host.text(f"sys/devices/system/node/{name}/cpulist"))]
     if not spanned:
@@ -300,7 +300,7 @@ def _nodes(host: _Host) -> Found:
 
 
 def _memory(host: _Host, recipe: TrainRecipe, device: torch.device, dataset: Dataset | None) -> Found:
-    free = free_memory_bytes(groups=host.control_groups, membership=host.membership)
+    free = read_free_memory_bytes(groups=host.control_groups, membership=host.membership)
     # What a page cache holds moves meanwhile; a limit of a group leaves less by far.
     limited = free < 0.9 * psutil.virtual_memory().available
     what = f"{size(free)} of memory are free{', by the limit of its control group' if limited else ''}"
@@ -310,15 +310,15 @@ def _memory(host: _Host, recipe: TrainRecipe, device: torch.device, dataset: Dat
     records = int(dataset.length.sum(dtype=np.int64))
     kept, why = recipe.data.cache, ""
     if kept == "auto":
-        folder = Path(recipe.data.cache_folder or cache_folder())
-        place = Near(dataset, str(device), folder, int(recipe.data.cache_gb * 1e9)).auto()
+        folder = Path(recipe.data.cache_folder or get_cache_folder())
+        place = CachePlanner(dataset, str(device), folder, int(recipe.data.cache_gb * 1e9)).choose_automatically()
         kept, why = place.name, f": {place.reason}"
     what += f", and the records have {size(records)}"
     if records > free and kept in ("none", "disk") and not isinstance(dataset.source, RemoteShards):
         cure = "Pack smaller images (headway pack --mode resize=N,quality=90), or take a machine or a limit with more."
         yield _fault(f"{what}: later epochs read from the storage too.", cure)
     else:
-        yield _well(f"{what}. The set {PLACES[kept]}{why}.")
+        yield _well(f"{what}. The set {TIER_PHRASES[kept]}{why}.")
 
 
 def _shared_memory(host: _Host, device: torch.device) -> Found:
@@ -343,7 +343,7 @@ def _container(host: _Host) -> Found:
 
 
 def _loader(host: _Host, recipe: TrainRecipe) -> Found:
-    threads, share = recipe.data.threads or default_threads(), host.share
+    threads, share = recipe.data.threads or choose_thread_count(), host.share
     if threads > share:
         what = f"data.threads is {threads}, and this rank has {_count(share, 'core')}."
         yield _fault(what, f"Leave data.threads out, or set it to at most {share}.")
@@ -353,14 +353,14 @@ def _loader(host: _Host, recipe: TrainRecipe) -> Found:
     elif share == 1:
         yield _well("Decoding and the training loop take turns on one core.")
     else:
-        yield _well(decoding(chosen(recipe.data.decoder), threads, share))
+        yield _well(describe_decoding(resolve_backend(recipe.data.decoder), threads, share))
 
 
 def _decoder(host: _Host, recipe: TrainRecipe, dataset: Dataset) -> Found:
     if (dataset.flags & FLAG_RAW).all():
         yield _well("The records are pixels: nothing is decoded.")
         return
-    if not native.available():
+    if not native.is_available():
         off = host.environ.get("HEADWAY_NATIVE") == "0"
         what = "The native core is switched off" if off else "The native core cannot be used"
         cure = "Unset HEADWAY_NATIVE." if off else f"{core.FIX[0].upper()}{core.FIX[1:]}."
@@ -370,7 +370,7 @@ def _decoder(host: _Host, recipe: TrainRecipe, dataset: Dataset) -> Found:
     elif recipe.data.decoder == "pillow":
         yield _fault("The recipe has Pillow decode, and the native core is there.", "Leave data.decoder out.")
     else:
-        yield _well(f"The native core decodes ({native.features()}).")
+        yield _well(f"The native core decodes ({native.describe_features()}).")
     slowed = [
         f"{name}={value}"
         for name, value in sorted(host.environ.items())

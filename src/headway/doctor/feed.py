@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, final
 
-from headway.core.profile import Rate, Threads
+from headway.core.profile import ThreadScaling, Throughput
 from headway.data.batch import Batch
+from headway.data.data_recipe import CropRecipe
 from headway.data.loader import Loader
-from headway.data.options import CropRecipe
-from headway.data.tiers.opened import RemoteShards
+from headway.data.tiers.remote_dataset import RemoteShards
 from headway.doctor.job import Job, close
 from headway.doctor.measure import settled, timed
 from headway.setup.recipe import TrainRecipe
@@ -27,7 +27,7 @@ class Fed:
     """Attributes: seconds: of a sample, by stage; they add up to 1 / rate. record_bytes: of one sample. threads: that
     decode. batches: that were gone through."""
 
-    rate: Rate
+    rate: Throughput
     seconds: Mapping[str, float]
     record_bytes: float
     threads: int
@@ -68,11 +68,11 @@ def fed(job: Job, *, limit_s: float, batches: int | None = None, **options: Any)
 def loader_of(job: Job, options: Mapping[str, Any]) -> Iterable[Batch]:
     """A new loader from the beginning of the run."""
     inputs, recipe = job.setup.inputs, job.setup.recipe
-    inputs.feed = None
+    inputs.batch_source = None
     if not options:
         return job.setup.batches(0)
     assert inputs.train is not None
-    return inputs.training(inputs.train, recipe, batch=job.setup.plan, **options)
+    return inputs.build_training_loader(inputs.train, recipe, batch=job.setup.plan, **options)
 
 
 def _through(job: Job, *, limit_s: float, most: int | None, options: Mapping[str, Any]) -> Fed:
@@ -94,7 +94,7 @@ def _through(job: Job, *, limit_s: float, most: int | None, options: Mapping[str
     del first
     rate = images / seconds
     stages, bytes_each, threads = _stages(loader, 1 / rate)
-    return Fed(Rate(value=rate, low=rate, high=rate, windows=1), stages, bytes_each, threads, count + 1)
+    return Fed(Throughput(value=rate, low=rate, high=rate, windows=1), stages, bytes_each, threads, count + 1)
 
 
 def _fetches(job: Job) -> bool:
@@ -126,7 +126,7 @@ def _streamed(job: Job, *, limit_s: float, options: Mapping[str, Any]) -> Fed:
     finally:
         close(stream)
     stages, bytes_each, threads = _stages(loader, 1 / rate)
-    known = Rate(value=rate, low=min(rate, found.low), high=max(rate, found.high), windows=found.windows)
+    known = Throughput(value=rate, low=min(rate, found.low), high=max(rate, found.high), windows=found.windows)
     return Fed(known, stages, bytes_each, threads, count)
 
 
@@ -146,13 +146,13 @@ def _stages(loader: Iterable[Batch], whole: float) -> tuple[dict[str, float], fl
 def augmentation(job: Job, plain_of: Fed, *, limit_s: float) -> float:
     """Seconds of a sample's decoding that its crop, flip and shift take; 0 where the host does none of them."""
     recipe: TrainRecipe = job.setup.recipe
-    if not (recipe.augment.on_host(job.setup.device.type) or recipe.data.crop.random):
+    if not (recipe.augment.select_host_augmentations(job.setup.device.type) or recipe.data.crop.is_random):
         return 0.0
     bare = fed(job, limit_s=limit_s, **PLAIN)
     return max(0.0, min(plain_of.seconds["decode"], 1 / plain_of.rate.value - 1 / bare.rate.value))
 
 
-def by_threads(job: Job, measured: Fed, most: int, *, limit_s: float) -> Threads:
+def by_threads(job: Job, measured: Fed, most: int, *, limit_s: float) -> ThreadScaling:
     """What the loader gives with 1, 2, 4... threads, up to `most`; and the fit of seconds = serial + parallel / threads
     by least squares, neither below 0."""
     counts = sorted({1, *(2**power for power in range(1, 12) if 2**power < most), most, measured.threads})
@@ -161,7 +161,7 @@ def by_threads(job: Job, measured: Fed, most: int, *, limit_s: float) -> Threads
         one = measured if count == measured.threads else fed(job, limit_s=limit_s, threads=count)
         rates.append(one.rate.value)
     serial, parallel = fitted(counts, [1 / rate for rate in rates])
-    return Threads(threads=tuple(counts), images_s=tuple(rates), serial_s=serial, parallel_s=parallel)
+    return ThreadScaling(threads=tuple(counts), images_s=tuple(rates), serial_s=serial, parallel_s=parallel)
 
 
 def fitted(threads: list[int], seconds: list[float]) -> tuple[float, float]:

@@ -14,8 +14,8 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from headway.core.recipe import Loaded
-from headway.core.run import Run
+from headway.core.recipe import LoadedRecipe
+from headway.core.run_folder import RunFolder
 from headway.data.batch import Batch
 from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
@@ -50,14 +50,14 @@ class Job:
         shortened: why these are fewer than the user's recipe has; empty: they are not.
     """
 
-    def __init__(self, loaded: Loaded[TrainRecipe], setup: TrainSetup) -> None:
+    def __init__(self, loaded: LoadedRecipe[TrainRecipe], setup: TrainSetup) -> None:
         self.loaded, self.setup = loaded, setup
-        self.batch = setup.plan.batch_at(0)
+        self.batch = setup.plan.get_batch_size(0)
         self.shortened = ""
         self._kept: list[Batch] = []
 
     @staticmethod
-    def of(loaded: Loaded[TrainRecipe], say: Any, **changes: Any) -> Job:
+    def of(loaded: LoadedRecipe[TrainRecipe], say: Any, **changes: Any) -> Job:
         """Sets up a recipe, with some of its values otherwise (`a__b=1` is a.b: 1).
 
         Raises:
@@ -66,7 +66,7 @@ class Job:
         changed = {key.replace("__", "."): value for key, value in changes.items()}
         loaded = with_values(loaded, changed, "as it is tried")
         setup = build_setup(with_values(loaded, MEASURED, "as it is measured"), say=say)
-        chosen = {key: value for key, value in setup.loaded.leaves() if key not in MEASURED}
+        chosen = {key: value for key, value in setup.loaded.list_leaves() if key not in MEASURED}
         origins = setup.loaded.origins
         resolved = {
             key: (value, origins[key].removeprefix("auto: "))
@@ -96,7 +96,7 @@ class Job:
     def kept(self) -> list[Batch]:
         """The first batches of the run, which stay."""
         if not self._kept:
-            self.setup.inputs.feed = None
+            self.setup.inputs.batch_source = None
             stream = iter(self.setup.batches(0))
             try:
                 for batch in itertools.islice(stream, REPLAYED):
@@ -131,15 +131,15 @@ class Job:
         Args:
             batches: that it is given again and again; none: the loader's. feed: gives others in their place.
         """
-        self.setup.inputs.feed = (lambda: itertools.cycle(batches)) if batches else feed
+        self.setup.inputs.batch_source = (lambda: itertools.cycle(batches)) if batches else feed
         try:
             with tempfile.TemporaryDirectory(prefix=".headway-doctor-", dir=_of_runs()) as folder:
-                run = Run.create(Path(folder) / "run")
+                run = RunFolder.create(Path(folder) / "run")
                 with closing(Trainer(self.setup, run, display or SilentDisplay())) as trainer:
                     trainer.say = quiet  # what is replayed may well diverge
                     yield trainer
         finally:
-            self.setup.inputs.feed = None
+            self.setup.inputs.batch_source = None
 
 
 def _of_runs() -> Path | None:
@@ -149,7 +149,7 @@ def _of_runs() -> Path | None:
     return where if other and os.access(where, os.W_OK) else None
 
 
-def with_values(loaded: Loaded[TrainRecipe], values: Mapping[str, Any], reason: str) -> Loaded[TrainRecipe]:
+def with_values(loaded: LoadedRecipe[TrainRecipe], values: Mapping[str, Any], reason: str) -> LoadedRecipe[TrainRecipe]:
     """A recipe with other values; paths of keys that it does not have are left out."""
     return loaded.resolve_all({key: (value, reason) for key, value in values.items()}) if values else loaded
 

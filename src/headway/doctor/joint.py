@@ -16,11 +16,11 @@ from typing import Any, TypeVar, final
 
 import torch
 
-from headway.comm.choice import TINY, candidates
+from headway.comm.algorithm_choice import TINY_NUMBERS, list_candidates
+from headway.comm.comm_recipe import CommRecipe
 from headway.comm.communicator import Algorithm
-from headway.comm.options import CommRecipe
-from headway.core.profile import Rate
-from headway.core.statistics import median_interval
+from headway.core.profile import Throughput
+from headway.core.statistics import compute_median_interval
 from headway.core.world import Group
 from headway.doctor.job import override
 from headway.doctor.loop import advanced, waiting
@@ -57,7 +57,7 @@ GAIN = 1.01
 class Joint:
     """Attributes: rate: images/s of all ranks. steps: that were timed."""
 
-    rate: Rate
+    rate: Throughput
     steps: int
 
 
@@ -114,8 +114,8 @@ def together(
     for _ in range(windows):
         control.barrier()
         rates.append(window())
-    middle, low, high = median_interval(rates)
-    return Joint(Rate(value=middle, low=low, high=high, windows=windows), trainer.step - first)
+    middle, low, high = compute_median_interval(rates)
+    return Joint(Throughput(value=middle, low=low, high=high, windows=windows), trainer.step - first)
 
 
 def exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> Exchange:
@@ -153,7 +153,7 @@ def exchange(trainer: Trainer, ranks: Ranks, *, limit_s: float) -> Exchange:
 
 def _latency(ranks: Ranks, algorithm: Algorithm, wait: Callable[[], object]) -> float:
     """Seconds of the sum of a few bytes."""
-    few, taken = torch.zeros(TINY, device=ranks.world.device), []
+    few, taken = torch.zeros(TINY_NUMBERS, device=ranks.world.device), []
     for _ in range(TINY_SUMS):
         begun = perf_counter()
         ranks.communicator.all_reduce(few, algorithm=algorithm, tag="a few bytes").wait()
@@ -178,9 +178,9 @@ def tried(
         what gives more; and overrides that were not tried, for want of time.
     """
     begun = perf_counter()
-    a_step = trainer.setup.plan.batch_at(trainer.position) / now.rate.value
+    a_step = trainer.setup.plan.get_batch_size(trainer.position) / now.rate.value
     one_s = SETTLES * a_step + SHORT_WINDOWS * max(SHORT_WINDOW_S, a_step) + MEET_S
-    found, laid = list[tuple[dict[str, Any], Rate]](), {_laid(ranks)}
+    found, laid = list[tuple[dict[str, Any], Throughput]](), {_laid(ranks)}
     changes = _said(ranks.world.control, alternatives(ranks, options))
     while changes:
         since = perf_counter()
@@ -212,10 +212,10 @@ def alternatives(ranks: Ranks, options: CommRecipe) -> list[dict[str, Any]]:
         {"bucket_mb": float(f"{one / 1e6:.3g}")} for one in sizes if one >= LEAST_BUCKET_BYTES
     ]
     used = set(ranks.reducer.algorithms)
-    return found + [{"algorithm": one} for one in candidates(ranks.communicator) if {one} != used]
+    return found + [{"algorithm": one} for one in list_candidates(ranks.communicator) if {one} != used]
 
 
-def better(found: Sequence[tuple[dict[str, Any], Rate]], now: Rate) -> list[Tried]:
+def better(found: Sequence[tuple[dict[str, Any], Throughput]], now: Throughput) -> list[Tried]:
     """Returns the changes that are faster than the run as it is now, beyond the noise."""
     return [
         Tried(_name(change), _override(change), rate.value / now.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from headway.core.memory import free_memory_bytes
+from headway.core.free_memory import read_free_memory_bytes
 from headway.data.columns import FLAG_RAW
 from headway.data.order import Order
 from headway.data.tiers.memory import MemoryTier
@@ -25,7 +25,7 @@ def keeps(job: Job) -> bool:
     train = job.setup.inputs.train
     if train is None or train.pixel_bytes is None or job.setup.recipe.data.scaled:
         return False
-    return train.pixel_bytes <= SHARE * free_memory_bytes()
+    return train.pixel_bytes <= SHARE * read_free_memory_bytes()
 
 
 def keeps_on_device(job: Job) -> bool:
@@ -34,7 +34,7 @@ def keeps_on_device(job: Job) -> bool:
     train = inputs.train
     if train is None or train.pixel_bytes is None or recipe.data.scaled:
         return False
-    if not inputs.training(train, recipe).takes_pixels_as_they_are():
+    if not inputs.build_training_loader(train, recipe).uses_stored_pixels():
         return False
     return train.pixel_bytes <= SHARE * torch.cuda.mem_get_info(job.setup.device)[0]
 
@@ -48,9 +48,9 @@ def memory_fed(job: Job, *, limit_s: float) -> Fed:
     pixels = np.empty((len(train), height, width, train.description.channels), np.uint8)  # taken page by page, by use
     noise = np.random.default_rng(0).integers(0, 256, (NOISE, *pixels.shape[1:]), np.uint8)
     batches = max(2, min(LOOKED_AT, 4 * len(train)) // job.batch)
-    ids = Order(len(train), recipe.seed, recipe.data.window)(np.arange((batches + recipe.data.ahead + 1) * job.batch))[
-        1
-    ]
+    ids = Order(len(train), recipe.seed, recipe.data.window)(
+        np.arange((batches + recipe.data.prefetch_batches + 1) * job.batch)
+    )[1]
     for low in range(0, len(ids), NOISE):
         some = ids[low : low + NOISE]
         pixels[some] = noise[: len(some)]

@@ -10,10 +10,10 @@ from typing import Any, final
 import torch
 
 from headway.core.errors import HeadwayError
-from headway.core.profile import Knob, Threads, Together
+from headway.core.profile import JointTiming, Knob, ThreadScaling
 from headway.data.batch import Batch
 from headway.data.columns import FLAG_RAW, PACK_FORMATS
-from headway.data.modes import Mode
+from headway.data.pack_mode import PackMode
 from headway.doctor.beside import beside, handed, handover
 from headway.doctor.feed import Fed, fed
 from headway.doctor.job import Job, override, quiet
@@ -62,9 +62,9 @@ class Knobs:
         self,
         job: Job,
         model: Model,
-        together: Together | None,
+        together: JointTiming | None,
         found: Fed | None,
-        threads: Threads | None,
+        threads: ThreadScaling | None,
         loop: Looped,
         say: Say,
         side_s: float,
@@ -235,7 +235,7 @@ class Knobs:
             return
         fetched = options.cache == "none" and self._gain_without("storage") >= SIDE_WORTH and kept_on_disk(job)
         if fetched and not self._time_is_up("data.cache=disk", 2 * self._side_s):
-            near = First(job).packed(Mode(kind="keep"), limit_s=self._side_s)
+            near = First(job).packed(PackMode(kind="keep"), limit_s=self._side_s)
             if near.count:
                 seconds = {"storage": near.fed(limit_s=self._side_s).seconds["storage"]}
                 changes, changed = {"data.cache": "disk"}, self._model.with_seconds(seconds)
@@ -270,7 +270,7 @@ class Knobs:
             other = packed.fed(limit_s=self._side_s)
             if train.description.format in PACK_FORMATS:  # beside the same samples, in the same place
                 if as_it_is is None:
-                    kept = first.packed(Mode(kind="keep"), limit_s=self._side_s)
+                    kept = first.packed(PackMode(kind="keep"), limit_s=self._side_s)
                     as_it_is = kept.fed(limit_s=self._side_s)
                 changed = self._packed_by(as_it_is, other)
             else:
@@ -330,9 +330,11 @@ class Knobs:
             other = not recipe.channels_last
             name = "channels last" if other else "channels first"
             yield from self._tried(name, "compute", {"channels_last": other})
-            if recipe.recompute is not False:
+            if recipe.activation_checkpointing is not False:
                 cost = "memory for the activations"
-                yield from self._tried("no second forward pass", "compute", {"recompute": False}, cost=cost)
+                yield from self._tried(
+                    "no second forward pass", "compute", {"activation_checkpointing": False}, cost=cost
+                )
         fixed = sum(seconds.get(one, 0.0) for one in ("launch", "optimizer", "other"))
         if fixed >= 0.1 * self._model.total("loop") and recipe.batch_growth is None and not job.shortened:
             yield from self._larger_batch({"batch": LARGER * job.loaded.recipe.batch})
@@ -347,7 +349,7 @@ class Knobs:
         if self._time_is_up(text, 4 * self._side_s):
             return
 
-        seen = list[tuple[Fed, Together]]()
+        seen = list[tuple[Fed, JointTiming]]()
 
         def look(other: Job, rate: float) -> None:
             loader = self._job.setup.inputs.loader
@@ -370,7 +372,7 @@ class Knobs:
     def _compiled(self) -> Iterator[Knob]:
         recipe, changes = self._job.setup.recipe, {"compile": True}
         text = override(changes)
-        if recipe.compile is not False or recipe.recompute is not False or not self._worth("loop"):
+        if recipe.compile is not False or recipe.activation_checkpointing is not False or not self._worth("loop"):
             return
         if self._time_is_up(text, LONG_S):
             return
@@ -389,7 +391,7 @@ class Knobs:
     def _augmented(self, device: torch.device) -> Iterator[Knob]:
         """What the host does of flips and shifts, on a device that has time for it."""
         recipe, found = self._job.setup.recipe, self._fed
-        if device.type != "cuda" or found is None or not recipe.augment.on_host(device.type):
+        if device.type != "cuda" or found is None or not recipe.augment.select_host_augmentations(device.type):
             return
         changes = {"augment.where": "device"}
         text = override(changes)

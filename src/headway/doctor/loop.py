@@ -12,8 +12,8 @@ from typing import final, get_args
 
 import torch
 
-from headway.core.modules import leaving_no_trace
-from headway.core.profile import Code, Rate, What
+from headway.core.modules import preserve_training_state
+from headway.core.profile import CodeActivity, CodeLine, Throughput
 from headway.data.batch import Batch
 from headway.doctor.attribute import ELSEWHERE, attribute, share_of
 from headway.doctor.budget import LOOK_SHARE
@@ -38,7 +38,7 @@ PASSES = ("forward", "loss", "backward")
 """Stages of the Clock that are forward and backward."""
 OF_PASSES = (*PASSES, ELSEWHERE.within)
 """Parts of a step that the user's lines in those belong to."""
-OWN = get_args(What)
+OWN = get_args(CodeActivity)
 """Stages that the user's own lines make."""
 READS = 200
 
@@ -50,11 +50,11 @@ class Looped:
     the number of samples, without the user's own lines. syncs: of a step. code: the user's lines in a stage, the
     longest first."""
 
-    rate: Rate
+    rate: Throughput
     seconds: Mapping[str, float]
     launch: Mapping[int, float]
     syncs: Syncs
-    code: Mapping[str, tuple[Code, ...]] = field(default_factory=dict)
+    code: Mapping[str, tuple[CodeLine, ...]] = field(default_factory=dict)
 
 
 def looped(job: Job, *, limit_s: float, passes_s: float) -> Looped:
@@ -109,14 +109,16 @@ def looped(job: Job, *, limit_s: float, passes_s: float) -> Looped:
     return Looped(rate, {name: value * scale for name, value in seconds.items()}, passes, syncs, code)
 
 
-def _move_own(seconds: dict[str, float], own: Mapping[tuple[Place, What], float]) -> dict[str, tuple[Code, ...]]:
+def _move_own(
+    seconds: dict[str, float], own: Mapping[tuple[Place, CodeActivity], float]
+) -> dict[str, tuple[CodeLine, ...]]:
     """Moves what the user's lines take from the stages that they were measured in to those that they are; forward and
     backward are without them already.
 
     Returns:
         the lines of each stage, the longest first.
     """
-    code = dict[str, list[Code]]()
+    code = dict[str, list[CodeLine]]()
     for (place, what), of in own.items():
         stage: str = what
         if place.within != TRANSFORM:
@@ -130,7 +132,7 @@ def _move_own(seconds: dict[str, float], own: Mapping[tuple[Place, What], float]
         else:
             stage = TRANSFORM
         if place.line:
-            found = Code(file=place.file, line=place.line, within=place.within, what=what, seconds=of)
+            found = CodeLine(file=place.file, line=place.line, within=place.within, what=what, seconds=of)
             code.setdefault(stage, []).append(found)
     return {stage: tuple(sorted(lines, key=lambda one: -one.seconds)[:MOST]) for stage, lines in code.items()}
 
@@ -151,7 +153,7 @@ def _fill(trainer: Trainer, wait: Callable[[], object], a_step: float, limit_s: 
 
 def stepped(
     job: Job, trainer: Trainer, *, limit_s: float, a_step: float | None = None
-) -> tuple[Rate, dict[str, float]]:
+) -> tuple[Throughput, dict[str, float]]:
     """Rate of a Trainer's steps, and seconds of a sample in each stage of its Clock.
 
     Args:
@@ -187,7 +189,7 @@ def warmed(trainer: Trainer, wait: Callable[[], object]) -> float:
     return seconds
 
 
-def rate_of(job: Job, *, limit_s: float) -> Rate:
+def rate_of(job: Job, *, limit_s: float) -> Throughput:
     """Measures images/s of the loop alone, with batches that are ready."""
     with job.trainer(batches=job.kept()) as trainer:
         return stepped(job, trainer, limit_s=limit_s)[0]
@@ -197,7 +199,7 @@ def by_batch(
     job: Job,
     *,
     limit_s: float,
-    known: Mapping[Place, What | None] | None = None,
+    known: Mapping[Place, CodeActivity | None] | None = None,
     whole_s: float | None = None,
 ) -> dict[int, float]:
     """Seconds of a forward and backward pass over so many samples: two, a micro-batch, and one between or beyond.
@@ -309,6 +311,6 @@ def _share_of_transform(job: Job, *, limit_s: float) -> float:
             if now - begun >= least:
                 return spent / (now - begun)
 
-    with leaving_no_trace(setup.model):
+    with preserve_training_state(setup.model):
         transform(*augment_batch(setup, batch, keys), keys)
         return settled(window, limit_s=limit_s).value

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import final
 
-from headway.core.profile import Kind
+from headway.core.profile import LimitKind
 from headway.doctor.loop_observation import Advice, Facts, percent
 from headway.doctor.loop_verdict import LIMIT, OFTEN, Costs
 
@@ -26,7 +26,7 @@ class Adviser:
     """
 
     def __init__(
-        self, kind: Kind | None, found: Costs, facts: Facts, *, bursts: bool, period: tuple[int, str | None] | None
+        self, kind: LimitKind | None, found: Costs, facts: Facts, *, bursts: bool, period: tuple[int, str | None] | None
     ) -> None:
         self._kind, self._found, self._facts = kind, found, facts
         self._bursts, self._period = bursts, period

@@ -7,7 +7,7 @@ from typing import Any, Literal, final
 
 from pydantic import Field
 
-from headway.core.profile import Kind, Record
+from headway.core.profile import JsonRecord, LimitKind
 
 MOST_PATTERNS, MOST_ADVICE, MOST_UNKNOWN = 4, 5, 4
 """Lines of the text; the record has all."""
@@ -66,7 +66,7 @@ class Facts:
 
 
 @final
-class StageTime(Record):
+class StageTime(JsonRecord):
     """One stage of a step."""
 
     stage: str
@@ -77,7 +77,7 @@ class StageTime(Record):
 
 
 @final
-class PatternSeen(Record):
+class PatternSeen(JsonRecord):
     """Something that comes back, drifts, or stays behind."""
 
     kind: PatternKind
@@ -87,7 +87,7 @@ class PatternSeen(Record):
 
 
 @final
-class Advice(Record):
+class Advice(JsonRecord):
     """What to change."""
 
     why: str
@@ -96,7 +96,7 @@ class Advice(Record):
 
 
 @final
-class RankTime(Record):
+class RankTime(JsonRecord):
     """A rank's steps."""
 
     rank: int
@@ -107,11 +107,11 @@ class RankTime(Record):
 
 
 @final
-class Observed(Record):
+class Observed(JsonRecord):
     """What was seen of a training loop, and what limits it."""
 
     version: Literal[1] = 1
-    kind: Kind | None
+    kind: LimitKind | None
     """None: it cannot be told."""
     sentence: str
     gain: float | None = Field(default=None, ge=1)

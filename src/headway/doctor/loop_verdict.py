@@ -13,7 +13,7 @@ from typing import final
 
 import numpy as np
 
-from headway.core.profile import Kind
+from headway.core.profile import LimitKind
 from headway.doctor.loop_observation import Facts, StageTime, percent
 from headway.observe.patterns import share_interval
 from headway.observe.step_marks import BACKWARD, STAGES, WAIT, Numbers, Series, Start
@@ -78,7 +78,7 @@ class Costs:
 class Judged:
     """Attributes: kind: None: it cannot be told. sentence: without the kind, and without a full stop. gain: at most."""
 
-    kind: Kind | None
+    kind: LimitKind | None
     sentence: str
     gain: float | None
 
@@ -222,7 +222,7 @@ def _host(found: Costs) -> Judged:
     return Judged("device limited", f"{what} {percent(found.wait)}", None)
 
 
-def _gains(kind: Kind, what: str, without: str, share: float) -> Judged:
+def _gains(kind: LimitKind, what: str, without: str, share: float) -> Judged:
     gain = 1 / max(1 - share, 1e-3)
     return Judged(kind, f"{what}; {without} would give at most {gain:.3g} times the samples/s", gain)
 

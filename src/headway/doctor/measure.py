@@ -6,10 +6,10 @@ import functools
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from headway.core.control_groups import groups_over, quota_cores
-from headway.core.cores import usable_cpus
-from headway.core.profile import Rate
-from headway.core.statistics import median_interval
+from headway.core.cgroups import find_cgroups, read_quota_cores
+from headway.core.cpu_count import list_usable_cpus
+from headway.core.profile import Throughput
+from headway.core.statistics import compute_median_interval
 
 TOLERANCE = 0.03
 """Half the interval, over the median."""
@@ -21,7 +21,7 @@ LEAST_WITH_QUOTA_S = 0.5
 """A quota stops all threads once in each 0.1 s: a window has to see it several times."""
 
 
-def settled(window: Callable[[], float], *, limit_s: float = LIMIT_S) -> Rate:
+def settled(window: Callable[[], float], *, limit_s: float = LIMIT_S) -> Throughput:
     """Calls `window`, which gives images/s, until the median is known to 3 % or the time is up; three times at least,
     or twice, where one takes half of the time.
 
@@ -34,21 +34,21 @@ def settled(window: Callable[[], float], *, limit_s: float = LIMIT_S) -> Rate:
         spent = perf_counter() - begun
         least = 2 if spent >= len(found) * limit_s / 2 else 3
         if known(found) or (len(found) >= least and spent >= limit_s):
-            middle, low, high = median_interval(found)
-            return Rate(value=middle, low=low, high=high, windows=len(found))
+            middle, low, high = compute_median_interval(found)
+            return Throughput(value=middle, low=low, high=high, windows=len(found))
 
 
 def known(found: Sequence[float]) -> bool:
     """Whether the median of what windows gave is known to 3 %."""
-    middle, low, high = median_interval(found)
+    middle, low, high = compute_median_interval(found)
     return len(found) >= LEAST_WINDOWS and high - low <= 2 * TOLERANCE * middle
 
 
 @functools.cache
 def least_window_s() -> float:
     """Of a window on this machine."""
-    quotas = [quota_cores(folder) for folder in groups_over("cpu")]
-    limited = any(quota is not None and quota < len(usable_cpus()) for quota in quotas)
+    quotas = [read_quota_cores(folder) for folder in find_cgroups("cpu")]
+    limited = any(quota is not None and quota < len(list_usable_cpus()) for quota in quotas)
     return LEAST_WITH_QUOTA_S if limited else LEAST_WINDOW_S
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from headway.core.profile import Ceiling, Together
+from headway.core.profile import JointTiming, StageCeiling
 
 
 def seconds_together(input_alone: float, loop_alone: float, input_beside: float, loop_beside: float) -> float:
@@ -41,7 +41,7 @@ class Model:
     loop_slower: float
 
     @staticmethod
-    def of(ceilings: Sequence[Ceiling], together: Together | None) -> Model:
+    def of(ceilings: Sequence[StageCeiling], together: JointTiming | None) -> Model:
         """Args: together: None where the input costs nothing."""
         seconds: dict[str, dict[str, float]] = {"input": {}, "loop": {}, "stall": {}}
         for one in ceilings:
@@ -49,7 +49,7 @@ class Model:
         alone = Model(seconds, 1.0, 1.0)
         return alone if together is None else alone.beside(together)
 
-    def beside(self, found: Together) -> Model:
+    def beside(self, found: JointTiming) -> Model:
         """The same with what was measured of both beside each other."""
         # Noise may make one faster beside the other.
         slower = (found.input_beside / found.input_alone, found.loop_beside / found.loop_alone)

@@ -14,24 +14,24 @@ from typing import final
 
 import numpy as np
 
-from headway.core.cores import usable_cores
-from headway.core.recipe import Loaded
+from headway.core.cpu_count import count_usable_cores
+from headway.core.recipe import LoadedRecipe
 from headway.data import native
 from headway.data.columns import FLAG_NOT_JPEG, FLAG_RAW, PACK_FORMATS
 from headway.data.dataset import Dataset
-from headway.data.formats.samples import Samples
-from headway.data.formats.unpack import cache_folder
-from headway.data.modes import Mode, Stored, Treatment
+from headway.data.formats.dataset_source import DatasetImages
 from headway.data.order import Order
-from headway.data.pack import treatment_of
-from headway.data.pack_set import strict_pillow
+from headway.data.pack import build_encoder
+from headway.data.pack_mode import ImageEncoder, PackMode, StoredImage
+from headway.data.pack_set import use_strict_pillow
 from headway.data.records import Records
-from headway.data.tiers.opened import RemoteShards
-from headway.data.tiers.policy import Slots
+from headway.data.tiers.next_use import HostSlots
+from headway.data.tiers.remote_dataset import RemoteShards
 from headway.data.tiers.tier import Ids, Tier
 from headway.doctor.feed import Fed, fed
 from headway.doctor.job import Job
 from headway.setup.recipe import TrainRecipe
+from headway.storage.addresses import get_cache_folder
 
 CHUNK = 16
 """Images that are treated before a look at the clock."""
@@ -61,9 +61,9 @@ class Packing:
 
     source: str
     folder: Path
-    mode: Mode
+    mode: PackMode
 
-    def command(self, loaded: Loaded[TrainRecipe]) -> str:
+    def command(self, loaded: LoadedRecipe[TrainRecipe]) -> str:
         """Two commands, to be pasted."""
         named = self.folder.name if self.folder.parent == loaded.base else str(self.folder)
         pack = ["headway", "pack", self.source, shown(self.folder), "--mode", str(self.mode)]
@@ -77,10 +77,10 @@ class Packing:
         if words[:2] != ["headway", "pack"]:
             return None
         source, folder, _, mode = words[2:6]
-        return Packing(source, Path(folder), Mode.parse(mode))
+        return Packing(source, Path(folder), PackMode.parse(mode))
 
 
-def packing_of(job: Job, mode: Mode) -> Packing:
+def packing_of(job: Job, mode: PackMode) -> Packing:
     """Of the training set into a folder beside the recipe, named after it."""
     loaded = job.loaded
     train = loaded.recipe.data.train.removeprefix("file://")
@@ -89,12 +89,12 @@ def packing_of(job: Job, mode: Mode) -> Packing:
     return Packing(source, loaded.base / f"{stem}.{kind_of(mode)}", mode)
 
 
-def kind_of(mode: Mode) -> str:
+def kind_of(mode: PackMode) -> str:
     """The end of a folder's name."""
     return mode.kind if mode.side is None else f"{mode.side}"
 
 
-def recipe_of(loaded: Loaded[TrainRecipe]) -> Path:
+def recipe_of(loaded: LoadedRecipe[TrainRecipe]) -> Path:
     """The file that a recipe was read from, as its values' origins say it; `RECIPE` where they do not."""
     for origin in loaded.origins.values():
         if found := re.fullmatch(r"(.+\.ya?ml):\d+", origin):
@@ -107,33 +107,33 @@ def shown(path: Path) -> str:
     return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
 
 
-def lossless(job: Job) -> list[Mode]:
+def lossless(job: Job) -> list[PackMode]:
     """Modes that keep every pixel and that the training set is not in yet, of those that may help."""
     train, crop = job.setup.inputs.train, job.setup.recipe.data.crop
     if train is None or isinstance(train.source, RemoteShards) or (train.flags[:LOOKED_AT] & FLAG_RAW).any():
         return []
     found = []
     if train.description.format not in PACK_FORMATS:
-        found.append(Mode(kind="keep"))
+        found.append(PackMode(kind="keep"))
     shape = np.stack([train.width[:LOOKED_AT], train.height[:LOOKED_AT]])
     square = float(np.mean(shape.min(axis=0) / np.maximum(shape.max(axis=0), 1))) if len(train) else 1.0
-    small = (sum(crop.scale) / 2 if crop.random else square * crop.share**2) < LITTLE
+    small = (sum(crop.scale) / 2 if crop.is_random else square * crop.share**2) < LITTLE
     plain = train.description.mode in ("keep", "foreign")
-    able = native.available() and job.setup.recipe.data.decoder != "pillow"
+    able = native.is_available() and job.setup.recipe.data.decoder != "pillow"
     if small and plain and able and _of_jpegs(train):
-        found.append(Mode(kind="seekable"))
+        found.append(PackMode(kind="seekable"))
     return found
 
 
-def smaller(job: Job) -> Mode | None:
+def smaller(job: Job) -> PackMode | None:
     """Images that are only as large as the recipe needs them; None where they are not much larger."""
     train, crop = job.setup.inputs.train, job.setup.recipe.data.crop
     if train is None or isinstance(train.source, RemoteShards) or not _of_jpegs(train):
         return None
-    needed = max(job.setup.inputs.size) * (MARGIN if crop.random else 1 / crop.share)
+    needed = max(job.setup.inputs.size) * (MARGIN if crop.is_random else 1 / crop.share)
     side = ROUND * -(-int(np.ceil(needed - 1e-6)) // ROUND)
     shorter = float(np.median(np.minimum(train.width[:LOOKED_AT], train.height[:LOOKED_AT])))
-    return Mode(kind="encode", side=side) if shorter >= LARGER * side else None
+    return PackMode(kind="encode", side=side) if shorter >= LARGER * side else None
 
 
 def kept_on_disk(job: Job) -> bool:
@@ -142,7 +142,7 @@ def kept_on_disk(job: Job) -> bool:
     if train is None or not isinstance(train.source, RemoteShards):
         return False
     nbytes = int(train.length.sum(dtype=np.int64))
-    return nbytes <= min(options.cache_gb * 1e9, free_disk_bytes(Path(options.cache_folder or cache_folder())))
+    return nbytes <= min(options.cache_gb * 1e9, free_disk_bytes(Path(options.cache_folder or get_cache_folder())))
 
 
 def free_disk_bytes(folder: Path) -> int:
@@ -169,15 +169,15 @@ class First:
         asked = order(np.arange(min(len(dataset), MOST)))[1]
         self._ids = asked[np.sort(np.unique(asked, return_index=True)[1])]
 
-    def packed(self, mode: Mode, *, limit_s: float) -> AsPacked:
+    def packed(self, mode: PackMode, *, limit_s: float) -> AsPacked:
         """Makes as many as there is time for."""
-        images = Samples(self._dataset, isinstance(self._dataset.source, RemoteShards))
-        treatment = treatment_of(mode, None, False, [])[0]
-        until, ids, stored, nbytes = perf_counter() + limit_s, list[int](), list[Stored](), 0
-        with strict_pillow(), ThreadPoolExecutor(usable_cores()) as pool:
+        images = DatasetImages(self._dataset, isinstance(self._dataset.source, RemoteShards))
+        encoder = build_encoder(mode, None, False, [])[0]
+        until, ids, stored, nbytes = perf_counter() + limit_s, list[int](), list[StoredImage](), 0
+        with use_strict_pillow(), ThreadPoolExecutor(count_usable_cores()) as pool:
             for low in range(0, len(self._ids), CHUNK):
                 some = self._ids[low : low + CHUNK].tolist()
-                for sample, one in zip(some, _treated(pool, treatment, images, some), strict=True):
+                for sample, one in zip(some, _treated(pool, encoder, images, some), strict=True):
                     if not one.reason:
                         ids.append(sample)
                         stored.append(one)
@@ -187,16 +187,18 @@ class First:
         return AsPacked(self._job, self._dataset, ids, stored)
 
 
-def _treated(pool: ThreadPoolExecutor, treatment: Treatment, images: Samples, ids: Sequence[int]) -> Iterator[Stored]:
-    near = images.together(ids)
-    return pool.map(lambda sample: treatment(near.read(sample), None, ""), ids)
+def _treated(
+    pool: ThreadPoolExecutor, encoder: ImageEncoder, images: DatasetImages, ids: Sequence[int]
+) -> Iterator[StoredImage]:
+    near = images.prefetch(ids)
+    return pool.map(lambda sample: encoder(near.read(sample), None, ""), ids)
 
 
 @final
 class AsPacked:
     """Some records, as a pack has them. Attributes: count: of them; 0: all are damaged."""
 
-    def __init__(self, job: Job, dataset: Dataset, ids: Sequence[int], stored: Sequence[Stored]) -> None:
+    def __init__(self, job: Job, dataset: Dataset, ids: Sequence[int], stored: Sequence[StoredImage]) -> None:
         self._job, self._dataset, self._ids, self._stored = job, dataset, np.array(ids, np.int64), stored
         self.count = len(ids)
 
@@ -212,11 +214,11 @@ class AsPacked:
 class _Standing(Tier):
     """A few records that stand for all of a set."""
 
-    def __init__(self, dataset: Dataset, ids: Ids, stored: Sequence[Stored]) -> None:
+    def __init__(self, dataset: Dataset, ids: Ids, stored: Sequence[StoredImage]) -> None:
         super().__init__(dataset, "none", "as it would be")
         self._place = np.arange(len(dataset)) % len(ids)
         self._place[ids] = np.arange(len(ids))
-        self._records = Records.of([bytes(one.payload) for one in stored])
+        self._records = Records.from_buffers([bytes(one.payload) for one in stored])
         self.flags = np.array([one.flags for one in stored], np.uint8)[self._place]
         self.width = np.array([one.width for one in stored], np.uint32)[self._place]
         self.height = np.array([one.height for one in stored], np.uint32)[self._place]
@@ -225,7 +227,9 @@ class _Standing(Tier):
         place = self._place[np.asarray(ids, np.int64)]
         return Records(self._records.address[place], self._records.length[place], self._records.keep)
 
-    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: Slots | None = None) -> None:
+    def expect(
+        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
+    ) -> None:
         """Nothing is brought: everything is here."""
 
     def close(self) -> None:

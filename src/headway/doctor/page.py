@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from headway.core.files import write_whole
-from headway.core.profile import Ceiling, Profile, Side, WholeRun
+from headway.core.files import write_atomically
+from headway.core.profile import PipelineSide, Profile, ShortRun, StageCeiling
 from headway.doctor.roof import SAME_SIZE
 from headway.doctor.text import SIDES, alone, caution, how_sure, how_to, number, percent, prediction, signed, together
-from headway.page import panel, report
+from headway.page import panel, renderer
 from headway.page.panel import Panel
 
 SECTIONS = ("Verdict", "Stages", "Whole runs", "Knobs", "Machine")
@@ -30,7 +30,7 @@ FLOPS = 6.0
 def write(profile: Profile, path: Path) -> None:
     """Writes one self-contained HTML file; the same profile gives the same file. Raises OSError."""
     how = "quick" if profile.quick else "full"
-    html = report.render(
+    html = renderer.render(
         panels(profile),
         title=f"{profile.name}: {profile.verdict.kind}",
         subtitle=f"What limits the recipe on this machine: {profile.regime}, batch {profile.batch:,}, "
@@ -38,7 +38,7 @@ def write(profile: Profile, path: Path) -> None:
         sections=SECTIONS,
         footer=f"A {how} examination of {number(profile.seconds)} s.",
     )
-    write_whole(path, html)
+    write_atomically(path, html)
 
 
 def panels(profile: Profile) -> list[Panel]:
@@ -79,7 +79,10 @@ def _pipeline(profile: Profile) -> Panel:
     found = alone(profile)
     marks = {profile.verdict.next_stage: "next", profile.verdict.stage: "the limit"}
     names = [f"{one.name} ({marks[one.name]})" if one.name in marks else one.name for one in found]
-    groups: list[tuple[str, Side | None]] = [*((name, side) for side, name in SIDES.items()), ("together", None)]
+    groups: list[tuple[str, PipelineSide | None]] = [
+        *((name, side) for side, name in SIDES.items()),
+        ("together", None),
+    ]
     stacks = []
     for name, side in groups:
         of = [one.images_s if (None if one.several else one.side) == side else 0.0 for one in found]
@@ -194,7 +197,7 @@ def _sizes(profile: Profile) -> Panel | None:
     )
 
 
-def _at(stages: list[Ceiling], growing: frozenset[str], pixels: float) -> float:
+def _at(stages: list[StageCeiling], growing: frozenset[str], pixels: float) -> float:
     """Seconds of a sample with so many times the pixels."""
     return sum(one.seconds * (pixels if one.stage in growing else 1.0) for one in stages)
 
@@ -317,7 +320,7 @@ def _run_table(profile: Profile) -> Panel:
     )
 
 
-def _of_run(run: WholeRun) -> Iterator[str]:
+def _of_run(run: ShortRun) -> Iterator[str]:
     rate = run.images_s
     yield "-" if run.predicted is None else number(run.predicted)
     yield "-" if rate is None else number(rate.value)

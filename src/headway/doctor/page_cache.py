@@ -21,7 +21,7 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.memory import free_memory_bytes
+from headway.core.free_memory import read_free_memory_bytes
 from headway.data.shards import NETWORK_FILE_SYSTEMS
 
 COLD = 0.05
@@ -135,7 +135,7 @@ def evict(files: Files) -> Eviction:
 
 def load(files: Files) -> int:
     """Reads files into memory, as much of them as is free; returns how many bytes were read."""
-    view, done, room = memoryview(bytearray(_BUFFER)), 0, free_memory_bytes()
+    view, done, room = memoryview(bytearray(_BUFFER)), 0, read_free_memory_bytes()
     for path, ranges in _ranges(files).items():
         with suppress(OSError), _opened(path) as (number, size):
             for low, high in ranges:

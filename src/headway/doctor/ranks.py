@@ -21,14 +21,14 @@ from typing import Any, final
 
 import torch
 
-from headway.core.cores import usable_cores
+from headway.core.cpu_count import count_usable_cores
 from headway.core.errors import CommunicationError, UsageError
-from headway.core.launched import launched
-from headway.core.profile import Ceiling, Finding, Knob, Profile, Rate, WholeRun
-from headway.core.recipe import Loaded
-from headway.core.run import Run
+from headway.core.launcher_environment import read_launcher_environment
+from headway.core.profile import EnvironmentFinding, Knob, Profile, ShortRun, StageCeiling, Throughput
+from headway.core.recipe import LoadedRecipe
+from headway.core.run_folder import RunFolder
 from headway.core.world import World
-from headway.data.options import SYNTHETIC
+from headway.data.data_recipe import SYNTHETIC
 from headway.doctor import environment
 from headway.doctor.budget import FULL, QUICK, Budget, WallTime
 from headway.doctor.doctor import examination
@@ -70,7 +70,7 @@ def examine(
             failed; it has said why.
     """
     on = hosts_of(procs, hosts)
-    if (above := launched()) is not None:
+    if (above := read_launcher_environment()) is not None:
         fix = "Leave --procs and --hosts out."
         raise UsageError(f"this process was started by a launcher ({above.launcher}) and cannot be one", fix=fix)
     loaded = load_recipe(recipe, overrides)
@@ -84,7 +84,7 @@ def examine(
             on,
             timeout_s=loaded.recipe.comm.timeout_s,
             respawn=False,
-            on_loss="continue",
+            on_rank_failure="continue",
         )
         if status or not target.exists():
             raise CommunicationError("a process failed while it was measured", fix="What it said stands above.")
@@ -108,9 +108,9 @@ def main(asked: dict[str, Any]) -> None:
         share = loaded.recipe.batch // ranks.launched_size
         setup = build_setup(with_values(loaded, MEASURED, "as it is measured"), say=quiet, ranks=ranks)
         with closing(setup.inputs):
-            where = Run(Path(asked["folder"]) / "run")
+            where = RunFolder(Path(asked["folder"]) / "run")
             if ranks.speaks:
-                Run.create(where.folder)
+                RunFolder.create(where.folder)
             with closing(Trainer(setup, where, SilentDisplay(), ranks)) as trainer:
                 trainer.meet()
                 control = ranks.world.control
@@ -128,7 +128,7 @@ def main(asked: dict[str, Any]) -> None:
                     single = _single(loaded, wall.allot("single"), budget.side) if ranks.speaks else 0.0
                     control.barrier()
                     batches = job.kept()
-                    setup.inputs.feed = lambda: itertools.cycle(batches)
+                    setup.inputs.batch_source = lambda: itertools.cycle(batches)
                     now = together(trainer, ranks, limit_s=wall.allot("replay"))
                     alone = exchange(trainer, ranks, limit_s=wall.allot("exchange"))
                     steps = _Steps.of(profiles, now.rate)
@@ -137,7 +137,7 @@ def main(asked: dict[str, Any]) -> None:
                     if worth and not quick:
                         say_all("Trying other buckets and algorithms for the exchange.")
                         others, late = tried(trainer, ranks, loaded.recipe.comm, now, limit_s=wall.allot("tries"))
-                setup.inputs.feed = None
+                setup.inputs.batch_source = None
                 trainer.meet()  # the loader begins anew
                 whole = together(trainer, ranks, limit_s=wall.allot("whole"))
                 if ranks.speaks:
@@ -153,7 +153,7 @@ def main(asked: dict[str, Any]) -> None:
         ranks.done = True
 
 
-def surroundings(alone: Sequence[Finding], job: Job, world: World) -> tuple[Finding, ...]:
+def surroundings(alone: Sequence[EnvironmentFinding], job: Job, world: World) -> tuple[EnvironmentFinding, ...]:
     """The environment as one process has found it; with several hosts that with the network by which they have met."""
     if len(world.hosts) == 1:
         return tuple(alone)
@@ -177,9 +177,9 @@ def share_out(quick: bool, begun: float) -> tuple[Budget, WallTime]:
     return replace(budget, wall=budget.wall - sum(wants.values())), WallTime(budget.wall, wants, begun)
 
 
-def _single(loaded: Loaded[TrainRecipe], limit_s: float, side_s: float) -> float:
+def _single(loaded: LoadedRecipe[TrainRecipe], limit_s: float, side_s: float) -> float:
     """Images/s that one process with all of this host's cores gives, while the others wait."""
-    cores, before = usable_cores(), torch.get_num_threads()
+    cores, before = count_usable_cores(), torch.get_num_threads()
     changes = {} if loaded.recipe.data.train == SYNTHETIC else {"data__threads": max(1, cores - 1)}
     torch.set_num_threads(cores)
     try:
@@ -204,7 +204,7 @@ class _Steps:
     exposed: float
 
     @staticmethod
-    def of(profiles: Sequence[Profile], now: Rate) -> _Steps:
+    def of(profiles: Sequence[Profile], now: Throughput) -> _Steps:
         loops = [sum(one.seconds for one in profile.ceilings if one.side == "loop") for profile in profiles]
         alone = [seconds * profile.batch for seconds, profile in zip(loops, profiles, strict=True)]
         middle, most = statistics.median_low(alone), max(alone)
@@ -237,7 +237,7 @@ def joined(
     base = profiles[steps.alone.index(steps.middle)]
     slowest, exposed = steps.alone.index(max(steps.alone)), steps.exposed
     more = [
-        Ceiling(
+        StageCeiling(
             stage="slow rank",
             side="loop",
             resource="links",
@@ -245,7 +245,7 @@ def joined(
             how=f"rank {slowest} takes {max(steps.alone) / steps.middle:.2f} times as long for a step as the median "
             "rank",
         ),
-        Ceiling(
+        StageCeiling(
             stage="reduce",
             side="loop",
             resource="links",
@@ -258,9 +258,9 @@ def joined(
     predicted, steady = count * model.images_s(), count * model.images_s(stalls=False)
     runs = [one for one in base.runs if one.name == "synthetic"]
     note = "all ranks, with batches that are there already"
-    runs.append(WholeRun(name="replay", steps=now.steps, images_s=now.rate, predicted=None, wait_share=None, note=note))
+    runs.append(ShortRun(name="replay", steps=now.steps, images_s=now.rate, predicted=None, wait_share=None, note=note))
     note = "the whole job on all ranks, files in memory, without stalls"
-    warm = WholeRun(name="warm", steps=whole.steps, images_s=whole.rate, predicted=steady, wait_share=None, note=note)
+    warm = ShortRun(name="warm", steps=whole.steps, images_s=whole.rate, predicted=steady, wait_share=None, note=note)
     measured = 1 / (1 / whole.rate.value + model.total("stall") / count)
     facts = base.facts | {f"rank {rank} seconds a step": seconds for rank, seconds in enumerate(steps.alone)}
     facts["exchange seconds a step"] = exposed

@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 import torch
 
-from headway.core.modules import leaving_no_trace
+from headway.core.modules import preserve_training_state
 from headway.doctor.job import Job
 from headway.doctor.loop import waiting
 from headway.setup.prepare import prepare_batch
@@ -80,7 +80,7 @@ def _moved(job: Job) -> float:
 
     handles = [module.register_forward_hook(see) for module in setup.model.modules()]
     try:
-        with leaving_no_trace(setup.model), torch.no_grad(), setup.precision.autocast():
+        with preserve_training_state(setup.model), torch.no_grad(), setup.precision.autocast():
             setup.model(some)
     finally:
         for handle in handles:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
 from headway.core.errors import UsageError
-from headway.core.outside import parse_object
+from headway.core.untrusted_json import parse_object
 
 Kind = Literal["train", "val"]
 

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import Any
 
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
-from headway.core.signals import answered
+from headway.core.signals import handle_signals
 from headway.doctor.loop_observation import Observed
 
 STEPS, SECONDS = 200, 60.0
@@ -78,7 +78,7 @@ def run(
 
 def _waited(command: Sequence[str], result: Path, stdout: int | None) -> int:
     """Exit status of the child, which is ended where it has told its result and goes on."""
-    with answered(_interrupt, signal.SIGTERM):
+    with handle_signals(_interrupt, signal.SIGTERM):
         process = subprocess.Popen(command, stdout=stdout)
         told: float | None = None
         try:

@@ -8,7 +8,7 @@ from time import perf_counter
 
 from pydantic import ValidationError
 
-from headway.core.recipe import Loaded
+from headway.core.recipe import LoadedRecipe
 from headway.doctor.job import Job, resized, with_values
 from headway.doctor.loop import SMALL, passing
 from headway.setup.inputs import Say
@@ -20,7 +20,7 @@ REPEATS = 2
 
 
 @contextmanager
-def shortened(loaded: Loaded[TrainRecipe], say: Say, longest_s: float) -> Iterator[Job]:
+def shortened(loaded: LoadedRecipe[TrainRecipe], say: Say, longest_s: float) -> Iterator[Job]:
     """Sets up a recipe's job and closes it after use. Its batch is halved until a step takes at most `longest_s`.
 
     The batch stays where halving it does not help: the time does not grow with the samples, or a micro-batch is the
@@ -55,7 +55,7 @@ def step_seconds(job: Job) -> tuple[float, float]:
     return max(0.0, after - each * count), each
 
 
-def _shorter(job: Job, longest_s: float) -> tuple[Loaded[TrainRecipe] | None, str]:
+def _shorter(job: Job, longest_s: float) -> tuple[LoadedRecipe[TrainRecipe] | None, str]:
     """The recipe with a smaller batch, in evaluations too, and why; None: it stays as it is."""
     recipe = job.loaded.recipe
     if recipe.compile:

@@ -22,24 +22,24 @@ from typing import Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.cores import default_threads
+from headway.core.cpu_count import choose_thread_count
 from headway.core.errors import DataError
-from headway.core.keys import UInt64
-from headway.core.profile import Rate
+from headway.core.profile import Throughput
+from headway.core.random_keys import UInt64
 from headway.data.dataset import Dataset
-from headway.data.formats.unpack import cache_folder
 from headway.data.order import Order
 from headway.data.records import Records
 from headway.data.shards import LooseFiles, MappedShards
 from headway.data.tiers.choice import BUDGET_BYTES
 from headway.data.tiers.disk import DiskTier
-from headway.data.tiers.fetch import THREADS
-from headway.data.tiers.layout import Layout
-from headway.data.tiers.opened import RemoteShards
+from headway.data.tiers.layout import RecordLayout
+from headway.data.tiers.prefetch import THREADS
+from headway.data.tiers.remote_dataset import RemoteShards
 from headway.data.tiers.state import STATE_FILE
 from headway.data.tiers.store import PACKS
 from headway.doctor.measure import settled, timed
 from headway.doctor.page_cache import COLD, Mount, Span, as_it_was, evict, mount_of, resident
+from headway.storage.addresses import get_cache_folder
 
 Ids = NDArray[np.int64]
 
@@ -72,7 +72,7 @@ class Storage:
         note: sentences: what was measured, and what that leaves out.
     """
 
-    images_s: Rate
+    images_s: Throughput
     bytes_s: float
     latency_s: float | None
     cold: bool
@@ -130,12 +130,12 @@ def spans_of(dataset: Dataset) -> Callable[[Ids], list[Span]]:
         return lambda ids: [Span(dataset.folder / dataset.name(sample)) for sample in np.unique(ids).tolist()]
     columns = {name: getattr(dataset, name) for name in ("shard", "offset", "length", "flags")}
     shards = dataset.description.shards
-    layout = Layout(columns, shards)
+    layout = RecordLayout(columns, shards)
 
     def spans(ids: Ids) -> list[Span]:
         return [
             Span(dataset.folder / shards[int(run.shard[0])].name, int(run.start[0]), int(run.end.max()))
-            for run in layout.runs(np.unique(ids))
+            for run in layout.group_into_runs(np.unique(ids))
             if run.end.max() > 0  # what is damaged lies nowhere
         ]
 
@@ -167,14 +167,14 @@ def measure(
     Raises:
         DataError: records cannot be read.
     """
-    threads = threads or default_threads()
+    threads = threads or choose_thread_count()
     source = dataset.source
     if not isinstance(source, RemoteShards):
         with _Reader(dataset, dataset.read, threads if isinstance(source, MappedShards) else 0) as reader:
             return (_cold if cold else _warm)(dataset, order, batch, reader, seconds)
     if cold:
         return _fetched(dataset, source, order, batch, seconds)
-    root = folder or cache_folder()
+    root = folder or get_cache_folder()
     with (
         closing(DiskTier(dataset, source.remote, root, BUDGET_BYTES, why="")) as tier,
         _Reader(dataset, tier.read, threads) as reader,
@@ -323,7 +323,7 @@ def _fetched(dataset: Dataset, source: RemoteShards, order: Order, batch: int, s
     return _storage(dataset, rate, latency_s, True, note)
 
 
-def _storage(dataset: Dataset, rate: Rate, latency_s: float | None, cold: bool, note: str) -> Storage:
+def _storage(dataset: Dataset, rate: Throughput, latency_s: float | None, cold: bool, note: str) -> Storage:
     return Storage(rate, rate.value * _record_bytes(dataset), latency_s, cold, note)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from headway.core.profile import Knob, Profile, Side, WholeRun
+from headway.core.profile import Knob, PipelineSide, Profile, ShortRun
 
 COLUMNS = 100
 BLOCKS = " \u258f\u258e\u258d\u258c\u258b\u258a\u2589\u2588"
@@ -29,7 +29,7 @@ WORTH_SAYING = 0.02
 # Lines of each part, its heading counted. With the empty line after each of the six and the last line they are 60.
 HEAD, RUNS, STAGES, KNOBS, ENVIRONMENT, NOT_MEASURED = 8, 6, 17, 10, 7, 5
 
-SIDES: dict[Side, str] = {"input": "loader", "loop": "training loop", "stall": "stalls"}
+SIDES: dict[PipelineSide, str] = {"input": "loader", "loop": "training loop", "stall": "stalls"}
 """What is done at the same time. The stages of one share it: their seconds add up."""
 
 
@@ -39,7 +39,7 @@ class Alone:
     """What a stage would give if a sample took nothing else; or all stages of a side."""
 
     name: str
-    side: Side
+    side: PipelineSide
     images_s: float
     """Of the whole job: all ranks."""
     several: bool
@@ -144,7 +144,7 @@ def _runs(profile: Profile) -> list[str]:
     return [f"{heading}  in images/s", *_fitting(rows, RUNS - 1 - len(last)), *last]
 
 
-def _of_run(run: WholeRun) -> str:
+def _of_run(run: ShortRun) -> str:
     if run.images_s is None:
         return _clipped(f"  {run.name:<{SHORT - 2}} not run: {run.note}", COLUMNS)
     cells = (

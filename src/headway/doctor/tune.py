@@ -11,12 +11,12 @@ from typing import Any, final
 import yaml
 from pydantic import ValidationError
 
-from headway.core.errors import HeadwayError, UsageError, nearest
-from headway.core.files import read_text, writable, write_whole
-from headway.core.profile import Knob, Profile, Rate
-from headway.core.recipe import Loaded, load
-from headway.core.recipe_text import given
-from headway.core.statistics import median_interval
+from headway.core.errors import HeadwayError, UsageError, suggest_nearest
+from headway.core.files import expect_writable, read_text, write_atomically
+from headway.core.profile import Knob, Profile, Throughput
+from headway.core.recipe import LoadedRecipe, read_recipe
+from headway.core.recipe_editor import edit_recipe
+from headway.core.statistics import compute_median_interval
 from headway.doctor.budget import FULL, QUICK, Budget
 from headway.doctor.doctor import examination, machine
 from headway.doctor.job import Job, override, quiet
@@ -74,8 +74,8 @@ class Tuned:
 
     recipe: Path
     written: Path
-    before: Rate | None = None
-    after: Rate | None = None
+    before: Throughput | None = None
+    after: Throughput | None = None
     tries: list[Try] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
@@ -87,7 +87,7 @@ class Tuned:
     def to_json(self) -> dict[str, Any]:
         """Returns all of it for `--json`."""
 
-        def of(rate: Rate | None) -> Any:
+        def of(rate: Throughput | None) -> Any:
             return None if rate is None else rate.model_dump()
 
         return {
@@ -147,7 +147,7 @@ def tune(
         raise UsageError(what, where="--out", fix=f"Name a file in {recipe.resolve().parent}.")
     if target.exists() and not overwrite:
         raise UsageError("this file exists", where=str(target), fix="Replace it with --overwrite, or name --out.")
-    writable(target)
+    expect_writable(target)
     loaded = load_recipe(recipe, overrides)
     found, budget = Tuned(recipe, target), QUICK if quick else FULL
     with Packs(say) as packs:
@@ -156,17 +156,23 @@ def tune(
         found.before, found.after = _at_last(loaded, values, budget.whole / TURNS, say)
         for name in sorted({key for one in found.kept for key in _costly(one.override)}):
             found.notes.append(f"{name} was changed: {COSTS[name]}.")
-        text = given(recipe, overrides, values, TrainRecipe)
+        text = edit_recipe(recipe, overrides, values, TrainRecipe)
         found.notes += _lost(recipe, text)
         # What an earlier tune said of the recipe stands below this one's evidence, and apart.
-        write_whole(target, _evidence(recipe, found) + "\n" * text.startswith("#") + text)
-        load(target, (), TrainRecipe)  # it is read as it was written
+        write_atomically(target, _evidence(recipe, found) + "\n" * text.startswith("#") + text)
+        read_recipe(target, (), TrainRecipe)  # it is read as it was written
         packs.keep(values.get("data.train"))
     return found
 
 
 def _searched(
-    loaded: Loaded[TrainRecipe], found: Tuned, packs: Packs, allowed: set[str], budget: Budget, say: Say, quick: bool
+    loaded: LoadedRecipe[TrainRecipe],
+    found: Tuned,
+    packs: Packs,
+    allowed: set[str],
+    budget: Budget,
+    say: Say,
+    quick: bool,
 ) -> dict[str, Any]:
     """The values that were kept. All that is tried goes into `found`. A knob that was left out makes nothing else of
     what was examined; one that was kept does."""
@@ -200,7 +206,7 @@ def more_ahead(job: Job, found: Profile) -> list[Knob]:
         Knob(
             name="more batches ready",
             cures="collate",
-            override=override({"data.ahead": AHEAD * job.setup.recipe.data.ahead}),
+            override=override({"data.prefetch_batches": AHEAD * job.setup.recipe.data.prefetch_batches}),
             images_s=found.predicted * gain,
             gain=gain,
             measured=False,
@@ -212,7 +218,7 @@ def more_ahead(job: Job, found: Profile) -> list[Knob]:
 
 def _kept(
     job: Job,
-    loaded: Loaded[TrainRecipe],
+    loaded: LoadedRecipe[TrainRecipe],
     values: dict[str, Any],
     knob: Knob,
     found: Tuned,
@@ -243,7 +249,7 @@ def _allowed(text: str) -> set[str]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         if name not in ALLOWED:
-            raise UsageError(f"{name!r} is nothing to allow", where="--allow", fix=nearest(name, list(ALLOWED)))
+            raise UsageError(f"{name!r} is nothing to allow", where="--allow", fix=suggest_nearest(name, list(ALLOWED)))
     return {key for name in names for key in ALLOWED[name]}
 
 
@@ -266,13 +272,13 @@ def changes_of(text: str) -> dict[str, Any]:
     return {key: yaml.safe_load(value) for key, _, value in parts}
 
 
-def with_all(loaded: Loaded[TrainRecipe], values: dict[str, Any]) -> Loaded[TrainRecipe]:
+def with_all(loaded: LoadedRecipe[TrainRecipe], values: dict[str, Any]) -> LoadedRecipe[TrainRecipe]:
     """Returns the recipe with these values, marked as tuned."""
     return loaded.resolve_all({key: (value, "tuned") for key, value in values.items()}) if values else loaded
 
 
 def _tried(
-    job: Job, loaded: Loaded[TrainRecipe], values: dict[str, Any], knob: Knob, each_s: float, say: Say
+    job: Job, loaded: LoadedRecipe[TrainRecipe], values: dict[str, Any], knob: Knob, each_s: float, say: Say
 ) -> Try | None:
     """The whole job with a knob's values and without it, in turns."""
     try:
@@ -281,11 +287,11 @@ def _tried(
         return None
     with closing(other):
         pairs = _in_turns([job, other], each_s)
-    ratio, low, high = median_interval([b / a for a, b in pairs])
+    ratio, low, high = compute_median_interval([b / a for a, b in pairs])
     kept = low > 1.0
     why = "" if kept else "within the noise" if high > 1.0 else "slower"
     say(f"{knob.override}: {ratio:.2f} times as fast [{low:.2f}, {high:.2f}]{'' if kept else ', left out'}.")
-    middle = median_interval([before for before, _ in pairs])[0]
+    middle = compute_median_interval([before for before, _ in pairs])[0]
     return Try(
         override=knob.override,
         name=knob.name,
@@ -312,16 +318,16 @@ def _in_turns(jobs: Sequence[Job], each_s: float) -> list[tuple[float, ...]]:
 
 
 def _at_last(
-    loaded: Loaded[TrainRecipe], values: dict[str, Any], each_s: float, say: Say
-) -> tuple[Rate | None, Rate | None]:
+    loaded: LoadedRecipe[TrainRecipe], values: dict[str, Any], each_s: float, say: Say
+) -> tuple[Throughput | None, Throughput | None]:
     """(before, after): the recipe as it was beside the one that is written."""
     if not values:
         return None, None
     say("Measuring both once more.")
     with closing(Job.of(loaded, quiet)) as first, closing(Job.of(with_all(loaded, values), quiet)) as second:
         pairs = _in_turns([first, second], each_s)
-    sides = [median_interval(side) for side in zip(*pairs, strict=True)]
-    before, after = (Rate(value=mid, low=low, high=high, windows=TURNS) for mid, low, high in sides)
+    sides = [compute_median_interval(side) for side in zip(*pairs, strict=True)]
+    before, after = (Throughput(value=mid, low=low, high=high, windows=TURNS) for mid, low, high in sides)
     return before, after
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import get_args
 
-from headway.core.profile import OFF, Ceiling, Code, Kind, Verdict, What, WholeRun
+from headway.core.profile import UNCONFIRMED, CodeActivity, CodeLine, LimitKind, ShortRun, StageCeiling, Verdict
 from headway.doctor.model import Model
 
 CONFIRMED = 0.10
@@ -14,7 +14,7 @@ CONFIRMED = 0.10
 MOST = 0.9
 """Share of a stage that is called all of it."""
 
-KINDS: dict[str, Kind] = {
+KINDS: dict[str, LimitKind] = {
     "storage": "host/IO limited",
     "decode": "host/IO limited",
     "augment": "host/IO limited",
@@ -65,7 +65,7 @@ WORDS = {
 """What a stage is, in a sentence."""
 
 
-def kind_of(stage: str, device: str) -> Kind:
+def kind_of(stage: str, device: str) -> LimitKind:
     """Returns the verdict for a limiting stage on a device."""
     if stage in ("normalise", "transform"):
         return "host/IO limited" if device == "cpu" else "device limited"
@@ -75,9 +75,9 @@ def kind_of(stage: str, device: str) -> Kind:
 def verdict(
     model: Model,
     device: str,
-    run: WholeRun | None,
-    laps: Sequence[Ceiling] = (),
-    ceilings: Sequence[Ceiling] = (),
+    run: ShortRun | None,
+    laps: Sequence[StageCeiling] = (),
+    ceilings: Sequence[StageCeiling] = (),
 ) -> Verdict:
     """Names the limit: the stage of the table without which the job would give most, see `Model.gains`.
 
@@ -103,7 +103,7 @@ def verdict(
     text += f". Without that it would give at most {max(gain, 1.0):.2f} times the images/s"
     text += f", and {WORDS[following]} would limit it." if following != stage else "."
     if unexplained:
-        text += OFF
+        text += UNCONFIRMED
     return Verdict(
         kind=kind,
         stage=stage,
@@ -116,7 +116,7 @@ def verdict(
     )
 
 
-def _of(code: Code | None, stage: str, ceilings: Sequence[Ceiling]) -> str:
+def _of(code: CodeLine | None, stage: str, ceilings: Sequence[StageCeiling]) -> str:
     """Names the user's line, and how much of the stage it is where that is not all."""
     if code is None:
         return ""
@@ -125,7 +125,7 @@ def _of(code: Code | None, stage: str, ceilings: Sequence[Ceiling]) -> str:
     return f" ({code})" if share >= MOST else f" ({code}: {share:.0%} of it)"
 
 
-def _unexplained(model: Model, run: WholeRun, laps: Sequence[Ceiling]) -> str:
+def _unexplained(model: Model, run: ShortRun, laps: Sequence[StageCeiling]) -> str:
     """What of a run the stages do not explain."""
     assert run.images_s is not None
     assert run.error is not None
@@ -134,7 +134,7 @@ def _unexplained(model: Model, run: WholeRun, laps: Sequence[Ceiling]) -> str:
         return f"The whole job is {off:.0%} faster than its stages say: something was slower while they were measured."
     alone_of = {**model.seconds["loop"]}
     # The Clock has one lap for each of these.
-    alone_of["compute"] = sum(alone_of.get(stage, 0.0) for stage in ("compute", "launch", *get_args(What)))
+    alone_of["compute"] = sum(alone_of.get(stage, 0.0) for stage in ("compute", "launch", *get_args(CodeActivity)))
     alone_of["transform"] = alone_of.get("transform", 0.0) + alone_of.get("normalise", 0.0)
     worst = max(laps, key=lambda one: one.seconds - alone_of.get(one.stage, 0.0), default=None)
     text = (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from time import perf_counter
 from typing import final
 
-from headway.core.profile import Rate
+from headway.core.profile import Throughput
 from headway.data.batch import Batch
 from headway.doctor.job import Job
 from headway.doctor.loop import LONG_STEP_S, advanced, waiting, warmed
@@ -21,7 +21,7 @@ MOST_STEPS = 200
 class Ran:
     """Attributes: wait_share: of the time, in which the loop waited for batches. laps: seconds of a sample by stage."""
 
-    rate: Rate
+    rate: Throughput
     steps: int
     wait_share: float
     laps: Mapping[str, float]
@@ -40,20 +40,22 @@ def run(job: Job, *, limit_s: float, once: bool = False, batches: Sequence[Batch
         if once:
             trainer.run(1)
         elif a_step <= LONG_STEP_S:
-            trainer.run(job.setup.recipe.data.ahead)  # with what lay in the ring
+            trainer.run(job.setup.recipe.data.prefetch_batches)  # with what lay in the ring
         wait()
         before, begun, first = dict(trainer.clock.seconds), trainer.position, trainer.step
         since = perf_counter()
 
         def turn() -> int:
             """Several batches: the ring gives some at once, and then none."""
-            return advanced(trainer, 1 if once or a_step > LONG_STEP_S else job.setup.recipe.data.ahead, wait)
+            return advanced(
+                trainer, 1 if once or a_step > LONG_STEP_S else job.setup.recipe.data.prefetch_batches, wait
+            )
 
         if once:
             while perf_counter() - since < limit_s and trainer.step - first < MOST_STEPS:
                 turn()
             value = (trainer.position - begun) / (perf_counter() - since)
-            rate = Rate(value=value, low=value, high=value, windows=1)
+            rate = Throughput(value=value, low=value, high=value, windows=1)
         else:
             rate = settled(timed(turn), limit_s=limit_s)
         images, steps = trainer.position - begun, trainer.step - first

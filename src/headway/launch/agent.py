@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from headway.comm.messages import Lines, Message, encode, text, whole
+from headway.comm.messages import LineDecoder, Message, encode, read_int, read_text
 from headway.launch.workers import Workers
 
 
@@ -48,20 +48,20 @@ def main() -> int:
 
 
 def _serve(workers: Workers, tell: Callable[..., None]) -> None:
-    lines, patience_s = Lines(), None
+    lines, patience_s = LineDecoder(), None
     while select.select([0], [], [], patience_s)[0] and (data := os.read(0, 1 << 16)):
         for message in lines.feed(data):
             if message["kind"] == "start":
                 _start(workers, message)
             elif message["kind"] == "signal":
-                workers.signal(text(message, "worker"), whole(message, "signal"))
+                workers.signal(read_text(message, "worker"), read_int(message, "signal"))
             elif message["kind"] == "beat":
                 patience_s = float(message["patience_s"])
                 tell("beat")
 
 
 def _start(workers: Workers, message: Message) -> None:
-    workers.start(text(message, "worker"), message["command"], message["environ"], inherit=False)
+    workers.start(read_text(message, "worker"), message["command"], message["environ"], inherit=False)
 
 
 if __name__ == "__main__":

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import final
 
 from headway.core.errors import CommunicationError, UsageError
-from headway.core.hosts import own_address as towards
-from headway.core.launched import LOOPBACK
+from headway.core.hosts import find_own_address as towards
+from headway.core.launcher_environment import LOOPBACK
 
 HERE = ("localhost", LOOPBACK, "::1")
 

@@ -14,14 +14,14 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Literal, final
 
-from headway.comm.coordinator import Began, Coordinator, Event, Formed, Left, Slot
+from headway.comm.coordinator import Coordinator, CoordinatorEvent, GenerationFormed, RunBegan, WorkerLeft, WorkerSlot
 from headway.comm.messages import BEATS
 from headway.core.errors import CommunicationError
-from headway.core.hosts import listening_address
-from headway.core.meeting import new_secret
-from headway.core.shown import plain
-from headway.core.signals import answered
-from headway.core.store import StoreServer
+from headway.core.hosts import choose_listening_address
+from headway.core.key_value_store import StoreServer
+from headway.core.printable import escape_controls
+from headway.core.rendezvous import new_secret
+from headway.core.signals import handle_signals
 from headway.launch.hosts import Host, own_address
 from headway.launch.remote_workers import RSH, Remote
 from headway.launch.worker_output import SENTENCE, Output, clear_line
@@ -46,14 +46,14 @@ def launch(
     how: str = "",
     timeout_s: float = 10.0,
     respawn: bool = True,
-    on_loss: Literal["continue", "restart"] = "continue",
+    on_rank_failure: Literal["continue", "restart"] = "continue",
     restarts: int = 3,
 ) -> int:
     """Runs workers to their end, and returns 0 where the run finished, else the exit status of the first that failed.
 
-    A worker is a process of Python that uses `Member.from_environment`. One that leaves in order, by `bye(done=True)`,
-    and then ends with another status than 0 has failed for all: all are ended, and what it said is said once. One that
-    ends otherwise was lost. SIGTERM and Ctrl-C are passed on once, as SIGTERM; the second one kills.
+    A worker is a Python process that uses `CoordinatorClient.from_environment`. One that leaves with
+    `leave(done=True)`, and then ends with another status than 0 has failed for all: all are ended, and what it said is
+    said once. One that ends otherwise was lost. The first SIGTERM or Ctrl-C is passed on as SIGTERM; the second kills.
 
     Args:
         command: Python's arguments.
@@ -64,7 +64,7 @@ def launch(
         how: sentence that says how to go on where no worker is left.
         timeout_s: silence after which a worker is lost.
         respawn: lost workers are replaced.
-        on_loss: `continue`: the others go on without a lost one; `restart`: all are ended and started again.
+        on_rank_failure: `continue`: the others go on without a lost one; `restart`: all are ended and started again.
         restarts: at most so many.
 
     Raises:
@@ -75,7 +75,7 @@ def launch(
     first, restart, environ = command, 0, environ or {}
     while True:
         with closing(_Launch(first, again, environ, hosts, address, timeout_s=timeout_s, respawn=respawn)) as run:
-            run.ends_on_loss = on_loss == "restart"
+            run.ends_on_rank_failure = on_rank_failure == "restart"
             run.run()
             if not run.lost or restart == restarts:
                 return run.status(how)
@@ -85,7 +85,7 @@ def launch(
 
 
 def _say(text: str) -> None:
-    print(clear_line() + SENTENCE + plain(text), file=sys.stderr, flush=True)
+    print(clear_line() + SENTENCE + escape_controls(text), file=sys.stderr, flush=True)
 
 
 @dataclass
@@ -94,7 +94,7 @@ class _Worker:
     another one takes its place."""
 
     id: str
-    slot: Slot
+    slot: WorkerSlot
     rank: int
     joining: bool
     member: bool = False
@@ -116,7 +116,7 @@ class _Launch:
     """From the start of all workers to the end of the last. Events of threads and signals come through one queue.
 
     Attributes:
-        ends_on_loss: a worker that is lost takes the others with it. lost: one was.
+        ends_on_rank_failure: a worker that is lost takes the others with it. lost: one was.
     """
 
     def __init__(
@@ -133,7 +133,7 @@ class _Launch:
         self._command, self._again, self._environ, self._hosts = command, again, environ, tuple(hosts)
         self._address, self._respawn = address, respawn
         self._slots = [(host, local) for host, one in enumerate(hosts) for local in range(one.procs)]
-        self._events: SimpleQueue[Event | _Ended | int] = SimpleQueue()
+        self._events: SimpleQueue[CoordinatorEvent | _Ended | int] = SimpleQueue()
         self._workers: dict[str, _Worker] = {}
         self._members: set[str] = set()
         self._ended: list[_Worker] = []
@@ -141,22 +141,22 @@ class _Launch:
         self._failed: _Worker | None = None
         self._patience_s = timeout_s
         self._kills: dict[str, float] = {}
-        self._failures: defaultdict[Slot, int] = defaultdict(int)
-        self._started: defaultdict[Slot, deque[float]] = defaultdict(lambda: deque(maxlen=STARTS))
+        self._failures: defaultdict[WorkerSlot, int] = defaultdict(int)
+        self._started: defaultdict[WorkerSlot, deque[float]] = defaultdict(lambda: deque(maxlen=STARTS))
         self._said = ""
-        self.ends_on_loss = self.lost = False
+        self.ends_on_rank_failure = self.lost = False
         self._beat_s = timeout_s / BEATS
         self._next_beat = monotonic()
         self._output = Output({_id(slot, 0): rank for rank, slot in enumerate(self._slots)})
         self._secret = new_secret()
-        listens = listening_address(address)
+        listens = choose_listening_address(address)
         self._store = StoreServer(self._secret.encode(), listens)
         self._coordinator = Coordinator(
             self._slots,
             secret=self._secret.encode(),
             timeout_s=timeout_s,
             store_port=self._store.port,
-            tell=self._hear,
+            on_event=self._hear,
             address=listens,
         )
         rsh = os.environ.get("HEADWAY_RSH") or RSH
@@ -184,20 +184,20 @@ class _Launch:
         self._coordinator.close()
         self._store.close()
 
-    def _hear(self, event: Event) -> None:
+    def _hear(self, event: CoordinatorEvent) -> None:
         """In the coordinator's thread: what comes next in the output is of the new ranks."""
-        if isinstance(event, Formed):
+        if isinstance(event, GenerationFormed):
             self._output.place({worker.id: rank for rank, worker in enumerate(event.workers)})
-        elif isinstance(event, Began):
+        elif isinstance(event, RunBegan):
             self._output.release()
         self._events.put(event)
 
     def _signals(self) -> AbstractContextManager[None]:
-        return answered(lambda number, frame: self._events.put(number), signal.SIGTERM, signal.SIGINT)
+        return handle_signals(lambda number, frame: self._events.put(number), signal.SIGTERM, signal.SIGINT)
 
     # Workers come and go.
 
-    def _start(self, slot: Slot, attempt: int) -> None:
+    def _start(self, slot: WorkerSlot, attempt: int) -> None:
         host, local = slot
         rank = self._slots.index(slot)
         worker = _Worker(_id(slot, attempt), slot, rank, joining=self._began)
@@ -219,15 +219,15 @@ class _Launch:
         command = self._again() if attempt and not worker.joining else self._command
         self._crews[host].start(worker.id, command, environ, inherit=rank == 0 and not worker.joining)
 
-    def _take(self, event: Event | _Ended | int) -> None:
+    def _take(self, event: CoordinatorEvent | _Ended | int) -> None:
         match event:
-            case Formed():
+            case GenerationFormed():
                 self._members = {worker.id for worker in event.workers}
                 self._note_members()
-            case Began():
+            case RunBegan():
                 self._began = True
                 self._note_members()
-            case Left():
+            case WorkerLeft():
                 self._members.discard(event.worker.id)
                 if worker := self._workers.get(event.worker.id):
                     worker.left = event.how
@@ -241,7 +241,7 @@ class _Launch:
                 worker.status, worker.why = event.status, event.why
                 self._ended.append(worker)
                 if event.status < 0:
-                    self._coordinator.dead(worker.id)
+                    self._coordinator.mark_dead(worker.id)
                 self._after(worker)
                 if self._failed is None:
                     self._output.ended(worker.id)
@@ -267,7 +267,7 @@ class _Launch:
         elif self._stopping:
             return
         elif self._began:
-            if self.ends_on_loss:
+            if self.ends_on_rank_failure:
                 self.lost = True
                 for other in self._workers.values():
                     if other.left != "died":
@@ -275,7 +275,7 @@ class _Launch:
             else:
                 self._replace(worker)
         elif worker.status == 0:  # it found nothing to do
-            self._coordinator.give_up(worker.slot)
+            self._coordinator.give_up_slot(worker.slot)
         elif worker.status is not None:
             by_chance = worker.status < 0 and not worker.why and self._failures[worker.slot] + 1 < FAILED_STARTS
             if self._respawn and by_chance:
@@ -397,7 +397,7 @@ class _Launch:
         return f"{self._name(worker)} was ended by {name}{hint}"
 
 
-def _id(slot: Slot, attempt: int) -> str:
+def _id(slot: WorkerSlot, attempt: int) -> str:
     return f"{slot[0]}.{slot[1]}.{attempt}"
 
 

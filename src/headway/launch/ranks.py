@@ -17,20 +17,26 @@ import numpy as np
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
-from headway.checkpoint.agreement import Alone, Exchange, StoreExchange
+from headway.checkpoint.agreement import SaveExchange, SingleRankExchange, StoreExchange
+from headway.comm.algorithm_choice import AlgorithmChooser, AlgorithmTrial, list_candidates, run_trials
 from headway.comm.batch_norm import SyncBatchNorm
-from headway.comm.choice import Chooser, Trial, candidates, try_out
+from headway.comm.comm_recipe import CommRecipe
 from headway.comm.communicator import Algorithm, Communicator
-from headway.comm.links import BUDGET_S, Links, measure
-from headway.comm.member import Member
-from headway.comm.options import CommRecipe
-from headway.comm.reducer import Reducer, Verdict
-from headway.comm.watch import Watch
-from headway.comm.wire import Wire
+from headway.comm.coordinator_client import CoordinatorClient
+from headway.comm.links import BUDGET_S, MeasuredLinks, measure_links
+from headway.comm.reducer import BucketPlan, Reducer, StepReduction
+from headway.comm.stall_watch import StallWatch
+from headway.comm.wire_codec import Wire
 from headway.core.collectives import Network
-from headway.core.errors import CommunicationError, Fenced, Lost, Stalled, UsageError
-from headway.core.keys import GOLDEN, mix_int
-from headway.core.launched import Launched, launched
+from headway.core.errors import (
+    CollectiveTimeoutError,
+    CommunicationError,
+    FencedError,
+    GenerationEndedError,
+    UsageError,
+)
+from headway.core.launcher_environment import LaunchedProcess, read_launcher_environment
+from headway.core.random_keys import GOLDEN, mix_int
 from headway.core.world import World
 from headway.launch.handover import Met, Traveller, hand_over
 from headway.launch.hosts import shared
@@ -69,7 +75,9 @@ class Ranks:
         noise_scale: whether gradients tell the noise scale; to be set before the ranks meet.
     """
 
-    def __init__(self, recipe: CommRecipe, launched: Launched, member: Member | None, say: Say) -> None:
+    def __init__(
+        self, recipe: CommRecipe, launched: LaunchedProcess, member: CoordinatorClient | None, say: Say
+    ) -> None:
         self.options, self._launched, self._member, self._loud = recipe, launched, member, say
         self.name = str(launched.rank) if member is None else member.worker
         self.speaks = launched.rank == 0 and (member is None or not member.joining)
@@ -88,7 +96,7 @@ class Ranks:
         Raises:
             UsageError: variables that contradict each other. CommunicationError: the launcher cannot be reached.
         """
-        found, member = launched(), Member.from_environment()
+        found, member = read_launcher_environment(), CoordinatorClient.from_environment()
         if found is None or (found.size == 1 and member is None):
             return None
         return Ranks(recipe, found, member, say)
@@ -141,7 +149,7 @@ class Ranks:
         All have one state then; see `hand_over`.
 
         Raises:
-            Fenced: the others have gone on without this process. CommunicationError: they cannot be reached.
+            FencedError: the others have gone on without this process. CommunicationError: they cannot be reached.
             HeadwayError: nobody holds the state of the run any more, and there is nothing to go on from.
         """
         failures = 0
@@ -158,28 +166,28 @@ class Ranks:
                     raise
                 try:
                     self._member.check()
-                except Lost:
+                except GenerationEndedError:
                     continue  # somebody was lost meanwhile: there is a generation after this one
                 failures += 1
                 if failures == ATTEMPTS:
                     raise error
 
     def check(self) -> None:
-        """Raises Lost, Fenced or CommunicationError where the generation is over; costs nothing else."""
+        """Raises GenerationEndedError, FencedError or CommunicationError if the generation is over."""
         if self._member is not None:
             self._member.check()
 
     def reason(self, error: CommunicationError) -> CommunicationError:
-        """Explains a failed collective: returns Lost if the other ranks and this process go on in a next generation."""
+        """Explains a failed collective: GenerationEndedError if this process goes on in the next generation."""
         member = self._member
-        if member is None or isinstance(error, Fenced):
+        if member is None or isinstance(error, FencedError):
             return error
-        if isinstance(error, Stalled) and self._joined is not None and self._joined.watch is not None:
-            for rank in self._joined.watch.behind():
+        if isinstance(error, CollectiveTimeoutError) and self._joined is not None and self._joined.watch is not None:
+            for rank in self._joined.watch.find_lagging_ranks():
                 member.accuse(self.world.generation, rank)
         # A connection breaks a moment before the launcher has told why; silence it notices after its own time-out.
         until = time.monotonic() + 1.5 * self.options.timeout_s + 1
-        while not member.changed and time.monotonic() < until:
+        while not member.has_changed and time.monotonic() < until:
             time.sleep(0.002)
         try:
             member.check()
@@ -226,26 +234,30 @@ class Ranks:
         """Before the last backward pass of a step, of whose samples this rank has a share."""
         self.reducer.arm(share)
 
-    def finish(self, loss: torch.Tensor, *, bad: int, stopping: bool) -> Verdict:
+    def finish(self, loss: torch.Tensor, *, bad: int, stopping: bool) -> StepReduction:
         """Waits for the sums of a step; see `Reducer.finish`.
 
         Raises:
-            Lost: the step did not come about.
+            GenerationEndedError: the step did not come about.
         """
         regroup = False
         if self._member is not None:
             self._member.check()
-            regroup = self._member.regroup
+            regroup = self._member.has_newcomers
         return self.reducer.finish(loss, (float(bad), float(stopping), float(regroup)))
 
-    def exchange(self) -> Exchange:
+    def exchange(self) -> SaveExchange:
         """By which the ranks of this generation agree on a checkpoint."""
         world = self.world
-        return Alone() if world.store is None else StoreExchange(world.store, world.rank, world.size, alive=self.check)
+        return (
+            SingleRankExchange()
+            if world.store is None
+            else StoreExchange(world.store, world.rank, world.size, alive=self.check)
+        )
 
     def confirmer(self) -> Callable[[], None]:
         """What is to be called, from any thread, right before something of this generation becomes final: it raises
-        Lost or Fenced where the others have gone on meanwhile."""
+        GenerationEndedError or FencedError where the others have gone on meanwhile."""
         member, number = self._member, self.world.generation
         return (lambda: None) if member is None else (lambda: member.confirm(number))
 
@@ -257,7 +269,7 @@ class Ranks:
         self._leave()
         if self._member is not None:
             if kind is None:
-                self._member.bye(done=self.done)
+                self._member.leave(done=self.done)
             self._member.close()
 
     def _meet(self, model: torch.nn.Module, device: torch.device, connect_s: float) -> None:
@@ -266,9 +278,9 @@ class Ranks:
         if member is None:
             world = World.join(self._launched, device, timeout_s=options.stall_s, interface=options.interface)
         else:
-            info = member.next()
+            info = member.wait_for_generation()
             self.lost = (*self.lost, *info.lost)
-            world = member.world(
+            world = member.build_world(
                 info,
                 device,
                 why="the generation is over",
@@ -283,33 +295,30 @@ class Ranks:
         total_bytes = sum(value.numel() * value.element_size() for value in parameters)
         known = self._agreed(world)
         budget_s = BUDGET_S if len(world.hosts) > 1 else BUDGET_OF_ONE_HOST_S
-        links = known.links if known else measure(world, rails=options.rails, budget_s=budget_s)
+        links = known.links if known else measure_links(world, rails=options.rails, budget_s=budget_s)
         communicator = Communicator(world, rails=links.rails)
-        network = links.network(world)
-        trials = known.trials if known else try_out(communicator, network, wire=options.wire, budget_s=budget_s)
+        network = links.build_network(world)
+        trials = known.trials if known else run_trials(communicator, network, wire=options.wire, budget_s=budget_s)
         order = known.order if known else None
         wire = known.wire if known else options.wire
         self._measured = Measured(links, trials, order, wire)
         chooser = self._chooser(communicator, network, trials, total_bytes)
-        watch = Watch(communicator) if world.size > 1 else None
+        watch = StallWatch(communicator) if world.size > 1 else None
         if watch is not None:
             world.explain = watch.explain
         reducer = Reducer(
             model.named_parameters(),
             communicator,
+            plan=BucketPlan(choose=chooser, bucket_bytes=chooser.bucket_bytes, wire=wire, order=order),
             buffers=running_statistics(model),
-            choose=chooser,
-            bucket_bytes=chooser.bucket_bytes,
-            wire=wire,
             flags=len(FLAGS),
             noise=self.noise_scale and world.size > 1,
-            order=order,
-            named=self._named,
+            has_reported_unused=self._named,
             say=self.say,
         )
         self._joined = _Joined(world, communicator, reducer, watch, Board(world.store, world.rank, world.size))
         if not known:
-            for text in (*links.lines(world), chooser.text([one.nbytes for one in reducer.buckets])):
+            for text in (*links.describe(world), chooser.describe([one.nbytes for one in reducer.buckets])):
                 self.say(text)
         if options.batch_norm == "sync":
             group = world.group(name="batch norm")
@@ -327,18 +336,20 @@ class Ranks:
         if not (found := world.control.broadcast_bytes(mine)):
             return None
         links, trials, *rest = json.loads(found)
-        return Measured(Links.of_json(links), {name: Trial(**trial) for name, trial in trials.items()}, *rest)
+        return Measured(
+            MeasuredLinks.from_json(links), {name: AlgorithmTrial(**trial) for name, trial in trials.items()}, *rest
+        )
 
     def _chooser(
-        self, communicator: Communicator, network: Network, trials: dict[Algorithm, Trial], total_bytes: int
-    ) -> Chooser:
+        self, communicator: Communicator, network: Network, trials: dict[Algorithm, AlgorithmTrial], total_bytes: int
+    ) -> AlgorithmChooser:
         options, algorithm = self.options, self.options.algorithm
         if algorithm != "auto" and algorithm not in communicator.algorithms:
             self.say(f"{algorithm} wants as many ranks on each host: leader takes its place.")
             algorithm = "leader"
-        return Chooser(
+        return AlgorithmChooser(
             network,
-            {name: trial for name, trial in trials.items() if name in candidates(communicator)},
+            {name: trial for name, trial in trials.items() if name in list_candidates(communicator)},
             total_bytes,
             algorithm=algorithm,
             wire=options.wire,
@@ -353,7 +364,7 @@ class Ranks:
             return
         if self._measured is not None:
             self._measured = self._measured._replace(order=joined.reducer.order, wire=joined.reducer.wire)
-        self._named = joined.reducer.named
+        self._named = joined.reducer.has_reported_unused
         joined.reducer.close()
         joined.world.abort("this process has left")
         joined.communicator.close()
@@ -366,8 +377,8 @@ class Measured(NamedTuple):
     """What goes over to the next generation, the same on all ranks: what is known of the links, in which order
     gradients become ready, and how they cross between hosts."""
 
-    links: Links
-    trials: dict[Algorithm, Trial]
+    links: MeasuredLinks
+    trials: dict[Algorithm, AlgorithmTrial]
     order: Sequence[str] | None
     wire: Wire
 
@@ -379,7 +390,7 @@ class _Joined:
     world: World
     communicator: Communicator
     reducer: Reducer
-    watch: Watch | None
+    watch: StallWatch | None
     board: Board
 
 

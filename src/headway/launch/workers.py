@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol, final
 
-from headway.core.cores import usable_cores
+from headway.core.cpu_count import count_usable_cores
 
 POLL_S = 0.05
 """How often the processes are looked at; losses are noticed sooner, by their connections."""
@@ -65,7 +65,9 @@ class Workers:
     def start(self, worker: str, command: Sequence[str], environ: Mapping[str, str], *, inherit: bool) -> None:
         whole = {**os.environ, **environ}
         whole.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a lost worker is told in a sentence, not in torch's stacks
-        whole.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // int(environ.get("LOCAL_WORLD_SIZE", "1")))))
+        whole.setdefault(
+            "OMP_NUM_THREADS", str(max(1, count_usable_cores() // int(environ.get("LOCAL_WORLD_SIZE", "1"))))
+        )
         ends = None if inherit else subprocess.PIPE
         with self._lock:
             try:

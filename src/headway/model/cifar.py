@@ -74,7 +74,7 @@ class CifarNet(nn.Module):
         nn.init.zeros_(self.whiten.bias)  # type: ignore[arg-type]  # bias is a tensor, as bias=True
         sizes = pairwise([2 * patch_size, *widths])
         self.blocks = nn.Sequential(
-            *(Block(before, after, batchnorm_momentum, batchnorm_eps) for before, after in sizes)
+            *(CifarNetBlock(before, after, batchnorm_momentum, batchnorm_eps) for before, after in sizes)
         )
         self.head = nn.Linear(widths[-1], num_classes, bias=False)
         self.scaling = scaling
@@ -110,7 +110,7 @@ class CifarNet(nn.Module):
 
 
 @final
-class Block(nn.Module):
+class CifarNetBlock(nn.Module):
     """Two 3x3 convolutions, the image halved after the first: [N, before, H, W] -> [N, after, H // 2, W // 2]."""
 
     def __init__(self, before: int, after: int, batchnorm_momentum: float, batchnorm_eps: float) -> None:

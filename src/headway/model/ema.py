@@ -9,7 +9,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from headway.core.copies import Copies, Whole
+from headway.core.weight_copies import HasStateDict, WeightCopies
 
 
 @final
@@ -26,10 +26,10 @@ class Ema:
         every_steps: steps between two updates.
     """
 
-    def __init__(self, model: Whole, *, half_life_steps: float, every_steps: int = 1) -> None:
+    def __init__(self, model: HasStateDict, *, half_life_steps: float, every_steps: int = 1) -> None:
         self.every_steps = every_steps
         self._decay = 0.5 ** (every_steps / half_life_steps)
-        self._mean = Copies(model, prefix="ema/", what="averaged weights")
+        self._mean = WeightCopies(model, prefix="ema/", what="averaged weights")
         self._begun = False
 
     @torch.no_grad()
@@ -38,12 +38,12 @@ class Ema:
         if step % self.every_steps:
             return
         # The weight of the newest of n: (1 - d) / (1 - d^n); 1 for the first, and 1 - d after long.
-        self._mean.follow((1 - self._decay) / (1 - self._decay ** (step // self.every_steps)))
+        self._mean.update((1 - self._decay) / (1 - self._decay ** (step // self.every_steps)))
         self._begun = True
 
-    def swapped(self) -> AbstractContextManager[None]:
+    def swap_weights(self) -> AbstractContextManager[None]:
         """Within it the network has the averages for its weights; before the first update, its own."""
-        return self._mean.swapped() if self._begun else nullcontext()
+        return self._mean.swap_in() if self._begun else nullcontext()
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of it: nothing before the first update."""
@@ -51,6 +51,6 @@ class Ema:
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         """Goes on from such a state, in place. Raises CheckpointError: it is another network's."""
-        if found := self._mean.found_in(tensors):
+        if found := self._mean.exist_in(tensors):
             self._mean.load(tensors)
         self._begun = found

@@ -42,7 +42,7 @@ FORMULAS = {
 
 
 @final
-class MultiplyAdds(TorchDispatchMode):
+class MultiplyAddCounter(TorchDispatchMode):
     """Counts, within it, the multiply-adds of convolutions, matrix products and attention, forward and backward; what
     is added or multiplied elementwise does not count, as in the published numbers.
 

@@ -8,13 +8,13 @@ from typing import final
 
 from torch import nn
 
-from headway.core.epochs import position_of
+from headway.core.epochs import epochs_to_position
 from headway.core.errors import RecipeError
-from headway.model.options import FreezeAfterRecipe
+from headway.model.model_recipe import FreezeAfterRecipe
 
 
 @final
-class Freezing:
+class FreezeSchedule:
     """Lets no gradient be computed for parts of a network from a position of the run on; below the lowest trained
     parameter backward then stops (Brock et al. 2017, "FreezeOut", arXiv 1706.04983).
 
@@ -37,14 +37,14 @@ class Freezing:
             if not matched:
                 what, where = f"{part.match!r} matches no trained parameter", f"model.freeze_after.{place}"
                 raise RecipeError(what, where=where, fix=f"There are for example: {', '.join(list(trained)[:3])}.")
-            self._due += [(position_of(part.after_epochs, epoch), trained[name]) for name in matched]
+            self._due += [(epochs_to_position(part.after_epochs, epoch), trained[name]) for name in matched]
         if parts and len({id(parameter) for _, parameter in self._due}) == len(trained):
             what = "every parameter would be frozen before the run ends"
             raise RecipeError(what, where="model.freeze_after", fix="Leave out what matches the last layer.")
         self._due.sort(key=lambda one: one[0])
         self._frozen = 0  # so many of them, from the first on
 
-    def at(self, position: int) -> None:
+    def freeze_until(self, position: int) -> None:
         """Before the step that begins at a position."""
         while self._frozen < len(self._due) and self._due[self._frozen][0] <= position:
             _, parameter = self._due[self._frozen]

@@ -15,12 +15,12 @@ from torch import Tensor, nn
 
 def resnet18(num_classes: int = 1000, in_channels: int = 3) -> ResNet:
     """18 layers; 11.69 million parameters, 1.81 billion multiply-adds at 224 pixels."""
-    return ResNet(Basic, (2, 2, 2, 2), num_classes, in_channels)
+    return ResNet(BasicBlock, (2, 2, 2, 2), num_classes, in_channels)
 
 
 def resnet34(num_classes: int = 1000, in_channels: int = 3) -> ResNet:
     """34 layers; 21.80 million parameters, 3.66 billion multiply-adds at 224 pixels."""
-    return ResNet(Basic, (3, 4, 6, 3), num_classes, in_channels)
+    return ResNet(BasicBlock, (3, 4, 6, 3), num_classes, in_channels)
 
 
 def resnet50(num_classes: int = 1000, in_channels: int = 3) -> ResNet:
@@ -39,7 +39,7 @@ class ResNet(nn.Module):
 
     def __init__(
         self,
-        block: type[Basic] | type[Bottleneck],
+        block: type[BasicBlock] | type[Bottleneck],
         depths: Sequence[int],
         num_classes: int,
         in_channels: int,
@@ -73,7 +73,7 @@ class ResNet(nn.Module):
 
 
 @final
-class Basic(nn.Module):
+class BasicBlock(nn.Module):
     """Two 3x3 convolutions beside a shortcut: [N, before, H, W] -> [N, width, H / stride, W / stride]."""
 
     expansion = 1

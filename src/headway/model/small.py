@@ -22,10 +22,10 @@ class SmallNet(nn.Module):
 
     def __init__(self, num_classes: int, in_channels: int, width: int) -> None:
         super().__init__()
-        self.layer1 = Layer(in_channels, width)
-        self.layer2 = Layer(width, width)
-        self.layer3 = Layer(width, 2 * width)
-        self.layer4 = Layer(2 * width, 2 * width)
+        self.layer1 = ConvLayer(in_channels, width)
+        self.layer2 = ConvLayer(width, width)
+        self.layer3 = ConvLayer(width, 2 * width)
+        self.layer4 = ConvLayer(2 * width, 2 * width)
         self.head = nn.Linear(2 * width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -36,7 +36,7 @@ class SmallNet(nn.Module):
 
 
 @final
-class Layer(nn.Module):
+class ConvLayer(nn.Module):
     """A 3x3 convolution, batch norm, ReLU."""
 
     def __init__(self, before: int, after: int) -> None:

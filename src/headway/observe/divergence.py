@@ -14,7 +14,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core.outside import is_any_number
+from headway.core.untrusted_json import is_any_number
 
 FIRST = 10
 """Steps whose median is taken for the loss at the start, where it is above the first step's own,"""

@@ -10,7 +10,7 @@ from typing import NamedTuple, final
 
 import psutil
 
-from headway.core.control_groups import GROUPS, groups_over, quota_cores
+from headway.core.cgroups import GROUPS, find_cgroups, read_quota_cores
 from headway.observe.sampling import Row, Source
 
 KIND = "host"
@@ -34,7 +34,7 @@ class HostLoad(Source):
 
     def __init__(self, cpus: Sequence[int], *, proc: Path = PROC, groups: Path = GROUPS) -> None:
         self._cpus = frozenset(f"cpu{number}" for number in cpus)
-        over = ((folder, quota_cores(folder)) for folder in groups_over("cpu", groups, proc / "self/cgroup"))
+        over = ((folder, read_quota_cores(folder)) for folder in find_cgroups("cpu", groups, proc / "self/cgroup"))
         self._proc, self._groups = proc, [_Group(folder, cores) for folder, cores in over if cores is not None]
         quotas = [(group.cores, group.folder) for group in self._groups if group.cores < len(cpus)]
         self._quota = min(quotas, default=None)

@@ -30,7 +30,7 @@ class LayerWatch:
     Args:
         named: the network's parameters as the optimizer has them: masters, where it steps those of a 16-bit network.
         optimizer: that steps them.
-        local: of the optimizer; see `headway.optim.local`.
+        local: of the optimizer; see `headway.optim.layer_rates`.
 
     Attributes:
         names: of the layers. sizes: numbers of each.

@@ -7,10 +7,10 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from headway.core.recipe import Part, expect_patterns
+from headway.core.recipe import RecipePart, check_patterns
 
 
-class ObserveRecipe(Part):
+class ObserveRecipe(RecipePart):
     """What is watched while the run trains, for the report's sections Large batches and Time; nothing of it changes the
     run."""
 
@@ -53,7 +53,7 @@ class ObserveRecipe(Part):
     @field_validator("activations")
     @classmethod
     def _compile(cls, patterns: tuple[str, ...]) -> tuple[str, ...]:
-        expect_patterns(*patterns)
+        check_patterns(*patterns)
         return patterns
 
     @model_validator(mode="after")

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import final
 
 from headway.core.errors import UsageError
-from headway.core.files import reason_of
+from headway.core.files import describe_os_error
 from headway.observe.page_server import PageServer
 
 LOG = logging.getLogger("headway.observe")
@@ -80,7 +80,7 @@ class Endpoint:
         try:
             return PageServer(self._address, self._port, PATH, CONTENT_TYPE, self._page)
         except OSError as error:
-            what = f"port {self._port} of {self._address} for Prometheus cannot be used ({reason_of(error)})"
+            what = f"port {self._port} of {self._address} for Prometheus cannot be used ({describe_os_error(error)})"
             fix = "Name another one, or take prometheus out of sinks."
             raise UsageError(what, where="observe.prometheus_port", fix=fix) from error
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, final
 
 from headway.core.errors import RecipeError
-from headway.core.files import write_whole
+from headway.core.files import write_atomically
 
 LOG = logging.getLogger("headway.observe")
 
@@ -133,7 +133,7 @@ class MLflow(Sink):
                 self._client.create_experiment(name)
             found = self._client.get_experiment_by_name(name)
         made: str = self._client.create_run(found.experiment_id, run_name=self._name).info.run_id
-        write_whole(self._known, made)
+        write_atomically(self._known, made)
         return made
 
 
@@ -146,7 +146,7 @@ class Wandb(Sink):
         wandb = _package("wandb", "wandb")
         known = folder / "wandb.id"
         if not known.exists():
-            write_whole(known, secrets.token_hex(4))
+            write_atomically(known, secrets.token_hex(4))
         try:
             self._run = wandb.init(
                 project=os.environ.get("WANDB_PROJECT") or PROJECT,

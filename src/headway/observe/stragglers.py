@@ -13,8 +13,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core import rows
-from headway.core.run import Run
+from headway.core import row_file
+from headway.core.run_folder import RunFolder
 from headway.observe.patterns import slow_rank
 from headway.page import panel
 from headway.page.panel import Panel
@@ -99,9 +99,9 @@ def sentence(seconds: Seconds) -> str:
     return f"Rank {found.rank} is the slowest in {found.share:.0%} {of}, {waits}: look at its host.{lost}"
 
 
-def panels(run: Run) -> list[Panel]:
+def panels(run: RunFolder) -> list[Panel]:
     """Where each rank's step goes, and its own part over the run; nothing of a run of one rank."""
-    table = rows.read(run.rows_of(KIND))
+    table = row_file.read_rows(run.rows_path(KIND))
     if table is None or table.columns != COLUMNS or not len(table.steps):
         return []
     positions, places = np.unique(table.positions, return_index=True)
@@ -111,7 +111,7 @@ def panels(run: Run) -> list[Panel]:
     names = [f"rank {table.names[rank]}" for rank in shown]
     left = f" Of {len(table.names)} ranks these are the {SHOWN} slowest." if len(table.names) > SHOWN else ""
     parts = np.array_split(np.arange(len(positions)), min(MOST_TIMES, len(positions)))
-    samples = run.about(samples=int)["samples"]
+    samples = run.read_provenance(samples=int)["samples"]
     more: dict[str, Any] = {"section": "Time", "width": "full"}
     stacks = [
         (stage, [_short(mean[rank, place]) for rank in shown])

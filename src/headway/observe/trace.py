@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.clock import Span
-from headway.core.files import write_whole
+from headway.core.files import write_atomically
 
 STEPS, STAGES = 1, 2
 """Rows of a process in the trace."""
@@ -24,7 +24,7 @@ def write(path: Path, rank: int, stages: Sequence[Span], steps: Sequence[Span]) 
     epoch_us = (time.time_ns() - time.perf_counter_ns()) / 1000
     events = [*_names(rank), *_spans(rank, STEPS, steps), *_spans(rank, STAGES, stages)]
     tree = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": {"epoch_us": epoch_us}}
-    write_whole(path, json.dumps(tree))
+    write_atomically(path, json.dumps(tree))
 
 
 def _names(rank: int) -> Iterator[dict[str, Any]]:

@@ -1,13 +1,19 @@
-"""Optimizers, schedules and parameter groups. Loaded when first asked for: a recipe is checked without torch."""
+"""Optimizers, learning-rate schedules and parameter groups; all of it works in your own PyTorch script.
+
+In: the `optimizer` and `schedule` parts of a recipe, and a network. Out: a torch optimizer, and a factor on its
+learning rate for each step. Open `optimizer_recipe.py` first: it has one class for each optimizer.
+
+Names are loaded when they are first used, so that a recipe is validated without importing torch.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.core.lazy import lazily
+from headway.core.lazy_exports import build_lazy_exports
 
 if TYPE_CHECKING:
-    from headway.optim.builder import build as build
+    from headway.optim.builder import build_optimizer as build_optimizer
     from headway.optim.builder import set_lr as set_lr
     from headway.optim.ftml import FTML as FTML
     from headway.optim.groups import GroupRecipe as GroupRecipe
@@ -16,14 +22,16 @@ if TYPE_CHECKING:
     from headway.optim.lars import LARS as LARS
     from headway.optim.lbsgd import LBSGD as LBSGD
     from headway.optim.lookahead import Lookahead as Lookahead
-    from headway.optim.masters import Masters as Masters
+    from headway.optim.master_weights import MasterWeights as MasterWeights
     from headway.optim.muon import Muon as Muon
-    from headway.optim.noise import gradient_noise as gradient_noise
+    from headway.optim.noise import draw_gradient_noise as draw_gradient_noise
     from headway.optim.novograd import NovoGrad as NovoGrad
-    from headway.optim.optimizer import OptimizerRecipe as OptimizerRecipe
+    from headway.optim.optimizer_recipe import OptimizerRecipe as OptimizerRecipe
+    from headway.optim.optimizer_recipe import read_optimizer as read_optimizer
     from headway.optim.rmsprop_sgd import RMSpropSGD as RMSpropSGD
     from headway.optim.schedule import Schedule as Schedule
     from headway.optim.schedule import ScheduleRecipe as ScheduleRecipe
+    from headway.optim.schedule import read_schedule as read_schedule
     from headway.optim.signum import Signum as Signum
 
 _HOMES = {
@@ -32,20 +40,22 @@ _HOMES = {
     "LARS": "lars",
     "LBSGD": "lbsgd",
     "Lookahead": "lookahead",
-    "Masters": "masters",
+    "MasterWeights": "master_weights",
     "Muon": "muon",
     "NovoGrad": "novograd",
     "RMSpropSGD": "rmsprop_sgd",
     "Signum": "signum",
     "GroupRecipe": "groups",
-    "OptimizerRecipe": "optimizer",
+    "OptimizerRecipe": "optimizer_recipe",
     "Schedule": "schedule",
     "ScheduleRecipe": "schedule",
-    "build": "builder",
-    "gradient_noise": "noise",
+    "build_optimizer": "builder",
+    "draw_gradient_noise": "noise",
+    "read_optimizer": "optimizer_recipe",
+    "read_schedule": "schedule",
     "set_lr": "builder",
     "split_decay": "groups",
 }
 
 
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = build_lazy_exports(__name__, _HOMES)

@@ -8,7 +8,7 @@ from typing import final
 import torch
 from torch import Tensor
 
-from headway.optim.layerwise import LayerWise
+from headway.optim.fused_optimizer import FusedOptimizer
 
 COUNTED = (torch.optim.Adam, torch.optim.AdamW)
 """Those of torch's own that begin their state at the first step: two moments and a count."""
@@ -16,7 +16,7 @@ COUNTED = (torch.optim.Adam, torch.optim.AdamW)
 
 @final
 @dataclass(frozen=True)
-class Footprint:
+class OptimizerFootprint:
     """Of one optimizer.
 
     Attributes:
@@ -29,20 +29,20 @@ class Footprint:
     moved_bytes: int
 
 
-def footprint(optimizer: torch.optim.Optimizer) -> Footprint:
+def estimate_footprint(optimizer: torch.optim.Optimizer) -> OptimizerFootprint:
     """That of an optimizer that `build` made."""
     kept = moved = 0
     for group in optimizer.param_groups:
-        rule = optimizer._rule(group) if isinstance(optimizer, LayerWise) else None
+        rule = optimizer._rule(group) if isinstance(optimizer, FusedOptimizer) else None
         for parameter in group["params"]:
             size = parameter.numel() * parameter.element_size()
             if rule is not None:
                 wide = torch.promote_types(parameter.dtype, torch.float32).itemsize * parameter.numel()
-                arrays = wide * ((rule.first is not None) + (rule.second is not None))
-                kept += arrays + 4 * rule.counted + 4 * (rule.norm is not None)
-                if rule.adapt is not None and rule.adapt(parameter):
+                arrays = wide * ((rule.first_state is not None) + (rule.second_state is not None))
+                kept += arrays + 4 * rule.has_step_count + 4 * (rule.norm_state is not None)
+                if rule.has_trust_ratio is not None and rule.has_trust_ratio(parameter):
                     moved += 2 * size  # the norms of weights and gradients
-                elif rule.norm is not None:
+                elif rule.norm_state is not None:
                     moved += size  # that of gradients
             elif isinstance(optimizer, COUNTED):
                 arrays = 2 * size
@@ -55,4 +55,4 @@ def footprint(optimizer: torch.optim.Optimizer) -> Footprint:
                 )
                 kept += arrays
             moved += 3 * size + 2 * arrays
-    return Footprint(kept, moved)
+    return OptimizerFootprint(kept, moved)

@@ -8,14 +8,14 @@ from typing import Any, final
 
 from torch import Tensor
 
-from headway.optim import work as passes
-from headway.optim.lamb import refuse_betas
-from headway.optim.layerwise import LayerWise, refuse
-from headway.optim.work import Group, Rule, Work
+from headway.optim import foreach_ops as ops
+from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
+from headway.optim.lamb import check_betas
+from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
 
 @final
-class FTML(LayerWise):
+class FTML(FusedOptimizer):
     """v = beta2 * v + (1 - beta2) * d^2 with d = g + weight_decay * w; w -= lr * (1 - beta1) / (1 - beta1^t) * d /
     (sqrt(v / (1 - beta2^t)) + eps).
 
@@ -43,20 +43,22 @@ class FTML(LayerWise):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "fused": fused})
 
     def _check(self, group: Group) -> None:
-        refuse("FTML", group, lr=(0, inf), eps=(0, inf), weight_decay=(0, inf))
-        refuse_betas("FTML", group)
+        check_ranges("FTML", group, lr=(0, inf), eps=(0, inf), weight_decay=(0, inf))
+        check_betas("FTML", group)
 
-    def _rule(self, group: Group) -> Rule:
+    def _rule(self, group: Group) -> UpdateRule:
         (beta1, beta2), eps, decay = group["betas"], group["eps"], group["weight_decay"]
 
-        def apply(work: Work) -> None:
-            steps = work.count()
-            moments = work.state("exp_avg_sq")
-            addends = passes.with_decay(work, 1.0, work.added(decay) if decay else 0)
-            passes.square_moment_(moments, work.kept(beta2), 1 - beta2, addends)
-            moved = passes.over_root(addends, moments, work.vector(passes.whole(beta2, steps)), eps)
-            rate = passes.whole(beta1, steps) * (1 - beta1) * work.lr()
-            passes.minus_(work.weights, passes.times(moved, work.vector(rate)))
+        def apply(inputs: StepInputs) -> None:
+            steps = inputs.count_step()
+            moments = inputs.get_states("exp_avg_sq")
+            addends = ops.combine(inputs.grads, 1.0, inputs.weights, inputs.gate_update(decay) if decay else 0)
+            ops.update_square_moment_(moments, inputs.gate_decay(beta2), 1 - beta2, addends)
+            moved = ops.divide_by_root(addends, moments, inputs.to_coefficients(ops.bias_correction(beta2, steps)), eps)
+            rate = ops.bias_correction(beta1, steps) * (1 - beta1) * inputs.gate_lr()
+            ops.subtract_(inputs.weights, ops.multiply(moved, inputs.to_coefficients(rate)))
 
         options = (beta1, beta2, eps, decay)
-        return Rule(apply=apply, first="exp_avg_sq", counted=True, number=4, options=options)
+        return UpdateRule(
+            apply=apply, first_state="exp_avg_sq", has_step_count=True, native_number=4, native_options=options
+        )

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import Field, field_validator
 
 from headway.core.errors import RecipeError, UsageError
-from headway.core.recipe import Part, expect_patterns
+from headway.core.recipe import RecipePart, check_patterns
 
 if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes seconds
     import torch
 
 
-class GroupRecipe(Part):
+class GroupRecipe(RecipePart):
     """Parameters with their own learning rate or weight decay."""
 
     match: str
@@ -30,7 +30,7 @@ class GroupRecipe(Part):
     @field_validator("match")
     @classmethod
     def _compile(cls, pattern: str) -> str:
-        expect_patterns(pattern)
+        check_patterns(pattern)
         return pattern
 
 
@@ -63,7 +63,7 @@ def split_decay(
     return [group for group in groups if group["params"]]
 
 
-def assign(groups: tuple[GroupRecipe, ...], names: list[str]) -> list[tuple[GroupRecipe, list[str]]]:
+def assign_parameters(groups: tuple[GroupRecipe, ...], names: list[str]) -> list[tuple[GroupRecipe, list[str]]]:
     """Each group with the names it takes: a name goes to the first group whose pattern it matches.
 
     Raises:

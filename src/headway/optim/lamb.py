@@ -10,22 +10,22 @@ import torch
 from torch import Tensor
 
 from headway.core.errors import UsageError
-from headway.optim import work as passes
-from headway.optim.layerwise import LayerWise, refuse
-from headway.optim.work import Group, Rule, Work
+from headway.optim import foreach_ops as ops
+from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
+from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
 
-def refuse_betas(name: str, group: Group) -> None:
+def check_betas(name: str, group: Group) -> None:
     """Raises UsageError for betas that are no two numbers in [0, 1)."""
     betas = group["betas"]
     if not isinstance(betas, tuple | list) or len(betas) != 2:
         raise UsageError(f"{name} has betas={betas!r}", fix="Give it two numbers in [0, 1), for example (0.9, 0.999).")
     beta1, beta2 = betas
-    refuse(name, {"betas[0]": beta1, "betas[1]": beta2}, **{"betas[0]": (0, 1), "betas[1]": (0, 1)})
+    check_ranges(name, {"betas[0]": beta1, "betas[1]": beta2}, **{"betas[0]": (0, 1), "betas[1]": (0, 1)})
 
 
 @final
-class LAMB(LayerWise):
+class LAMB(FusedOptimizer):
     """u = m / (sqrt(v) + eps) + weight_decay * w with Adam's unbiased moments m and v; w -= lr * trust * u, where trust
     = |w| / |u|, and 1 where a norm is 0 or the parameter has at most one dimension (biases, batch norm).
 
@@ -49,47 +49,50 @@ class LAMB(LayerWise):
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         weight_decay: float = 0.0,
-        trust: bool = True,
+        layerwise: bool = True,
         fused: bool = True,
     ) -> None:
-        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "trust": trust, "fused": fused}
-        super().__init__(params, options)
+        options = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, options | {"layerwise": layerwise, "fused": fused})
 
     def _check(self, group: Group) -> None:
-        refuse("LAMB", group, lr=(0, inf), eps=(0, inf), weight_decay=(0, inf))
-        refuse_betas("LAMB", group)
+        check_ranges("LAMB", group, lr=(0, inf), eps=(0, inf), weight_decay=(0, inf))
+        check_betas("LAMB", group)
 
-    def _rule(self, group: Group) -> Rule:
-        (beta1, beta2), eps, decay, trust = group["betas"], group["eps"], group["weight_decay"], group["trust"]
+    def _rule(self, group: Group) -> UpdateRule:
+        (beta1, beta2), eps, decay = group["betas"], group["eps"], group["weight_decay"]
+        layerwise = group["layerwise"]
 
-        def adapts(parameter: Tensor) -> bool:
-            return trust and parameter.ndim > 1
+        def has_trust_ratio(parameter: Tensor) -> bool:
+            return layerwise and parameter.ndim > 1
 
-        def ratio(w: Tensor, u: Tensor) -> Tensor:
+        def compute_ratio(w: Tensor, u: Tensor) -> Tensor:
             return w / u
 
-        def apply(work: Work) -> None:
-            first, second = work.state("exp_avg"), work.state("exp_avg_sq")
-            steps = work.count()
-            passes.moment_(first, work.kept(beta1), 1 - beta1, work.grads)
-            passes.square_moment_(second, work.kept(beta2), 1 - beta2, work.grads)
-            unbiased = passes.times(first, work.vector(passes.whole(beta1, steps)))
-            update = passes.over_root(unbiased, second, work.vector(passes.whole(beta2, steps)), eps)
+        def apply(inputs: StepInputs) -> None:
+            first, second = inputs.get_states("exp_avg"), inputs.get_states("exp_avg_sq")
+            steps = inputs.count_step()
+            ops.update_moment_(first, inputs.gate_decay(beta1), 1 - beta1, inputs.grads)
+            ops.update_square_moment_(second, inputs.gate_decay(beta2), 1 - beta2, inputs.grads)
+            unbiased = ops.multiply(first, inputs.to_coefficients(ops.bias_correction(beta1, steps)))
+            update = ops.divide_by_root(
+                unbiased, second, inputs.to_coefficients(ops.bias_correction(beta2, steps)), eps
+            )
             if decay:
-                torch._foreach_add_(update, work.weights, alpha=decay)
-            rate: Any = work.lr()
-            if chosen := [index for index, weight in enumerate(work.weights) if adapts(weight)]:
-                w, u = (passes.norms([tensors[index] for index in chosen]) for tensors in (work.weights, update))
-                rate = work.layerwise(chosen, ratio(w, u), (w > 0) & (u > 0), rate)
-            passes.minus_(work.weights, passes.times(update, rate))
+                torch._foreach_add_(update, inputs.weights, alpha=decay)
+            rate: Any = inputs.gate_lr()
+            if chosen := [index for index, weight in enumerate(inputs.weights) if has_trust_ratio(weight)]:
+                w, u = (ops.compute_norms([tensors[index] for index in chosen]) for tensors in (inputs.weights, update))
+                rate = inputs.scale_layers(chosen, compute_ratio(w, u), (w > 0) & (u > 0), rate)
+            ops.subtract_(inputs.weights, ops.multiply(update, rate))
 
-        return Rule(
+        return UpdateRule(
             apply=apply,
-            first="exp_avg",
-            second="exp_avg_sq",
-            counted=True,
-            number=1,
-            options=(beta1, beta2, eps, decay),
-            adapt=adapts,
-            trust=ratio if trust else None,
+            first_state="exp_avg",
+            second_state="exp_avg_sq",
+            has_step_count=True,
+            native_number=1,
+            native_options=(beta1, beta2, eps, decay),
+            has_trust_ratio=has_trust_ratio,
+            trust_ratio=compute_ratio if layerwise else None,
         )

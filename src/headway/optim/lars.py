@@ -4,37 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import inf
-from typing import Any, Literal, final
+from typing import Any, final
 
 from torch import Tensor
 
 from headway.core.errors import UsageError
-from headway.optim import work as passes
-from headway.optim.layerwise import LayerWise, refuse
-from headway.optim.work import Group, Rule, Work
-
-LrPlace = Literal["inside", "outside"]
+from headway.optim import foreach_ops as ops
+from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
+from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
 
 @final
-class LARS(LayerWise):
-    """SGD with momentum, each layer's step scaled by trust = eta |w| / (|g| + weight_decay |w| + eps); 1 where a norm
-    is 0. With d = g + weight_decay * w:
+class LARS(FusedOptimizer):
+    """SGD with momentum, in which the step of each layer is scaled by its trust ratio.
 
-    - lr `inside` the momentum buffer: m = momentum * m + lr * trust * d; w -= m. The paper's algorithm, and MLPerf's.
-    - lr `outside`: m = momentum * m + trust * d; w -= lr * m, as torch's SGD and timm. The two differ while the
-      learning rate moves: inside, a step that was made with a small rate stays small.
+    With d = g + weight_decay * w, the ratio is r = trust * |w| / (|g| + weight_decay * |w| + eps), and 1 if a norm
+    is 0. The learning rate acts in one of two places, which differ while it changes:
 
-    Parameters of at most one dimension (biases, batch norm) take trust = 1; put them into a group with weight_decay 0
-    (`headway.optim.split_decay` does).
+    - `lr_in_momentum`: m = momentum * m + lr * r * d; w -= m. The paper's algorithm, and MLPerf's. A step that was made
+      with a small rate stays small.
+    - otherwise m = momentum * m + r * d; w -= lr * m, as in torch's SGD and timm.
+
+    Parameters of at most one dimension (biases, batch norm) have a ratio of 1. Put them into a group with weight_decay
+    0 (`headway.optim.split_decay` does).
 
     Args:
         lr: a number, or a tensor of one.
-        eta: the trust coefficient.
-        clip: no layer's rate lr * trust is above lr: LARC. The paper's value of eta is then 0.02.
-        nesterov: the step looks ahead by one more momentum step, as torch's SGD does.
-        trust: False: trust = 1 everywhere, which is SGD.
-        fused: the native core does the step where it can. Same formulas; sums are rounded otherwise.
+        trust: the trust coefficient; the paper's eta.
+        lr_in_momentum: scale by the learning rate before the momentum buffer, not behind it.
+        clip: limit each layer's rate lr * r to lr: LARC. The paper's value of `trust` is then 0.02.
+        nesterov: look ahead by one more momentum step, as torch's SGD does.
+        layerwise: False: a ratio of 1 everywhere, which is SGD.
+        fused: use the native core if possible. Same formulas; sums are rounded differently.
 
     Raises:
         UsageError: an option out of range.
@@ -47,69 +48,76 @@ class LARS(LayerWise):
         *,
         momentum: float = 0.9,
         weight_decay: float = 0.0,
-        eta: float = 0.001,
+        trust: float = 0.001,
         eps: float = 0.0,
-        lr_place: LrPlace = "inside",
+        lr_in_momentum: bool = True,
         clip: bool = False,
         nesterov: bool = False,
-        trust: bool = True,
+        layerwise: bool = True,
         fused: bool = True,
     ) -> None:
-        options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "eta": eta, "eps": eps}
-        switches = {"lr_place": lr_place, "clip": clip, "nesterov": nesterov, "trust": trust, "fused": fused}
-        super().__init__(params, options | switches)
+        options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust, "eps": eps}
+        switches = {"lr_in_momentum": lr_in_momentum, "clip": clip, "nesterov": nesterov, "layerwise": layerwise}
+        super().__init__(params, options | switches | {"fused": fused})
 
     def _check(self, group: Group) -> None:
-        refuse("LARS", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), eta=(0, inf), eps=(0, inf))
-        if group["lr_place"] not in ("inside", "outside"):
-            what = f"LARS has lr_place={group['lr_place']!r}"
-            raise UsageError(what, fix="Set it to 'inside' or 'outside' (of the momentum buffer).")
+        check_ranges("LARS", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), trust=(0, inf), eps=(0, inf))
+        if not isinstance(group["lr_in_momentum"], bool):
+            raise UsageError(f"LARS has lr_in_momentum={group['lr_in_momentum']!r}", fix="Set it to True or False.")
+        if isinstance(group["trust"], bool):
+            fix = "Give it the trust coefficient, for example 0.001, or set layerwise=False."
+            raise UsageError(f"LARS has trust={group['trust']}", fix=fix)
 
-    def _rule(self, group: Group) -> Rule:
-        return rule(group, trust=group["trust"], inside=group["lr_place"] == "inside", clip=group["clip"])
+    def _rule(self, group: Group) -> UpdateRule:
+        return build_lars_rule(group, layerwise=group["layerwise"], lr_in_momentum=group["lr_in_momentum"])
 
 
-def rule(group: Group, *, trust: bool, inside: bool, clip: bool) -> Rule:
-    """That of LARS, and with trust off of SGD; of the group it takes lr, momentum, weight_decay, eta, eps, nesterov."""
-    eta, eps = (group["eta"], group["eps"]) if trust else (0.0, 0.0)
+def build_lars_rule(group: Group, *, layerwise: bool, lr_in_momentum: bool) -> UpdateRule:
+    """Builds the rule of LARS, or without `layerwise` that of SGD with momentum, from the options of a group."""
+    trust, eps = (group["trust"], group["eps"]) if layerwise else (0.0, 0.0)
+    clip = group.get("clip", False)
 
-    def adapts(parameter: Tensor) -> bool:
-        return trust and parameter.ndim > 1
+    def has_trust_ratio(parameter: Tensor) -> bool:
+        return layerwise and parameter.ndim > 1
 
-    def ratio(w: Tensor, g: Tensor) -> Tensor:
-        found: Tensor = eta * w / (g + group["weight_decay"] * w + eps)
-        return (found / group["lr"]).clamp(max=1) if clip else found
+    def compute_ratio(w: Tensor, g: Tensor) -> Tensor:
+        ratio: Tensor = trust * w / (g + group["weight_decay"] * w + eps)
+        return (ratio / group["lr"]).clamp(max=1) if clip else ratio
 
-    def apply(work: Work) -> None:
-        lr, decay = work.lr(), group["weight_decay"]
-        within: Any = lr if inside else work.added(1.0)
-        if chosen := [index for index, weight in enumerate(work.weights) if adapts(weight)]:
-            w, g = (passes.norms([tensors[index] for index in chosen]) for tensors in (work.weights, work.grads))
-            within = work.layerwise(chosen, ratio(w, g), (w > 0) & (g > 0), within)
+    def apply(inputs: StepInputs) -> None:
+        lr, decay = inputs.gate_lr(), group["weight_decay"]
+        within: Any = lr if lr_in_momentum else inputs.gate_update(1.0)
+        if chosen := [index for index, weight in enumerate(inputs.weights) if has_trust_ratio(weight)]:
+            w, g = (
+                ops.compute_norms([tensors[index] for index in chosen]) for tensors in (inputs.weights, inputs.grads)
+            )
+            within = inputs.scale_layers(chosen, compute_ratio(w, g), (w > 0) & (g > 0), within)
         from_w: Any = [factor * decay for factor in within] if isinstance(within, list) else within * decay
-        addends = passes.with_decay(work, within, from_w if decay else 0)
-        step_(work, addends, work.added(1.0) if inside else lr)
+        addends = ops.combine(inputs.grads, within, inputs.weights, from_w if decay else 0)
+        apply_momentum_(inputs, addends, inputs.gate_update(1.0) if lr_in_momentum else lr)
 
-    return Rule(
+    return UpdateRule(
         apply=apply,
-        first="momentum_buffer" if group["momentum"] > 0 else None,
-        number=0,
-        options=(group["momentum"], group["weight_decay"], eta, eps, group["nesterov"], inside, clip),
-        adapt=adapts,
-        trust=ratio if trust else None,
+        first_state="momentum_buffer" if group["momentum"] > 0 else None,
+        native_number=0,
+        native_options=(group["momentum"], group["weight_decay"], trust, eps, group["nesterov"], lr_in_momentum, clip),
+        has_trust_ratio=has_trust_ratio,
+        trust_ratio=compute_ratio if layerwise else None,
     )
 
 
-def step_(work: Work, addends: list[Tensor], rate: passes.Coefficient) -> None:
-    """m = momentum * m + addend; w -= rate * m, or with `nesterov` rate * (addend + momentum * m). It uses
-    up `addends`."""
-    momentum = work.group["momentum"]
+def apply_momentum_(inputs: StepInputs, addends: list[Tensor], rate: ops.Coefficient) -> None:
+    """Steps in place: m = momentum * m + addend; w -= rate * m, or with `nesterov` rate * (addend + momentum * m).
+
+    The memory of `addends` is overwritten.
+    """
+    momentum = inputs.group["momentum"]
     if momentum > 0:
-        buffers = work.state("momentum_buffer")
-        passes.scale_(buffers, work.kept(momentum))
-        passes.plus_(buffers, addends)
-        if work.group.get("nesterov"):
-            passes.plus_(addends, passes.times(buffers, work.added(momentum)))
+        buffers = inputs.get_states("momentum_buffer")
+        ops.scale_(buffers, inputs.gate_decay(momentum))
+        ops.add_(buffers, addends)
+        if inputs.group.get("nesterov"):
+            ops.add_(addends, ops.multiply(buffers, inputs.gate_update(momentum)))
         else:
             addends = buffers
-    passes.minus_(work.weights, addends if isinstance(rate, float) and rate == 1 else passes.times(addends, rate))
+    ops.subtract_(inputs.weights, addends if isinstance(rate, float) and rate == 1 else ops.multiply(addends, rate))

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor
 
 from headway.core.errors import UsageError
-from headway.optim import work as passes
-from headway.optim.layerwise import LayerWise, expect_length, refuse
-from headway.optim.pace import POWERS, Warmup
-from headway.optim.work import Group, Rule, Work
+from headway.optim import foreach_ops as ops
+from headway.optim.fused_optimizer import FusedOptimizer, check_ranges, require_steps_per_epoch
+from headway.optim.internal_schedule import WARMUP_POWERS, LbsgdWarmup
+from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
-WARMUPS = get_args(Warmup)
+WARMUPS = get_args(LbsgdWarmup)
 
 
 @final
-class LBSGD(LayerWise):
+class LBSGD(FusedOptimizer):
     """The gradients of `batch_scale` steps are summed, and the last of them steps with their mean: m = momentum * m +
     lr * f * (g + weight_decay * w); w -= m.
 
@@ -49,68 +49,68 @@ class LBSGD(LayerWise):
         momentum: float = 0.9,
         weight_decay: float = 0.0,
         batch_scale: int = 1,
-        warmup: Warmup = "linear",
+        warmup: LbsgdWarmup = "linear",
         warmup_epochs: float = 5.0,
         begin_epoch: float = 0.0,
         fused: bool = True,
     ) -> None:
-        expect_length("LBSGD", steps_per_epoch)
+        require_steps_per_epoch("LBSGD", steps_per_epoch)
         options = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "batch_scale": batch_scale}
         times = {"warmup": warmup, "warmup_epochs": warmup_epochs, "begin_epoch": begin_epoch}
         super().__init__(params, options | times | {"steps_per_epoch": steps_per_epoch, "fused": fused})
 
     def _check(self, group: Group) -> None:
-        refuse("LBSGD", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), batch_scale=(1, inf))
-        refuse("LBSGD", group, warmup_epochs=(0, inf), begin_epoch=(0, inf), steps_per_epoch=(0, inf))
+        check_ranges("LBSGD", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), batch_scale=(1, inf))
+        check_ranges("LBSGD", group, warmup_epochs=(0, inf), begin_epoch=(0, inf), steps_per_epoch=(0, inf))
         if group["batch_scale"] != int(group["batch_scale"]):
             raise UsageError(f"LBSGD has batch_scale={group['batch_scale']!r}", fix="Give it a whole number.")
         if group["warmup"] not in WARMUPS:
             raise UsageError(f"LBSGD has warmup={group['warmup']!r}", fix=f"Set it to one of {', '.join(WARMUPS)}.")
 
-    def _rule(self, group: Group) -> Rule:
+    def _rule(self, group: Group) -> UpdateRule:
         scale, decay, warmup = group["batch_scale"], group["weight_decay"], group["warmup"]
         rising = group["warmup_epochs"] * group["steps_per_epoch"]
         begun = round(group["begin_epoch"] * group["steps_per_epoch"])
         buffered, summed = group["momentum"] > 0, scale > 1
 
-        def ratio(w: Tensor, g: Tensor) -> Tensor:
+        def compute_ratio(w: Tensor, g: Tensor) -> Tensor:
             found: Tensor = (w.square() / (g.square() + decay * w.square() + 1e-18)).sqrt().clamp(0.01, 100)
             return found
 
-        def apply(work: Work) -> None:
-            steps = work.count() + begun
-            grads, moves = work.grads, torch.ones_like(steps)
+        def apply(inputs: StepInputs) -> None:
+            steps = inputs.count_step() + begun
+            grads, moves = inputs.grads, torch.ones_like(steps)
             if summed:
-                sums = work.state("grad_sum")
-                passes.plus_(sums, grads)
+                sums = inputs.get_states("grad_sum")
+                ops.add_(sums, grads)
                 moves = (steps % scale == 0).double()
-                grads = passes.times(sums, 1 / scale)
-            if work.live is not None:
-                moves = moves * work.live
+                grads = ops.multiply(sums, 1 / scale)
+            if inputs.live is not None:
+                moves = moves * inputs.live
             if warmup == "lars":
-                factor = ratio(passes.norms(work.weights), passes.norms(grads))
+                factor = compute_ratio(ops.compute_norms(inputs.weights), ops.compute_norms(grads))
             else:
                 share = (steps / rising).clamp(max=1) if rising > 0 else torch.ones_like(steps)
-                factor = 1 + (scale - 1) * share ** POWERS[warmup]
-            rate = work.vector(factor * group["lr"] * moves)
-            addends = passes.times(grads, rate)
+                factor = 1 + (scale - 1) * share ** WARMUP_POWERS[warmup]
+            rate = inputs.to_coefficients(factor * group["lr"] * moves)
+            addends = ops.multiply(grads, rate)
             if decay:
-                passes.plus_(addends, passes.times(passes.times(work.weights, decay), rate))
+                ops.add_(addends, ops.multiply(ops.multiply(inputs.weights, decay), rate))
             if buffered:
-                buffers = work.state("momentum_buffer")
-                passes.scale_(buffers, work.vector(1 - moves * (1 - group["momentum"])))
-                passes.plus_(buffers, addends)
-                addends = passes.times(buffers, work.vector(moves))
-            passes.minus_(work.weights, addends)
+                buffers = inputs.get_states("momentum_buffer")
+                ops.scale_(buffers, inputs.to_coefficients(1 - moves * (1 - group["momentum"])))
+                ops.add_(buffers, addends)
+                addends = ops.multiply(buffers, inputs.to_coefficients(moves))
+            ops.subtract_(inputs.weights, addends)
             if summed:
-                passes.scale_(sums, work.vector(1 - moves))
+                ops.scale_(sums, inputs.to_coefficients(1 - moves))
 
-        return Rule(
+        return UpdateRule(
             apply=apply,
-            first="momentum_buffer" if buffered else None,
-            second="grad_sum" if summed else None,
-            counted=True,
-            trust=ratio if warmup == "lars" else None,
-            number=6,
-            options=(group["momentum"], decay, scale, WARMUPS.index(warmup), rising, begun),
+            first_state="momentum_buffer" if buffered else None,
+            second_state="grad_sum" if summed else None,
+            has_step_count=True,
+            trust_ratio=compute_ratio if warmup == "lars" else None,
+            native_number=6,
+            native_options=(group["momentum"], decay, scale, WARMUPS.index(warmup), rising, begun),
         )

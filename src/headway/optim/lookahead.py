@@ -9,9 +9,9 @@ from typing import final
 import torch
 from torch import Tensor, nn
 
-from headway.core.copies import Copies
 from headway.core.errors import UsageError
-from headway.optim.masters import Masters
+from headway.core.weight_copies import WeightCopies
+from headway.optim.master_weights import MasterWeights
 
 
 @final
@@ -39,7 +39,7 @@ class Lookahead:
 
     def __init__(
         self,
-        model: nn.Module | Masters,
+        model: nn.Module | MasterWeights,
         *,
         alpha: float = 0.5,
         every_steps: int = 5,
@@ -56,9 +56,9 @@ class Lookahead:
             raise UsageError(what, fix=f"Set every_steps to at most {steps}.")
         self.every_steps = every_steps
         self._alpha, self._power, self._steps = alpha, power, steps
-        self._slow = Copies(model, prefix="lookahead/", what="slow weights")
+        self._slow = WeightCopies(model, prefix="lookahead/", what="slow weights")
 
-    def share(self, step: int) -> float:
+    def compute_share(self, step: int) -> float:
         """How far the slow weights go at a step; the first one is 1."""
         done = 1.0 if self._steps is None else min(1.0, step / self._steps)
         held_back: float = (1 - self._alpha) * done**self._power
@@ -69,13 +69,13 @@ class Lookahead:
         """After a step; the first one is 1. Whether it did something: it does at multiples of `every_steps`."""
         if step % self.every_steps:
             return False
-        self._slow.follow(self.share(step))
-        self._slow.lead()
+        self._slow.update(self.compute_share(step))
+        self._slow.copy_to_network()
         return True
 
-    def swapped(self) -> AbstractContextManager[None]:
+    def swap_weights(self) -> AbstractContextManager[None]:
         """Within it the network has the slow weights: before the first update those it began with."""
-        return self._slow.swapped()
+        return self._slow.swap_in()
 
     def state(self) -> dict[str, Tensor]:
         """What a checkpoint keeps of it."""

@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 
 from headway.core.errors import UsageError
-from headway.optim import lars
-from headway.optim import work as passes
-from headway.optim.layerwise import LayerWise, refuse
-from headway.optim.work import Group, Rule, Work
+from headway.optim import foreach_ops as ops
+from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
+from headway.optim.lars import build_lars_rule
+from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the polynomial a x + b x^3 + c x^5, which takes singular values from (0, 1] to about 1 in five rounds."""
+"""Of the polynomial a x + b x^3 + c x^5, which takes singular values from (0, 1] to about 1 in five steps."""
 
 
 @final
-class Muon(LayerWise):
+class Muon(FusedOptimizer):
     """For filters: m = momentum * m + g; w = (1 - lr * weight_decay) * w - lr * sqrt(max(1, rows / columns)) * O, where
     O is m (with `nesterov`, g + momentum * m), flattened to [out, in * height * width], with singular values near 1.
     For all else: SGD with momentum, at the same `lr` and `momentum` where its group has no others.
@@ -33,7 +33,7 @@ class Muon(LayerWise):
         lr: a number, or a tensor of one. That of filters is far below SGD's or far above, so groups have their own.
         filters: of groups that do not say; None: by each parameter, those of three dimensions or more. Networks' last
             layers are matrices, and do worse under Muon.
-        rounds: of the iteration.
+        ns_steps: of the iteration.
         normalise: the filters' weights are brought to the norm sqrt(out) before each step, as in Jordan's CIFAR-10
             record; for networks in which batch norm follows each filter. Those of zeros have no direction, and stay.
 
@@ -50,12 +50,12 @@ class Muon(LayerWise):
         momentum: float = 0.95,
         nesterov: bool = True,
         weight_decay: float = 0.0,
-        rounds: int = 5,
+        ns_steps: int = 5,
         normalise: bool = False,
         fused: bool = True,
     ) -> None:
         options = {"lr": lr, "momentum": momentum, "nesterov": nesterov, "weight_decay": weight_decay}
-        shape = {"filters": filters, "rounds": rounds, "normalise": normalise}
+        shape = {"filters": filters, "ns_steps": ns_steps, "normalise": normalise}
         super().__init__(params, options | shape | {"fused": fused})
 
     def add_param_group(self, param_group: Group) -> None:
@@ -72,43 +72,43 @@ class Muon(LayerWise):
                 super().add_param_group({**param_group, "params": some, "filters": filters})
 
     def _check(self, group: Group) -> None:
-        refuse("Muon", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), rounds=(1, inf))
+        check_ranges("Muon", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), ns_steps=(1, inf))
         if group["filters"] and (flat := [p for p in group["params"] if p.ndim < 2]):
             what = f"Muon has a parameter of shape {tuple(flat[0].shape)} among its filters"
             raise UsageError(what, fix="Put parameters of one dimension into a group with filters=False.")
 
-    def _rule(self, group: Group) -> Rule:
+    def _rule(self, group: Group) -> UpdateRule:
         if not group["filters"]:
-            return lars.rule({**group, "eta": 0.0, "eps": 0.0}, trust=False, inside=False, clip=False)
+            return build_lars_rule(group, layerwise=False, lr_in_momentum=False)
         momentum, decay = group["momentum"], group["weight_decay"]
 
-        def apply(work: Work) -> None:
-            lr, moved = work.lr(), work.grads
+        def apply(inputs: StepInputs) -> None:
+            lr, moved = inputs.gate_lr(), inputs.grads
             if momentum > 0:
-                buffers = work.state("momentum_buffer")
-                passes.scale_(buffers, work.kept(momentum))
-                passes.plus_(buffers, work.grads)
-                ahead = passes.times(buffers, momentum)
-                passes.plus_(ahead, work.grads)
+                buffers = inputs.get_states("momentum_buffer")
+                ops.scale_(buffers, inputs.gate_decay(momentum))
+                ops.add_(buffers, inputs.grads)
+                ahead = ops.multiply(buffers, momentum)
+                ops.add_(ahead, inputs.grads)
                 moved = ahead if group["nesterov"] else list(buffers)
             if group["normalise"]:
-                sizes = passes.norms(work.weights)
+                sizes = ops.compute_norms(inputs.weights)
                 inverse = 1 / sizes.masked_fill(sizes == 0, 1.0)  # filters of zeros stay so
-                factors = passes.times(list(inverse.unbind()), [len(weight) ** 0.5 for weight in work.weights])
-                passes.scale_(work.weights, work.vector(work.kept_each(torch.stack(factors))))
+                factors = ops.multiply(list(inverse.unbind()), [len(weight) ** 0.5 for weight in inputs.weights])
+                ops.scale_(inputs.weights, inputs.to_coefficients(inputs.gate_decays(torch.stack(factors))))
             if decay:
-                passes.scale_(work.weights, 1 - lr * decay)
-            passes.minus_(work.weights, passes.times(orthogonal(moved, group["rounds"]), lr))
+                ops.scale_(inputs.weights, 1 - lr * decay)
+            ops.subtract_(inputs.weights, ops.multiply(orthogonalise(moved, group["ns_steps"]), lr))
 
-        return Rule(apply=apply, first="momentum_buffer" if momentum > 0 else None)
+        return UpdateRule(apply=apply, first_state="momentum_buffer" if momentum > 0 else None)
 
 
-def orthogonal(matrices: list[Tensor], rounds: int = 5) -> list[Tensor]:
+def orthogonalise(matrices: list[Tensor], ns_steps: int = 5) -> list[Tensor]:
     """Flattened to [rows, columns]: the same singular vectors with singular values near 1, times
     sqrt(max(1, rows / columns)); as new tensors of the shapes given.
 
     Args:
-        rounds: of the Newton-Schulz iteration X = a X + (b A + c A^2) X with A = X X^T.
+        ns_steps: of the Newton-Schulz iteration X = a X + (b A + c A^2) X with A = X X^T.
     """
     out: list[Tensor | None] = [None] * len(matrices)
     shapes: dict[tuple[int, int], list[int]] = {}
@@ -123,7 +123,7 @@ def orthogonal(matrices: list[Tensor], rounds: int = 5) -> list[Tensor]:
         if rows > columns:
             x = x.mT
         x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-        for _ in range(rounds):
+        for _ in range(ns_steps):
             square = x @ x.mT
             x = a * x + (b * square + c * square @ square) @ x
         if rows > columns:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import c_double, c_int32, c_int64, c_uint8, c_uint32, c_uint64, c_void_p
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,7 @@ TYPES = {torch.float32: 0, torch.float64: 1}
 
 
 @final
-class Number(IntEnum):
+class NativeRule(IntEnum):
     """HW_LARS and so on."""
 
     LARS = 0
@@ -38,19 +39,41 @@ class Number(IntEnum):
 
 
 OPTIONS = {
-    Number.LARS: 7,
-    Number.LAMB: 4,
-    Number.NOVOGRAD: 5,
-    Number.SIGNUM: 3,
-    Number.FTML: 4,
-    Number.TRANSITION: 7,
-    Number.LBSGD: 6,
+    NativeRule.LARS: 7,
+    NativeRule.LAMB: 4,
+    NativeRule.NOVOGRAD: 5,
+    NativeRule.SIGNUM: 3,
+    NativeRule.FTML: 4,
+    NativeRule.TRANSITION: 7,
+    NativeRule.LBSGD: 6,
 }
 """How many numbers the core reads of `options`, by rule."""
 
 
 @final
-class _Step(ctypes.Structure):
+@dataclass(frozen=True, kw_only=True)
+class NativeTensors:
+    """The tensors of one step: for each parameter one entry in every list.
+
+    Attributes:
+        weights, grads: of one type out of TYPES.
+        first, second: states of the parameter's shape; None: the rule has none.
+        count: numbers of steps, float32; None: the rule has none.
+        norm: states that are one number; None: the rule has none.
+        adapt: whether the parameter has a trust ratio; None: all or none have, as the rule says.
+    """
+
+    weights: Sequence[Tensor]
+    grads: Sequence[Tensor]
+    first: Sequence[Tensor] | None = None
+    second: Sequence[Tensor] | None = None
+    count: Sequence[Tensor] | None = None
+    norm: Sequence[Tensor] | None = None
+    adapt: Sequence[bool] | None = None
+
+
+@final
+class _NativeStep(ctypes.Structure):
     _fields_ = [
         *((name, c_uint32) for name in ("size", "rule", "type", "threads")),
         ("n", c_int64),
@@ -63,18 +86,18 @@ _LOSS = "LARS, LAMB and their like take several times as long on a CPU"
 
 
 @cache
-def _library() -> ctypes.CDLL | None:
+def _load_library() -> ctypes.CDLL | None:
     """Loads it at first use."""
-    return native.library({"hw_optimize": (c_int32, [ctypes.POINTER(_Step)])}, loss=_LOSS)
+    return native.load_library({"hw_optimize": (c_int32, [ctypes.POINTER(_NativeStep)])}, loss=_LOSS)
 
 
-def available() -> bool:
+def is_available() -> bool:
     """Whether the native core can be used here. The first call says so in the log where it cannot."""
-    return _library() is not None
+    return _load_library() is not None
 
 
 @cache
-def _team() -> int | None:
+def _find_gomp() -> int | None:
     """The address of GOMP_parallel among the libraries that torch was linked with; None where it has another OpenMP."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
@@ -83,67 +106,46 @@ def _team() -> int | None:
         return None
 
 
-def step(
-    rule: Number,
-    weights: Sequence[Tensor],
-    grads: Sequence[Tensor],
+def step_native(
+    rule: NativeRule,
+    tensors: NativeTensors,
     *,
-    first: Sequence[Tensor] | None,
-    second: Sequence[Tensor] | None,
-    count: Sequence[Tensor] | None,
-    norm: Sequence[Tensor] | None,
-    adapt: Sequence[bool] | None,
     options: Sequence[float],
     lr: float | Tensor,
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
 ) -> None:
-    """One step of `hw_optimize` over dense tensors on the CPU, of one type out of TYPES, each parameter's alike in
-    memory; see native/headway.h.
+    """Makes one step of `hw_optimize` over dense tensors on the CPU; see native/headway.h.
 
-    Raises UsageError: a tensor is not so, and its memory would be read or written beyond its end.
+    Raises:
+        UsageError: a tensor has another type, shape, memory format or device than the core expects.
     """
-    library = _library()
+    library = _load_library()
     assert library is not None
+    weights, adapt = tensors.weights, tensors.adapt
     n, kind = len(weights), weights[0].dtype
     rate = lr.double() if isinstance(lr, Tensor) else None
     scalars = [None if one is None else one.float() for one in (grad_scale, found_inf)]
+    # The core walks flat memory: with a wrong shape or type it would read and write beyond the end of a tensor.
     for name, one in (("lr", rate), ("grad_scale", scalars[0]), ("found_inf", scalars[1])):
         if one is not None and (one.numel() != 1 or not one.is_cpu):
-            raise _refusal(f"{name} is of shape {tuple(one.shape)} on {one.device}, not one number on the CPU")
+            raise _native_error(f"{name} is of shape {tuple(one.shape)} on {one.device}, not one number on the CPU")
     if len(options) != OPTIONS[rule] or (adapt is not None and len(adapt) != n) or kind not in TYPES:
-        raise _refusal(f"{rule.name} is given {len(options)} options and {n} parameters of {kind}")
+        raise _native_error(f"{rule.name} is given {len(options)} options and {n} parameters of {kind}")
     for weight in weights:
-        # No gaps and no overlaps: the last element lies `numel` elements from the first.
+        # Without gaps and overlaps, the last element lies `numel` elements from the first.
         last = sum((size - 1) * step for size, step in zip(weight.shape, weight.stride(), strict=True))
         if weight.numel() and last + 1 != weight.numel():
-            raise _refusal("a parameter is not dense in memory")
-
-    def addresses(tensors: Sequence[Tensor] | None, *, numbers: torch.dtype | None) -> ctypes.Array[c_uint64] | None:
-        """`numbers`: the type of one number for each parameter; None: they are as the parameters."""
-        if tensors is None:
-            return None
-        if len(tensors) != n:
-            raise _refusal(f"{len(tensors)} tensors are given for {n} parameters")
-        for tensor, weight in zip(tensors, weights, strict=True):
-            fits = (
-                tensor.dtype == kind and tensor.shape == weight.shape and tensor.stride() == weight.stride()
-                if numbers is None
-                else tensor.dtype == numbers and tensor.numel() == 1
-            )
-            if not fits or not tensor.is_cpu:
-                what = f"a tensor of shape {tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device} does not fit"
-                raise _refusal(f"{what} a parameter of shape {tuple(weight.shape)} and {kind}")
-        return (c_uint64 * n)(*[tensor.data_ptr() for tensor in tensors])
-
-    arrays = [addresses(tensors, numbers=None) for tensors in (weights, grads, first, second)]
-    arrays += [addresses(count, numbers=torch.float32), addresses(norm, numbers=kind)]
+            raise _native_error("a parameter is not dense in memory")
+    arrays = [_list_addresses(one, weights) for one in (weights, tensors.grads, tensors.first, tensors.second)]
+    arrays += [_list_addresses(tensors.count, weights, number=torch.float32)]
+    arrays += [_list_addresses(tensors.norm, weights, number=kind)]
     elements = (c_int64 * n)(*[weight.numel() for weight in weights])
     adapting = None if adapt is None else (c_uint8 * n)(*adapt)
     numbers = (c_double * len(options))(*options)
     plain = c_double(0.0 if isinstance(lr, Tensor) else lr)
-    asked = _Step(
-        ctypes.sizeof(_Step),
+    request = _NativeStep(
+        ctypes.sizeof(_NativeStep),
         rule,
         TYPES[kind],
         torch.get_num_threads(),
@@ -151,11 +153,38 @@ def step(
         *(None if array is None else ctypes.addressof(array) for array in (*arrays, elements, adapting, numbers)),
         ctypes.addressof(plain) if rate is None else rate.data_ptr(),
         *(None if one is None else one.data_ptr() for one in scalars),
-        _team(),
+        _find_gomp(),
     )
-    if library.hw_optimize(asked):
-        raise _refusal(f"{rule.name}, {n} parameters")
+    if library.hw_optimize(request):
+        raise _native_error(f"{rule.name}, {n} parameters")
 
 
-def _refusal(why: str) -> UsageError:
+def _list_addresses(
+    tensors: Sequence[Tensor] | None, weights: Sequence[Tensor], *, number: torch.dtype | None = None
+) -> ctypes.Array[c_uint64] | None:
+    """The addresses of tensors that fit their parameters.
+
+    Args:
+        number: each tensor is one number of this type; None: it has the parameter's shape, type and strides.
+
+    Raises:
+        UsageError: a tensor does not fit.
+    """
+    if tensors is None:
+        return None
+    if len(tensors) != len(weights):
+        raise _native_error(f"{len(tensors)} tensors are given for {len(weights)} parameters")
+    for tensor, weight in zip(tensors, weights, strict=True):
+        if number is None:
+            same_type = tensor.dtype == weights[0].dtype
+            fits = same_type and tensor.shape == weight.shape and tensor.stride() == weight.stride()
+        else:
+            fits = tensor.dtype == number and tensor.numel() == 1
+        if not fits or not tensor.is_cpu:
+            what = f"a tensor of shape {tuple(tensor.shape)}, {tensor.dtype}, on {tensor.device} does not fit"
+            raise _native_error(f"{what} a parameter of shape {tuple(weight.shape)} and {weights[0].dtype}")
+    return (c_uint64 * len(weights))(*[tensor.data_ptr() for tensor in tensors])
+
+
+def _native_error(why: str) -> UsageError:
     return UsageError(f"the native core cannot do this step ({why})", fix="Set fused=False.")

@@ -9,14 +9,14 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from headway.optim import work as passes
-from headway.optim.lamb import refuse_betas
-from headway.optim.layerwise import LayerWise, refuse
-from headway.optim.work import Group, Rule, Work
+from headway.optim import foreach_ops as ops
+from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
+from headway.optim.lamb import check_betas
+from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
 
 @final
-class NovoGrad(LayerWise):
+class NovoGrad(FusedOptimizer):
     """v = beta2 * v + (1 - beta2) |g|^2, one number a parameter, |g|^2 at its first step; m = beta1 * m +
     (g / (sqrt(v) + eps) + weight_decay * w); w -= lr * m.
 
@@ -46,37 +46,37 @@ class NovoGrad(LayerWise):
         super().__init__(params, options | {"fused": fused})
 
     def _check(self, group: Group) -> None:
-        refuse("NovoGrad", group, lr=(0, inf), eps=(0, inf), weight_decay=(0, inf))
-        refuse_betas("NovoGrad", group)
+        check_ranges("NovoGrad", group, lr=(0, inf), eps=(0, inf), weight_decay=(0, inf))
+        check_betas("NovoGrad", group)
 
-    def _rule(self, group: Group) -> Rule:
+    def _rule(self, group: Group) -> UpdateRule:
         (beta1, beta2), eps, decay = group["betas"], group["eps"], group["weight_decay"]
 
-        def ratio(w: Tensor, root: Tensor) -> Tensor:
+        def compute_ratio(w: Tensor, root: Tensor) -> Tensor:
             below = root + eps
             found: Tensor = (1 / below).masked_fill(below == 0, 0.0)
             return found
 
-        def apply(work: Work) -> None:
-            steps, before = work.count(), work.state("norm_sq")
-            square = passes.norms(work.grads).square()
+        def apply(inputs: StepInputs) -> None:
+            steps, before = inputs.count_step(), inputs.get_states("norm_sq")
+            square = ops.compute_norms(inputs.grads).square()
             moment = torch.where(steps == 1, square, beta2 * torch.stack(before) + (1 - beta2) * square)
-            if work.live is not None:
-                moment = torch.where(work.live > 0, moment, torch.stack(before))
+            if inputs.live is not None:
+                moment = torch.where(inputs.live > 0, moment, torch.stack(before))
             torch._foreach_copy_(before, list(moment.unbind()))
-            share = work.added(1 - beta1 if group["averaging"] else 1.0)
-            from_g = work.vector(ratio(moment, moment.sqrt()) * share)
-            buffers = work.state("exp_avg")
-            passes.scale_(buffers, work.kept(beta1))
-            passes.plus_(buffers, passes.with_decay(work, from_g, share * decay))
-            passes.minus_(work.weights, passes.times(buffers, work.lr()))
+            share = inputs.gate_update(1 - beta1 if group["averaging"] else 1.0)
+            from_g = inputs.to_coefficients(compute_ratio(moment, moment.sqrt()) * share)
+            buffers = inputs.get_states("exp_avg")
+            ops.scale_(buffers, inputs.gate_decay(beta1))
+            ops.add_(buffers, ops.combine(inputs.grads, from_g, inputs.weights, share * decay))
+            ops.subtract_(inputs.weights, ops.multiply(buffers, inputs.gate_lr()))
 
-        return Rule(
+        return UpdateRule(
             apply=apply,
-            first="exp_avg",
-            counted=True,
-            norm="norm_sq",
-            trust=ratio,
-            number=2,
-            options=(beta1, beta2, eps, decay, group["averaging"]),
+            first_state="exp_avg",
+            has_step_count=True,
+            norm_state="norm_sq",
+            trust_ratio=compute_ratio,
+            native_number=2,
+            native_options=(beta1, beta2, eps, decay, group["averaging"]),
         )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headway.core.recipe import Part
+from headway.core.recipe import RecipePart
 
 
-def refuse_unused(part: Part, name: str, users: Mapping[str, tuple[str, ...]]) -> None:
+def refuse_unused(part: RecipePart, name: str, users: Mapping[str, tuple[str, ...]]) -> None:
     """Raises ValueError for a field that was set though `name` does not use it.
 
     Args:

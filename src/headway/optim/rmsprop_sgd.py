@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from headway.core.errors import UsageError
-from headway.optim import work as passes
-from headway.optim.layerwise import LayerWise, expect_length, refuse
-from headway.optim.work import Group, Rule, Work
+from headway.optim import foreach_ops as ops
+from headway.optim.fused_optimizer import FusedOptimizer, check_ranges, require_steps_per_epoch
+from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
 
 @final
-class RMSpropSGD(LayerWise):
+class RMSpropSGD(FusedOptimizer):
     """v = smoothing * v + (1 - smoothing) * d^2 with d = g + weight_decay * w; m = momentum * m + (a + b / (sqrt(v) +
     eps)) * d; w -= lr * m.
 
@@ -54,41 +54,43 @@ class RMSpropSGD(LayerWise):
         if rmsprop is None:
             fix = "Give it rmsprop, for example 3e-4 / lr: the learning rate it begins with over that of SGD."
             raise UsageError("RMSpropSGD does not know the learning rate of RMSprop", fix=fix)
-        expect_length("RMSpropSGD", steps_per_epoch)
+        require_steps_per_epoch("RMSpropSGD", steps_per_epoch)
         options = {"lr": lr, "rmsprop": rmsprop, "momentum": momentum, "smoothing": smoothing, "eps": eps}
         turn = {"center_epochs": center_epochs, "period_epochs": period_epochs, "steps_per_epoch": steps_per_epoch}
         super().__init__(params, options | turn | {"weight_decay": weight_decay, "fused": fused})
 
     def _check(self, group: Group) -> None:
-        refuse("RMSpropSGD", group, lr=(0, inf), rmsprop=(0, inf), momentum=(0, 1), smoothing=(0, 1), eps=(0, inf))
-        refuse("RMSpropSGD", group, center_epochs=(0, inf), weight_decay=(0, inf))
-        refuse("RMSpropSGD", group, period_epochs=(0, inf), steps_per_epoch=(0, inf))
+        check_ranges(
+            "RMSpropSGD", group, lr=(0, inf), rmsprop=(0, inf), momentum=(0, 1), smoothing=(0, 1), eps=(0, inf)
+        )
+        check_ranges("RMSpropSGD", group, center_epochs=(0, inf), weight_decay=(0, inf))
+        check_ranges("RMSpropSGD", group, period_epochs=(0, inf), steps_per_epoch=(0, inf))
         for option in ("period_epochs", "steps_per_epoch"):
             if group[option] == 0:
                 raise UsageError(f"RMSpropSGD has {option}=0", fix="Give it a number above 0.")
 
-    def _rule(self, group: Group) -> Rule:
+    def _rule(self, group: Group) -> UpdateRule:
         momentum, smoothing, eps, decay = (group[name] for name in ("momentum", "smoothing", "eps", "weight_decay"))
         center, period = (group[name] * group["steps_per_epoch"] for name in ("center_epochs", "period_epochs"))
 
-        def apply(work: Work) -> None:
-            away = (work.count() - 1 - center) / period
+        def apply(inputs: StepInputs) -> None:
+            away = (inputs.count_step() - 1 - center) / period
             sgd = torch.where(away < 0, torch.exp(2 * away) / 2, (0.5 + away).clamp(max=1))
-            moments, buffers = work.state("square_avg"), work.state("momentum_buffer")
-            addends = passes.with_decay(work, 1.0, work.added(decay) if decay else 0)
-            passes.square_moment_(moments, work.kept(smoothing), 1 - smoothing, addends)
-            scaled = passes.over_root(addends, moments, 1.0, eps)
-            passes.scale_(scaled, work.vector((1 - sgd) * group["rmsprop"]))
-            passes.plus_(scaled, passes.times(addends, work.vector(sgd)))
-            passes.scale_(buffers, work.kept(momentum))
-            passes.plus_(buffers, scaled)
-            passes.minus_(work.weights, passes.times(buffers, work.lr()))
+            moments, buffers = inputs.get_states("square_avg"), inputs.get_states("momentum_buffer")
+            addends = ops.combine(inputs.grads, 1.0, inputs.weights, inputs.gate_update(decay) if decay else 0)
+            ops.update_square_moment_(moments, inputs.gate_decay(smoothing), 1 - smoothing, addends)
+            scaled = ops.divide_by_root(addends, moments, 1.0, eps)
+            ops.scale_(scaled, inputs.to_coefficients((1 - sgd) * group["rmsprop"]))
+            ops.add_(scaled, ops.multiply(addends, inputs.to_coefficients(sgd)))
+            ops.scale_(buffers, inputs.gate_decay(momentum))
+            ops.add_(buffers, scaled)
+            ops.subtract_(inputs.weights, ops.multiply(buffers, inputs.gate_lr()))
 
-        return Rule(
+        return UpdateRule(
             apply=apply,
-            first="momentum_buffer",
-            second="square_avg",
-            counted=True,
-            number=5,
-            options=(momentum, smoothing, eps, decay, group["rmsprop"], center, period),
+            first_state="momentum_buffer",
+            second_state="square_avg",
+            has_step_count=True,
+            native_number=5,
+            native_options=(momentum, smoothing, eps, decay, group["rmsprop"], center, period),
         )

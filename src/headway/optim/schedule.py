@@ -1,113 +1,292 @@
-"""Learning-rate schedules: a factor on the learning rate, as a pure function of the position in the run."""
+"""Learning-rate schedules: a factor on the learning rate, as a pure function of the position in the run.
+
+To add a schedule, write its recipe class here, with `build_curve`, and list it in `AnyScheduleRecipe`.
+"""
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable
-from typing import Annotated, Any, Literal, NamedTuple, final
+from functools import cache
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, final
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import BeforeValidator, Field, TypeAdapter, model_validator
 
-from headway.core.epochs import Epochs, Milestones, position_of
+from headway.core.epochs import Epochs, Milestones, epochs_to_position
 from headway.core.errors import UsageError
-from headway.core.recipe import Part
-from headway.optim.options import refuse_unused, without_unused
-
-_WITH_WARMUP = ("constant", "step", "multi_step", "exponential", "cosine", "polynomial")
-USERS = {
-    "warmup_epochs": _WITH_WARMUP,
-    "warmup_start": _WITH_WARMUP,
-    "warmup_power": _WITH_WARMUP,
-    "every_epochs": ("step", "exponential"),
-    "milestones_epochs": ("multi_step",),
-    "gamma": ("step", "multi_step", "exponential"),
-    "power": ("polynomial",),
-    "start": ("triangular",),
-    "peak": ("triangular",),
-    "end": ("cosine", "polynomial", "triangular"),
-}
+from headway.core.recipe import RecipePart
 
 Factor = Annotated[float, Field(ge=0, le=1)]
+Curve = Callable[[int], float]
+Gamma = Annotated[float, Field(gt=0, lt=1)]
 
 
-class ScheduleRecipe(Part):
+class RunSpan(NamedTuple):
+    """The positions of a run that a schedule fills.
+
+    Attributes:
+        total: samples that the run serves.
+        epoch: samples of one epoch.
+        warmup: samples that the warm-up serves.
+    """
+
+    total: int
+    epoch: int
+    warmup: int
+
+
+class ScheduleTurn(NamedTuple):
+    """A position at which a schedule changes its course, and the change in words."""
+
+    position: int
+    change: str
+
+
+class Warmup(NamedTuple):
+    """The rise at the beginning of a schedule.
+
+    Attributes:
+        epochs: its length.
+        start: factor at its first step; `base`: the learning rate there is the base of one that follows the batch.
+        power: the factor rises with this power of the share of the warm-up that is done.
+    """
+
+    epochs: float = 0.0
+    start: float | Literal["base"] = 0.0
+    power: float = 1.0
+
+
+class ScheduleRecipe(RecipePart, ABC):
     """How the learning rate moves during a run; it is the optimizer's `lr` times a factor from 0 to 1. A name alone
     stands for its defaults: `schedule: cosine`."""
 
-    name: Literal["constant", "step", "multi_step", "exponential", "cosine", "polynomial", "triangular"]
-    """`constant`; `step` falls by a fixed factor at even distances, `multi_step` at milestones; `exponential` falls as
-    `step`, but smoothly; `cosine` and `polynomial` fall from the end of the warm-up to the end of the run;
-    `triangular` rises along a line to its peak, then falls along one."""
+    EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ()
+    """Fields that are moments or stretches of the run, in epochs."""
+
+    name: str
+    """Name of the schedule."""
+
+    @abstractmethod
+    def build_curve(self, span: RunSpan) -> Curve:
+        """Returns the factor as a function of the position, for positions after the warm-up."""
+        # Curves are closures over plain numbers: one call takes 0.2 us, and every step makes one.
+
+    def list_turns(self, span: RunSpan) -> list[ScheduleTurn]:
+        """Lists the positions at which the curve changes its course."""
+        return []
+
+    @property
+    def warmup(self) -> Warmup:
+        """The warm-up; one of 0 epochs if there is none."""
+        return Warmup()
+
+    @property
+    def epoch_fields(self) -> dict[str, Any]:
+        """The values that count in epochs, by their keys. They are scaled when the run's length is."""
+        return {field: getattr(self, field) for field in self.EPOCH_FIELDS}
+
+    @property
+    def falls_epochs(self) -> dict[str, tuple[float, ...]]:
+        """The first falls of the factor by the keys that set them; each has to lie inside the run."""
+        return {}
+
+    @property
+    def changes_lr(self) -> bool:
+        """Whether the factor is not always 1."""
+        return True
+
+
+class WarmupScheduleRecipe(ScheduleRecipe, ABC):
+    """A schedule that can begin with a warm-up."""
+
+    EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs",)
+
     warmup_epochs: float = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """The factor rises, step by step, for so many epochs (of all but `triangular`)."""
+    """Length of the warm-up, in which the factor rises step by step."""
     warmup_start: Factor | Literal["base"] = 0.0
     """Factor at the first step of the warm-up. `base`: the learning rate is then `optimizer.lr.base`, that of the small
     batch."""
     warmup_power: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     """The factor rises with this power of the share of the warm-up that is done: 1 is a line, 2 begins slowly, 0.5 (the
     square root) fast."""
-    every_epochs: Epochs | None = None
-    """Of `step` and `exponential`: epochs in which the factor falls by `gamma` once."""
-    milestones_epochs: Milestones = ()
-    """Of `multi_step`: epochs from the beginning of the run at which the factor falls."""
-    gamma: float = Field(default=0.1, gt=0, lt=1)
-    """Of `step`, `multi_step` and `exponential`: what the factor is multiplied by each time."""
-    power: float = Field(default=2.0, gt=0, allow_inf_nan=False)
-    """Of `polynomial`: exponent of the share of the run that is left; 1 is a straight line."""
-    start: Factor = 0.2
-    """Of `triangular`: factor at the first step."""
-    peak: float = Field(default=0.25, gt=0, lt=1)
-    """Of `triangular`: share of the run after which the factor is 1."""
-    end: Factor = 0.0
-    """Of `cosine`, `polynomial` and `triangular`: factor at the end of the run."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _fits(self) -> ScheduleRecipe:
-        refuse_unused(self, self.name, USERS)
-        if self.name == "multi_step" and not self.milestones_epochs:
-            raise ValueError(
-                "'multi_step' needs milestones. Set milestones_epochs, of a run of 90 epochs for example to [30, 60]"
-            )
-        if self.name in USERS["every_epochs"] and self.every_epochs is None:
-            raise ValueError(
-                f"{self.name!r} needs every_epochs, in which it falls by gamma. Set it: a third of the run, for example"
-            )
-        first = self.first_fall_epochs
-        if first is not None and first < self.warmup_epochs:
-            fall = "milestone" if self.name == "multi_step" else "first fall"
-            fix = f"Set warmup_epochs to at most {first:g}"
-            raise ValueError(f"the {fall} at epoch {first:g} lies inside the warm-up. {fix}")
+    def _check_warmup(self) -> WarmupScheduleRecipe:
+        for falls in self.falls_epochs.values():
+            if falls[0] < self.warmup_epochs:
+                fall = "milestone" if self.name == "multi_step" else "first fall"
+                fix = f"Set warmup_epochs to at most {falls[0]:g}"
+                raise ValueError(f"the {fall} at epoch {falls[0]:g} lies inside the warm-up. {fix}")
         for name, usual in (("warmup_start", 0), ("warmup_power", 1)):
             if self.warmup_epochs == 0 and getattr(self, name) != usual:
                 raise ValueError(f"{name!r} counts only in a warm-up. Set warmup_epochs, or remove it")
         return self
 
     @property
-    def first_fall_epochs(self) -> float | None:
-        """Of `step` and `multi_step`: epochs until the factor falls first."""
-        return {"step": self.every_epochs, "multi_step": (*self.milestones_epochs, None)[0]}.get(self.name)
+    def warmup(self) -> Warmup:
+        return Warmup(self.warmup_epochs, self.warmup_start, self.warmup_power)
+
+
+class ConstantScheduleRecipe(WarmupScheduleRecipe):
+    """A factor of 1 after the warm-up."""
+
+    name: Literal["constant"] = "constant"
+
+    def build_curve(self, span: RunSpan) -> Curve:
+        return lambda position: 1.0
 
     @property
-    def moves(self) -> bool:
-        """Whether the factor is not always 1."""
-        return self.name != "constant" or self.warmup_epochs > 0
-
-    @model_serializer(mode="wrap")
-    def _used(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        return without_unused(handler(self), self.name, USERS)
+    def changes_lr(self) -> bool:
+        return self.warmup_epochs > 0
 
 
-class Mark(NamedTuple):
-    """A position at which a schedule turns, and what it does there."""
+class StepScheduleRecipe(WarmupScheduleRecipe):
+    """The factor falls at even distances."""
 
-    position: int
-    what: str
+    EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs", "every_epochs")
+
+    name: Literal["step"] = "step"
+    every_epochs: Epochs
+    """Epochs between two falls, for example a third of the run."""
+    gamma: Gamma = 0.1
+    """Factor of each fall."""
+
+    def build_curve(self, span: RunSpan) -> Curve:
+        every, gamma = self.every_epochs * span.epoch, self.gamma
+        # The fall lies at the nearest position, as milestones do.
+        return lambda position: gamma ** ((position + 0.5) // every)
+
+    def list_turns(self, span: RunSpan) -> list[ScheduleTurn]:
+        every = self.every_epochs * span.epoch
+        count = math.ceil(span.total / every) + 1
+        return _list_falls([math.ceil(every * index - 0.5) for index in range(1, count)], self.gamma)
+
+    @property
+    def falls_epochs(self) -> dict[str, tuple[float, ...]]:
+        return {"every_epochs": (self.every_epochs,)}
+
+
+class MultiStepScheduleRecipe(WarmupScheduleRecipe):
+    """The factor falls at milestones."""
+
+    EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs", "milestones_epochs")
+
+    name: Literal["multi_step"] = "multi_step"
+    milestones_epochs: Annotated[Milestones, Field(min_length=1)]
+    """Epochs from the beginning of the run at which the factor falls, for example [30, 60] of 90."""
+    gamma: Gamma = 0.1
+    """Factor of each fall."""
+
+    def build_curve(self, span: RunSpan) -> Curve:
+        milestones = [epochs_to_position(milestone, span.epoch) for milestone in self.milestones_epochs]
+        factors = [self.gamma**count for count in range(len(milestones) + 1)]
+        return lambda position: factors[bisect_right(milestones, position)]
+
+    def list_turns(self, span: RunSpan) -> list[ScheduleTurn]:
+        return _list_falls(
+            [epochs_to_position(milestone, span.epoch) for milestone in self.milestones_epochs], self.gamma
+        )
+
+    @property
+    def falls_epochs(self) -> dict[str, tuple[float, ...]]:
+        return {"milestones_epochs": self.milestones_epochs}
+
+
+class ExponentialScheduleRecipe(WarmupScheduleRecipe):
+    """The factor falls smoothly from the end of the warm-up."""
+
+    EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs", "every_epochs")
+
+    name: Literal["exponential"] = "exponential"
+    every_epochs: Epochs
+    """Epochs in which the factor falls by `gamma` once, for example a third of the run."""
+    gamma: Gamma = 0.1
+    """Factor of the fall in `every_epochs`."""
+
+    def build_curve(self, span: RunSpan) -> Curve:
+        every, gamma, warmup = self.every_epochs * span.epoch, self.gamma, span.warmup
+        return lambda position: gamma ** ((position - warmup) / every)
+
+
+class CosineScheduleRecipe(WarmupScheduleRecipe):
+    """Half a cosine from the end of the warm-up to the end of the run."""
+
+    name: Literal["cosine"] = "cosine"
+    end: Factor = 0.0
+    """Factor at the end of the run."""
+
+    def build_curve(self, span: RunSpan) -> Curve:
+        end, fall, warmup, length = self.end, 1 - self.end, span.warmup, _fall_length(span)
+        return lambda position: end + fall * (1 + math.cos(math.pi * (position - warmup) / length)) / 2
+
+
+class PolynomialScheduleRecipe(WarmupScheduleRecipe):
+    """A power of the share of the run that is left, from the end of the warm-up to the end of the run."""
+
+    name: Literal["polynomial"] = "polynomial"
+    power: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    """Exponent of the share of the run that is left; 1 is a straight line."""
+    end: Factor = 0.0
+    """Factor at the end of the run."""
+
+    def build_curve(self, span: RunSpan) -> Curve:
+        end, fall, power, warmup, length = self.end, 1 - self.end, self.power, span.warmup, _fall_length(span)
+        return lambda position: end + fall * (1 - (position - warmup) / length) ** power
+
+
+class TriangularScheduleRecipe(ScheduleRecipe):
+    """The factor rises along a line to its peak, then falls along one."""
+
+    name: Literal["triangular"] = "triangular"
+    start: Factor = 0.2
+    """Factor at the first step."""
+    peak: float = Field(default=0.25, gt=0, lt=1)
+    """Share of the run after which the factor is 1."""
+    end: Factor = 0.0
+    """Factor at the end of the run."""
+
+    def build_curve(self, span: RunSpan) -> Curve:
+        start, end, peak = self.start, self.end, self.peak * span.total
+        rise = (1 - start) / peak
+        drop = (1 - end) / (span.total - peak)
+        return lambda position: start + rise * position if position < peak else end + drop * (span.total - position)
+
+    def list_turns(self, span: RunSpan) -> list[ScheduleTurn]:
+        return [ScheduleTurn(math.ceil(self.peak * span.total), "peak")]
+
+
+def _expand_name(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+AnyScheduleRecipe = Annotated[
+    ConstantScheduleRecipe
+    | StepScheduleRecipe
+    | MultiStepScheduleRecipe
+    | ExponentialScheduleRecipe
+    | CosineScheduleRecipe
+    | PolynomialScheduleRecipe
+    | TriangularScheduleRecipe,
+    Field(discriminator="name"),
+    BeforeValidator(_expand_name),
+]
+"""The recipe of one schedule; `name` says which one."""
+
+
+@cache
+def _adapter() -> TypeAdapter[AnyScheduleRecipe]:
+    return TypeAdapter(AnyScheduleRecipe)
+
+
+def read_schedule(**values: Any) -> AnyScheduleRecipe:
+    """Validates the `schedule` part of a recipe: `read_schedule(name="cosine", warmup_epochs=5)`.
+
+    Raises:
+        pydantic.ValidationError: an unknown name or key, or a value out of range.
+    """
+    return _adapter().validate_python(values)
 
 
 @final
@@ -123,59 +302,34 @@ class Schedule:
     """
 
     def __init__(self, recipe: ScheduleRecipe, *, total: int, epoch: int) -> None:
-        if recipe.warmup_start == "base":
+        epochs, start, power = recipe.warmup
+        if start == "base":
             what = "the warm-up starts at base, and the base of the learning rate is not known here"
             raise UsageError(what, where="schedule.warmup_start", fix="Give the factor: per / batch.")
-        warmup = min(position_of(recipe.warmup_epochs, epoch), total)  # a run ends at a whole step, maybe before it
-        self._recipe, self._total, self._epoch, self._warmup = recipe, total, epoch, warmup
-        self._start: float = recipe.warmup_start
-        self._power: float = recipe.warmup_power
-        self._curve = _curve(recipe, total, epoch, warmup)
+        # A run ends at a whole step, which may lie before the end of the warm-up.
+        warmup = min(epochs_to_position(epochs, epoch), total)
+        self._recipe, self._span = recipe, RunSpan(total, epoch, warmup)
+        self._start, self._power = start, power
+        self._curve = recipe.build_curve(self._span)
 
     def __call__(self, position: int) -> float:
-        if position < self._warmup:
-            risen: float = (position / self._warmup) ** self._power
+        span = self._span
+        if position < span.warmup:
+            risen: float = (position / span.warmup) ** self._power
             return self._start + (1 - self._start) * risen
-        return self._curve(position if position < self._total else self._total)
+        return self._curve(position if position < span.total else span.total)
 
-    def marks(self) -> list[Mark]:
-        """Where the factor turns or falls, between the first position and the last."""
-        recipe, total, epoch = self._recipe, self._total, self._epoch
-        out = [Mark(self._warmup, "end of the warm-up")] if self._warmup else []
-        if recipe.name == "triangular":
-            out.append(Mark(math.ceil(recipe.peak * total), "peak"))
-        milestones = [position_of(milestone, epoch) for milestone in recipe.milestones_epochs]
-        if recipe.name == "step":
-            assert recipe.every_epochs is not None
-            every = recipe.every_epochs * epoch
-            milestones = [math.ceil(every * count - 0.5) for count in range(1, math.ceil(total / every) + 1)]
-        out += [Mark(position, f"falls to x {recipe.gamma**count:.4g}") for count, position in enumerate(milestones, 1)]
-        return [mark for mark in out if 0 < mark.position < total]
+    def list_turns(self) -> list[ScheduleTurn]:
+        """Lists the turns between the first position and the last, without their order."""
+        warmup = [ScheduleTurn(self._span.warmup, "end of the warm-up")] if self._span.warmup else []
+        turns = [*warmup, *self._recipe.list_turns(self._span)]
+        return [turn for turn in turns if 0 < turn.position < self._span.total]
 
 
-def _curve(recipe: ScheduleRecipe, total: int, epoch: int, warmup: int) -> Callable[[int], float]:
-    # Closures over plain numbers: a call takes 0.2 us, and is made at every step.
-    end, power, gamma = recipe.end, recipe.power, recipe.gamma
-    fall = 1 - end
-    every = (recipe.every_epochs or 1.0) * epoch
-    length = max(total - warmup, 1)  # a run that is all warm-up has no fall, and ends at 1
-    match recipe.name:
-        case "constant":
-            return lambda position: 1.0
-        case "step":
-            return lambda position: gamma ** ((position + 0.5) // every)  # at the nearest position, as milestones are
-        case "multi_step":
-            milestones = [position_of(milestone, epoch) for milestone in recipe.milestones_epochs]
-            factors = [gamma**count for count in range(len(milestones) + 1)]
-            return lambda position: factors[bisect_right(milestones, position)]
-        case "exponential":
-            return lambda position: gamma ** ((position - warmup) / every)
-        case "cosine":
-            return lambda position: end + fall * (1 + math.cos(math.pi * (position - warmup) / length)) / 2
-        case "polynomial":
-            return lambda position: end + fall * (1 - (position - warmup) / length) ** power
-        case "triangular":
-            start, peak = recipe.start, recipe.peak * total
-            rise = (1 - start) / peak
-            drop = fall / (total - peak)
-            return lambda position: start + rise * position if position < peak else end + drop * (total - position)
+def _fall_length(span: RunSpan) -> int:
+    """Positions between the warm-up and the end of the run; a run that is all warm-up has no fall, and ends at 1."""
+    return max(span.total - span.warmup, 1)
+
+
+def _list_falls(positions: list[int], gamma: float) -> list[ScheduleTurn]:
+    return [ScheduleTurn(position, f"falls to x {gamma**count:.4g}") for count, position in enumerate(positions, 1)]

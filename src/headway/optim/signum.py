@@ -9,13 +9,13 @@ from typing import Any, final
 import torch
 from torch import Tensor
 
-from headway.optim import work as passes
-from headway.optim.layerwise import LayerWise, refuse
-from headway.optim.work import Group, Rule, Work
+from headway.optim import foreach_ops as ops
+from headway.optim.fused_optimizer import FusedOptimizer, check_ranges
+from headway.optim.update_rule import Group, StepInputs, UpdateRule
 
 
 @final
-class Signum(LayerWise):
+class Signum(FusedOptimizer):
     """m = momentum * m + (1 - momentum) * (g + weight_decay * w); w = (1 - lr * decoupled_decay) * w - lr * sign(m).
 
     Algorithm 2 of the paper, with both weight decays of MXNet's optimizer of that name. Every weight moves by lr, so
@@ -44,19 +44,19 @@ class Signum(LayerWise):
         super().__init__(params, options | {"fused": fused})
 
     def _check(self, group: Group) -> None:
-        refuse("Signum", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), decoupled_decay=(0, inf))
+        check_ranges("Signum", group, lr=(0, inf), momentum=(0, 1), weight_decay=(0, inf), decoupled_decay=(0, inf))
 
-    def _rule(self, group: Group) -> Rule:
+    def _rule(self, group: Group) -> UpdateRule:
         momentum, decay, apart = group["momentum"], group["weight_decay"], group["decoupled_decay"]
 
-        def apply(work: Work) -> None:
-            lr, rest = work.lr(), work.added(1 - momentum)
-            buffers = work.state("momentum_buffer")
-            passes.scale_(buffers, work.kept(momentum))
-            passes.plus_(buffers, passes.with_decay(work, rest, rest * decay if decay else 0))
+        def apply(inputs: StepInputs) -> None:
+            lr, rest = inputs.gate_lr(), inputs.gate_update(1 - momentum)
+            buffers = inputs.get_states("momentum_buffer")
+            ops.scale_(buffers, inputs.gate_decay(momentum))
+            ops.add_(buffers, ops.combine(inputs.grads, rest, inputs.weights, rest * decay if decay else 0))
             if apart:
-                passes.scale_(work.weights, 1 - lr * apart)
-            passes.minus_(work.weights, passes.times(list(torch._foreach_sign(buffers)), lr))
+                ops.scale_(inputs.weights, 1 - lr * apart)
+            ops.subtract_(inputs.weights, ops.multiply(list(torch._foreach_sign(buffers)), lr))
 
         options = (momentum, decay, apart)
-        return Rule(apply=apply, first="momentum_buffer", number=3, options=options)
+        return UpdateRule(apply=apply, first_state="momentum_buffer", native_number=3, native_options=options)

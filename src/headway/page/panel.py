@@ -1,4 +1,4 @@
-"""Panel: the data of one picture of a report, as JSON. Its producer writes it, the page draws it."""
+"""Panel: the data of one chart, table or text as JSON. Its producer builds it, the page draws it."""
 
 from __future__ import annotations
 
@@ -8,71 +8,57 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, final
 
 from headway.core.errors import HeadwayError
-from headway.core.outside import parse_object
+from headway.core.untrusted_json import parse_object
 
-Kind = Literal["cards", "lines", "bars", "matrix", "surface", "grid", "images", "table", "text"]
+PanelKind = Literal["cards", "lines", "bars", "matrix", "surface", "grid", "images", "table", "text"]
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One picture. `data` by kind (every number plain, every text unescaped; None is a gap):
+    """Data of one picture: a chart, cards, images, a table or a text.
 
-    - `cards`: {"cards": [{"label": str, "value": str, "note": str}]}
-    - `lines`: {"x_label": str, "y_label": str, "y_range": [lo, hi] | None, "log_x": bool, "log_y": bool,
-      "series": [{"name": str, "x": [number], "y": [number | None]}], "bands": [{"of": number of a series,
-      "low": [number | None], "high": [number | None]}]} (bounds at the x of that series)
-    - `bars`: {"x_label": str, "names": [str], "stacks": [{"name": str, "values": [number]}], "log_x": bool,
-      "rules": [{"name": str, "at": number}]} (horizontal, stacked; `log_x`: of the parts of a bar all but one are 0;
-      `rules`: lines across the bars)
-    - `matrix`: {"x_label": str, "y_label": str, "names": [str], "values": [[number]]} (rows are y; square, none
-      negative; the diagonal is where both agree)
-    - `surface`: {"x_label": str, "y_label": str, "z_label": str, "x": [number], "y": [number], "z": [[number | None]],
-      "log_z": bool, "marks": [{"name": str, "x": number, "y": number}], "path": bool} (rows are y; `path`: the marks
-      are joined by a line)
-    - `grid`: {"x_label": str, "y_label": str, "z_label": str, "x": [number], "names": [str], "log": bool,
-      "values": [[number | None]]} (a row for each name, a value for each x; `log`: shades by powers of ten)
-    - `images`: {"images": [{"src": data URI (base64), "caption": str, "note": str}], "whole": bool} (side by side and
-      small; `whole`: as wide as they are or as there is room)
-    - `table`: {"columns": [str], "rows": [[str]]}
-    - `text`: {"text": str} (monospaced, as it is)
+    `data` holds the fields of the kind's model in `panel_data.py`, `LinesData` for `lines` and so on: plain numbers,
+    unescaped texts, and None for a gap. The functions below build it.
     """
 
+    # File name of the panel without extension; also its anchor on the page.
     name: str
-    """File name of the panel without ending; also its anchor on the page."""
     title: str
-    kind: Kind
+    kind: PanelKind
     data: dict[str, Any]
+    # Panels are sorted by this number, then by name.
     order: int = 100
-    """Panels are drawn in ascending order, then by name."""
+    # One sentence under the title: how to read the picture, and the limits of its numbers.
     note: str = ""
-    """A sentence under the title: what one sees, and what a number leaves out."""
     width: Literal["full", "half"] = "half"
+    # Heading above the panel.
     section: str = field(default="Run")
-    """The heading it stands under."""
 
     def to_json(self) -> str:
-        """The panel as one JSON text. What is not Unicode (a file name of another encoding) becomes `?`.
+        """Return the panel as JSON text. Characters outside Unicode (a file name in another encoding) become `?`.
 
-        Raises HeadwayError where `data` holds what JSON cannot: NaN, infinity, an object.
+        Raises HeadwayError if `data` holds NaN, infinity or an object.
         """
         members = {member.name: getattr(self, member.name) for member in fields(self)}
         try:
+            # NaN is no JSON: a browser would refuse the whole page because of one bad number.
             text = json.dumps(members, ensure_ascii=False, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise HeadwayError(
-                f"panel {self.name!r} holds what JSON cannot: {error}",
+                f"panel {self.name!r} holds a value that JSON cannot: {error}",
                 fix="Write plain numbers and texts, and None for a gap.",
             ) from error
+        # A file name in another encoding holds surrogates, which UTF-8 cannot store.
         return text.encode("utf-8", errors="replace").decode("utf-8")
 
     @staticmethod
     def from_json(text: str) -> Panel:
-        """The panel of a JSON text; HeadwayError where the text is none."""
+        """Read a panel from JSON text. Raises HeadwayError if the text is not one."""
         try:
             return Panel(**parse_object(text))
         except (TypeError, ValueError) as error:
-            raise HeadwayError(f"this text is no panel: {error}") from error
+            raise HeadwayError(f"this text is not a panel: {error}") from error
 
 
 def lines(
@@ -88,7 +74,12 @@ def lines(
     bands: Sequence[tuple[int, Sequence[float | None], Sequence[float | None]]] = (),
     **panel: Any,
 ) -> Panel:
-    """A `lines` panel from (name, x, y) triples, and (number of a triple, low, high) of what lies around its line."""
+    """Build a `lines` panel.
+
+    Args:
+        series: (name, x, y) of each line. bands: (index of a line, low, high) of a shaded range around it.
+    """
+    # The index of a band's line is stored as `of`; its bounds belong to the x of that line.
     data = {
         "x_label": x_label,
         "y_label": y_label,
@@ -101,11 +92,12 @@ def lines(
     return Panel(name=name, title=title, kind="lines", data=data, **panel)
 
 
-def from_zero(values: Sequence[float | None]) -> tuple[float, float] | None:
-    """The `y_range` of a quantity that is never below 0, where it is constant: left to itself, an axis around one value
-    reaches below 0. None where the values have a range of their own."""
+def choose_y_range(values: Sequence[float | None]) -> tuple[float, float] | None:
+    """Choose the `y_range` of a quantity that is never negative. None: its values have a range of their own."""
+    # Around a constant, plotly's automatic axis would reach below 0.
     found = {value for value in values if value is not None}
     most = max(found, default=0.0)
+    # A tenth of room above the constant, so that its line does not lie on the frame.
     return (0.0, 1.1 * most) if len(found) == 1 and most > 0 else None
 
 
@@ -120,8 +112,11 @@ def bars(
     rules: Sequence[tuple[str, float]] = (),
     **panel: Any,
 ) -> Panel:
-    """A `bars` panel: one horizontal bar per name, made of (stack name, one value per bar) pairs, and (name, where) of
-    the lines across them."""
+    """Build a `bars` panel, one horizontal bar per name.
+
+    Args:
+        stacks: (name, one value per bar) of each part. rules: (name, position) of lines across the bars.
+    """
     data = {
         "x_label": x_label,
         "names": list(names),
@@ -142,7 +137,8 @@ def matrix(
     y_label: str = "true",
     **panel: Any,
 ) -> Panel:
-    """A `matrix` panel; rows are y (true), columns are x (predicted)."""
+    """Build a `matrix` panel: rows are y (true), columns are x (predicted)."""
+    # Lists throughout: a producer may pass numpy rows or tuples.
     rows = [list(row) for row in values]
     data = {"x_label": x_label, "y_label": y_label, "names": list(names), "values": rows}
     return Panel(name=name, title=title, kind="matrix", data=data, **panel)
@@ -155,19 +151,20 @@ def surface(
     y: Sequence[float],
     z: Sequence[Sequence[float | None]],
     *,
-    x_label: str,
-    y_label: str,
-    z_label: str,
+    axis_labels: tuple[str, str, str],
     marks: Sequence[tuple[str, float, float]] = (),
     path: bool = False,
     log_z: bool = False,
     **panel: Any,
 ) -> Panel:
-    """A `surface` panel, full width: heights z over x and y, as lines of equal height and in three dimensions."""
+    """Build a `surface` panel, full width: contour lines and, with WebGL, a view in three dimensions.
+
+    Args:
+        z: heights, a row per y. axis_labels: of x, y and z. marks: (name, x, y) of named points; `path` joins them by a
+            line.
+    """
     data = {
-        "x_label": x_label,
-        "y_label": y_label,
-        "z_label": z_label,
+        **dict(zip(("x_label", "y_label", "z_label"), axis_labels, strict=True)),
         "x": list(x),
         "y": list(y),
         "z": [list(row) for row in z],
@@ -190,7 +187,11 @@ def grid(
     log: bool = False,
     **panel: Any,
 ) -> Panel:
-    """A `grid` panel, a heat map, from (name, one value per x) pairs from top to bottom."""
+    """Build a `grid` panel, a heat map.
+
+    Args:
+        rows: (name, one value per x), from top to bottom.
+    """
     labels = {"x_label": x_label, "y_label": y_label, "z_label": z_label}
     names, values = [label for label, _ in rows], [list(row) for _, row in rows]
     data = {**labels, "x": list(x), "names": names, "values": values, "log": log}
@@ -198,7 +199,7 @@ def grid(
 
 
 def cards(name: str, title: str, values: Sequence[tuple[str, str, str]], **panel: Any) -> Panel:
-    """A `cards` panel, full width, from (label, value, note) triples."""
+    """Build a `cards` panel, full width, from (label, value, note) triples."""
     data = {"cards": [{"label": label, "value": value, "note": note} for label, value, note in values]}
     return Panel(name=name, title=title, kind="cards", data=data, **{"width": "full", **panel})
 
@@ -206,18 +207,18 @@ def cards(name: str, title: str, values: Sequence[tuple[str, str, str]], **panel
 def images(
     name: str, title: str, pictures: Sequence[tuple[str, str, str]], *, whole: bool = False, **panel: Any
 ) -> Panel:
-    """An `images` panel from (data URI, caption, note) triples."""
+    """Build an `images` panel from (data URI, caption, note) triples."""
     found = [{"src": src, "caption": caption, "note": note} for src, caption, note in pictures]
     data = {"images": found, "whole": whole}
     return Panel(name=name, title=title, kind="images", data=data, **panel)
 
 
 def table(name: str, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], **panel: Any) -> Panel:
-    """A `table` panel; every cell is a text, formatted by its producer."""
+    """Build a `table` panel. Its producer formats every cell."""
     data = {"columns": list(columns), "rows": [list(row) for row in rows]}
     return Panel(name=name, title=title, kind="table", data=data, **panel)
 
 
 def text(name: str, title: str, content: str, **panel: Any) -> Panel:
-    """A `text` panel: monospaced, as it is."""
+    """Build a `text` panel: monospaced, unchanged."""
     return Panel(name=name, title=title, kind="text", data={"text": content}, **panel)

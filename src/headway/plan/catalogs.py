@@ -1,4 +1,4 @@
-"""The files of the catalog, as they are: machines, devices, links, epochs, each with its source."""
+"""Reader for the catalog: machines, devices, links and published epochs, each entry with its source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 @cache
 def read_catalog(name: str) -> dict[str, Any]:
-    """Of a file of `headway/plan/catalog`; not to be changed."""
+    """Read a file of `headway/plan/catalog` by its stem. The result is cached: do not change it."""
     text = files("headway.plan").joinpath("catalog", f"{name}.yaml").read_text(encoding="utf-8")
-    found: dict[str, Any] = yaml.safe_load(text)
-    return found
+    entries: dict[str, Any] = yaml.safe_load(text)
+    return entries

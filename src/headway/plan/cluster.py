@@ -1,4 +1,4 @@
-"""Cluster: what machines there are, and what joins them; from the catalog, or a user's YAML of the same form."""
+"""Cluster: nodes, devices, links and storage, from the catalog or from a YAML file of the same form."""
 
 from __future__ import annotations
 
@@ -8,178 +8,184 @@ from typing import final
 
 from pydantic import Field
 
-from headway.core.collectives import Link, Network, Sum
-from headway.core.errors import UsageError, nearest
-from headway.core.recipe import Part, load
+from headway.core.collectives import AllReduceAlgorithm, Link, Network
+from headway.core.errors import UsageError, suggest_nearest
+from headway.core.recipe import RecipePart, read_recipe
 from headway.plan.catalogs import read_catalog
 from headway.plan.step import GPU_ALGORITHMS
 
-SUM_SHARE = 1 / 3
-"""Of a device's memory bandwidth, with which it sums up arrays: two are read, one is written."""
+# Share of a device's memory bandwidth at which it sums arrays: two are read, one is written.
+REDUCE_BANDWIDTH_SHARE = 1 / 3
 
 
-class Finite(Part, allow_inf_nan=False):
-    """Base of what a user may write in YAML."""
+class ClusterPart(RecipePart, allow_inf_nan=False):
+    """Base of everything in a cluster's YAML. Refuses infinity and NaN."""
 
 
 @final
-class Peaks(Finite):
-    """Tera-operations a second of dense matrix products."""
+class PeakTflops(ClusterPart):
+    """Peak rates of dense matrix products, in tera-operations per second."""
 
     fp32: float = Field(gt=0)
+    # Rate of TF32, in which PyTorch computes fp32 convolutions. None: the device has no TF32.
     tf32: float | None = Field(default=None, gt=0)
-    """In which PyTorch computes fp32's convolutions; None: it has no such units."""
+    # Rate of 16-bit inputs with fp32 sums. None: no faster than fp32.
     mixed: float | None = Field(default=None, gt=0)
-    """16 bit in, fp32 sums; None: no faster than fp32."""
 
 
 @final
-class Device(Finite):
-    """Attributes as in catalog/devices.yaml."""
+class Device(ClusterPart):
+    """One accelerator, with the keys of catalog/devices.yaml."""
 
     title: str
-    tflops: Peaks
+    tflops: PeakTflops
     memory_gb: float = Field(gt=0)
     memory_gb_s: float = Field(gt=0)
 
     @property
     def memory_bytes(self) -> float:
+        """Memory in bytes."""
         return self.memory_gb * 1e9
 
 
 @final
-class Inside(Finite):
-    """From one device of a node to another, while all of them send."""
+class IntraNodeLink(ClusterPart):
+    """Link from one device of a node to another, while all of them send."""
 
     gb_s: float = Field(gt=0)
     latency_us: float = Field(ge=0)
 
 
 @final
-class Between(Finite):
-    """From a node to others."""
+class InterNodeLink(ClusterPart):
+    """Link from a node to the other nodes."""
 
     ports: int = Field(ge=1)
+    # Rate of one port.
     gbit_s: float = Field(gt=0)
-    """Of one port."""
     latency_us: float = Field(ge=0)
+    # Payload rate over line rate.
     efficiency: float = Field(gt=0, le=1)
-    """Bytes of messages over the line's rate."""
+    # Ratio between groups of nodes that share a leaf switch.
     oversubscription: float = Field(default=1.0, ge=1)
-    """Between groups of nodes that share a leaf switch."""
+    # Nodes per group. None: all nodes are one group.
     group: int | None = Field(default=None, ge=1)
-    """Nodes of such a group; None: all nodes are one."""
 
     @property
     def bytes_s(self) -> float:
-        """Of a node."""
+        """Payload rate of a node over all ports."""
         return self.ports * self.gbit_s * 1e9 / 8 * self.efficiency
 
 
 @final
-class Storage(Finite):
-    """Where the data lie. What is left out does not limit."""
+class ClusterStorage(ClusterPart):
+    """Storage of the training set. A rate that is left out does not limit."""
 
+    # Rate from the storage to one node.
     node_gb_s: float | None = Field(default=None, gt=0)
-    """From it to one node."""
+    # Rate from the storage to all nodes together.
     shared_gb_s: float | None = Field(default=None, gt=0)
-    """To all nodes together."""
+    # Files opened per second for all nodes together.
     opens_s: float | None = Field(default=None, gt=0)
-    """Files that it opens a second for all nodes together."""
+    # Memory and local disks of each node that keep samples once read.
     cache_gb: float = Field(default=0.0, ge=0)
-    """Of each node's memory and disks, that keep what was read once."""
+    # True: a file holds many samples. False: each sample is a file.
     shards: bool = True
-    """Many samples lie in one file; else each is one."""
 
 
 @final
-class Host(Finite):
-    """One machine."""
+class ClusterNode(ClusterPart):
+    """One machine of the cluster."""
 
+    # CPU cores; a profile's loading rate per core is scaled to them.
     cores: int | None = Field(default=None, ge=1)
-    """By which what one core loads, of a profile, becomes what the machine does."""
+    # Images/s that the CPUs load, decode and augment. None: from a profile, else not limiting.
     images_s: float | None = Field(default=None, gt=0)
-    """That its processors can load, decode and augment; None: as a profile says, else they do not limit."""
+    # Power during training.
     watts: float | None = Field(default=None, gt=0)
-    """While it trains."""
     cost_per_hour: float | None = Field(default=None, ge=0)
 
 
 @final
-class Cluster(Finite):
-    """Nodes that are alike."""
+class Cluster(ClusterPart):
+    """Identical nodes, their links and their storage."""
 
     title: str
+    # Name in catalog/devices.yaml, or the data of a device that is not there.
     device: str | Device
-    """Name in catalog/devices.yaml; or its data, for one that is not there."""
+    # Devices per node.
     devices: int = Field(ge=1)
-    """Of a node."""
+    # Available nodes. None: as many as requested.
     nodes: int | None = Field(default=None, ge=1)
-    """That there are; None: as many as are asked for."""
-    inside: Inside
-    between: Between
-    node: Host = Host()
-    storage: Storage = Storage()
+    inside: IntraNodeLink
+    between: InterNodeLink
+    node: ClusterNode = ClusterNode()
+    storage: ClusterStorage = ClusterStorage()
+    # Standard deviation of a device's compute time over its mean.
     jitter: float = Field(default=0.005, ge=0, lt=1)
-    """By how much a device's step varies: standard deviation over mean."""
+    # Power of the building over that of the machines.
     pue: float = Field(default=1.4, ge=1, le=3)
-    """Power of the building over that of the machines."""
-    algorithms: tuple[Sum, ...] = Field(default=GPU_ALGORITHMS, min_length=1)
-    """That its library of collectives has; the cheapest is taken for each bucket."""
+    # All-reduce algorithms of the collectives library; the cheapest is taken for each bucket.
+    algorithms: tuple[AllReduceAlgorithm, ...] = Field(default=GPU_ALGORITHMS, min_length=1)
+    # True: the all-reduce of a bucket runs while backward computes other gradients.
     overlap: bool = True
-    """Whether gradients are exchanged while the backward pass makes others."""
 
     @property
-    def of(self) -> Device:
-        """Raises UsageError: there is none of this name."""
+    def device_spec(self) -> Device:
+        """Device of the cluster. Raises UsageError if its name is not in the catalog."""
         if isinstance(self.device, Device):
             return self.device
-        found = devices()
+        found = load_devices()
         if self.device not in found:
-            what = f"there is no device {self.device!r} in the catalog"
-            raise UsageError(what, where=f"{self.title}: device", fix=nearest(self.device, found))
+            problem = f"there is no device {self.device!r} in the catalog"
+            raise UsageError(problem, where=f"{self.title}: device", fix=suggest_nearest(self.device, found))
         return found[self.device]
 
-    def network(self, nodes: int, *, spread: bool = False) -> Network:
-        """Of so many nodes.
+    def build_network(self, nodes: int, *, spread: bool = False) -> Network:
+        """Build the network between the devices of this many nodes.
 
         Args:
-            spread: nodes of other groups lie between those of a job, so that all of its traffic has the narrow links
-                to itself only in part; else a ring goes through group after group and crosses each border once.
+            spread: the job's nodes lie between those of other jobs, so that all traffic crosses the oversubscribed
+                links. Otherwise a ring passes group after group and crosses each border once.
         """
         far = self.between
+        # Placed together, one ring flow leaves each group: the links upwards are not shared, and oversubscription costs
+        # nothing. Spread out, every node's flow competes for them.
         share = far.oversubscription if spread and far.group is not None and nodes > far.group else 1.0
         between = Link(far.latency_us * 1e-6, far.bytes_s / share)
         inside = Link(self.inside.latency_us * 1e-6, self.inside.gb_s * 1e9)
-        return Network(nodes, self.devices, inside, between, self.of.memory_gb_s * 1e9 * SUM_SHARE)
+        return Network(
+            nodes, self.devices, inside, between, self.device_spec.memory_gb_s * 1e9 * REDUCE_BANDWIDTH_SHARE
+        )
 
 
 @cache
-def devices() -> dict[str, Device]:
-    """name -> device of the catalog."""
+def load_devices() -> dict[str, Device]:
+    """Load the devices of the catalog, by name."""
     return {name: Device(**values) for name, values in read_catalog("devices").items()}
 
 
 @cache
-def clusters() -> dict[str, Cluster]:
-    """name -> cluster of the catalog."""
+def load_clusters() -> dict[str, Cluster]:
+    """Load the clusters of the catalog, by name."""
     return {name: Cluster(**values) for name, values in read_catalog("clusters").items()}
 
 
-def cluster_of(name: str) -> Cluster:
-    """By its name in the catalog, or of a YAML file.
+def find_cluster(name: str) -> Cluster:
+    """Find a cluster by its name in the catalog, or read a YAML file.
 
-    Raises UsageError: there is neither, or the file is none.
+    Raises UsageError if the name is neither, or the file holds no cluster.
     """
-    if name in clusters():
-        return clusters()[name]
+    if name in load_clusters():
+        return load_clusters()[name]
     path = Path(name).expanduser()
     if path.suffix not in (".yaml", ".yml"):
-        fix = nearest(name, clusters())
-        raise UsageError("there is no such cluster in the catalog, and it is no YAML file", where=name, fix=fix)
-    found = load(path, (), Cluster, kind="cluster", fix="docs/plan.md shows one.")
+        fix = suggest_nearest(name, load_clusters())
+        raise UsageError("there is no such cluster in the catalog, and it is not a YAML file", where=name, fix=fix)
+    found = read_recipe(path, (), Cluster, kind="cluster", fix="docs/plan.md shows one.")
+    # A device that the file names must be in the catalog: the error points at that line of the file.
     try:
-        _ = found.recipe.of
+        _ = found.recipe.device_spec
     except UsageError as error:
         raise UsageError(error.what, where=found.origins["device"], fix=error.fix) from None
     return found.recipe

@@ -1,7 +1,7 @@
-"""How many epochs a batch costs: E(B) = E_min (1 + B / B_crit), which is the same as S(B) = S_min (1 + B_crit / B).
+"""Epochs to the target by batch: E(B) = E_min (1 + B / B_crit), equivalent to S(B) = S_min (1 + B_crit / B) for steps.
 
 McCandlish et al. 2018 (arXiv 1812.06162, equation 2.11): steps and samples to a target trade off along a hyperbola
-whose corner is the critical batch. Below it a larger batch costs few more epochs, above it hardly saves steps; Shallue
+whose corner is the critical batch. Below it a larger batch costs few more epochs, above it hardly saves steps. Shallue
 et al. 2018 (arXiv 1811.03600) name the three regimes.
 """
 
@@ -21,138 +21,145 @@ from headway.plan.catalogs import read_catalog
 
 Regime = Literal["perfect scaling", "diminishing returns", "no gain"]
 
-PERFECT, NONE = 0.1, 10.0
-"""Batches over the critical one: up to the first, steps fall by 10 % less than the batch grows; from the second on, at
-most a tenth of the steps are left to be saved."""
+# Batches over the critical one: up to the first, steps fall by at most 10 % less than the batch grows; from the second
+# on, at most a tenth of the steps can still be saved.
+PERFECT_SCALING, NO_GAIN = 0.1, 10.0
 
-EXACT = 0.005
-"""Root mean square up to which two batches are on a hyperbola: it goes through any two whose epochs rise, but less than
-the batch."""
+# Root mean square below which two batches count as lying on the hyperbola. It passes through any two batches whose
+# epochs rise by less than the batch, so that such a fit tells nothing about its error.
+EXACT_FIT = 0.005
 
 
 @final
 @dataclass(frozen=True)
-class Point:
-    """A batch with which the target was reached. Attributes: lr, warmup: with which, in epochs; None: unknown."""
+class ConvergencePoint:
+    """A batch that reached the target, and the settings with which it did."""
 
     batch: float
     epochs: float
     lr: float | None = None
+    # Warm-up in epochs. None: unknown, as for the other settings.
     warmup: float | None = None
     momentum: float | None = None
 
 
 @final
 @dataclass(frozen=True)
-class Epochs:
-    """Attributes:
-    least: epochs of a small batch.
-    critical: batch that takes twice as many.
-    low, high: batches between which it was fitted; equal: it was not, and is a guess from the noise scale.
-    error: root mean square of predicted over measured, less 1; None: of two batches that are on it, or one, it is not
-        known.
-    """
+class EpochsLaw:
+    """Epochs to the target as a function of the batch."""
 
+    # Epochs of a small batch (E_min).
     least: float
+    # Batch that needs twice as many (B_crit).
     critical: float
+    # Range of the fitted batches; equal: the law is a guess from the noise scale.
     low: float
     high: float
+    # Root mean square of predicted over measured epochs, less 1; None: unknown, from one batch or two.
     error: float | None
 
-    def epochs(self, batch: float) -> float:
-        """To the target."""
+    def predict_epochs(self, batch: float) -> float:
+        """Predict the epochs to the target."""
         return self.least * (1 + batch / self.critical)
 
-    def steps(self, batch: float, samples: int) -> float:
-        """To the target, on a set of so many samples."""
-        return self.epochs(batch) * samples / batch
+    def predict_steps(self, batch: float, samples: int) -> float:
+        """Predict the steps to the target on a set of this many samples."""
+        return self.predict_epochs(batch) * samples / batch
 
-    def regime(self, batch: float) -> Regime:
-        """What a larger batch gives here."""
+    def classify_batch(self, batch: float) -> Regime:
+        """Return the regime of a batch: the gain that a larger one would bring."""
         ratio = batch / self.critical
-        return "perfect scaling" if ratio <= PERFECT else "diminishing returns" if ratio < NONE else "no gain"
+        return (
+            "perfect scaling" if ratio <= PERFECT_SCALING else "diminishing returns" if ratio < NO_GAIN else "no gain"
+        )
 
-    def warning(self, batch: float) -> str:
-        """Where it is not known by what was measured; empty: it is."""
+    def describe_extrapolation(self, batch: float) -> str:
+        """Say why the epochs of this batch are uncertain; empty inside the measured range."""
         if self.low <= batch <= self.high:
             return ""
         if self.low == self.high:
-            return "epochs are guessed: no batch beside one was measured"
+            return "epochs are guessed, since only one batch was measured"
         side, edge = ("below", self.low) if batch < self.low else ("above", self.high)
-        return f"a batch of {batch:,.0f} lies {side} the {edge:,.0f} that were measured: epochs are extrapolated"
+        return f"a batch of {batch:,.0f} is {side} the measured {edge:,.0f}, and its epochs are extrapolated"
 
 
-def fit(points: Sequence[Point]) -> Epochs:
-    """Least squares of the logarithms.
+def fit_epochs(points: Sequence[ConvergencePoint]) -> EpochsLaw:
+    """Fit the law by least squares in logarithms.
 
-    For each critical batch the best `least` is a mean; of critical batches the best is sought, between a hundredth of
-    the smallest batch and a thousand times the largest.
-
-    Raises:
-        UsageError: fewer than two batches, or a number that is not positive.
+    Raises UsageError if there are fewer than two different batches, or a number is not positive.
     """
     if any(not (one.batch > 0 and one.epochs > 0) for one in points):
-        raise UsageError("batches and epochs are above 0", where="points")
+        raise UsageError("batches and epochs must be above 0", where="points")
     batch = np.array([one.batch for one in points], np.float64)
     if len(set(batch.tolist())) < 2:
-        raise UsageError(f"epochs by batch are fitted to 2 batches or more, not {len(set(batch.tolist()))}")
+        raise UsageError(f"a fit of epochs needs 2 batches or more, not {len(set(batch.tolist()))}")
     log_epochs = np.log(np.array([one.epochs for one in points], np.float64))
 
-    def left(log_critical: float) -> tuple[float, float]:
-        """(sum of squares, logarithm of least)"""
+    def fit_least(log_critical: float) -> tuple[float, float]:
+        """Return (sum of squares, ln E_min) for a critical batch: the best E_min is a mean."""
         found = log_epochs - np.log1p(batch / math.exp(log_critical))
         return float(((found - found.mean()) ** 2).sum()), float(found.mean())
 
+    # The critical batch is sought between a hundredth of the smallest batch and a thousand times the largest: by a
+    # grid, then by ternary search between its best points.
     low, high = math.log(batch.min() / 100), math.log(batch.max() * 1000)
     grid = np.linspace(low, high, 400)
-    at = int(np.argmin([left(one)[0] for one in grid]))
+    at = int(np.argmin([fit_least(one)[0] for one in grid]))
     low, high = grid[max(0, at - 1)], grid[min(len(grid) - 1, at + 1)]
-    for _ in range(60):  # thirds of an interval with one minimum
+    for _ in range(60):
         first, second = low + (high - low) / 3, high - (high - low) / 3
-        low, high = (low, second) if left(first)[0] < left(second)[0] else (first, high)
-    squares, log_least = left((low + high) / 2)
+        low, high = (low, second) if fit_least(first)[0] < fit_least(second)[0] else (first, high)
+    squares, log_least = fit_least((low + high) / 2)
     error = math.sqrt(squares / len(points))
     critical = math.exp((low + high) / 2)
-    known = len(set(batch.tolist())) > 2 or error > EXACT
-    return Epochs(math.exp(log_least), critical, float(batch.min()), float(batch.max()), error if known else None)
+    known = len(set(batch.tolist())) > 2 or error > EXACT_FIT
+    return EpochsLaw(math.exp(log_least), critical, float(batch.min()), float(batch.max()), error if known else None)
 
 
-def from_noise(noise_scale: float, batch: float, epochs: float) -> Epochs:
-    """With the gradient's noise scale for a critical batch (McCandlish 2018, section 2.3), and one batch whose epochs
-    are known or set.
+def derive_epochs_law(noise_scale: float, batch: float, epochs: float) -> EpochsLaw:
+    """Derive the law from the gradient noise scale, taken as critical batch, and one known batch.
 
-    Raises UsageError: a number is not positive.
+    McCandlish 2018, section 2.3. Raises UsageError if a number is not positive.
     """
     if not (noise_scale > 0 and batch > 0 and epochs > 0):
-        raise UsageError("the noise scale, the batch and its epochs are above 0", where="--noise-scale")
-    return Epochs(epochs / (1 + batch / noise_scale), noise_scale, batch, batch, None)
+        raise UsageError("the noise scale, the batch and its epochs must be above 0", where="--noise-scale")
+    return EpochsLaw(epochs / (1 + batch / noise_scale), noise_scale, batch, batch, None)
 
 
-def left_one_out(points: Sequence[Point]) -> list[tuple[Point, float]]:
-    """(point, predicted over measured epochs less 1, by a fit without it), of points between others in batch."""
+def leave_one_out(points: Sequence[ConvergencePoint]) -> list[tuple[ConvergencePoint, float]]:
+    """Cross-validate the law: fit without each inner point and predict it.
+
+    Returns:
+        Pairs (point, predicted over measured epochs, less 1). The smallest and the largest batch are always fitted.
+    """
     ordered = sorted(points, key=lambda one: one.batch)
     found = []
     for at in range(1, len(ordered) - 1):
         one = ordered[at]
-        found.append((one, fit([*ordered[:at], *ordered[at + 1 :]]).epochs(one.batch) / one.epochs - 1))
+        found.append((one, fit_epochs([*ordered[:at], *ordered[at + 1 :]]).predict_epochs(one.batch) / one.epochs - 1))
     return found
 
 
 @final
 @dataclass(frozen=True)
-class Suggestion:
-    """Attributes: lr: base learning rate of LARS. warmup: epochs. between: batches of the points it is between."""
+class LearningRateSuggestion:
+    """Learning rate and warm-up for a batch."""
 
     lr: float
+    # Warm-up in epochs.
     warmup: float
     momentum: float
+    # Batches of the two points around it.
     between: tuple[float, float]
+    # False if the batch is beyond all points.
     inside: bool
 
 
-def suggest(batch: float, points: Sequence[Point]) -> Suggestion | None:
-    """Learning rate and warm-up for a batch, between the nearest points that have them, on logarithms; beyond their
-    range those of the nearest. None: no point has them."""
+def suggest_learning_rate(batch: float, points: Sequence[ConvergencePoint]) -> LearningRateSuggestion | None:
+    """Suggest learning rate and warm-up: interpolate between the nearest points, in logarithms.
+
+    Beyond the range of the points, those of the nearest one are returned. None: no point has a learning rate.
+    """
     known = sorted((one for one in points if one.lr and one.warmup and one.momentum), key=lambda one: one.batch)
     if not known:
         return None
@@ -162,25 +169,28 @@ def suggest(batch: float, points: Sequence[Point]) -> Suggestion | None:
         assert nearest.warmup
         assert nearest.momentum
         inside = batch == nearest.batch
-        return Suggestion(nearest.lr, nearest.warmup, nearest.momentum, (nearest.batch, nearest.batch), inside)
+        return LearningRateSuggestion(
+            nearest.lr, nearest.warmup, nearest.momentum, (nearest.batch, nearest.batch), inside
+        )  # fmt: skip
     below, above = next((a, b) for a, b in pairwise(known) if a.batch <= batch <= b.batch)
+    # Interpolation in logarithms: of 1 - momentum, since the effective learning rate is lr / (1 - momentum).
     share = math.log(batch / below.batch) / math.log(above.batch / below.batch)
 
-    def mean(a: float | None, b: float | None) -> float:
+    def interpolate(a: float | None, b: float | None) -> float:
         assert a
         assert b
         return math.exp((1 - share) * math.log(a) + share * math.log(b))
 
-    return Suggestion(
-        mean(below.lr, above.lr),
-        mean(below.warmup, above.warmup),
-        1 - mean(1 - (below.momentum or 0.0), 1 - (above.momentum or 0.0)),
+    return LearningRateSuggestion(
+        interpolate(below.lr, above.lr),
+        interpolate(below.warmup, above.warmup),
+        1 - interpolate(1 - (below.momentum or 0.0), 1 - (above.momentum or 0.0)),
         (below.batch, above.batch),
         True,
     )
 
 
 @cache
-def official() -> tuple[Point, ...]:
-    """Of ResNet-50 on ImageNet by LARS."""
-    return tuple(Point(**one) for one in read_catalog("epochs")["points"])
+def load_official_points() -> tuple[ConvergencePoint, ...]:
+    """Load the official MLPerf runs of ResNet-50 on ImageNet with LARS."""
+    return tuple(ConvergencePoint(**one) for one in read_catalog("epochs")["points"])

@@ -1,4 +1,4 @@
-"""A facility's plan as a page: what stands where, and what joins it."""
+"""A facility plan as an HTML page: cards, a drawing of racks, switches and cables, and all lines of the text."""
 
 from __future__ import annotations
 
@@ -8,137 +8,138 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from headway.core.files import write_whole
-from headway.page import panel, report
+from headway.core.files import write_atomically
+from headway.page import panel, renderer
 from headway.page.panel import Panel
-from headway.plan import facility_text as said
-from headway.plan.facility import STORAGE, Facility, link_name
+from headway.plan import facility_text
+from headway.plan.facility import STORAGE_NAMES, FacilityPlan, name_link
 from headway.plan.placement import Placement
-from headway.plan.words import count
+from headway.plan.wording import pluralise
 
-PODS, RACKS = 6, 8
-"""That are drawn one by one; of more, the first of them, and how many there are."""
+# Pods, and racks per pod, that are drawn one by one. The drawing says how many more there are.
+MAX_PODS, MAX_RACKS = 6, 8
 NODE_W, NODE_H, GAP = 38, 14, 8
 DARK, GREEN, BLUE, ORANGE, GREY = "#33404f", "#4f9d4f", "#3d7ab8", "#d0802a", "#7d8895"
 
 
-def write(found: Facility, path: Path, placed: Placement | None = None) -> None:
-    """As one HTML file."""
-    nodes = found.wanted.nodes
-    html = report.render(
-        panels(found, placed), title=f"A facility of {nodes:,} nodes", subtitle=found.machine.title, sections=("Plan",)
-    )
-    write_whole(path, html)
+def write_page(plan: FacilityPlan, path: Path, placement: Placement | None = None) -> None:
+    """Write the plan as one HTML file."""
+    nodes = plan.wanted.nodes
+    title, panels = f"A facility of {nodes:,} nodes", build_panels(plan, placement)
+    write_atomically(path, renderer.render(panels, title=title, subtitle=plan.machine.title, sections=("Plan",)))
 
 
-def panels(found: Facility, placed: Placement | None = None) -> list[Panel]:
-    """In the order of the page."""
-    net, feed = found.fabric, found.feed
+def build_panels(plan: FacilityPlan, placement: Placement | None = None) -> list[Panel]:
+    """Build the panels in the order of the page."""
+    net, feed = plan.fabric, plan.feed
     switches = " + ".join(f"{many} x {ports}" for ports, many in net.switches.items())
     cards = [
-        ("racks", f"{found.racks:,}", f"{count(found.nodes_per_rack, 'node')} in each"),
-        ("power", f"{found.watts / 1000:,.1f} kW", f"{found.building_watts / 1000:,.1f} kW with the building"),
+        ("racks", f"{plan.racks:,}", f"{pluralise(plan.nodes_per_rack, 'node')} in each"),
+        ("power", f"{plan.watts / 1000:,.1f} kW", f"{plan.building_watts / 1000:,.1f} kW with the building"),
         ("switches", switches, f"{net.oversubscription:.3g}:1 between leaves" if net.leaves > 1 else "full bisection"),
-        (f"{link_name(found.machine)} cables", f"{net.node_cables + net.switch_cables:,}", ""),
-        ("reads", f"{feed.bytes_s / 1e9:,.1f} GB/s", STORAGE[feed.storage]),
+        (f"{name_link(plan.machine)} cables", f"{net.node_cables + net.switch_cables:,}", ""),
+        ("reads", f"{feed.bytes_s / 1e9:,.1f} GB/s", STORAGE_NAMES[feed.storage]),
     ]
     lines = {
-        "racks": [said.racks(found), said.floor(found)],
-        "power": [said.power(found), said.heat(found)],
-        "fabric": said.fabric(found),
-        "cables": [said.cables(found), said.ethernet(found)],
-        "storage": said.storage(found),
+        "racks": [facility_text.describe_racks(plan), facility_text.describe_floor(plan)],
+        "power": [facility_text.describe_power(plan), facility_text.describe_heat(plan)],
+        "fabric": facility_text.describe_fabric(plan),
+        "cables": [facility_text.describe_cables(plan), facility_text.describe_ethernet(plan)],
+        "storage": facility_text.describe_storage(plan),
     }
     rows = [(name if not at else "", line) for name, parts in lines.items() for at, line in enumerate(parts)]
-    picture = "data:image/svg+xml;base64," + base64.b64encode(drawing(found).encode()).decode()
-    drawn = [
-        panel.cards("cards", "What it takes", cards, order=1, section="Plan"),
+    picture = "data:image/svg+xml;base64," + base64.b64encode(draw_facility(plan).encode()).decode()
+    panels = [
+        panel.cards("cards", "Requirements", cards, order=1, section="Plan"),
         panel.images(
-            "racks",
-            "Racks, switches and cables",
-            [(picture, "", "")],
-            whole=True,
-            order=2,
-            section="Plan",
-            width="full",
-            note="A number on a line is of cables; each green bar is a node.",
+            "racks", "Racks, switches and cables", [(picture, "", "")], whole=True, order=2, section="Plan",
+            width="full", note="The number on a line counts its cables. Each green bar is a node.",
         ),
-        panel.table("bill", "All of it", ["", ""], rows, order=3, section="Plan", width="full"),
-    ]
-    if placed is not None:
-        drawn.append(_jobs(placed))
-    return drawn
+        panel.table("bill", "Summary", ["", ""], rows, order=3, section="Plan", width="full"),
+    ]  # fmt: skip
+    if placement is not None:
+        panels.append(_build_jobs_panel(placement))
+    return panels
 
 
-def _jobs(placed: Placement) -> Panel:
+def _build_jobs_panel(placement: Placement) -> Panel:
+    """Build the table of jobs: nodes on each pod, and traffic between pods."""
     rows = [
-        (
-            f"{job.nodes:,}",
-            *(str(part) if part else "" for part in parts),
-            f"{placed.bytes_between(number) / 1e6:,.0f}",
-        )
-        for number, (job, parts) in enumerate(zip(placed.jobs, placed.parts, strict=True))
+        (f"{job.nodes:,}", *(str(part or "") for part in parts), f"{placement.count_bytes_between(number) / 1e6:,.0f}")
+        for number, (job, parts) in enumerate(zip(placement.jobs, placement.parts, strict=True))
     ]
-    pods = [f"pod {number + 1} of {nodes}" for number, nodes in enumerate(placed.pods)]
-    note = said.jobs(placed)[-1]
+    pods = [f"pod {number + 1} ({nodes} nodes)" for number, nodes in enumerate(placement.pods)]
+    note = facility_text.describe_jobs(placement)[-1]
     columns = ["nodes", *pods, "MB between pods, each step"]
-    return panel.table("jobs", "Where the jobs go", columns, rows, order=4, section="Plan", width="full", note=note)
+    return panel.table("jobs", "Placement of the jobs", columns, rows, order=4, section="Plan", width="full", note=note)
 
 
 @dataclass(frozen=True)
 class _Rack:
-    """Attributes: own: its nodes of the pod that it stands in. rest: of the next one."""
+    """One rack."""
 
+    # Nodes of the pod that the rack stands in.
     own: int
+    # Nodes of the next pod.
     rest: int
 
 
-def drawing(found: Facility) -> str:
-    """An SVG: cores above leaves, leaves above the racks whose nodes hang on them."""
-    net, pods = found.fabric, found.pods
-    of_pod = _racks(pods, found.nodes_per_rack)[:PODS]
-    widths = [max(len(racks[:RACKS]), 1) * (NODE_W + GAP) + GAP + (34 if len(racks) > RACKS else 0) for racks in of_pod]
-    tallest = min(found.nodes_per_rack, found.wanted.nodes)
-    inner = sum(widths) + 30 * (len(of_pod) - 1)
-    total = max(inner + (90 if len(pods) > PODS else 0) + 40, 420)
+def draw_facility(plan: FacilityPlan) -> str:
+    """Draw the facility as SVG: cores on top, leaves below, racks at the bottom under the leaf of their nodes."""
+    net, pods = plan.fabric, plan.pods
+    pod_racks = _fill_racks(pods, plan.nodes_per_rack)[:MAX_PODS]
+    widths = [
+        max(len(racks[:MAX_RACKS]), 1) * (NODE_W + GAP) + GAP + (34 if len(racks) > MAX_RACKS else 0)
+        for racks in pod_racks
+    ]
+    tallest = min(plan.nodes_per_rack, plan.wanted.nodes)
+    inner = sum(widths) + 30 * (len(pod_racks) - 1)
+    total = max(inner + (90 if len(pods) > MAX_PODS else 0) + 40, 420)
     core_y, leaf_y = 20, 130 if net.cores else 30
     rack_y = leaf_y + 90
     height = rack_y + tallest * (NODE_H + 4) + 60
-    x = (total - inner) / 2 if len(pods) <= PODS else 20.0
+    # Left edge and centre of each pod: a leaf stands above the centre of its racks.
+    x = (total - inner) / 2 if len(pods) <= MAX_PODS else 20.0
     lefts, middles = list[float](), list[float]()
     for width in widths:
         lefts.append(x)
         middles.append(x + width / 2)
         x += width + 30
     shapes = list[str]()
-    for number, racks in enumerate(of_pod):
+    # Cables first, so that racks and switches cover their ends. A rack on the border of two pods has cables to both
+    # leaves.
+    for number, racks in enumerate(pod_racks):
         following = middles[number + 1] if number + 1 < len(middles) else None
-        shapes += _cables_of(racks, lefts[number], middles[number], following, leaf_y, rack_y, net.ports_per_node)
-    for number, racks in enumerate(of_pod):
-        shapes += _pod(pods[number], racks, lefts[number], middles[number], leaf_y, rack_y, tallest, net.leaf_ports)
-    if len(pods) > PODS:
-        shapes.append(_text(x + 30, rack_y + 20, f"and {len(pods) - PODS:,} more", GREY))
+        shapes += _draw_cables(racks, lefts[number], middles[number], following, leaf_y, rack_y, net.ports_per_node)
+    for number, racks in enumerate(pod_racks):
+        shapes += _draw_pod(
+            pods[number], racks, lefts[number], middles[number], leaf_y, rack_y, tallest, net.leaf_ports
+        )
+    if len(pods) > MAX_PODS:
+        shapes.append(_draw_text(x + 30, rack_y + 20, f"and {len(pods) - MAX_PODS:,} more", GREY))
+    # Two leaves are joined directly; more of them hang on the core, which is drawn as one box.
     if net.leaves == 2:
         y = leaf_y + 15
-        shapes.append(_line(middles[0] + 55, y, middles[1] - 55, y, ORANGE, 3))
-        shapes.append(_text(sum(middles) / 2, y - 6, f"{net.up}", ORANGE))
+        shapes.append(_draw_line(middles[0] + 55, y, middles[1] - 55, y, ORANGE, 3))
+        shapes.append(_draw_text(sum(middles) / 2, y - 6, f"{net.up}", ORANGE))
     elif net.cores:
         centre = sum(middles) / len(middles)
         for middle in middles:
-            shapes.append(_line(middle, leaf_y, centre, core_y + 34, ORANGE, 3))
-            shapes.append(_text((middle * 2 + centre) / 3 + 14, leaf_y - 24, f"{net.up}", ORANGE))
+            shapes.append(_draw_line(middle, leaf_y, centre, core_y + 34, ORANGE, 3))
+            shapes.append(_draw_text((middle * 2 + centre) / 3 + 14, leaf_y - 24, f"{net.up}", ORANGE))
         name = f"{net.cores} x {net.core_ports} ports" if net.cores > 1 else f"{net.core_ports} ports"
-        shapes.append(_box(centre - 75, core_y, 150, 34, ORANGE, f"core: {name}"))
+        shapes.append(_draw_box(centre - 75, core_y, 150, 34, ORANGE, f"core: {name}"))
     style = "font-family='system-ui,sans-serif' font-size='12'"
     view = f"viewBox='0 0 {total:.0f} {height:.0f}' width='{total:.0f}' height='{height:.0f}'"
     ground = f"<rect width='{total:.0f}' height='{height:.0f}' fill='#ffffff'/>"
     return f"<svg xmlns='http://www.w3.org/2000/svg' {view} {style}>{ground}{''.join(shapes)}</svg>"
 
 
-def _racks(pods: Sequence[int], per_rack: int) -> list[list[_Rack]]:
-    """The racks of each pod, filled one after the other; one that holds nodes of two pods stands in the first."""
+def _fill_racks(pods: Sequence[int], per_rack: int) -> list[list[_Rack]]:
+    """Distribute the nodes of each pod over racks. A rack with nodes of two pods stands in the first."""
     found, left = list[list[_Rack]](), 0
     for at, nodes in enumerate(pods):
+        # Nodes of this pod that already stand in the last rack of the pod before.
         nodes -= left
         following = pods[at + 1] if at + 1 < len(pods) else 0
         whole, last = divmod(nodes, per_rack)
@@ -148,46 +149,51 @@ def _racks(pods: Sequence[int], per_rack: int) -> list[list[_Rack]]:
     return found
 
 
-def _cables_of(
+def _draw_cables(
     racks: Sequence[_Rack], x: float, middle: float, following: float | None, leaf_y: float, rack_y: float, ports: int
 ) -> list[str]:
+    """Draw the cables from racks to their leaf, and from a shared rack to the next pod's leaf."""
     shapes = list[str]()
-    for at, rack in enumerate(racks[:RACKS]):
+    for at, rack in enumerate(racks[:MAX_RACKS]):
+        # The cable ends in the middle of its rack.
         centre = x + GAP + at * (NODE_W + GAP) + NODE_W / 2
-        shapes.append(_line(centre, rack_y, middle, leaf_y + 30, BLUE, 1.5))
-        shapes.append(_text(centre, rack_y - 5, f"{rack.own * ports}", BLUE))
+        shapes.append(_draw_line(centre, rack_y, middle, leaf_y + 30, BLUE, 1.5))
+        shapes.append(_draw_text(centre, rack_y - 5, f"{rack.own * ports}", BLUE))
         if rack.rest and following is not None:
-            shapes.append(_line(centre + 20, rack_y, following, leaf_y + 30, BLUE, 1.5))
-            shapes.append(_text(centre + 34, rack_y - 5, f"{rack.rest * ports}", BLUE))
+            shapes.append(_draw_line(centre + 20, rack_y, following, leaf_y + 30, BLUE, 1.5))
+            shapes.append(_draw_text(centre + 34, rack_y - 5, f"{rack.rest * ports}", BLUE))
     return shapes
 
 
-def _pod(
+def _draw_pod(
     nodes: int, racks: Sequence[_Rack], x: float, middle: float, leaf_y: float, rack_y: float, tallest: int, ports: int
 ) -> list[str]:
+    """Draw the racks, the nodes and the leaf switch of a pod."""
     tall, shapes = tallest * (NODE_H + 4) + 8, list[str]()
-    for at, rack in enumerate(racks[:RACKS]):
+    for at, rack in enumerate(racks[:MAX_RACKS]):
         left = x + GAP + at * (NODE_W + GAP)
         shapes.append(f"<rect x='{left}' y='{rack_y}' width='{NODE_W}' height='{tall}' rx='3' fill='#eef1f5'/>")
         for row in range(rack.own + rack.rest):
             y = rack_y + 6 + row * (NODE_H + 4)
             size = f"width='{NODE_W - 10}' height='{NODE_H}' rx='2'"
             shapes.append(f"<rect x='{left + 5}' y='{y}' {size} fill='{GREEN}'/>")
-    if len(racks) > RACKS:
-        shapes.append(_text(x + GAP + RACKS * (NODE_W + GAP) + 14, rack_y + 30, f"+ {len(racks) - RACKS}", GREY))
-    shapes.append(_box(middle - 55, leaf_y, 110, 30, BLUE, f"{ports} ports"))
-    shapes.append(_text(middle, rack_y + tall + 18, f"{nodes} nodes, {len(racks)} racks", DARK))
+    if len(racks) > MAX_RACKS:
+        shapes.append(
+            _draw_text(x + GAP + MAX_RACKS * (NODE_W + GAP) + 14, rack_y + 30, f"+ {len(racks) - MAX_RACKS}", GREY)
+        )
+    shapes.append(_draw_box(middle - 55, leaf_y, 110, 30, BLUE, f"{ports} ports"))
+    shapes.append(_draw_text(middle, rack_y + tall + 18, f"{nodes} nodes, {len(racks)} racks", DARK))
     return shapes
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float) -> str:
+def _draw_line(x1: float, y1: float, x2: float, y2: float, colour: str, width: float) -> str:
     return f"<line x1='{x1:.1f}' y1='{y1:.1f}' x2='{x2:.1f}' y2='{y2:.1f}' stroke='{colour}' stroke-width='{width}'/>"
 
 
-def _box(x: float, y: float, width: float, height: float, colour: str, label: str) -> str:
+def _draw_box(x: float, y: float, width: float, height: float, colour: str, label: str) -> str:
     box = f"<rect x='{x:.1f}' y='{y:.1f}' width='{width}' height='{height}' rx='4' fill='{colour}'/>"
-    return box + _text(x + width / 2, y + height / 2 + 4, label, "#ffffff")
+    return box + _draw_text(x + width / 2, y + height / 2 + 4, label, "#ffffff")
 
 
-def _text(x: float, y: float, content: str, colour: str) -> str:
+def _draw_text(x: float, y: float, content: str, colour: str) -> str:
     return f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='middle' fill='{colour}'>{escape(content)}</text>"

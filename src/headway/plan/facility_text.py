@@ -1,113 +1,118 @@
-"""What a facility's plan says on a terminal."""
+"""A facility plan as text for a terminal."""
 
 from __future__ import annotations
 
-from headway.plan.facility import RACK_WATTS, STORAGE, Facility, link_name
+from headway.plan.facility import RACK_WATTS, STORAGE_NAMES, FacilityPlan, name_link
 from headway.plan.placement import Placement
-from headway.plan.words import count
+from headway.plan.wording import pluralise
 
-NAME = 11
+LABEL_WIDTH = 11
 
 
-def text(found: Facility, placed: Placement | None = None) -> str:
-    """Lines of at most some 110 columns."""
-    wanted, machine = found.wanted, found.machine
+def format_facility(plan: FacilityPlan, placement: Placement | None = None) -> str:
+    """Format the plan: a title, then labelled lines."""
+    wanted, machine = plan.wanted, plan.machine
     gpus = wanted.nodes * machine.gpus
     lines = [f"{wanted.nodes:,} x {machine.title}: {gpus:,} GPUs, {wanted.nodes * machine.tflops / 1e3:,.1f} PFLOPS"]
     for name, parts in {
-        "racks": [racks(found), floor(found)],
-        "power": [power(found), heat(found)],
-        "fabric": fabric(found),
-        "cables": [cables(found), ethernet(found)],
-        "storage": storage(found),
-        "jobs": jobs(placed) if placed else [],
+        "racks": [describe_racks(plan), describe_floor(plan)],
+        "power": [describe_power(plan), describe_heat(plan)],
+        "fabric": describe_fabric(plan),
+        "cables": [describe_cables(plan), describe_ethernet(plan)],
+        "storage": describe_storage(plan),
+        "jobs": describe_jobs(placement) if placement else [],
     }.items():
         for first, part in enumerate(parts):
-            lines.append(f"  {'' if first else name:<{NAME}}{part}")
+            lines.append(f"  {'' if first else name:<{LABEL_WIDTH}}{part}")
     return "\n".join(lines)
 
 
-def racks(found: Facility) -> str:
-    """How many, and how full."""
-    headroom = found.headroom_watts
+def describe_racks(plan: FacilityPlan) -> str:
+    """Describe the number of racks and their fill."""
+    headroom = plan.headroom_watts
     left = f"{headroom / 1000:.1f} kW left" if headroom >= 1 else "none left"
-    kw = found.wanted.rack_watts / 1000
-    many = f"{count(found.racks, 'rack')} of up to {count(found.nodes_per_rack, 'node')}"
+    kw = plan.wanted.rack_watts / 1000
+    many = f"{pluralise(plan.racks, 'rack')} of up to {pluralise(plan.nodes_per_rack, 'node')}"
     return f"{many}, {kw:g} kW each; a full one has {left}"
 
 
-def floor(found: Facility) -> str:
-    """What it takes, and what racks of half the power would."""
-    spread = f"{found.floor_m2:,.1f} m2 with its share of the aisles"
-    half = found.racks_of(found.wanted.rack_watts / 2)
+def describe_floor(plan: FacilityPlan) -> str:
+    """Describe floor space and efficiency, and compare with racks of half the power."""
+    spread = f"{plan.floor_m2:,.1f} m2 with its share of the aisles"
+    # The comparison shows the floor that less power and cooling per rack would cost.
+    half = plan.count_racks(plan.wanted.rack_watts / 2)
     other = "" if half is None else f"; racks of half the power would be {half:,}"
-    return f"{spread}{other}; {found.gflops_per_watt:,.0f} GFLOPS per watt"
+    return f"{spread}{other}; {plan.gflops_per_watt:,.0f} GFLOPS per watt"
 
 
-def power(found: Facility) -> str:
-    """Of the nodes, and of the building."""
-    building = f"{found.building_watts / 1000:,.1f} kW for the building (PUE {found.wanted.pue:g})"
-    return f"{found.watts / 1000:,.1f} kW for the nodes, switches apart; {building}"
+def describe_power(plan: FacilityPlan) -> str:
+    """Describe the power of the nodes and of the building."""
+    building = f"{plan.building_watts / 1000:,.1f} kW for the building (PUE {plan.wanted.pue:g})"
+    return f"{plan.watts / 1000:,.1f} kW for the nodes, switches apart; {building}"
 
 
-def heat(found: Facility) -> str:
-    """In both units; and what racks as full as this want."""
-    warning = "; training keeps it there for days: cool for all of it, not for a mean"
-    energy = f"{found.kwh_a_year / 1000:,.0f} MWh a year of training"
-    return f"{found.heat_btu_h:,.0f} BTU/h of heat, {energy}{warning if found.wanted.rack_watts >= RACK_WATTS else ''}"
+def describe_heat(plan: FacilityPlan) -> str:
+    """Describe heat and energy."""
+    # Only for racks at least as dense as in NVIDIA's designs, 19.2 kW.
+    warning = "; training keeps it there for days: size the cooling for the maximum, not for a mean"
+    energy = f"{plan.kwh_a_year / 1000:,.0f} MWh a year of training"
+    return f"{plan.heat_btu_h:,.0f} BTU/h of heat, {energy}{warning if plan.wanted.rack_watts >= RACK_WATTS else ''}"
 
 
-def fabric(found: Facility) -> list[str]:
-    """Switches, what joins them, and how much less than full bisection that is."""
-    net = found.fabric
+def describe_fabric(plan: FacilityPlan) -> list[str]:
+    """Describe the switches, their links, and the oversubscription between leaves."""
+    net = plan.fabric
     kinds = [f"{many} x {ports} ports" for ports, many in net.switches.items()]
+    # One kind of switch on both levels: the sum alone would hide the two levels.
     if net.core_ports == net.leaf_ports:
         kinds = [f"({net.leaves} + {net.cores}) x {net.leaf_ports} ports"]
-    lines = [f"{' + '.join(kinds)}; {net.ports_per_node} {link_name(found.machine)} ports of each node"]
+    lines = [f"{' + '.join(kinds)}; {net.ports_per_node} {name_link(plan.machine)} ports of each node"]
     if net.leaves == 1:
-        lines.append(f"full bisection between all nodes; {count(net.links_left, 'link')} left for more")
+        lines.append(f"full bisection between all nodes; {pluralise(net.links_left, 'link')} left for more")
         return lines
-    top = "to each other" if net.leaves == 2 else f"to {count(net.cores, 'core switch')}"
+    top = "to each other" if net.leaves == 2 else f"to {pluralise(net.cores, 'core switch')}"
     lines.append(
         f"full bisection inside {net.nodes_per_leaf:.3g} nodes, {net.oversubscription:.3g}:1 between them:"
         f" {net.up} links of each {top}"
     )
     if net.leaves > 2:
-        lines.append(f"{count(net.links_left, 'port')} left at the top")
+        lines.append(f"{pluralise(net.links_left, 'port')} left at the top")
     return lines
 
 
-def cables(found: Facility) -> str:
-    """The bill."""
-    net = found.fabric
-    parts = [f"{many:,} {kind}" for kind, many in found.cables.items()]
+def describe_cables(plan: FacilityPlan) -> str:
+    """List the cables."""
+    net = plan.fabric
+    parts = [f"{many:,} {kind}" for kind, many in plan.cables.items()]
     parts[0] += f" ({net.node_cables:,} of nodes, {net.switch_cables:,} between switches)"
     return ", ".join(parts)
 
 
-def ethernet(found: Facility) -> str:
-    """The switches of the other two networks."""
-    ten, one = found.ethernet[10], found.ethernet[1]
-    return f"{count(ten, 'switch')} of 24 ports for storage (10 GbE), {one} for management (1 GbE)"
+def describe_ethernet(plan: FacilityPlan) -> str:
+    """Describe the switches of the storage and management networks."""
+    ten, one = plan.ethernet[10], plan.ethernet[1]
+    return f"{pluralise(ten, 'switch')} of 24 ports for storage (10 GbE), {one} for management (1 GbE)"
 
 
-def storage(found: Facility) -> list[str]:
-    """Its kind, what it has to give, and whether the way to it is wide enough."""
-    feed, wanted = found.feed, found.wanted
+def describe_storage(plan: FacilityPlan) -> list[str]:
+    """Describe the type of storage, the rates it must deliver, and whether the network to it is fast enough."""
+    feed, wanted = plan.feed, plan.wanted
     lines = [
-        STORAGE[feed.storage],
+        STORAGE_NAMES[feed.storage],
         f"{feed.bytes_s / 1e9:,.1f} GB/s of reads in the first epoch, {feed.node_bytes_s / 1e9:.2f} a node"
-        f" ({images(found)}), and {feed.write_bytes_s / 1e9:.2g} of writes",
+        f" ({describe_images(plan)}), and {feed.write_bytes_s / 1e9:.2g} of writes",
     ]
+    # The 10 GbE of the storage are apart from the fabric, and much slower than it.
     if feed.node_bytes_s > feed.path_bytes_s:
         lines.append(
-            f"its 10 GbE carry {feed.path_bytes_s / 1e9:.2f} GB/s a node, too little: have it on the fabric, or fill"
-            " local disks before"
+            f"its 10 GbE carry {feed.path_bytes_s / 1e9:.2f} GB/s a node, too little: connect it to the fabric, or copy"
+            " the set to local disks first"
         )
     else:
         lines.append(f"its 10 GbE carry {feed.path_bytes_s / 1e9:.2f} GB/s a node: enough")
+    # Unknown without the size of the training set.
     if feed.kept is not None:
-        disks = f"{found.machine.local_tb:g} TB on a node's own disks"
+        disks = f"{plan.machine.local_tb:g} TB on a node's own disks"
         lines.append(
             f"later epochs read from the {disks}, which hold the set"
             if feed.kept
@@ -118,20 +123,20 @@ def storage(found: Facility) -> list[str]:
     return lines
 
 
-def images(found: Facility) -> str:
-    """What a node trains on."""
-    rate = found.machine.images_s if found.wanted.images_s is None else found.wanted.images_s
-    whose = found.wanted.images_from if found.wanted.images_s is not None else " of ResNet-50"
-    return f"{rate:,.0f} images/s{whose}, {found.wanted.image_bytes / 1e3:,.0f} kB each"
+def describe_images(plan: FacilityPlan) -> str:
+    """Describe the training rate of a node and the size of an image."""
+    rate = plan.machine.images_s if plan.wanted.images_s is None else plan.wanted.images_s
+    whose = plan.wanted.images_from if plan.wanted.images_s is not None else " of ResNet-50"
+    return f"{rate:,.0f} images/s{whose}, {plan.wanted.image_bytes / 1e3:,.0f} kB each"
 
 
-def jobs(placed: Placement) -> list[str]:
-    """Where each goes, and what crosses."""
+def describe_jobs(placement: Placement) -> list[str]:
+    """Describe the pods of each job, and the traffic between pods."""
     lines = []
-    for number, (job, parts) in enumerate(zip(placed.jobs, placed.parts, strict=True)):
-        where = " + ".join(f"{part} on pod {pod + 1}" for pod, part in enumerate(parts) if part)
-        between = placed.bytes_between(number)
+    for number, (job, parts) in enumerate(zip(placement.jobs, placement.parts, strict=True)):
+        pods = " + ".join(f"{part} on pod {pod + 1}" for pod, part in enumerate(parts) if part)
+        between = placement.count_bytes_between(number)
         crossing = f"; {between / 1e6:,.0f} MB between pods in each step" if between else ""
-        lines.append(f"{count(job.nodes, 'node')}: {where}{crossing}")
-    how = "the least there is" if placed.exact else "not all ways were weighed"
-    return [*lines, f"{placed.total_bytes / 1e6:,.0f} MB between pods for one step of each: {how}"]
+        lines.append(f"{pluralise(job.nodes, 'node')}: {pods}{crossing}")
+    how = "the minimum" if placement.exact else "maybe not the minimum, since not all placements were tried"
+    return [*lines, f"{placement.total_bytes / 1e6:,.0f} MB between pods for one step of each: {how}"]

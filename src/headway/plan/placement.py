@@ -1,7 +1,7 @@
-"""Where jobs go: on which pods, so that least crosses from pod to pod.
+"""Placement of jobs on pods with the least traffic between pods.
 
-A job on k pods sums its gradients around them: each of the k sends 2 (k - 1) / k times the gradients' bytes in a step,
-so that 2 (k - 1) times these leave pods. What is to be least is the sum of that over the jobs.
+A job on k pods runs a ring over them: each pod sends 2 (k - 1) / k times the gradients' bytes per step, so that all
+together send 2 (k - 1) times these bytes. The sum of that over all jobs is minimised.
 """
 
 from __future__ import annotations
@@ -14,118 +14,137 @@ from typing import Any, final
 
 from headway.core.errors import UsageError
 
-EXACT_JOBS = 8
-"""Up to so many jobs, all ways are weighed."""
-TRIES = 300_000
-"""Of them, after which the search is given up."""
+# Most jobs for which the exact search runs.
+MAX_EXACT_JOBS = 8
+# Fillings of a pod that the exact search tries before it gives up.
+MAX_TRIES = 300_000
 
 
 @final
 @dataclass(frozen=True)
-class Tenant:
-    """A job among others. Attributes: nodes: that it wants. gradient_bytes: that its ranks sum up in a step."""
+class PlacedJob:
+    """One of several jobs in a facility."""
 
     nodes: int
+    # Gradients that its ranks all-reduce per step.
     gradient_bytes: float
 
 
 @final
 @dataclass(frozen=True)
 class Placement:
-    """Attributes: parts: nodes of each job on each pod. exact: nothing crosses less; else it is a good one."""
+    """Nodes of each job on each pod."""
 
-    jobs: tuple[Tenant, ...]
+    jobs: tuple[PlacedJob, ...]
     pods: tuple[int, ...]
+    # A row per job: its nodes on each pod.
     parts: tuple[tuple[int, ...], ...]
+    # True if no placement has less traffic; False if the greedy search found it.
     exact: bool
 
-    def bytes_between(self, job: int) -> float:
-        """That leave pods in one of its steps."""
+    def count_bytes_between(self, job: int) -> float:
+        """Count the bytes that leave pods in one step of a job."""
         return 2 * (sum(part > 0 for part in self.parts[job]) - 1) * self.jobs[job].gradient_bytes
 
     @property
     def total_bytes(self) -> float:
-        """In one step of each job."""
-        return sum(map(self.bytes_between, range(len(self.jobs))))
+        """Bytes that leave pods in one step of every job."""
+        return sum(map(self.count_bytes_between, range(len(self.jobs))))
 
     def to_json(self) -> dict[str, Any]:
-        """For programs."""
-        return {**asdict(self), "bytes_between": [self.bytes_between(job) for job in range(len(self.jobs))]}
+        """Return the placement as plain values for JSON."""
+        return {**asdict(self), "bytes_between": [self.count_bytes_between(job) for job in range(len(self.jobs))]}
 
 
-def read_jobs(text: str, gradient_bytes: float) -> list[Tenant]:
-    """Of `NODES,NODES:MB,...`. Args: gradient_bytes: of a job that does not say it. Raises UsageError."""
+def parse_jobs(text: str, gradient_bytes: float) -> list[PlacedJob]:
+    """Parse `NODES,NODES:MB,...`.
+
+    Args:
+        gradient_bytes: gradients of a job that does not give them.
+
+    Raises UsageError if a part has another form.
+    """
     found = []
     for part in text.split(","):
         nodes, _, megabytes = part.strip().partition(":")
         try:
-            found.append(Tenant(int(nodes), float(megabytes) * 1e6 if megabytes else gradient_bytes))
+            found.append(PlacedJob(int(nodes), float(megabytes) * 1e6 if megabytes else gradient_bytes))
         except ValueError:
             fix = "Write nodes, and megabytes of gradients if you know them: 30,12:400,8."
-            raise UsageError(f"{part.strip()!r} is no job", where="--jobs", fix=fix) from None
+            raise UsageError(f"{part.strip()!r} is not a job", where="--jobs", fix=fix) from None
     return found
 
 
-def place(jobs: Sequence[Tenant], pods: Sequence[int]) -> Placement:
-    """Args: pods: free nodes of each. Raises UsageError: a job wants no node, or there are not enough of them."""
+def place_jobs(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> Placement:
+    """Place jobs on pods.
+
+    Args:
+        pods: free nodes of each pod.
+
+    Raises UsageError if a job needs no node, or there are fewer nodes than the jobs need.
+    """
     for job in jobs:
         if job.nodes < 1 or not 0 <= job.gradient_bytes < float("inf"):
-            what = (
-                f"a job wants 1 node or more and has some gradients, not {job.nodes} and {job.gradient_bytes:g} bytes"
-            )
-            raise UsageError(what, where="--jobs", fix="Write nodes, and megabytes of gradients: 30,12:400,8.")
+            problem = f"a job has 1 node or more and gradients of 0 bytes or more, not {job.nodes} nodes"
+            problem += f" and {job.gradient_bytes:g} bytes"
+            raise UsageError(problem, where="--jobs", fix="Write nodes, and megabytes of gradients: 30,12:400,8.")
     wanted, there = sum(job.nodes for job in jobs), sum(pods)
     if wanted > there:
-        raise UsageError(f"the jobs want {wanted:,} nodes, and {there:,} are there", where="--jobs")
-    parts = _exactly(jobs, pods) if len(jobs) <= EXACT_JOBS else None
-    return Placement(tuple(jobs), tuple(pods), tuple(parts or _greedily(jobs, pods)), parts is not None)
+        fix = "Plan fewer or smaller jobs, or a larger facility."
+        raise UsageError(f"the jobs need {wanted:,} nodes, and there are {there:,}", where="--jobs", fix=fix)
+    parts = _place_exactly(jobs, pods) if len(jobs) <= MAX_EXACT_JOBS else None
+    return Placement(tuple(jobs), tuple(pods), tuple(parts or _place_greedily(jobs, pods)), parts is not None)
 
 
-Parts = list[tuple[int, ...]]
+JobParts = list[tuple[int, ...]]
 
 
 class _TooManyError(Exception):
-    """Ways to weigh."""
+    """The exact search exceeded `MAX_TRIES`."""
 
 
-def _exactly(jobs: Sequence[Tenant], pods: Sequence[int]) -> Parts | None:
-    """Pod after pod is closed, with some jobs that end in it, and at most one that goes on elsewhere and fills it.
+def _place_exactly(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> JobParts | None:
+    """Find the placement with the least traffic: close one pod after the other. None: it takes too many tries.
 
-    That is enough. Jobs and pods, joined where a job is on a pod, need no circle: nodes can be moved around one until a
-    part is gone. So some pod is joined to one job that goes on; more of that job on it is never worse; and without that
-    pod the same holds of what is left.
+    A pod is filled with jobs that end in it, and with at most one job that continues elsewhere and takes all nodes
+    left. That suffices. Join each job to its pods: this graph needs no cycle, since nodes can be moved around a cycle
+    until one of its parts is empty. So some pod is joined to at most one job that continues; more nodes of that job on
+    this pod are never worse; and the same argument holds for the remaining pods.
     """
     tried = 0
 
     @cache
-    def least(left: tuple[int, ...], free: tuple[int, ...]) -> tuple[float, tuple[int, tuple[int, ...]] | None]:
-        """(cost, (size of the pod to close, nodes of each job on it)) of what is left of jobs and pods."""
+    def find_least(left: tuple[int, ...], free: tuple[int, ...]) -> tuple[float, tuple[int, tuple[int, ...]] | None]:
+        """Return (cost, (size of the pod to close, nodes of each job on it)) for the remaining jobs and pods."""
         nonlocal tried
         if not any(left):
             return 0.0, None
         if sum(left) > sum(free):
             return float("inf"), None
         best: tuple[float, tuple[int, tuple[int, ...]] | None] = (float("inf"), None)
+        # Pods with equally many free nodes are interchangeable: one of each size is tried.
         for size in sorted(set(free), reverse=True):
             others = list(free)
             others.remove(size)
-            for here, going_on in _fillings(left, size):
+            for here, going_on in _list_fillings(left, size):
                 tried += 1
-                if tried > TRIES:
+                if tried > MAX_TRIES:
                     raise _TooManyError
                 cost = 0.0 if going_on is None else jobs[going_on].gradient_bytes
+                # Branch and bound: the rest cannot make up for it.
                 if cost >= best[0]:
                     continue
                 rest = tuple(nodes - part for nodes, part in zip(left, here, strict=True))
-                cost += least(rest, tuple(others))[0]
+                cost += find_least(rest, tuple(others))[0]
                 if cost < best[0]:
                     best = cost, (size, here)
         return best
 
     try:
+        # Follow the decisions from the start. The cache holds every state on the way.
         left, free = tuple(job.nodes for job in jobs), tuple(sorted(pods))
         columns = dict[int, tuple[int, ...]]()
-        while (found := least(left, free)[1]) is not None:
+        while (found := find_least(left, free)[1]) is not None:
             size, here = found
             pod = next(at for at, nodes in enumerate(pods) if nodes == size and at not in columns)
             columns[pod] = here
@@ -139,8 +158,8 @@ def _exactly(jobs: Sequence[Tenant], pods: Sequence[int]) -> Parts | None:
     return [tuple(columns.get(pod, none)[job] for pod in range(len(pods))) for job in range(len(jobs))]
 
 
-def _fillings(left: tuple[int, ...], size: int) -> Iterator[tuple[tuple[int, ...], int | None]]:
-    """(nodes of each job, job that goes on elsewhere) of a pod; from the fullest to the empty one."""
+def _list_fillings(left: tuple[int, ...], size: int) -> Iterator[tuple[tuple[int, ...], int | None]]:
+    """List the fillings of a pod, the fullest first, as (nodes of each job, job that continues elsewhere)."""
     open_jobs = [job for job, nodes in enumerate(left) if nodes]
     for count in range(len(open_jobs), -1, -1):
         for ending in combinations(open_jobs, count):
@@ -155,8 +174,8 @@ def _fillings(left: tuple[int, ...], size: int) -> Iterator[tuple[tuple[int, ...
                     yield tuple(room if one == job else part for one, part in enumerate(here)), job
 
 
-def _greedily(jobs: Sequence[Tenant], pods: Sequence[int]) -> Parts:
-    """The largest first, each where it fits most tightly; else over the emptiest pods."""
+def _place_greedily(jobs: Sequence[PlacedJob], pods: Sequence[int]) -> JobParts:
+    """Place the largest job first: on the pod that it fills best, or spread over the emptiest pods."""
     free, parts = list(pods), [[0] * len(pods) for _ in jobs]
     for number in sorted(range(len(jobs)), key=lambda job: -jobs[job].nodes):
         nodes = jobs[number].nodes

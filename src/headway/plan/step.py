@@ -1,7 +1,7 @@
-"""What one step takes on N nodes: computing, what of the exchange is not hidden, and waiting for the slowest.
+"""Time of one data-parallel step: compute, exposed all-reduce, and the wait for the slowest device.
 
-T = t0 + c b (1 + xi_N cv) + exposed: t0 is what a step takes whatever its batch (launches, the optimizer), b the
-samples of a device, xi_N the expected maximum of N standard normals, cv by how much a device's computing varies.
+T = t0 + c b (1 + xi_N cv) + exposed, with the fixed time t0 (launches, optimizer), the samples b of a device, the
+expected maximum xi_N of N standard normals, and the coefficient of variation cv of a device's compute time.
 """
 
 from __future__ import annotations
@@ -14,139 +14,145 @@ from typing import final
 import numpy as np
 
 from headway.core import collectives
-from headway.core.collectives import LARGEST_BUCKET, SMALLEST_BUCKET, Algorithm, Network, Sum
+from headway.core.collectives import LARGEST_BUCKET, SMALLEST_BUCKET, Algorithm, AllReduceAlgorithm, Network
 from headway.core.errors import UsageError
 from headway.core.profile import Workload
 
-BACKWARD = 2 / 3
-"""Of forward and backward together: two matrix products to one. Of a Workload it is counted."""
+# Backward pass over forward and backward: two matrix products to one. For a workload the exact share is counted.
+BACKWARD_SHARE = 2 / 3
+# Bucket sizes for a network of which only the gradients' bytes are known: a small first one, so that the exchange
+# begins early, as in PyTorch's DDP.
 FIRST_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
-"""Of buckets, if nothing is known: a small first one, so that the exchange begins early (as PyTorch's DDP has it)."""
-SIZES = tuple(1 << power for power in range((SMALLEST_BUCKET - 1).bit_length(), LARGEST_BUCKET.bit_length()))
-"""Bytes of buckets that are weighed: as small and as large as Headway's own may be. None hangs on the network, so that
-with faster links no step takes longer."""
+# Bucket sizes to try, within the limits of Headway's own buckets. They do not depend on the network, so that faster
+# links never make a step longer.
+BUCKET_SIZES = tuple(1 << power for power in range((SMALLEST_BUCKET - 1).bit_length(), LARGEST_BUCKET.bit_length()))
+# Bytes -> (seconds, algorithm) of an all-reduce.
 Cost = Callable[[float], tuple[float, Algorithm]]
-"""Bytes -> (seconds, algorithm) of an all-reduce."""
-GPU_ALGORITHMS: tuple[Sum, ...] = ("ring", "double_tree", "two_dimensional")
-"""What NCCL has, or what can be made of it in three calls."""
+# Algorithms of NCCL, or composed of three of its calls.
+GPU_ALGORITHMS: tuple[AllReduceAlgorithm, ...] = ("ring", "double_tree", "two_dimensional")
 
 
 @final
 @dataclass(frozen=True)
-class Compute:
-    """Seconds of a device's step without others. Attributes: fixed_s: of any. sample_s: of each sample more."""
+class ComputeTime:
+    """Compute time of a step on one device."""
 
+    # Seconds of any step, whatever its batch.
     fixed_s: float
+    # Additional seconds of each sample.
     sample_s: float
 
     def seconds(self, samples: float) -> float:
+        """Return the seconds of a micro-batch."""
         return self.fixed_s + self.sample_s * samples
 
 
 @final
 @dataclass(frozen=True)
-class Bucket:
-    """Attributes: nbytes: of gradients. ready: share of the backward pass after which they are all there."""
+class GradientBucket:
+    """Gradients that are all-reduced together."""
 
+    # Bytes of the gradients.
     nbytes: float
+    # Share of the backward pass after which all of them exist.
     ready: float
 
 
 @final
 @dataclass(frozen=True)
-class Exchanged:
-    """Attributes:
-    seconds: of all buckets, one after the other. exposed_s: of these, after the end of the backward pass.
-    algorithms: of the buckets, in their order.
-    """
+class ExchangeTime:
+    """Time of all buckets of a step."""
 
+    # Seconds of all buckets together, hidden or not.
     seconds: float
+    # Seconds that remain after the end of the backward pass.
     exposed_s: float
+    # All-reduce algorithm of each bucket.
     algorithms: tuple[Algorithm, ...]
 
 
 @final
 @dataclass(frozen=True)
-class Step:
-    """Seconds of one step, by what takes them. Attributes:
-    fixed_s, sample_s: of computing. slowest_s: waiting for the slowest of all devices. exposed_s: of the exchange.
-    exchange_s: of it all, hidden or not. algorithms: that it takes.
-    """
+class StepTime:
+    """Seconds of one step, by cause."""
 
+    # Compute time: fixed part, and the part of the samples.
     fixed_s: float
     sample_s: float
+    # Wait for the slowest device.
     slowest_s: float
+    # Exchange that the backward pass does not hide.
     exposed_s: float
+    # All of the exchange, hidden or not.
     exchange_s: float
     algorithms: tuple[Algorithm, ...] = ()
 
     @property
     def seconds(self) -> float:
+        """Length of the step."""
         return self.fixed_s + self.sample_s + self.slowest_s + self.exposed_s
 
     @property
     def communication_ratio(self) -> float:
-        """Seconds of the exchange over those of computing."""
+        """Seconds of the exchange over those of compute."""
         return self.exchange_s / (self.fixed_s + self.sample_s)
 
 
-def step(
-    compute: Compute,
+def predict_step(
+    compute: ComputeTime,
     samples: float,
-    buckets: Sequence[Bucket],
+    buckets: Sequence[GradientBucket],
     network: Network,
     *,
     jitter: float = 0.0,
     among: Sequence[Algorithm] = GPU_ALGORITHMS,
     wire_ratio: float = 1.0,
     accumulate: int = 1,
-    backward: float = BACKWARD,
+    backward: float = BACKWARD_SHARE,
     overlap: bool = True,
-) -> Step:
-    """Of a device.
+) -> StepTime:
+    """Predict one step.
 
     Args:
-        samples: that a device computes at once.
-        accumulate: so often before gradients are exchanged; they are during the last time.
-        backward: share of computing in which gradients are made.
-        overlap: whether they are exchanged meanwhile; else after it.
+        samples: micro-batch of a device.
+        accumulate: micro-batches per step. Gradients are exchanged during the last one.
+        backward: share of the compute time that the backward pass takes.
+        overlap: exchange gradients during the backward pass; otherwise after it.
     """
     if samples <= 0 or accumulate < 1:
-        raise UsageError(f"a device has samples to compute, not {samples:g}, {accumulate} times")
+        raise UsageError(f"a step needs samples above 0 and 1 micro-batch or more, not {samples:g} and {accumulate}")
     alone = compute.seconds(samples)
-    waits = accumulate**0.5 * jitter * compute.sample_s * samples * expected_maximum(network.ranks)
+    # Variations of independent micro-batches add up in squares: their sum varies by the square root of their number.
+    waits = accumulate**0.5 * jitter * compute.sample_s * samples * compute_expected_maximum(network.ranks)
     meanwhile = backward * alone if overlap else 0.0
-    cost = cheapest(network, tuple(among), wire_ratio)
-    told = exchanged(buckets, meanwhile, cost) if network.ranks > 1 else Exchanged(0.0, 0.0, ())
-    return Step(
-        accumulate * compute.fixed_s,
-        accumulate * compute.sample_s * samples,
-        waits,
-        told.exposed_s,
-        told.seconds,
-        tuple(sorted(set(told.algorithms))),
-    )
+    cost = build_cost_function(network, tuple(among), wire_ratio)
+    exchange = overlap_exchange(buckets, meanwhile, cost) if network.ranks > 1 else ExchangeTime(0.0, 0.0, ())
+    return StepTime(
+        accumulate * compute.fixed_s, accumulate * compute.sample_s * samples, waits, exchange.exposed_s,
+        exchange.seconds, tuple(sorted(set(exchange.algorithms))),
+    )  # fmt: skip
 
 
 @lru_cache(maxsize=64)
-def cheapest(network: Network, among: tuple[Algorithm, ...], wire_ratio: float) -> Cost:
-    """Of each of these the algorithm with the fewest seconds."""
+def build_cost_function(network: Network, among: tuple[Algorithm, ...], wire_ratio: float) -> Cost:
+    """Build the cost function of a network: for each size the cheapest of these algorithms."""
+    # Buckets repeat in size, and the search over bucket sizes asks thousands of times.
     known = dict[float, tuple[float, Algorithm]]()
 
-    def cost(nbytes: float) -> tuple[float, Algorithm]:
+    def compute_cost(nbytes: float) -> tuple[float, Algorithm]:
         if nbytes not in known:
-            found = collectives.choose(nbytes, network, among, wire_ratio=wire_ratio)
+            found = collectives.choose_algorithm(nbytes, network, among, wire_ratio=wire_ratio)
             known[nbytes] = found.seconds, found.algorithm
         return known[nbytes]
 
-    return cost
+    return compute_cost
 
 
-def exchanged(buckets: Sequence[Bucket], backward_s: float, cost: Cost) -> Exchanged:
-    """One bucket after the other, each as soon as it is full and the one before it is done.
+def overlap_exchange(buckets: Sequence[GradientBucket], backward_s: float, cost: Cost) -> ExchangeTime:
+    """Overlap the exchange with the backward pass: each bucket starts when it is full and the one before it is done.
 
     Args:
-        buckets: in the order in which they are ready.
+        buckets: in the order in which they become ready.
     """
     done = total = 0.0
     algorithms = []
@@ -155,78 +161,79 @@ def exchanged(buckets: Sequence[Bucket], backward_s: float, cost: Cost) -> Excha
         done = max(done, bucket.ready * backward_s) + seconds
         total += seconds
         algorithms.append(algorithm)
-    return Exchanged(total, max(0.0, done - backward_s), tuple(algorithms))
+    return ExchangeTime(total, max(0.0, done - backward_s), tuple(algorithms))
 
 
-def gradients_of(workload: Workload) -> list[Bucket]:
-    """Each layer's gradients, in the order in which the backward pass makes them; it goes on by multiply-adds."""
-    total, found, spent = workload.backward_multiply_adds, list[Bucket](), 0
-    for layer in workload.ready():
+def list_gradients(workload: Workload) -> list[GradientBucket]:
+    """List each layer's gradients in the order of the backward pass, whose progress is measured in multiply-adds."""
+    total, found, spent = workload.backward_multiply_adds, list[GradientBucket](), 0
+    for layer in workload.order_by_gradient():
         spent += layer.backward_multiply_adds
         if layer.gradient_bytes:
-            found.append(Bucket(layer.gradient_bytes, spent / total if total else 1.0))
+            found.append(GradientBucket(layer.gradient_bytes, spent / total if total else 1.0))
     return found
 
 
-def packed(gradients: Sequence[Bucket], nbytes: float) -> list[Bucket]:
-    """In buckets of at least so many bytes."""
-    found, held = list[Bucket](), 0.0
+def pack_buckets(gradients: Sequence[GradientBucket], nbytes: float) -> list[GradientBucket]:
+    """Pack gradients into buckets of at least this size, in order; the last one may be smaller."""
+    found, held = list[GradientBucket](), 0.0
     for one in gradients:
         held += one.nbytes
         if held >= nbytes:
-            found.append(Bucket(held, one.ready))
+            found.append(GradientBucket(held, one.ready))
             held = 0.0
-    return [*found, Bucket(held, 1.0)] if held else found
+    return [*found, GradientBucket(held, 1.0)] if held else found
 
 
-def buckets(
-    gradients: Sequence[Bucket],
+def choose_buckets(
+    gradients: Sequence[GradientBucket],
     network: Network,
     *,
     nbytes: int | None = None,
     backward_s: float = 0.0,
     among: Sequence[Algorithm] = GPU_ALGORITHMS,
     wire_ratio: float = 1.0,
-) -> list[Bucket]:
-    """As they are exchanged.
+) -> list[GradientBucket]:
+    """Choose the buckets of an exchange.
 
     Args:
-        nbytes: of a bucket; default: the one of SIZES that leaves least of the exchange after the backward pass.
-        backward_s: of that.
+        nbytes: bucket size; None: the one of `BUCKET_SIZES` that leaves least of the exchange after the backward pass.
+        backward_s: seconds of that pass.
     """
     if nbytes is not None:
-        return packed(gradients, nbytes)
-    cost = cheapest(network, tuple(among), wire_ratio)
+        return pack_buckets(gradients, nbytes)
+    cost = build_cost_function(network, tuple(among), wire_ratio)
 
-    def left(found: Sequence[Bucket]) -> tuple[float, float]:
-        told = exchanged(found, backward_s, cost)
-        return told.exposed_s, told.seconds
+    def measure_exposed(found: Sequence[GradientBucket]) -> tuple[float, float]:
+        exchange = overlap_exchange(found, backward_s, cost)
+        return exchange.exposed_s, exchange.seconds
 
-    return min((packed(gradients, size) for size in SIZES), key=left)
+    return min((pack_buckets(gradients, size) for size in BUCKET_SIZES), key=measure_exposed)
 
 
-def even_buckets(nbytes: float, *, each: float = BUCKET_BYTES, first: float = FIRST_BYTES) -> list[Bucket]:
-    """Of a network nothing is known of but its gradients' bytes, which the backward pass makes evenly."""
-    found, made = list[Bucket](), 0.0
+def make_even_buckets(nbytes: float, *, each: float = BUCKET_BYTES, first: float = FIRST_BYTES) -> list[GradientBucket]:
+    """Make buckets for a network of which only the gradients' bytes are known: backward produces them evenly."""
+    found, made = list[GradientBucket](), 0.0
     while made < nbytes:
         part = min(each if found else first, nbytes - made)
         made += part
-        found.append(Bucket(part, made / nbytes))
+        found.append(GradientBucket(part, made / nbytes))
     return found
 
 
 @lru_cache(maxsize=256)
-def expected_maximum(count: int) -> float:
-    """Of so many standard normals: the integral of x d(Phi(x)^n), by the trapezoidal rule on a fine grid.
+def compute_expected_maximum(count: int) -> float:
+    """Compute the expected maximum of this many standard normals, 1.42 of 8, 2.51 of 100, 3.24 of 1,000 (Harter 1961).
 
-    1.42 of 8, 2.51 of 100, 3.24 of 1,000 (order statistics; Harter 1961).
+    It is the integral of x d(Phi(x)^n), by the trapezoidal rule on a fine grid.
     """
     if count < 1:
-        raise UsageError(f"a maximum is of 1 or more, not {count}")
+        raise UsageError(f"a maximum needs 1 number or more, not {count}")
     if count == 1:
         return 0.0
     x = np.linspace(-9.0, 9.0, 18_001)
     density = np.exp(-(x**2) / 2)
+    # The distribution function by cumulative sums; its last value normalises it to 1.
     below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     power = (below / below[-1]) ** count
     return float((0.5 * (x[1:] + x[:-1]) * np.diff(power)).sum() / (power[-1] - power[0]))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, final
 
 from headway.core.errors import UsageError
-from headway.core.run import Run
-from headway.core.statistics import median_interval
+from headway.core.run_folder import RunFolder
+from headway.core.statistics import compute_median_interval
 from headway.report.panels import flat, machine, metric_text
 from headway.setup.run_log import NON_METRIC_KEYS
 
@@ -35,7 +35,7 @@ class Side:
         train, evaluated: its records.
     """
 
-    run: Run
+    run: RunFolder
     name: str
     summary: Mapping[str, Any]
     about: Mapping[str, Any]
@@ -43,16 +43,16 @@ class Side:
     evaluated: Sequence[Mapping[str, Any]]
 
     @staticmethod
-    def of(run: Run, name: str) -> Side:
+    def of(run: RunFolder, name: str) -> Side:
         """Raises UsageError where the run has not ended, or has made no step."""
-        summary, records = run.summary(), list(run.metrics())
+        summary, records = run.read_summary(), list(run.read_metrics())
         if not summary:
-            fix = f"Wait for it, or go on with it: {run.go_on}"
+            fix = f"Wait for it, or go on with it: {run.resume_command}"
             raise UsageError("this run has not ended, and has no summary to compare", where=str(run.folder), fix=fix)
         if not summary["step"]:
             raise UsageError("this run has made no step to compare", where=str(run.folder))
         train, evaluated = ([one for one in records if one["kind"] == kind] for kind in ("train", "evaluate"))
-        about = run.about(samples=int)
+        about = run.read_provenance(samples=int)
         return Side(run=run, name=name, summary=summary, about=about, train=train, evaluated=evaluated)
 
     @cached_property
@@ -70,7 +70,7 @@ class Side:
     @cached_property
     def recipe(self) -> dict[str, str]:
         """Values of the recipe by dotted key."""
-        return flat(self.run.recipe_text())
+        return flat(self.run.read_recipe_text())
 
     def metrics(self) -> dict[str, float | None]:
         """Metrics of the last evaluation, the loss last."""
@@ -148,7 +148,7 @@ class Comparison:
         rates = [[one["images_s"] for one in side.train] for side in self.sides]
         if not all(rates):  # runs too short for a record
             return True
-        (_, low, high), (_, other_low, other_high) = map(median_interval, rates)
+        (_, low, high), (_, other_low, other_high) = map(compute_median_interval, rates)
         return high < other_low or other_high < low
 
     def sentence(self) -> str:
@@ -218,7 +218,7 @@ def compare(folder: Path, against: Path) -> Comparison:
     Raises:
         UsageError: one is no run folder, has not ended or has made no step; or both are the same.
     """
-    one, other = Run.open(folder), Run.open(against)
+    one, other = RunFolder.open(folder), RunFolder.open(against)
     if folder.resolve() == against.resolve():
         raise UsageError("these are one run, which is like itself", where=str(folder), fix="Name another one.")
     return Comparison(*(Side.of(run, name) for run, name in zip((one, other), _names(folder, against), strict=True)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from headway.core.files import write_whole
+from headway.core.files import write_atomically
 from headway.page import panel
-from headway.page import report as page
+from headway.page import renderer as page
 from headway.page.panel import Panel
 from headway.report.comparison import Comparison, ratio
 from headway.report.panels import metric_text
@@ -28,7 +28,7 @@ def write(found: Comparison, out: Path | None = None) -> Path:
         sections=SECTIONS,
         footer=f"headway {found.run.about['versions']['headway']}",
     )
-    write_whole(path, html)
+    write_atomically(path, html)
     return path
 
 
@@ -105,7 +105,9 @@ def _curves(found: Comparison) -> list[Panel]:
         for side in found.sides:
             records = side.train if kind == "train" else side.evaluated
             series.append((side.name, [one["epoch"] for one in records], [one.get(name) for one in records]))
-        bounds = panel.from_zero([value for _, _, values in series for value in values]) if name == "images_s" else None
+        bounds = (
+            panel.choose_y_range([value for _, _, values in series for value in values]) if name == "images_s" else None
+        )
         curve = panel.lines(
             f"{kind}-{name}",
             title,

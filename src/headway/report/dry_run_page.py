@@ -101,7 +101,7 @@ def _compile(found: DryRun) -> list[tuple[str, str]]:
     if fits is None:
         return [("compile", word)]
     takes = "takes" if asked else "would take"
-    if fits.whole:
+    if fits.is_whole:
         return [("compile", f"{word}: torch.compile {takes} the network whole, as one graph")]
     what = {0: "nothing of the network", 1: "a part of the network, as one graph"}
     text = what.get(fits.graphs, f"the network in {fits.graphs} graphs")
@@ -109,7 +109,7 @@ def _compile(found: DryRun) -> list[tuple[str, str]]:
         return [("compile", f"{word}: torch.compile {takes} {text}, and does not say why")]
     return [
         ("compile", f"{word}: torch.compile {takes} {text}; it stops at"),
-        *(("", one.text()) for one in fits.breaks),
+        *(("", one.describe()) for one in fits.breaks),
     ]
 
 

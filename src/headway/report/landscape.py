@@ -13,9 +13,9 @@ import numpy as np
 
 from headway.checkpoint.checkpoints import Checkpoints
 from headway.checkpoint.checkpoints import read as read_checkpoint
-from headway.checkpoint.locations import held
-from headway.core.errors import UsageError, nearest
-from headway.core.run import Run
+from headway.checkpoint.locations import hold
+from headway.core.errors import UsageError, suggest_nearest
+from headway.core.run_folder import RunFolder
 from headway.observe import directions
 from headway.observe.directions import Axes, Vector
 from headway.observe.sharpness import Eigenvalue, Epsilon
@@ -79,7 +79,7 @@ class Options:
                 raise UsageError(f"--{name} {number:g} is no distance", fix="Give a number above 0.")
         for name, word, known in (("sets", self.sets, SETS), ("statistics", self.statistics, STATISTICS)):
             if word not in known:
-                raise UsageError(f"there is no --{name} {word!r}", fix=nearest(word, known))
+                raise UsageError(f"there is no --{name} {word!r}", fix=suggest_nearest(word, known))
         if self.sets == "eval" and self.sharpness:
             fix = "Add --no-sharpness, or leave --sets out."
             raise UsageError("sharpness is that of the training loss", where="--sets eval", fix=fix)
@@ -189,7 +189,7 @@ def landscape(folders: Sequence[Path], options: Options, *, say: Say, progress: 
     with ExitStack() as stack:
         solutions = []
         for name, folder in zip(names, folders, strict=True):
-            solution = opened(name, Run.open(folder), options.sets, options.samples, options.seed, say=say)
+            solution = opened(name, RunFolder.open(folder), options.sets, options.samples, options.seed, say=say)
             solutions.append(stack.enter_context(closing(solution)))
         paths = [_path(solution) if options.path else [] for solution in solutions]
         if options.between:
@@ -348,7 +348,7 @@ def _path(solution: Solution) -> list[tuple[str, Vector]]:
         UsageError: it has fewer than three.
     """
     recipe, base = solution.setup.recipe, solution.setup.loaded.base
-    checkpoints = Checkpoints.of_run(solution.run.folder, recipe.checkpoint.keep, recipe.checkpoint.folder, base)
+    checkpoints = Checkpoints.locate(solution.run.folder, recipe.checkpoint.keep, recipe.checkpoint.folder, base)
     locations = list(reversed(checkpoints.paths()))
     if len(locations) < 3:
         what = f"a path wants three checkpoints or more, and this run has kept {len(locations)}"
@@ -357,7 +357,7 @@ def _path(solution: Solution) -> list[tuple[str, Vector]]:
     wanted = directions.tensors_of(solution.setup.model)
     out: list[tuple[str, Vector]] = []
     for location in locations:
-        with held(location):
+        with hold(location):
             read = read_checkpoint(location)
         tensors = {name.removeprefix("model/"): one for name, one in read.tensors.items() if name.startswith("model/")}
         state = {name: tensors[name].to(one) for name, one in wanted.items() if name in tensors}
@@ -398,7 +398,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _differing(solutions: Sequence[Solution]) -> list[dict[str, Any]]:
     """Of each recipe the batch, the rate, the decay, and whatever else differs between the runs."""
-    recipes = [dict(runs.reload_recipe(one.run).leaves()) for one in solutions]  # as trained, not as measured
+    recipes = [dict(runs.reload_recipe(one.run).list_leaves()) for one in solutions]  # as trained, not as measured
     keys = [key for key in recipes[0] if key in ALWAYS]
     every = dict.fromkeys(key for recipe in recipes for key in recipe)
     keys += [k for k in every if k not in (*keys, *APART) and len({str(recipe.get(k)) for recipe in recipes}) > 1]

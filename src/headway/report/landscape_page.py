@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from headway.core.files import write_whole
-from headway.core.recipe import written
-from headway.core.run import Run
-from headway.page import panel, report
+from headway.core.files import write_atomically
+from headway.core.recipe import format_value
+from headway.core.run_folder import RunFolder
+from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.report.landscape import Drawn, Landscape, Line, Plane
 from headway.train.evaluation_panels import write_panels
@@ -32,15 +32,15 @@ def write(found: Landscape, out: Path | None = None) -> Path:
     """
     made = of_landscape(found)
     if len(found.runs) == 1:
-        run = Run(Path(found.runs[0].folder))
+        run = RunFolder(Path(found.runs[0].folder))
         for old in run.panels.glob(f"{PREFIX}*.json"):
             old.unlink()
         write_panels(run, made)
         out = out or run.folder / "landscape.html"
     out = out or Path("landscape.html")
     names = ", ".join(one.name for one in found.runs)
-    html = report.render(made, title=f"{names}: loss landscape", subtitle=_subtitle(found), sections=(SECTION,))
-    write_whole(out, html)
+    html = renderer.render(made, title=f"{names}: loss landscape", subtitle=_subtitle(found), sections=(SECTION,))
+    write_atomically(out, html)
     return out
 
 
@@ -123,7 +123,7 @@ def _recipes(found: Landscape) -> list[Panel]:
     if len(found.runs) < 2:
         return []
     keys = list(found.runs[0].recipe)
-    rows = [[one.name, *(written(one.recipe[key]) for key in keys)] for one in found.runs]
+    rows = [[one.name, *(format_value(one.recipe[key]) for key in keys)] for one in found.runs]
     note = "Batch, learning rate and weight decay, and what else differs between the recipes."
     table: dict[str, Any] = {"section": SECTION, "order": 601, "width": "full", "note": note}
     return [panel.table(f"{PREFIX}recipes", "What the runs differ in", ["run", *keys], rows, **table)]
@@ -210,9 +210,7 @@ def _surfaces(plane: Plane, order: int, number: int) -> list[Panel]:
                 plane.x,
                 plane.y,
                 surface["loss"],
-                x_label=labels[0],
-                y_label=labels[1],
-                z_label="loss",
+                axis_labels=(*labels, "loss"),
                 marks=plane.marks,
                 path=plane.kind == "path",
                 log_z=_is_steep(values),

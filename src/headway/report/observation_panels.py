@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.comm.noise import more_samples
-from headway.core import rows
-from headway.core.rows import Table
-from headway.core.run import Run
+from headway.comm.gradient_noise import predict_sample_ratio
+from headway.core import row_file
+from headway.core.row_file import RowTable
+from headway.core.run_folder import RunFolder
 from headway.observe.activations import BEFORE
 from headway.page import panel
 from headway.page.panel import Panel
@@ -29,7 +29,7 @@ COMPARED = 6
 Numbers = NDArray[np.float64]
 
 
-def panels(run: Run, train: Sequence[dict[str, Any]], beside: Sequence[Run] = ()) -> list[Panel]:
+def panels(run: RunFolder, train: Sequence[dict[str, Any]], beside: Sequence[RunFolder] = ()) -> list[Panel]:
     """Returns the panels of what a run has observed; other runs add the rates of their layers.
 
     Args:
@@ -45,8 +45,8 @@ def divergence(records: Sequence[dict[str, Any]]) -> list[Panel]:
     return [panel.cards("divergence", "This run diverges", cards, section="Training", order=190)] if cards else []
 
 
-def _layers(run: Run) -> list[Panel]:
-    table = rows.read(run.rows_of("layers"))
+def _layers(run: RunFolder) -> list[Panel]:
+    table = row_file.read_rows(run.rows_path("layers"))
     if table is None or not len(table.steps):
         return []
     epochs, values = _thinned(run, table)
@@ -116,9 +116,9 @@ def _rates(values: Numbers) -> tuple[str, Numbers, str]:
     return "|w| / |g|", _over(values[:, :, 0], values[:, :, 1]), said
 
 
-def _compared(runs: Sequence[Run]) -> list[Panel]:
+def _compared(runs: Sequence[RunFolder]) -> list[Panel]:
     """One panel a layer, one line a run."""
-    found = [(run, table) for run in runs if (table := rows.read(run.rows_of("layers"))) is not None]
+    found = [(run, table) for run in runs if (table := row_file.read_rows(run.rows_path("layers"))) is not None]
     if len(found) < 2:
         return []
     shared = [name for name in found[0][1].names if all(name in table.names for _, table in found)]
@@ -131,7 +131,7 @@ def _compared(runs: Sequence[Run]) -> list[Panel]:
     for run, table in found:
         epochs, values = _thinned(run, table)
         rates = values[:, :, 3] if all(has_rates) else _over(values[:, :, 0], values[:, :, 1])
-        batch = run.recipe_tree()["batch"]
+        batch = run.read_recipe_tree()["batch"]
         lines.append((f"batch {batch:,} ({run.folder.resolve().name})", epochs, rates, table.names))
     out = []
     for place, (layer, label) in enumerate(zip(chosen, _labels(chosen), strict=True)):
@@ -153,8 +153,8 @@ def _compared(runs: Sequence[Run]) -> list[Panel]:
     return out
 
 
-def _activations(run: Run) -> list[Panel]:
-    table = rows.read(run.rows_of("activations"))
+def _activations(run: RunFolder) -> list[Panel]:
+    table = row_file.read_rows(run.rows_path("activations"))
     if table is None or not len(table.steps):
         return []
     epochs, values = _thinned(run, table)
@@ -232,7 +232,7 @@ def sentence(record: dict[str, Any]) -> str:
             f"At the end: batch {batch:,}; the gradient is lost in its noise, so the critical batch is larger than can "
             f"be told, at least {_samples(low)}: a larger batch costs hardly any more samples."
         )
-    more = more_samples(batch, scale) - 1
+    more = predict_sample_ratio(batch, scale) - 1
     cost, fewer = round(100 * more), round(100 * (1 - (1 + more) / 2))
     return (
         f"At the end: batch {batch:,}; critical batch about {_samples(scale)} {ends}, 95 % interval: twice the batch "
@@ -249,9 +249,9 @@ def _samples(value: float) -> str:
     return f"{round(value, digits):,.0f}"
 
 
-def _thinned(run: Run, table: Table) -> tuple[list[float], Numbers]:
+def _thinned(run: RunFolder, table: RowTable) -> tuple[list[float], Numbers]:
     """(epochs, values [time, n, m]) with at most MOST_TIMES times: medians over neighbours."""
-    samples = run.about(samples=int)["samples"]
+    samples = run.read_provenance(samples=int)["samples"]
     parts = np.array_split(np.arange(len(table.steps)), min(MOST_TIMES, len(table.steps)))
     middle = _quiet(lambda: np.stack([np.nanmedian(table.values[part], axis=0) for part in parts]))
     epochs = [float(table.positions[part[-1]]) / samples for part in parts]

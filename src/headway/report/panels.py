@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from headway.core.errors import UsageError
-from headway.core.files import read_text, write_whole
-from headway.core.recipe import written
-from headway.core.recipe_yaml import parse
-from headway.core.run import Run
+from headway.core.files import read_text, write_atomically
+from headway.core.recipe import format_value
+from headway.core.recipe_yaml import parse_recipe
+from headway.core.run_folder import RunFolder
 from headway.observe import stragglers
 from headway.page import panel
-from headway.page import report as page
+from headway.page import renderer as page
 from headway.page.panel import Panel
 from headway.report import anatomy, observation_panels, utilisation_panels
-from headway.setup.inputs import PLACES, decoding
+from headway.setup.inputs import TIER_PHRASES, describe_decoding
 from headway.setup.run_log import NON_METRIC_KEYS
 from headway.train.evaluation_panels import write_panels
 from headway.train.progress import format_duration
@@ -41,23 +41,23 @@ def write_report(folder: Path, beside: Sequence[Path] = ()) -> Path:
     Raises:
         UsageError: one is no run folder, or has not observed its layers.
     """
-    runs = [Run.open(path) for path in (folder, *beside)]
+    runs = [RunFolder.open(path) for path in (folder, *beside)]
     for run in runs if beside else ():
-        if not run.rows_of("layers").exists():
+        if not run.rows_path("layers").exists():
             fix = "Train with observe={layer_rates: true}, or leave --beside out."
             raise UsageError("this run has no rates of layers to compare", where=str(run.folder), fix=fix)
     return write_run_report(runs[0], runs[1:])
 
 
-def write_run_report(run: Run, beside: Sequence[Run] = ()) -> Path:
+def write_run_report(run: RunFolder, beside: Sequence[RunFolder] = ()) -> Path:
     """Writes report.html from the run's metrics and panels; returns its path.
 
     Args:
         beside: other runs, whose layers' rates are drawn with this one's.
     """
-    records = list(run.metrics())
-    about, recipe = run.about(origins=dict, command=list, host=dict, versions=dict), run.recipe_text()
-    summary = run.summary()
+    records = list(run.read_metrics())
+    about, recipe = run.read_provenance(origins=dict, command=list, host=dict, versions=dict), run.read_recipe_text()
+    summary = run.read_summary()
     for path in run.panels.glob("compared-*.json"):  # with runs that may not be beside it now
         path.unlink()
     train = [record for record in records if record["kind"] == "train"]
@@ -79,7 +79,7 @@ def write_run_report(run: Run, beside: Sequence[Run] = ()) -> Path:
         sections=SECTIONS,
         footer=f"headway {about['versions']['headway']}, torch {about['versions']['torch']}",
     )
-    write_whole(run.report_path, html)
+    write_atomically(run.report_path, html)
     return run.report_path
 
 
@@ -164,7 +164,7 @@ def _curves(train: list[dict[str, Any]], evaluated: list[dict[str, Any]]) -> lis
             found = [r for r in train if name in r]  # older records do not tell the batch
             epochs, values = [r["epoch"] for r in found], [r[name] for r in found]
             if name != "batch" or len(set(values)) > 1:
-                series, bounds = [(label, epochs, values)], panel.from_zero(values)
+                series, bounds = [(label, epochs, values)], panel.choose_y_range(values)
                 out.append(_curve(name, title, label, series, order=250 + place, y_range=bounds))
     return out
 
@@ -221,7 +221,8 @@ def _input(summary: dict[str, Any]) -> list[Panel]:
     threads, cores = found["threads"], found.get("cores")
     name, _, reason = found["tier"].partition(", ")
     note = (
-        f"{decoding(found['backend'], threads, cores)} Training data {PLACES.get(name, name)}: {reason}. "
+        f"{describe_decoding(found['backend'], threads, cores)} "
+        f"Training data {TIER_PHRASES.get(name, name)}: {reason}. "
         f"When a batch was asked for, {found['occupancy']:.1f} of {found['ahead']} were ready in the mean. "
         f"Read: {found['record_bytes'] / 1e6:,.1f} MB."
     )
@@ -274,7 +275,7 @@ def flat(recipe: str) -> dict[str, str]:
             for key, value in tree.items():
                 walk(value, f"{path}.{key}" if path else str(key))
         else:
-            out[path] = written(tree)
+            out[path] = format_value(tree)
 
-    walk(parse(recipe, "recipe.yaml")[0], "")
+    walk(parse_recipe(recipe, "recipe.yaml")[0], "")
     return out

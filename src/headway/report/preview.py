@@ -10,13 +10,13 @@ from typing import Any, final
 import numpy as np
 
 from headway.core.errors import UsageError
-from headway.core.recipe import Loaded, load
+from headway.core.recipe import LoadedRecipe, read_recipe
 from headway.data.batch_plan import BatchPlan
 from headway.data.columns import COLUMNS_FILE, load_columns
-from headway.data.options import SYNTHETIC, SyntheticRecipe
-from headway.optim.pace import Pace
-from headway.optim.rate import number
-from headway.optim.schedule import Mark, Schedule
+from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
+from headway.optim.batch_scaling import require_number
+from headway.optim.internal_schedule import InternalSchedule
+from headway.optim.schedule import Schedule, ScheduleTurn
 from headway.setup.rates import check_length, find_batch_warnings, find_oddities, plan_steps, resolve_rates
 from headway.setup.recipe import TrainRecipe
 
@@ -54,16 +54,16 @@ class Preview:
         loaded: the recipe, its rates resolved.
         samples: of one epoch.
         momentum: None: the optimizer has none. Adam and its kin: their first beta.
-        pace: what the optimizer makes of learning rate and batch by itself.
+        internal: what the optimizer makes of learning rate and batch by itself.
         warnings: what a large batch is known to want, and a length that is hardly meant.
     """
 
-    loaded: Loaded[TrainRecipe]
+    loaded: LoadedRecipe[TrainRecipe]
     samples: int
     plan: BatchPlan
     steps: int
     schedule: Schedule
-    pace: Pace
+    internal: InternalSchedule
     lr: float
     momentum: float | None
     warnings: Sequence[str]
@@ -71,7 +71,7 @@ class Preview:
     @property
     def total(self) -> int:
         """Positions of the whole run."""
-        return self.plan.position_of(self.steps)
+        return self.plan.find_position(self.steps)
 
     @property
     def epochs(self) -> float:
@@ -79,34 +79,34 @@ class Preview:
 
     def at(self, step: int, what: str = "") -> Point:
         """A step of the run."""
-        plan, pace, position = self.plan, self.pace, self.plan.position_of(step)
-        first = step - step % pace.steps
-        last = first + pace.steps - 1  # in which the macro-batch moves the weights
-        factor = self.schedule(plan.position_of(last)) * pace.factor(last) if last < self.steps else 0.0
-        batch = plan.position_of(last + 1) - plan.position_of(first)
-        rmsprop = None if pace.rmsprop is None else self.schedule(position) * pace.rmsprop(step)
+        plan, internal, position = self.plan, self.internal, self.plan.find_position(step)
+        first = step - step % internal.steps_per_update
+        last = first + internal.steps_per_update - 1  # in which the macro-batch moves the weights
+        factor = self.schedule(plan.find_position(last)) * internal.lr_factor(last) if last < self.steps else 0.0
+        batch = plan.find_position(last + 1) - plan.find_position(first)
+        rmsprop = None if internal.rmsprop_lr is None else self.schedule(position) * internal.rmsprop_lr(step)
         return Point(step, position, position / self.samples, self.lr * factor, self.momentum, batch, what, rmsprop)
 
     @property
     def largest(self) -> int:
         """Samples of the largest macro-batch."""
-        return self.plan.largest * self.pace.steps
+        return self.plan.largest_batch * self.internal.steps_per_update
 
     def turns(self) -> list[Point]:
         """The first step, those at which something changes its way, the highest learning rate, and the last step."""
         sizes = zip(self.plan.starts.tolist(), self.plan.sizes.tolist(), strict=True)
-        grows = [Mark(start, f"batch grows to {size:,}") for start, size in sizes if start]
+        grows = [ScheduleTurn(start, f"batch grows to {size:,}") for start, size in sizes if start]
         said: dict[int, list[str]] = {0: ["start"]}
-        for mark in sorted([*self.schedule.marks(), *grows]):
-            step = self.plan.steps_between(0, mark.position)
+        for turn in sorted([*self.schedule.list_turns(), *grows]):
+            step = self.plan.count_steps(0, turn.position)
             if step < self.steps:
-                said.setdefault(step, []).append(mark.what)
-        for step, text in self.pace.turns:
+                said.setdefault(step, []).append(turn.change)
+        for step, text in self.internal.turns:
             if step < self.steps:
                 said.setdefault(step, []).append(text)
-        if self.pace.turns:  # times a schedule, the highest rate may lie between them
+        if self.internal.turns:  # times a schedule, the highest rate may lie between them
             said.setdefault(max(self._evenly(CURVE_POINTS), key=lambda step: self.at(step).lr), [])
-        if left := self.steps % self.pace.steps:
+        if left := self.steps % self.internal.steps_per_update:
             said.setdefault(self.steps - left, []).append("no full macro-batch: moves nothing")
         said.setdefault(self.steps - 1, []).append("last step")
         points = [self.at(step, ", ".join(what)) for step, what in sorted(said.items())]
@@ -120,8 +120,8 @@ class Preview:
     def _evenly(self, count: int) -> set[int]:
         """Steps evenly over the run's positions."""
         positions = (np.arange(count) + 0.5) * self.total // count
-        begun = (positions - self.plan.slots(positions.astype(np.int64))[0]).astype(np.int64)
-        return {self.plan.steps_between(0, int(position)) for position in begun}
+        begun = (positions - self.plan.locate_slots(positions.astype(np.int64))[0]).astype(np.int64)
+        return {self.plan.count_steps(0, int(position)) for position in begun}
 
     def curve(self, count: int = CURVE_POINTS) -> list[Point]:
         """Steps evenly over the run's positions, and both sides of every turn."""
@@ -132,7 +132,7 @@ class Preview:
 
     def to_json(self) -> dict[str, Any]:
         points = self.curve()
-        names = ["epoch", "lr", "momentum", "batch"] + ["lr_rmsprop"] * (self.pace.rmsprop is not None)
+        names = ["epoch", "lr", "momentum", "batch"] + ["lr_rmsprop"] * (self.internal.rmsprop_lr is not None)
         return {
             "samples": self.samples,
             "steps": self.steps,
@@ -152,22 +152,21 @@ def preview(path: Path, overrides: Sequence[str], samples: int | None = None) ->
     Raises:
         HeadwayError: the recipe is wrong. UsageError: there is no packed data set to ask for its size.
     """
-    loaded = resolve_rates(load(path, overrides, TrainRecipe))
+    loaded = resolve_rates(read_recipe(path, overrides, TrainRecipe))
     recipe = loaded.recipe
     if samples is None:
         samples = _samples(recipe, loaded.base)
     plan, steps = plan_steps(recipe, samples)
     check_length(recipe, steps)
-    shown = recipe.optimizer.model_dump()  # only what the chosen optimizer uses
     return Preview(
         loaded=loaded,
         samples=samples,
         plan=plan,
         steps=steps,
-        schedule=Schedule(recipe.schedule, total=plan.position_of(steps), epoch=samples),
-        pace=recipe.optimizer.pace(samples / recipe.batch),
-        lr=number(recipe.optimizer.lr, "optimizer.lr"),
-        momentum=shown.get("momentum", (shown.get("betas") or (None,))[0]),
+        schedule=Schedule(recipe.schedule, total=plan.find_position(steps), epoch=samples),
+        internal=recipe.optimizer.build_internal_schedule(samples / recipe.batch),
+        lr=require_number(recipe.optimizer.lr, "optimizer.lr"),
+        momentum=recipe.optimizer.displayed_momentum,
         warnings=[*find_batch_warnings(recipe), *find_oddities(recipe, samples, plan, steps)],
     )
 

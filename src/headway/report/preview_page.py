@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headway.core.recipe import written
-from headway.page import panel, report
+from headway.core.recipe import format_value
+from headway.page import panel, renderer
 from headway.page.panel import Panel
 from headway.report.preview import Point, Preview
 
@@ -57,7 +57,7 @@ def text(found: Preview, width: int, *, blocks: bool = True) -> str:
 
 def _headline(found: Preview) -> str:
     steps = f"{found.steps:,} step{'s'[: found.steps > 1]}"
-    macro = f", {found.pace.steps} of them a macro-batch" if found.pace.steps > 1 else ""
+    macro = f", {found.internal.steps_per_update} of them a macro-batch" if found.internal.steps_per_update > 1 else ""
     return f"{found.loaded.recipe.name}: {steps}{macro}, {found.epochs:.4g} epochs of {found.samples:,} samples"
 
 
@@ -69,7 +69,7 @@ def _cells(point: Point) -> tuple[str, ...]:
 
 def _at_column(found: Preview, column: int, columns: int) -> Point:
     middle = (2 * column + 1) * found.total // (2 * columns)
-    return found.at(max(0, found.plan.steps_between(0, middle + 1) - 1))
+    return found.at(max(0, found.plan.count_steps(0, middle + 1) - 1))
 
 
 def _plot(values: Sequence[float], top: float, shades: str) -> list[str]:
@@ -98,7 +98,7 @@ def _axis(epochs: float, columns: int) -> list[str]:
 def page(found: Preview) -> str:
     """The same as one HTML file, with charts."""
     recipe = found.loaded.recipe
-    return report.render(
+    return renderer.render(
         _panels(found),
         title=f"{recipe.name}: schedule",
         subtitle="What the recipe says, before the run",
@@ -120,7 +120,7 @@ def _panels(found: Preview) -> list[Panel]:
     rates: list[float | None] = [point.lr for point in points]
     falls = ("step", "multi_step", "exponential")  # by a factor each time: the last ones are lost beside the first
     curves: tuple[tuple[str, str, str, list[float | None], tuple[float, float] | None], ...] = (
-        ("lr", "Learning rate", "learning rate", rates, panel.from_zero(rates)),
+        ("lr", "Learning rate", "learning rate", rates, panel.choose_y_range(rates)),
         ("lr-log", "Learning rate, by its powers of ten", "learning rate", rates, None),
         ("lr-rmsprop", "Learning rate of RMSprop", "learning rate", [point.lr_rmsprop for point in points], None),
         ("momentum", "Momentum", "momentum", [point.momentum for point in points], (0.0, 1.0)),
@@ -143,8 +143,8 @@ def _panels(found: Preview) -> list[Panel]:
     ]
     columns = ("step", "epoch", "learning rate", "momentum", "batch", "what")
     origins = found.loaded.origins
-    leaves = [leaf for leaf in found.loaded.leaves() if leaf[0].partition(".")[0] in OF_A_SCHEDULE]
-    rows = [(key, written(value), origins.get(key, "default")) for key, value in leaves]
+    leaves = [leaf for leaf in found.loaded.list_leaves() if leaf[0].partition(".")[0] in OF_A_SCHEDULE]
+    rows = [(key, format_value(value), origins.get(key, "default")) for key, value in leaves]
     wide: dict[str, Any] = {"section": "Steps", "width": "full"}
     return [
         panel.cards("length", "Run", cards, section="Schedule", order=100, note=" ".join(found.warnings)),

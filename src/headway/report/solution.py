@@ -12,16 +12,16 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from headway.core.errors import HeadwayError, UsageError
-from headway.core.modules import evaluating
-from headway.core.run import Run
-from headway.data.options import SYNTHETIC
-from headway.model.norm import recomputing
+from headway.core.modules import switch_to_evaluation
+from headway.core.run_folder import RunFolder
+from headway.data.data_recipe import SYNTHETIC
+from headway.model.batch_norm import recompute_statistics
 from headway.observe import directions
 from headway.observe.directions import Vector
 from headway.observe.sharpness import Eigenvalue, Epsilon, Objective, Tick, epsilon_sharpness, largest_eigenvalue
 from headway.setup.build import TrainSetup
 from headway.setup.checks import check_labels
-from headway.setup.inputs import Say, open_relative
+from headway.setup.inputs import Say, open_dataset
 from headway.train import runs
 
 Numbers = dict[str, float | None]
@@ -51,7 +51,7 @@ class Solution:
     """One trained network. Close it after use."""
 
     name: str
-    run: Run
+    run: RunFolder
     setup: TrainSetup
     samples: dict[str, Sample]
     tick: Tick = field(default=lambda: None)
@@ -80,7 +80,7 @@ class Solution:
         """Loss and metrics of every sample where the network is now."""
         if recompute:
             self._recompute()
-        with evaluating(self.setup.model), torch.no_grad():
+        with switch_to_evaluation(self.setup.model), torch.no_grad():
             found = {name: self._measured(sample) for name, sample in self.samples.items()}
         self.tick()
         return found
@@ -122,7 +122,7 @@ class Solution:
         scale = [
             norms[name].expand_as(one) if name in norms else torch.zeros_like(one) for name, one in trained.items()
         ]
-        with evaluating(model):
+        with switch_to_evaluation(model):
             if not math.isfinite(objective.gradient()[0]):
                 return None, None, None
             given = {"steps": ASCENT_STEPS, "starts": ASCENTS}
@@ -158,11 +158,11 @@ class Solution:
 
     def _recompute(self) -> None:
         model = self.setup.model
-        with evaluating(model):
+        with switch_to_evaluation(model):
             for one in model.modules():
                 if isinstance(one, _BatchNorm):
                     one.train()
-            with torch.no_grad(), recomputing(model):
+            with torch.no_grad(), recompute_statistics(model):
                 for images, _ in self.samples[TRAINING].batches:
                     model(self.setup.augment.normalise(images))
 
@@ -171,7 +171,7 @@ def _finite(found: Epsilon) -> Epsilon | None:
     return found if math.isfinite(found.percent) else None
 
 
-def opened(name: str, run: Run, sets: str, count: int, seed: int, *, say: Say) -> Solution:
+def opened(name: str, run: RunFolder, sets: str, count: int, seed: int, *, say: Say) -> Solution:
     """A run's best weights, in float32, and `count` samples of its data sets, drawn by `seed`.
 
     Args:
@@ -191,7 +191,7 @@ def opened(name: str, run: Run, sets: str, count: int, seed: int, *, say: Say) -
     return Solution(name=name, run=run, setup=setup, samples=samples)
 
 
-def _uris(setup: TrainSetup, run: Run, sets: str, say: Say) -> dict[str, str]:
+def _uris(setup: TrainSetup, run: RunFolder, sets: str, say: Say) -> dict[str, str]:
     options, where = setup.recipe.data, str(run.folder)
     if options.train == SYNTHETIC:
         fix = "Train on real data first."
@@ -210,7 +210,7 @@ def _uris(setup: TrainSetup, run: Run, sets: str, say: Say) -> dict[str, str]:
 
 def _sample(setup: TrainSetup, uri: str, count: int, seed: int, sets: str, say: Say) -> Sample:
     try:
-        dataset = open_relative(setup.loaded.base, uri, say)
+        dataset = open_dataset(setup.loaded.base, uri, say)
     except HeadwayError as error:
         other = " Or draw the other one alone: --sets train, or --sets eval --no-sharpness." if sets == "both" else ""
         raise type(error)(error.what, where=error.where or uri, fix=f"{error.fix}{other}".strip()) from error
@@ -220,7 +220,7 @@ def _sample(setup: TrainSetup, uri: str, count: int, seed: int, sets: str, say: 
         most = min(micro, MOST_AT_ONCE) if isinstance(micro, int) else MOST_AT_ONCE
         count = min(count, len(dataset))
         batches = []
-        for batch in setup.inputs.sample(setup.recipe, dataset, count, min(most, count), seed):
+        for batch in setup.inputs.build_sample_loader(setup.recipe, dataset, count, min(most, count), seed):
             kept = torch.from_numpy((batch.served >= 0) & (batch.positions < count)).to(batch.labels.device)
             if kept.any():
                 batches.append((batch.images[kept], batch.labels[kept]))

@@ -9,8 +9,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.core import rows
-from headway.core.run import Run
+from headway.core import row_file
+from headway.core.run_folder import RunFolder
 from headway.observe import host_load, nvml
 from headway.observe.peaks import model_flops_share, peak_flops
 from headway.observe.utilisation import Load, busy_but_light, load, matched, reading, uniform
@@ -45,7 +45,7 @@ class _Readings:
         return load(values, spacing_s)
 
 
-def panels(run: Run, records: Sequence[dict[str, Any]], about: Mapping[str, Any]) -> list[Panel]:
+def panels(run: RunFolder, records: Sequence[dict[str, Any]], about: Mapping[str, Any]) -> list[Panel]:
     """Of a run whose load was sampled for long enough to say something. On a processor the run's load is what this
     process uses of it: others may work there, too.
 
@@ -56,7 +56,7 @@ def panels(run: Run, records: Sequence[dict[str, Any]], about: Mapping[str, Any]
     main, column = (host, "own") if about["device"] == "cpu" else (gpu, "busy")
     if main is None or (found := main.load(column)) is None:
         return [] if host is None or about["device"] == "cpu" else [_missing(host)]
-    summary = run.summary()
+    summary = run.read_summary()
     out = [_over_time(main, column, host, records)]
     if gpu is not None and np.isfinite(gpu["power_w"]).any():
         out.append(_power(gpu))
@@ -69,8 +69,8 @@ def panels(run: Run, records: Sequence[dict[str, Any]], about: Mapping[str, Any]
     return [*out, panel.table("utilisation-table", title, ("what", "value"), told, **given)]
 
 
-def _read(run: Run, kind: str) -> _Readings | None:
-    table = rows.read(run.rows_of(kind))
+def _read(run: RunFolder, kind: str) -> _Readings | None:
+    table = row_file.read_rows(run.rows_path(kind))
     if table is None or not len(table.steps):
         return None
     values = table.values[:, 0].astype(np.float64)
@@ -135,7 +135,7 @@ def _of_load(found: Load) -> list[tuple[str, str]]:
     ]
 
 
-def _of_period(found: Load, run: Run, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _of_period(found: Load, run: RunFolder, summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if found.period_s is None:
         return [("comes back", "no period is seen")]
     text = f"every {found.period_s:.3g} s"
@@ -147,9 +147,9 @@ def _of_period(found: Load, run: Run, summary: Mapping[str, Any]) -> list[tuple[
     return [("comes back", text)]
 
 
-def _intervals(run: Run, summary: Mapping[str, Any]) -> dict[str, float]:
+def _intervals(run: RunFolder, summary: Mapping[str, Any]) -> dict[str, float]:
     """Seconds between what comes again and again in a run, in its mean."""
-    recipe = run.recipe_tree()
+    recipe = run.read_recipe_tree()
     step_s, epoch_s = summary["seconds"] / summary["step"], summary["seconds"] / summary["epochs"]
     saved = recipe["checkpoint"]
     steps = saved["every_steps"]
@@ -198,9 +198,9 @@ def _of_gpu(gpu: _Readings) -> list[tuple[str, str]]:
     return told
 
 
-def _of_peak(run: Run, summary: Mapping[str, Any], about: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _of_peak(run: RunFolder, summary: Mapping[str, Any], about: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Model FLOPs utilisation, where everything that it takes is known."""
-    recipe = run.recipe_tree()
+    recipe = run.read_recipe_tree()
     name, work = "share of the peak (model FLOPs)", about.get("multiply_adds")
     peak = peak_flops(about["device"], recipe["precision"])
     if peak is None:

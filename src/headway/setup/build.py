@@ -13,25 +13,23 @@ import torch
 
 from headway.comm.batch_norm import convert_sync
 from headway.core.errors import DataError, RecipeError
-from headway.core.heap import keep_freed
-from headway.core.importing import import_path
-from headway.core.recipe import Loaded
+from headway.core.malloc import keep_freed_memory
+from headway.core.recipe import LoadedRecipe
+from headway.core.user_code import import_user_object
 from headway.core.world import World
 from headway.data import dataset as data
 from headway.data.augment import Augment
 from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
-from headway.data.options import SYNTHETIC
-from headway.data.resolution import sizes, told
+from headway.data.data_recipe import SYNTHETIC
+from headway.data.resolution import describe_sizes, list_sizes
 from headway.launch.ranks import Ranks
-from headway.model.counts import Counts, count
-from headway.model.freezing import Freezing
-from headway.model.resolve import build as build_model
-from headway.model.resolve import initialiser
+from headway.model.builder import build_model, find_initialiser
+from headway.model.freezing import FreezeSchedule
+from headway.model.model_size import ModelSize, measure_model_size
 from headway.observe.activations import ActivationWatch
-from headway.optim import Masters, Schedule
-from headway.optim import build as build_optimizer
-from headway.optim.rate import number
+from headway.optim import MasterWeights, Schedule, build_optimizer
+from headway.optim.batch_scaling import require_number
 from headway.setup import checks
 from headway.setup.compilation import apply_activation_checkpointing, compile_model
 from headway.setup.inputs import Inputs, Rehearsal, Say, open_inputs
@@ -74,7 +72,7 @@ class TrainSetup:
         masters: fp32 weights that the optimizer steps, if the network has 16-bit weights.
     """
 
-    loaded: Loaded[TrainRecipe]
+    loaded: LoadedRecipe[TrainRecipe]
     device: torch.device
     inputs: Inputs
     target: TargetSpec
@@ -83,10 +81,10 @@ class TrainSetup:
     transform: Callable[..., Any] | None
     model: torch.nn.Module
     forward: Callable[[torch.Tensor], torch.Tensor]
-    counts: Counts | None
+    counts: ModelSize | None
     optimizer: torch.optim.Optimizer
-    masters: Masters | None
-    freezing: Freezing
+    masters: MasterWeights | None
+    freezing: FreezeSchedule
     schedule: Schedule
     precision: Precision
     epoch: int
@@ -100,7 +98,7 @@ class TrainSetup:
         return self.loaded.recipe
 
     @property
-    def agreed_recipe(self) -> Loaded[TrainRecipe]:
+    def agreed_recipe(self) -> LoadedRecipe[TrainRecipe]:
         """The recipe with the precision that all ranks have."""
         precision = self.precision
         same = precision.name == self.recipe.precision
@@ -132,7 +130,7 @@ class TrainSetup:
 
     def batches(self, position: int, rank: int = 0, world: int = 1) -> Iterable[Batch]:
         """Returns endless training batches from a position on, or a rank's share of each."""
-        return self.inputs.batches(self.recipe, self.plan, position, rank, world)
+        return self.inputs.build_batches(self.recipe, self.plan, position, rank, world)
 
     def lr_at(self, position: int) -> float:
         """Returns the learning rate of the step that begins at a position."""
@@ -140,7 +138,7 @@ class TrainSetup:
 
 
 def build_setup(
-    loaded: Loaded[TrainRecipe],
+    loaded: LoadedRecipe[TrainRecipe],
     *,
     say: Say,
     fresh: bool = True,
@@ -192,7 +190,7 @@ class _SetupBuilder:
 
     def __init__(
         self,
-        loaded: Loaded[TrainRecipe],
+        loaded: LoadedRecipe[TrainRecipe],
         say: Say,
         fresh: bool,
         recorded: RecordedData | None,
@@ -234,12 +232,12 @@ class _SetupBuilder:
         # Without data there is nothing to try the network on: its recipe was resolved by an earlier run.
         first = self._load_first_batch(augment) if self.recorded is None else None
         if first is not None and self.fresh:
-            initialise = initialiser(recipe.model, model, base=self.loaded.base)
+            initialise = find_initialiser(recipe.model, model, base=self.loaded.base)
             if initialise is not None:
                 initialise(first.images)
         seconds = self._resolve_precision(model, task, first)
         optimizer = build_optimizer(recipe.optimizer, model, self.samples / recipe.batch)
-        masters = Masters(model, optimizer, TYPES[recipe.precision]) if recipe.half_weights else None
+        masters = MasterWeights(model, optimizer, TYPES[recipe.precision]) if recipe.half_weights else None
         name: Any = self.loaded.recipe.precision
         precision = Precision(name, self.device, seconds=seconds, masters=masters)
         counts = None
@@ -260,13 +258,13 @@ class _SetupBuilder:
             counts=counts,
             optimizer=optimizer,
             masters=masters,
-            freezing=Freezing(model, recipe.model.freeze_after, self.samples),
-            schedule=Schedule(recipe.schedule, total=plan.position_of(steps), epoch=self.samples),
+            freezing=FreezeSchedule(model, recipe.model.freeze_after, self.samples),
+            schedule=Schedule(recipe.schedule, total=plan.find_position(steps), epoch=self.samples),
             precision=precision,
             epoch=self.samples,
             plan=plan,
             steps=steps,
-            lr=number(recipe.optimizer.lr, "optimizer.lr"),
+            lr=require_number(recipe.optimizer.lr, "optimizer.lr"),
         )
 
     def _prepare_device(self) -> torch.device:
@@ -283,7 +281,7 @@ class _SetupBuilder:
             reason = "PyTorch sees a GPU" if device.type == "cuda" else "PyTorch sees no GPU"
             self._resolve("device", device.type, reason)
         if device.type == "cpu" and self.trains:
-            keep_freed()
+            keep_freed_memory()
         # A launcher may show each process all GPUs of the host, or only its own.
         if ranks is not None and str(device) == "cuda":
             device = torch.device("cuda", ranks.local_rank % torch.cuda.device_count())
@@ -323,8 +321,10 @@ class _SetupBuilder:
             recipe.channels_last,
             num_classes=len(target.classes) if target.kind == "class" else None,
             # Augmentations that the loader does on the host are not done again on the device.
-            done=recipe.augment.on_host(device.type) if recipe.data.train != SYNTHETIC else frozenset(),
-            reuse=device.type == "cpu",
+            done_by_loader=recipe.augment.select_host_augmentations(device.type)
+            if recipe.data.train != SYNTHETIC
+            else frozenset(),
+            reuse_output=device.type == "cpu",
         )
 
     def _build_task(self, target: TargetSpec) -> Task:
@@ -349,10 +349,10 @@ class _SetupBuilder:
         ActivationWatch(model, recipe.observe.activations)
         # The ranks have not met yet, so the layers get a group of this process alone; `Ranks.meet` gives them its own.
         if ranks is not None and recipe.comm.batch_norm == "sync":
-            model = convert_sync(model, World.alone(self.device).group(name="not met yet"))
+            model = convert_sync(model, World.create_single(self.device).group(name="not met yet"))
         if recipe.channels_last:
             model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        apply_activation_checkpointing(model, recipe.recompute, say)
+        apply_activation_checkpointing(model, recipe.activation_checkpointing, say)
         return model
 
     def _check_combinations(self) -> None:
@@ -364,21 +364,21 @@ class _SetupBuilder:
         if recipe.observe.noise_scale and recipe.precision == "fp16":
             what = "gradients in fp16 do not tell the noise scale, as the loss scale changes between steps"
             raise RecipeError(what, where="observe.noise_scale", fix="Set precision to bf16 or fp32, or leave it out.")
-        if ranks is not None and recipe.comm.on_loss == "continue" and self.device.type == "cuda":
+        if ranks is not None and recipe.comm.on_rank_failure == "continue" and self.device.type == "cuda":
             what = "NCCL cannot continue after a process is lost"
-            raise RecipeError(what, where="comm.on_loss", fix="Set it to restart or auto.")
+            raise RecipeError(what, where="comm.on_rank_failure", fix="Set it to restart or auto.")
 
     def _import_transform(self) -> Callable[..., Any] | None:
         name = self.recipe.transform
         if name is None:
             return None
-        transform: Callable[..., Any] = import_path(name, base=self.loaded.base, what="transform")
+        transform: Callable[..., Any] = import_user_object(name, base=self.loaded.base, what="transform")
         if not callable(transform):
             raise RecipeError(f"{name!r} cannot be called", where="transform", fix="Name a function.")
         return transform
 
     def _load_first_batch(self, augment: Augment) -> _FirstBatch:
-        batch = self.inputs.first_batch(self.loaded.recipe)
+        batch = self.inputs.read_first_batch(self.loaded.recipe)
         # A copy, because synthetic batches are slices of one tensor.
         return _FirstBatch(augment.normalise(batch.images), batch.labels.clone())
 
@@ -404,13 +404,13 @@ class _SetupBuilder:
 
     def _try_network(
         self, model: torch.nn.Module, task: Task, precision: Precision, first: _FirstBatch
-    ) -> Counts | None:
+    ) -> ModelSize | None:
         """Puts two samples through network and task, in each image size that differs; counts the network."""
         recipe, inputs = self.recipe, self.inputs
         check = checks.check_network if self.trains else checks.check_network_shapes
         images, labels = first.take(2)
         names = check(model, images, labels, task, precision)
-        height, width = inputs.smallest(recipe)
+        height, width = inputs.find_smallest_size(recipe)
         # Progressive resolution starts with smaller images, on which the network may fail.
         if (height, width) != inputs.size:
             layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
@@ -420,7 +420,7 @@ class _SetupBuilder:
         if self.trains:
             counts = _count_network(model, first.images[:1], precision)
             size = "" if counts.multiply_adds is None else f" an image of {checks.format_shape(images)}"
-            self.say(f"Network: {counts.text()}{size}.")
+            self.say(f"Network: {counts.describe()}{size}.")
         checks.check_metrics(names, task)
         checks.check_stop_at(recipe, names)
         return counts
@@ -444,8 +444,8 @@ class _SetupBuilder:
         if self.fresh:
             messages = find_oddities(recipe, self.samples, plan, steps)
             if (progressive := recipe.data.progressive) is not None:
-                epochs = plan.position_of(steps) / self.inputs.samples
-                messages.append(told(sizes(progressive, self.inputs.size, epochs)))
+                epochs = plan.find_position(steps) / self.inputs.samples
+                messages.append(describe_sizes(list_sizes(progressive, self.inputs.size, epochs)))
             if ranks is not None and (idle := checks.describe_idle_ghost(self.loaded.recipe, ranks.launched_size)):
                 messages.append(idle)
             for text in messages:
@@ -466,12 +466,12 @@ class _FirstBatch(NamedTuple):
         return self.images[:samples], self.labels[:samples]
 
 
-def _count_network(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> Counts:
+def _count_network(model: torch.nn.Module, images: torch.Tensor, precision: Precision) -> ModelSize:
     try:
         # Dropout draws numbers here, which the run must not miss.
         with torch.random.fork_rng(devices=[]), precision.autocast():
-            return count(model, images)
+            return measure_model_size(model, images)
     # The error is one of torch's counter: the network itself was tried before, and can be trained.
     except Exception as error:
         LOG.debug("multiply-adds were not counted: %s", error)
-        return Counts(sum(value.numel() for value in model.parameters()), None)
+        return ModelSize(sum(value.numel() for value in model.parameters()), None)

@@ -7,9 +7,9 @@ from contextlib import suppress
 import numpy as np
 import torch
 
-from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeError, nearest
+from headway.core.errors import DataError, HeadwayError, RecipeError, UserCodeError, suggest_nearest
 from headway.data.dataset import Dataset
-from headway.model.valueless import valueless
+from headway.model.fake_tensors import use_fake_tensors
 from headway.setup.precision import Precision
 from headway.setup.recipe import TrainRecipe
 from headway.setup.run_log import NON_METRIC_KEYS
@@ -123,7 +123,7 @@ def check_network_shapes(
 
     A network or task that needs values fails on such tensors, so every failure is checked again with values.
     """
-    with suppress(Exception), valueless(model, images, labels) as (some_images, some_labels):
+    with suppress(Exception), use_fake_tensors(model, images, labels) as (some_images, some_labels):
         return check_network(model, some_images, some_labels, task, precision, where)
     return check_network(model, images, labels, task, precision, where)
 
@@ -142,14 +142,14 @@ def check_metrics(names: list[str], task: Task) -> None:
             raise RecipeError(f"a metric cannot be called {name!r}", where="task", fix=fix)
     if task.primary not in names:
         what = f"its primary metric {task.primary!r} is not reported"
-        raise RecipeError(what, where="task", fix=nearest(task.primary, names))
+        raise RecipeError(what, where="task", fix=suggest_nearest(task.primary, names))
 
 
 def check_stop_at(recipe: TrainRecipe, metrics: list[str]) -> None:
     """Raises RecipeError if `stop_at` names a metric that no evaluation reports."""
     for name in recipe.stop_at or {}:
         if name not in metrics:
-            raise RecipeError(f"no evaluation reports {name!r}", where="stop_at", fix=nearest(name, metrics))
+            raise RecipeError(f"no evaluation reports {name!r}", where="stop_at", fix=suggest_nearest(name, metrics))
 
 
 def check_ghost_groups(recipe: TrainRecipe, micro_batch: int) -> None:

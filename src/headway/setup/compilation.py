@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 
 from headway.core.errors import RecipeError, UsageError
-from headway.model.compilable import breaks, noted
-from headway.model.recompute import recompute
+from headway.model.activation_checkpointing import checkpoint_activations
+from headway.model.graph_breaks import collect_break_notes, list_graph_breaks
 
 MAX_NAMES = 3
 """Number of module names in a message; the others are counted."""
@@ -58,10 +58,10 @@ def report_graph_breaks(
         if begun:
             return compiled(images)
         begun = True
-        with noted() as notes:
+        with collect_break_notes() as notes:
             outputs = compiled(images)
-        for one in breaks(model, notes):
-            say(f"torch.compile breaks the network's graph: {one.text()}.")
+        for one in list_graph_breaks(model, notes):
+            say(f"torch.compile breaks the network's graph: {one.describe()}.")
         return outputs
 
     return forward
@@ -70,7 +70,7 @@ def report_graph_breaks(
 def apply_activation_checkpointing(
     model: torch.nn.Module, asked: bool | tuple[str, ...], say: Callable[[str], object]
 ) -> None:
-    """Applies activation checkpointing as the recipe's `recompute` says.
+    """Applies activation checkpointing as the recipe's `activation_checkpointing` says.
 
     Raises:
         RecipeError: the network has no such modules.
@@ -78,8 +78,8 @@ def apply_activation_checkpointing(
     if asked is False:
         return
     try:
-        names = recompute(model, None if asked is True else asked)
+        names = checkpoint_activations(model, None if asked is True else asked)
     except UsageError as error:
-        raise RecipeError(error.what, where="recompute", fix=error.fix) from None
+        raise RecipeError(error.what, where="activation_checkpointing", fix=error.fix) from None
     more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
     say(f"Computed again in the backward pass: {', '.join(names[:MAX_NAMES])}{more}.")

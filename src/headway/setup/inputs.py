@@ -1,4 +1,4 @@
-"""Inputs: the data sets that a recipe names, where their bytes are kept, and loaders over them."""
+"""Inputs: opens the data sets that a recipe names, keeps their bytes near, and builds loaders over them."""
 
 from __future__ import annotations
 
@@ -7,58 +7,59 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
 import torch
 
-from headway.core.cores import default_threads, usable_cores
+from headway.core.cpu_count import choose_thread_count, count_usable_cores
 from headway.core.errors import DataError, RecipeError
-from headway.core.recipe import Loaded
+from headway.core.recipe import LoadedRecipe
 from headway.core.sample_counter import Counter
 from headway.data import dataset as data
-from headway.data.augment import measure
+from headway.data import opening
+from headway.data.augment import measure_mean_std
 from headway.data.batch import Batch
 from headway.data.batch_plan import BatchPlan
-from headway.data.decode import chosen
+from headway.data.data_recipe import SYNTHETIC, CacheMode, DataRecipe, SyntheticRecipe
+from headway.data.decode import resolve_backend
 from headway.data.loader import Loader
-from headway.data.options import SYNTHETIC, Cache, CropRecipe, DataRecipe, SyntheticRecipe
+from headway.data.loader_spec import LoaderSpec
 from headway.data.order import Order
-from headway.data.resolution import size_at
-from headway.data.synthetic import Synthetic
-from headway.data.tiers import Tier, choose
-from headway.data.tiers.opened import RemoteShards
+from headway.data.resolution import compute_size
+from headway.data.synthetic import SyntheticLoader
+from headway.data.tiers import Tier, choose_tier
+from headway.data.tiers.remote_dataset import RemoteShards
 from headway.setup.recipe import TrainRecipe
 
 Say = Callable[[str], object]
 
-PLACES = {
+TIER_PHRASES = {
     "none": "is read in place",
     "memory": "is kept in memory",
     "device": "is kept on the device",
     "disk": "is fetched into the local cache",
 }
-"""What a tier is, as a sentence says it."""
+"""Predicate of a sentence about the data, by the name of its tier."""
 
 MEASURED_SAMPLES = 1024
 """Images over which mean and standard deviation are measured; packs store samples in random order."""
 
-FIRST_SAMPLES = 2048
-"""Most images that a network's `init` is shown."""
+MAX_FIRST_SAMPLES = 2048
+"""Most images passed to a network's `init`."""
 
-REHEARSED_SAMPLES = 8
-"""Images that are looked at where nothing will be trained."""
+REHEARSAL_SAMPLES = 8
+"""Images that are read if nothing will be trained."""
 
 
 @final
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """What is opened and built is not trained: a few images are looked at, no cache is filled, and the recipe may ask
-    for a GPU where there is none.
+    """A set-up without training: a few images are read, no cache is filled, and a GPU of the recipe may be absent.
 
     Attributes:
-        stated: size and classes of the training set, where it need not be there.
+        stated: size and classes of the training set if it is absent.
     """
 
     stated: SyntheticRecipe | None = None
@@ -70,14 +71,18 @@ class Inputs:
     """The data of one run. Close it after use.
 
     Attributes:
-        train, eval: None where the data is synthetic, or none was opened.
-        synthetic: what random images stand for the training set; None where it was opened, or nothing is trained.
+        train: the training set; None if the data is synthetic, or none was opened.
+        eval: the evaluation set; None if there is none.
+        device: device that receives the batches.
         size: (height, width) of the images at the end of training.
-        samples: of the training set.
-        cache: as the recipe asks; `auto` stays so here.
-        most: images that are looked at before the first step.
-        loader: of the newest training batches; its stats are those of the run.
-        feed: gives the training batches in the loader's place, where they are there already.
+        channels: 1 or 3.
+        samples: size of the training set.
+        say: receives messages for the user.
+        cache: cache mode of the recipe; `auto` stays `auto`.
+        synthetic: the random images that replace the training set; None if it was opened, or nothing is trained.
+        max_first_samples: most images that are read before the first step.
+        loader: loader of the newest training batches; its stats are those of the run.
+        batch_source: gives the training batches instead of a loader, for example from memory.
     """
 
     train: data.Dataset | None
@@ -87,93 +92,117 @@ class Inputs:
     channels: int
     samples: int
     say: Say
-    cache: Cache
+    cache: CacheMode
     synthetic: SyntheticRecipe | None = None
-    most: int = FIRST_SAMPLES
+    max_first_samples: int = MAX_FIRST_SAMPLES
     loader: Loader | None = None
-    feed: Callable[[], Iterable[Batch]] | None = None
+    batch_source: Callable[[], Iterable[Batch]] | None = None
     _tiers: dict[int, Tier] = field(default_factory=dict)
 
-    def batches(
+    def build_batches(
         self, recipe: TrainRecipe, plan: BatchPlan, position: int, rank: int = 0, world: int = 1
     ) -> Iterable[Batch]:
-        """Training batches from a position on, without end: a rank's share of each."""
-        if self.feed is not None:
-            return self.feed()
+        """Builds the endless stream of a rank's training batches from a position on."""
+        if self.batch_source is not None:
+            return self.batch_source()
         if self.train is None:
-            options = self.synthetic or SyntheticRecipe()
-            given: dict[str, Any] = {"batch": plan, "seed": recipe.seed, "start": position}
-            return Synthetic(options, **given, device=self.device, rank=rank, world=world)
-        self.loader = self.training(self.train, recipe, batch=plan, start=position, rank=rank, world=world)
+            return SyntheticLoader(
+                self.synthetic or SyntheticRecipe(),
+                batch=plan,
+                seed=recipe.seed,
+                start=position,
+                device=self.device,
+                rank=rank,
+                world=world,
+            )
+        self.loader = self.build_training_loader(self.train, recipe, batch=plan, start=position, rank=rank, world=world)
         return self.loader
 
-    def state(self, recipe: TrainRecipe) -> dict[str, Any]:
-        """Returns everything that the samples of a run depend on; a resumed run must match it."""
+    def build_state(self, recipe: TrainRecipe) -> dict[str, Any]:
+        """Returns everything that the samples of a run depend on. A resumed run must match it."""
         train = self.train
         return {
             "seed": recipe.seed,
             "fingerprint": "synthetic" if train is None else train.fingerprint,
-            "decoder": "none" if train is None else chosen(recipe.data.decoder),
+            "decoder": "none" if train is None else resolve_backend(recipe.data.decoder),
             "window": recipe.data.window,
-            # The fingerprint is of the columns alone; these stand in the description beside them.
+            # The fingerprint covers the columns alone; channels and classes stand in the description beside them.
             "channels": self.channels if train is None else train.description.channels,
-            "classes": "synthetic" if train is None else _digest_of(train.description.label_kind, *train.classes),
+            "classes": "synthetic" if train is None else _hash_texts(train.description.label_kind, *train.classes),
         }
 
-    def smallest(self, recipe: TrainRecipe) -> tuple[int, int]:
-        """(height, width) of the images at the beginning of training. Raises UsageError where that is no less."""
+    def find_smallest_size(self, recipe: TrainRecipe) -> tuple[int, int]:
+        """Returns (height, width) of the images at the beginning of training.
+
+        Raises:
+            UsageError: progressive resolution begins with no smaller images than it ends with.
+        """
         progressive = recipe.data.progressive
-        return self.size if progressive is None else size_at(progressive, self.size, 0)
+        return self.size if progressive is None else compute_size(progressive, self.size, 0)
 
-    def first_batch(self, recipe: TrainRecipe) -> Batch:
-        """The beginning of the run's first batch, for `init` and the checks."""
-        some = min(recipe.batch, self.most)
+    def read_first_batch(self, recipe: TrainRecipe) -> Batch:
+        """Reads the beginning of the run's first batch, for `init` and the checks."""
+        some = min(recipe.batch, self.max_first_samples)
         if self.train is None:
-            return next(iter(self.batches(recipe, BatchPlan(some), 0)))
-        return next(iter(self.training(self.train, recipe, batch=some, stop=some, progressive=None)))
+            return next(iter(self.build_batches(recipe, BatchPlan(some), 0)))
+        # At full size: a network is initialised for the images that it ends with.
+        return next(iter(self.build_training_loader(self.train, recipe, batch=some, stop=some, progressive=None)))
 
-    def evaluation(self, recipe: TrainRecipe, dataset: data.Dataset, rank: int = 0, world: int = 1) -> Loader:
-        """A data set once, in index order, each image by its centre: a rank's share of each batch."""
+    def build_training_loader(self, dataset: data.Dataset, recipe: TrainRecipe, **changes: Any) -> Loader:
+        """Builds a loader of training batches with the recipe's augmentation.
+
+        Args:
+            dataset: the set to load.
+            recipe: gives the options.
+            changes: fields of `LoaderSpec` that differ from the recipe.
+        """
+        host = recipe.augment.select_host_augmentations(self.device.type)
+        spec = replace(
+            self._make_spec(recipe),
+            order=Order(len(dataset), recipe.seed, recipe.data.window),
+            crop=recipe.data.crop,
+            flip=(recipe.augment.flip_mode or False) if "flip" in host else False,
+            translate=recipe.augment.translate if "translate" in host else 0,
+            progressive=recipe.data.progressive,
+            on_bad=recipe.data.on_bad,
+        )
+        return self._build_loader(dataset, recipe, replace(spec, **changes))
+
+    def build_evaluation_loader(
+        self, recipe: TrainRecipe, dataset: data.Dataset, rank: int = 0, world: int = 1
+    ) -> Loader:
+        """Builds a loader that gives a data set once, in index order, centre-cropped: a rank's share of each batch."""
         micro = recipe.micro_batch if isinstance(recipe.micro_batch, int) else None
-        of_a_rank = recipe.evaluate.batch or micro
-        return self._loader(
-            dataset,
-            recipe,
-            batch=min(of_a_rank * world if of_a_rank else recipe.batch, len(dataset)),
-            rank=rank,
-            world=world,
-            crop=recipe.data.crop.centred,
-            on_bad="stop" if recipe.data.on_bad == "stop" else "mask",
-        )
+        rank_batch = recipe.evaluate.batch or micro
+        batch = min(rank_batch * world if rank_batch else recipe.batch, len(dataset))
+        spec = replace(self._make_spec(recipe), batch=batch, rank=rank, world=world)
+        return self._build_loader(dataset, recipe, spec)
 
-    def sample(self, recipe: TrainRecipe, dataset: data.Dataset, count: int, batch: int, seed: int) -> Loader:
-        """So many samples of a data set, drawn by a seed, each once and by its centre. The last batch is full too:
-        positions from `count` on are none of them."""
-        return self._loader(
-            dataset,
-            recipe,
-            batch=batch,
-            order=Order(len(dataset), seed),
-            stop=count,
-            crop=recipe.data.crop.centred,
-            on_bad="stop" if recipe.data.on_bad == "stop" else "mask",
-        )
+    def build_sample_loader(
+        self, recipe: TrainRecipe, dataset: data.Dataset, count: int, batch: int, seed: int
+    ) -> Loader:
+        """Builds a loader of `count` random samples of a data set, each once and centre-cropped.
 
-    def measured(self, recipe: TrainRecipe) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """(mean, std) of each channel over the first training images."""
+        The last batch is full too: its positions from `count` on do not belong to the sample.
+        """
+        spec = replace(self._make_spec(recipe), batch=batch, order=Order(len(dataset), seed), stop=count)
+        return self._build_loader(dataset, recipe, spec)
+
+    def measure_mean_std(self, recipe: TrainRecipe) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Measures (mean, std) of each channel over the first training images."""
         assert self.train is not None
-        count = self.measurable
-        crop = recipe.data.crop.centred
-        batch = next(iter(self._loader(self.train, recipe, batch=count, stop=count, ahead=1, crop=crop)))
-        return measure(batch.images[torch.from_numpy(batch.served >= 0)])
+        count = self.measured_samples
+        spec = replace(self._make_spec(recipe), batch=count, stop=count, prefetch_batches=1)
+        batch = next(iter(self._build_loader(self.train, recipe, spec)))
+        return measure_mean_std(batch.images[torch.from_numpy(batch.served >= 0)])
 
     @property
-    def measurable(self) -> int:
-        """Images over which mean and standard deviation are measured."""
-        return min(MEASURED_SAMPLES, self.most, self.samples)
+    def measured_samples(self) -> int:
+        """Number of images over which mean and standard deviation are measured."""
+        return min(MEASURED_SAMPLES, self.max_first_samples, self.samples)
 
     def close(self) -> None:
-        """Ends what fetches and keeps bytes, and lets go of the data sets."""
+        """Closes the tiers and the data sets."""
         for tier in self._tiers.values():
             tier.close()
         self._tiers.clear()
@@ -181,61 +210,54 @@ class Inputs:
             if dataset is not None:
                 dataset.close()
 
-    def training(self, dataset: data.Dataset, recipe: TrainRecipe, **more: Any) -> Loader:
-        """Builds a loader of training batches, as the recipe augments them."""
-        options, host = recipe.data, recipe.augment.on_host(self.device.type)
-        given: dict[str, Any] = {
-            "batch": recipe.batch,
-            "order": Order(len(dataset), recipe.seed, options.window),
-            "crop": options.crop,
-            "flip": (recipe.augment.flip_mode or False) if "flip" in host else False,
-            "translate": recipe.augment.translate if "translate" in host else 0,
-            "progressive": options.progressive,
-            "on_bad": options.on_bad,
-        }
-        return self._loader(dataset, recipe, **given | more)
+    def open_tier(self, recipe: TrainRecipe, dataset: data.Dataset) -> Tier:
+        """Opens and fills the tier of a data set. All its loaders share it."""
+        if dataset is self.train:
+            return self.build_training_loader(dataset, recipe).tier
+        return self.build_evaluation_loader(recipe, dataset).tier
 
-    def _loader(self, dataset: data.Dataset, recipe: TrainRecipe, *, crop: CropRecipe, **more: Any) -> Loader:
+    def _make_spec(self, recipe: TrainRecipe) -> LoaderSpec:
+        """Makes the options that all loaders of a run share: whole set, index order, centre crop."""
         options = recipe.data
-        given: dict[str, Any] = {
-            "size": self.size,
-            "channels": self.channels,
-            "crop": crop,
-            "scaled": options.scaled,
-            "threads": options.threads,
-            "pin": options.pin,
-            "backend": options.decoder,
-            "ahead": options.ahead,
-            "device": self.device,
-            "on_bad": options.on_bad,
-            "verify": options.verify,
-            **more,
-        }
-        if "tier" in given:
-            return Loader(dataset, **given)
+        return LoaderSpec(
+            batch=recipe.batch,
+            size=self.size,
+            channels=self.channels,
+            crop=options.crop.to_center(),
+            scaled=options.scaled,
+            threads=options.threads,
+            pin=options.pin,
+            backend=options.decoder,
+            prefetch_batches=options.prefetch_batches,
+            device=self.device,
+            # Without an order a damaged sample has no substitute.
+            on_bad="stop" if options.on_bad == "stop" else "mask",
+            verify=options.verify,
+        )
+
+    def _build_loader(self, dataset: data.Dataset, recipe: TrainRecipe, spec: LoaderSpec) -> Loader:
+        if spec.tier is not None:
+            return Loader(dataset, spec)
         tier = self._tiers.get(id(dataset))
-        if tier is None:  # the first loader of a set says what has to be made of its pixels
-            as_they_are = Loader(dataset, **given).takes_pixels_as_they_are()
-            tier = self._tiers[id(dataset)] = self._chosen(dataset, options, as_they_are)
-        return Loader(dataset, tier=tier, **given)
+        # The first loader of a set decides whether its stored pixels can be served as they are.
+        if tier is None:
+            is_stored = spec.uses_stored_pixels(dataset.description)
+            tier = self._tiers[id(dataset)] = self._choose_tier(dataset, recipe.data, is_stored)
+        return Loader(dataset, spec, tier=tier)
 
-    def tier(self, recipe: TrainRecipe, dataset: data.Dataset) -> Tier:
-        """Where a data set's bytes are kept, filled; all its loaders share it."""
-        loader = self.training(dataset, recipe) if dataset is self.train else self.evaluation(recipe, dataset)
-        return loader.tier
-
-    def _chosen(self, dataset: data.Dataset, options: DataRecipe, as_they_are: bool) -> Tier:
-        """Args: as_they_are: nothing is made of its pixels. On a GPU they can be gathered then; not resized."""
-        own = dataset is self.train or dataset is self.eval
-        cache = self.cache if own else "none"  # another set is gone through once: nothing is gained by keeping it
-        if cache == "auto" and options.scaled:  # what is kept decoded is whole
+    def _choose_tier(self, dataset: data.Dataset, options: DataRecipe, uses_stored_pixels: bool) -> Tier:
+        # Any other set is read once, so keeping it gains nothing.
+        cache = self.cache if dataset is self.train or dataset is self.eval else "none"
+        # Kept pixels are those of a full decode, so a smaller decode needs the records.
+        if cache == "auto" and options.scaled:
             cache = "disk" if isinstance(dataset.source, RemoteShards) else "none"
         which = "training" if dataset is self.train else "evaluation"
         with Counter(f"Filling the cache of the {which} data", "images", self.say) as progress:
-            return choose(
+            return choose_tier(
                 dataset,
                 cache,
-                device=self.device if as_they_are else "cpu",
+                # Pixels on a GPU can be gathered there, but not resized.
+                device=self.device if uses_stored_pixels else "cpu",
                 threads=options.threads,
                 backend=options.decoder,
                 folder=options.cache_folder,
@@ -244,42 +266,51 @@ class Inputs:
             )
 
 
-def reason_of(tier: Tier) -> str:
-    """Why a tier was chosen, without its name."""
+def get_tier_reason(tier: Tier) -> str:
+    """Returns the reason for which a tier was chosen, without its name."""
     return tier.why.removeprefix(f"{tier.name}, ")
 
 
-def decoding(backend: str, threads: int, cores: int | None) -> str:
-    """A sentence: what decodes, on how many of the usable cores (None: not known)."""
-    what = f"Decoding by {'the native core' if backend == 'native' else 'Pillow'}, {threads} thread{'s'[: threads > 1]}"
+def describe_decoding(backend: str, threads: int, cores: int | None) -> str:
+    """Says in a sentence which decoder runs on how many of the usable cores (None: unknown)."""
+    name = "the native core" if backend == "native" else "Pillow"
+    text = f"Decoding by {name}, {threads} thread{'s'[: threads > 1]}"
     if cores is None:
-        return f"{what}."
+        return f"{text}."
     others = cores - threads
     rest = f" (the other{'s are' if others > 1 else ' is'} left to training)" if others > 0 else ""
-    return f"{what} of {cores} core{'s'[: cores > 1]}{rest}."
+    return f"{text} of {cores} core{'s'[: cores > 1]}{rest}."
 
 
-def _digest_of(*texts: str) -> str:
+def _hash_texts(*texts: str) -> str:
     return hashlib.sha256(json.dumps(texts).encode()).hexdigest()
 
 
-def open_relative(base: Path, uri: str, say: Say) -> data.Dataset:
-    """Opens a data set that a recipe names; a scan of foreign data shows how far it is."""
+def open_dataset(base: Path, uri: str, say: Say) -> data.Dataset:
+    """Opens a data set that a recipe names. A scan of foreign data shows its progress."""
     with Counter(f"Scanning {uri}", "images", say) as progress:
-        return data.open(uri if "://" in uri else base / Path(uri).expanduser(), progress=progress)
+        return opening.open(uri if "://" in uri else base / Path(uri).expanduser(), progress=progress)
 
 
 def open_inputs(
-    loaded: Loaded[TrainRecipe], device: torch.device, *, say: Say, opened: bool, rehearsal: Rehearsal | None = None
-) -> tuple[Loaded[TrainRecipe], Inputs]:
-    """Opens the data sets and resolves what they decide: size, channels, mean and standard deviation.
+    loaded: LoadedRecipe[TrainRecipe],
+    device: torch.device,
+    *,
+    say: Say,
+    opened: bool,
+    rehearsal: Rehearsal | None = None,
+) -> tuple[LoadedRecipe[TrainRecipe], Inputs]:
+    """Opens the data sets and resolves the recipe's open values: size, channels, cache, mean and standard deviation.
 
     Args:
-        opened: False: the recipe of a run, resolved, whose data need not be there.
-        rehearsal: nothing will be trained.
+        loaded: the recipe.
+        device: device that receives the batches.
+        say: receives messages for the user.
+        opened: False for the resolved recipe of a run whose data may be absent.
+        rehearsal: given if nothing will be trained.
 
     Raises:
-        HeadwayError: whatever is wrong with them.
+        HeadwayError: the data cannot be used, or the recipe does not fit them.
     """
     recipe = loaded.recipe
     train = held_out = synthetic = None
@@ -290,11 +321,11 @@ def open_inputs(
     with ExitStack() as on_error:
         if opened and synthetic is None:
             _check_cache(loaded)
-            train = on_error.enter_context(closing(open_relative(loaded.base, recipe.data.train, say)))
+            train = on_error.enter_context(closing(open_dataset(loaded.base, recipe.data.train, say)))
             if recipe.data.eval is not None:
-                held_out = on_error.enter_context(closing(open_relative(loaded.base, recipe.data.eval, say)))
-            if (most := recipe.largest_batch) > len(train):
-                say(f"The batch of {most} is larger than the data set of {len(train)}: each step spans epochs.")
+                held_out = on_error.enter_context(closing(open_dataset(loaded.base, recipe.data.eval, say)))
+            if (largest := recipe.largest_batch) > len(train):
+                say(f"The batch of {largest} is larger than the data set of {len(train)}: each step spans epochs.")
         loaded, size, channels, samples = _resolve_images(loaded, train, synthetic)
         inputs = on_error.enter_context(
             closing(
@@ -308,7 +339,7 @@ def open_inputs(
                     say=say,
                     cache="none" if rehearsal is not None else recipe.data.cache,
                     synthetic=synthetic,
-                    most=FIRST_SAMPLES if rehearsal is None else REHEARSED_SAMPLES,
+                    max_first_samples=MAX_FIRST_SAMPLES if rehearsal is None else REHEARSAL_SAMPLES,
                 )
             )
         )
@@ -319,7 +350,8 @@ def open_inputs(
     return loaded, inputs
 
 
-def _check_cache(loaded: Loaded[TrainRecipe]) -> None:
+def _check_cache(loaded: LoadedRecipe[TrainRecipe]) -> None:
+    """Raises RecipeError if options of the disk cache are set and another cache is used."""
     options, usual = loaded.recipe.data, DataRecipe(train=SYNTHETIC)
     if options.cache in ("auto", "disk") or loaded.origins["data.cache"].startswith("auto: "):
         return
@@ -330,8 +362,8 @@ def _check_cache(loaded: Loaded[TrainRecipe]) -> None:
 
 
 def _check_sizes(recipe: TrainRecipe, inputs: Inputs) -> None:
-    """Raises UsageError where images are at some time too small for what is to be done with them."""
-    side, translate = min(inputs.smallest(recipe)), recipe.augment.translate
+    """Raises RecipeError if images are too small for a shift, at the beginning of training or in evaluation."""
+    side, translate = min(inputs.find_smallest_size(recipe)), recipe.augment.translate
     if translate >= side:
         what = f"translate {translate} is no less than the image's side of {side}"
         if side < min(inputs.size):
@@ -343,24 +375,25 @@ def _check_sizes(recipe: TrainRecipe, inputs: Inputs) -> None:
         raise RecipeError(what, where="evaluate.shift", fix=f"Set it to at most {side - 1}.")
 
 
-def _resolve_places(loaded: Loaded[TrainRecipe], inputs: Inputs, *, filled: bool) -> Loaded[TrainRecipe]:
-    """What decodes, what is done on the host, and where the bytes are kept."""
+def _resolve_places(loaded: LoadedRecipe[TrainRecipe], inputs: Inputs, *, filled: bool) -> LoadedRecipe[TrainRecipe]:
+    """Resolves the decoder, the cache, and the place of flip and translate; fills the caches if `filled`."""
     recipe, device = loaded.recipe, inputs.device
     if recipe.data.train != SYNTHETIC:
-        backend = chosen(recipe.data.decoder)
+        backend = resolve_backend(recipe.data.decoder)
         if recipe.data.decoder == "auto":
             reason = "the native core is built" if backend == "native" else "the native core is not built"
             loaded = loaded.resolve("data.decoder", backend, reason)
         if inputs.train is not None and filled:
-            tier = inputs.tier(loaded.recipe, inputs.train)
-            reason = reason_of(tier)
-            if inputs.eval is not None:  # filled now, not in the first evaluation
-                inputs.tier(loaded.recipe, inputs.eval)
+            tier = inputs.open_tier(loaded.recipe, inputs.train)
+            reason = get_tier_reason(tier)
+            # Filled now, so that the first evaluation does not wait for it.
+            if inputs.eval is not None:
+                inputs.open_tier(loaded.recipe, inputs.eval)
             if recipe.data.cache == "auto":
                 loaded = loaded.resolve("data.cache", tier.name, reason)
-            inputs.say(f"Training data {PLACES[tier.name]}: {reason}.")
-            cores = usable_cores()
-            inputs.say(decoding(backend, recipe.data.threads or default_threads(), cores))
+            inputs.say(f"Training data {TIER_PHRASES[tier.name]}: {reason}.")
+            cores = count_usable_cores()
+            inputs.say(describe_decoding(backend, recipe.data.threads or choose_thread_count(), cores))
     if recipe.augment.where == "auto" and filled:
         reason = "the device is a CPU" if device.type == "cpu" else "the device has time for it"
         loaded = loaded.resolve("augment.where", "host" if device.type == "cpu" else "device", reason)
@@ -368,15 +401,17 @@ def _resolve_places(loaded: Loaded[TrainRecipe], inputs: Inputs, *, filled: bool
 
 
 def _resolve_images(
-    loaded: Loaded[TrainRecipe], train: data.Dataset | None, synthetic: SyntheticRecipe | None
-) -> tuple[Loaded[TrainRecipe], tuple[int, int], int, int]:
+    loaded: LoadedRecipe[TrainRecipe], train: data.Dataset | None, synthetic: SyntheticRecipe | None
+) -> tuple[LoadedRecipe[TrainRecipe], tuple[int, int], int, int]:
+    """Resolves the images' format. Returns the recipe, (height, width), channels and the number of samples."""
     recipe = loaded.recipe
     if synthetic is not None:
         return loaded, synthetic.size, synthetic.channels, synthetic.samples
-    if train is None:  # a run's own recipe: resolved
+    # The recipe of a run is resolved already.
+    if train is None:
         assert recipe.data.size is not None
         assert recipe.data.channels is not None
-        return loaded, _both_sides(recipe.data.size), recipe.data.channels, 0
+        return loaded, _expand_size(recipe.data.size), recipe.data.channels, 0
     if recipe.data.channels is None:
         reason = "every training image is gray" if train.description.channels == 1 else "training images have colour"
         loaded = loaded.resolve("data.channels", train.description.channels, reason)
@@ -390,28 +425,29 @@ def _resolve_images(
         loaded = loaded.resolve("data.size", size, "all training images have this size")
     channels = loaded.recipe.data.channels
     assert channels is not None
-    return loaded, _both_sides(size), channels, len(train)
+    return loaded, _expand_size(size), channels, len(train)
 
 
 def _resolve_stated(
-    loaded: Loaded[TrainRecipe], stated: SyntheticRecipe
-) -> tuple[Loaded[TrainRecipe], SyntheticRecipe]:
-    """A training set that is not there, as it is stated and as the recipe wants its images."""
+    loaded: LoadedRecipe[TrainRecipe], stated: SyntheticRecipe
+) -> tuple[LoadedRecipe[TrainRecipe], SyntheticRecipe]:
+    """Makes the stand-in for an absent training set: as stated, with the recipe's size and channels."""
     options = loaded.recipe.data
     if options.size is None:
-        what = "the data are not there to say how large their images are"
+        what = "the data are not there, so the size of their images is unknown"
         raise RecipeError(what, where="data.size", fix="Set it, for example to 224.")
     channels = options.channels or 3
     if options.channels is None:
         loaded = loaded.resolve("data.channels", channels, "images have colour, where nothing says otherwise")
-    return loaded, stated.model_copy(update={"size": _both_sides(options.size), "channels": channels})
+    return loaded, stated.model_copy(update={"size": _expand_size(options.size), "channels": channels})
 
 
-def _both_sides(size: int | tuple[int, int]) -> tuple[int, int]:
+def _expand_size(size: int | tuple[int, int]) -> tuple[int, int]:
     return size if isinstance(size, tuple) else (size, size)
 
 
-def _resolve_normalisation(loaded: Loaded[TrainRecipe], inputs: Inputs) -> Loaded[TrainRecipe]:
+def _resolve_normalisation(loaded: LoadedRecipe[TrainRecipe], inputs: Inputs) -> LoadedRecipe[TrainRecipe]:
+    """Resolves `augment.mean` and `augment.std` by a measurement, if they are auto."""
     recipe, channels = loaded.recipe.augment, inputs.channels
     for key in ("mean", "std"):
         value = getattr(recipe, key)
@@ -421,15 +457,16 @@ def _resolve_normalisation(loaded: Loaded[TrainRecipe], inputs: Inputs) -> Loade
     if "auto" not in (recipe.mean, recipe.std):
         return loaded
     if inputs.train is None:
-        mean, std = (127.5,) * channels, (73.6,) * channels  # of uniform bytes
+        mean, std = (127.5,) * channels, (73.6,) * channels
         reason = "of uniformly random bytes"
     else:
-        mean, std = inputs.measured(loaded.recipe)
-        if not all(map(math.isfinite, (*mean, *std))):  # the mean of no image
-            what = f"every one of the {inputs.measurable:,} images that were looked at is damaged"
+        mean, std = inputs.measure_mean_std(loaded.recipe)
+        # The mean of no image is NaN.
+        if not all(map(math.isfinite, (*mean, *std))):
+            what = f"every one of the {inputs.measured_samples:,} images that were read is damaged"
             fix = "Run headway verify on the folder, and pack the data again."
             raise DataError(what, where=str(inputs.train.folder), fix=fix)
-        reason = f"over {inputs.measurable} training images"
+        reason = f"over {inputs.measured_samples} training images"
     for key, measured in (("mean", mean), ("std", std)):
         if getattr(recipe, key) == "auto":
             loaded = loaded.resolve(f"augment.{key}", measured, reason)

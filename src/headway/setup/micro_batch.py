@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from headway.core.errors import TrainingError
-from headway.core.memory import free_memory_bytes
+from headway.core.free_memory import read_free_memory_bytes
 
 SHARE_OF_MEMORY = 0.5
 """Share of the free memory for tensors that forward saves for backward. The rest is for gradients of activations, the
@@ -32,7 +32,7 @@ def largest_micro_batch(batch: int, device: torch.device, attempt: Callable[[int
 
 def estimate_micro_batch(batch: int, saved: int, device: torch.device) -> tuple[int, str]:
     """Computes the micro-batch that fits, and the reason. Args: saved: bytes that one sample keeps for backward."""
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else free_memory_bytes()
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else read_free_memory_bytes()
     available = int(free * SHARE_OF_MEMORY)
     fits = max(1, available // max(1, saved))
     parts = -(-batch // fits)

@@ -10,9 +10,9 @@ from typing import Any, Literal, final
 import torch
 
 from headway.core.errors import CheckpointError
-from headway.core.outside import is_number
+from headway.core.untrusted_json import is_number
 from headway.launch.ranks import Ranks
-from headway.optim import Masters
+from headway.optim import MasterWeights
 from headway.setup.recipe import TrainRecipe
 from headway.setup.trial import measure_seconds_per_sample
 
@@ -45,7 +45,7 @@ class Precision:
         device: torch.device,
         *,
         seconds: Mapping[PrecisionName, float] | None = None,
-        masters: Masters | None = None,
+        masters: MasterWeights | None = None,
     ) -> None:
         self._device, self._masters = device.type, masters
         self.is_narrow = masters is not None

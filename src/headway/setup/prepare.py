@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from headway.core.errors import UserCodeError
-from headway.core.keys import UInt64
-from headway.core.keys import keys as keys_of
+from headway.core.random_keys import UInt64
+from headway.core.random_keys import make_keys as keys_of
 from headway.data.batch import Batch
 from headway.setup.build import TrainSetup
 
@@ -21,7 +21,7 @@ def prepare_batch(setup: TrainSetup, batch: Batch, step: int) -> tuple[torch.Ten
         UserCodeError: the transform failed.
     """
     # Keys are computed for every sample on the host, and only random augmentations and transforms use them.
-    keys = batch.keys() if setup.augment.random or setup.transform else None
+    keys = batch.keys() if setup.augment.needs_keys or setup.transform else None
     images, labels = augment_batch(setup, batch, keys)
     if setup.transform is None:
         return images, labels
@@ -44,7 +44,7 @@ def augment_batch(setup: TrainSetup, batch: Batch, keys: UInt64 | None) -> tuple
         batch.labels,
         keys,
         epochs=batch.epochs,
-        first=keys_of(batch.seed, 0, batch.samples) if setup.augment.alternating else None,
+        first_epoch_keys=keys_of(batch.seed, 0, batch.samples) if setup.augment.needs_epochs else None,
         masked=batch.served < 0 if batch.bad else None,
     )
 

@@ -13,10 +13,11 @@ import numpy as np
 import yaml
 
 from headway.core.errors import DataError, UsageError
-from headway.data import dataset
+from headway.data import opening
 from headway.data.columns import COLUMNS_FILE, LabelKind
-from headway.data.formats.source import Source, open_split
-from headway.data.modes import glanced
+from headway.data.formats.pack_source import PackSource
+from headway.data.opening import open_split
+from headway.data.pack_mode import open_header
 from headway.data.reference import GRAY_MODES
 
 MAX_INSPECTED = 256
@@ -56,7 +57,7 @@ def inspect_source(src: Path) -> SourceFindings:
     # A packed folder has its columns at hand, so no image needs to be opened.
     part = next((p for p in (src, src / "train") if (p / COLUMNS_FILE).is_file()), None)
     if part is not None:
-        packed = dataset.open(part)
+        packed = opening.open(part)
         about = packed.description
         ids = np.linspace(0, len(packed) - 1, min(MAX_INSPECTED, len(packed))).astype(int)
         sizes = (
@@ -84,12 +85,12 @@ def inspect_source(src: Path) -> SourceFindings:
     )
 
 
-def _inspect_files(source: Source) -> tuple[list[tuple[int, int]], Counter[str]]:
+def _inspect_files(source: PackSource) -> tuple[list[tuple[int, int]], Counter[str]]:
     sizes, modes = [], Counter[str]()
     ids = np.linspace(0, len(source) - 1, min(MAX_INSPECTED, len(source))).astype(int)
     for place in np.unique(ids):
         try:
-            with glanced(source.images.read(int(place))) as image:
+            with open_header(source.images.read(int(place))) as image:
                 sizes.append(image.size)
                 modes[image.mode] += 1
         # `headway pack` names every bad file; here the others are enough.

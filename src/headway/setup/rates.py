@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from headway.core.errors import RecipeError
-from headway.core.recipe import Loaded
+from headway.core.recipe import LoadedRecipe
 from headway.data.batch_plan import BatchPlan
-from headway.optim.rate import ScaledRecipe, number
+from headway.optim.batch_scaling import BatchScaledRecipe, require_number
 from headway.setup.recipe import TrainRecipe
 
 LARGE_BATCH = 1024
@@ -20,7 +20,7 @@ MAX_EPOCHS_OFF = 0.1
 """Share of its epochs by which a run may be longer or shorter than asked without a warning."""
 
 
-def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
+def resolve_rates(loaded: LoadedRecipe[TrainRecipe]) -> LoadedRecipe[TrainRecipe]:
     """Replaces each {base, per, scale} of a recipe by its number.
 
     If the epochs follow the batch, all other epochs of the recipe are scaled with them, so that each part of the run
@@ -29,23 +29,25 @@ def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
     recipe = loaded.recipe
     values: dict[str, tuple[Any, str]] = {}
     batch, schedule, growth = recipe.batch, recipe.schedule, recipe.batch_growth
-    if isinstance(lr := recipe.optimizer.lr, ScaledRecipe):
-        values["optimizer.lr"] = (lr.at(batch), lr.why(batch))
-        if schedule.warmup_start == "base":
+    if isinstance(lr := recipe.optimizer.lr, BatchScaledRecipe):
+        value = lr.compute_value(batch)
+        values["optimizer.lr"] = (value, lr.explain(batch))
+        if schedule.warmup.start == "base":
             # With a batch below `per` the scaled rate is the lower one, and there is nothing to rise to.
-            start = min(1.0, lr.base / lr.at(batch))
-            values["schedule.warmup_start"] = (start, f"base {lr.base:g} of a learning rate of {lr.at(batch):.6g}")
-    if isinstance(epochs := recipe.epochs, ScaledRecipe):
-        values["epochs"] = (epochs.at(batch), epochs.why(batch))
-        factor = epochs.factor(batch)
+            start = min(1.0, lr.base / value)
+            values["schedule.warmup_start"] = (
+                start,
+                f"base {lr.base:g} of a learning rate of {value:.6g}",
+            )
+    if isinstance(epochs := recipe.epochs, BatchScaledRecipe):
+        values["epochs"] = (epochs.compute_value(batch), epochs.explain(batch))
+        factor = epochs.compute_factor(batch)
         why = f"x {factor:.6g}, as the epochs of the run"
         # The moments of the run that are given in epochs.
         given: dict[str, Any] = {
-            "schedule.warmup_epochs": schedule.warmup_epochs,
-            "schedule.every_epochs": schedule.every_epochs,
-            "schedule.milestones_epochs": schedule.milestones_epochs,
+            **{f"schedule.{field}": value for field, value in schedule.epoch_fields.items()},
             "batch_growth.milestones_epochs": growth.milestones_epochs if growth is not None else (),
-            **{f"optimizer.{field}": value for field, value in recipe.optimizer.epochs.items()},
+            **{f"optimizer.{field}": value for field, value in recipe.optimizer.epoch_fields.items()},
         }
         for place, part in enumerate(recipe.model.freeze_after):
             given[f"model.freeze_after.{place}.after_epochs"] = part.after_epochs
@@ -63,17 +65,18 @@ def resolve_rates(loaded: Loaded[TrainRecipe]) -> Loaded[TrainRecipe]:
 def find_oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int) -> list[str]:
     """Finds settings that are hardly meant: few and large steps, another length than asked, a flat warm-up."""
     out = []
-    if recipe.schedule.warmup_epochs and recipe.schedule.warmup_start == 1:
-        what = f"The warm-up of {recipe.schedule.warmup_epochs:g} epochs begins at the rate at which it ends"
+    if recipe.schedule.warmup.epochs and recipe.schedule.warmup.start == 1:
+        what = f"The warm-up of {recipe.schedule.warmup.epochs:g} epochs begins at the rate at which it ends"
         fix = "take a larger batch (base is the rate of `per`), or remove schedule.warmup_epochs"
         out.append(f"{what}, so that nothing rises: {fix}.")
-    asked, ends = number(recipe.epochs, "epochs"), plan.position_of(steps) / samples
-    few = steps < FEW_STEPS and plan.largest > min(LARGE_BATCH, samples)
+    asked, ends = require_number(recipe.epochs, "epochs"), plan.find_position(steps) / samples
+    few = steps < FEW_STEPS and plan.largest_batch > min(LARGE_BATCH, samples)
     if not few and abs(ends / asked - 1) <= MAX_EPOCHS_OFF:
         return out
     # A batch that grows has several sizes; the largest is the one to be named.
-    size = f"{'up to ' if plan.grows else ''}{plan.largest:,}"
-    what = f"The run has {steps:,} step{'s'[: steps > 1]} of {size} samples, {plan.largest / samples:.3g} epochs each"
+    size = f"{'up to ' if plan.grows else ''}{plan.largest_batch:,}"
+    each = plan.largest_batch / samples
+    what = f"The run has {steps:,} step{'s'[: steps > 1]} of {size} samples, {each:.3g} epochs each"
     if abs(ends / asked - 1) > MAX_EPOCHS_OFF:
         what += f", and ends after {ends:.4g} epochs in place of {asked:.4g}, as every step is full"
     return [*out, f"{what}. {'So few steps hardly train: set' if few else 'Set'} batch to less, or train for longer."]
@@ -82,12 +85,12 @@ def find_oddities(recipe: TrainRecipe, samples: int, plan: BatchPlan, steps: int
 def plan_steps(recipe: TrainRecipe, samples: int) -> tuple[BatchPlan, int]:
     """Plans the sizes of the steps and their number. Args: recipe: its rates are resolved. samples: one epoch."""
     plan = BatchPlan(recipe.batch, recipe.batch_growth, epoch=samples)
-    return plan, plan.nearest(number(recipe.epochs, "epochs") * samples)
+    return plan, plan.round_to_steps(require_number(recipe.epochs, "epochs") * samples)
 
 
 def check_length(recipe: TrainRecipe, steps: int) -> None:
     """Raises RecipeError for settings that would never take effect in so few steps."""
-    lookahead, ema, scale = recipe.optimizer.lookahead, recipe.model.ema, recipe.optimizer.batch_scale
+    lookahead, ema, scale = recipe.optimizer.lookahead, recipe.model.ema, recipe.optimizer.steps_per_update
     if lookahead is not None and steps < lookahead.every_steps:
         what = f"it looks ahead every {lookahead.every_steps} steps, and the run has {steps}"
         raise RecipeError(what, where="optimizer.lookahead", fix="Set every_steps to less, or train for longer.")
@@ -103,19 +106,24 @@ def find_batch_warnings(recipe: TrainRecipe) -> list[str]:
     """Lists known problems with a batch of this size, each with its fix."""
     # The batch by which the weights move once: for lbsgd that is a macro-batch of several steps.
     out = []
-    optimizer, scale = recipe.optimizer, recipe.optimizer.batch_scale
+    optimizer, scale = recipe.optimizer, recipe.optimizer.steps_per_update
     steps = f" ({scale} steps of {{:,}})" if scale > 1 else ""
     batch, largest = recipe.batch * scale, recipe.largest_batch * scale
     # A warm-up that fits into the run.
-    rise = min(5.0, number(recipe.epochs, "epochs") / 4)
-    if batch > LARGE_BATCH and not recipe.schedule.moves and not optimizer.moves and recipe.batch_growth is None:
+    rise = min(5.0, require_number(recipe.epochs, "epochs") / 4)
+    if (
+        batch > LARGE_BATCH
+        and not recipe.schedule.changes_lr
+        and not optimizer.changes_lr
+        and recipe.batch_growth is None
+    ):
         out.append(
             f"A batch of {batch:,}{steps.format(recipe.batch)} trains at one learning rate throughout: above "
             f"{LARGE_BATCH:,} that often diverges early or ends at a lower accuracy. Set for example "
             f"schedule: {{name: cosine, warmup_epochs: {rise:.2g}}}."
         )
     # Layer-wise rates (LARS, LAMB) were made for batches of this size.
-    if largest > VERY_LARGE_BATCH and not optimizer.layer_wise:
+    if largest > VERY_LARGE_BATCH and not optimizer.is_layer_wise:
         fix = "optimizer.warmup to lars, or optimizer.name" if optimizer.name == "lbsgd" else "optimizer.name"
         out.append(
             f"A batch of {largest:,}{steps.format(recipe.largest_batch)} is taken by {optimizer.name}, which treats "

@@ -7,21 +7,21 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from headway.comm.options import CommRecipe
-from headway.core.recipe import Part, expect_patterns
-from headway.data.augment_options import AugmentRecipe
+from headway.comm.comm_recipe import CommRecipe
+from headway.core.recipe import RecipePart, check_patterns
+from headway.data.augment_recipe import AugmentRecipe
 from headway.data.batch_plan import BatchGrowthRecipe
-from headway.data.options import DataRecipe
-from headway.model.resolve import ModelRecipe
+from headway.data.data_recipe import DataRecipe
+from headway.model.model_recipe import ModelRecipe
 from headway.observe.options import ObserveRecipe
-from headway.optim.optimizer import OptimizerRecipe
-from headway.optim.rate import Scalable, ScaledRecipe
-from headway.optim.schedule import ScheduleRecipe
+from headway.optim.batch_scaling import BatchScaledRecipe, Scalable
+from headway.optim.optimizer_recipe import AnyOptimizerRecipe
+from headway.optim.schedule import AnyScheduleRecipe, ConstantScheduleRecipe
 
 NO_GRAPHS = "graphs are CUDA graphs, which need a GPU"
 
 
-class TaskRecipe(Part):
+class TaskRecipe(RecipePart):
     """The task, which turns the network's outputs into loss and metrics."""
 
     factory: str = "auto"
@@ -30,7 +30,7 @@ class TaskRecipe(Part):
     """Keyword arguments of the task, for example {label_smoothing: 0.1}."""
 
 
-class EvaluateRecipe(Part):
+class EvaluateRecipe(RecipePart):
     """Evaluations on the evaluation set."""
 
     every_epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -47,7 +47,7 @@ class EvaluateRecipe(Part):
     2404.00498)."""
 
 
-class CheckpointRecipe(Part):
+class CheckpointRecipe(RecipePart):
     """Checkpoints, from which a run continues after a stop or a crash."""
 
     every_epochs: float = Field(default=1.0, gt=0, allow_inf_nan=False)
@@ -75,7 +75,7 @@ class CheckpointRecipe(Part):
         return folder
 
 
-class TrainRecipe(Part):
+class TrainRecipe(RecipePart):
     """The recipe of a training run."""
 
     name: str = "run"
@@ -89,11 +89,11 @@ class TrainRecipe(Part):
     transform: str | None = None
     """Import path of your function transform(images, labels, keys) -> (images, labels). It gets each training batch on
     the device, after normalisation (float [b, C, H, W]); `keys` (uint64 [b], numpy) give random numbers: see
-    headway.core.keys."""
+    headway.core.random_keys."""
     model: ModelRecipe
     task: TaskRecipe = TaskRecipe()
-    optimizer: OptimizerRecipe
-    schedule: ScheduleRecipe = ScheduleRecipe(name="constant")
+    optimizer: AnyOptimizerRecipe
+    schedule: AnyScheduleRecipe = ConstantScheduleRecipe()
     batch: int = Field(ge=1)
     """Global batch: samples of one step over all ranks. If it is larger than the data set, a step spans epochs."""
     batch_growth: BatchGrowthRecipe | None = None
@@ -115,10 +115,9 @@ class TrainRecipe(Part):
     compile: bool | Literal["graphs", "max-autotune"] = False
     """torch.compile the network, which makes the first step longer. `graphs`: replay CUDA graphs too. `max-autotune`:
     try several kernels for each operation, which takes minutes."""
-    recompute: bool | tuple[str, ...] = False
-    """Activation checkpointing: modules whose activations are computed again in the backward pass instead of kept, as
-    regular expressions (re.search on a module's full name), or true for the blocks of Headway's networks. Less memory,
-    more time."""
+    activation_checkpointing: bool | tuple[str, ...] = False
+    """Modules whose activations are computed again in the backward pass instead of kept: regular expressions (re.search
+    on a module's full name), or true for the blocks of Headway's networks. Less memory, more time."""
     comm: CommRecipe = CommRecipe()
     evaluate: EvaluateRecipe = EvaluateRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
@@ -150,10 +149,10 @@ class TrainRecipe(Part):
                 raise ValueError(f"observe.{name} is for the sink prometheus: add it to sinks, or remove {name}")
         return sinks
 
-    @field_validator("recompute")
+    @field_validator("activation_checkpointing")
     @classmethod
     def _check_patterns(cls, found: bool | tuple[str, ...]) -> bool | tuple[str, ...]:
-        expect_patterns(*(() if isinstance(found, bool) else found))
+        check_patterns(*(() if isinstance(found, bool) else found))
         return found
 
     @model_validator(mode="after")
@@ -166,7 +165,7 @@ class TrainRecipe(Part):
         if self.stop_at is not None and self.data.eval is None:
             raise ValueError("stop_at needs an evaluation set: set data.eval, or remove stop_at")
         self._check_epochs()
-        if self.schedule.warmup_start == "base" and not isinstance(self.optimizer.lr, ScaledRecipe):
+        if self.schedule.warmup.start == "base" and not isinstance(self.optimizer.lr, BatchScaledRecipe):
             fix = "write for example optimizer.lr: {base: 0.1, per: 256}, or give schedule.warmup_start a number"
             raise ValueError(f"schedule.warmup_start: base needs a learning rate that follows the batch: {fix}")
         self._check_batch_norm()
@@ -184,16 +183,15 @@ class TrainRecipe(Part):
     def _check_epochs(self) -> None:
         """Raises ValueError if something is to happen at an epoch after the end of the run."""
         # If the epochs follow the batch, the other epochs are scaled with them, so the unscaled ones are compared.
-        epochs = self.epochs.base if isinstance(self.epochs, ScaledRecipe) else self.epochs
+        epochs = self.epochs.base if isinstance(self.epochs, BatchScaledRecipe) else self.epochs
         schedule, growth = self.schedule, self.batch_growth
-        if schedule.warmup_epochs > epochs:
+        if schedule.warmup.epochs > epochs:
             raise ValueError(
-                f"schedule.warmup_epochs {schedule.warmup_epochs:g} is longer than the run of {epochs:g} "
+                f"schedule.warmup_epochs {schedule.warmup.epochs:g} is longer than the run of {epochs:g} "
                 "epochs: set it to less, or train for longer"
             )
         for key, milestones in {
-            "schedule.every_epochs": (schedule.every_epochs,) if schedule.name == "step" else (),
-            "schedule.milestones_epochs": schedule.milestones_epochs,
+            **{f"schedule.{key}": falls for key, falls in schedule.falls_epochs.items()},
             **{
                 f"model.freeze_after.{place}.after_epochs": (part.after_epochs,)
                 for place, part in enumerate(self.model.freeze_after)
@@ -201,7 +199,7 @@ class TrainRecipe(Part):
             "batch_growth.milestones_epochs": () if growth is None else growth.milestones_epochs,
         }.items():
             # A milestone at the end itself would never take effect either.
-            late = [epoch for epoch in milestones if epoch is not None and epoch >= epochs]
+            late = [epoch for epoch in milestones if epoch >= epochs]
             if late:
                 what = f"{key} has {late[0]:g}, and the run ends at epoch {epochs:g}"
                 raise ValueError(f"{what}: remove it, or train for longer")
@@ -230,12 +228,13 @@ class TrainRecipe(Part):
             if self.micro_batch is not None:
                 what = "compile: graphs keeps gradients where the next micro-batch's replay writes"
                 raise ValueError(f"{what}: remove micro_batch, or set compile to true")
-        if self.recompute is not False and self.compile is not False:
+        if self.activation_checkpointing is not False and self.compile is not False:
             what = "torch.compile decides itself which activations are kept for backward"
-            raise ValueError(f"{what}: remove recompute, or compile")
-        # An empty list would silently recompute nothing.
-        if self.recompute == ():
-            raise ValueError("recompute names no module: write for example recompute: ['^layer1'], or true")
+            raise ValueError(f"{what}: remove activation_checkpointing, or compile")
+        # An empty list would silently checkpoint nothing.
+        if self.activation_checkpointing == ():
+            fix = "write for example activation_checkpointing: ['^layer1'], or true"
+            raise ValueError(f"activation_checkpointing names no module: {fix}")
 
     def _check_batch_norm(self) -> None:
         """Checks the groups and statistics of batch norm against batch, micro-batch and evaluation set."""
@@ -259,4 +258,4 @@ class TrainRecipe(Part):
     @property
     def largest_batch(self) -> int:
         """The global batch at the end of the run, after all growth."""
-        return self.batch if self.batch_growth is None else self.batch_growth.largest(self.batch)
+        return self.batch if self.batch_growth is None else self.batch_growth.compute_largest_batch(self.batch)

@@ -14,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save as save_tensors
 
-from headway.core import rows
-from headway.core.files import write_whole
-from headway.core.run import Run
-from headway.data.batch import Bad
+from headway.core import row_file
+from headway.core.files import write_atomically
+from headway.core.run_folder import RunFolder
+from headway.data.batch import BadSample
 from headway.observe.sinks import Sink, open_sinks
 
 NON_METRIC_KEYS = frozenset(
@@ -35,7 +35,7 @@ class RunLog:
         name: name of this process among several; its file of ids is named after it.
     """
 
-    def __init__(self, run: Run, *, sinks: Sequence[str], leads: bool = True, name: str = "") -> None:
+    def __init__(self, run: RunFolder, *, sinks: Sequence[str], leads: bool = True, name: str = "") -> None:
         self._run, self._names, self._name = run, sinks, name
         self._ids: IO[bytes] | None = None
         self.confirm: Callable[[], None] = lambda: None
@@ -59,7 +59,7 @@ class RunLog:
         self._is_lead = True
         # The former lead may have written entries of steps that are repeated now.
         if after is not None:
-            self._run.cut_metrics(after[0])
+            self._run.truncate_metrics(after[0])
         self._metrics = self._run.metrics_path.open("a", encoding="utf-8")
         self._sinks = open_sinks(self._names, self._run.folder, after_step=after and after[1])
 
@@ -77,14 +77,14 @@ class RunLog:
     def write_ids(self, positions: NDArray[np.int64], asked: NDArray[np.int64], served: NDArray[np.int64]) -> None:
         """Appends (position, asked, served) of each sample to ids.bin."""
         if self._ids is None:
-            path = self._run.ids_of(self._name)
+            path = self._run.process_ids_path(self._name)
             # On another host than the lead's the run folder may not exist yet.
             path.parent.mkdir(parents=True, exist_ok=True)
             # If one of several ranks is killed, the others continue, so its ids must not be lost in a buffer.
             self._ids = path.open("ab", buffering=0 if self._name else -1)
         self._ids.write(np.stack([positions, asked, served], axis=1).astype("<i8").tobytes())
 
-    def write_quarantine(self, bad: Sequence[Bad], name: Callable[[int], str]) -> None:
+    def write_quarantine(self, bad: Sequence[BadSample], name: Callable[[int], str]) -> None:
         """Appends damaged samples to quarantine.jsonl."""
         if not self._is_lead:
             return
@@ -101,7 +101,7 @@ class RunLog:
         # Cloned, because safetensors refuses tensors that share memory.
         data = save_tensors({name: t.detach().cpu().contiguous().clone() for name, t in state.items()})
         self.confirm()
-        write_whole(self._run.weights_path, data)
+        write_atomically(self._run.weights_path, data)
 
     def write_rows(
         self,
@@ -112,13 +112,13 @@ class RunLog:
         step: int,
         values: NDArray[np.float32],
     ) -> None:
-        """Appends to a file of rows; see `headway.core.rows`."""
+        """Appends to a file of rows; see `headway.core.row_file`."""
         if self._is_lead:
-            rows.append(self._run.rows_of(kind), names, columns, position, step, values)
+            row_file.append_row(self._run.rows_path(kind), names, columns, position, step, values)
 
     def cut_ids(self, position: int) -> None:
         """Removes the ids of this process from a position on, as their step failed."""
-        self._run.cut_ids(position, self._name)
+        self._run.truncate_ids(position, self._name)
 
     def flush(self) -> None:
         """Brings all logged entries onto the disk; called before a checkpoint that relies on them."""
@@ -133,7 +133,7 @@ class RunLog:
             self._metrics.close()
             for sink in self._sinks:
                 sink.close()
-            self._run.cut_back(position)
+            self._run.truncate_logs(position)
             self.take_lead(after=(position, step))
 
     def close(self) -> None:

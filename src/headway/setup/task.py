@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
-from headway.core.errors import HeadwayError, RecipeError, UserCodeError, nearest
-from headway.core.importing import import_path
+from headway.core.errors import HeadwayError, RecipeError, UserCodeError, suggest_nearest
+from headway.core.user_code import import_user_object
 from headway.data.columns import LabelKind
 from headway.data.dataset import Dataset
 from headway.setup.recipe import TaskRecipe
@@ -179,7 +179,7 @@ def build_task(recipe: TaskRecipe, target: TargetSpec, base: Path) -> Task:
     if recipe.factory == "auto":
         factory: Any = {"class": Classification, "multi": MultiLabel, "value": Regression}[target.kind]
     else:
-        factory = import_path(recipe.factory, base=base, what="task.factory")
+        factory = import_user_object(recipe.factory, base=base, what="task.factory")
     # A wrong argument of a built-in task is a mistake in the recipe; in a user's task it is one in the code.
     ours = isinstance(factory, type) and factory.__module__ == __name__
     try:
@@ -191,7 +191,7 @@ def build_task(recipe: TaskRecipe, target: TargetSpec, base: Path) -> Task:
         if ours:
             # The misspelt argument, if there is one, with the nearest name as the fix.
             unknown = [key for key in recipe.args if key not in (known := signature(factory).parameters)]
-            fix = nearest(unknown[0], [one for one in known if one != "target"]) if unknown else ""
+            fix = suggest_nearest(unknown[0], [one for one in known if one != "target"]) if unknown else ""
             raise RecipeError(str(error).partition(") ")[2] or str(error), where="task.args", fix=fix) from None
         raise UserCodeError(f"{recipe.factory!r} failed: {error}", where="task") from error
     except Exception as error:

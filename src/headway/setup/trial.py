@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import torch
 
 from headway.core.errors import TrainingError
-from headway.core.modules import leaving_no_trace
+from headway.core.modules import preserve_training_state
 
 LOG = logging.getLogger("headway.train")
 
@@ -37,7 +37,7 @@ def build_attempt(
     """Builds a function that runs forward and backward over so many samples, and leaves no trace."""
 
     def run(samples: int) -> None:
-        with leaving_no_trace(model):
+        with preserve_training_state(model):
             _run_pass(model, images[torch.arange(samples, device=images.device) % len(images)], context)
 
     return run
@@ -59,7 +59,7 @@ def measure_seconds_per_sample(
     """
     seconds: dict[N, float] = {}
     samples = min(FIRST_TRIAL_SAMPLES, len(images))
-    with leaving_no_trace(model):
+    with preserve_training_state(model):
         left = dict(arms)
         try:
             while True:

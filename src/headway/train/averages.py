@@ -11,11 +11,11 @@ import torch
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from headway.checkpoint.compatibility import fault_among
+from headway.checkpoint.compatibility import find_mismatch
 from headway.core.errors import CheckpointError
 from headway.launch.ranks import Ranks, running_statistics
+from headway.model.batch_norm import recompute_statistics
 from headway.model.ema import Ema
-from headway.model.norm import recomputing
 from headway.optim import Lookahead
 from headway.setup.build import TrainSetup
 from headway.setup.prepare import prepare_batch, split_micro_batches
@@ -87,10 +87,10 @@ class WeightAverages:
         first = max(0, step - self._batches)
         # `setup.batches` replaces this loader, and the statistics of the run's input are read from it.
         loader = setup.inputs.loader
-        stream: Any = iter(setup.batches(setup.plan.position_of(first), rank, world))
+        stream: Any = iter(setup.batches(setup.plan.find_position(first), rank, world))
         before = [value.clone() for value in self._running]
         try:
-            with self._swap_in_weights(), torch.no_grad(), recomputing(setup.model):
+            with self._swap_in_weights(), torch.no_grad(), recompute_statistics(setup.model):
                 for number, batch in enumerate(islice(stream, step - first), first + 1):
                     images, _ = prepare_batch(setup, batch, number)
                     for (part,) in split_micro_batches(setup, images):
@@ -122,7 +122,7 @@ class WeightAverages:
             self._weights.load(tensors)
         found = {name: value for name, value in tensors.items() if name.startswith(PREFIX)}
         wanted = {f"{PREFIX}{place}": one for place, one in enumerate(self._running)}
-        if found and (fault := fault_among(found, wanted)):
+        if found and (fault := find_mismatch(found, wanted)):
             raise CheckpointError(f"its statistics of batch norm do not fit: {fault}", where=where)
         self._statistics = [found[name].to(one) for name, one in wanted.items()] if found else []
 
@@ -134,7 +134,7 @@ class WeightAverages:
         masters = self._setup.masters
         try:
             # 16-bit weights are written from the fp32 masters, before and after.
-            with self._weights.swapped():
+            with self._weights.swap_weights():
                 if masters is not None:
                     masters.write_back()
                 yield

@@ -10,9 +10,9 @@ from typing import Literal
 import torch
 
 from headway.core.errors import UsageError
-from headway.core.launched import launched
-from headway.core.recipe import load
-from headway.core.run import GO_ON, Run
+from headway.core.launcher_environment import read_launcher_environment
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RESUME_COMMAND, RunFolder
 from headway.launch.hosts import hosts_of, shared
 from headway.launch.launcher import launch
 from headway.setup.recipe import TrainRecipe
@@ -42,18 +42,18 @@ def train_on_ranks(
         UsageError: recipe or hosts are wrong, or a launcher started this process. CommunicationError: see `launch`.
     """
     on = hosts_of(procs, hosts)
-    if (above := launched()) is not None:
+    if (above := read_launcher_environment()) is not None:
         fix = "Leave --procs and --hosts out: the launcher says how many processes there are."
         raise UsageError(f"this process was started by a launcher ({above.launcher}) and cannot be one", fix=fix)
     # The recipe is read here first, so that a mistake in it is reported once and not by every process. The name of the
     # run folder is chosen here too, as all processes must know it; rank 0 creates the folder.
     if resume is not None:
-        tree = runs.reload_recipe(Run.open(resume)).recipe
+        tree = runs.reload_recipe(RunFolder.open(resume)).recipe
         folder, verb = resume, ["--resume", str(resume)]
     elif recipe is not None:
-        tree = load(recipe, overrides, TrainRecipe).recipe
-        folder = folder or Run.free_name(Path("runs"), tree.name)
-        Run.expect_free(folder)
+        tree = read_recipe(recipe, overrides, TrainRecipe).recipe
+        folder = folder or RunFolder.find_free_name(Path("runs"), tree.name)
+        RunFolder.expect_free(folder)
         verb = [str(recipe), *overrides, "--run", str(folder)]
     else:
         raise UsageError("there is neither a recipe nor a run")
@@ -63,7 +63,7 @@ def train_on_ranks(
 
     def build_restart_command() -> list[str]:
         # Processes may be lost before rank 0 has created the run folder.
-        return [*command, *(again if Run(folder).recipe_path.exists() else verb)]
+        return [*command, *(again if RunFolder(folder).recipe_path.exists() else verb)]
 
     ranks = ["--hosts", hosts] if hosts is not None else ["--procs", str(procs)]
     go_on = shlex.join(["headway", "train", *again, *ranks])
@@ -71,18 +71,18 @@ def train_on_ranks(
         [*command, *verb],
         on,
         again=build_restart_command,
-        environ={GO_ON: go_on},
+        environ={RESUME_COMMAND: go_on},
         how=f"Go on from the last checkpoint: {go_on}",
         timeout_s=tree.comm.timeout_s,
         respawn=respawn,
-        on_loss=_resolve_on_loss(tree),
+        on_rank_failure=_resolve_on_rank_failure(tree),
     )
 
 
-def _resolve_on_loss(recipe: TrainRecipe) -> Literal["continue", "restart"]:
-    """Resolves `comm.on_loss: auto`."""
-    if recipe.comm.on_loss != "auto":
-        return recipe.comm.on_loss
+def _resolve_on_rank_failure(recipe: TrainRecipe) -> Literal["continue", "restart"]:
+    """Resolves `comm.on_rank_failure: auto`."""
+    if recipe.comm.on_rank_failure != "auto":
+        return recipe.comm.on_rank_failure
     # On GPUs the ranks communicate through NCCL, which cannot continue after a loss.
     on_gpu = recipe.device.startswith("cuda") or (recipe.device == "auto" and torch.cuda.is_available())
     return "restart" if on_gpu else "continue"

@@ -12,19 +12,28 @@ from typing import Any, final
 import numpy as np
 import torch
 
-from headway.core.collectives import Algorithm, Link, Network, bytes_out_of_host
+from headway.core.collectives import Algorithm, Link, Network, count_bytes_out_of_host
 from headway.core.errors import UsageError, UserCodeError
-from headway.core.profile import Exchange, Input, Layer, Phase, Step, Update, Whole, Workload
-from headway.core.recipe import Loaded
-from headway.data.options import SYNTHETIC, SyntheticRecipe
-from headway.data.resolution import size_at
+from headway.core.profile import (
+    Workload,
+    WorkloadExchange,
+    WorkloadInput,
+    WorkloadLayer,
+    WorkloadPhase,
+    WorkloadRun,
+    WorkloadStep,
+    WorkloadUpdate,
+)
+from headway.core.recipe import LoadedRecipe
+from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
+from headway.data.resolution import compute_size
 from headway.launch.hosts import hosts_of, shared
 from headway.launch.ranks import running_statistics
-from headway.model.compilable import Compilable, try_compiling
-from headway.model.counts import count
-from headway.model.layers import SAMPLES, layers
-from headway.model.valueless import valueless
-from headway.optim.footprint import footprint
+from headway.model.fake_tensors import use_fake_tensors
+from headway.model.graph_breaks import CompileReport, try_compiling
+from headway.model.layer_profile import SAMPLES, profile_layers
+from headway.model.model_size import measure_model_size
+from headway.optim.footprint import estimate_footprint
 from headway.setup.build import TrainSetup, build_setup
 from headway.setup.inputs import Rehearsal, Say
 from headway.setup.micro_batch import estimate_micro_batch
@@ -64,12 +73,12 @@ class DryRun:
         memory: the memory of one rank.
         sent_bytes: bytes that the busiest host sends to others in a step; on one host, those that a rank sends.
         on_shapes_only: the layers were measured on tensors without values, which takes no computation.
-        compilable: how torch.compile copes with the network; None if it was not asked, and with `recompute`, which
-            excludes it.
+        compilable: how torch.compile copes with the network; None if it was not asked, and with
+            `activation_checkpointing`, which excludes it.
         notes: cautions about the numbers.
     """
 
-    loaded: Loaded[TrainRecipe]
+    loaded: LoadedRecipe[TrainRecipe]
     workload: Workload
     hosts: int
     ranks: int
@@ -80,7 +89,7 @@ class DryRun:
     memory: Sequence[MemoryItem]
     sent_bytes: float
     on_shapes_only: bool
-    compilable: Compilable | None
+    compilable: CompileReport | None
     notes: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
@@ -94,7 +103,7 @@ class DryRun:
             "learning_rate": [{"epoch": epoch, "lr": lr} for epoch, lr in self.rates],
             "memory": [asdict(part) for part in self.memory],
             "sent_bytes": self.sent_bytes,
-            "compilable": None if (fits := self.compilable) is None else {"whole": fits.whole, **asdict(fits)},
+            "compilable": None if (fits := self.compilable) is None else {"whole": fits.is_whole, **asdict(fits)},
             "notes": list(self.notes),
             "workload": self.workload.model_dump(mode="json"),
         }
@@ -140,7 +149,7 @@ def dry_run(
     with closing(setup.inputs):
         images = _load_images(setup)
         measured = _measure_layers(setup, images)
-        asked = compiles and not setup.recipe.recompute
+        asked = compiles and not setup.recipe.activation_checkpointing
         fits = try_compiling(setup.model, images, setup.precision.autocast) if asked else None
         ranks = sum(host.procs for host in machines)
         return _build_dry_run(setup, measured, fits, len(machines), ranks, evaluation_samples)
@@ -148,21 +157,21 @@ def dry_run(
 
 def _load_images(setup: TrainSetup) -> torch.Tensor:
     """Returns a few training images as the network gets them; short of images, it repeats them."""
-    images, _ = prepare_batch(setup, setup.inputs.first_batch(setup.recipe), 1)
+    images, _ = prepare_batch(setup, setup.inputs.read_first_batch(setup.recipe), 1)
     layout = torch.channels_last if setup.recipe.channels_last else torch.contiguous_format
     return images[torch.arange(max(SAMPLES), device=images.device) % len(images)].contiguous(memory_format=layout)
 
 
-def _measure_layers(setup: TrainSetup, images: torch.Tensor) -> tuple[tuple[Layer, ...], bool]:
+def _measure_layers(setup: TrainSetup, images: torch.Tensor) -> tuple[tuple[WorkloadLayer, ...], bool]:
     """Returns the network's layers, and if they could be measured on tensors without values."""
     autocast = setup.precision.autocast
     try:
-        with valueless(setup.model, images) as (given,):
-            return layers(setup.model, given, autocast), True
+        with use_fake_tensors(setup.model, images) as (given,):
+            return profile_layers(setup.model, given, autocast), True
     # The network needs values, or computes outside of torch's operations.
     except Exception:
         try:
-            return layers(setup.model, images, autocast), False
+            return profile_layers(setup.model, images, autocast), False
         except Exception as error:
             what = f"the network failed on {max(SAMPLES)} samples in training: {type(error).__name__}: {error}"
             raise UserCodeError(what, where="model") from error
@@ -170,8 +179,8 @@ def _measure_layers(setup: TrainSetup, images: torch.Tensor) -> tuple[tuple[Laye
 
 def _build_dry_run(
     setup: TrainSetup,
-    measured: tuple[tuple[Layer, ...], bool],
-    fits: Compilable | None,
+    measured: tuple[tuple[WorkloadLayer, ...], bool],
+    fits: CompileReport | None,
     hosts: int,
     ranks: int,
     evaluation_samples: int | None,
@@ -179,7 +188,7 @@ def _build_dry_run(
     recipe, notes = setup.recipe, list[str]()
     found, on_shapes_only = measured
     # Rounded up: the busiest rank counts.
-    share = -(-setup.plan.largest // ranks)
+    share = -(-setup.plan.largest_batch // ranks)
     shared(recipe.batch, ranks)
     saved = sum(layer.saved_bytes for layer in found)
     # A run measures it; here it is estimated from the bytes that a sample keeps for backward.
@@ -192,8 +201,10 @@ def _build_dry_run(
         notes.append(f"The layers were measured on {max(SAMPLES)} images: the network needs their values.")
     if recipe.compile:
         notes.append("The memory kept for backward was measured without torch.compile, which keeps less.")
-    if recipe.recompute:
-        notes.append("With recompute, the inputs of the modules that are computed again are not counted.")
+    if recipe.activation_checkpointing:
+        notes.append(
+            "With activation_checkpointing, the inputs of the modules that are computed again are not counted."
+        )
     if setup.device.type == "cpu" and recipe.precision == "fp16":
         notes.append("Training in fp16 needs a GPU, and there is none here.")
     workload = _build_workload(setup, found, micro, ranks, evaluation_samples)
@@ -218,24 +229,28 @@ def _build_dry_run(
 
 
 def _build_workload(
-    setup: TrainSetup, found: tuple[Layer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
+    setup: TrainSetup, found: tuple[WorkloadLayer, ...], micro: int | None, ranks: int, evaluation_samples: int | None
 ) -> Workload:
     recipe, inputs = setup.recipe, setup.inputs
-    kept = footprint(setup.optimizer)
+    kept = estimate_footprint(setup.optimizer)
     trained = sum(layer.gradient_bytes for layer in found)
     stepped = sum(count_bytes(value) for group in setup.optimizer.param_groups for value in group["params"])
     # Clipping reads each gradient for its norm, then reads and writes it.
     moved = kept.moved_bytes + 3 * count_masters_bytes(setup) + 3 * stepped * (recipe.optimizer.clip_norm is not None)
     statistics = sum(value.numel() * value.element_size() for value in running_statistics(setup.model))
-    total, (height, width) = setup.plan.position_of(setup.steps), setup.size
+    total, (height, width) = setup.plan.find_position(setup.steps), setup.size
     held_out = len(inputs.eval) if inputs.eval is not None else evaluation_samples
     evaluates, saves = recipe.data.eval is not None, recipe.checkpoint
     train = inputs.train
-    on_host = recipe.augment.on_host(get_device_type(setup)) if recipe.data.train != SYNTHETIC else frozenset()
+    on_host = (
+        recipe.augment.select_host_augmentations(get_device_type(setup))
+        if recipe.data.train != SYNTHETIC
+        else frozenset()
+    )
     return Workload(
         name=recipe.name,
         layers=found,
-        input=Input(
+        input=WorkloadInput(
             height=height,
             width=width,
             channels=setup.channels,
@@ -245,20 +260,20 @@ def _build_workload(
             on_host=(*_list_crops(recipe), *(name for name in ("flip", "translate") if name in on_host)),
             on_device=_list_augmentations(recipe, on_host),
         ),
-        step=Step(
+        step=WorkloadStep(
             batch=recipe.batch,
             ranks=ranks,
             micro_batch=micro,
             precision=setup.precision.name,
             half_weights=setup.masters is not None,
             compiled=bool(recipe.compile),
-            update=Update(
+            update=WorkloadUpdate(
                 optimizer=recipe.optimizer.name,
                 state_bytes=kept.state_bytes,
                 passes=moved / stepped,
                 beside_bytes=sum(part.bytes for part in list_extra_memory(setup)),
             ),
-            exchange=Exchange(
+            exchange=WorkloadExchange(
                 gradient_bytes=trained,
                 statistics_bytes=statistics,
                 algorithm=recipe.comm.algorithm,
@@ -267,7 +282,7 @@ def _build_workload(
                 sync_batch_norm=recipe.comm.batch_norm == "sync",
             ),
         ),
-        run=Whole(
+        run=WorkloadRun(
             samples=setup.epoch,
             epochs=total / setup.epoch,
             steps=setup.steps,
@@ -291,7 +306,7 @@ def _compute_wire_ratio(setup: TrainSetup) -> float:
 
 
 def _list_crops(recipe: TrainRecipe) -> tuple[str, ...]:
-    return ("random crop",) if recipe.data.crop.random else ()
+    return ("random crop",) if recipe.data.crop.is_random else ()
 
 
 def _list_augmentations(recipe: TrainRecipe, on_host: frozenset[str]) -> tuple[str, ...]:
@@ -307,27 +322,27 @@ def _list_augmentations(recipe: TrainRecipe, on_host: frozenset[str]) -> tuple[s
     return tuple(name for name, wanted in asked.items() if wanted)
 
 
-def _list_phases(setup: TrainSetup, forward: int) -> tuple[Phase, ...]:
+def _list_phases(setup: TrainSetup, forward: int) -> tuple[WorkloadPhase, ...]:
     """Lists the phases of the run: consecutive steps with one batch size and one image size."""
     plan, steps, progressive = setup.plan, setup.steps, setup.recipe.data.progressive
     # A phase begins when the batch or the image size changes.
-    starts = {plan.steps_between(0, int(start)) for start in plan.starts}
+    starts = {plan.count_steps(0, int(start)) for start in plan.starts}
     if progressive is not None:
-        last = min(math.ceil(progressive.until_epoch), math.ceil(plan.position_of(steps) / setup.epoch))
-        starts |= {plan.steps_between(0, epoch * setup.epoch) for epoch in range(last + 1)}
-    out: list[Phase] = []
+        last = min(math.ceil(progressive.until_epoch), math.ceil(plan.find_position(steps) / setup.epoch))
+        starts |= {plan.count_steps(0, epoch * setup.epoch) for epoch in range(last + 1)}
+    out: list[WorkloadPhase] = []
     counted = {setup.size: forward}
     begins = sorted(step for step in starts if step < steps)
     for step, end in zip(begins, [*begins[1:], steps], strict=True):
-        position = plan.position_of(step)
+        position = plan.find_position(step)
         size = setup.size
         if progressive is not None:
-            size = size_at(progressive, setup.size, position // setup.epoch)
+            size = compute_size(progressive, setup.size, position // setup.epoch)
         if size not in counted:
             counted[size] = _count_multiply_adds(setup, size)
-        phase = Phase(
+        phase = WorkloadPhase(
             steps=end - step,
-            batch=plan.batch_at(position),
+            batch=plan.get_batch_size(position),
             height=size[0],
             width=size[1],
             forward_multiply_adds=counted[size],
@@ -343,11 +358,11 @@ def _count_multiply_adds(setup: TrainSetup, size: tuple[int, int]) -> int:
     """Counts the multiply-adds of forward on one image of another size."""
     images = torch.zeros(1, setup.channels, *size, device=setup.device)
     try:
-        with valueless(setup.model, images) as (given,), setup.precision.autocast():
-            found = count(setup.model, given)
+        with use_fake_tensors(setup.model, images) as (given,), setup.precision.autocast():
+            found = measure_model_size(setup.model, given)
     except Exception:
         with setup.precision.autocast():
-            found = count(setup.model, images)
+            found = measure_model_size(setup.model, images)
     return found.multiply_adds or 0
 
 
@@ -359,13 +374,13 @@ def _count_occurrences(setup: TrainSetup, every_epochs: float, every_steps: int 
     interval = every_epochs * setup.epoch
     if interval <= setup.recipe.batch:
         return steps
-    whole = math.floor(plan.position_of(steps) / interval)
+    whole = math.floor(plan.find_position(steps) / interval)
 
     def find_step(number: int) -> int:
-        return plan.steps_between(0, math.ceil(number * interval))
+        return plan.count_steps(0, math.ceil(number * interval))
 
     # With intervals longer than a step, each falls on a step of its own.
-    if interval >= plan.largest:
+    if interval >= plan.largest_batch:
         return whole + (find_step(whole) < steps)
     return len({steps, *map(find_step, range(1, whole + 1))})
 
@@ -373,16 +388,16 @@ def _count_occurrences(setup: TrainSetup, every_epochs: float, every_steps: int 
 def _list_learning_rates(setup: TrainSetup) -> list[tuple[float, float]]:
     """Lists the learning rate at the beginning of each epoch (every k-th, if there are very many) and at the end."""
     plan, steps = setup.plan, setup.steps
-    out, epochs = [], math.ceil(plan.position_of(steps) / setup.epoch)
+    out, epochs = [], math.ceil(plan.find_position(steps) / setup.epoch)
     for epoch in range(0, epochs, max(1, epochs // MOST_RATES)):
-        step = plan.steps_between(0, epoch * setup.epoch)
+        step = plan.count_steps(0, epoch * setup.epoch)
         if step < steps:
-            out.append((float(epoch), setup.lr_at(plan.position_of(step))))
-    last = plan.position_of(steps - 1)
-    return [*out, (plan.position_of(steps) / setup.epoch, setup.lr_at(last))]
+            out.append((float(epoch), setup.lr_at(plan.find_position(step))))
+    last = plan.find_position(steps - 1)
+    return [*out, (plan.find_position(steps) / setup.epoch, setup.lr_at(last))]
 
 
-def _count_sent_bytes(exchange: Exchange, nbytes: int, hosts: int, ranks: int) -> float:
+def _count_sent_bytes(exchange: WorkloadExchange, nbytes: int, hosts: int, ranks: int) -> float:
     """Counts the bytes that the busiest host sends in a step; on one host, those that a rank sends."""
     if ranks == 1:
         return 0.0
@@ -392,4 +407,4 @@ def _count_sent_bytes(exchange: Exchange, nbytes: int, hosts: int, ranks: int) -
     any_link = Link(0.0, 1.0)
     algorithm: Algorithm = "ring" if exchange.algorithm == "auto" else exchange.algorithm  # type: ignore[assignment]
     wire = exchange.wire_ratio if hosts > 1 else 1.0
-    return bytes_out_of_host(algorithm, nbytes, Network(m, per_host, any_link, any_link, 1.0), wire_ratio=wire)
+    return count_bytes_out_of_host(algorithm, nbytes, Network(m, per_host, any_link, any_link, 1.0), wire_ratio=wire)

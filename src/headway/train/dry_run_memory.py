@@ -9,7 +9,7 @@ import torch
 
 from headway.checkpoint.checkpoints import state_of
 from headway.core.profile import Workload
-from headway.data.options import SYNTHETIC
+from headway.data.data_recipe import SYNTHETIC
 from headway.setup.build import TrainSetup
 
 MemoryPlace = Literal["device", "host"]
@@ -42,10 +42,10 @@ def list_memory(setup: TrainSetup, workload: Workload, share: int, micro_batch: 
     # Normalised images are fp32, all others stay bytes.
     wide = 4 if recipe.augment.normalise else 1
     largest = max(layer.activation_bytes for layer in workload.layers)
-    ahead, of_ring = recipe.data.ahead, share
+    ahead, of_ring = recipe.data.prefetch_batches, share
     # Of synthetic data every rank holds one whole batch.
     if recipe.data.train == SYNTHETIC:
-        ahead, of_ring = 1, setup.plan.largest
+        ahead, of_ring = 1, setup.plan.largest_batch
     items = [
         MemoryItem("weights", weights, device, about),
         *list_extra_memory(setup),

@@ -49,7 +49,7 @@ def evaluate_batches(
     The network is in evaluation mode, and gradients are off.
     """
     recipe = setup.recipe
-    loader = setup.inputs.evaluation(recipe, dataset, rank, world)
+    loader = setup.inputs.build_evaluation_loader(recipe, dataset, rank, world)
     # The network is left as it was found, also after an error.
     training = setup.model.training
     setup.model.eval()

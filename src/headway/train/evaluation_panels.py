@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image
 
-from headway.core.files import write_whole
-from headway.core.run import Run
+from headway.core.files import write_atomically
+from headway.core.run_folder import RunFolder
 from headway.data.dataset import Dataset
-from headway.data.reference import picture
+from headway.data.reference import read_image
 from headway.page import panel
 from headway.page.panel import Panel
 from headway.train.evaluate import Evaluation
@@ -22,10 +22,10 @@ THUMBNAIL = 128
 """Longest side of a thumbnail in pixels; smaller images keep their size."""
 
 
-def write_panels(run: Run, panels: Sequence[Panel]) -> None:
+def write_panels(run: RunFolder, panels: Sequence[Panel]) -> None:
     """Writes each panel to panels/NAME.json."""
     for one in panels:
-        write_whole(run.panels / f"{one.name}.json", one.to_json())
+        write_atomically(run.panels / f"{one.name}.json", one.to_json())
 
 
 def build_evaluation_panels(dataset: Dataset, evaluation: Evaluation, weights: str) -> list[Panel]:
@@ -94,7 +94,7 @@ def _write_caption(dataset: Dataset, sample: int, predicted: int | None) -> str:
 
 
 def _encode_thumbnail(dataset: Dataset, sample: int) -> str:
-    image = picture(dataset, sample)
+    image = read_image(dataset, sample)
     if max(image.size) > THUMBNAIL:
         image.thumbnail((THUMBNAIL, THUMBNAIL), Image.Resampling.BILINEAR)
     out = io.BytesIO()

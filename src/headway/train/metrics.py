@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headway.comm.reducer import Verdict
+from headway.comm.reducer import StepReduction
 from headway.core.clock import Clock
 from headway.core.errors import DataError
-from headway.core.run import Run, read_lines
-from headway.data.batch import Bad, Batch
+from headway.core.run_folder import RunFolder, read_json_lines
+from headway.data.batch import BadSample, Batch
 from headway.launch.ranks import Ranks
 from headway.observe import stragglers
 from headway.setup.build import TrainSetup
@@ -42,7 +42,7 @@ class MetricsAccumulator:
     """
 
     def __init__(
-        self, setup: TrainSetup, run: Run, ranks: Ranks | None, show: Callable[[dict[str, Any]], None]
+        self, setup: TrainSetup, run: RunFolder, ranks: Ranks | None, show: Callable[[dict[str, Any]], None]
     ) -> None:
         leads, name = (True, "") if ranks is None else (ranks.speaks, ranks.name)
         self.log = RunLog(run, sinks=setup.recipe.sinks, leads=leads, name=name)
@@ -52,11 +52,11 @@ class MetricsAccumulator:
         # Alone: the losses of all samples, on the device. With ranks: those of the current step only.
         self._losses: list[torch.Tensor] = []
         # With ranks: reductions not read yet, and the losses of the steps whose reductions were read.
-        self._reductions: list[Verdict] = []
+        self._reductions: list[StepReduction] = []
         self._step_losses: list[float] = []
         self._sizes: list[int] = []
         # Damaged samples not written yet; `_bad_ahead` counts those of all ranks that are not exchanged yet.
-        self._bad: list[Bad] = []
+        self._bad: list[BadSample] = []
         self._bad_ahead = 0
         self._damaged: set[int] = set()
         self._since: tuple[int, dict[str, float]] = (0, {})
@@ -82,7 +82,7 @@ class MetricsAccumulator:
         """Writes the sample ids of a batch; called before its step, so that a rank killed in it has logged them."""
         self.log.write_ids(batch.positions, batch.samples, batch.served)
 
-    def add_step(self, step: int, batch: Batch, size: int, reduction: Verdict | None = None) -> None:
+    def add_step(self, step: int, batch: Batch, size: int, reduction: StepReduction | None = None) -> None:
         """Adds a completed step. Args: size: samples over all ranks. reduction: None without other ranks."""
         self.observer.end_step(step, size, reduction, 1 if self._ranks is None else self._ranks.world.size)
         self._bad += batch.bad
@@ -147,7 +147,7 @@ class MetricsAccumulator:
         self.restart_rate(step, clock)
         spent = {stage: seconds - before.get(stage, 0.0) for stage, seconds in self._since[1].items()}
         elapsed = max(sum(spent.values()), 1e-9)
-        position, last = plan.position_of(step), plan.position_of(step - 1)
+        position, last = plan.find_position(step), plan.find_position(step - 1)
         # A rank that has just joined has no outputs yet.
         with torch.no_grad():
             metrics = setup.task.metrics(*outputs) if outputs is not None else {}
@@ -160,9 +160,9 @@ class MetricsAccumulator:
             **{name: float(value.float().mean()) for name, value in metrics.items()},
             "lr": setup.lr_at(last),
             "batch": position - last,
-            "images_s": (position - plan.position_of(since_step)) / elapsed,
+            "images_s": (position - plan.find_position(since_step)) / elapsed,
             "wait_share": spent.get("wait", 0.0) / elapsed,
-            "seconds": clock.total(),
+            "seconds": clock.total_seconds(),
         }
         if setup.precision.name == "fp16":
             record["loss_scale"] = setup.precision.state().get("scale")
@@ -176,9 +176,9 @@ class MetricsAccumulator:
 
     def write_divergence(self, step: int, clock: Clock, what: str) -> None:
         """Writes a record of kind `divergence`."""
-        position = self._setup.plan.position_of(step)
+        position = self._setup.plan.find_position(step)
         at = {"step": step, "position": position, "epoch": position / self._setup.epoch}
-        self.write({"kind": "divergence", **at, "what": what, "seconds": clock.total()})
+        self.write({"kind": "divergence", **at, "what": what, "seconds": clock.total_seconds()})
 
     def write(self, record: dict[str, Any]) -> None:
         """Writes and shows a record."""
@@ -200,7 +200,7 @@ class MetricsAccumulator:
         self.log.cut_back(position, step)
         self.damaged = damaged
         # Only the lead has cut this file, so the positions are compared on every rank.
-        quarantined = read_lines(self._run.quarantine_path)
+        quarantined = read_json_lines(self._run.quarantine_path)
         self._damaged = {record["asked"] for record in quarantined if record["position"] < position}
         self._bad_ahead = 0
         # Steps after the checkpoint are repeated, and counted again.
@@ -225,7 +225,7 @@ class MetricsAccumulator:
         """Continues from the state of another rank."""
         # If damaged samples are still to be exchanged, each rank keeps its own until then.
         if not state["bad_ahead"]:
-            self._bad = [Bad(**bad) for bad in state["bad"]]
+            self._bad = [BadSample(**bad) for bad in state["bad"]]
         self._recent, self._step_losses = state["recent"], state["losses"]
         self._reductions.clear()
         self._bad_ahead, self.damaged = state["bad_ahead"], state["damaged"]
@@ -239,7 +239,7 @@ class MetricsAccumulator:
     def _write_recent(self) -> None:
         """Writes the records of this step that the lost lead did not come to write."""
         # The lost lead may have written some of them already.
-        written = {(record["kind"], record["step"]) for record in self._run.metrics()}
+        written = {(record["kind"], record["step"]) for record in self._run.read_metrics()}
         for record in self._recent:
             if (record["kind"], record["step"]) not in written:
                 self.log.write_record(record)
@@ -256,7 +256,7 @@ class MetricsAccumulator:
         if not self.log.is_lead or (found := ranks.board.read()) is None:
             return {}
         at, seconds = found
-        names, position = [str(rank) for rank in range(len(seconds))], self._setup.plan.position_of(at)
+        names, position = [str(rank) for rank in range(len(seconds))], self._setup.plan.find_position(at)
         self.log.write_rows(stragglers.KIND, names, stragglers.COLUMNS, position, at, seconds.astype(np.float32))
         slowest = stragglers.slowest(seconds)
         return {} if slowest is None else {"slowest": {**asdict(slowest), "step": at}}
@@ -267,7 +267,7 @@ class MetricsAccumulator:
         self.read_reductions()
         if self._bad_ahead:
             mine = json.dumps([asdict(bad) for bad in self._bad]).encode()
-            found = [Bad(**bad) for some in ranks.world.control.gather_bytes(mine) for bad in json.loads(some)]
+            found = [BadSample(**bad) for some in ranks.world.control.gather_bytes(mine) for bad in json.loads(some)]
             self._bad, self._bad_ahead = sorted(found, key=lambda bad: bad.position), 0
 
     def _write_bad(self) -> None:
@@ -284,5 +284,5 @@ class MetricsAccumulator:
             raise DataError(
                 f"{found} of {setup.epoch} samples are damaged, more than data.max_bad_share {limit}",
                 where=str(self._run.quarantine_path),
-                fix="Run headway verify on the data, pack it again, and start a new run.",
+                fix="RunFolder headway verify on the data, pack it again, and start a new run.",
             )

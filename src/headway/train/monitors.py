@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from headway.core import rows
-from headway.core.cores import usable_cpus
+from headway.core import row_file
+from headway.core.cpu_count import list_usable_cpus
 from headway.core.files import open_regular
-from headway.core.outside import parse_object
+from headway.core.untrusted_json import parse_object
 from headway.observe.host_load import HostLoad
 from headway.observe.nvml import open_gpu
 from headway.observe.prometheus import ADDRESS, PORT, Endpoint
@@ -40,7 +40,9 @@ def run_monitors(trainer: Trainer) -> Iterator[None]:
     sampler: Sampler | None = None
     with ExitStack() as stack:
         if recipe.observe.utilisation:
-            sampler = Sampler(_open_sources(trainer.setup.device), partial(_append_row, trainer), trainer.clock.total())
+            sampler = Sampler(
+                _open_sources(trainer.setup.device), partial(_append_row, trainer), trainer.clock.total_seconds()
+            )
             stack.enter_context(sampler)
         if "prometheus" in recipe.sinks:
             # The absolute name of the run folder tells several runs apart.
@@ -53,7 +55,7 @@ def run_monitors(trainer: Trainer) -> Iterator[None]:
 
 
 def _open_sources(device: torch.device) -> list[Source]:
-    host = HostLoad(usable_cpus())
+    host = HostLoad(list_usable_cpus())
     if device.type != "cuda":
         return [host]
     gpu = open_gpu(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
@@ -65,8 +67,10 @@ def _append_row(trainer: Trainer, source: Source, row: Row) -> None:
     # Every rank samples, as any rank may become the lead. A resumed run cuts the rows back by their step.
     if trainer.is_lead:
         step, values = trainer.step, np.array([row], np.float32)
-        position = trainer.setup.plan.position_of(step)
-        rows.append(trainer.run_folder.rows_of(source.kind), (source.kind,), source.columns, position, step, values)
+        position = trainer.setup.plan.find_position(step)
+        row_file.append_row(
+            trainer.run_folder.rows_path(source.kind), (source.kind,), source.columns, position, step, values
+        )
 
 
 def _collect_gauges(trainer: Trainer, sampler: Sampler | None) -> dict[str, float]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from headway.checkpoint.checkpoints import Checkpoints
 from headway.core.errors import TrainingError
-from headway.core.run import Run
+from headway.core.run_folder import RunFolder
 
 
 def nonfinite_error(
-    what: str, lr: float, run: Run, checkpoints: Checkpoints, culprit: str = "", *, precision: str
+    what: str, lr: float, run: RunFolder, checkpoints: Checkpoints, culprit: str = "", *, precision: str
 ) -> TrainingError:
     """Builds the error: what happened, what is kept of the run, and how the next run may do better.
 

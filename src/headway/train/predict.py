@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
 from headway.core.errors import DataError, UsageError
-from headway.core.files import read_regular, write_whole
-from headway.core.shown import plain
-from headway.data.decode import Decoder, decoder
-from headway.data.fill import View
-from headway.data.formats.source import is_image
+from headway.core.files import read_regular, write_atomically
+from headway.core.printable import escape_controls
+from headway.data.decode import Decoder, build_decoder
+from headway.data.decode_request import DecodeRequest
+from headway.data.formats.pack_source import is_image
+from headway.data.host_transform import HostTransform
 from headway.data.records import Records
 from headway.data.reference import FORMATS
 from headway.setup.build import TrainSetup
@@ -65,9 +66,9 @@ def predict(
     # Never switched back: a network that predicts is not trained.
     setup.model.eval()
     options, rows = setup.recipe.data, 0
-    with closing(decoder(options.threads, options.decoder)) as decode:
+    with closing(build_decoder(options.threads, options.decoder)) as decoder:
         for low in range(0, len(files), batch):
-            part, found = read_pixels(setup, decode, files[low : low + batch], on_bad)
+            part, found = read_pixels(setup, decoder, files[low : low + batch], on_bad)
             if not part:
                 continue
             images = setup.augment.normalise(torch.from_numpy(found).to(setup.device))
@@ -81,7 +82,7 @@ def predict(
 
 
 def read_pixels(
-    setup: TrainSetup, decode: Decoder, files: Sequence[Path], on_bad: Callable[[DataError], None] = _raise_error
+    setup: TrainSetup, decoder: Decoder, files: Sequence[Path], on_bad: Callable[[DataError], None] = _raise_error
 ) -> tuple[list[Path], NDArray[np.uint8]]:
     """Returns the files that are images, and their pixels as an evaluation sees them, uint8 [k, H, W, C].
 
@@ -101,13 +102,15 @@ def read_pixels(
             opened.append(file)
             records.append(record)
             sides.append(side)
-    view = View(size=setup.size, channels=setup.channels, crop=options.crop.centred, scaled=options.scaled)
+    transform = HostTransform(
+        size=setup.size, channels=setup.channels, crop=options.crop.to_center(), scaled=options.scaled
+    )
     # The same crop and resize as in an evaluation, so that predictions and metrics agree.
     width, height = np.array(sides, np.uint32).reshape(-1, 2).T
     out = np.empty((len(opened), *setup.size, setup.channels), np.uint8)
-    boxes = view.boxes(np.empty(0, np.uint64), width, height, setup.size)
+    boxes = transform.compute_boxes(np.empty(0, np.uint64), width, height, setup.size)
     # Decoding goes on after a damaged image; its status says so.
-    status = decode(Records.of(records), boxes, out, scaled=view.scaled)
+    status = decoder.decode(DecodeRequest(Records.from_buffers(records), boxes, out, scaled=transform.scaled))
     for place in np.flatnonzero(status):
         on_bad(DataError("this image is damaged", where=str(opened[place]), fix=SKIP))
     return [file for file, wrong in zip(opened, status, strict=True) if not wrong], out[status == 0]
@@ -136,13 +139,13 @@ def write_rows(rows: Iterable[dict[str, Any]], out: Path | None, as_json: bool) 
     """
     if out is None:
         # Control characters in file names are escaped on a terminal only; a program gets the names unchanged.
-        shown = plain if sys.stdout.isatty() else None
+        shown = escape_controls if sys.stdout.isatty() else None
         return _write_table(rows, sys.stdout, as_json, shown)
     if out.suffix not in (".csv", ".jsonl"):
         raise UsageError("the output's ending is neither .csv nor .jsonl", where=str(out))
     text = io.StringIO(newline="")
     count = _write_table(rows, text, out.suffix == ".jsonl")
-    write_whole(out, text.getvalue())
+    write_atomically(out, text.getvalue())
     return count
 
 

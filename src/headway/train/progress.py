@@ -97,14 +97,14 @@ class ProgressBar(Display):
         parts = []
         if done and since > 0:
             parts.append(f"{done / since:,.0f} images/s")
-            left = setup.plan.position_of(setup.steps) - trainer.position
+            left = setup.plan.find_position(setup.steps) - trainer.position
             parts.append(f"{format_duration(left * since / done)} to go")
         # There is no loss before the first record.
         if "loss" in self._last:
             parts.append(f"loss {self._last['loss']:.4f}")
             loader = setup.inputs.loader
             stats = None if loader is None else loader.stats()
-            ready = "" if stats is None else f" ({stats.occupancy:.1f} of {stats.ahead} batches ready)"
+            ready = "" if stats is None else f" ({stats.occupancy:.1f} of {stats.prefetch_batches} batches ready)"
             parts.append(f"waiting {self._last['wait_share']:.1%}{ready}")
         name = setup.task.primary
         if name in self._evaluated:

@@ -16,10 +16,17 @@ from typing import TYPE_CHECKING, Any, cast, final
 import torch
 
 from headway.checkpoint.checkpoints import Checkpoint, Checkpoints
-from headway.checkpoint.locations import step_of
-from headway.core.errors import CheckpointError, CommunicationError, HeadwayError, Lost, TrainingError, UsageError
-from headway.core.recipe import load
-from headway.core.run import Run
+from headway.checkpoint.locations import parse_step
+from headway.core.errors import (
+    CheckpointError,
+    CommunicationError,
+    GenerationEndedError,
+    HeadwayError,
+    TrainingError,
+    UsageError,
+)
+from headway.core.recipe import read_recipe
+from headway.core.run_folder import RunFolder
 from headway.launch.handover import State
 from headway.setup.build import TrainSetup
 from headway.setup.precision import Precision
@@ -69,7 +76,7 @@ class Recovery:
         if not isinstance(error, CommunicationError) or self._ranks is None:
             return False
         # The launcher says why the collective failed: a lost rank, or an end of the whole run.
-        if not isinstance(reason := self._ranks.reason(error), Lost):
+        if not isinstance(reason := self._ranks.reason(error), GenerationEndedError):
             raise reason from error
         self.meet()
         self._trainer.clock.lap("regroup")
@@ -110,7 +117,7 @@ class Recovery:
         """Meets the other ranks, at the start or after a loss; all of them have one state afterwards.
 
         Raises:
-            UsageError: another rank has another recipe or other data. Fenced, CommunicationError: see `Ranks.meet`.
+            UsageError: a rank has another recipe or other data. FencedError, CommunicationError: see `Ranks.meet`.
         """
         ranks, trainer = self._ranks, self._trainer
         assert ranks is not None
@@ -142,7 +149,7 @@ class Recovery:
         trainer.run_folder.seal_all_ids(position, besides=names)
         # The former lead may only be asleep and hold the lock; it is fenced before it writes anything.
         with suppress(UsageError):
-            self._lock.enter_context(trainer.run_folder.locked())
+            self._lock.enter_context(trainer.run_folder.lock())
         trainer.accumulator.take_lead(position, trainer.step)
         # The former lead may have been lost between an evaluation and the weights of it.
         if trainer.best is not None and trainer.best["step"] == trainer.step:
@@ -191,7 +198,7 @@ class Recovery:
 
     def unsaved(self) -> bool:
         """Tells whether a checkpoint is being written."""
-        return self._trainer.saver.writing
+        return self._trainer.saver.is_writing
 
     def go_back(self, checkpoint: Checkpoint | None, progress: int) -> None:
         """Continues from a checkpoint, or from the beginning, as the rank that gives its state to the others."""
@@ -224,8 +231,8 @@ class Recovery:
 
 def collect_shared_settings(setup: TrainSetup) -> dict[str, Any]:
     """Returns the settings that must be equal on all ranks: recipe and data, without machine-specific settings."""
-    recipe = _select_shared(dict(setup.loaded.leaves()), setup)
-    data = setup.inputs.state(setup.recipe)
+    recipe = _select_shared(dict(setup.loaded.list_leaves()), setup)
+    data = setup.inputs.build_state(setup.recipe)
     return {**recipe, **{f"the data's {name}": data[name] for name in ("fingerprint", "channels", "classes")}}
 
 
@@ -243,20 +250,20 @@ class SavedRun:
         setup: the setup of this process, with which it would continue the run.
     """
 
-    def __init__(self, setup: TrainSetup, run: Run, checkpoints: Checkpoints) -> None:
+    def __init__(self, setup: TrainSetup, run: RunFolder, checkpoints: Checkpoints) -> None:
         self._setup, self._run, self._checkpoints = setup, run, checkpoints
 
     def read_precision(self) -> Any:
         """Returns the precision that rank 0 recorded in the run folder; None if the folder cannot be seen from here."""
         if not self._run.recipe_path.is_file():
             return None
-        return load(self._run.recipe_path, (), TrainRecipe).recipe.precision
+        return read_recipe(self._run.recipe_path, (), TrainRecipe).recipe.precision
 
     def is_ahead(self, step: int) -> bool:
         """Tells whether a later step has a complete checkpoint. If none has, this only lists the names."""
         try:
             paths = self._checkpoints.paths()
-            if not paths or (step_of(paths[0].name) or 0) <= step:
+            if not paths or (parse_step(paths[0].name) or 0) <= step:
                 return False
             newest = self._checkpoints.newest(lambda text: None)
         # Damaged or out of reach: no rank could continue from it.
@@ -280,7 +287,7 @@ class SavedRun:
         }
         try:
             if paths := self._checkpoints.paths():
-                found["step"] = step_of(paths[0].name)
+                found["step"] = parse_step(paths[0].name)
         except HeadwayError as error:
             found["error"] = {"what": error.what, "where": error.where, "fix": error.fix}
         return found
@@ -294,7 +301,7 @@ class SavedRun:
         messages: list[str] = []
         checkpoint = self._checkpoints.newest(messages.append)
         if checkpoint is None:
-            raise CheckpointError("the checkpoints have gone", where=self._checkpoints.place.shown)
+            raise CheckpointError("the checkpoints have gone", where=self._checkpoints.folder.shown)
         self._expect_own_recipe()
         return checkpoint, messages
 
@@ -302,15 +309,15 @@ class SavedRun:
         """Returns the error of a run that cannot continue. Args: recorded: number of steps in its logs."""
         what = "no process is left that holds the state of the run, and no checkpoint of it can be seen from here"
         if not recorded:
-            fix = f"Start it on the hosts that see its folder: {self._run.go_on}"
+            fix = f"Start it on the hosts that see its folder: {self._run.resume_command}"
             return TrainingError(what, where=str(self._run.folder), fix=fix)
         what = f"no process is left that holds the state of the run, and there was no checkpoint yet: {recorded} steps"
-        fix = f"A smaller checkpoint.every_steps would have kept more. Begin anew: {self._run.go_on}"
+        fix = f"A smaller checkpoint.every_steps would have kept more. Begin anew: {self._run.resume_command}"
         return TrainingError(f"{what} are lost", where=str(self._run.folder), fix=fix)
 
     def _count_recorded_steps(self) -> int:
         """Returns the newest step in the logs; at least 1 if any log has an entry."""
-        step = max((record["step"] for record in self._run.metrics()), default=0)
+        step = max((record["step"] for record in self._run.read_metrics()), default=0)
         files = (self._run.quarantine_path, *self._run.folder.glob("ids*.bin"))
         return max(step, int(any(path.exists() and path.stat().st_size > 0 for path in files)))
 
@@ -321,11 +328,11 @@ class SavedRun:
         """
         if not self._run.recipe_path.is_file():
             return
-        recorded = load(self._run.recipe_path, (), TrainRecipe)
-        theirs = _select_shared(dict(recorded.leaves()), self._setup)
-        ours = _select_shared(dict(self._setup.loaded.leaves()), self._setup)
+        recorded = read_recipe(self._run.recipe_path, (), TrainRecipe)
+        theirs = _select_shared(dict(recorded.list_leaves()), self._setup)
+        ours = _select_shared(dict(self._setup.loaded.list_leaves()), self._setup)
         if unlike := sorted(key for key in theirs.keys() | ours.keys() if theirs.get(key) != ours.get(key)):
             key = unlike[0]
             what = f"{key} is {ours.get(key)!r} in the recipe, and the run began with {theirs.get(key)!r}"
-            fix = f"Go on with the run's own recipe: {self._run.go_on}"
+            fix = f"Go on with the run's own recipe: {self._run.resume_command}"
             raise TrainingError(what, where=str(self._run.folder), fix=fix)

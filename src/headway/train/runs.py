@@ -17,20 +17,20 @@ from typing import Any
 import torch
 
 from headway.checkpoint.checkpoints import Checkpoints
-from headway.core.cores import usable_cores
-from headway.core.errors import CommunicationError, Fenced, HeadwayError, Lost, UsageError
-from headway.core.files import write_whole
-from headway.core.outside import is_whole
-from headway.core.recipe import Loaded, load
-from headway.core.run import Run, provenance
-from headway.core.signals import answered
-from headway.core.statistics import student_t
-from headway.data.decode import chosen
+from headway.core.cpu_count import count_usable_cores
+from headway.core.errors import CommunicationError, FencedError, GenerationEndedError, HeadwayError, UsageError
+from headway.core.files import write_atomically
+from headway.core.recipe import LoadedRecipe, read_recipe
+from headway.core.run_folder import RunFolder, collect_provenance
+from headway.core.signals import handle_signals
+from headway.core.statistics import compute_student_t
+from headway.core.untrusted_json import is_whole_number
+from headway.data.decode import resolve_backend
 from headway.launch.ranks import Ranks
-from headway.model import weights
+from headway.model import pretrained
 from headway.setup.build import RecordedData, TrainSetup, build_setup
 from headway.setup.checks import check_labels
-from headway.setup.inputs import Say, open_relative
+from headway.setup.inputs import Say, open_dataset
 from headway.setup.recipe import TrainRecipe
 from headway.setup.task import LABELS, TargetSpec
 from headway.train.evaluate import evaluate as evaluate_set
@@ -59,7 +59,7 @@ class RunResult:
         is_lead: this process tells the user the result, for all ranks.
     """
 
-    run: Run
+    run: RunFolder
     summary: dict[str, Any]
     was_interrupted: bool
     is_lead: bool = True
@@ -80,24 +80,24 @@ def train(recipe: Path, overrides: Sequence[str], folder: Path | None, *, say: S
     if folder is None:
         fix = "Name it: headway train RECIPE --run-folder FOLDER."
         raise UsageError("several processes need one run folder", where="--run-folder", fix=fix)
-    with _join_ranks(ranks, Run(folder)):
+    with _join_ranks(ranks, RunFolder(folder)):
         # Refused here, before data are opened: a step needs one sample per rank at least.
         ranks.share(loaded.recipe.batch)
         # A launcher that restarts all processes gives them the command line of the first start.
         again = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0) > 0
-        if again and Run(folder).recipe_path.exists():
-            return _resume(Run.open(folder), ranks.say, ranks)
+        if again and RunFolder(folder).recipe_path.exists():
+            return _resume(RunFolder.open(folder), ranks.say, ranks)
         return _start_run(loaded, folder, say=ranks.say, ranks=ranks)
 
 
 def repeat(recipe: Path, overrides: Sequence[str], folder: Path | None, times: int, *, say: Say) -> list[RunResult]:
     """Trains a recipe with seeds s, s + 1, ...; one run folder each, numbered inside `folder`."""
     loaded = load_recipe(recipe, overrides)
-    parent = folder or Run.free_name(Path("runs"), loaded.recipe.name)
+    parent = folder or RunFolder.find_free_name(Path("runs"), loaded.recipe.name)
     results = []
     for number in range(times):
         # All folders are checked first, so that the last of several long runs does not fail on its name.
-        Run.expect_free(parent / str(number + 1))
+        RunFolder.expect_free(parent / str(number + 1))
     for number in range(times):
         one = loaded
         if number:
@@ -117,7 +117,7 @@ def compute_interval(values: Sequence[float]) -> tuple[float, float]:
     mean = statistics.fmean(values)
     if len(values) < 2:
         return mean, math.nan
-    return mean, student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
+    return mean, compute_student_t(len(values) - 1) * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def resume(folder: Path, *, say: Say) -> RunResult:
@@ -126,7 +126,7 @@ def resume(folder: Path, *, say: Say) -> RunResult:
     Raises:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
     """
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     loaded = reload_recipe(run)
     ranks = Ranks.from_environment(loaded.recipe.comm, say)
     if ranks is None:
@@ -141,8 +141,8 @@ def find_finished_run(folder: Path, *, say: Say) -> RunResult | None:
     Raises:
         UsageError: no run folder. CheckpointError: every checkpoint is damaged.
     """
-    run = Run.open(folder)
-    summary = run.summary()
+    run = RunFolder.open(folder)
+    summary = run.read_summary()
     if not summary.get("finished"):
         return None
     # The summary may say `finished` while the last checkpoint was lost with its folder.
@@ -154,7 +154,7 @@ def find_finished_run(folder: Path, *, say: Say) -> RunResult | None:
 
 
 @contextmanager
-def _join_ranks(ranks: Ranks, run: Run) -> Iterator[None]:
+def _join_ranks(ranks: Ranks, run: RunFolder) -> Iterator[None]:
     """Keeps this process among the ranks for the duration of the block.
 
     After an error of the run (recipe, data, numbers) it leaves in order, and raises the error afterwards. After a
@@ -182,15 +182,15 @@ def _is_orphan(ranks: Ranks) -> bool:
     """Tells whether the launcher of this process can no longer be reached."""
     try:
         ranks.check()
-    except (Lost, Fenced):
+    except (GenerationEndedError, FencedError):
         return False
     except CommunicationError:
         return True
     return False
 
 
-def _explain_lost_launcher(error: CommunicationError, run: Run) -> CommunicationError:
-    fix = f"The run has ended; go on with its last checkpoint: {run.go_on}"
+def _explain_lost_launcher(error: CommunicationError, run: RunFolder) -> CommunicationError:
+    fix = f"The run has ended; go on with its last checkpoint: {run.resume_command}"
     return CommunicationError(error.what, where=error.where, fix=fix)
 
 
@@ -204,14 +204,14 @@ def _meet_ranks(trainer: Trainer) -> None:
         raise CommunicationError(error.what, where=error.where, fix=error.fix) from error
 
 
-def _resume(run: Run, say: Say, ranks: Ranks | None = None) -> RunResult:
+def _resume(run: RunFolder, say: Say, ranks: Ranks | None = None) -> RunResult:
     with _lock_folder(run, ranks):
         return _continue_run(reload_recipe(run), run, say, ranks)
 
 
-def _continue_run(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks | None) -> RunResult:
+def _continue_run(loaded: LoadedRecipe[TrainRecipe], run: RunFolder, say: Say, ranks: Ranks | None) -> RunResult:
     # The number of threads changes the order of sums on a CPU, and with it the last digits.
-    threads, had = torch.get_num_threads(), run.about(torch_threads=int)["torch_threads"]
+    threads, had = torch.get_num_threads(), run.read_provenance(torch_threads=int)["torch_threads"]
     if threads != had:
         say(f"This run began with {had} threads of torch and goes on with {threads}: results agree to rounding only.")
     checkpoint = _open_checkpoints(run, loaded).newest(say)
@@ -221,7 +221,7 @@ def _continue_run(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks 
         if checkpoint is None:
             say("This run has no checkpoint yet: it starts from the beginning.")
             if leads:
-                run.cut_back(0)
+                run.truncate_logs(0)
                 _record_recipe(run, setup, ranks)
         display = TracingDisplay(build_display(ranks=ranks), run, setup.recipe.observe.trace_steps)
         with closing(Trainer(setup, run, display, ranks)) as trainer:
@@ -234,15 +234,15 @@ def _continue_run(loaded: Loaded[TrainRecipe], run: Run, say: Say, ranks: Ranks 
                 (run.folder / "summary.json").unlink(missing_ok=True)
             if ranks is not None:
                 _meet_ranks(trainer)
-            if trainer.finished and (summary := run.summary()).get("finished"):
+            if trainer.finished and (summary := run.read_summary()).get("finished"):
                 return RunResult(run, summary, was_interrupted=False, is_lead=leads)
             return _run_trainer(trainer, display)
 
 
-def reload_recipe(run: Run) -> Loaded[TrainRecipe]:
+def reload_recipe(run: RunFolder) -> LoadedRecipe[TrainRecipe]:
     """Reads the resolved recipe of a run. Keys whose `auto` depends on the machine are `auto` again."""
-    about = run.about(origins=dict, base=str)
-    loaded = Loaded(load(run.recipe_path, (), TrainRecipe).recipe, about["origins"], Path(about["base"]))
+    about = run.read_provenance(origins=dict, base=str)
+    loaded = LoadedRecipe(read_recipe(run.recipe_path, (), TrainRecipe).recipe, about["origins"], Path(about["base"]))
     # The run may continue on another machine, where another device or cache is right.
     for key in MACHINE_KEYS:
         if loaded.origins.get(key, "").startswith("auto: "):
@@ -250,24 +250,26 @@ def reload_recipe(run: Run) -> Loaded[TrainRecipe]:
     return loaded
 
 
-def load_recipe(recipe: Path, overrides: Sequence[str]) -> Loaded[TrainRecipe]:
+def load_recipe(recipe: Path, overrides: Sequence[str]) -> LoadedRecipe[TrainRecipe]:
     """Reads a recipe. Paths in the recipe of a run folder are relative to the original recipe's folder."""
-    loaded = load(recipe, overrides, TrainRecipe)
-    run = Run(recipe.parent)
+    loaded = read_recipe(recipe, overrides, TrainRecipe)
+    run = RunFolder(recipe.parent)
     # The recipe of a run folder was written there; its relative paths still start at the original one.
     if recipe.name == run.recipe_path.name and (run.folder / "provenance.json").exists():
-        return replace(loaded, base=Path(run.about(base=str)["base"]))
+        return replace(loaded, base=Path(run.read_provenance(base=str)["base"]))
     return loaded
 
 
-def _start_run(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, ranks: Ranks | None = None) -> RunResult:
+def _start_run(
+    loaded: LoadedRecipe[TrainRecipe], folder: Path | None, *, say: Say, ranks: Ranks | None = None
+) -> RunResult:
     leads = ranks is None or ranks.speaks
     if leads and folder is not None:
-        Run.expect_free(folder)
+        RunFolder.expect_free(folder)
     setup = build_setup(loaded, say=say, ranks=ranks)
     with closing(setup.inputs):
-        folder = folder or Run.free_name(Path("runs"), loaded.recipe.name)
-        run = Run.create(folder) if leads else Run(folder)
+        folder = folder or RunFolder.find_free_name(Path("runs"), loaded.recipe.name)
+        run = RunFolder.create(folder) if leads else RunFolder(folder)
         if leads:
             # With checkpoint.folder, another run may have saved there.
             _open_checkpoints(run, setup.loaded).expect_none()
@@ -286,23 +288,23 @@ def _start_run(loaded: Loaded[TrainRecipe], folder: Path | None, *, say: Say, ra
             return _run_trainer(trainer, display)
 
 
-def _open_checkpoints(run: Run, loaded: Loaded[TrainRecipe]) -> Checkpoints:
+def _open_checkpoints(run: RunFolder, loaded: LoadedRecipe[TrainRecipe]) -> Checkpoints:
     options = loaded.recipe.checkpoint
-    return Checkpoints.of_run(run.folder, options.keep, options.folder, loaded.base)
+    return Checkpoints.locate(run.folder, options.keep, options.folder, loaded.base)
 
 
 @contextmanager
-def _lock_folder(run: Run, ranks: Ranks | None) -> Iterator[None]:
+def _lock_folder(run: RunFolder, ranks: Ranks | None) -> Iterator[None]:
     """Locks the run folder for the duration of the block, on the lead of several ranks."""
     if ranks is not None and not ranks.speaks:
         yield
         return
     # The operating system releases the lock if this process is killed.
-    with run.locked():
+    with run.lock():
         yield
 
 
-def _record_recipe(run: Run, setup: TrainSetup, ranks: Ranks | None) -> None:
+def _record_recipe(run: RunFolder, setup: TrainSetup, ranks: Ranks | None) -> None:
     more = {
         # Facts about machine and data, for the report and for building the network without its data.
         "ranks": 1 if ranks is None else ranks.launched_size,
@@ -314,8 +316,8 @@ def _record_recipe(run: Run, setup: TrainSetup, ranks: Ranks | None) -> None:
         **_describe_network_size(setup),
     }
     loaded = setup.agreed_recipe
-    run.write_json("provenance", provenance(loaded.origins, loaded.base, **more))
-    write_whole(run.recipe_path, loaded.to_yaml())
+    run.write_json("provenance", collect_provenance(loaded.origins, loaded.base, **more))
+    write_atomically(run.recipe_path, loaded.to_yaml())
 
 
 def _describe_network_size(setup: TrainSetup) -> dict[str, Any]:
@@ -360,7 +362,7 @@ def _write_panels(trainer: Trainer) -> None:
 
 
 @contextmanager
-def _explain_disk_errors(run: Run) -> Iterator[None]:
+def _explain_disk_errors(run: RunFolder) -> Iterator[None]:
     """Turns errors of writing into the run folder into messages."""
     try:
         yield
@@ -373,7 +375,7 @@ def _explain_disk_errors(run: Run) -> Iterator[None]:
                 raise
             what = f"this cannot be written ({error.strerror})"
         mend = "make room" if where == str(run.folder) else "mend it"
-        fix = f"Nothing before it is lost: {mend}. Then go on: {run.go_on}"
+        fix = f"Nothing before it is lost: {mend}. Then go on: {run.resume_command}"
         raise HeadwayError(what, where=where, fix=fix) from error
 
 
@@ -389,21 +391,21 @@ def _stop_on_signals(trainer: Trainer) -> AbstractContextManager[None]:
         # Only a flag: the loop reads it between two steps, and ranks exchange it with the gradients.
         trainer.stopping = True
 
-    return answered(stop, signal.SIGTERM, signal.SIGINT)
+    return handle_signals(stop, signal.SIGTERM, signal.SIGINT)
 
 
 def _summarise(trainer: Trainer) -> dict[str, Any]:
     setup, seconds = trainer.setup, trainer.clock.seconds
     # The first batch includes the start of the loader's threads.
     rest = sum(seconds.get(stage, 0.0) for stage in ("evaluate", "checkpoint", "first batch"))
-    training = max(trainer.clock.total() - rest, 1e-9)
+    training = max(trainer.clock.total_seconds() - rest, 1e-9)
     images = trainer.position
     summary = {
         "finished": trainer.finished,
         "step": trainer.step,
         "steps": setup.steps,
         "epochs": trainer.position / setup.epoch,
-        "seconds": trainer.clock.total(),
+        "seconds": trainer.clock.total_seconds(),
         "seconds_by_stage": seconds,
         "clock_excludes": CLOCK_EXCLUDES,
         **_describe_network_size(setup),
@@ -415,7 +417,7 @@ def _summarise(trainer: Trainer) -> dict[str, Any]:
     # Synthetic data have no loader.
     if setup.inputs.loader is not None:
         stats = setup.inputs.loader.stats()
-        summary["input"] = {**stats.to_json(), "batches": stats.batches, "cores": usable_cores()}
+        summary["input"] = {**stats.to_json(), "batches": stats.batches, "cores": count_usable_cores()}
     if trainer.metrics is not None:
         summary |= {**trainer.metrics, "best": trainer.best}
     if setup.recipe.stop_at is not None:
@@ -429,12 +431,12 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
     Raises:
         UsageError: the run has no weights yet, or there is nothing to evaluate on.
     """
-    run = Run.open(folder)
+    run = RunFolder.open(folder)
     setup = load_trained(run, say=say)
     if data is None and setup.recipe.data.eval is None:
         raise UsageError("this run has no evaluation set", where=str(folder), fix="Name a packed one with --data.")
     base, uri = (Path(), data) if data is not None else (setup.loaded.base, str(setup.recipe.data.eval))
-    with closing(setup.inputs), closing(open_relative(base, uri, say)) as held_out:
+    with closing(setup.inputs), closing(open_dataset(base, uri, say)) as held_out:
         check_labels(setup.target, held_out)
         evaluation = evaluate_set(setup, held_out)
         result = {**evaluation.metrics, "samples": float(len(evaluation.samples))}
@@ -446,7 +448,7 @@ def evaluate(folder: Path, data: str | None, *, say: Say) -> dict[str, float]:
     return result
 
 
-def load_trained(run: Run, *, say: Say, wide: bool = False) -> TrainSetup:
+def load_trained(run: RunFolder, *, say: Say, wide: bool = False) -> TrainSetup:
     """Builds the setup of a run, with its best weights. Its data, GPU and the native core need not be there.
 
     Args:
@@ -459,7 +461,7 @@ def load_trained(run: Run, *, say: Say, wide: bool = False) -> TrainSetup:
         fix = "They are written by its first evaluation or checkpoint."
         raise UsageError("this run has no weights yet", where=str(run.folder), fix=fix)
     # The recorded target and size replace the training data, which may be gone.
-    about, loaded = run.about(target=dict, samples=int), reload_recipe(run)
+    about, loaded = run.read_provenance(target=dict, samples=int), reload_recipe(run)
     # A run that was trained on a GPU can be evaluated on a CPU, in float32.
     if loaded.recipe.device.startswith("cuda") and not torch.cuda.is_available():
         instead: dict[str, Any] = {"device": "cpu", **FLOAT32}
@@ -468,26 +470,26 @@ def load_trained(run: Run, *, say: Say, wide: bool = False) -> TrainSetup:
         loaded = loaded.resolve_all({key: (value, "no GPU here") for key, value in instead.items()})
     if wide:
         loaded = loaded.resolve_all({key: (value, "measured in float32") for key, value in FLOAT32.items()})
-    if loaded.recipe.data.decoder == "native" and chosen() != "native":
+    if loaded.recipe.data.decoder == "native" and resolve_backend() != "native":
         say("The native core is not here: Pillow decodes. It is slower, and pixels differ by 1 at most.")
         reason = "the native core is not here"
         loaded = loaded.resolve("data.pin", False, reason).resolve("data.decoder", "pillow", reason)
     recorded = RecordedData(target=_read_target(about["target"], run), samples=about["samples"])
     setup = build_setup(loaded, say=say, fresh=False, recorded=recorded)
     # Weights left out mean that the network changed after the run, for example in the user's code.
-    left_out = weights.load(setup.model, run.weights_path)
+    left_out = pretrained.load_weights(setup.model, run.weights_path)
     if left_out:
         raise HeadwayError("weights.safetensors does not fit the run's network", where=str(run.folder))
     return setup
 
 
-def _read_target(entry: dict[str, Any], run: Run) -> TargetSpec:
+def _read_target(entry: dict[str, Any], run: RunFolder) -> TargetSpec:
     """Reads the target from provenance.json. Raises HeadwayError: it is damaged."""
     found: list[Any] = [entry.get(name) for name in ("kind", "classes", "numbers")]
     kind, classes, numbers = found
     named = isinstance(classes, list) and all(isinstance(one, str) for one in classes)
     # The file may come from elsewhere, so its types are checked before they are used.
-    if kind not in LABELS or not named or not is_whole(numbers, 1, 1 << 31):
+    if kind not in LABELS or not named or not is_whole_number(numbers, 1, 1 << 31):
         fix = "Copy the run folder again."
         raise HeadwayError("provenance.json has no good target", where=str(run.folder), fix=fix)
     return TargetSpec(kind=kind, classes=tuple(classes), numbers=numbers)

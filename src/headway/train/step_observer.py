@@ -11,15 +11,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from headway.comm.noise import NoiseScale, local_term, squared_norm
-from headway.comm.reducer import Verdict
+from headway.comm.gradient_noise import NoiseScale, compute_local_term, compute_squared_norm
+from headway.comm.reducer import StepReduction
 from headway.core.errors import CheckpointError
-from headway.core.modules import leaving_no_trace
+from headway.core.modules import preserve_training_state
 from headway.observe import activations, layers
 from headway.observe.activations import ActivationWatch
 from headway.observe.divergence import DivergenceWatch
 from headway.observe.layers import LayerWatch
-from headway.optim.local import local_rates
+from headway.optim.layer_rates import measure_layer_rates
 from headway.setup.build import TrainSetup
 from headway.setup.run_log import RunLog
 
@@ -45,9 +45,9 @@ class StepObserver:
         # Divergence is judged by the update rates of the layers, so it needs them too.
         if options.layer_rates or options.on_divergence != "ignore":
             named = (setup.masters or setup.model).named_parameters()
-            self._layers = LayerWatch(named, setup.optimizer, partial(local_rates, setup.optimizer))
+            self._layers = LayerWatch(named, setup.optimizer, partial(measure_layer_rates, setup.optimizer))
         if options.on_divergence != "ignore" and self._layers is not None:
-            weights, batch = self._layers.weights(), setup.plan.batch_at(0)
+            weights, batch = self._layers.weights(), setup.plan.get_batch_size(0)
             self._divergence = DivergenceWatch(self._layers.names, self._layers.sizes, weights, batch)
         self._activations: ActivationWatch | None = None
         if options.activations:
@@ -82,11 +82,11 @@ class StepObserver:
             self._activations.arm()
             # A compiled network runs no hooks, so the plain network sees the first micro-batch once more.
             if self._setup.recipe.compile:
-                with leaving_no_trace(self._setup.model), torch.no_grad(), self._setup.precision.autocast():
+                with preserve_training_state(self._setup.model), torch.no_grad(), self._setup.precision.autocast():
                     self._setup.model(parts[0][0])
                 self._activations.disarm()
 
-    def end_step(self, step: int, size: int, reduction: Verdict | None, ranks: int) -> None:
+    def end_step(self, step: int, size: int, reduction: StepReduction | None, ranks: int) -> None:
         """Ends a completed step. Args: size: samples over all ranks. reduction: the reduction, with several ranks."""
         if self._noise is None:
             return
@@ -106,7 +106,7 @@ class StepObserver:
         self._norms, gradient = (None, None) if found is None else found
         if self._divergence is None:
             return None
-        lr = self._setup.lr_at(self._setup.plan.position_of(step - 1))
+        lr = self._setup.lr_at(self._setup.plan.find_position(step - 1))
         return self._divergence.look(step, losses, self._norms, gradient, loss_scale, lr)
 
     def find_culprit(self) -> str:
@@ -122,7 +122,7 @@ class StepObserver:
             log.write_rows("activations", self._activations.names, activations.COLUMNS, position, step, found)
         if self._noise is None:
             return {}
-        known = self._noise.value()
+        known = self._noise.estimate()
         return {"noise_scale": known.scale, "noise_scale_low": known.low, "noise_scale_high": known.high}
 
     def state(self) -> dict[str, Any]:
@@ -169,9 +169,11 @@ class StepObserver:
             assert grad is not None
             number, before = seen.get(parameter, (0, None))
             with torch.no_grad():
-                self._local.append(local_term([grad if before is None else grad.float() - before], shares[number]))
+                self._local.append(
+                    compute_local_term([grad if before is None else grad.float() - before], shares[number])
+                )
                 if number == len(shares) - 1:
-                    self._whole.append(squared_norm([grad]))
+                    self._whole.append(compute_squared_norm([grad]))
                 seen[parameter] = (number + 1, grad.clone().float() if number < len(shares) - 1 else None)
 
         self._handles = [one.register_post_accumulate_grad_hook(on_gradient) for one in self._list_trained()]
@@ -188,19 +190,19 @@ class StepObserver:
         sums: list[Tensor | None] = [None] * len(trained)
         terms = []
         # Batch norm would count these passes, and dropout would move the generators.
-        with leaving_no_trace(setup.model):
+        with preserve_training_state(setup.model):
             for images, labels, _, weights in zip(*(tensor.tensor_split(2) for tensor in part), strict=True):
                 with setup.precision.autocast():
                     outputs = setup.model(images)
                 losses = setup.task.loss(outputs.float(), labels)
                 found = torch.autograd.grad(losses, trained, weights, allow_unused=True)
-                terms.append(local_term([grad for grad in found if grad is not None], len(images) / size))
+                terms.append(compute_local_term([grad for grad in found if grad is not None], len(images) / size))
                 sums = [
                     one if other is None else other if one is None else one + other
                     for one, other in zip(sums, found, strict=True)
                 ]
         assert self._noise is not None
-        whole = squared_norm([grad for grad in sums if grad is not None])
+        whole = compute_squared_norm([grad for grad in sums if grad is not None])
         self._noise.update(torch.stack(terms).sum(), whole, size / 2, size)
 
     def _list_trained(self) -> list[Tensor]:

@@ -6,7 +6,7 @@ from time import perf_counter_ns
 from typing import Any, final
 
 from headway.core.clock import Clock, Span
-from headway.core.run import Run
+from headway.core.run_folder import RunFolder
 from headway.observe import trace
 from headway.train.trainer import Display, Trainer
 
@@ -22,7 +22,7 @@ class TracingDisplay(Display):
         steps: number of steps to trace, from the eleventh step of this process on. 0 traces nothing.
     """
 
-    def __init__(self, display: Display, run: Run, steps: int) -> None:
+    def __init__(self, display: Display, run: RunFolder, steps: int) -> None:
         self._display, self._run, self._steps = display, run, steps
         self._to_skip = SKIPPED_STEPS
         self._clock: Clock | None = None

@@ -11,17 +11,17 @@ from typing import Any, ClassVar, NoReturn, Protocol
 import numpy as np
 import torch
 
-from headway.checkpoint.background_saver import Saver
+from headway.checkpoint.background_saver import BackgroundSaver
 from headway.checkpoint.checkpoints import Checkpoint, Checkpoints, restore, state_of
 from headway.checkpoint.compatibility import expect_position, expect_same_data, expect_scalars
-from headway.comm.reducer import Verdict
+from headway.comm.reducer import StepReduction
 from headway.core.clock import Clock
-from headway.core.run import Run
+from headway.core.run_folder import RunFolder
 from headway.data.batch import Batch
 from headway.data.upload import to_device
 from headway.launch.ranks import Ranks
 from headway.observe.host_syncs import ValueReads
-from headway.optim import gradient_noise, set_lr
+from headway.optim import draw_gradient_noise, set_lr
 from headway.setup.build import TrainSetup
 from headway.setup.prepare import prepare_batch, split_micro_batches
 from headway.setup.task import is_better, reaches_goal
@@ -68,7 +68,7 @@ class Trainer:
         say: tells the user that the run diverges, or that a checkpoint is late.
     """
 
-    def __init__(self, setup: TrainSetup, run: Run, display: Display, ranks: Ranks | None = None) -> None:
+    def __init__(self, setup: TrainSetup, run: RunFolder, display: Display, ranks: Ranks | None = None) -> None:
         self.setup, self.run_folder, self._display, self.ranks = setup, run, display, ranks
         self.precision = setup.precision
         self.step = self.position = 0
@@ -82,8 +82,10 @@ class Trainer:
         self.clock, self.host_syncs = Clock(), ValueReads()
         self.accumulator = MetricsAccumulator(setup, run, ranks, display.record)
         options = setup.recipe.checkpoint
-        self._checkpoints = Checkpoints.of_run(run.folder, options.keep, options.folder, setup.loaded.base)
-        self.saver = Saver(self._checkpoints, asynchronous=options.asynchronous, say=self.say, go_on=run.go_on)
+        self._checkpoints = Checkpoints.locate(run.folder, options.keep, options.folder, setup.loaded.base)
+        self.saver = BackgroundSaver(
+            self._checkpoints, asynchronous=options.asynchronous, say=self.say, resume_command=run.resume_command
+        )
         self._averages = WeightAverages(setup)
         self._parameters = [p for group in setup.optimizer.param_groups for p in group["params"]]
         self._stream: Iterator[Batch] | None = None
@@ -104,7 +106,7 @@ class Trainer:
                 if not recovery.actions:
                     if self._is_over(last):
                         # The run ends only when its last checkpoint is written.
-                        if not self.saver.busy:
+                        if not self.saver.is_pending:
                             break
                         recovery.actions.append("settle")
                     elif self._must_stop:
@@ -119,7 +121,7 @@ class Trainer:
         """Makes one step over one global batch, and queues the actions that are due after it."""
         setup, before = self.setup, self.position
         batch = self._next_batch()
-        batch_size = setup.plan.batch_at(before)
+        batch_size = setup.plan.get_batch_size(before)
         self._set_schedules(batch_size)
         # Logged before the step: a rank that is killed in it has then said which samples it got.
         if setup.recipe.log_ids:
@@ -157,7 +159,7 @@ class Trainer:
         if self._sample_weights.shape[0] != batch_size:
             self._sample_weights = torch.full((batch_size,), 1 / batch_size, device=setup.device)
         set_lr(setup.optimizer, setup.lr_at(self.position))
-        setup.freezing.at(self.position)
+        setup.freezing.freeze_until(self.position)
         if self.ranks is not None:
             # Seeded per position and rank: a repeated or resumed step draws the same numbers.
             self.ranks.seed(setup.recipe.seed, self.position)
@@ -201,10 +203,10 @@ class Trainer:
             weights = weights * to_device((batch.served >= 0).astype(np.float32), weights.device)
         if (strength := self.setup.recipe.optimizer.gradient_noise) is None:
             return weights, weights, masked
-        factors = gradient_noise(batch.keys(), strength * len(self._sample_weights) ** 0.5)
+        factors = draw_gradient_noise(batch.keys(), strength * len(self._sample_weights) ** 0.5)
         return weights, weights * to_device(factors, weights.device), masked
 
-    def _reduce(self, batch: Batch) -> Verdict | None:
+    def _reduce(self, batch: Batch) -> StepReduction | None:
         """Waits until the gradients are summed over all ranks; returns None for a process that trains alone."""
         if self.ranks is None:
             return None
@@ -293,7 +295,7 @@ class Trainer:
         with self.use_averages():
             self.evaluation = evaluate(setup, setup.eval, self.ranks)
         metrics = self.metrics = self.evaluation.metrics
-        seconds = self.clock.total() + perf_counter() - started
+        seconds = self.clock.total_seconds() + perf_counter() - started
         progress = {"step": self.step, "position": self.position, "epoch": self.position / setup.epoch}
         damaged = self.evaluation.damaged
         self.accumulator.write({"kind": "evaluate", **progress, **metrics, "damaged": damaged, "seconds": seconds})
@@ -352,7 +354,7 @@ class Trainer:
             self._raise_nonfinite(f"the weights are not finite at step {self.step}", self.step, culprit)
 
     def _raise_nonfinite(self, what: str, step: int, culprit: str = "") -> NoReturn:
-        lr = self.setup.lr_at(self.setup.plan.position_of(step - 1))
+        lr = self.setup.lr_at(self.setup.plan.find_position(step - 1))
         self.close()
         raise nonfinite_error(what, lr, self.run_folder, self._checkpoints, culprit, precision=self.precision.name)
 
@@ -371,7 +373,7 @@ class Trainer:
         """Returns the scalars of a checkpoint, for JSON."""
         return {
             "position": self.position,
-            "data": self.setup.inputs.state(self.setup.recipe),
+            "data": self.setup.inputs.build_state(self.setup.recipe),
             "precision": self.setup.precision.state(),
             "best": self.best,
             "metrics": self.metrics,
@@ -413,7 +415,7 @@ class Trainer:
         """
         scalars = checkpoint.scalars
         expect_scalars(scalars, str(checkpoint.path))
-        expect_same_data(scalars["data"], self.setup.inputs.state(self.setup.recipe), str(checkpoint.path))
+        expect_same_data(scalars["data"], self.setup.inputs.build_state(self.setup.recipe), str(checkpoint.path))
         self.load(checkpoint)
         self.saved_step = self.step
         self.accumulator.restart_rate(self.step, self.clock)

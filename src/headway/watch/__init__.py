@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from headway.core.lazy import lazily
+from headway.core.lazy_exports import build_lazy_exports
 from headway.doctor.loop_observation import Observed as Observed
 
 if TYPE_CHECKING:
@@ -18,4 +18,4 @@ if TYPE_CHECKING:
 _HOMES = {"Watch": "watching", "watch": "watching"}
 
 
-__getattr__, __dir__ = lazily(__name__, _HOMES)
+__getattr__, __dir__ = build_lazy_exports(__name__, _HOMES)

@@ -25,7 +25,7 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
-from headway.core.files import write_whole
+from headway.core.files import write_atomically
 from headway.observe.step_marks import WARM_UP_STEPS
 from headway.watch.watching import Watch, WatchedIterator
 
@@ -84,7 +84,7 @@ class Session:
     def tell(self, **said: Any) -> None:
         """Writes the result, once."""
         if not self._result.exists():
-            write_whole(self._result, json.dumps(said))
+            write_atomically(self._result, json.dumps(said))
 
     def tell_what_was_seen(self) -> None:
         """The verdict, or that there was no loop."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from headway.core.cores import rank_cores
+from headway.core.cpu_count import count_rank_cores
 from headway.core.errors import UsageError
 from headway.core.gloo import gather_json
 from headway.doctor.loop_observation import Facts, Observed, RankTime
@@ -183,7 +183,7 @@ class Watch(Generic[B]):
             persistent=torchs is not None and torchs.persistent_workers,
             pinned=torchs is not None and torchs.pin_memory,
             prefetch=None if torchs is None else torchs.prefetch_factor,
-            cores=rank_cores(),
+            cores=count_rank_cores(),
             threads=torch.get_num_threads(),
             compiled=any(_compiled(model) for model in self._models),
             autocast=self._autocast if self._hooks is None else self._hooks.autocast,

@@ -330,7 +330,7 @@ def met_again(rank: Rank) -> list[tuple[int, bytes]]:
     found = []
     for _ in range(3):
         with started(rank):
-            world = context.engine().world
+            world = context.get_engine().world
             found.append((world.generation, world.secret))
             assert world.store is not None
             assert not world.store.check(["secret"])

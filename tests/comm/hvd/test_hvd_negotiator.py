@@ -15,12 +15,12 @@ from tests.comm._ranks import Rank, run_ranks
 from tests.comm.hvd._start import refused, value
 
 from headway.comm.communicator import Communicator
-from headway.comm.hvd import job
-from headway.comm.hvd.collectives import scale, shares
-from headway.comm.hvd.connection import pair
+from headway.comm.hvd import lifecycle
+from headway.comm.hvd.collectives import scale_in_place, split_rows
+from headway.comm.hvd.connection import connect_pair
 from headway.comm.hvd.engine import Engine
 from headway.comm.hvd.negotiator import Negotiator
-from headway.comm.hvd.requests import Request, Response, disagreement
+from headway.comm.hvd.requests import Request, Response, find_disagreement
 from headway.comm.hvd.settings import Settings
 from headway.comm.hvd.timeline import Timeline
 from headway.core.errors import UsageError
@@ -34,7 +34,7 @@ class Ranks:
     """The other ends of the connections of a negotiator."""
 
     def __init__(self, size: int, **settings: Any) -> None:
-        pairs = [pair(b"secret") for _ in range(size)]
+        pairs = [connect_pair(b"secret") for _ in range(size)]
         self.ends = [end for end, _ in pairs]
         self._unread: list[list[Any]] = [[] for _ in range(size)]
         theirs = {rank: end for rank, (_, end) in enumerate(pairs)}
@@ -203,7 +203,7 @@ def test_what_is_no_message_ends_the_job_in_a_sentence(message: dict[str, Any]) 
 
 
 def test_a_forked_child_does_not_keep_a_connection(two: Ranks) -> None:
-    mine, theirs = pair(b"secret")
+    mine, theirs = connect_pair(b"secret")
     child = os.fork()
     if child == 0:
         os._exit(sum(end.fileno() != -1 for end in (mine, *two.ends)))
@@ -237,14 +237,14 @@ def test_messages_survive_the_journey(first: Request, second: Request) -> None:
     assert Request.unpacked(journey(first.packed())) == first
     response = Response(0, "alltoall", ("a", "b"), "no", "tree", (((1, 2), (3,)), ()), (first, second), 7)
     assert Response.unpacked(journey(response.packed())) == response
-    assert disagreement({0: first, 1: first}, someone_joined=True) == ""
+    assert find_disagreement({0: first, 1: first}, someone_joined=True) == ""
     same = (first.op, first.shapes, first.prescale) == (second.op, second.shapes, second.prescale)
-    assert (disagreement({0: first, 1: second}, someone_joined=False) == "") is same
+    assert (find_disagreement({0: first, 1: second}, someone_joined=False) == "") is same
 
 
 @given(st.integers(0, 50), st.integers(1, 9))
 def test_shares(rows: int, ranks: int) -> None:
-    found = shares(rows, ranks)
+    found = split_rows(rows, ranks)
     assert sum(found) == rows
     assert len(found) == ranks
     assert found == sorted(found, reverse=True)
@@ -253,13 +253,13 @@ def test_shares(rows: int, ranks: int) -> None:
 
 def test_scale() -> None:
     whole = torch.tensor([-7, 7, 49, 3 * (2**50 + 1)])
-    scale(whole, 1.0, 3)
+    scale_in_place(whole, 1.0, 3)
     assert whole.tolist() == [-2, 2, 16, 2**50 + 1]
     half = torch.tensor([1.0, 60_000.0]).half()
-    scale(half, 0.5, 2)
+    scale_in_place(half, 0.5, 2)
     assert half.tolist() == [0.25, 15_000.0]
     floats = torch.tensor([10.0]).double()
-    scale(floats, 1.0, 3)
+    scale_in_place(floats, 1.0, 3)
     assert floats.item() == 10 / 3
 
 
@@ -307,7 +307,7 @@ def chosen(rank: Rank) -> list[list[str]]:
     communicator = Communicator(rank.world)
     found = []
     for settings in (Settings(), Settings(hierarchical=True), Settings(hierarchical=False)):
-        choose = job._chooser(communicator, settings)
+        choose = lifecycle._build_chooser(communicator, settings)
         found.append([choose(nbytes) for nbytes in (1 << 6, 1 << 14, 1 << 24)])
     communicator.close()
     return found

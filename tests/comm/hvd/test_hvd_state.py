@@ -95,7 +95,7 @@ def unsigned(rank: Rank) -> None:
     """Rank 0 sends what a stranger could: a pickle that does not carry the signature of this job."""
     with started(rank):
         if rank.rank == 0:
-            objects._signature = lambda pickled: bytes(32)  # type: ignore[assignment]
+            objects._sign = lambda pickled: bytes(32)  # type: ignore[assignment]
             hvd.broadcast_object(Evil(), 0)
         else:
             refused(HorovodInternalError, lambda: hvd.broadcast_object(None, 0), "no process of this job has signed")

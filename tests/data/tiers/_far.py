@@ -29,7 +29,7 @@ def shards_asked(server: Server) -> list[Asked]:
 
 
 def kept_bytes(tier: DiskTier) -> int:
-    store = tier._fetcher._store
+    store = tier._prefetcher._store
     assert store is not None
     return store.kept_bytes
 

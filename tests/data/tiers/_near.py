@@ -7,7 +7,8 @@ from numpy.typing import NDArray
 
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
-from headway.data.decode import decoder
+from headway.data.decode import build_decoder
+from headway.data.decode_request import DecodeRequest
 from headway.data.tiers.tier import MappedTier, Tier
 
 N = 40
@@ -21,11 +22,11 @@ def mapped(data: Dataset) -> Tier:
 def pixels_of(data: Dataset) -> NDArray[np.uint8]:
     """Every image, decoded by the reference on its own."""
     out = np.empty((len(data), HEIGHT, WIDTH, data.description.channels), np.uint8)
-    reference = decoder(1, "pillow")
+    reference = build_decoder(1, "pillow")
     kinds = np.where(data.flags & FLAG_RAW, 1, 0).astype(np.uint8)
     shapes = np.tile(np.array([HEIGHT, WIDTH, data.description.channels], np.uint32), (len(data), 1))
     boxes = np.tile(np.array([0, 0, WIDTH, HEIGHT], np.float32), (len(data), 1))
-    reference(data.read(range(len(data))), boxes, out, kinds=kinds, shapes=shapes)
+    reference.decode(DecodeRequest(data.read(range(len(data))), boxes, out, kinds=kinds, shapes=shapes))
     reference.close()
     return out
 

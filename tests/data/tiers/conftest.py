@@ -12,12 +12,12 @@ from tests.data.tiers._near import HEIGHT, WIDTH
 from tests.data.tiers._near import N as NEAR
 from tests.data.tiers._server import Server, make_pack, serving
 
-from headway.data import dataset
+from headway.data import opening
 from headway.data.dataset import Dataset
 from headway.data.pack import pack
 from headway.data.tiers.disk import DiskTier
-from headway.data.tiers.opened import RemoteShards, open_remote
-from headway.data.tiers.remote import Remote
+from headway.data.tiers.remote_dataset import RemoteShards, open_remote
+from headway.storage.remote_folder import RemoteFolder
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +28,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def wanted(packed: Path) -> list[bytes]:
-    data = dataset.open(packed)
+    data = opening.open(packed)
     records = [bytes(record) for record in data.read(range(N))]
     data.close()
     return records
@@ -49,7 +49,7 @@ def tier(server: Server, tmp_path: Path) -> Iterator[Open]:
         data = open_remote(server.uri, tmp_path / "columns")
         source = data.source
         assert isinstance(source, RemoteShards)
-        remote = Remote(source.remote.uri, timeout_s=60, attempts=5, pause_s=0.005)
+        remote = RemoteFolder(source.remote.uri, timeout_s=60, attempts=5, pause_s=0.005)
         made = DiskTier(data, remote, folder, budget, why="")
         remote.close()
         opened.append((data, made))
@@ -68,7 +68,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def data(folder: Path) -> Iterator[Dataset]:
-    opened = dataset.open(folder)
+    opened = opening.open(folder)
     yield opened
     opened.close()
 
@@ -81,6 +81,6 @@ def unlike(tmp_path: Path) -> Iterator[Dataset]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(picture(number, "PNG" if number == 3 else "JPEG", size=(8 + number, 9)))
     pack(tmp_path / "unlike", tmp_path / "pack")
-    opened = dataset.open(tmp_path / "pack")
+    opened = opening.open(tmp_path / "pack")
     yield opened
     opened.close()

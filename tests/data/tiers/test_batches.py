@@ -11,12 +11,12 @@ from tests.data.tiers._near import HEIGHT, WIDTH, N
 from tests.data.tiers._server import serving
 
 from headway.data.dataset import Dataset
-from headway.data.decode import decoder
+from headway.data.decode import build_decoder
 from headway.data.loader import Loader
 from headway.data.order import Order
-from headway.data.tiers import choose
+from headway.data.tiers import choose_tier
 from headway.data.tiers.device import DeviceTier
-from headway.data.tiers.opened import open_remote
+from headway.data.tiers.remote_dataset import open_remote
 from headway.data.tiers.tier import MappedTier, Tier
 
 
@@ -41,12 +41,14 @@ def test_batches_are_the_same_from_every_tier(
     expected = batches(data, MappedTier(data, ""), options)
     with serving(folder) as server:
         far = open_remote(server.uri, tmp_path / "columns")
-        tiers: list[tuple[Dataset, Tier]] = [(data, choose(data, "memory"))]
-        tiers += [(far, choose(far, cache, folder=tmp_path / "cache")) for cache in ("none", "disk", "disk", "memory")]
+        tiers: list[tuple[Dataset, Tier]] = [(data, choose_tier(data, "memory"))]
+        tiers += [
+            (far, choose_tier(far, cache, folder=tmp_path / "cache")) for cache in ("none", "disk", "disk", "memory")
+        ]
         if not options:  # what else it does with pixels is done where they are decoded
-            decode = decoder(1)
-            tiers.append((data, DeviceTier(data, MappedTier(data, ""), decode, "cpu", why="")))
-            decode.close()
+            decoder = build_decoder(1)
+            tiers.append((data, DeviceTier(data, MappedTier(data, ""), decoder, "cpu", why="")))
+            decoder.close()
         for some, tier in tiers:
             found = batches(some, tier, options)
             tier.close()

@@ -12,15 +12,15 @@ from fsspec.implementations.memory import MemoryFileSystem
 from tests.data.tiers._far import GB, N, Open, kept_bytes, on_disk, read, shards_asked, spans_of
 from tests.data.tiers._server import Server, make_pack, serving, wait_until
 
-from headway.data import dataset
+from headway.data import opening
 from headway.data.batch_plan import BatchPlan
 from headway.data.columns import COLUMNS_FILE
 from headway.data.order import Order
 from headway.data.pack import pack
-from headway.data.tiers import fetch, layout
+from headway.data.tiers import layout, prefetch
 from headway.data.tiers.disk import DiskTier
-from headway.data.tiers.opened import RemoteShards, open_remote
-from headway.data.tiers.policy import Slots
+from headway.data.tiers.next_use import HostSlots
+from headway.data.tiers.remote_dataset import RemoteShards, open_remote
 
 
 @pytest.mark.parametrize("folder", ["cache", None])
@@ -53,7 +53,7 @@ def test_ids_may_repeat_and_be_unexpected_and_none(tier: Open, wanted: list[byte
 @pytest.mark.parametrize("kind", ["http", "memory"])
 def test_every_format_is_read_from_afar(format: str, kind: str, tmp_path: Path) -> None:
     folder = make_pack(tmp_path, count=20, format=format, shard_bytes=60_000)
-    local = dataset.open(folder)
+    local = opening.open(folder)
     expected = [bytes(record) for record in local.read(range(20))]
     local.close()
     files = MemoryFileSystem()
@@ -80,7 +80,7 @@ def test_split_records_are_joined(tmp_path: Path) -> None:
         path.write_bytes(data + bytes(-len(data) % 4) + b"\x0a\x23\xd7\xce" * (place % 3) + b"tail")
 
     pack(tmp_path / "a" / "images", tmp_path / "pack", mode="keep")
-    local = dataset.open(tmp_path / "pack")
+    local = opening.open(tmp_path / "pack")
     assert 0 < np.count_nonzero(local.flags & 1) < 6
     expected = [bytes(record) for record in local.read(range(6))]
     with serving(tmp_path / "pack") as server:
@@ -90,7 +90,7 @@ def test_split_records_are_joined(tmp_path: Path) -> None:
         for place in (tmp_path / "cache", tmp_path / "cache", None):
             opened = DiskTier(data, data.source.remote, place, GB, why="")
             assert read(opened, range(6)) == expected
-            assert not data.unchecked(np.arange(6)).any()
+            assert not data.select_unchecked(np.arange(6)).any()
             opened.close()
         data.close()
     local.close()
@@ -127,15 +127,15 @@ def test_what_was_fetched_once_is_not_fetched_again(tier: Open, server: Server, 
 def test_it_reads_ahead_of_need_and_no_further_than_the_limit(
     tier: Open, server: Server, wanted: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "AHEAD_BYTES", 60_000)
+    monkeypatch.setattr(prefetch, "AHEAD_BYTES", 60_000)
     opened = tier(None)
     order = Order(N, 1)
     opened.expect(iter(spans_of(10 * N, 3)), order)
     first = order(np.arange(3))[1]
     assert read(opened, first) == [wanted[sample] for sample in first]
-    wait_until(lambda: len(opened._fetcher._loose) >= 6)
+    wait_until(lambda: len(opened._prefetcher._loose) >= 6)
     time.sleep(0.05)
-    assert sum(map(len, opened._fetcher._loose.values())) < 60_000 + 3 * 7_000
+    assert sum(map(len, opened._prefetcher._loose.values())) < 60_000 + 3 * 7_000
     server.fault = lambda asked: "503"  # what comes next is here already
     second = order(np.arange(3, 6))[1]
     assert read(opened, second) == [wanted[sample] for sample in second]
@@ -166,9 +166,9 @@ def test_a_new_expectation_replaces_the_old_one(tier: Open, wanted: list[bytes])
                 assert read(opened, ids) == [wanted[sample] for sample in ids]
         opened.expect(iter([]))
         assert read(opened) == wanted
-        wait_until(lambda: not opened._fetcher._run_of)  # noqa: B023
-        assert not opened._fetcher._loose
-        assert not opened._fetcher._awaited
+        wait_until(lambda: not opened._prefetcher._run_of)  # noqa: B023
+        assert not opened._prefetcher._loose
+        assert not opened._prefetcher._awaited
 
 
 def misses(served: list[int], capacity: int) -> int:
@@ -190,18 +190,18 @@ def test_a_bounded_cache_never_grows_over_its_budget_and_fetches_little_more_tha
     tier: Open, server: Server, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "GAP_BYTES", 100)
-    monkeypatch.setattr(fetch, "AHEAD_BYTES", 20_000)  # so that the set does not fit into memory
+    monkeypatch.setattr(prefetch, "AHEAD_BYTES", 20_000)  # so that the set does not fit into memory
     budget = 240_000  # of 401,000 that all take
     opened = tier(budget=budget)
     order = Order(N, 5)
     spans = spans_of(8 * N, 2)
     opened.expect(iter(spans), order)
     served: list[int] = []
-    store = opened._fetcher._store
+    store = opened._prefetcher._store
     assert store is not None
     for span in spans:
         if span[0] == 2 * N:
-            full = store.present(np.arange(N))
+            full = store.find_present(np.arange(N))
         ids = order(np.arange(*span))[1]
         assert read(opened, ids) == [wanted[sample] for sample in ids]
         assert on_disk(tmp_path / "cache") <= budget
@@ -211,7 +211,7 @@ def test_a_bounded_cache_never_grows_over_its_budget_and_fetches_little_more_tha
     best = misses(served, budget // 8192)
     assert fetched < 1.25 * best  # measured: 1.07; what is read ahead, and the ends of blocks, take room too
     assert best < 0.6 * len(served)  # least recently used would miss 0.75
-    assert (store.present(np.arange(N)) == full).all()  # a full cache is not written to any more
+    assert (store.find_present(np.arange(N)) == full).all()  # a full cache is not written to any more
 
 
 def test_a_budget_smaller_than_a_batch_still_serves(tier: Open, wanted: list[bytes], tmp_path: Path) -> None:
@@ -230,13 +230,13 @@ def test_one_of_several_hosts_keeps_what_it_needs_soonest_and_records_in_use_sta
     tier: Open, server: Server, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(layout, "GAP_BYTES", 100)
-    monkeypatch.setattr(fetch, "AHEAD_BYTES", 20_000)
+    monkeypatch.setattr(prefetch, "AHEAD_BYTES", 20_000)
     budget = 240_000
     opened = tier(budget=budget)
-    order, slots = Order(N, 4), Slots(BatchPlan(8), 0, 1, 4)
+    order, slots = Order(N, 4), HostSlots(BatchPlan(8), 0, 1, 4)
     spans = [(low, low + 2) for low in range(0, 40 * N, 8)]
     opened.expect(iter(spans), order, slots)
-    store = opened._fetcher._store
+    store = opened._prefetcher._store
     assert store is not None
     seen: set[int] = set()
     read_bytes = 0
@@ -247,7 +247,7 @@ def test_one_of_several_hosts_keeps_what_it_needs_soonest_and_records_in_use_sta
         assert [bytes(record) for record in held] == [wanted[sample] for sample in ids]
         assert on_disk(tmp_path / "cache") <= budget
         read_bytes += int(held.length.sum())
-        seen |= set(np.flatnonzero(store.present(np.arange(N))).tolist())
+        seen |= set(np.flatnonzero(store.find_present(np.arange(N))).tolist())
         del held
     assert len(seen) > 50  # room was made again and again
     fetched = sum(request.end - request.start for request in shards_asked(server))

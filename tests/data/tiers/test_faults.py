@@ -19,9 +19,9 @@ from tests.data.tiers._server import Asked, Fault, Server
 from headway.core.errors import DataError
 from headway.data.dataset import Dataset
 from headway.data.order import Order
-from headway.data.tiers import disk, fetch, layout, sparse
+from headway.data.tiers import disk, layout, prefetch, sparse
 from headway.data.tiers.disk import DiskTier
-from headway.data.tiers.store import Store
+from headway.data.tiers.store import RecordStore
 
 
 def some_faults() -> Callable[[Asked], Fault]:
@@ -41,7 +41,7 @@ def test_an_unsteady_network_changes_nothing(
     tier: Open, server: Server, wanted: list[bytes], tmp_path: Path, folder: str | None
 ) -> None:
     opened = tier(tmp_path / folder if folder else None)
-    opened._fetcher._remote._attempts = 50
+    opened._prefetcher._remote._attempts = 50
     server.fault = some_faults()
     order = Order(N, 3)
     spans = spans_of(2 * N, 9)
@@ -122,14 +122,14 @@ def test_a_record_that_is_damaged_on_the_way_is_fetched_again(
         return None
 
     read(opened, range(1))  # marks the other shards
-    opened._fetcher._remote.mark(name)
+    opened._prefetcher._remote.read_version(name)
     if mended.is_set():  # not by that
         flip(packed / name, at)
     server.fault = fault
     try:
         assert read(opened) == wanted
         assert mended.is_set()
-        assert not opened._dataset.unchecked(np.arange(N)).any()
+        assert not opened._dataset.select_unchecked(np.arange(N)).any()
     finally:
         if not mended.is_set():
             flip(packed / name, at)
@@ -147,7 +147,7 @@ def test_a_record_that_is_damaged_at_its_source_is_served_as_it_is_and_counts_as
             found = read(opened)
             assert [place for place in range(N) if found[place] != wanted[place]] == [20]
             assert len(found[20]) == len(wanted[20])
-            assert np.flatnonzero(opened._dataset.unchecked(np.arange(N))).tolist() == [20]
+            assert np.flatnonzero(opened._dataset.select_unchecked(np.arange(N))).tolist() == [20]
     finally:
         flip(packed / name, at)
 
@@ -192,7 +192,7 @@ def test_a_file_system_that_will_not_do_is_said_once(
     if lack == "holes":
         monkeypatch.setattr(sparse, "_punch", refuse)
     else:
-        monkeypatch.setattr(disk, "on_network", lambda path: True)
+        monkeypatch.setattr(disk, "is_on_network", lambda path: True)
     with caplog.at_level(logging.WARNING):
         opened = tier()
         assert read(opened) == wanted
@@ -233,7 +233,7 @@ def test_a_full_disk_is_said_once_and_records_are_streamed(
     assert "No space left on device" in said(caplog)[0]
     assert str(folder) in said(caplog)[0]
     server.asked.clear()
-    here = np.flatnonzero(opened._fetcher._store.present(np.arange(N)))  # type: ignore[union-attr]
+    here = np.flatnonzero(opened._prefetcher._store.find_present(np.arange(N)))  # type: ignore[union-attr]
     assert len(here) > 5
     assert read(opened, here) == [wanted[sample] for sample in here]
     assert not shards_asked(server)  # what it kept, it still has
@@ -242,19 +242,19 @@ def test_a_full_disk_is_said_once_and_records_are_streamed(
 def test_what_has_no_room_on_the_disk_does_not_fill_the_memory(
     tier: Open, wanted: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "AHEAD_BYTES", 20_000)
+    monkeypatch.setattr(prefetch, "AHEAD_BYTES", 20_000)
     monkeypatch.setattr(layout, "GAP_BYTES", 100)
     monkeypatch.setattr(layout, "RUN_BYTES", 7_000)
     first = tier()
     opened = DiskTier(first._dataset, first._remote, first._folder, GB, why="", threads=2)
-    monkeypatch.setattr(Store, "keep", lambda store, ids, extents: False)  # as if others had just taken the room
+    monkeypatch.setattr(RecordStore, "keep", lambda store, ids, extents: False)  # as if others had just taken the room
     order = Order(N, 1, 40)  # it would read a whole window ahead
     opened.expect(iter(spans_of(N, 2)), order)
     for span in spans_of(N, 2):
         ids = order(np.arange(*span))[1]
         assert read(opened, ids) == [wanted[sample] for sample in ids]
         time.sleep(0.01)
-        assert opened._fetcher._loose_bytes < 20_000 + 4 * 14_000
+        assert opened._prefetcher._loose_bytes < 20_000 + 4 * 14_000
     opened.close()
 
 

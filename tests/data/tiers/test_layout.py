@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from headway.data.columns import FLAG_SPLIT, Shard
-from headway.data.tiers.layout import GAP_BYTES, RUN_BYTES, Extents, Layout
+from headway.data.tiers.layout import GAP_BYTES, RUN_BYTES, Extents, RecordLayout
 
 BLOCK = 4096
 ALL = np.arange(60)
@@ -16,7 +16,7 @@ Ids = NDArray[np.int64]
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> Layout:
+def layouts(draw: st.DrawFn) -> RecordLayout:
     """Records of any sizes with gaps between them, in up to three shards, in any order."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     longest, widest = draw(st.sampled_from([(50, 3), (5000, 40), (30_000, 100_000)]))
@@ -32,12 +32,12 @@ def layouts(draw: st.DrawFn) -> Layout:
         shards.append(Shard(name=str(number), size=at + int(rng.integers(0, widest))))
     mixed = rng.permutation(len(columns["shard"]))
     kinds = {"shard": np.uint16, "offset": np.uint64, "length": np.uint32, "flags": np.uint8}
-    return Layout({name: np.array(columns[name], kinds[name])[mixed] for name in columns}, shards, BLOCK)
+    return RecordLayout({name: np.array(columns[name], kinds[name])[mixed] for name in columns}, shards, BLOCK)
 
 
-def some_of(layout: Layout, data: st.DataObject) -> tuple[Ids, Ids]:
+def some_of(layout: RecordLayout, data: st.DataObject) -> tuple[Ids, Ids]:
     """Some records, and the others."""
-    n = len(layout.extents(np.arange(len(layout._columns["shard"]))))
+    n = len(layout.locate(np.arange(len(layout._columns["shard"]))))
     chosen = np.array(data.draw(st.lists(st.booleans(), min_size=n, max_size=n)), np.bool_)
     return np.flatnonzero(chosen), np.flatnonzero(~chosen)
 
@@ -52,11 +52,11 @@ def blocks_of(found: Extents) -> set[tuple[int, int]]:
 
 @settings(deadline=None, max_examples=80)
 @given(layout=layouts(), data=st.data())
-def test_blocks_are_counted_once_and_freed_where_nothing_kept_lies(layout: Layout, data: st.DataObject) -> None:
-    taken, kept = (layout.extents(ids) for ids in some_of(layout, data))
-    assert layout.bytes_in_blocks(kept) == len(blocks_of(kept)) * BLOCK
+def test_blocks_are_counted_once_and_freed_where_nothing_kept_lies(layout: RecordLayout, data: st.DataObject) -> None:
+    taken, kept = (layout.locate(ids) for ids in some_of(layout, data))
+    assert layout.count_block_bytes(kept) == len(blocks_of(kept)) * BLOCK
     free: set[tuple[int, int]] = set()
-    for shard, begin, end in layout.blocks_without(taken, kept):
+    for shard, begin, end in layout.find_free_blocks(taken, kept):
         assert begin % BLOCK == end % BLOCK == 0
         blocks = {(shard, block) for block in range(begin // BLOCK, end // BLOCK)}
         assert not blocks & free
@@ -67,9 +67,11 @@ def test_blocks_are_counted_once_and_freed_where_nothing_kept_lies(layout: Layou
 
 @settings(deadline=None, max_examples=80)
 @given(layout=layouts(), data=st.data())
-def test_runs_hold_each_record_once_and_are_neither_long_nor_full_of_gaps(layout: Layout, data: st.DataObject) -> None:
+def test_runs_hold_each_record_once_and_are_neither_long_nor_full_of_gaps(
+    layout: RecordLayout, data: st.DataObject
+) -> None:
     wanted, _ = some_of(layout, data)
-    runs = layout.runs(wanted)
+    runs = layout.group_into_runs(wanted)
     assert sorted(np.concatenate([np.empty(0, np.int64), *(run.ids for run in runs)]).tolist()) == wanted.tolist()
     for run in runs:
         assert len(set(run.shard.tolist())) == 1
@@ -84,7 +86,7 @@ def test_a_record_outside_of_its_shard_has_no_bytes() -> None:
         "length": np.array([20, 20, 20], np.uint32),
         "flags": np.zeros(3, np.uint8),
     }
-    found = Layout(columns, [Shard(name="a", size=100)]).extents(np.arange(3))
+    found = RecordLayout(columns, [Shard(name="a", size=100)]).locate(np.arange(3))
     assert not found.shard.any()
     assert {sample: end - start for sample, start, end in zip(found.ids, found.start, found.end, strict=True)} == {
         0: 20,
@@ -100,6 +102,6 @@ def test_a_split_record_reaches_to_the_next_one() -> None:
         "length": np.array([100, 250, 100], np.uint32),
         "flags": np.array([FLAG_SPLIT, FLAG_SPLIT, 0], np.uint8),
     }
-    found = Layout(columns, [Shard(name="a", size=1000)]).extents(np.arange(3))
+    found = RecordLayout(columns, [Shard(name="a", size=1000)]).locate(np.arange(3))
     assert found.ids.tolist() == [1, 2, 0]
     assert found.end.tolist() == [300, 400, 1000]

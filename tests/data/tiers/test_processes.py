@@ -18,20 +18,20 @@ from tests.data.tiers._server import Server, wait_until
 
 from headway.core.errors import UsageError
 from headway.data.order import Order
-from headway.data.tiers import fetch
+from headway.data.tiers import prefetch
 from headway.data.tiers.disk import DiskTier
 from headway.data.tiers.locks import ByteLocks
-from headway.data.tiers.opened import RemoteShards, open_remote
+from headway.data.tiers.remote_dataset import RemoteShards, open_remote
 from headway.data.tiers.store import FETCH
 
 CHILD = """
 import sys, pathlib, numpy as np
 from headway.data.batch_plan import BatchPlan
 from headway.data.order import Order
-from headway.data.tiers import fetch
-from headway.data.tiers.policy import Slots
+from headway.data.tiers import prefetch
+from headway.data.tiers.next_use import HostSlots
 from headway.data.tiers.disk import DiskTier
-from headway.data.tiers.opened import open_remote
+from headway.data.tiers.remote_dataset import open_remote
 uri, cache, seed, epochs = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
 data = open_remote(uri, cache / "columns")
 tier = DiskTier(data, data.source.remote, cache, int(sys.argv[5]), why="", threads=4)
@@ -40,10 +40,10 @@ order = Order(n, seed)
 spans = [(low, low + 5) for low in range(0, epochs * n, 5)]
 slots = None
 if int(sys.argv[5]) < 10**6:  # one of two hosts, so that room is made all the time
-    fetch.AHEAD_BYTES = 20_000
-    slots = Slots(BatchPlan(10), 0, 1, 2)
+    prefetch.AHEAD_BYTES = 20_000
+    slots = HostSlots(BatchPlan(10), 0, 1, 2)
     spans = spans[::2]
-fetch._PATIENCE_S = 300.0  # however late a busy machine lets the other fetch
+prefetch._PATIENCE_S = 300.0  # however late a busy machine lets the other fetch
 tier.expect(iter(spans), order, slots)
 print("ready", flush=True)
 sys.stdin.readline()
@@ -131,14 +131,14 @@ def test_processes_killed_at_many_moments_leave_nothing_wrong(
 def test_a_process_that_stopped_while_it_fetches_does_not_stop_another(
     tier: Open, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "_PATIENCE_S", 0.1)
+    monkeypatch.setattr(prefetch, "_PATIENCE_S", 0.1)
     opened = tier()
-    store = opened._fetcher._store
+    store = opened._prefetcher._store
     assert store is not None
     other = ByteLocks(store.folder / "locks")
     try:
         for sample in range(10):
-            assert other.attempt(FETCH + sample)
+            assert other.try_lock(FETCH + sample)
         opened.expect(iter(spans_of(N, 6)))
         for low, high in spans_of(N, 6):
             assert read(opened, range(low, high)) == wanted[low:high]
@@ -149,12 +149,12 @@ def test_a_process_that_stopped_while_it_fetches_does_not_stop_another(
 def test_what_another_process_fetches_is_waited_for(
     tier: Open, server: Server, wanted: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetch, "_PATIENCE_S", 300.0)
+    monkeypatch.setattr(prefetch, "_PATIENCE_S", 300.0)
     opened = tier()
-    store = opened._fetcher._store
+    store = opened._prefetcher._store
     assert store is not None
     other = ByteLocks(store.folder / "locks")
-    assert other.attempt(FETCH + 5)
+    assert other.try_lock(FETCH + 5)
 
     def finish() -> None:
         time.sleep(0.1)
@@ -171,11 +171,11 @@ def test_what_another_process_fetches_is_waited_for(
 def test_a_process_that_has_fetched_lets_others_fetch(tier: Open, wanted: list[bytes]) -> None:
     opened = tier()
     assert read(opened) == wanted
-    store = opened._fetcher._store
+    store = opened._prefetcher._store
     assert store is not None
     other = ByteLocks(store.folder / "locks")
     try:
-        wait_until(lambda: all(other.attempt(FETCH + sample) for sample in range(N)))
+        wait_until(lambda: all(other.try_lock(FETCH + sample) for sample in range(N)))
     finally:
         other.close()
 
@@ -208,7 +208,7 @@ def fetchers() -> int:
 def test_close_ends_the_threads_whatever_they_wait_for(tier: Open, server: Server) -> None:
     server.fault = lambda asked: "stall" if asked.name.endswith(".rec") and asked.end - asked.start > 1 else None
     opened = tier()
-    opened._fetcher._remote._transport._timeout_s = 60  # type: ignore[attr-defined]
+    opened._prefetcher._remote._transport._timeout_s = 60  # type: ignore[attr-defined]
     opened.expect(iter(spans_of(N, 5)))
     failures: list[BaseException] = []
 
@@ -254,9 +254,9 @@ def test_records_outlive_the_tier(
         other = tier(folder, budget=450_000)
         assert read(other) == wanted
         if folder:
-            store = other._fetcher._store
+            store = other._prefetcher._store
             assert store is not None
             assert not store.make_room(np.tile(np.arange(N), 5), lambda ids: ids, -1)
-            assert store.present(np.arange(20)).all()
+            assert store.find_present(np.arange(20)).all()
         assert [bytes(record) for record in held] == wanted[:20]
         other.close()

@@ -13,11 +13,11 @@ import pytest
 from numpy.typing import NDArray
 from tests.data.tiers._server import make_pack, wait_until
 
-from headway.data import dataset
+from headway.data import opening
 from headway.data.dataset import Dataset
 from headway.data.tiers.locks import ByteLocks
-from headway.data.tiers.state import USED, in_use, remove
-from headway.data.tiers.store import EVICT, READ, WRITE, Store
+from headway.data.tiers.state import USED, is_in_use, remove_set
+from headway.data.tiers.store import EVICT, READ, WRITE, RecordStore
 
 BLOCK = 4096
 ALL = np.arange(60)
@@ -27,12 +27,12 @@ Ids = NDArray[np.int64]
 @pytest.fixture(scope="module")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     """60 records of about 6 kB: several blocks each, the outer ones shared with their neighbours."""
-    return dataset.open(make_pack(tmp_path_factory.mktemp("store"), size=(90, 60), shard_bytes=150_000))
+    return opening.open(make_pack(tmp_path_factory.mktemp("store"), size=(90, 60), shard_bytes=150_000))
 
 
 @pytest.fixture
-def stores(packed: Dataset, tmp_path: Path) -> Iterator[list[Store]]:
-    opened: list[Store] = []
+def stores(packed: Dataset, tmp_path: Path) -> Iterator[list[RecordStore]]:
+    opened: list[RecordStore] = []
     yield opened
     for store in opened:
         store.close()
@@ -42,15 +42,15 @@ def extents_of(data: Dataset, ids: Ids) -> list[NDArray[np.uint8]]:
     return [np.frombuffer(record, np.uint8) for record in data.read(ids)]
 
 
-def keep(store: Store, data: Dataset, ids: Ids) -> bool:
+def keep(store: RecordStore, data: Dataset, ids: Ids) -> bool:
     return store.keep(ids, extents_of(data, ids))
 
 
-def same(store: Store, data: Dataset, ids: Ids) -> bool:
+def same(store: RecordStore, data: Dataset, ids: Ids) -> bool:
     return [bytes(record) for record in store.read(ids)] == [bytes(record) for record in data.read(ids)]
 
 
-def on_disk(store: Store) -> int:
+def on_disk(store: RecordStore) -> int:
     return sum(path.stat().st_blocks * 512 for path in store.folder.glob("*.rec"))
 
 
@@ -58,34 +58,34 @@ def by_number(ids: Ids) -> Ids:
     return ids + 1000
 
 
-def emptied(store: Store) -> bool:
+def emptied(store: RecordStore) -> bool:
     """Asks for so much room that everything has to go; whether it went."""
     store.make_room(np.tile(ALL, 5), by_number, -1)
-    return not store.present(ALL).any()
+    return not store.find_present(ALL).any()
 
 
 def test_what_is_kept_is_read_back_and_nothing_else_is_there(
-    packed: Dataset, tmp_path: Path, stores: list[Store]
+    packed: Dataset, tmp_path: Path, stores: list[RecordStore]
 ) -> None:
-    store = Store(packed, tmp_path, 10**9)
+    store = RecordStore(packed, tmp_path, 10**9)
     stores.append(store)
     some = np.array([3, 17, 40, 41, 59])
-    assert not store.present(ALL).any()
+    assert not store.find_present(ALL).any()
     assert keep(store, packed, some)
-    assert np.flatnonzero(store.present(ALL)).tolist() == some.tolist()
+    assert np.flatnonzero(store.find_present(ALL)).tolist() == some.tolist()
     assert same(store, packed, some)
     assert on_disk(store) <= store.kept_bytes < 8 * 4096 * len(some)
-    second = Store(packed, tmp_path, 10**9)  # as another process would
+    second = RecordStore(packed, tmp_path, 10**9)  # as another process would
     stores.append(second)
     assert same(second, packed, some)
     assert keep(second, packed, ALL)
-    assert store.present(ALL).all()
+    assert store.find_present(ALL).all()
     assert same(store, packed, ALL)
 
 
-def test_it_never_takes_more_than_its_budget(packed: Dataset, tmp_path: Path, stores: list[Store]) -> None:
+def test_it_never_takes_more_than_its_budget(packed: Dataset, tmp_path: Path, stores: list[RecordStore]) -> None:
     budget = 150_000
-    store = Store(packed, tmp_path, budget)
+    store = RecordStore(packed, tmp_path, budget)
     stores.append(store)
     rng = np.random.default_rng(1)
     made = 0
@@ -96,38 +96,38 @@ def test_it_never_takes_more_than_its_budget(packed: Dataset, tmp_path: Path, st
             made += 1
             assert keep(store, packed, sample)
         assert on_disk(store) <= store.kept_bytes <= budget, step
-        here = np.flatnonzero(store.present(ALL))
+        here = np.flatnonzero(store.find_present(ALL))
         assert same(store, packed, here)
     assert made > 5
 
 
 def test_what_is_needed_latest_goes_and_what_is_needed_sooner_stays(
-    packed: Dataset, tmp_path: Path, stores: list[Store]
+    packed: Dataset, tmp_path: Path, stores: list[RecordStore]
 ) -> None:
-    store = Store(packed, tmp_path, 200_000)
+    store = RecordStore(packed, tmp_path, 200_000)
     stores.append(store)
     ids = np.random.default_rng(2).permutation(60)
     for sample in ids:
         if not keep(store, packed, np.array([sample])):
             break
-    here = np.flatnonzero(store.present(ALL))
+    here = np.flatnonzero(store.find_present(ALL))
     absent = np.setdiff1d(ALL, here)
     assert store.make_room(absent[:8], by_number, 1021)
-    left = np.flatnonzero(store.present(ALL))
+    left = np.flatnonzero(store.find_present(ALL))
     gone = np.setdiff1d(here, left)
     assert 0 < len(gone) < 20
     assert gone.min() > left.max()
     assert not store.make_room(ALL, by_number, 1021)  # the samples up to 20 are needed sooner
-    left = np.flatnonzero(store.present(ALL))
+    left = np.flatnonzero(store.find_present(ALL))
     assert left.tolist() == [sample for sample in here if sample <= 20]
     assert same(store, packed, left)
 
 
 def test_records_in_use_stay_until_they_are_dropped(
-    packed: Dataset, tmp_path: Path, stores: list[Store], monkeypatch: pytest.MonkeyPatch
+    packed: Dataset, tmp_path: Path, stores: list[RecordStore], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headway.data.tiers.store._PATIENCE_S", 0.05)
-    first, second = Store(packed, tmp_path, 10**6), Store(packed, tmp_path, 10**6)
+    first, second = RecordStore(packed, tmp_path, 10**6), RecordStore(packed, tmp_path, 10**6)
     stores += [first, second]
     assert keep(first, packed, ALL)
     for user, evictor in ((first, second), (second, first), (first, first)):
@@ -136,20 +136,20 @@ def test_records_in_use_stay_until_they_are_dropped(
         for _ in range(3):  # also when it tries again, from the other side
             assert not emptied(evictor)
             assert [bytes(record) for record in held] == [bytes(record) for record in packed.read(ALL)]
-            assert user.present(ALL).all()
+            assert user.find_present(ALL).all()
         newer = user.lease()
         del lease
         assert not emptied(evictor)
         del newer, held
         assert emptied(evictor)
-        assert not user.present(ALL).any()
+        assert not user.find_present(ALL).any()
         assert keep(user, packed, ALL)
 
 
 def test_a_lease_made_later_does_not_keep_what_went_before(
-    packed: Dataset, tmp_path: Path, stores: list[Store]
+    packed: Dataset, tmp_path: Path, stores: list[RecordStore]
 ) -> None:
-    store = Store(packed, tmp_path, 10**6)
+    store = RecordStore(packed, tmp_path, 10**6)
     stores.append(store)
     keep(store, packed, ALL)
     leases = [store.lease() for _ in range(3)]
@@ -157,7 +157,7 @@ def test_a_lease_made_later_does_not_keep_what_went_before(
     thread = threading.Thread(target=lambda: done.append(emptied(store)))
     thread.start()
     try:
-        wait_until(lambda: not store.present(ALL).any())
+        wait_until(lambda: not store.find_present(ALL).any())
         later = store.lease()
         del leases
         thread.join()
@@ -167,27 +167,27 @@ def test_a_lease_made_later_does_not_keep_what_went_before(
         thread.join()
 
 
-def test_a_wrong_record_is_forgotten_and_kept_anew(packed: Dataset, tmp_path: Path, stores: list[Store]) -> None:
-    store = Store(packed, tmp_path, 10**9)
+def test_a_wrong_record_is_forgotten_and_kept_anew(packed: Dataset, tmp_path: Path, stores: list[RecordStore]) -> None:
+    store = RecordStore(packed, tmp_path, 10**9)
     stores.append(store)
     ids = np.array([4, 5])
     store.keep(ids, [np.zeros(int(packed.length[sample]), np.uint8) for sample in ids])
     assert not same(store, packed, ids)
     store.forget(ids[:1])
-    assert store.present(ids).tolist() == [False, True]
+    assert store.find_present(ids).tolist() == [False, True]
     keep(store, packed, ids)  # the second one is there already
     assert same(store, packed, ids[:1])
     assert not same(store, packed, ids[1:])
 
 
 def test_state_of_another_set_or_damaged_begins_anew(packed: Dataset, tmp_path: Path) -> None:
-    store = Store(packed, tmp_path, 10**9)
+    store = RecordStore(packed, tmp_path, 10**9)
     keep(store, packed, ALL)
     store.close()
     for damage in (b"", b"\0" * 4156, b"x" * 4156, os.urandom(100)):
         (store.folder / "state").write_bytes(damage)
-        again = Store(packed, tmp_path, 10**9)
-        assert not again.present(ALL).any()
+        again = RecordStore(packed, tmp_path, 10**9)
+        assert not again.find_present(ALL).any()
         assert on_disk(again) < 20_000  # what the records took is given back, up to the ends of files
         assert keep(again, packed, ALL)
         assert same(again, packed, ALL)
@@ -195,14 +195,14 @@ def test_state_of_another_set_or_damaged_begins_anew(packed: Dataset, tmp_path: 
 
 
 def test_a_shard_that_was_removed_or_cut_is_absent(packed: Dataset, tmp_path: Path) -> None:
-    store = Store(packed, tmp_path, 10**9)
+    store = RecordStore(packed, tmp_path, 10**9)
     keep(store, packed, ALL)
     names = [shard.name for shard in packed.description.shards]
     store.close()
     (store.folder / names[0]).unlink()
     os.truncate(store.folder / names[1], 100)
-    again = Store(packed, tmp_path, 10**9)
-    here = np.flatnonzero(again.present(ALL))
+    again = RecordStore(packed, tmp_path, 10**9)
+    here = np.flatnonzero(again.find_present(ALL))
     assert here.tolist() == np.flatnonzero(packed.shard > 1).tolist()
     assert again.kept_bytes < 250_000
     assert same(again, packed, here)
@@ -210,12 +210,12 @@ def test_a_shard_that_was_removed_or_cut_is_absent(packed: Dataset, tmp_path: Pa
 
 
 def test_what_a_killed_process_left_is_given_back_by_the_next_one_alone(packed: Dataset, tmp_path: Path) -> None:
-    store = Store(packed, tmp_path, 10**9)
+    store = RecordStore(packed, tmp_path, 10**9)
     keep(store, packed, ALL)
     store._state.present[10:] = 0  # as if it had been killed while it made room
     store._state.kept_bytes = 7
     store.close()
-    again = Store(packed, tmp_path, 10**9)
+    again = RecordStore(packed, tmp_path, 10**9)
     assert int(packed.length[:10].sum()) <= again.kept_bytes < 150_000
     assert on_disk(again) < 150_000
     assert same(again, packed, np.arange(10))
@@ -224,26 +224,26 @@ def test_what_a_killed_process_left_is_given_back_by_the_next_one_alone(packed: 
 
 @pytest.mark.parametrize("byte", [USED, WRITE, EVICT, READ, READ + 1])
 def test_no_lock_that_another_process_holds_for_ever_hangs_it(
-    packed: Dataset, tmp_path: Path, stores: list[Store], byte: int, monkeypatch: pytest.MonkeyPatch
+    packed: Dataset, tmp_path: Path, stores: list[RecordStore], byte: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("headway.data.tiers.store._PATIENCE_S", 0.02)
     if byte != USED:
-        store = Store(packed, tmp_path, 10**6)
+        store = RecordStore(packed, tmp_path, 10**6)
         stores.append(store)
         keep(store, packed, np.arange(30))
     else:
         (tmp_path / "packs" / packed.fingerprint).mkdir(parents=True)
     other = ByteLocks(tmp_path / "packs" / packed.fingerprint / "locks")
-    assert other.attempt(byte, shared=byte >= READ)
+    assert other.try_lock(byte, shared=byte >= READ)
     try:
         if byte == USED:
             with pytest.raises(OSError, match="another process"):
-                Store(packed, tmp_path, 10**6)
+                RecordStore(packed, tmp_path, 10**6)
             return
         assert keep(store, packed, np.arange(30, 60)) == (byte != WRITE)
         emptied(store)
         lease = store.lease()
-        here = np.flatnonzero(store.present(ALL))
+        here = np.flatnonzero(store.find_present(ALL))
         assert same(store, packed, here)
         del lease
     finally:
@@ -252,34 +252,34 @@ def test_no_lock_that_another_process_holds_for_ever_hangs_it(
 
 
 def test_sets_in_use_share_the_budget_and_idle_ones_make_way(tmp_path: Path, packed: Dataset) -> None:
-    small = dataset.open(make_pack(tmp_path / "small", count=20, size=(91, 60)))
+    small = opening.open(make_pack(tmp_path / "small", count=20, size=(91, 60)))
     root = tmp_path / "cache"
-    first = Store(packed, root, 10**6)
+    first = RecordStore(packed, root, 10**6)
     keep(first, packed, ALL)
     took = first.kept_bytes
-    assert in_use(first.folder)
-    assert not remove(first.folder)
+    assert is_in_use(first.folder)
+    assert not remove_set(first.folder)
     budget = took + 40_000
-    second = Store(small, root, budget)
+    second = RecordStore(small, root, budget)
     assert second.share_bytes <= 40_000
     first.close()
-    assert not in_use(first.folder)
-    Store(small, root, 10**6).close()
+    assert not is_in_use(first.folder)
+    RecordStore(small, root, 10**6).close()
     assert first.folder.exists()  # there is room for both
     second.make_room(np.arange(20), by_number, -1)  # the idle set has to go
     assert not first.folder.exists()
     assert keep(second, small, np.arange(20))
-    third = Store(packed, root, budget)
+    third = RecordStore(packed, root, budget)
     assert third.share_bytes + second.kept_bytes <= budget
     second.make_room(np.arange(1), by_number, -1)
     assert third.share_bytes + second.share_bytes <= budget
     assert third.share_bytes > second.share_bytes
     keep(third, packed, ALL[:40])
-    fourth = Store(dataset.open(make_pack(tmp_path / "fourth", count=60, size=(92, 60))), root, budget)
+    fourth = RecordStore(opening.open(make_pack(tmp_path / "fourth", count=60, size=(92, 60))), root, budget)
     assert fourth.share_bytes + second.kept_bytes + third.kept_bytes <= budget
     third.make_room(ALL[50:51], by_number, 10**6)  # everything is needed before, but the set has to give way
     assert third.kept_bytes <= third.share_bytes < budget // 2
-    assert same(third, packed, np.flatnonzero(third.present(ALL)))
+    assert same(third, packed, np.flatnonzero(third.find_present(ALL)))
     for store in (second, third, fourth):
         store.close()
     packed.close()

@@ -37,8 +37,8 @@ from headway.comm.hvd.differentiable import grouped_reducescatter as grouped_red
 from headway.comm.hvd.differentiable import reducescatter as reducescatter
 from headway.comm.hvd.errors import HorovodInternalError as HorovodInternalError
 from headway.comm.hvd.errors import HostsUpdatedInterrupt as HostsUpdatedInterrupt
-from headway.comm.hvd.job import init as init
-from headway.comm.hvd.job import shutdown as shutdown
+from headway.comm.hvd.lifecycle import init as init
+from headway.comm.hvd.lifecycle import shutdown as shutdown
 from headway.comm.hvd.objects import allgather_object as allgather_object
 from headway.comm.hvd.objects import broadcast_object as broadcast_object
 from headway.comm.hvd.ops import allgather_async as allgather_async

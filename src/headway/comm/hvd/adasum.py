@@ -12,7 +12,7 @@ import torch
 from headway.core.world import Group
 
 
-def adasum(buffer: torch.Tensor, counts: Sequence[int], group: Group) -> None:
+def adasum_all_reduce(buffer: torch.Tensor, counts: Sequence[int], group: Group) -> None:
     """Combines a buffer over the ranks of a group, in place: each tensor in it by its own coefficients.
 
     In log2(N) steps two ranks exchange their whole vectors; all ranks have the same bits afterwards.
@@ -32,11 +32,11 @@ def adasum(buffer: torch.Tensor, counts: Sequence[int], group: Group) -> None:
         lower, upper = (buffer, theirs) if group.rank < partner else (theirs, buffer)
         pieces = [whole.split(list(counts)) for whole in (lower, upper, buffer)]
         for a, b, out in zip(*pieces, strict=True):
-            out.copy_(combined(a, b))
+            out.copy_(combine_pair(a, b))
         distance *= 2
 
 
-def combined(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+def combine_pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Adasum of two vectors; the coefficients and the sum are computed in float64."""
     wide_a, wide_b = a.double(), b.double()
     half = wide_a.dot(wide_b) / 2

@@ -23,28 +23,28 @@ def SyncBatchNorm(  # noqa: N802 - Horovod's name
 
     It follows the job through `shutdown` and `init`, and through changes of the workers.
     """
-    ranks = cast(Group, _AllRanks())
+    ranks = cast(Group, _NamedCollectives())
     return batch_norm.SyncBatchNorm(num_features, eps, momentum, affine, track_running_stats, group=ranks)
 
 
 @final
-class _AllRanks:
+class _NamedCollectives:
     """What a batch norm needs of a Group, as operations that the ranks agree on before."""
 
     @property
     def size(self) -> int:
         return context.size()
 
-    def all_gather(self, out: Tensor, piece: Tensor) -> _Done:
+    def all_gather(self, out: Tensor, piece: Tensor) -> _FinishedWork:
         out.copy_(ops.synchronize(ops.allgather_async(piece, "sync_batch_norm.forward")))
-        return _Done()
+        return _FinishedWork()
 
-    def all_reduce(self, tensor: Tensor) -> _Done:
+    def all_reduce(self, tensor: Tensor) -> _FinishedWork:
         ops.allreduce_(tensor, name="sync_batch_norm.backward", op=Sum)
-        return _Done()
+        return _FinishedWork()
 
 
 @final
-class _Done:
+class _FinishedWork:
     def wait(self) -> None:
         """It has ended."""

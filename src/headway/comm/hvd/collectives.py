@@ -13,14 +13,14 @@ from typing import cast, final
 import torch
 
 from headway.comm.communicator import Algorithm, Communicator
-from headway.comm.hvd.adasum import adasum
-from headway.comm.hvd.lane import Entry, Finish
+from headway.comm.hvd.adasum import adasum_all_reduce
+from headway.comm.hvd.executor import Finish, SubmittedOperation
 from headway.comm.hvd.requests import Op, Response
 from headway.core.world import Group, World
 from headway.core.world import Op as GroupOp
 
 CPU = torch.device("cpu")
-NCCL = hasattr(torch._C, "_nccl_version")
+HAS_NCCL = hasattr(torch._C, "_nccl_version")
 """Whether torch was built with it."""
 
 PADDED_BYTES = 1 << 16
@@ -29,7 +29,7 @@ else each rank broadcasts its own."""
 
 
 @final
-class Collectives:
+class ProcessSetCollectives:
     """The groups of one process set, and what can be done over them.
 
     Args:
@@ -46,7 +46,7 @@ class Collectives:
         self._inside: Group | None = None
         self._between: Group | None = None
 
-    def begin(self, response: Response, entries: list[Entry]) -> Finish:
+    def begin(self, response: Response, entries: list[SubmittedOperation]) -> Finish:
         """Begins the transfers of a response; the entries are those of its names."""
         begin = {
             "allreduce": self._allreduce,
@@ -57,7 +57,7 @@ class Collectives:
         }[response.kind]
         if entries[0].request.device == "cpu":
             return begin(response, entries, self._gloo)
-        if self._nccl is None and NCCL:
+        if self._nccl is None and HAS_NCCL:
             self._nccl = self._world.group(self._members, name=self._name, backend="nccl")
         device = entries[0].inputs[0].device
         stream = self._streams.get(device) or self._streams.setdefault(device, torch.cuda.Stream(device))
@@ -80,24 +80,24 @@ class Collectives:
             if group is not None:
                 group.close()
 
-    def _device(self, group: Group, entries: list[Entry]) -> torch.device:
+    def _device(self, group: Group, entries: list[SubmittedOperation]) -> torch.device:
         """Where the buffers of a group are."""
         return CPU if group is self._gloo else entries[0].inputs[0].device
 
-    def _allreduce(self, response: Response, entries: list[Entry], group: Group) -> Finish:
+    def _allreduce(self, response: Response, entries: list[SubmittedOperation], group: Group) -> Finish:
         request, sums = entries[0].request, []
         pairs = [pair for entry in entries for pair in zip(entry.inputs, entry.outputs, strict=True)]
         for dtype in dict.fromkeys(source.dtype for source, _ in pairs):
             alike = [pair for pair in pairs if pair[0].dtype == dtype]
-            buffer, unpack = _packed(alike, self._device(group, entries))
-            scale(buffer, request.prescale)
+            buffer, unpack = _pack(alike, self._device(group, entries))
+            scale_in_place(buffer, request.prescale)
             wait = self._sum(response, request.op, group, buffer, [source.numel() for source, _ in alike])
             sums.append((buffer, wait, unpack))
 
         def finish() -> None:
             for buffer, wait, unpack in sums:
                 wait()
-                scale(buffer, request.postscale, group.size if request.op == "average" else 1)
+                scale_in_place(buffer, request.postscale, group.size if request.op == "average" else 1)
                 unpack()
             for entry in entries:
                 entry.result = tuple(entry.outputs)
@@ -119,7 +119,7 @@ class Collectives:
         """Over all ranks; on NCCL, as scripts expect that scale their learning rate for it, the average of each host
         first, and then over hosts."""
         if group is self._gloo:
-            adasum(buffer, counts, group)
+            adasum_all_reduce(buffer, counts, group)
             return
         if self._inside is None or self._between is None:
             world = self._world
@@ -127,19 +127,19 @@ class Collectives:
             self._inside = world.group(world.hosts[world.host], name=f"{self._name}-inside", backend="nccl")
             self._between = world.group(same_place, name=f"{self._name}-between", backend="nccl")
         self._inside.all_reduce(buffer).wait()
-        scale(buffer, 1.0, self._inside.size)
-        adasum(buffer, counts, self._between)
+        scale_in_place(buffer, 1.0, self._inside.size)
+        adasum_all_reduce(buffer, counts, self._between)
 
-    def _allgather(self, response: Response, entries: list[Entry], group: Group) -> Finish:
-        pieces = [_bytes(source) for entry in entries for source in entry.inputs]
+    def _allgather(self, response: Response, entries: list[SubmittedOperation], group: Group) -> Finish:
+        pieces = [_view_bytes(source) for entry in entries for source in entry.inputs]
         mine = (torch.cat(pieces) if len(pieces) > 1 else pieces[0]).to(self._device(group, entries))
         # Bytes of each tensor from each rank.
         sizes = [
-            [count * _row_bytes(source) for count in counts]
+            [count * _count_row_bytes(source) for count in counts]
             for entry, rows in zip(entries, response.rows, strict=True)
             for source, counts in zip(entry.inputs, rows, strict=True)
         ]
-        segments = gather(group, mine, [sum(column) for column in zip(*sizes, strict=True)])
+        segments = begin_gather(group, mine, [sum(column) for column in zip(*sizes, strict=True)])
 
         def finish() -> None:
             found = [
@@ -149,16 +149,16 @@ class Collectives:
             parts = iter(zip(*found, strict=True))  # of each tensor: the pieces of all ranks
             for entry, rows in zip(entries, response.rows, strict=True):
                 entry.result = tuple(
-                    _typed(torch.cat(next(parts)), source, sum(counts))
+                    _view_typed(torch.cat(next(parts)), source, sum(counts))
                     for source, counts in zip(entry.inputs, rows, strict=True)
                 )
 
         return finish
 
-    def _broadcast(self, response: Response, entries: list[Entry], group: Group) -> Finish:
+    def _broadcast(self, response: Response, entries: list[SubmittedOperation], group: Group) -> Finish:
         root = self._members.index(entries[0].request.root)
-        pairs = [(_bytes(entry.inputs[0]), entry.outputs[0].view(-1).view(torch.uint8)) for entry in entries]
-        buffer, unpack = _packed(pairs, self._device(group, entries), filled=group.rank == root)
+        pairs = [(_view_bytes(entry.inputs[0]), entry.outputs[0].view(-1).view(torch.uint8)) for entry in entries]
+        buffer, unpack = _pack(pairs, self._device(group, entries), filled=group.rank == root)
         work = group.broadcast(buffer, root)
 
         def finish() -> None:
@@ -169,14 +169,14 @@ class Collectives:
 
         return finish
 
-    def _alltoall(self, response: Response, entries: list[Entry], group: Group) -> Finish:
+    def _alltoall(self, response: Response, entries: list[SubmittedOperation], group: Group) -> Finish:
         device, moves = self._device(group, entries), []
         for entry, table in zip(entries, response.rows, strict=True):
             source, me = entry.inputs[0], group.rank
             sent, got = table[me], [row[me] for row in table]
-            size = _row_bytes(source)
+            size = _count_row_bytes(source)
             out = torch.empty(sum(got) * size, dtype=torch.uint8, device=device)
-            into = _bytes(source)[: sum(sent) * size].to(device)
+            into = _view_bytes(source)[: sum(sent) * size].to(device)
             work = group.all_to_all(out, into, [count * size for count in got], [count * size for count in sent])
             moves.append((entry, work, out, got))
 
@@ -184,29 +184,29 @@ class Collectives:
             for entry, work, out, got in moves:
                 work.wait()
                 counts = entry.outputs[0].new_tensor(got)
-                entry.result = (_typed(out, entry.inputs[0], sum(got)), counts)
+                entry.result = (_view_typed(out, entry.inputs[0], sum(got)), counts)
 
         return finish
 
-    def _reducescatter(self, response: Response, entries: list[Entry], group: Group) -> Finish:
+    def _reducescatter(self, response: Response, entries: list[SubmittedOperation], group: Group) -> Finish:
         device, moves = self._device(group, entries), []
         for entry in entries:
             for source in entry.inputs:
-                rows, row = shares(source.shape[0], group.size), prod(source.shape[1:])
+                rows, row = split_rows(source.shape[0], group.size), prod(source.shape[1:])
                 into = source.reshape(-1).to(device, copy=entry.request.prescale != 1.0)
-                scale(into, entry.request.prescale)
+                scale_in_place(into, entry.request.prescale)
                 mine = rows[group.rank] * row
                 out = torch.empty(group.size * mine, dtype=source.dtype, device=device)
                 work = group.all_to_all(out, into, [mine] * group.size, [count * row for count in rows])
                 moves.append((entry, source, work, out))
 
         def finish() -> None:
-            results: dict[Entry, list[torch.Tensor]] = {entry: [] for entry in entries}
+            results: dict[SubmittedOperation, list[torch.Tensor]] = {entry: [] for entry in entries}
             for entry, source, work, out in moves:
                 work.wait()
                 piece = torch.sum(out.view(group.size, -1), 0, dtype=out.dtype)
-                scale(piece, entry.request.postscale, group.size if entry.request.op == "average" else 1)
-                rows = shares(source.shape[0], group.size)[group.rank]
+                scale_in_place(piece, entry.request.postscale, group.size if entry.request.op == "average" else 1)
+                rows = split_rows(source.shape[0], group.size)[group.rank]
                 results[entry].append(piece.view(rows, *source.shape[1:]).to(source.device))
             for entry, found in results.items():
                 entry.result = tuple(found)
@@ -214,7 +214,7 @@ class Collectives:
         return finish
 
 
-def gather(group: Group, mine: torch.Tensor, sizes: Sequence[int]) -> Callable[[], list[torch.Tensor]]:
+def begin_gather(group: Group, mine: torch.Tensor, sizes: Sequence[int]) -> Callable[[], list[torch.Tensor]]:
     """Begins to give every rank the bytes of all.
 
     Args:
@@ -244,12 +244,12 @@ def gather(group: Group, mine: torch.Tensor, sizes: Sequence[int]) -> Callable[[
     return finish
 
 
-def shares(rows: int, ranks: int) -> list[int]:
+def split_rows(rows: int, ranks: int) -> list[int]:
     """Rows for each rank: the first ones have one more where they cannot be the same."""
     return [rows // ranks + (rank < rows % ranks) for rank in range(ranks)]
 
 
-def scale(buffer: torch.Tensor, factor: float, divisor: int = 1) -> None:
+def scale_in_place(buffer: torch.Tensor, factor: float, divisor: int = 1) -> None:
     """buffer * factor / divisor, in place; whole numbers are computed in float64, and cut off towards zero."""
     if factor == 1.0 and divisor == 1:
         return
@@ -259,7 +259,7 @@ def scale(buffer: torch.Tensor, factor: float, divisor: int = 1) -> None:
         buffer.copy_(buffer.double().mul_(factor).div_(divisor).trunc_())
 
 
-def _packed(
+def _pack(
     pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], device: torch.device, *, filled: bool = True
 ) -> tuple[torch.Tensor, Finish]:
     """A flat buffer with all sources, and what copies it to all outs; a lone out is the buffer itself where it can be.
@@ -287,15 +287,15 @@ def _packed(
     return buffer, unpack
 
 
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+def _view_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 
 
-def _row_bytes(tensor: torch.Tensor) -> int:
+def _count_row_bytes(tensor: torch.Tensor) -> int:
     return prod(tensor.shape[1:]) * tensor.element_size()
 
 
-def _typed(found: torch.Tensor, like: torch.Tensor, rows: int) -> torch.Tensor:
+def _view_typed(found: torch.Tensor, like: torch.Tensor, rows: int) -> torch.Tensor:
     """Bytes as rows of the type and on the device of another tensor."""
     return found.view(like.dtype).view(rows, *like.shape[1:]).to(like.device)
 

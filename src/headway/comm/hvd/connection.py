@@ -63,7 +63,7 @@ class Connection:
         self._end.close()
 
 
-def pair(secret: bytes) -> tuple[Connection, Connection]:
+def connect_pair(secret: bytes) -> tuple[Connection, Connection]:
     """A connection within this process."""
     ends = socket.socketpair()
     channels = [Channel(secret, PURPOSE, accepts=accepts, limit_bytes=LIMIT_BYTES) for accepts in (True, False)]

@@ -9,7 +9,7 @@ from typing import final
 
 import torch
 
-from headway.comm.hvd.collectives import NCCL
+from headway.comm.hvd.collectives import HAS_NCCL
 from headway.comm.hvd.engine import Engine
 from headway.comm.hvd.errors import HorovodInternalError
 
@@ -17,7 +17,7 @@ NOT_INITIALIZED = "hvd.init() was not called yet"
 
 
 @final
-class Job:
+class HorovodJob:
     """What `init` has made.
 
     Attributes:
@@ -28,10 +28,10 @@ class Job:
         self.engine, self.places = engine, tuple(places)
 
 
-_job: Job | None = None
+_job: HorovodJob | None = None
 
 
-def replace(job: Job | None) -> Job | None:
+def replace_job(job: HorovodJob | None) -> HorovodJob | None:
     """Sets the job of this process, and returns the one before."""
     global _job
     before, _job = _job, job
@@ -43,7 +43,7 @@ def is_initialized() -> bool:
     return _job is not None
 
 
-def engine() -> Engine:
+def get_engine() -> Engine:
     """The engine that operations go to.
 
     Raises:
@@ -54,7 +54,7 @@ def engine() -> Engine:
     return _job.engine
 
 
-def _known() -> Job:
+def _require_job() -> HorovodJob:
     if _job is None:
         raise ValueError(NOT_INITIALIZED)
     return _job
@@ -62,32 +62,32 @@ def _known() -> Job:
 
 def size() -> int:
     """Number of processes. Like the five below, raises ValueError before `init`."""
-    return _known().engine.world.size
+    return _require_job().engine.world.size
 
 
 def rank() -> int:
     """Number of this process, from 0."""
-    return _known().engine.world.rank
+    return _require_job().engine.world.rank
 
 
 def local_size() -> int:
     """Number of processes on this host, as the launcher counts."""
-    return _known().places[rank()][1]
+    return _require_job().places[rank()][1]
 
 
 def local_rank() -> int:
     """Number of this process on its host: which device it uses."""
-    return _known().places[rank()][0]
+    return _require_job().places[rank()][0]
 
 
 def cross_size() -> int:
     """Number of hosts that have a process of this local rank."""
-    return sum(place[0] == local_rank() for place in _known().places)
+    return sum(place[0] == local_rank() for place in _require_job().places)
 
 
 def cross_rank() -> int:
     """Number of this host among those that have a process of this local rank."""
-    return sum(place[0] == local_rank() for place in _known().places[: rank()])
+    return sum(place[0] == local_rank() for place in _require_job().places[: rank()])
 
 
 def is_elastic() -> bool:
@@ -97,7 +97,7 @@ def is_elastic() -> bool:
 
 def is_homogeneous() -> bool:
     """Whether all hosts have equally many processes."""
-    return len({place[1] for place in _known().places}) == 1
+    return len({place[1] for place in _require_job().places}) == 1
 
 
 def start_timeline(file_path: str | Path, mark_cycles: bool = False) -> None:
@@ -107,7 +107,7 @@ def start_timeline(file_path: str | Path, mark_cycles: bool = False) -> None:
         ValueError: before `init`.
     """
     if rank() == 0:
-        _known().engine.timeline.start(file_path, mark_cycles)
+        _require_job().engine.timeline.start(file_path, mark_cycles)
 
 
 def stop_timeline() -> None:
@@ -116,12 +116,12 @@ def stop_timeline() -> None:
     Raises:
         ValueError: before `init`.
     """
-    _known().engine.timeline.stop()
+    _require_job().engine.timeline.stop()
 
 
 def nccl_built() -> int:
     """NCCL's version as one number, such as 22105; 0 where torch has none."""
-    if not NCCL:
+    if not HAS_NCCL:
         return 0
     major, minor, patch = torch.cuda.nccl.version()[:3]
     return int(major * 10_000 + minor * 100 + patch)

@@ -11,7 +11,7 @@ from torch import Tensor
 from headway.comm.hvd import context, ops
 from headway.comm.hvd.compression import Compression, Compressor
 from headway.comm.hvd.process_sets import ProcessSet, global_process_set
-from headway.comm.hvd.reduce_op import Average, ReduceOp, Sum, chosen
+from headway.comm.hvd.reduce_op import Average, ReduceOp, Sum, resolve_op
 
 
 def allreduce(
@@ -34,7 +34,7 @@ def allreduce(
     """
     packed, form = compression.compress(tensor)
     reduced: Tensor = _Allreduce.apply(
-        packed, name, chosen(op, average), prescale_factor, postscale_factor, process_set
+        packed, name, resolve_op(op, average), prescale_factor, postscale_factor, process_set
     )  # type: ignore[no-untyped-call]
     return compression.decompress(reduced, form)
 
@@ -51,7 +51,7 @@ def grouped_allreduce(
 ) -> list[Tensor]:
     """As allreduce, for several tensors."""
     packed, forms = zip(*map(compression.compress, tensors), strict=True)
-    options = name, chosen(op, average), prescale_factor, postscale_factor, process_set
+    options = name, resolve_op(op, average), prescale_factor, postscale_factor, process_set
     reduced = _GroupedAllreduce.apply(*options, *packed)  # type: ignore[no-untyped-call]
     return [compression.decompress(one, form) for one, form in zip(reduced, forms, strict=True)]
 
@@ -151,7 +151,7 @@ class _GroupedAllreduce(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> Any:
         op, pre, post, process_set = ctx.options
         reduced = grouped_allreduce(
-            _contiguous(grads), op=op, prescale_factor=pre, postscale_factor=post, process_set=process_set
+            _make_contiguous(grads), op=op, prescale_factor=pre, postscale_factor=post, process_set=process_set
         )
         return None, None, None, None, None, *reduced
 
@@ -164,7 +164,7 @@ class _Allgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _own_rows([grad], [ctx.rows], ctx.process_set)[0], None, None
+        return _select_own_rows([grad], [ctx.rows], ctx.process_set)[0], None, None
 
 
 class _GroupedAllgather(torch.autograd.Function):
@@ -175,12 +175,12 @@ class _GroupedAllgather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, None, *_own_rows(grads, ctx.rows, ctx.process_set)
+        return None, None, *_select_own_rows(grads, ctx.rows, ctx.process_set)
 
 
-def _own_rows(grads: Sequence[Tensor], rows: Sequence[int], process_set: ProcessSet) -> list[Tensor]:
+def _select_own_rows(grads: Sequence[Tensor], rows: Sequence[int], process_set: ProcessSet) -> list[Tensor]:
     """The average over ranks of the gradients of gathered tensors, at the rows that came from this rank."""
-    averaged = grouped_allreduce(_contiguous(grads), op=Average, process_set=process_set)
+    averaged = grouped_allreduce(_make_contiguous(grads), op=Average, process_set=process_set)
     table = allgather(torch.tensor([rows]), process_set=process_set)
     mine = process_set.rank() or 0
     firsts = table[:mine].sum(0).tolist()
@@ -226,7 +226,7 @@ class _Reducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
-        return _scattered_back([grad], ctx.options)[0], None, None, None, None, None
+        return _gather_gradients([grad], ctx.options)[0], None, None, None, None, None
 
 
 class _GroupedReducescatter(torch.autograd.Function):
@@ -239,15 +239,15 @@ class _GroupedReducescatter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Any:
-        return None, None, None, None, None, *_scattered_back(grads, ctx.options)
+        return None, None, None, None, None, *_gather_gradients(grads, ctx.options)
 
 
-def _scattered_back(grads: Sequence[Tensor], options: tuple[Any, ...]) -> list[Tensor]:
+def _gather_gradients(grads: Sequence[Tensor], options: tuple[Any, ...]) -> list[Tensor]:
     """As Horovod has it: the gradient of the average is gathered, that of the sum is that times the ranks."""
     op, process_set, pre, post = options
     factor = (process_set.size() if op == Sum else 1) * pre * post
     return grouped_allgather([(grad * factor).contiguous() for grad in grads], process_set=process_set)
 
 
-def _contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:
+def _make_contiguous(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.contiguous() for tensor in tensors]

@@ -12,18 +12,18 @@ from typing import Any, final
 import torch
 
 from headway.comm.communicator import Communicator
-from headway.comm.hvd.collectives import Collectives
-from headway.comm.hvd.connection import LIMIT_BYTES, PURPOSE, Connection, pair
+from headway.comm.hvd.collectives import ProcessSetCollectives
+from headway.comm.hvd.connection import LIMIT_BYTES, PURPOSE, Connection, connect_pair
 from headway.comm.hvd.errors import HorovodInternalError
-from headway.comm.hvd.lane import Entry, Finish, Lane
+from headway.comm.hvd.executor import Finish, ProcessSetExecutor, SubmittedOperation
 from headway.comm.hvd.negotiator import ALL, Negotiator
 from headway.comm.hvd.requests import Kind, Request, Response
 from headway.comm.hvd.settings import DYNAMIC, Settings
 from headway.comm.hvd.timeline import Timeline
-from headway.core.channel import connect, tune
+from headway.core.channel import connect, tune_socket
+from headway.core.channel_server import ChannelPeer, ChannelServer
 from headway.core.errors import CommunicationError
-from headway.core.hosts import address_of
-from headway.core.server import Peer, Server
+from headway.core.hosts import find_interface_address
 from headway.core.world import World
 
 SHUT_DOWN = (
@@ -54,13 +54,13 @@ class Engine:
             self.timeline.start(settings.timeline, settings.mark_cycles)
         self.sets: dict[int, tuple[int, ...]] = {}
         self._lock = threading.Lock()
-        self._pending: dict[tuple[int, str], Entry] = {}
-        self._handles: dict[int, tuple[Entry, bool]] = {}
+        self._pending: dict[tuple[int, str], SubmittedOperation] = {}
+        self._handles: dict[int, tuple[SubmittedOperation, bool]] = {}
         self._numbers = itertools.count(1)
         self._unnamed, self._joins = Counter[tuple[int, str]](), 0
         self._why, self._failed = "", False
-        self._lanes: dict[int, Lane] = {}
-        self._collectives: dict[int, Collectives] = {}
+        self._lanes: dict[int, ProcessSetExecutor] = {}
+        self._collectives: dict[int, ProcessSetCollectives] = {}
         self._made = itertools.count()
         self._communicator = communicator
         self.cuda = torch.device("cuda", 0)
@@ -103,7 +103,7 @@ class Engine:
             HorovodInternalError: the engine is over. ValueError: the set is unknown or without this rank, or an
                 operation of this name is pending.
         """
-        entry = Entry(request, inputs, outputs)
+        entry = SubmittedOperation(request, inputs, outputs)
         if request.device == "cuda":
             self.cuda = inputs[0].device
         key = request.process_set, request.name
@@ -229,7 +229,7 @@ class Engine:
     def _broken(self, error: BaseException) -> None:
         self.fail(f"rank {self.world.rank}: {error}")
 
-    def _claim(self, response: Response) -> list[Entry]:
+    def _claim(self, response: Response) -> list[SubmittedOperation]:
         """The entries of a response: this rank's own, or zeros where it has joined."""
         entries = []
         with self._lock:
@@ -241,14 +241,16 @@ class Engine:
                     entries.append(entry)
         return entries
 
-    def _zeros(self, request: Request) -> Entry:
+    def _zeros(self, request: Request) -> SubmittedOperation:
         """What a rank that has joined brings to a reduction."""
         device = self.cuda if request.device == "cuda" else torch.device("cpu")
         pairs = zip(request.types, request.shapes, strict=True)
         zeros = [torch.zeros(shape, dtype=getattr(torch, kind), device=device) for kind, shape in pairs]
-        return Entry(request, zeros, zeros)
+        return SubmittedOperation(request, zeros, zeros)
 
-    def _begin(self, collectives: Collectives, response: Response, entries: list[Entry]) -> Finish:
+    def _begin(
+        self, collectives: ProcessSetCollectives, response: Response, entries: list[SubmittedOperation]
+    ) -> Finish:
         kind: Kind = response.kind
         if kind == "add_set":
             self._add(response.value, entries[0].request.splits, None)
@@ -274,9 +276,9 @@ class Engine:
     def _add(self, number: int, ranks: Sequence[int], communicator: Communicator | None) -> None:
         made = next(self._made)
         if self.world.rank in ranks:
-            collectives = Collectives(self.world, f"hvd-{made}", ranks, communicator)
+            collectives = ProcessSetCollectives(self.world, f"hvd-{made}", ranks, communicator)
             self._collectives[number] = collectives
-            self._lanes[number] = Lane(
+            self._lanes[number] = ProcessSetExecutor(
                 number,
                 begin=lambda response, entries: self._begin(collectives, response, entries),
                 done=self._done,
@@ -310,24 +312,24 @@ def _connect(world: World, timeout_s: float) -> tuple[dict[int, Connection], Con
             end.sendall(channel.seal(str(world.rank).encode()))
         except OSError as error:
             raise CommunicationError(f"rank 0 cannot be reached ({error})", where=f"{host}:{port}") from error
-        tune(end, timeout_s)
+        tune_socket(end, timeout_s)
         return {}, Connection(end, channel)
-    own, mine = pair(world.secret)
+    own, mine = connect_pair(world.secret)
     ends = {0: own}
     if world.size > 1:
-        ends |= _accepted(world, timeout_s)
+        ends |= _accept_ranks(world, timeout_s)
     return ends, mine
 
 
-def _accepted(world: World, timeout_s: float) -> dict[int, Connection]:
+def _accept_ranks(world: World, timeout_s: float) -> dict[int, Connection]:
     """The connections of the other ranks to this one, each of which has said who it is."""
-    found: dict[int, Peer] = {}
+    found: dict[int, ChannelPeer] = {}
 
-    def heed(peer: Peer, message: bytes) -> None:
+    def heed(peer: ChannelPeer, message: bytes) -> None:
         found.setdefault(int(message[:8]), peer)
 
-    address = address_of(world.interface)
-    server = Server(address, 0, world.secret, PURPOSE, heed=heed, limit_bytes=LIMIT_BYTES)
+    address = find_interface_address(world.interface)
+    server = ChannelServer(address, 0, world.secret, PURPOSE, on_message=heed, limit_bytes=LIMIT_BYTES)
     try:
         world.control.broadcast_bytes(f"{address} {server.port}".encode())
         until_s = monotonic() + timeout_s
@@ -335,9 +337,9 @@ def _accepted(world: World, timeout_s: float) -> dict[int, Connection]:
             if monotonic() > until_s:
                 raise CommunicationError("some ranks did not connect to rank 0")
             server.poll(until_s - monotonic())
-        ends = {rank: Connection(*server.take(peer)) for rank, peer in found.items()}
+        ends = {rank: Connection(*server.detach(peer)) for rank, peer in found.items()}
     finally:
         server.close()
     for rank in found:
-        tune(found[rank].connection, timeout_s)
+        tune_socket(found[rank].connection, timeout_s)
     return ends

@@ -35,7 +35,7 @@ TWICE = (
 
 
 @final
-class Gradients:
+class GradientReduction:
     """The reduction of the gradients of some parameters, begun by hooks as each one is accumulated.
 
     Args:
@@ -167,7 +167,7 @@ class Gradients:
         return collect
 
 
-def bundled(
+def bundle_parameters(
     parameters: Sequence[Tensor],
     names: dict[Tensor, str],
     groups: int | Sequence[Sequence[Tensor]] | None,

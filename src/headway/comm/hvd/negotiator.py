@@ -17,10 +17,10 @@ from time import monotonic
 from typing import Any, final
 
 from headway.comm.hvd.connection import Connection
-from headway.comm.hvd.requests import ROWWISE, Request, Response, disagreement, rows_of
+from headway.comm.hvd.requests import ROWWISE, Request, Response, collect_rows, find_disagreement
 from headway.comm.hvd.settings import Settings
 from headway.comm.hvd.timeline import Timeline
-from headway.comm.messages import Message, text, whole
+from headway.comm.messages import Message, read_int, read_text
 
 LOG = logging.getLogger("headway.comm")
 
@@ -35,7 +35,7 @@ ALL = 0
 
 
 @final
-class _Set:
+class _NegotiatedSet:
     """What is asked for in one process set."""
 
     def __init__(self, members: Sequence[int]) -> None:
@@ -67,7 +67,7 @@ class Negotiator:
         algorithm: Callable[[int], str],
     ) -> None:
         self._ranks, self._settings, self._timeline, self._algorithm = dict(ranks), settings, timeline, algorithm
-        self._sets: dict[int, _Set] = {ALL: _Set(sorted(ranks))}
+        self._sets: dict[int, _NegotiatedSet] = {ALL: _NegotiatedSet(sorted(ranks))}
         self._joined: list[int] = []
         self._ended: set[int] = set()
         self._over = self._failed = False
@@ -125,14 +125,14 @@ class Negotiator:
         if kind == "request" and not self._over:
             self._ask(rank, Request.unpacked(message.get("request")))
         elif kind == "done":
-            one = self._sets.get(whole(message, "process_set"))
+            one = self._sets.get(read_int(message, "process_set"))
             if one is not None:
                 one.under_way -= 1
         elif kind == "stop" and not self._over:
             self._over = True
             self._tell_all("stop")
         elif kind == "fail":
-            self._fail(text(message, "why"))
+            self._fail(read_text(message, "why"))
         elif kind == "ended":
             self._ended.add(rank)
 
@@ -169,16 +169,16 @@ class Negotiator:
         # Whoever joins excuses itself from all that others wait for.
         for name in one.waiting() if request.kind == "join" else [request.name]:
             if self._is_ready(one, name):
-                self._timeline.agreed(name, _first(one.asked[name]).kind)
+                self._timeline.agreed(name, _get_first(one.asked[name]).kind)
                 one.ready[name] = None
 
-    def _is_ready(self, one: _Set, name: str) -> bool:
+    def _is_ready(self, one: _NegotiatedSet, name: str) -> bool:
         """Whether all ranks that have not joined ask for it; join itself waits for all."""
         asked = one.asked[name]
-        excused = () if _first(asked).kind == "join" else self._joined_of(one)
+        excused = () if _get_first(asked).kind == "join" else self._joined_of(one)
         return all(rank in asked or rank in excused for rank in one.members)
 
-    def _joined_of(self, one: _Set) -> list[int]:
+    def _joined_of(self, one: _NegotiatedSet) -> list[int]:
         return self._joined if one is self._sets[ALL] else []
 
     def _hand_out(self) -> None:
@@ -197,13 +197,13 @@ class Negotiator:
                 for rank in one.members:
                     self._ranks[rank].send("go", response=response.packed())
 
-    def _batches(self, one: _Set, names: Sequence[str]) -> list[tuple[list[str], str]]:
+    def _batches(self, one: _NegotiatedSet, names: Sequence[str]) -> list[tuple[list[str], str]]:
         """Names that are carried out together: alike, and small enough for one buffer; and those that fail, alone."""
         batches: list[tuple[list[str], str]] = []
         open_ones: dict[tuple[Any, ...], tuple[list[str], int]] = {}
         for name in names:
-            request = _first(one.asked[name])
-            error = disagreement(one.asked[name], bool(self._joined_of(one)))
+            request = _get_first(one.asked[name])
+            error = find_disagreement(one.asked[name], bool(self._joined_of(one)))
             batch, nbytes = open_ones.get(request.fuses_with, ([], 0))
             if error or not batch or nbytes + request.nbytes > self._settings.fusion_bytes:
                 batch, nbytes = [], 0
@@ -213,11 +213,11 @@ class Negotiator:
                 open_ones[request.fuses_with] = batch, nbytes + request.nbytes
         return batches
 
-    def _response(self, number: int, one: _Set, names: Sequence[str], error: str) -> Response:
+    def _response(self, number: int, one: _NegotiatedSet, names: Sequence[str], error: str) -> Response:
         asked = [one.asked.pop(name) for name in names]
         for name in names:
             del one.since[name]
-        first = _first(asked[0])
+        first = _get_first(asked[0])
         response = Response(number, first.kind, tuple(names), error)
         if error:
             return response
@@ -229,14 +229,14 @@ class Negotiator:
         if first.kind == "remove_set":
             self._sets.pop(first.root, None)
         if first.kind in ROWWISE:
-            response = replace(response, rows=tuple(rows_of(requests, one.members) for requests in asked))
+            response = replace(response, rows=tuple(collect_rows(requests, one.members) for requests in asked))
         if self._joined_of(one):
-            response = replace(response, like=tuple(map(_first, asked)))
-        return replace(response, algorithm=self._algorithm(sum(_first(requests).nbytes for requests in asked)))
+            response = replace(response, like=tuple(map(_get_first, asked)))
+        return replace(response, algorithm=self._algorithm(sum(_get_first(requests).nbytes for requests in asked)))
 
     def _add_set(self, members: Sequence[int]) -> int:
         number = next(number for number in range(1, len(self._sets) + 1) if number not in self._sets)
-        self._sets[number] = _Set(members)
+        self._sets[number] = _NegotiatedSet(members)
         return number
 
     def _look_for_stalls(self) -> None:
@@ -249,24 +249,24 @@ class Negotiator:
         for one in self._sets.values():
             for name in one.waiting():
                 waiting_s = now - one.since[name]
-                if waiting_s < patience_s or _first(one.asked[name]).kind == "join":
+                if waiting_s < patience_s or _get_first(one.asked[name]).kind == "join":
                     continue
                 longest_s = max(longest_s, waiting_s)
                 for rank in set(one.members) - set(one.asked[name]) - set(self._joined_of(one)):
                     missing.setdefault(rank, []).append(name)
         if not missing:
             return
-        said = "; ".join(f"rank {rank} lacks {_listed(names)}" for rank, names in sorted(missing.items()))
+        said = "; ".join(f"rank {rank} lacks {_format_names(names)}" for rank, names in sorted(missing.items()))
         text = f"for {longest_s:.0f} s some ranks have waited for what others have not submitted: {said}"
         LOG.warning("%s. Do all ranks take the same way through the program?", text)
         if limit_s is not None and longest_s >= limit_s:
             self._fail(text)
 
 
-def _first(asked: Mapping[int, Request]) -> Request:
+def _get_first(asked: Mapping[int, Request]) -> Request:
     return next(iter(asked.values()))
 
 
-def _listed(names: Sequence[str]) -> str:
+def _format_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - NAMES_SHOWN} more" if len(names) > NAMES_SHOWN else ""
     return ", ".join(names[:NAMES_SHOWN]) + more

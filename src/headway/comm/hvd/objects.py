@@ -17,7 +17,7 @@ from headway.comm.hvd import context, differentiable
 from headway.comm.hvd.errors import HorovodInternalError
 from headway.comm.hvd.process_sets import ProcessSet, global_process_set
 from headway.core.errors import UsageError
-from headway.core.meeting import is_public
+from headway.core.rendezvous import is_public_secret
 
 try:
     from cloudpickle import dumps  # type: ignore[import-not-found,import-untyped,unused-ignore] # lambdas too
@@ -40,49 +40,49 @@ def broadcast_object(
         ValueError, HorovodInternalError: see allgather_async; the root is not in the process set.
         UsageError: the job runs on several hosts without HEADWAY_SECRET.
     """
-    _expect_secret()
+    _check_secret()
     if root_rank not in (process_set.ranks or ()):
         raise ValueError(f"broadcast_object: root rank {root_rank} is not in {process_set}")
     is_root = context.rank() == root_rank
-    gathered = differentiable.allgather(_packed(obj) if is_root else _packed(), name, process_set)
-    return obj if is_root else _unpacked(gathered)[0]
+    gathered = differentiable.allgather(_pack(obj) if is_root else _pack(), name, process_set)
+    return obj if is_root else _unpack(gathered)[0]
 
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
     """The objects of all ranks, in their order. Raises as `broadcast_object` does."""
-    _expect_secret()
-    return _unpacked(differentiable.allgather(_packed(obj), name))
+    _check_secret()
+    return _unpack(differentiable.allgather(_pack(obj), name))
 
 
-def _expect_secret() -> None:
+def _check_secret() -> None:
     # On all ranks alike, before any of them waits for another: all have the same secret.
-    if is_public(context.engine().world.secret):
+    if is_public_secret(context.get_engine().world.secret):
         what = "Python objects are not exchanged between several hosts without a secret: a pickle can run any code"
         fix = "Set HEADWAY_SECRET to the same text on every host, for example the output of `openssl rand -hex 32`."
         raise UsageError(what, fix=fix)
 
 
-def _packed(*objects: Any) -> torch.Tensor:
+def _pack(*objects: Any) -> torch.Tensor:
     data = bytearray()
     for one in objects:
         pickled = dumps(one)
-        data += HEADER.pack(_signature(pickled), len(pickled)) + pickled
+        data += HEADER.pack(_sign(pickled), len(pickled)) + pickled
     return torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
 
 
-def _unpacked(gathered: torch.Tensor) -> list[Any]:
+def _unpack(gathered: torch.Tensor) -> list[Any]:
     """The objects, none of which is unpickled before all signatures are right."""
     data = memoryview(gathered.numpy().tobytes())
     pickles = []
     while data:
         signature, length = HEADER.unpack_from(data) if len(data) >= HEADER.size else (b"", 0)
         pickled = data[HEADER.size : HEADER.size + length]
-        if not hmac.compare_digest(signature, _signature(pickled)):
+        if not hmac.compare_digest(signature, _sign(pickled)):
             raise HorovodInternalError("an object came that no process of this job has signed; it was not read")
         pickles.append(pickled)
         data = data[HEADER.size + length :]
     return [pickle.loads(one) for one in pickles]
 
 
-def _signature(pickled: bytes | memoryview) -> bytes:
-    return hmac.digest(context.engine().world.secret, b"an object\0" + pickled, "sha256")
+def _sign(pickled: bytes | memoryview) -> bytes:
+    return hmac.digest(context.get_engine().world.secret, b"an object\0" + pickled, "sha256")

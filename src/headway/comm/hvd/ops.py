@@ -11,7 +11,7 @@ from torch import Tensor
 from headway.comm.hvd import context
 from headway.comm.hvd.errors import HorovodInternalError
 from headway.comm.hvd.process_sets import ProcessSet, global_process_set
-from headway.comm.hvd.reduce_op import Adasum, Average, ReduceOp, Sum, chosen
+from headway.comm.hvd.reduce_op import Adasum, Average, ReduceOp, Sum, resolve_op
 from headway.comm.hvd.requests import ITEM_BYTES, SUMMABLE, Kind, Op, Request
 
 OPS: tuple[Op, ...] = ("average", "sum", "adasum", "min", "max", "product")
@@ -43,7 +43,7 @@ def allreduce_async(
     """
     outputs = [torch.empty_like(tensor, requires_grad=False)]
     factors = prescale_factor, postscale_factor
-    return _reduce("allreduce", [tensor], outputs, name, chosen(op, average), factors, process_set)
+    return _reduce("allreduce", [tensor], outputs, name, resolve_op(op, average), factors, process_set)
 
 
 def allreduce_async_(
@@ -57,7 +57,7 @@ def allreduce_async_(
 ) -> int:
     """As allreduce_async, in place."""
     factors = prescale_factor, postscale_factor
-    return _reduce("allreduce", [tensor], [tensor], name, chosen(op, average), factors, process_set)
+    return _reduce("allreduce", [tensor], [tensor], name, resolve_op(op, average), factors, process_set)
 
 
 def allreduce_(
@@ -88,7 +88,7 @@ def grouped_allreduce_async(
     """As allreduce_async, for several tensors that are reduced when all ranks have all of them."""
     outputs = [torch.empty_like(tensor, requires_grad=False) for tensor in tensors]
     factors = prescale_factor, postscale_factor
-    return _reduce("allreduce", tensors, outputs, name, chosen(op, average), factors, process_set, grouped=True)
+    return _reduce("allreduce", tensors, outputs, name, resolve_op(op, average), factors, process_set, grouped=True)
 
 
 def grouped_allreduce_async_(
@@ -102,7 +102,7 @@ def grouped_allreduce_async_(
 ) -> int:
     """As grouped_allreduce_async, in place."""
     factors = prescale_factor, postscale_factor
-    return _reduce("allreduce", tensors, tensors, name, chosen(op, average), factors, process_set, grouped=True)
+    return _reduce("allreduce", tensors, tensors, name, resolve_op(op, average), factors, process_set, grouped=True)
 
 
 def grouped_allreduce_(
@@ -203,7 +203,7 @@ def alltoall_async(
         ValueError: splits of another type or number, more rows than there are, or rows that cannot be split equally;
             and see allreduce_async.
     """
-    ranks = len(context.engine().sets.get(_number(process_set), ()))
+    ranks = len(context.get_engine().sets.get(_get_id(process_set), ()))
     counts = splits if isinstance(splits, Tensor) else torch.tensor([] if splits is None else splits, dtype=torch.int32)
     rows = tensor.shape[0] if tensor.dim() else 0
     if counts.dtype != torch.int32 or counts.dim() > 1:
@@ -259,7 +259,7 @@ def poll(handle: int) -> bool:
     Raises:
         ValueError: there is no such handle, or it was waited for already.
     """
-    return context.engine().poll(handle)
+    return context.get_engine().poll(handle)
 
 
 def synchronize(handle: int) -> Any:
@@ -268,7 +268,7 @@ def synchronize(handle: int) -> Any:
     Raises:
         HorovodInternalError: it failed on all ranks, which disagree about it or have lost one of them.
     """
-    return context.engine().wait(handle)
+    return context.get_engine().wait(handle)
 
 
 def join(device: int = -1) -> int:
@@ -280,7 +280,7 @@ def join(device: int = -1) -> int:
     Returns:
         the rank that came last.
     """
-    engine = context.engine()
+    engine = context.get_engine()
     if device >= 0:
         engine.cuda = torch.device("cuda", device)
     last: int = engine.wait(engine.submit(Request(0, "join", "join")))
@@ -289,7 +289,7 @@ def join(device: int = -1) -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Waits until all ranks of the set have called it."""
-    engine, number = context.engine(), _number(process_set)
+    engine, number = context.get_engine(), _get_id(process_set)
     engine.wait(engine.submit(Request(number, "barrier", "barrier")))
 
 
@@ -326,7 +326,7 @@ def _check_adasum(tensors: Sequence[Tensor], process_set: ProcessSet) -> None:
 
 
 def _broadcast(tensor: Tensor, output: Tensor, root: int, name: str | None, process_set: ProcessSet) -> int:
-    members = context.engine().sets.get(_number(process_set), ())
+    members = context.get_engine().sets.get(_get_id(process_set), ())
     if members and root not in members:
         raise ValueError(f"broadcast: root rank {root} is not one of {list(members)}")
     return _submit("broadcast", [tensor], [output], name, process_set, root=int(root))
@@ -342,7 +342,7 @@ def _submit(
     grouped: bool = False,
     **fields: Any,
 ) -> int:
-    engine, number = context.engine(), _number(process_set)
+    engine, number = context.get_engine(), _get_id(process_set)
     known = SUMMABLE if kind in ("allreduce", "reducescatter") else ITEM_BYTES
     types = tuple(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
     for tensor, kind_of in zip(tensors, types, strict=True):
@@ -366,7 +366,7 @@ def _submit(
     return engine.submit(request, sources, [output.detach() for output in outputs], single=not grouped)
 
 
-def _number(process_set: ProcessSet) -> int:
+def _get_id(process_set: ProcessSet) -> int:
     if process_set.process_set_id is None:
         raise ValueError(f"{process_set} is not registered; call add_process_set first")
     return process_set.process_set_id

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from headway.comm.hvd import context, ops
 from headway.comm.hvd.compression import Compression, Compressor
-from headway.comm.hvd.gradients import Gradients, bundled
+from headway.comm.hvd.gradients import GradientReduction, bundle_parameters
 from headway.comm.hvd.process_sets import ProcessSet, global_process_set
 from headway.comm.hvd.reduce_op import Adasum, Average, ReduceOp
 
@@ -64,18 +64,18 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step}: at least 1")
     if hasattr(optimizer, "skip_synchronize"):
         raise ValueError("this optimizer is a DistributedOptimizer already")
-    names = _named(optimizer, named_parameters)
+    names = _name_parameters(optimizer, named_parameters)
     alone = context.size() == 1 and not context.is_elastic()
     if op == Adasum and context.size() > 1:
         if process_set is not global_process_set:
             raise NotImplementedError("Adasum is done over all ranks, not over a process set")
-        _Updates(optimizer, names, compression).attach()
+        _AdasumUpdates(optimizer, names, compression).attach()
         return optimizer
     takes_part = bool(process_set.included()) and not alone
     parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    gradients = Gradients(
+    gradients = GradientReduction(
         names,
-        bundled(parameters, names, groups, process_set) if takes_part else [],
+        bundle_parameters(parameters, names, groups, process_set) if takes_part else [],
         compression=compression,
         passes=backward_passes_per_step,
         op=op,
@@ -86,11 +86,13 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     gradients.hook()
     optimizer.register_step_pre_hook(gradients.before_step)
     optimizer.register_load_state_dict_pre_hook(lambda *_: gradients.reset())
-    _add(optimizer, gradients.synchronize, gradients.skip_synchronize, gradients.set_passes, gradients.check_idle)
+    _add_methods(
+        optimizer, gradients.synchronize, gradients.skip_synchronize, gradients.set_passes, gradients.check_idle
+    )
     return optimizer
 
 
-def _named(
+def _name_parameters(
     optimizer: torch.optim.Optimizer, named_parameters: Iterable[tuple[str, Tensor]] | None
 ) -> dict[Tensor, str]:
     groups = optimizer.param_groups
@@ -109,7 +111,7 @@ def _named(
     return names
 
 
-def _add(optimizer: Any, synchronize: Any, skip_synchronize: Any, set_passes: Any, check_idle: Any) -> None:
+def _add_methods(optimizer: Any, synchronize: Any, skip_synchronize: Any, set_passes: Any, check_idle: Any) -> None:
     """The methods that a Horovod script calls on its optimizer."""
     clear = optimizer.zero_grad
 
@@ -122,7 +124,7 @@ def _add(optimizer: Any, synchronize: Any, skip_synchronize: Any, set_passes: An
 
 
 @final
-class _Updates:
+class _AdasumUpdates:
     """Each rank steps with its own gradients; what that changed is combined by Adasum, and added to the start."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, names: dict[Tensor, str], compression: Compressor) -> None:
@@ -133,7 +135,7 @@ class _Updates:
         optimizer = self._optimizer
         optimizer.register_step_pre_hook(self._before)
         optimizer.register_step_post_hook(self._after)
-        _add(optimizer, lambda: None, self._skip, lambda passes: None, lambda: None)
+        _add_methods(optimizer, lambda: None, self._skip, lambda passes: None, lambda: None)
 
     def _before(self, *_: Any) -> None:
         for group in self._optimizer.param_groups:

@@ -58,9 +58,9 @@ def broadcast_optimizer_state(
         raise ValueError("the state of LBFGS cannot be broadcast")
     tensors: list[Tensor] = []
     is_root = context.rank() == root_rank
-    shape = broadcast_object(_emptied(optimizer.state_dict(), tensors) if is_root else None, root_rank)
+    shape = broadcast_object(_extract_tensors(optimizer.state_dict(), tensors) if is_root else None, root_rank)
     if not is_root:
-        state = _filled(shape, tensors)
+        state = _insert_tensors(shape, tensors)
     handles = [ops.broadcast_async_(tensor, root_rank) for tensor in tensors]
     for handle in handles:
         ops.synchronize(handle)
@@ -68,32 +68,32 @@ def broadcast_optimizer_state(
         optimizer.load_state_dict(state)
 
 
-class _Place:
+class _TensorPlaceholder:
     """Stands for a tensor in a state dict that travels."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.dtype, self.shape, self.device = tensor.dtype, tuple(tensor.shape), tensor.device.type
 
 
-def _emptied(value: Any, tensors: list[Tensor]) -> Any:
+def _extract_tensors(value: Any, tensors: list[Tensor]) -> Any:
     """The value with a place for each tensor; the tensors are appended to the list."""
     if isinstance(value, Tensor):
         tensors.append(value.detach().contiguous())
-        return _Place(value)
+        return _TensorPlaceholder(value)
     if isinstance(value, Mapping):
-        return {key: _emptied(entry, tensors) for key, entry in value.items()}
+        return {key: _extract_tensors(entry, tensors) for key, entry in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_emptied(entry, tensors) for entry in value)
+        return type(value)(_extract_tensors(entry, tensors) for entry in value)
     return value
 
 
-def _filled(value: Any, tensors: list[Tensor]) -> Any:
+def _insert_tensors(value: Any, tensors: list[Tensor]) -> Any:
     """The value with a new tensor in each place, in the same order; the tensors are appended to the list."""
-    if isinstance(value, _Place):
+    if isinstance(value, _TensorPlaceholder):
         tensors.append(torch.empty(value.shape, dtype=value.dtype, device=value.device))
         return tensors[-1]
     if isinstance(value, dict):
-        return {key: _filled(entry, tensors) for key, entry in value.items()}
+        return {key: _insert_tensors(entry, tensors) for key, entry in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_filled(entry, tensors) for entry in value)
+        return type(value)(_insert_tensors(entry, tensors) for entry in value)
     return value

@@ -63,7 +63,7 @@ class ProcessSet:
         return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
 
     def _registered(self) -> Sequence[int]:
-        ranks = context.engine().sets.get(self.process_set_id) if self.process_set_id is not None else None
+        ranks = context.get_engine().sets.get(self.process_set_id) if self.process_set_id is not None else None
         if ranks is None:
             raise ValueError(f"{self} is not registered in this job")
         return ranks
@@ -76,7 +76,7 @@ global_process_set.process_set_id = ALL
 _given: list[ProcessSet] = []
 
 
-def register(process_sets: Iterable[ProcessSet]) -> None:
+def register_all(process_sets: Iterable[ProcessSet]) -> None:
     """What `init` does: the set of all ranks gets them, and the given sets are made.
 
     Raises:
@@ -90,7 +90,7 @@ def register(process_sets: Iterable[ProcessSet]) -> None:
             raise ValueError(f"process_sets[{number}]: {error}") from error
 
 
-def forget() -> None:
+def forget_all() -> None:
     """What `shutdown` does: sets of this job mean nothing in the next one."""
     for one in _given:
         one.process_set_id = None
@@ -104,7 +104,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         ValueError: a set of these ranks exists, or a rank does not. HorovodInternalError: the ranks name other sets.
     """
     one = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
-    engine, ranks = context.engine(), tuple(one.ranks or ())
+    engine, ranks = context.get_engine(), tuple(one.ranks or ())
     if not ranks or len(set(ranks)) < len(ranks) or not set(ranks) <= set(engine.sets[ALL]):
         raise ValueError(f"{list(ranks)} are no ranks of a job of {engine.world.size}, each once")
     if ranks in engine.sets.values():
@@ -117,7 +117,7 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
 
 def remove_process_set(process_set: ProcessSet) -> bool:
     """Removes a set; all ranks of the job call it. False for the set of all ranks, and for one that is no more."""
-    number, engine = process_set.process_set_id, context.engine()
+    number, engine = process_set.process_set_id, context.get_engine()
     if number is None or number == ALL or number not in engine.sets:
         return False
     process_set.process_set_id = None

@@ -22,7 +22,7 @@ class ReduceOp(IntEnum):
 Average, Sum, Adasum, Min, Max, Product = ReduceOp
 
 
-def chosen(op: ReduceOp | None, average: bool | None) -> ReduceOp:
+def resolve_op(op: ReduceOp | None, average: bool | None) -> ReduceOp:
     """What `op`, or the older `average`, means; the average where neither is given.
 
     Raises:

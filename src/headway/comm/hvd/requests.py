@@ -11,7 +11,7 @@ from dataclasses import astuple, dataclass
 from math import prod
 from typing import Any, Literal, final, get_args
 
-from headway.core.outside import is_any_number, is_whole
+from headway.core.untrusted_json import is_any_number, is_whole_number
 
 Kind = Literal[
     "allreduce", "allgather", "broadcast", "alltoall", "reducescatter", "barrier", "join", "add_set", "remove_set"
@@ -128,7 +128,7 @@ class Response:
         return Response(set_id, kind, tuple(names), error, algorithm, table, tuple(map(Request.unpacked, like)), value)
 
 
-def rows_of(requests: Mapping[int, Request], members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+def collect_rows(requests: Mapping[int, Request], members: Sequence[int]) -> tuple[tuple[int, ...], ...]:
     """The `rows` of one name that all members of a set have asked for, in the order of the members."""
     first = requests[members[0]]
     if first.kind == "allgather":
@@ -136,7 +136,7 @@ def rows_of(requests: Mapping[int, Request], members: Sequence[int]) -> tuple[tu
     return tuple(requests[rank].splits for rank in members)
 
 
-def disagreement(requests: Mapping[int, Request], someone_joined: bool) -> str:
+def find_disagreement(requests: Mapping[int, Request], someone_joined: bool) -> str:
     """Why these requests of one name, by rank, cannot be carried out together; empty where they can.
 
     Args:
@@ -157,22 +157,22 @@ def disagreement(requests: Mapping[int, Request], someone_joined: bool) -> str:
 
 
 _FORM: tuple[tuple[str, Callable[[Request], bool]], ...] = (
-    ("process set", lambda request: is_whole(request.process_set)),
+    ("process set", lambda request: is_whole_number(request.process_set)),
     ("name", lambda request: isinstance(request.name, str)),
     ("kind", lambda request: request.kind in get_args(Kind)),
     ("type", lambda request: all(isinstance(kind, str) and kind in ITEM_BYTES for kind in request.types)),
     ("shape", lambda request: len(request.shapes) == len(request.types)),
-    ("shape", lambda request: all(is_whole(side) for shape in request.shapes for side in shape)),
+    ("shape", lambda request: all(is_whole_number(side) for shape in request.shapes for side in shape)),
     ("device", lambda request: isinstance(request.device, str)),
     ("operation", lambda request: request.op in get_args(Op)),
     ("factor", lambda request: all(map(is_any_number, (request.prescale, request.postscale)))),
-    ("root rank", lambda request: is_whole(request.root)),
-    ("split", lambda request: all(map(is_whole, request.splits))),
+    ("root rank", lambda request: is_whole_number(request.root)),
+    ("split", lambda request: all(map(is_whole_number, request.splits))),
 )
 """What a request that came over a connection has to be."""
 
 
-def _compared_shapes(request: Request) -> str:
+def _format_compared_shapes(request: Request) -> str:
     """With the dimensions that may differ left open: `[*, 3, 224]`."""
     shapes = [list(map(str, shape)) for shape in request.shapes]
     if request.kind in ROWWISE:
@@ -184,7 +184,7 @@ _ASPECTS: tuple[tuple[str, Callable[[Request], Any]], ...] = (
     ("operations", lambda request: request.kind),
     ("reduction operations", lambda request: request.op),
     ("data types", lambda request: ", ".join(request.types)),
-    ("tensor shapes", _compared_shapes),
+    ("tensor shapes", _format_compared_shapes),
     ("prescale and postscale factors", lambda request: (request.prescale, request.postscale)),
     ("root ranks", lambda request: request.root),
     ("devices", lambda request: request.device),

@@ -48,24 +48,24 @@ class Settings:
         Raises:
             UsageError: a value that is no number, or a negative one.
         """
-        off = _flag(environ, "HOROVOD_STALL_CHECK_DISABLE") or False
-        stall_s = _number(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS", Settings.stall_s or 0.0)
-        shutdown_s = _number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0)
+        off = _read_flag(environ, "HOROVOD_STALL_CHECK_DISABLE") or False
+        stall_s = _read_number(environ, "HOROVOD_STALL_CHECK_TIME_SECONDS", Settings.stall_s or 0.0)
+        shutdown_s = _read_number(environ, "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS", 0.0)
         return Settings(
-            fusion_bytes=int(_number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_bytes)),
-            cycle_s=_number(environ, "HOROVOD_CYCLE_TIME", Settings.cycle_s * 1e3) / 1e3,
+            fusion_bytes=int(_read_number(environ, "HOROVOD_FUSION_THRESHOLD", Settings.fusion_bytes)),
+            cycle_s=_read_number(environ, "HOROVOD_CYCLE_TIME", Settings.cycle_s * 1e3) / 1e3,
             stall_s=None if off or not stall_s else stall_s,
             # Horovod's own rule: one that is shorter than the time to the warning does nothing.
             stall_shutdown_s=shutdown_s if shutdown_s and not off and shutdown_s >= stall_s else None,
-            timeout_s=_number(environ, "HOROVOD_GLOO_TIMEOUT_SECONDS", Settings.timeout_s),
+            timeout_s=_read_number(environ, "HOROVOD_GLOO_TIMEOUT_SECONDS", Settings.timeout_s),
             timeline=environ.get("HOROVOD_TIMELINE", ""),
-            mark_cycles=_flag(environ, "HOROVOD_TIMELINE_MARK_CYCLES") or False,
-            hierarchical=_flag(environ, "HOROVOD_HIERARCHICAL_ALLREDUCE"),
+            mark_cycles=_read_flag(environ, "HOROVOD_TIMELINE_MARK_CYCLES") or False,
+            hierarchical=_read_flag(environ, "HOROVOD_HIERARCHICAL_ALLREDUCE"),
             interface=environ.get("HOROVOD_GLOO_IFACE") or None,
         )
 
 
-def _number(environ: Mapping[str, str], name: str, default: float) -> float:
+def _read_number(environ: Mapping[str, str], name: str, default: float) -> float:
     text = environ.get(name, "").strip()
     if not text:
         return default
@@ -78,5 +78,5 @@ def _number(environ: Mapping[str, str], name: str, default: float) -> float:
     return value
 
 
-def _flag(environ: Mapping[str, str], name: str) -> bool | None:
-    return _number(environ, name, 0.0) > 0 if environ.get(name, "").strip() else None
+def _read_flag(environ: Mapping[str, str], name: str) -> bool | None:
+    return _read_number(environ, name, 0.0) > 0 if environ.get(name, "").strip() else None

@@ -27,9 +27,9 @@ from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from headway.core.errors import DataError
-from headway.data.formats.found import Found, Labels, measured, rows
-from headway.data.formats.pieces import Piece
-from headway.data.formats.unpack import unpacked
+from headway.data.formats.byte_ranges import ByteRange
+from headway.data.formats.foreign_records import ForeignRecords, LabelColumn, build_row_records, infer_labels
+from headway.data.formats.unpack import unpack_gzip
 
 NPY_MAGIC = b"\x93NUMPY"
 
@@ -39,26 +39,26 @@ _NPY_NAME = re.compile(r"(?P<part>.*?)[-_.]?images\.npy")
 _PARTS = {"t10k": "test"}
 _SHAPES = "[n, h, w], [n, h, w, c] or [n, c, h, w] with 1 or 3 channels"
 
-Parts = dict[str, Callable[[], Found]]
+PartOpeners = dict[str, Callable[[], ForeignRecords]]
 """Of a folder or an archive, what opens each part of it."""
 
 
 class _Array(NamedTuple):
     """An array in a file: its numbers begin at byte `offset` of the piece."""
 
-    piece: Piece
+    piece: ByteRange
     kind: np.dtype[Any]
     shape: tuple[int, ...]
     offset: int
 
-    def values(self) -> NDArray[Any]:
+    def read_values(self) -> NDArray[Any]:
         count = math.prod(self.shape)
         if not count:
             return np.zeros(self.shape, self.kind)
         return np.frombuffer(self.piece.view(), self.kind, count, self.offset).reshape(self.shape)
 
 
-def idx_parts(files: Mapping[str, Piece]) -> Parts:
+def find_idx_parts(files: Mapping[str, ByteRange]) -> PartOpeners:
     """The parts of a folder in the layout of MNIST: `train-images-idx3-ubyte` is train, and `t10k-` is test."""
     matches = {name: _IDX_NAME.fullmatch(name) for name in sorted(files)}
     return {
@@ -68,7 +68,7 @@ def idx_parts(files: Mapping[str, Piece]) -> Parts:
     }
 
 
-def npy_parts(files: Mapping[str, Piece]) -> Parts:
+def find_npy_parts(files: Mapping[str, ByteRange]) -> PartOpeners:
     """The parts of a folder of images.npy, or of train_images.npy, test_images.npy."""
     matches = {name: _NPY_NAME.fullmatch(name) for name in sorted(files)}
     return {
@@ -83,17 +83,17 @@ def is_idx(head: bytes) -> bool:
     return len(head) >= 4 and head[:3] == b"\0\0\x08" and head[3] in (3, 4)
 
 
-def open_idx(path: Path) -> Found:
+def open_idx(path: Path) -> ForeignRecords:
     """The images of an IDX file. Raises DataError."""
     beside = path.with_name(path.name.replace("images", "labels").replace("idx3", "idx1").replace("idx4", "idx1"))
     other = beside.with_suffix("") if beside.suffix == ".gz" else beside.with_name(f"{beside.name}.gz")
     labels = next((found for found in (beside, other) if found.is_file() and found != path), None)
     if labels is None:
         raise DataError("there are no labels beside it", where=str(path), fix=f"Put them into {beside}.")
-    return _open(_idx(path), _idx(labels), "idx", (path, labels))
+    return _build_array_records(_locate_idx_array(path), _locate_idx_array(labels), "idx", (path, labels))
 
 
-def open_npy(path: Path) -> Found:
+def open_npy(path: Path) -> ForeignRecords:
     """The images of an `.npy` file. Raises DataError."""
     stem = path.name.removesuffix(".npy")
     names = (f"{stem}.labels.npy", f"{stem}_labels.npy", path.name.replace("images", "labels"), "labels.npy")
@@ -103,10 +103,15 @@ def open_npy(path: Path) -> Found:
     if labels is None:
         fix = f"Put them into {path.with_name(names[0])}."
         raise DataError("there are no labels beside it", where=str(path), fix=fix)
-    return _open(_npy(Piece.whole(path)), _npy(Piece.whole(labels)), "npy", (path, labels))
+    return _build_array_records(
+        _locate_npy_array(ByteRange.from_file(path)),
+        _locate_npy_array(ByteRange.from_file(labels)),
+        "npy",
+        (path, labels),
+    )
 
 
-def _open(images: _Array, labels: _Array, format: str, watched: tuple[Path, Path]) -> Found:
+def _build_array_records(images: _Array, labels: _Array, format: str, watched: tuple[Path, Path]) -> ForeignRecords:
     where = str(watched[0])
     if images.kind != np.uint8 or not 3 <= len(images.shape) <= 4:
         what = f"images are uint8 {_SHAPES}, and these are {images.kind} {list(images.shape)}"
@@ -126,32 +131,32 @@ def _open(images: _Array, labels: _Array, format: str, watched: tuple[Path, Path
         what = f"there are {n:,} images, and labels of shape {list(labels.shape)} in {watched[1]}"
         fix = f"Put one label (or one row of k labels) for each image into {watched[1].name}, or copy both files again."
         raise DataError(what, where=where, fix=fix)
-    return rows(
+    return build_row_records(
         format,
         [(images.piece, images.offset, n)],
         (shape[0], shape[1], channels),
-        _labels(labels.values(), str(watched[1])),
+        _build_labels(labels.read_values(), str(watched[1])),
         planar=planar,
         watched=watched,
     )
 
 
-def _labels(values: NDArray[Any], where: str) -> Labels:
+def _build_labels(values: NDArray[Any], where: str) -> LabelColumn:
     if values.dtype.kind not in "biuf":
         raise DataError(f"labels of type {values.dtype}", where=where, fix="Save them as numbers.")
-    return measured(values.astype(np.float64), where)
+    return infer_labels(values.astype(np.float64), where)
 
 
-def _idx(path: Path) -> _Array:
-    piece = Piece.whole(unpacked(path) if path.suffix == ".gz" else path)
+def _locate_idx_array(path: Path) -> _Array:
+    piece = ByteRange.from_file(unpack_gzip(path) if path.suffix == ".gz" else path)
     head = piece.view()[: 4 + 4 * 255].tobytes()
     if len(head) < 4 or head[:2] != b"\0\0" or head[2] not in _IDX_TYPES or len(head) < 4 + 4 * head[3]:
         raise DataError("this is no IDX file", where=str(path))
     shape = struct.unpack_from(f">{head[3]}I", head, 4)
-    return _whole(_Array(piece, np.dtype(_IDX_TYPES[head[2]]), shape, 4 + 4 * head[3]), path)
+    return _check_complete(_Array(piece, np.dtype(_IDX_TYPES[head[2]]), shape, 4 + 4 * head[3]), path)
 
 
-def _npy(piece: Piece) -> _Array:
+def _locate_npy_array(piece: ByteRange) -> _Array:
     # A header says its length in 2 bytes, or in 4; numpy reads none of more than 10,000.
     file = io.BytesIO(piece.view()[: 1 << 17].tobytes())
     try:
@@ -164,10 +169,10 @@ def _npy(piece: Piece) -> _Array:
         raise DataError(f"an array of {kind} {list(shape)}", where=str(piece), fix="Save an array of numbers.")
     if fortran and len(shape) > 1:
         raise DataError("an array in Fortran order", where=str(piece), fix="Save it with numpy.ascontiguousarray.")
-    return _whole(_Array(piece, kind, shape, file.tell()), piece.path)
+    return _check_complete(_Array(piece, kind, shape, file.tell()), piece.path)
 
 
-def _whole(array: _Array, path: Path) -> _Array:
+def _check_complete(array: _Array, path: Path) -> _Array:
     # What follows the array is not its: a shard of a pack ends with the pack's number.
     needed = array.offset + math.prod(array.shape) * array.kind.itemsize
     if array.piece.size < needed:

@@ -14,8 +14,8 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from headway.data.formats.recordio import Placed
-from headway.data.formats.trailer import trailer
+from headway.data.formats.recordio import RecordPlace
+from headway.data.formats.trailer import build_trailer
 
 HEADER_BYTES = 128
 """Of the `.npy` header: room for any shape that is possible here; a multiple of 64, as the format asks."""
@@ -34,22 +34,22 @@ class ArraysWriter:
         self._labels: list[Any] = []
         self.size_bytes = self._file.write(bytes(HEADER_BYTES))
 
-    def append(self, image: NDArray[np.uint8], label: Any, index: int) -> Placed:
+    def append(self, image: NDArray[np.uint8], label: Any, index: int) -> RecordPlace:
         """Appends the pixels of an image, uint8 [h, w, c] and contiguous."""
         offset = self.size_bytes
         self.size_bytes += self._file.write(image.data)
         self._shapes.add(image.shape)
         self._labels.append(label)
-        return Placed(offset, image.nbytes, False)
+        return RecordPlace(offset, image.nbytes, False)
 
     def close(self) -> None:
         """Writes the header, whose shape is known only now, and the labels; brings both files to the disk."""
         shape: tuple[int, ...] = (self.size_bytes - HEADER_BYTES,)
         if len(self._shapes) == 1:
             shape = (len(self._labels), *self._shapes.pop())
-        self.size_bytes += self._file.write(trailer(self._pack_id))
+        self.size_bytes += self._file.write(build_trailer(self._pack_id))
         self._file.seek(0)
-        self._file.write(_header(shape))
+        self._file.write(_build_header(shape))
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -64,7 +64,7 @@ class ArraysWriter:
             self._file.close()
 
 
-def _header(shape: tuple[int, ...]) -> bytes:
+def _build_header(shape: tuple[int, ...]) -> bytes:
     text = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".encode()
     magic = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
     return magic + text.ljust(HEADER_BYTES - 11) + b"\n"

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from headway.core.errors import DataError, UsageError
-from headway.data.formats import pickled
-from headway.data.formats.arrays import Parts
-from headway.data.formats.found import Found, Labels, numbered, rows
-from headway.data.formats.pieces import Piece
+from headway.data.formats import pickle_reader
+from headway.data.formats.arrays import PartOpeners
+from headway.data.formats.byte_ranges import ByteRange
+from headway.data.formats.foreign_records import ForeignRecords, LabelColumn, build_class_labels, build_row_records
 
 LABELS = ("fine", "coarse")
 
@@ -28,7 +28,7 @@ _TEN = re.compile(r"data_batch_\d+(\.bin)?")
 _NAMES_LIMIT_BYTES = 1 << 20
 
 
-def parts(files: Mapping[str, Piece], labels: str) -> Parts:
+def find_parts(files: Mapping[str, ByteRange], labels: str) -> PartOpeners:
     """The parts, train and test, of a folder or an archive; none where it is no CIFAR. `labels` is one of LABELS.
 
     Raises UsageError where CIFAR-10 is asked for coarse labels.
@@ -51,7 +51,7 @@ def parts(files: Mapping[str, Piece], labels: str) -> Parts:
     }
 
 
-def of_file(name: str, files: Mapping[str, Piece], labels: str) -> Callable[[], Found] | None:
+def find_file_opener(name: str, files: Mapping[str, ByteRange], labels: str) -> Callable[[], ForeignRecords] | None:
     """What opens one file of CIFAR, with its neighbours for the names of the classes; None where it is none."""
     if _TEN.fullmatch(name) or name in ("test_batch.bin", "test_batch"):
         return functools.partial(_open, [files[name]], files, 10, labels)
@@ -60,12 +60,12 @@ def of_file(name: str, files: Mapping[str, Piece], labels: str) -> Callable[[], 
     return None
 
 
-def _open(pieces: Sequence[Piece], files: Mapping[str, Piece], kind: int, labels: str) -> Found:
+def _open(pieces: Sequence[ByteRange], files: Mapping[str, ByteRange], kind: int, labels: str) -> ForeignRecords:
     open_pieces = _open_binary if pieces[0].name.endswith(".bin") else _open_pickles
     return open_pieces(pieces, files, kind, labels)
 
 
-def _open_binary(pieces: Sequence[Piece], files: Mapping[str, Piece], kind: int, labels: str) -> Found:
+def _open_binary(pieces: Sequence[ByteRange], files: Mapping[str, ByteRange], kind: int, labels: str) -> ForeignRecords:
     before = 1 if kind == 10 else 2
     stride = before + _PIXELS
     for piece in pieces:
@@ -75,38 +75,42 @@ def _open_binary(pieces: Sequence[Piece], files: Mapping[str, Piece], kind: int,
     at = LABELS[::-1].index(labels) if kind == 100 else 0
     values = [np.frombuffer(piece.view(), np.uint8)[at::stride] for piece in pieces]
     name = "batches.meta.txt" if kind == 10 else f"{labels}_label_names.txt"
-    classes = _classes(files.get(name), kind, labels)
-    return rows(
+    classes = _read_class_names(files.get(name), kind, labels)
+    return build_row_records(
         "cifar",
         [(piece, before, piece.size // stride) for piece in pieces],
         _SHAPE,
-        _joined(pieces, values, classes),
+        _join_labels(pieces, values, classes),
         stride=stride,
         planar=True,
         watched=[files[name].path] if name in files else [],
     )
 
 
-def _open_pickles(pieces: Sequence[Piece], files: Mapping[str, Piece], kind: int, labels: str) -> Found:
+def _open_pickles(
+    pieces: Sequence[ByteRange], files: Mapping[str, ByteRange], kind: int, labels: str
+) -> ForeignRecords:
     blocks, values, names = [], [], list[str]()
     key = "labels" if kind == 10 else f"{labels}_labels"
     for piece in pieces:
         where = str(piece)
-        held = pickled.read(piece.view().tobytes(), where)
-        data = pickled.array(held.get("data"), where)
+        held = pickle_reader.read_pickle(piece.view().tobytes(), where)
+        data = pickle_reader.get_array(held.get("data"), where)
         n = data.shape[0] if data.shape else 0
         if data.shape != (n, _PIXELS):
             raise DataError(f"its data are of shape {list(data.shape)}, and not [n, {_PIXELS:,}]", where=where)
-        values.append(np.array(_list_of(held, key, int, n, where), np.int64))
-        names += [text.utf8 for text in _list_of(held, "filenames", pickled.Text, n, where)]
+        values.append(np.array(_read_list(held, key, int, n, where), np.int64))
+        names += [text.utf8 for text in _read_list(held, "filenames", pickle_reader.PickledText, n, where)]
         blocks.append((piece, data.offset, n))
     meta = files.get("batches.meta" if kind == 10 else "meta")
-    classes = _classes_of_pickle(meta, "label_names" if kind == 10 else f"{labels}_label_names", kind, labels)
-    found_labels = _joined(pieces, values, classes)
-    return rows("cifar", blocks, _SHAPE, found_labels, planar=True, names=names, watched=[meta.path] if meta else [])
+    classes = _read_pickled_class_names(meta, "label_names" if kind == 10 else f"{labels}_label_names", kind, labels)
+    found_labels = _join_labels(pieces, values, classes)
+    return build_row_records(
+        "cifar", blocks, _SHAPE, found_labels, planar=True, names=names, watched=[meta.path] if meta else []
+    )
 
 
-def _list_of(held: Mapping[str, Any], key: str, kind: type, count: int, where: str) -> list[Any]:
+def _read_list(held: Mapping[str, Any], key: str, kind: type, count: int, where: str) -> list[Any]:
     found = held.get(key)
     if not isinstance(found, list) or len(found) != count or any(type(item) is not kind for item in found):
         raise DataError(f"its {key!r} are no list of {count:,}", where=where)
@@ -115,26 +119,26 @@ def _list_of(held: Mapping[str, Any], key: str, kind: type, count: int, where: s
     return found
 
 
-def _joined(pieces: Sequence[Piece], values: Sequence[Any], classes: Sequence[str]) -> Labels:
-    of_each = [numbered(numbers, str(piece), classes) for piece, numbers in zip(pieces, values, strict=True)]
+def _join_labels(pieces: Sequence[ByteRange], values: Sequence[Any], classes: Sequence[str]) -> LabelColumn:
+    of_each = [build_class_labels(numbers, str(piece), classes) for piece, numbers in zip(pieces, values, strict=True)]
     return of_each[0]._replace(values=np.concatenate([labels.values for labels in of_each]))
 
 
-def _classes(piece: Piece | None, kind: int, labels: str) -> list[str]:
+def _read_class_names(piece: ByteRange | None, kind: int, labels: str) -> list[str]:
     text = piece.view()[:_NAMES_LIMIT_BYTES].tobytes().decode(errors="replace") if piece and piece.size else ""
-    return _named([line.strip() for line in text.splitlines() if line.strip()], piece, kind, labels)
+    return _check_class_names([line.strip() for line in text.splitlines() if line.strip()], piece, kind, labels)
 
 
-def _classes_of_pickle(piece: Piece | None, key: str, kind: int, labels: str) -> list[str]:
+def _read_pickled_class_names(piece: ByteRange | None, key: str, kind: int, labels: str) -> list[str]:
     if piece is None:
-        return _named([], None, kind, labels)
-    found = pickled.read(piece.view().tobytes(), str(piece)).get(key)
-    if not isinstance(found, list) or any(not isinstance(name, pickled.Text) for name in found):
+        return _check_class_names([], None, kind, labels)
+    found = pickle_reader.read_pickle(piece.view().tobytes(), str(piece)).get(key)
+    if not isinstance(found, list) or any(not isinstance(name, pickle_reader.PickledText) for name in found):
         raise DataError(f"its {key!r} are no list of names", where=str(piece))
-    return _named([name.utf8 for name in found], piece, kind, labels)
+    return _check_class_names([name.utf8 for name in found], piece, kind, labels)
 
 
-def _named(names: list[str], piece: Piece | None, kind: int, labels: str) -> list[str]:
+def _check_class_names(names: list[str], piece: ByteRange | None, kind: int, labels: str) -> list[str]:
     """The names of the classes; their numbers where there is no file of names."""
     count = 20 if labels == "coarse" else kind
     if piece and len(names) != count:

@@ -13,9 +13,9 @@ import numpy as np
 
 from headway.core.errors import DataError
 from headway.data.columns import FLAG_PLANAR, FLAG_RAW
-from headway.data.formats.found import Found, Pixels, images, measured
-from headway.data.formats.lmdb import entries
-from headway.data.formats.pieces import mapped
+from headway.data.formats.byte_ranges import map_path
+from headway.data.formats.foreign_records import ForeignRecords, PixelShapes, build_records, infer_labels
+from headway.data.formats.lmdb import read_entries
 
 _CHANNELS, _HEIGHT, _WIDTH, _DATA, _LABEL, _FLOATS, _ENCODED = range(1, 8)
 _VARINT, _EIGHT, _BYTES, _FOUR = 0, 1, 2, 5
@@ -31,13 +31,13 @@ class Datum(NamedTuple):
     encoded: bool
 
 
-def open_database(path: Path) -> Found:
+def open_database(path: Path) -> ForeignRecords:
     """The images of a database of Datum values, in order of its keys. Raises DataError."""
-    view = mapped(path)
+    view = map_path(path)
     places, names, labels, shapes = [], list[str](), list[int](), list[tuple[int, int, int]]()
-    for name, offset, size in entries(path):
+    for name, offset, size in read_entries(path):
         where = f"{path}, {name}"
-        datum = parse(view[offset : offset + size], where)
+        datum = parse_datum(view[offset : offset + size], where)
         flags = 0 if datum.encoded else FLAG_RAW | FLAG_PLANAR
         if not datum.encoded and (math.prod(datum.shape) != datum.length or datum.shape[0] not in (1, 3)):
             what = f"{datum.length:,} bytes are no image of {list(datum.shape)} (channels, height, width)"
@@ -46,33 +46,33 @@ def open_database(path: Path) -> Found:
         names.append(name)
         labels.append(datum.label)
         shapes.append(datum.shape)
-    found = images("lmdb", [path], places, measured(np.array(labels, np.float64), str(path)), names)
+    found = build_records("lmdb", [path], places, infer_labels(np.array(labels, np.float64), str(path)), names)
     kinds = {(flags, shape[0] if flags else 0) for (_, _, _, flags), shape in zip(places, shapes, strict=True)}
     if len(kinds) > 1:
         raise DataError("its images are not all encoded, or not all of as many channels", where=str(path))
     if not found.flags[0]:
         return found
     channels, height, width = np.array(shapes, np.uint32).T
-    return replace(found, pixels=Pixels(width, height, int(channels[0])))
+    return replace(found, pixels=PixelShapes(width, height, int(channels[0])))
 
 
-def parse(value: memoryview, where: str) -> Datum:
+def parse_datum(value: memoryview, where: str) -> Datum:
     """Raises DataError where the value is no Datum of an image."""
     numbers = {_CHANNELS: 0, _HEIGHT: 0, _WIDTH: 0, _LABEL: 0, _ENCODED: 0}
     data: tuple[int, int] | None = None
     at = 0
     try:
         while at < len(value):
-            tag, at = _varint(value, at)
+            tag, at = _read_varint(value, at)
             field, kind = tag >> 3, tag & 7
             if kind == _VARINT:
-                number, at = _varint(value, at)
+                number, at = _read_varint(value, at)
                 if field in numbers:
                     numbers[field] = number
                 continue
             size = {_EIGHT: 8, _FOUR: 4}.get(kind)
             if kind == _BYTES:
-                size, at = _varint(value, at)
+                size, at = _read_varint(value, at)
                 if field == _DATA:
                     data = at, size
             if size is None or at + size > len(value):
@@ -88,7 +88,16 @@ def parse(value: memoryview, where: str) -> Datum:
     return Datum(*data, shape, label - (1 << 64) if label >> 63 else label, bool(numbers[_ENCODED]))
 
 
-def _varint(value: memoryview, at: int) -> tuple[int, int]:
+def is_datum(value: memoryview) -> bool:
+    """Returns True if a value is a Datum with an image file, or with as many pixels as it names."""
+    try:
+        datum = parse_datum(value, "")
+    except DataError:
+        return False
+    return datum.encoded or 0 < math.prod(datum.shape) == datum.length
+
+
+def _read_varint(value: memoryview, at: int) -> tuple[int, int]:
     number = 0
     for place in range(10):
         byte = value[at + place]

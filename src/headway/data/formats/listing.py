@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from headway.core.errors import DataError, UsageError
 from headway.core.files import read_regular
 from headway.data.columns import LabelKind
-from headway.data.formats.source import Files, Source
+from headway.data.formats.pack_source import ImageFiles, PackSource
 
 _LAYOUT = (
     "The first line of a CSV names its columns, each line of JSON its keys: "
@@ -31,22 +31,22 @@ _LAYOUT = (
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-def list_file(path: Path) -> Source:
+def list_file(path: Path) -> PackSource:
     """Lists the images that a CSV or JSONL file names; the order is the file's, classes are in order of name.
 
     Raises:
         UsageError: the file is missing or cannot be read.
         DataError: what it says cannot be used; the sentence names the line.
     """
-    text = _text(path)
-    table = _from_csv(path, text) if path.suffix.lower() == ".csv" else _from_json_lines(path, text)
+    text = _read_text(path)
+    table = _parse_csv(path, text) if path.suffix.lower() == ".csv" else _parse_json_lines(path, text)
     if not table.lines:
         raise DataError("the file lists no images", where=str(path), fix=_LAYOUT)
-    paths = _paths(table)
-    kind, classes, labels = _labels(table)
-    return Source(
+    paths = _resolve_paths(table)
+    kind, classes, labels = _parse_labels(table)
+    return PackSource(
         names=tuple(table.cells["path"]),
-        images=Files(paths),
+        images=ImageFiles(paths),
         labels=labels,
         label_kind=kind,
         classes=classes,
@@ -69,11 +69,11 @@ class _Table:
     def label_columns(self) -> list[str]:
         return [name for name in self.cells if name != "path"]
 
-    def wrong(self, row: int, what: str, fix: str = "") -> DataError:
+    def build_error(self, row: int, what: str, fix: str = "") -> DataError:
         return DataError(what, where=f"{self.file}, line {self.lines[row]}", fix=fix)
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         data = read_regular(path)
     except OSError as error:
@@ -81,17 +81,17 @@ def _text(path: Path) -> str:
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise _no_text(path, data.count(b"\n", 0, error.start) + 1) from error
+        raise _build_encoding_error(path, data.count(b"\n", 0, error.start) + 1) from error
     if "\0" in text:
-        raise _no_text(path, text.count("\n", 0, text.index("\0")) + 1)
+        raise _build_encoding_error(path, text.count("\n", 0, text.index("\0")) + 1)
     return text
 
 
-def _no_text(path: Path, line: int) -> DataError:
+def _build_encoding_error(path: Path, line: int) -> DataError:
     return DataError("this is not UTF-8 text", where=f"{path}, line {line}", fix="Save the file as UTF-8.")
 
 
-def _columns(names: Sequence[str], where: str) -> list[str]:
+def _find_label_columns(names: Sequence[str], where: str) -> list[str]:
     """Which of the columns hold the labels; the check that there is one kind of them, and a path."""
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"column {twice[0]!r} is there twice", where=where, fix="Give each column its own name.")
@@ -111,7 +111,7 @@ def _columns(names: Sequence[str], where: str) -> list[str]:
     return kinds[0]
 
 
-def _from_csv(path: Path, text: str) -> _Table:
+def _parse_csv(path: Path, text: str) -> _Table:
     reader = csv.reader(io.StringIO(text, newline=""), strict=True)
 
     def rows() -> Iterator[list[str]]:
@@ -132,7 +132,7 @@ def _from_csv(path: Path, text: str) -> _Table:
             continue
         if not header:
             header = [name.strip() for name in row]
-            used = ["path", *_columns(header, f"{path}, line {reader.line_num}")]
+            used = ["path", *_find_label_columns(header, f"{path}, line {reader.line_num}")]
             table.cells.update({name: [] for name in used})
             table.unused.extend(name for name in header if name not in used)
             wanted = [(header.index(name), table.cells[name]) for name in used]
@@ -151,15 +151,15 @@ def _from_csv(path: Path, text: str) -> _Table:
     return table
 
 
-def _from_json_lines(path: Path, text: str) -> _Table:
+def _parse_json_lines(path: Path, text: str) -> _Table:
     table = _Table(path, [], {}, [])
     used: list[str] = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"
-        entry = _json_object(line, where)
-        columns = _columns([name for name, _ in entry], where)
+        entry = _parse_json_object(line, where)
+        columns = _find_label_columns([name for name, _ in entry], where)
         row = dict(entry)
         if not used:
             used = columns
@@ -173,7 +173,7 @@ def _from_json_lines(path: Path, text: str) -> _Table:
     return table
 
 
-def _json_object(line: str, where: str) -> list[tuple[str, Any]]:
+def _parse_json_object(line: str, where: str) -> list[tuple[str, Any]]:
     fix = 'Write one JSON object a line: {"path": "a.jpg", "label": "cat"}.'
     try:
         entry = json.loads(line, object_pairs_hook=list)
@@ -186,53 +186,53 @@ def _json_object(line: str, where: str) -> list[tuple[str, Any]]:
     return [(name, value) for name, value in entry]
 
 
-def _paths(table: _Table) -> tuple[str, ...]:
+def _resolve_paths(table: _Table) -> tuple[str, ...]:
     """Absolute paths; every file is there, and none is named twice."""
     root = os.path.abspath(table.file.parent)
     rows: dict[str, int] = {}
     missing: list[int] = []
     for row, name in enumerate(table.cells["path"]):
         if not isinstance(name, str) or not name:
-            raise table.wrong(row, "the path is empty or no text")
+            raise table.build_error(row, "the path is empty or no text")
         path = os.path.normpath(os.path.join(root, name))
         if not os.path.isfile(path):
             missing.append(row)
         if (first := rows.setdefault(path, row)) != row:
             fix = "Name each image once; several labels of one image go into a column 'labels'."
-            raise table.wrong(row, f"{name!r} was named before, in line {table.lines[first]}", fix)
+            raise table.build_error(row, f"{name!r} was named before, in line {table.lines[first]}", fix)
     if missing:
         many = f" ({len(missing)} such paths in all)" if len(missing) > 1 else ""
         name = table.cells["path"][missing[0]]
-        raise table.wrong(missing[0], f"there is no file {name!r}{many}", f"Paths are relative to {root}.")
+        raise table.build_error(missing[0], f"there is no file {name!r}{many}", f"Paths are relative to {root}.")
     return tuple(rows)
 
 
-def _labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
+def _parse_labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
     columns = table.label_columns
     if columns == ["label"]:
-        return _class_labels(table)
+        return _parse_class_labels(table)
     if columns == ["labels"]:
-        return _multi_labels(table)
+        return _parse_multi_labels(table)
     if columns == ["value"]:
-        return _values(table)
-    numbers = [[_number(table, row, cell) for row, cell in enumerate(table.cells[name])] for name in columns]
+        return _parse_values(table)
+    numbers = [[_parse_number(table, row, cell) for row, cell in enumerate(table.cells[name])] for name in columns]
     names = tuple(name.removeprefix("value_") for name in columns)
     return "value", names, np.ascontiguousarray(np.array(numbers, np.float32).T)
 
 
-def _class_labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
-    names = [_class_name(table, row, cell) for row, cell in enumerate(table.cells["label"])]
+def _parse_class_labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
+    names = [_parse_class_name(table, row, cell) for row, cell in enumerate(table.cells["label"])]
     classes = sorted(set(names))
     number = {name: place for place, name in enumerate(classes)}
     return "class", tuple(classes), np.array([number[name] for name in names], np.int64)
 
 
-def _multi_labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
+def _parse_multi_labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
     sets: list[list[str]] = []
     for row, cell in enumerate(table.cells["labels"]):
         if not isinstance(cell, list):
-            raise table.wrong(row, f"labels are {cell!r}, which is no list")
-        sets.append([_class_name(table, row, name) for name in cell])
+            raise table.build_error(row, f"labels are {cell!r}, which is no list")
+        sets.append([_parse_class_name(table, row, name) for name in cell])
     classes = sorted({name for names in sets for name in names})
     if not classes:
         raise DataError("no image has a label", where=str(table.file), fix="Fill the column 'labels'.")
@@ -243,28 +243,30 @@ def _multi_labels(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[An
     return "multi", tuple(classes), labels
 
 
-def _values(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
+def _parse_values(table: _Table) -> tuple[LabelKind, tuple[str, ...], NDArray[Any]]:
     cells = table.cells["value"]
     if not isinstance(cells[0], list):
-        return "value", (), np.array([_number(table, row, cell) for row, cell in enumerate(cells)], np.float32)
+        return "value", (), np.array([_parse_number(table, row, cell) for row, cell in enumerate(cells)], np.float32)
     size = len(cells[0])
     numbers: list[list[float]] = []
     for row, cell in enumerate(cells):
         if not isinstance(cell, list) or not cell or len(cell) != size:
-            raise table.wrong(row, f"the value is {cell!r}, which is no list of numbers as long as the first line's")
-        numbers.append([_number(table, row, part) for part in cell])
+            raise table.build_error(
+                row, f"the value is {cell!r}, which is no list of numbers as long as the first line's"
+            )
+        numbers.append([_parse_number(table, row, part) for part in cell])
     return "value", tuple(map(str, range(size))), np.array(numbers, np.float32)
 
 
-def _class_name(table: _Table, row: int, cell: Any) -> str:
+def _parse_class_name(table: _Table, row: int, cell: Any) -> str:
     if isinstance(cell, int) and not isinstance(cell, bool):
         return str(cell)
     if not isinstance(cell, str) or not cell.strip():
-        raise table.wrong(row, f"the label is {cell!r}, which names no class", "Give every image a label.")
+        raise table.build_error(row, f"the label is {cell!r}, which names no class", "Give every image a label.")
     return cell.strip()
 
 
-def _number(table: _Table, row: int, cell: Any) -> float:
+def _parse_number(table: _Table, row: int, cell: Any) -> float:
     number = math.nan
     if isinstance(cell, str) and "_" in cell:  # float() takes 1_000 for a thousand
         pass
@@ -274,5 +276,5 @@ def _number(table: _Table, row: int, cell: Any) -> float:
         except (ValueError, OverflowError):
             number = math.nan
     if not abs(number) <= _LARGEST:
-        raise table.wrong(row, f"the value is {cell!r}, which is no finite number (float32)")
+        raise table.build_error(row, f"the value is {cell!r}, which is no finite number (float32)")
     return number

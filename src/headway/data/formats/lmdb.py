@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headway.core.errors import DataError
-from headway.data.formats.pieces import mapped
-from headway.data.formats.tar import Member
+from headway.data.formats.byte_ranges import map_path
+from headway.data.formats.tar import ArchiveMember
 
 MAGIC = struct.pack("<I", 0xBEEFC0DE)
 MAGIC_AT = 16
@@ -44,12 +44,12 @@ class _Meta(NamedTuple):
     transaction: int
 
 
-def entries(path: Path) -> Iterator[Member]:
+def read_entries(path: Path) -> Iterator[ArchiveMember]:
     """Keys (as text, Latin-1) and where their values lie, in order of the keys. Raises DataError."""
-    view = mapped(path)
-    meta = _meta(view, path)
+    view = map_path(path)
+    meta = _read_meta(view, path)
     left = meta.entries
-    for member in _walk(view, meta, path):
+    for member in _walk_tree(view, meta, path):
         left -= 1
         if left < 0:
             break
@@ -58,10 +58,10 @@ def entries(path: Path) -> Iterator[Member]:
         raise DataError(f"its tree holds other than the {meta.entries:,} entries that it names", where=str(path))
 
 
-def _meta(view: memoryview, path: Path) -> _Meta:
+def _read_meta(view: memoryview, path: Path) -> _Meta:
     try:
-        first = _meta_at(view, 0)
-        second = _meta_at(view, first.page_bytes)
+        first = _read_meta_at(view, 0)
+        second = _read_meta_at(view, first.page_bytes)
     except (struct.error, ValueError) as error:
         raise DataError("this is no LMDB database, or a damaged one", where=str(path)) from error
     meta = max(second, first, key=lambda found: found.transaction)
@@ -74,7 +74,7 @@ def _meta(view: memoryview, path: Path) -> _Meta:
     return meta
 
 
-def _meta_at(view: memoryview, at: int) -> _Meta:
+def _read_meta_at(view: memoryview, at: int) -> _Meta:
     magic, version, _, _ = _META.unpack_from(view, at + MAGIC_AT)
     at += MAGIC_AT + _META.size
     page_bytes = _TREE.unpack_from(view, at)[0]
@@ -85,7 +85,7 @@ def _meta_at(view: memoryview, at: int) -> _Meta:
     return _Meta(page_bytes, root, flags, last_page, count, transaction)
 
 
-def _walk(view: memoryview, meta: _Meta, path: Path) -> Iterator[Member]:
+def _walk_tree(view: memoryview, meta: _Meta, path: Path) -> Iterator[ArchiveMember]:
     waiting = [] if meta.root == _NO_PAGE else [(meta.root, 0)]
     left = meta.last_page + 1  # a tree visits a page once; a damaged one may lead in a circle
     while waiting:
@@ -106,10 +106,10 @@ def _walk(view: memoryview, meta: _Meta, path: Path) -> Iterator[Member]:
             waiting.extend((low | high << 16 | flags << 32, depth + 1) for low, high, flags, _ in nodes)
         else:
             for place in places:
-                yield _entry(view, meta, at, place, where)
+                yield _read_entry(view, meta, at, place, where)
 
 
-def _entry(view: memoryview, meta: _Meta, at: int, place: int, where: str) -> Member:
+def _read_entry(view: memoryview, meta: _Meta, at: int, place: int, where: str) -> ArchiveMember:
     low, high, flags, key_size = _NODE.unpack_from(view, at + place)
     size, key = low | high << 16, place + _NODE.size
     value, end = key + key_size, meta.page_bytes
@@ -119,11 +119,11 @@ def _entry(view: memoryview, meta: _Meta, at: int, place: int, where: str) -> Me
         raise DataError("a damaged entry", where=where)
     name = view[at + key : at + value].tobytes().decode("latin-1")
     if not flags & _BIG:
-        return Member(name, at + value, size)
+        return ArchiveMember(name, at + value, size)
     (number,) = struct.unpack_from("<Q", view, at + value)
     offset = number * meta.page_bytes + _PAGE.size
     if number > meta.last_page or offset + size > (meta.last_page + 1) * meta.page_bytes:
         raise DataError("a damaged entry", where=where)
     if not _PAGE.unpack_from(view, number * meta.page_bytes)[2] & _OVERFLOW:
         raise DataError("a damaged entry", where=where)
-    return Member(name, offset, size)
+    return ArchiveMember(name, offset, size)

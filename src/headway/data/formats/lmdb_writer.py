@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from headway.core.errors import UsageError
 from headway.data.formats import lmdb
-from headway.data.formats.recordio import Placed
-from headway.data.formats.tar_writer import ending_of, label_file
-from headway.data.formats.trailer import trailer
+from headway.data.formats.recordio import RecordPlace
+from headway.data.formats.tar_writer import encode_label, guess_extension
+from headway.data.formats.trailer import build_trailer
 
 _MAP_BYTES = 1 << 40
 """Room in the address space, not on the disk: larger than any shard."""
@@ -36,20 +36,20 @@ class LmdbWriter:
     """Writes one LMDB shard; see `ShardWriter`. Raises UsageError where the lmdb package is missing."""
 
     def __init__(self, path: Path, pack_id: int) -> None:
-        self._lmdb, self._path, self._pack_id = _package(), path, pack_id
+        self._lmdb, self._path, self._pack_id = _import_lmdb(), path, pack_id
         self._names: list[str] = []
         self._waiting_bytes = 0
         self.size_bytes = 0
-        with self._as_os_errors():
+        with self._convert_errors():
             self._env = self._lmdb.open(str(path), subdir=False, map_size=_MAP_BYTES, lock=False, sync=False)
             self._txn = self._env.begin(write=True)
 
-    def append(self, image: bytes, label: Any, index: int) -> Placed:
+    def append(self, image: bytes, label: Any, index: int) -> RecordPlace:
         """Appends an image file and its label's; its offset is known after `close`, and 0 until then."""
-        ending, text = label_file(label)
-        name = f"{index:09d}.{ending_of(image)}"
+        ending, text = encode_label(label)
+        name = f"{index:09d}.{guess_extension(image)}"
         self._names.append(name)
-        with self._as_os_errors():
+        with self._convert_errors():
             for key, value in sorted([(name, image), (f"{index:09d}.{ending}", text)]):
                 self._txn.put(key.encode(), value, append=True)
             size_bytes = len(image) + len(text) + 2 * _ENTRY_BYTES
@@ -59,16 +59,16 @@ class LmdbWriter:
                 self._txn.commit()
                 self._txn = self._env.begin(write=True)
                 self._waiting_bytes = 0
-        return Placed(0, len(image), False)
+        return RecordPlace(0, len(image), False)
 
     def close(self) -> NDArray[np.uint64]:
         """Brings the file to the disk. Returns the offsets of all images, in the order of `append`."""
-        with self._as_os_errors():
+        with self._convert_errors():
             self._txn.commit()
             self._env.close()
-        members = {member.name: member.offset for member in lmdb.entries(self._path)}
+        members = {member.name: member.offset for member in lmdb.read_entries(self._path)}
         with self._path.open("ab") as file:
-            file.write(trailer(self._pack_id))
+            file.write(build_trailer(self._pack_id))
             file.flush()
             os.fsync(file.fileno())
             self.size_bytes = file.tell()
@@ -80,7 +80,7 @@ class LmdbWriter:
             self._env.close()
 
     @contextlib.contextmanager
-    def _as_os_errors(self) -> Iterator[None]:
+    def _convert_errors(self) -> Iterator[None]:
         """LMDB's errors as the file system's own; a write that was cut short by a full disk is an EIO to it."""
         try:
             yield
@@ -89,7 +89,7 @@ class LmdbWriter:
             raise OSError(errno.ENOSPC if full else error.code, str(error)) from error
 
 
-def _package() -> Any:
+def _import_lmdb() -> Any:
     try:
         import lmdb as package
     except ImportError as error:

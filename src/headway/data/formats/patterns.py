@@ -16,13 +16,13 @@ _LIMIT = 1 << 16
 """A shard's number is a 16-bit column."""
 
 
-def expanded(pattern: Path) -> tuple[Path, ...]:
+def expand_pattern(pattern: Path) -> tuple[Path, ...]:
     """The files that a pattern names: those of braces in their order, there or not; those of `*?[]` sorted.
 
     Raises UsageError where braces name more shards than a data set can have.
     """
     files: list[Path] = []
-    for name in _braces(os.fspath(pattern)):
+    for name in _expand_braces(os.fspath(pattern)):
         found = sorted(glob.glob(name)) if glob.has_magic(name) else [name] if name != os.fspath(pattern) else []
         files.extend(map(Path, found))
         if len(files) > _LIMIT:
@@ -30,17 +30,17 @@ def expanded(pattern: Path) -> tuple[Path, ...]:
     return tuple(files)
 
 
-def _braces(text: str) -> Iterator[str]:
+def _expand_braces(text: str) -> Iterator[str]:
     match = _BRACES.search(text)
     if match is None:
         yield text
         return
     before, after = text[: match.start()], text[match.end() :]
-    for choice in _choices(match[1]):
-        yield from _braces(f"{before}{choice}{after}")
+    for choice in _list_choices(match[1]):
+        yield from _expand_braces(f"{before}{choice}{after}")
 
 
-def _choices(inside: str) -> Iterable[str]:
+def _list_choices(inside: str) -> Iterable[str]:
     match = _RANGE.fullmatch(inside)
     if match is None:
         return inside.split(",")
@@ -49,7 +49,7 @@ def _choices(inside: str) -> Iterable[str]:
     return (str(number).zfill(width) for number in range(int(low), int(high) + 1))
 
 
-def series(names: Iterable[str]) -> dict[str, list[str]]:
+def group_shards(names: Iterable[str]) -> dict[str, list[str]]:
     """Names of shards by what comes before their numbers: `a-0.tar`, `a-1.tar` and `b.tar` are two series, a and b."""
     found: dict[str, list[str]] = {}
     for name in sorted(names):

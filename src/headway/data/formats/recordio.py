@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from headway.core.errors import DataError
 from headway.data.columns import FLAG_SPLIT
-from headway.data.formats.found import Found, images, measured
-from headway.data.formats.pieces import mapped as mapped
+from headway.data.formats.byte_ranges import map_path
+from headway.data.formats.foreign_records import ForeignRecords, build_records, infer_labels
 
 MAGIC = 0xCED7230A
 RECORD_LIMIT_BYTES = 1 << 29
@@ -39,7 +39,7 @@ Label = float | NDArray[np.float32]
 """A scalar, or a vector of shape [k]."""
 
 
-class Placed(NamedTuple):
+class RecordPlace(NamedTuple):
     """Where an image went: `offset` is of its first byte, or of its record's where `split` says it lies in parts."""
 
     offset: int
@@ -47,7 +47,7 @@ class Placed(NamedTuple):
     split: bool
 
 
-class Record(NamedTuple):
+class ImageRecord(NamedTuple):
     """One image record; `id2` is the pack it belongs to."""
 
     label: Label
@@ -57,7 +57,7 @@ class Record(NamedTuple):
 
 
 @final
-class Writer:
+class RecordioWriter:
     """Writes one shard: records to `rec_path`, and a line `index<tab>offset of the record` for each to `idx_path`.
 
     Nothing is certain to be on the disk before `close`. After an error, `abandon` it.
@@ -70,7 +70,7 @@ class Writer:
         self._pack_id = pack_id
         self.size_bytes = 0
 
-    def append(self, image: bytes, label: Label, index: int) -> Placed:
+    def append(self, image: bytes, label: Label, index: int) -> RecordPlace:
         """Appends one image. Raises DataError for one of 512 MiB or more, which a record cannot hold."""
         if isinstance(label, np.ndarray):
             head = _HEADER.pack(label.size, 0.0, index, self._pack_id) + label.astype("<f4").tobytes()
@@ -81,9 +81,9 @@ class Writer:
             raise DataError(f"an image of {len(image):,} bytes does not fit into a record (limit 512 MiB)")
         start = self.size_bytes
         # The header is a multiple of 4 bytes long, so no aligned magic number lies across its end.
-        split = bool(_magic_positions(head) or _magic_positions(image))
+        split = bool(_find_magic_numbers(head) or _find_magic_numbers(image))
         if split:
-            self.size_bytes += self._rec.write(_in_parts(head + image))
+            self.size_bytes += self._rec.write(_split_record(head + image))
         else:
             padding = _PADDING[length % 4]
             self._rec.write(_FRAME.pack(MAGIC, length) + head)
@@ -91,7 +91,7 @@ class Writer:
             self._rec.write(padding)
             self.size_bytes += _FRAME.size + length + len(padding)
         self._idx.write(b"%d\t%d\n" % (index, start))
-        return Placed(start if split else start + _FRAME.size + len(head), len(image), split)
+        return RecordPlace(start if split else start + _FRAME.size + len(head), len(image), split)
 
     def close(self) -> None:
         """Brings both files to the disk and closes them."""
@@ -107,46 +107,46 @@ class Writer:
                 file.close()
 
 
-def record_at(view: memoryview, start: int, name: str = "RecordIO") -> tuple[Record, int]:
+def read_record(view: memoryview, start: int, name: str = "RecordIO") -> tuple[ImageRecord, int]:
     """The record that begins at byte `start`, and where the next one begins; `name` is for the error's sentence.
 
     Raises DataError where no whole image record begins there.
     """
-    payload, end = _payload(view, start, name)
-    flag, scalar, sample_id, id2 = _header(payload, start, name)
+    payload, end = _read_payload(view, start, name)
+    flag, scalar, sample_id, id2 = _read_header(payload, start, name)
     begin = _HEADER.size + 4 * flag
     label: Label = scalar if flag == 0 else np.frombuffer(payload[_HEADER.size : begin], "<f4").astype(np.float32)
-    return Record(label, sample_id, id2, bytes(payload[begin:])), end
+    return ImageRecord(label, sample_id, id2, bytes(payload[begin:])), end
 
 
-def start_of(offset: int, labels: int) -> int:
+def compute_record_start(offset: int, labels: int) -> int:
     """Where the record begins whose image, not split, begins at `offset`; `labels` is 0 for a scalar, else how many."""
     return offset - _FRAME.size - _HEADER.size - 4 * labels
 
 
-def join(view: memoryview, offset: int, length: int) -> bytes:
+def join_record(view: memoryview, offset: int, length: int) -> bytes:
     """The image of `length` bytes whose split record begins at `offset`. Raises DataError where that is not there."""
-    image = record_at(view, offset)[0].image
+    image = read_record(view, offset)[0].image
     if len(image) != length:
         raise DataError(f"the record holds an image of {len(image)} bytes, not {length}", where=f"byte {offset}")
     return image
 
 
-def pack_id_of(path: Path) -> int:
+def read_pack_id(path: Path) -> int:
     """The pack that a shard belongs to, from its first record. Raises DataError where it is no RecordIO file."""
-    payload, _ = _payload(mapped(path), 0, str(path))
-    return _header(payload, 0, str(path))[3]
+    payload, _ = _read_payload(map_path(path), 0, str(path))
+    return _read_header(payload, 0, str(path))[3]
 
 
-def scan(path: Path) -> Iterator[Record]:
+def read_records(path: Path) -> Iterator[ImageRecord]:
     """All records of a shard, in the order of the file. Raises DataError at the first damaged one."""
-    view, start = mapped(path), 0
+    view, start = map_path(path), 0
     while start < len(view):
-        record, start = record_at(view, start, str(path))
+        record, start = read_record(view, start, str(path))
         yield record
 
 
-def open_shards(paths: Sequence[Path]) -> Found:
+def open_shards(paths: Sequence[Path]) -> ForeignRecords:
     """The images of RecordIO files, in their order; an index (`.idx`) is not needed.
 
     Labels are class numbers where all are whole and not negative; see `found.measured`. Raises DataError.
@@ -154,14 +154,14 @@ def open_shards(paths: Sequence[Path]) -> Found:
     places: list[tuple[int, int, int, int]] = []
     labels: list[Label] = []
     for number, path in enumerate(paths):
-        view, at = mapped(path), 0
+        view, at = map_path(path), 0
         if view[:4] != _MAGIC_BYTES:
             fix = "RecordIO begins with the number 0xced7230a. Name a file of records, or copy this one again."
             raise DataError("this is no RecordIO file", where=str(path), fix=fix)
         while at < len(view):
             start = at
-            payload, at = _payload(view, start, str(path))
-            flag, label, _, _ = _header(payload, start, str(path))
+            payload, at = _read_payload(view, start, str(path))
+            flag, label, _, _ = _read_header(payload, start, str(path))
             begin = _HEADER.size + 4 * flag
             split = isinstance(payload, bytearray)
             offset = start if split else start + _FRAME.size + begin
@@ -169,10 +169,10 @@ def open_shards(paths: Sequence[Path]) -> Found:
             labels.append(np.frombuffer(payload[_HEADER.size : begin], "<f4") if flag else label)
     if len({np.shape(label) for label in labels}) > 1:
         raise DataError("its labels are not of one length", where=str(paths[0]))
-    return images("recordio", paths, places, measured(np.array(labels, np.float64), str(paths[0])))
+    return build_records("recordio", paths, places, infer_labels(np.array(labels, np.float64), str(paths[0])))
 
 
-def _magic_positions(payload: bytes) -> list[int]:
+def _find_magic_numbers(payload: bytes) -> list[int]:
     """Where the magic number stands at a multiple of 4 bytes."""
     positions, at = [], payload.find(_MAGIC_BYTES)
     while at >= 0:
@@ -182,9 +182,9 @@ def _magic_positions(payload: bytes) -> list[int]:
     return positions
 
 
-def _in_parts(payload: bytes) -> bytes:
+def _split_record(payload: bytes) -> bytes:
     record, begin = bytearray(), 0
-    for cut in _magic_positions(payload):
+    for cut in _find_magic_numbers(payload):
         kind = _MIDDLE if record else _FIRST
         record += _FRAME.pack(MAGIC, kind << 29 | cut - begin) + payload[begin:cut]
         begin = cut + 4
@@ -192,7 +192,7 @@ def _in_parts(payload: bytes) -> bytes:
     return bytes(record + _FRAME.pack(MAGIC, _LAST << 29 | len(last)) + last + _PADDING[len(last) % 4])
 
 
-def _payload(view: memoryview, start: int, name: str) -> tuple[memoryview | bytearray, int]:
+def _read_payload(view: memoryview, start: int, name: str) -> tuple[memoryview | bytearray, int]:
     joined, at, allowed = bytearray(), start, (_WHOLE, _FIRST)
     while True:
         if at + _FRAME.size > len(view):
@@ -214,7 +214,7 @@ def _payload(view: memoryview, start: int, name: str) -> tuple[memoryview | byte
         allowed = (_MIDDLE, _LAST)
 
 
-def _header(payload: memoryview | bytearray, start: int, name: str) -> tuple[int, float, int, int]:
+def _read_header(payload: memoryview | bytearray, start: int, name: str) -> tuple[int, float, int, int]:
     if len(payload) >= _HEADER.size:
         flag, label, sample_id, id2 = _HEADER.unpack_from(payload)
         if len(payload) >= _HEADER.size + 4 * flag:

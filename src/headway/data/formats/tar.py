@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headway.core.errors import DataError
-from headway.data.formats.pieces import Piece, mapped
+from headway.data.formats.byte_ranges import ByteRange, map_path
 
 _BLOCK = 512
 _ZEROS = bytes(_BLOCK)
@@ -23,7 +23,7 @@ _WITHOUT_BYTES = b"123456"
 _USTAR = b"ustar\0"
 
 
-class Member(NamedTuple):
+class ArchiveMember(NamedTuple):
     """A file in an archive: its name, and where its bytes lie."""
 
     name: str
@@ -31,12 +31,12 @@ class Member(NamedTuple):
     size: int
 
 
-def members(path: Path) -> Iterator[Member]:
+def read_members(path: Path) -> Iterator[ArchiveMember]:
     """The files of an archive in its order, with names as UTF-8 (other bytes as surrogates).
 
     Raises DataError where the archive is damaged or cut, or holds what cannot be mapped.
     """
-    view, at = mapped(path), 0
+    view, at = map_path(path), 0
     name, extended = "", dict[str, str]()
     while True:
         where = f"{path}, byte {at}"
@@ -46,70 +46,70 @@ def members(path: Path) -> Iterator[Member]:
         if len(header) < _BLOCK:
             fix = "Copy it again: it is cut, unless whoever wrote it left out the two blocks of zeros at its end."
             raise DataError("the archive ends without an end mark", where=where, fix=fix)
-        _check(header, where)
+        _check_header(header, where)
         kind = header[156:157] or b"\0"
-        size = _number(header[124:136], where)
+        size = _parse_number(header[124:136], where)
         if "size" in extended and kind in _FILE:
-            size = _decimal(extended["size"], where)
+            size = _parse_decimal(extended["size"], where)
         begin = at + _BLOCK
         end = begin if kind in _WITHOUT_BYTES else begin + size
         if end > len(view):
-            raise DataError(f"the archive ends inside {_name(header)!r}", where=where, fix="Copy it again.")
+            raise DataError(f"the archive ends inside {_read_name(header)!r}", where=where, fix="Copy it again.")
         if kind == _LONG_NAME:
-            name = _text(view[begin : min(end, begin + _HEADER_LIMIT_BYTES)].tobytes().partition(b"\0")[0])
+            name = _decode_text(view[begin : min(end, begin + _HEADER_LIMIT_BYTES)].tobytes().partition(b"\0")[0])
         elif kind == _EXTENDED:
             if size > _HEADER_LIMIT_BYTES:
                 raise DataError(f"an extended header of {size:,} bytes", where=where)
-            extended = _records(view[begin:end].tobytes(), where)
+            extended = _parse_extended_header(view[begin:end].tobytes(), where)
         elif kind in _FILE or kind == _SPARSE:
             if kind == _SPARSE or any(key.startswith("GNU.sparse.") for key in extended):
                 raise DataError("a sparse file", where=where, fix="Make the archive without --sparse.")
-            yield Member(extended.get("path") or name or _name(header), begin, size)
+            yield ArchiveMember(extended.get("path") or name or _read_name(header), begin, size)
         if kind not in (_LONG_NAME, b"K", _EXTENDED, b"g"):
             name, extended = "", {}
         at = end + -(end - begin) % _BLOCK
 
 
-def pieces(path: Path) -> Iterator[Piece]:
+def read_ranges(path: Path) -> Iterator[ByteRange]:
     """The files of an archive. Raises as `members`."""
-    return (Piece(path, offset, size, name) for name, offset, size in members(path))
+    return (ByteRange(path, offset, size, name) for name, offset, size in read_members(path))
 
 
-def _check(header: bytes, where: str) -> None:
+def _check_header(header: bytes, where: str) -> None:
     """The sum of the header's bytes, with its own field taken for spaces."""
     stored = header[148:156].strip(b" \0")
-    if not stored.isdigit() or _octal(stored, where) != sum(header) - sum(header[148:156]) + 8 * ord(" "):
+    if not stored.isdigit() or _parse_octal(stored, where) != sum(header) - sum(header[148:156]) + 8 * ord(" "):
         raise DataError("this is no header of a tar archive", where=where, fix="Copy the archive again.")
 
 
-def _number(field: bytes, where: str) -> int:
+def _parse_number(field: bytes, where: str) -> int:
     if field[0] & 0x80:  # base 256, for what octal cannot hold; 0xff begins a negative number
         if field[0] != 0x80:
             raise DataError("a negative size", where=where)
         return int.from_bytes(field[1:])
-    return _octal(field.strip(b" \0") or b"0", where)
+    return _parse_octal(field.strip(b" \0") or b"0", where)
 
 
-def _octal(digits: bytes, where: str) -> int:
+def _parse_octal(digits: bytes, where: str) -> int:
     try:
         return int(digits, 8)
     except ValueError:
         raise DataError(f"{digits!r} is no octal number", where=where) from None
 
 
-def _decimal(text: str, where: str) -> int:
+def _parse_decimal(text: str, where: str) -> int:
     if not (text.isdecimal() and text.isascii() and len(text) < 20):
         raise DataError(f"{text!r} is no size", where=where)
     return int(text)
 
 
-def _name(header: bytes) -> str:
+def _read_name(header: bytes) -> str:
     name = header[:100].partition(b"\0")[0]
     prefix = header[345:500].partition(b"\0")[0] if header[257:263] == _USTAR else b""
-    return _text(prefix + b"/" + name if prefix else name)
+    return _decode_text(prefix + b"/" + name if prefix else name)
 
 
-def _records(data: bytes, where: str) -> dict[str, str]:
+def _parse_extended_header(data: bytes, where: str) -> dict[str, str]:
     """The records of an extended header: `LENGTH KEY=VALUE\\n`, the length being of the whole record."""
     found: dict[str, str] = {}
     while data and data[0]:
@@ -118,10 +118,10 @@ def _records(data: bytes, where: str) -> dict[str, str]:
         key, equals, value = data[len(digits) + 1 : length - 1].partition(b"=")
         if not len(digits) < length <= len(data) or not equals or data[length - 1 : length] != b"\n":
             raise DataError("a damaged extended header", where=where)
-        found[_text(key)] = _text(value)
+        found[_decode_text(key)] = _decode_text(value)
         data = data[length:]
     return found
 
 
-def _text(name: bytes) -> str:
+def _decode_text(name: bytes) -> str:
     return name.decode("utf-8", "surrogateescape")

@@ -15,13 +15,13 @@ from typing import Any, final
 
 import numpy as np
 
-from headway.data.formats.recordio import Placed
-from headway.data.formats.trailer import trailer
+from headway.data.formats.recordio import RecordPlace
+from headway.data.formats.trailer import build_trailer
 
 _BLOCK = tarfile.BLOCKSIZE
 _BUFFER_BYTES = 1 << 20
 
-_ENDINGS = (
+_EXTENSIONS = (
     (b"\xff\xd8\xff", 0, "jpg"),
     (b"\x89PNG", 0, "png"),
     (b"GIF8", 0, "gif"),
@@ -32,12 +32,12 @@ _ENDINGS = (
 )
 
 
-def ending_of(image: bytes) -> str:
+def guess_extension(image: bytes) -> str:
     """The ending, without a dot, of the image file that these bytes are."""
-    return next((ending for mark, at, ending in _ENDINGS if image.startswith(mark, at)), "ppm")
+    return next((ending for mark, at, ending in _EXTENSIONS if image.startswith(mark, at)), "ppm")
 
 
-def label_file(label: Any) -> tuple[str, bytes]:
+def encode_label(label: Any) -> tuple[str, bytes]:
     """Ending and content of a label's file: a class number is text in `cls`; another number, or several, JSON."""
     if isinstance(label, int | np.integer):
         return "cls", str(int(label)).encode()
@@ -56,16 +56,16 @@ class TarWriter:
         self._pack_id = pack_id
         self.size_bytes = 0
 
-    def append(self, image: bytes, label: Any, index: int) -> Placed:
+    def append(self, image: bytes, label: Any, index: int) -> RecordPlace:
         """Appends an image file, and after it its label's."""
-        offset = self._add(f"{index:09d}.{ending_of(image)}", image)
-        ending, text = label_file(label)
+        offset = self._add(f"{index:09d}.{guess_extension(image)}", image)
+        ending, text = encode_label(label)
         self._add(f"{index:09d}.{ending}", text)
-        return Placed(offset, len(image), False)
+        return RecordPlace(offset, len(image), False)
 
     def close(self) -> None:
         """Ends the archive and brings it to the disk."""
-        self.size_bytes += self._file.write(bytes(2 * _BLOCK) + trailer(self._pack_id).rjust(_BLOCK, b"\0"))
+        self.size_bytes += self._file.write(bytes(2 * _BLOCK) + build_trailer(self._pack_id).rjust(_BLOCK, b"\0"))
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()

@@ -14,20 +14,20 @@ TRAILER_BYTES = 16
 _MARK = b"headway\n"
 
 
-def trailer(pack_id: int) -> bytes:
+def build_trailer(pack_id: int) -> bytes:
     """The last bytes of a shard of this pack."""
     return _MARK + pack_id.to_bytes(8, "little")
 
 
-def pack_id_in(end: bytes | memoryview) -> int | None:
+def parse_pack_id(end: bytes | memoryview) -> int | None:
     """The pack that a shard belongs to, of the end of its bytes or of all; None where it belongs to none."""
     found = bytes(end[-TRAILER_BYTES:])
     return int.from_bytes(found[8:], "little") if found.startswith(_MARK) else None
 
 
-def pack_id_of(path: Path) -> int | None:
+def read_pack_id(path: Path) -> int | None:
     """The pack that a shard belongs to; None where the file is no shard of a pack. Raises OSError."""
     with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - TRAILER_BYTES))
-        return pack_id_in(file.read())
+        return parse_pack_id(file.read())

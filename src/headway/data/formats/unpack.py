@@ -1,4 +1,4 @@
-"""The cache folder, and what is unpacked into it: compressed files cannot be read at an offset."""
+"""Unpacks gzip files into the cache folder: compressed files cannot be read at an offset."""
 
 from __future__ import annotations
 
@@ -11,23 +11,17 @@ from pathlib import Path
 
 from headway.core.errors import DataError, HeadwayError
 from headway.core.files import open_regular
+from headway.storage.addresses import get_cache_folder
 
 
-def cache_folder() -> Path:
-    """$HEADWAY_CACHE, or headway in $XDG_CACHE_HOME or in ~/.cache."""
-    if folder := os.environ.get("HEADWAY_CACHE"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headway"
-
-
-def unpacked(path: Path) -> Path:
+def unpack_gzip(path: Path) -> Path:
     """The content of a gzip file, as a file in the cache folder; what was unpacked of an older one is removed.
 
     Raises DataError where it is damaged, and HeadwayError where the cache folder cannot be written.
     """
     path = path.absolute()
     status = path.stat()
-    folder = cache_folder() / "unpacked" / hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
+    folder = get_cache_folder() / "unpacked" / hashlib.sha256(os.fsencode(path)).hexdigest()[:32]
     target = (
         folder / f"{status.st_size:x}-{status.st_mtime_ns:x}" / path.name.removesuffix(".gz").replace(".tgz", ".tar")
     )

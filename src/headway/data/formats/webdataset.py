@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from headway.core.errors import DataError
-from headway.core.outside import JsonError, parse_value
+from headway.core.untrusted_json import JsonError, parse_value
 from headway.data.formats import tar
-from headway.data.formats.found import Found, images, labelled
-from headway.data.formats.pieces import mapped
-from headway.data.formats.source import IMAGE_ENDINGS
-from headway.data.formats.tar import Member
+from headway.data.formats.byte_ranges import map_path
+from headway.data.formats.foreign_records import ForeignRecords, build_records, parse_labels
+from headway.data.formats.pack_source import IMAGE_EXTENSIONS
+from headway.data.formats.tar import ArchiveMember
 
 _NAME = re.compile(r"(?P<key>(?:.*/)?[^./]+)\.(?P<extension>[^/]*)", re.DOTALL)
 _META = re.compile(r"(^|/)__[^/]*__(/|$)")
@@ -30,52 +30,52 @@ _LABELS = ("cls", "json", "txt")
 _JSON_KEYS = ("label", "labels", "value")
 
 
-class Sample(NamedTuple):
+class WebDatasetSample(NamedTuple):
     """One sample: its image, and the text of its label."""
 
     key: str
-    image: Member
-    label: Member
+    image: ArchiveMember
+    label: ArchiveMember
 
 
-def is_key(name: str) -> bool:
+def is_sample_file(name: str) -> bool:
     """Whether a name is of a file of a sample's image or label."""
     match = _NAME.fullmatch(name)
     extension = match["extension"].lower() if match else ""
-    return f".{extension}" in IMAGE_ENDINGS or extension in _LABELS
+    return f".{extension}" in IMAGE_EXTENSIONS or extension in _LABELS
 
 
-def open_tars(paths: Sequence[Path]) -> Found:
+def open_tars(paths: Sequence[Path]) -> ForeignRecords:
     """The samples of tar shards, in their order. Raises DataError."""
-    return open_shards("tar", paths, [tar.members(path) for path in paths])
+    return open_shards("tar", paths, [tar.read_members(path) for path in paths])
 
 
-def open_shards(format: str, paths: Sequence[Path], contents: Iterable[Iterable[Member]]) -> Found:
+def open_shards(format: str, paths: Sequence[Path], contents: Iterable[Iterable[ArchiveMember]]) -> ForeignRecords:
     """The samples of shards, of which `contents` are the files. Raises DataError."""
     places: list[tuple[int, int, int, int]] = []
     names: list[str] = []
     labels: list[Any] = []
     for number, (path, members) in enumerate(zip(paths, contents, strict=True)):
-        view = mapped(path)
-        for sample in _samples(members, path):
+        view = map_path(path)
+        for sample in _group_samples(members, path):
             _, offset, size = sample.image
             places.append((number, offset, size, 0))
             names.append(sample.image.name if len(paths) == 1 else f"{path.name}/{sample.image.name}")
-            labels.append(_label(sample, view, path))
+            labels.append(_read_label(sample, view, path))
     if not places:
         fix = "Samples are KEY.jpg with KEY.cls beside it."
         raise DataError("there is no image with a label in it", where=str(paths[0]), fix=fix)
-    return images(format, paths, places, labelled(labels, str(paths[0])), names)
+    return build_records(format, paths, places, parse_labels(labels, str(paths[0])), names)
 
 
-def _samples(members: Iterable[Member], path: Path) -> Iterator[Sample]:
-    for key, group in itertools.groupby(_keyed(members), key=lambda entry: entry[0]):
-        files: dict[str, Member] = {}
+def _group_samples(members: Iterable[ArchiveMember], path: Path) -> Iterator[WebDatasetSample]:
+    for key, group in itertools.groupby(_split_names(members), key=lambda entry: entry[0]):
+        files: dict[str, ArchiveMember] = {}
         for _, extension, member in group:
             if extension in files:
                 raise DataError(f"{member.name!r} is there twice", where=str(path))
             files[extension] = member
-        found = [extension for extension in files if f".{extension}" in IMAGE_ENDINGS]
+        found = [extension for extension in files if f".{extension}" in IMAGE_EXTENSIONS]
         if not found:
             continue
         if len(found) > 1:
@@ -85,17 +85,17 @@ def _samples(members: Iterable[Member], path: Path) -> Iterator[Sample]:
         if label is None:
             what = f"sample {key!r} has no label (it has: {', '.join(files)})"
             raise DataError(what, where=str(path), fix=f"Put one beside it: {key}.cls, .json or .txt.")
-        yield Sample(key, files[found[0]], label)
+        yield WebDatasetSample(key, files[found[0]], label)
 
 
-def _keyed(members: Iterable[Member]) -> Iterator[tuple[str, str, Member]]:
+def _split_names(members: Iterable[ArchiveMember]) -> Iterator[tuple[str, str, ArchiveMember]]:
     for member in members:
         match = _NAME.fullmatch(member.name)
         if match and not _META.search(member.name):
             yield match["key"], match["extension"].lower(), member
 
 
-def _label(sample: Sample, view: memoryview, path: Path) -> Any:
+def _read_label(sample: WebDatasetSample, view: memoryview, path: Path) -> Any:
     name, offset, size = sample.label
     where = f"{path}, {name}"
     if size > _LABEL_LIMIT_BYTES:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from headway.data.formats import recordio
 from headway.data.formats.arrays_writer import ArraysWriter
 from headway.data.formats.lmdb_writer import LmdbWriter
-from headway.data.formats.recordio import Placed
+from headway.data.formats.recordio import RecordPlace
 from headway.data.formats.tar_writer import TarWriter
 
 
@@ -29,7 +29,7 @@ class ShardWriter(Protocol):
     size_bytes: int
     """Of the shard as far as it is written; exact after `close`."""
 
-    def append(self, image: Any, label: Any, index: int) -> Placed:
+    def append(self, image: Any, label: Any, index: int) -> RecordPlace:
         """Appends an image: the bytes of its file, or (raw) its pixels, uint8 [h, w, c]. `index` counts through all
         shards; `label` is a number, or float32 [k]."""
 
@@ -40,7 +40,7 @@ class ShardWriter(Protocol):
 
 
 WRITERS: dict[str, tuple[str, Callable[[Path, int], ShardWriter]]] = {
-    "recordio": (".rec", lambda path, pack_id: recordio.Writer(path, path.with_suffix(".idx"), pack_id)),
+    "recordio": (".rec", lambda path, pack_id: recordio.RecordioWriter(path, path.with_suffix(".idx"), pack_id)),
     "tar": (".tar", TarWriter),
     "lmdb": (".lmdb", LmdbWriter),
     "raw": (".npy", ArraysWriter),

@@ -1,6 +1,7 @@
-"""Augmentations of a batch on its device, each one batched operation with parameters for each sample.
+"""Augmentations of a batch on its device: one batched operation each, with parameters for each sample.
 
-Images are [b, H, W, C] with values of 0 to 255, of bytes or floats. Parameters are numpy arrays on the host, and are
-copied without a wait. Nothing in here draws random numbers or waits for the device, and the result of a sample does not
-depend on the others. On bytes every operation is exact: a CPU and a GPU give the same.
+In: images [b, H, W, C], bytes or floats of 0 to 255, and parameters as numpy arrays on the host, which are copied
+without a wait. Out: a new tensor. Nothing here draws random numbers or waits for the device, and no sample's result
+depends on another sample, except in mixing. On bytes every operation is exact: a CPU and a GPU give the same result.
+`augment` in the folder above calls them in order; `move` and `colour` are good files to open first.
 """

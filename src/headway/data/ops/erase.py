@@ -1,13 +1,13 @@
-"""Cutout and random erasing: a box of each sample is filled. A box is (left, top, width, height) in pixels."""
+"""Cutout and random erasing fill a box of each sample. A box is (left, top, width, height) in pixels."""
 
 from __future__ import annotations
 
 import torch
 
 from headway.core.errors import UsageError
-from headway.core.keys import GOLDEN, UInt64, words
-from headway.data.draws import Boxes
-from headway.data.streams import STREAM_ERASE_NOISE
+from headway.core.random_keys import GOLDEN, UInt64, draw_words
+from headway.data.augment_draws import Boxes
+from headway.data.random_streams import STREAM_ERASE_NOISE
 from headway.data.upload import to_device
 
 MOST_CHANNELS = 4
@@ -18,20 +18,18 @@ def erase(images: torch.Tensor, boxes: Boxes, fill: torch.Tensor) -> torch.Tenso
 
     Args:
         images: [b, H, W, C], any type.
-        boxes: int32 [b, 4]; one without area fills nothing.
-        fill: of the type of `images` and on its device: [C], or [b, H, W, C] as `noise` gives it.
+        boxes: int32 [b, 4]; a box without area fills nothing.
+        fill: same type and device as `images`: [C], or [b, H, W, C] from `make_noise`.
     """
     b, height, width, channels = images.shape
     rows = fill.repeat(width) if fill.ndim == 1 else fill.reshape(b, height, width * channels)
-    filled = torch.where(inside(images, boxes), rows, images.reshape(b, height, width * channels))
+    filled = torch.where(mark_inside(images, boxes), rows, images.reshape(b, height, width * channels))
     return filled.view(images.shape)
 
 
-def inside(images: torch.Tensor, boxes: Boxes) -> torch.Tensor:
-    """Whether each number lies in its sample's box: bool [b, H, W * C].
-
-    Pixels and channels are one dimension: a mask that is spread over 3 channels takes three times as long on a CPU.
-    """
+def mark_inside(images: torch.Tensor, boxes: Boxes) -> torch.Tensor:
+    """Marks the numbers that lie in their sample's box: bool [b, H, W * C]."""
+    # Pixels and channels are one dimension: a mask broadcast over 3 channels takes three times as long on a CPU.
     _, height, width, channels = images.shape
     left, top, box_width, box_height = to_device(boxes, images.device)[:, :, None].unbind(1)
     x = torch.arange(width * channels, dtype=torch.int32, device=images.device) // channels
@@ -40,11 +38,8 @@ def inside(images: torch.Tensor, boxes: Boxes) -> torch.Tensor:
     return rows[:, :, None] & columns[:, None, :]
 
 
-def noise(images: torch.Tensor, keys: UInt64) -> torch.Tensor:
-    """Independent uniform bytes of the shape, type and device of `images`, from the samples' keys (uint64 [b]).
-
-    A word for each pixel: a 32-bit mixing function (two multiplications, three shifts) of the pixel's number and the
-    key; its bytes are the channels.
+def make_noise(images: torch.Tensor, keys: UInt64) -> torch.Tensor:
+    """Makes independent uniform bytes with the shape, type and device of `images`, from the samples' keys (uint64 [b]).
 
     Raises:
         UsageError: the images have more than 4 channels.
@@ -52,19 +47,20 @@ def noise(images: torch.Tensor, keys: UInt64) -> torch.Tensor:
     _, height, width, channels = images.shape
     if channels > MOST_CHANNELS:
         raise UsageError(f"random bytes for images of {channels} channels", fix="Fill with the mean or a number.")
-    seed = to_device((words(keys, STREAM_ERASE_NOISE) >> 32).astype("uint32").view("int32"), images.device)
+    # One 32-bit word a pixel, mixed from the pixel's number and the key; its bytes are the channels.
+    seed = to_device((draw_words(keys, STREAM_ERASE_NOISE) >> 32).astype("uint32").view("int32"), images.device)
     pixel = torch.arange(height * width, dtype=torch.int32, device=images.device)
-    word = pixel * _signed(GOLDEN >> 32 | 1) + seed[:, None]
+    word = pixel * _to_signed(GOLDEN >> 32 | 1) + seed[:, None]
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
-        word = (word ^ _shifted(word, shift)) * _signed(factor)
-    word = word ^ _shifted(word, 16)
+        word = (word ^ _shift_right(word, shift)) * _to_signed(factor)
+    word = word ^ _shift_right(word, 16)
     return word.view(torch.uint8).view(-1, height, width, 4)[..., :channels].to(images.dtype)
 
 
-def _shifted(word: torch.Tensor, by: int) -> torch.Tensor:
-    """A shift to the right that brings in zeros; torch's brings in the sign."""
+def _shift_right(word: torch.Tensor, by: int) -> torch.Tensor:
+    """Shifts to the right and brings in zeros; torch's own shift brings in the sign."""
     return (word >> by) & ((1 << (32 - by)) - 1)
 
 
-def _signed(word: int) -> int:
+def _to_signed(word: int) -> int:
     return word - (1 << 32) if word >> 31 else word

@@ -1,4 +1,4 @@
-"""Where each pixel comes from: flip and translate, and affine maps. Each is one gather for the whole batch."""
+"""Flip, translate and affine maps. Each is one gather of pixels for the whole batch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from headway.data.upload import to_device
 def flip_and_translate(
     images: torch.Tensor, flips: NDArray[np.bool_] | None = None, shifts: NDArray[np.int64] | None = None
 ) -> torch.Tensor:
-    """Mirrors samples left to right, then moves the window of each; what lies outside is filled by reflection.
+    """Mirrors samples left to right, then moves each sample's window; reflection fills the outside.
 
-    The same as a crop at a random place of the image padded by reflection, without the padded copy.
+    The result equals a crop of the image padded by reflection, without the padded copy.
 
     Args:
         images: [b, H, W, C], any type.
-        flips: bool [b], which are mirrored: `headway.data.crops.flips`. None: none.
-        shifts: int [b, 2] (down, right), each below H and W in size: `headway.data.crops.shifts`. None: none.
+        flips: bool [b], samples to mirror, from `headway.data.crops.draw_flips`; None: none.
+        shifts: int [b, 2] (down, right), smaller than H and W, from `headway.data.crops.draw_shifts`; None: none.
 
     Returns:
-        a new tensor of the shape and type of `images`.
+        a new tensor with the shape and type of `images`.
 
     Raises:
         UsageError: a shift is no less than a side of the images.
@@ -36,50 +36,55 @@ def flip_and_translate(
         drawn[:, 1:] = shifts
         largest = int(np.abs(shifts).max(initial=0))
         if largest >= min(height, width):
-            raise UsageError(f"images of {height} x {width} pixels cannot be moved by {largest}", fix="Set less.")
+            what = f"images of {height} x {width} pixels cannot be moved by {largest}"
+            raise UsageError(what, fix=f"Set shifts below {min(height, width)}.")
+    # All parameters in one small copy to the device.
     flip, down, right = to_device(drawn, images.device).unsqueeze(2).unbind(1)
-    row = _reflect(_count(height, images) + down, height)
-    column = _reflect(_count(width, images) + right, width)
+    row = _reflect(_make_range(height, images) + down, height)
+    column = _reflect(_make_range(width, images) + right, width)
     column = torch.where(flip.bool(), width - 1 - column, column)
     return _gather(images, row[:, :, None] * width + column[:, None, :])
 
 
 def warp(images: torch.Tensor, matrices: NDArray[np.float64], fill: torch.Tensor) -> torch.Tensor:
-    """Affine maps: the pixel whose middle is (x, y) takes the one that holds (a x + b y + c, d x + e y + f).
+    """Applies affine maps: the pixel with centre (x, y) takes the pixel that holds (a x + b y + c, d x + e y + f).
 
-    The nearest pixel is taken, as Pillow's `transform(size, AFFINE, (a, b, c, d, e, f))` does and torchvision's
-    policies do by default. The arithmetic is Pillow's too: fixed point with 16 bits after the point, for sides up to
-    16,384; so the same pixels come out of both, on any device.
+    It takes the nearest pixel, like Pillow's `transform(size, AFFINE, (a, b, c, d, e, f))` and, by default,
+    torchvision's policies.
 
     Args:
         images: [b, H, W, C], any type.
         matrices: float64 [b, 6]: a, b, c, d, e, f of each sample.
-        fill: [C], of the type of `images` and on its device: what lies outside.
+        fill: [C], same type and device as `images`: colour of pixels from outside the image.
     """
     _, height, width, _ = images.shape
+    # Pillow's arithmetic: fixed point with 16 bits after the point, for sides up to 16,384. So every device gives
+    # Pillow's pixels.
     a, b, c, d, e, f = matrices.T
     fixed = np.stack([a, b, c + (a + b) / 2, d, e, f + (d + e) / 2], axis=1) * 65536
     a, b, c, d, e, f = to_device(np.floor(fixed + 0.5).astype(np.int32), images.device)[:, :, None, None].unbind(1)
-    x, y = _count(width, images), _count(height, images)[:, None]
+    x, y = _make_range(width, images), _make_range(height, images)[:, None]
     column, row = (a * x + (b * y + c)) >> 16, (d * x + (e * y + f)) >> 16
     inside = (column >= 0) & (column < width) & (row >= 0) & (row < height)
     return _gather(images, torch.where(inside, row * width + column, -1), fill)
 
 
 def _gather(images: torch.Tensor, pixel: torch.Tensor, fill: torch.Tensor | None = None) -> torch.Tensor:
-    """Pixel number `pixel` (int32 [b, H, W], counted inside the sample) of each sample; -1: `fill`."""
+    """Gathers pixel number `pixel` (int32 [b, H, W], counted inside its sample) for each place; -1 gives `fill`."""
     b, height, width, channels = images.shape
     source = images.reshape(-1, channels)
+    # int32 indices are faster; only a batch of more pixels than they count needs int64.
     if b * height * width >= 2**31:
         pixel = pixel.long()
     place = pixel + torch.arange(b, dtype=pixel.dtype, device=images.device)[:, None, None] * (height * width)
-    if fill is not None:  # one more pixel behind the last; a mask over the channels takes four times as long on a CPU
+    # The fill is one more pixel behind the last: a mask over the channels takes four times as long on a CPU.
+    if fill is not None:
         place = torch.where(pixel < 0, len(source), place)
         source = torch.cat([source, fill[None]])
     return source.index_select(0, place.reshape(-1)).view(images.shape)
 
 
-def _count(size: int, like: torch.Tensor) -> torch.Tensor:
+def _make_range(size: int, like: torch.Tensor) -> torch.Tensor:
     return torch.arange(size, dtype=torch.int32, device=like.device)
 
 

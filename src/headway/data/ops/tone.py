@@ -1,4 +1,4 @@
-"""Posterize, solarize, autocontrast and equalize: each byte becomes another one, whatever lies around it.
+"""Posterize, solarize, autocontrast and equalize: each byte is mapped to another one, without its neighbours.
 
 The formulas are torchvision's, which follow Pillow's ImageOps. Images are uint8 [b, H, W, C].
 """
@@ -15,25 +15,26 @@ from headway.data.upload import to_device
 def posterize(images: torch.Tensor, bits: NDArray[np.int64]) -> torch.Tensor:
     """Keeps the highest `bits` (0 to 8, [b]) of each byte."""
     mask = (256 - (1 << (8 - bits))).astype(np.uint8)
-    return images & _each(mask, images)
+    return images & _upload_per_sample(mask, images)
 
 
 def solarize(images: torch.Tensor, thresholds: NDArray[np.float64]) -> torch.Tensor:
-    """Inverts the bytes that are not below a threshold (0 to 255, [b])."""
+    """Inverts the bytes that are at or above a threshold (0 to 255, [b])."""
     lowest = np.ceil(thresholds).astype(np.uint8)
-    return torch.where(images >= _each(lowest, images), 255 - images, images)
+    return torch.where(images >= _upload_per_sample(lowest, images), 255 - images, images)
 
 
 def autocontrast(images: torch.Tensor) -> torch.Tensor:
-    """Stretches each channel to 0..255; one with a single value stays as it is."""
+    """Stretches each channel to 0..255; a channel of a single value stays as it is."""
     low, high = images.amin(dim=(1, 2)).int()[:, None], images.amax(dim=(1, 2)).int()[:, None]
     same = torch.arange(256, dtype=torch.int32, device=images.device)[:, None]
-    tables = (same - low) * 255 // (high - low).clamp(min=1)  # whole numbers: a float quotient may lose 1 at the top
+    # Integer division: a float quotient may lose 1 at the top.
+    tables = (same - low) * 255 // (high - low).clamp(min=1)
     return _look_up(images, torch.where(low == high, same, tables.clamp_(0, 255)).to(torch.uint8))
 
 
 def equalize(images: torch.Tensor) -> torch.Tensor:
-    """Makes each channel's histogram as even as a map of its values can."""
+    """Maps the values of each channel so that its histogram is as even as possible."""
     b, height, width, channels = images.shape
     index = images.reshape(b, height * width, channels).long()
     count = torch.zeros(b, 256, channels, dtype=torch.int32, device=images.device)
@@ -47,10 +48,10 @@ def equalize(images: torch.Tensor) -> torch.Tensor:
 
 
 def _look_up(images: torch.Tensor, tables: torch.Tensor) -> torch.Tensor:
-    """Entry `byte` of tables uint8 [b, 256, C], for each byte of each sample and channel."""
+    """Looks up each byte in its sample's and channel's table; tables uint8 [b, 256, C]."""
     b, height, width, channels = images.shape
     return tables.gather(1, images.reshape(b, height * width, channels).long()).view(images.shape)
 
 
-def _each(values: NDArray[np.uint8], images: torch.Tensor) -> torch.Tensor:
+def _upload_per_sample(values: NDArray[np.uint8], images: torch.Tensor) -> torch.Tensor:
     return to_device(values, images.device)[:, None, None, None]

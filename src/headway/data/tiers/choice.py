@@ -10,42 +10,42 @@ from typing import TYPE_CHECKING, final, get_args
 
 import numpy as np
 
-from headway.core.cores import local_ranks
-from headway.core.errors import UsageError, nearest
-from headway.core.memory import free_memory_bytes
+from headway.core.cpu_count import read_local_ranks
+from headway.core.errors import UsageError, suggest_nearest
+from headway.core.free_memory import read_free_memory_bytes
 from headway.data.columns import FLAG_RAW
+from headway.data.data_recipe import CacheMode
 from headway.data.dataset import Dataset
-from headway.data.decode import Backend, decoder
-from headway.data.formats.unpack import cache_folder
-from headway.data.options import Cache
-from headway.data.shards import MappedShards, on_network
+from headway.data.decode import Backend, build_decoder
+from headway.data.shards import MappedShards, is_on_network
 from headway.data.tiers.device import DeviceTier
 from headway.data.tiers.disk import DiskTier
-from headway.data.tiers.memory import MemoryTier, Progress
-from headway.data.tiers.opened import RemoteShards
-from headway.data.tiers.tier import MappedTier, Name, Tier
+from headway.data.tiers.memory import FillProgress, MemoryTier
+from headway.data.tiers.remote_dataset import RemoteShards
+from headway.data.tiers.tier import MappedTier, Tier, TierName
+from headway.storage.addresses import get_cache_folder
 
 if TYPE_CHECKING:  # it takes seconds
     import torch
 
 BUDGET_BYTES = 50 * 10**9
-SHARE = 4
+FREE_MEMORY_DIVISOR = 4
 """`auto` keeps a set in memory that takes at most a quarter of what is free: the rest is for the network, what it saves
 for backward, and others."""
-LIMIT = 0.8
+REQUESTED_SHARE = 0.8
 """Most of what is free that a set may take where the user asks for it."""
 
 
-def choose(
+def choose_tier(
     dataset: Dataset,
-    cache: Cache = "auto",
+    cache: CacheMode = "auto",
     *,
     device: torch.device | str = "cpu",
     threads: int | None = None,
     backend: Backend = "auto",
     folder: str | os.PathLike[str] | None = None,
     budget_bytes: int = BUDGET_BYTES,
-    progress: Progress | None = None,
+    progress: FillProgress | None = None,
 ) -> Tier:
     """The tier that `cache` names, filled; its `why` says what `auto` chose, and for what reason.
 
@@ -65,19 +65,21 @@ def choose(
         UsageError: what is asked cannot be; the sentence says what can.
         DataError: a remote address cannot be read.
     """
-    if cache not in get_args(Cache):
-        raise UsageError(f"{cache!r} is no place for a cache", where="data.cache", fix=nearest(cache, get_args(Cache)))
-    near = Near(dataset, str(device), Path(folder or cache_folder()), budget_bytes)
-    place = near.auto() if cache == "auto" else near.asked(cache)
+    if cache not in get_args(CacheMode):
+        raise UsageError(
+            f"{cache!r} is no place for a cache", where="data.cache", fix=suggest_nearest(cache, get_args(CacheMode))
+        )
+    planner = CachePlanner(dataset, str(device), Path(folder or get_cache_folder()), budget_bytes)
+    place = planner.choose_automatically() if cache == "auto" else planner.choose_requested(cache)
     if place.name == "none" or place.name == "disk":
-        return near.unfilled(place)
-    source = near.unfilled(near.bare())
+        return planner.build_tier(place)
+    source = planner.build_tier(planner.choose_uncached())
     try:
         if not place.decoded:
-            return MemoryTier.copied(dataset, source, why=place.why, progress=progress)
-        with contextlib.closing(decoder(threads, backend)) as decode:
+            return MemoryTier.from_records(dataset, source, why=place.why, progress=progress)
+        with contextlib.closing(build_decoder(threads, backend)) as decode:
             if place.name == "memory":
-                return MemoryTier.decoded(dataset, source, decode, why=place.why, progress=progress)
+                return MemoryTier.from_decoded(dataset, source, decode, why=place.why, progress=progress)
             return DeviceTier(dataset, source, decode, device, why=place.why, progress=progress)
     finally:
         source.close()
@@ -85,10 +87,10 @@ def choose(
 
 @final
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TierChoice:
     """Where a set is to be kept, why, and whether as pixels."""
 
-    name: Name
+    name: TierName
     reason: str
     decoded: bool = False
 
@@ -98,7 +100,7 @@ class _Place:
 
 
 @final
-class Near:
+class CachePlanner:
     """Chooses where a data set is kept, by its size and the free memory."""
 
     def __init__(self, dataset: Dataset, device: str, folder: Path, budget_bytes: int) -> None:
@@ -108,54 +110,71 @@ class Near:
         self._pixels = dataset.pixel_bytes
         self._raw = bool(len(dataset)) and bool((dataset.flags & FLAG_RAW).all())
 
-    def auto(self) -> _Place:
+    def choose_automatically(self) -> _TierChoice:
         """Chooses the place for `data.cache: auto`."""
         mapped = isinstance(self._dataset.source, MappedShards)
-        if self._pixels is not None and self._on_gpu and self._pixels <= (free := self._free_device()) // SHARE:
+        if (
+            self._pixels is not None
+            and self._on_gpu
+            and self._pixels <= (free := self._measure_free_device_bytes()) // FREE_MEMORY_DIVISOR
+        ):
             reason = f"the decoded set of {_size(self._pixels)} fits into a quarter of its free memory of {_size(free)}"
-            return _Place("device", reason, decoded=True)
-        free = self._free_host()
-        if self._pixels is not None and self._pixels <= free // SHARE and not (self._raw and mapped):
+            return _TierChoice("device", reason, decoded=True)
+        free = self._measure_free_host_bytes()
+        if self._pixels is not None and self._pixels <= free // FREE_MEMORY_DIVISOR and not (self._raw and mapped):
             reason = f"the decoded set of {_size(self._pixels)} fits into a quarter of the free memory of {_size(free)}"
-            return _Place("memory", reason, decoded=True)
-        if not self._remote and not mapped and on_network(self._dataset.folder) and self._bytes <= free // SHARE:
+            return _TierChoice("memory", reason, decoded=True)
+        if (
+            not self._remote
+            and not mapped
+            and is_on_network(self._dataset.folder)
+            and self._bytes <= free // FREE_MEMORY_DIVISOR
+        ):
             reason = f"its {_size(self._bytes)} lie on a network file system; a quarter of the free memory holds them"
-            return _Place("memory", reason)
-        return self.bare()
+            return _TierChoice("memory", reason)
+        return self.choose_uncached()
 
-    def bare(self) -> _Place:
+    def choose_uncached(self) -> _TierChoice:
         """Returns the place of records that are kept neither in memory nor on the device."""
         if self._remote:
-            return _Place("disk", f"the set is remote: at most {_size(self._budget_bytes)} of it in {self._folder}")
+            return _TierChoice(
+                "disk", f"the set is remote: at most {_size(self._budget_bytes)} of it in {self._folder}"
+            )
         if isinstance(self._dataset.source, MappedShards):
-            return _Place("none", "local files are mapped, and the page cache keeps them")
-        return _Place("none", "its files are read as they are needed")
+            return _TierChoice("none", "local files are mapped, and the page cache keeps them")
+        return _TierChoice("none", "its files are read as they are needed")
 
-    def asked(self, cache: Cache) -> _Place:
+    def choose_requested(self, cache: CacheMode) -> _TierChoice:
         """Returns the place that the recipe asks for. Raises UsageError: the set does not fit there."""
         if cache == "none":
-            return _Place("none", "remote records are kept until they are read") if self._remote else self.bare()
+            return (
+                _TierChoice("none", "remote records are kept until they are read")
+                if self._remote
+                else self.choose_uncached()
+            )
         if cache == "disk":
             if self._remote:
-                return self.bare()
-            raise _refusal("the set lies on a local disk already", "Leave data.cache out: local files are mapped.")
-        free, owner = self._free_host(), "process"
+                return self.choose_uncached()
+            raise _build_refusal(
+                "the set lies on a local disk already", "Leave data.cache out: local files are mapped."
+            )
+        free, owner = self._measure_free_host_bytes(), "process"
         if cache == "device":
             if self._pixels is None:
                 fix = "Pack them to one size (headway pack --transform, with ImageOps.fit), or leave data.cache out."
-                raise _refusal("a device keeps decoded images of one size, and these have different sizes", fix)
+                raise _build_refusal("a device keeps decoded images of one size, and these have different sizes", fix)
             if self._on_gpu:
-                free, owner = self._free_device(), "device"
-        if self._pixels is not None and self._pixels <= LIMIT * free:
-            name: Name = "device" if cache == "device" and self._on_gpu else "memory"
-            return _Place(name, f"as asked: the decoded set of {_size(self._pixels)}", decoded=True)
-        if cache == "memory" and self._bytes <= LIMIT * free:
-            return _Place("memory", f"as asked: the set of {_size(self._bytes)} as it is, not decoded")
+                free, owner = self._measure_free_device_bytes(), "device"
+        if self._pixels is not None and self._pixels <= REQUESTED_SHARE * free:
+            name: TierName = "device" if cache == "device" and self._on_gpu else "memory"
+            return _TierChoice(name, f"as asked: the decoded set of {_size(self._pixels)}", decoded=True)
+        if cache == "memory" and self._bytes <= REQUESTED_SHARE * free:
+            return _TierChoice("memory", f"as asked: the set of {_size(self._bytes)} as it is, not decoded")
         needed = self._pixels if cache == "device" else min(self._bytes, self._pixels or self._bytes)
         what = f"the set needs {_size(needed or 0)}, and the {owner} has {_size(free)} free, of which 80 % may be taken"
-        raise _refusal(what, "Leave data.cache out, or make the images smaller.")
+        raise _build_refusal(what, "Leave data.cache out, or make the images smaller.")
 
-    def unfilled(self, place: _Place) -> Tier:
+    def build_tier(self, place: _TierChoice) -> Tier:
         """Builds the tier that reads from such a place; nothing is loaded into memory yet."""
         if self._remote is None:
             return MappedTier(self._dataset, place.why)
@@ -167,17 +186,17 @@ class Near:
         return self._device.startswith("cuda")
 
     @staticmethod
-    def _free_host() -> int:
+    def _measure_free_host_bytes() -> int:
         """Memory for this process: each rank on a host keeps a copy of its own."""
-        return free_memory_bytes() // (local_ranks() or 1)
+        return read_free_memory_bytes() // (read_local_ranks() or 1)
 
-    def _free_device(self) -> int:
+    def _measure_free_device_bytes(self) -> int:
         import torch
 
         return int(torch.cuda.mem_get_info(torch.device(self._device))[0])
 
 
-def _refusal(what: str, fix: str) -> UsageError:
+def _build_refusal(what: str, fix: str) -> UsageError:
     return UsageError(what, where="data.cache", fix=fix)
 
 

@@ -11,8 +11,8 @@ from headway.data.dataset import Dataset
 from headway.data.decode import Decoder
 from headway.data.order import Order
 from headway.data.records import Records
-from headway.data.tiers.memory import Progress, decoded
-from headway.data.tiers.policy import Slots
+from headway.data.tiers.memory import FillProgress, decode_all
+from headway.data.tiers.next_use import HostSlots
 from headway.data.tiers.tier import Ids, Tier
 
 if TYPE_CHECKING:  # it takes seconds
@@ -39,7 +39,7 @@ class DeviceTier(Tier):
         device: torch.device | str,
         *,
         why: str,
-        progress: Progress | None = None,
+        progress: FillProgress | None = None,
     ) -> None:
         import torch
 
@@ -49,7 +49,7 @@ class DeviceTier(Tier):
         self._device = torch.device(device)
         shape = (n, size[1], size[0], dataset.description.channels)
         self.pixels = torch.empty(shape, dtype=torch.uint8, device=self._device)
-        for low, some in decoded(dataset, source, decoder, self, progress):
+        for low, some in decode_all(dataset, source, decoder, self, progress):
             self.pixels[low : low + len(some)].copy_(torch.from_numpy(some))
 
     def gather(self, ids: Sequence[int] | Ids) -> torch.Tensor:
@@ -63,9 +63,11 @@ class DeviceTier(Tier):
 
     def read(self, ids: Sequence[int] | Ids) -> Records:
         """Pixels on the host: a copy that waits for the device. The way of batches is `gather`."""
-        return Records.rows(self.gather(ids).cpu().numpy())
+        return Records.from_rows(self.gather(ids).cpu().numpy())
 
-    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: Slots | None = None) -> None:
+    def expect(
+        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
+    ) -> None:
         """Nothing is brought: everything is there."""
 
     def close(self) -> None:

@@ -11,16 +11,16 @@ from typing import final
 
 import numpy as np
 
-from headway.core.files import reason_of
+from headway.core.files import describe_os_error
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.records import Records
-from headway.data.shards import on_network
-from headway.data.tiers.fetch import THREADS, Fetcher
-from headway.data.tiers.policy import Slots
-from headway.data.tiers.remote import Remote
-from headway.data.tiers.store import Store
+from headway.data.shards import is_on_network
+from headway.data.tiers.next_use import HostSlots
+from headway.data.tiers.prefetch import THREADS, Prefetcher
+from headway.data.tiers.store import RecordStore
 from headway.data.tiers.tier import Ids, Tier
+from headway.storage.remote_folder import RemoteFolder
 
 LOG = logging.getLogger("headway.data")
 
@@ -43,7 +43,7 @@ class DiskTier(Tier):
     def __init__(
         self,
         dataset: Dataset,
-        remote: Remote,
+        remote: RemoteFolder,
         folder: Path | None,
         budget_bytes: int,
         *,
@@ -53,40 +53,42 @@ class DiskTier(Tier):
         super().__init__(dataset, "disk" if folder else "none", why)
         self._dataset, self._remote, self._folder, self._budget_bytes = dataset, remote, folder, budget_bytes
         self._count = threads
-        self._fetcher, self._process = self._start(), os.getpid()
-        self._end = weakref.finalize(self, self._fetcher.close)
+        self._prefetcher, self._process = self._start_prefetcher(), os.getpid()
+        self._end = weakref.finalize(self, self._prefetcher.close)
 
     def read(self, ids: Sequence[int] | Ids) -> Records:
-        return self._mine().read(np.asarray(ids, np.int64))
+        return self._get_prefetcher().read(np.asarray(ids, np.int64))
 
-    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: Slots | None = None) -> None:
-        self._mine().expect(spans, order, slots)
+    def expect(
+        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
+    ) -> None:
+        self._get_prefetcher().expect(spans, order, slots)
 
     def close(self) -> None:
         self._end()
 
-    def _mine(self) -> Fetcher:
+    def _get_prefetcher(self) -> Prefetcher:
         if self._process != os.getpid():
             self._end.detach()  # its threads stayed in the parent
-            self._fetcher, self._process = self._start(), os.getpid()
-            self._end = weakref.finalize(self, self._fetcher.close)
-        return self._fetcher
+            self._prefetcher, self._process = self._start_prefetcher(), os.getpid()
+            self._end = weakref.finalize(self, self._prefetcher.close)
+        return self._prefetcher
 
-    def _start(self) -> Fetcher:
+    def _start_prefetcher(self) -> Prefetcher:
         shards = self._dataset.description.shards
-        remote = self._remote.again({shard.name: shard.size for shard in shards})
-        return Fetcher(self._dataset, remote, self._open_store(), LOG.warning, self._count)
+        remote = self._remote.reopen({shard.name: shard.size for shard in shards})
+        return Prefetcher(self._dataset, remote, self._open_store(), LOG.warning, self._count)
 
-    def _open_store(self) -> Store | None:
+    def _open_store(self) -> RecordStore | None:
         if self._folder is None:
             return None
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
-            if not on_network(self._folder):
-                return Store(self._dataset, self._folder, self._budget_bytes)
+            if not is_on_network(self._folder):
+                return RecordStore(self._dataset, self._folder, self._budget_bytes)
             reason = "it lies on a network file system"
         except OSError as error:
-            reason = reason_of(error)
+            reason = describe_os_error(error)
         LOG.warning(
             "The cache folder %s cannot be used (%s): records are read from the network each time.",
             self._folder,

@@ -36,21 +36,21 @@ class Extents:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def part(self, low: int, high: int) -> Extents:
+    def select(self, low: int, high: int) -> Extents:
         return Extents(self.ids[low:high], self.shard[low:high], self.start[low:high], self.end[low:high])
 
-    def cut(self, low: int, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
+    def slice_bytes(self, low: int, data: NDArray[np.uint8]) -> list[NDArray[np.uint8]]:
         """The bytes of each, of a shard's bytes from `low` on."""
         bounds = zip((self.start - low).tolist(), (self.end - low).tolist(), strict=True)
         return [data[begin:end] for begin, end in bounds]
 
-    def places(self) -> Iterator[tuple[int, int, int]]:
+    def iterate_places(self) -> Iterator[tuple[int, int, int]]:
         """(sample, shard, start) of each."""
         return zip(self.ids.tolist(), self.shard.tolist(), self.start.tolist(), strict=True)
 
 
 @final
-class Layout:
+class RecordLayout:
     """The places of a data set's records.
 
     Args:
@@ -62,13 +62,13 @@ class Layout:
         self._columns, self.block = columns, block
         self.sizes = np.array([shard.size for shard in shards], np.int64)
         self._split = np.flatnonzero(columns["flags"] & FLAG_SPLIT)
-        self._split_end = self._ends_of_split()
+        self._split_end = self._find_split_ends()
 
-    def length(self, ids: Ids) -> NDArray[np.int64]:
+    def get_lengths(self, ids: Ids) -> NDArray[np.int64]:
         """Bytes of the samples' records."""
         return self._columns["length"][ids].astype(np.int64)
 
-    def extents(self, ids: Ids) -> Extents:
+    def locate(self, ids: Ids) -> Extents:
         """Of these samples. A record that its shard does not hold has no bytes there."""
         columns = self._columns
         shard, start = columns["shard"][ids].astype(np.int64), columns["offset"][ids].astype(np.int64)
@@ -80,15 +80,15 @@ class Layout:
         outside = (start < 0) | (end > size)
         shard, start, end = (np.where(outside, 0, part) for part in (shard, start, end))
         found = Extents(ids, shard, start, end)
-        key = _key(found)
+        key = _compute_sort_keys(found)
         if (key[1:] >= key[:-1]).all():  # as in a pack of ours where ids ascend; sorting costs three times the rest
             return found
         order = np.argsort(key, kind="stable")
         return Extents(ids[order], shard[order], start[order], end[order])
 
-    def runs(self, ids: Ids) -> list[Extents]:
+    def group_into_runs(self, ids: Ids) -> list[Extents]:
         """Of these samples, those together that are read at once: they lie side by side, or nearly."""
-        found = self.extents(ids)
+        found = self.locate(ids)
         if not len(found):
             return []
         cut = np.ones(len(found), np.bool_)
@@ -97,19 +97,19 @@ class Layout:
         piece = (found.start - begin) // RUN_BYTES
         cut[1:] |= piece[1:] != piece[:-1]
         places = [*np.flatnonzero(cut).tolist(), len(found)]
-        return [found.part(low, high) for low, high in pairwise(places)]
+        return [found.select(low, high) for low, high in pairwise(places)]
 
-    def bytes_in_blocks(self, found: Extents) -> int:
+    def count_block_bytes(self, found: Extents) -> int:
         """Bytes of all blocks that hold a byte of one of them; a block that two of them share counts once."""
         first, last = found.start // self.block, np.maximum(found.end - 1, found.start) // self.block
         shared = np.count_nonzero((found.shard[1:] == found.shard[:-1]) & (first[1:] == last[:-1]))
         return (int((last - first + 1).sum()) - int(shared)) * self.block
 
-    def blocks_without(self, taken: Extents, kept: Extents) -> list[tuple[int, int, int]]:
+    def find_free_blocks(self, taken: Extents, kept: Extents) -> list[tuple[int, int, int]]:
         """(shard, begin, end) of the whole blocks that hold bytes of `taken` records and none of a `kept` one."""
         begin, end = taken.start // self.block * self.block, -(-taken.end // self.block) * self.block
         if len(kept):
-            place = np.searchsorted(_key(kept), _key(taken))
+            place = np.searchsorted(_compute_sort_keys(kept), _compute_sort_keys(taken))
             before, after = np.maximum(place - 1, 0), np.minimum(place, len(kept) - 1)
             has_before = (place > 0) & (kept.shard[before] == taken.shard)
             has_after = (place < len(kept)) & (kept.shard[after] == taken.shard)
@@ -123,7 +123,7 @@ class Layout:
             return []
         return list(zip(shard[first].tolist(), begin[first].tolist(), end[last].tolist(), strict=True))
 
-    def _ends_of_split(self) -> NDArray[np.int64]:
+    def _find_split_ends(self) -> NDArray[np.int64]:
         """A split record ends before the next record's image; how long it is is not in the columns."""
         if not self._split.size:
             return np.zeros(0, np.int64)
@@ -138,15 +138,15 @@ class Layout:
         return np.where(alone, self.sizes[here], start[following])
 
 
-def _key(found: Extents) -> NDArray[np.int64]:
+def _compute_sort_keys(found: Extents) -> NDArray[np.int64]:
     return (found.shard << 47) | found.start
 
 
-def image_of(columns: Columns, sample: int, extent: NDArray[np.uint8]) -> memoryview | bytes:
+def extract_image(columns: Columns, sample: int, extent: NDArray[np.uint8]) -> memoryview | bytes:
     """A record's bytes, of those that it takes in its shard; none where its parts are damaged."""
     if not columns["flags"][sample] & FLAG_SPLIT:
         return extent.data
     try:
-        return recordio.join(extent.data, 0, int(columns["length"][sample]))
+        return recordio.join_record(extent.data, 0, int(columns["length"][sample]))
     except DataError:
         return b""

@@ -27,7 +27,7 @@ class ByteLocks:
         self._close = weakref.finalize(self, os.close, self.number)
         _OPEN.add(self)
 
-    def attempt(self, byte: int, *, shared: bool = False, patience_s: float = 0.0) -> bool:
+    def try_lock(self, byte: int, *, shared: bool = False, patience_s: float = 0.0) -> bool:
         """Takes the lock of a byte, or changes its kind; False where another opening still holds it in the end."""
         deadline = time.monotonic() + patience_s
         while True:

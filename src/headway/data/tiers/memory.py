@@ -11,18 +11,19 @@ from numpy.typing import NDArray
 
 from headway.data.columns import FLAG_RAW
 from headway.data.dataset import Dataset
-from headway.data.decode import Decoder, Status
-from headway.data.mapping import check
+from headway.data.decode import Decoder
+from headway.data.decode_request import DecodeRequest
+from headway.data.mapping import check_mappings
 from headway.data.order import Order
 from headway.data.records import Records
-from headway.data.reference import kinds_of
-from headway.data.tiers.policy import Slots
+from headway.data.reference import DecodeStatus, find_record_kinds
+from headway.data.tiers.next_use import HostSlots
 from headway.data.tiers.tier import Ids, Tier
 
 CHUNK_SAMPLES = 512
 """Read, and decoded, at once while a tier is filled."""
 
-Progress = Callable[[int, int], object]
+FillProgress = Callable[[int, int], object]
 """Is called with (samples done, samples in all)."""
 
 
@@ -36,25 +37,25 @@ class MemoryTier(Tier):
         self._data, self._ends = data, ends
 
     @staticmethod
-    def decoded(
-        dataset: Dataset, source: Tier, decoder: Decoder, *, why: str, progress: Progress | None = None
+    def from_decoded(
+        dataset: Dataset, source: Tier, decoder: Decoder, *, why: str, progress: FillProgress | None = None
     ) -> MemoryTier:
         """All images decoded, which have to share one size; `source` is read once."""
-        (width, height), n = _common_size(dataset), len(dataset)
+        (width, height), n = _get_common_size(dataset), len(dataset)
         pixels = np.empty((n, height, width, dataset.description.channels), np.uint8)
         tier = MemoryTier(dataset, why, pixels, None)
-        for low, some in decoded(dataset, source, decoder, tier, progress):
+        for low, some in decode_all(dataset, source, decoder, tier, progress):
             pixels[low : low + len(some)] = some
         return tier
 
     @staticmethod
-    def copied(dataset: Dataset, source: Tier, *, why: str, progress: Progress | None = None) -> MemoryTier:
+    def from_records(dataset: Dataset, source: Tier, *, why: str, progress: FillProgress | None = None) -> MemoryTier:
         """The bytes of all records as they are; `source` is read once."""
         n = len(dataset)
         ends = np.cumsum(dataset.length, dtype=np.uint64)
         data = np.empty(int(ends[-1]) if n else 0, np.uint8)
         view = data.data
-        for ids in _chunks(n, source):
+        for ids in _split_into_chunks(n, source):
             records = source.read(ids)
             for sample, record in zip(ids.tolist(), records, strict=True):
                 # A damaged record may be short: what is missing is zeros, which its checksum shows.
@@ -62,7 +63,7 @@ class MemoryTier(Tier):
                 begin = end - int(dataset.length[sample])
                 view[begin : begin + len(record)] = record
                 data[begin + len(record) : end] = 0
-            check(records.address)
+            check_mappings(records.address)
             if progress is not None:
                 progress(int(ids[-1]) + 1, n)
         return MemoryTier(dataset, why, data, ends)
@@ -77,49 +78,52 @@ class MemoryTier(Tier):
         begin = np.where(ids > 0, self._ends[ids - 1], np.uint64(0))
         return Records(base + begin, self._ends[ids] - begin, self._data)
 
-    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: Slots | None = None) -> None:
+    def expect(
+        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
+    ) -> None:
         """Nothing is brought: everything is here."""
 
     def close(self) -> None:
         """The memory goes with the last Records."""
 
 
-def decoded(
-    dataset: Dataset, source: Tier, decoder: Decoder, tier: Tier, progress: Progress | None
+def decode_all(
+    dataset: Dataset, source: Tier, decoder: Decoder, tier: Tier, progress: FillProgress | None
 ) -> Iterator[tuple[int, NDArray[np.uint8]]]:
     """A whole set, checked and decoded: (first sample, uint8 [k, height, width, channels]), piece by piece.
 
     Makes the columns of `tier` those of the pixels. A sample that cannot be decoded is zeros, is marked in `damaged`,
     and has a wrong checksum.
     """
-    (width, height), n, channels = _common_size(dataset), len(dataset), dataset.description.channels
+    (width, height), n, channels = _get_common_size(dataset), len(dataset), dataset.description.channels
     damaged, crc = np.zeros(n, np.uint8), np.zeros(n, np.uint32)
-    for ids in _chunks(n, source):
+    for ids in _split_into_chunks(n, source):
         out = np.empty((len(ids), height, width, channels), np.uint8)
-        status = decoder(
+        request = DecodeRequest(
             source.read(ids),
             np.tile(np.array([0, 0, width, height], np.float32), (len(ids), 1)),
             out,
-            kinds=kinds_of(source.flags[ids]),
+            kinds=find_record_kinds(source.flags[ids]),
             shapes=np.tile(np.array([height, width, channels], np.uint32), (len(ids), 1)),
             crc=source.crc32c[ids],
         )
+        status = decoder.decode(request)
         damaged[ids] = status
         crc[ids] = [crc32c(image.data) for image in out]
         yield int(ids[0]), out
         if progress is not None:
             progress(int(ids[-1]) + 1, n)
     tier.flags = np.full(n, FLAG_RAW, np.uint8)
-    tier.damaged, tier.crc32c = damaged, np.where(damaged != Status.OK, ~crc, crc)
+    tier.damaged, tier.crc32c = damaged, np.where(damaged != DecodeStatus.OK, ~crc, crc)
 
 
-def _chunks(n: int, source: Tier) -> Iterator[Ids]:
+def _split_into_chunks(n: int, source: Tier) -> Iterator[Ids]:
     spans = [(low, min(n, low + CHUNK_SAMPLES)) for low in range(0, n, CHUNK_SAMPLES)]
     source.expect(iter(spans))
     return (np.arange(*span) for span in spans)
 
 
-def _common_size(dataset: Dataset) -> tuple[int, int]:
+def _get_common_size(dataset: Dataset) -> tuple[int, int]:
     size = dataset.description.common_size
     assert size is not None, "choose has seen to it"
     return size

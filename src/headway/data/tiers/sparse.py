@@ -33,29 +33,29 @@ class SparseFiles:
         self._files: dict[int, int] = {}
 
     def write(self, shard: int, start: int, data: NDArray[np.uint8]) -> None:
-        view, number = data.data, self._file(shard)
+        view, number = data.data, self._open_copy(shard)
         while len(view):
             done = os.pwrite(number, view, start)
             view, start = view[done:], start + done
 
     def punch(self, shard: int, begin: int, end: int) -> None:
         """Makes a hole of bytes [begin, end)."""
-        _punch(self._file(shard), begin, end - begin)
+        _punch(self._open_copy(shard), begin, end - begin)
 
-    def whole(self) -> NDArray[np.bool_]:
+    def find_complete(self) -> NDArray[np.bool_]:
         """Which shards have a copy of the right length; bool [shards]."""
-        return np.array([size == shard.size for size, _, shard in self._stats()], np.bool_)
+        return np.array([size == shard.size for size, _, shard in self._read_stats()], np.bool_)
 
-    def disk_bytes(self) -> int:
+    def measure_disk_bytes(self) -> int:
         """What the copies take on the disk."""
-        return sum(blocks * 512 for _, blocks, _ in self._stats())
+        return sum(blocks * 512 for _, blocks, _ in self._read_stats())
 
     def close(self) -> None:
         for number in self._files.values():
             os.close(number)
         self._files = {}
 
-    def _stats(self) -> list[tuple[int, int, Shard]]:
+    def _read_stats(self) -> list[tuple[int, int, Shard]]:
         """(size, blocks, shard) of each; -1 and 0 where there is no copy."""
         out = []
         for shard in self._shards:
@@ -66,7 +66,7 @@ class SparseFiles:
                 out.append((-1, 0, shard))
         return out
 
-    def _file(self, shard: int) -> int:
+    def _open_copy(self, shard: int) -> int:
         number = self._files.get(shard)
         if number is None:
             path, size = self._folder / self._shards[shard].name, self._shards[shard].size

@@ -26,7 +26,7 @@ _KIND, _COUNT, _KEPT, _SIDE, _LAST_USE, _TOTAL = range(6)
 
 
 @final
-class State:
+class StoreState:
     """One byte a sample, 1 where its record is in the store, and a few numbers.
 
     Args:
@@ -60,7 +60,7 @@ class State:
         self._header[[_COUNT, _TOTAL, _LAST_USE]] = samples, total_bytes, int(time.time())
         self._header[_KIND] = _MAGIC
 
-    def here(self) -> NDArray[np.int64]:
+    def list_present(self) -> NDArray[np.int64]:
         """The samples that are present."""
         return np.flatnonzero(self.present)
 
@@ -83,7 +83,7 @@ class State:
         self._header[_SIDE] = side
 
 
-def share_of(folder: Path, total_bytes: int, budget_bytes: int) -> int:
+def compute_share(folder: Path, total_bytes: int, budget_bytes: int) -> int:
     """What the set in `folder` may take of the budget of all sets beside it, in bytes.
 
     Sets in use share it in proportion to their size. One that no process uses is removed, the longest unused first,
@@ -92,10 +92,10 @@ def share_of(folder: Path, total_bytes: int, budget_bytes: int) -> int:
     total, used = total_bytes, 0
     idle: list[tuple[int, int, Path]] = []
     for other in folder.parent.iterdir():
-        head = None if other == folder else _header_of(other)
+        head = None if other == folder else _read_header(other)
         if head is None:
             continue
-        if in_use(other):
+        if is_in_use(other):
             total, used = total + head[_TOTAL], used + head[_KEPT]
         else:
             idle.append((head[_LAST_USE], head[_KEPT], other))
@@ -104,22 +104,22 @@ def share_of(folder: Path, total_bytes: int, budget_bytes: int) -> int:
     # Records take whole blocks of the disk: hardly more than their bytes, unless they are tiny.
     wanted_bytes = min(share, 2 * total_bytes)
     for _, kept_bytes, other in sorted(idle):
-        if used + wanted_bytes > budget_bytes and remove(other):
+        if used + wanted_bytes > budget_bytes and remove_set(other):
             used -= kept_bytes
     return max(0, min(share, budget_bytes - used))
 
 
-def in_use(folder: Path) -> bool:
+def is_in_use(folder: Path) -> bool:
     """Whether a process uses the set in a folder."""
-    locks = _locked(folder)
+    locks = _lock_unused(folder)
     if locks is not None:
         locks.close()
     return locks is None
 
 
-def remove(folder: Path) -> bool:
+def remove_set(folder: Path) -> bool:
     """Removes a set that no process uses; False where one does."""
-    locks = _locked(folder)
+    locks = _lock_unused(folder)
     if locks is None:
         return False
     shutil.rmtree(folder, ignore_errors=True)
@@ -127,19 +127,19 @@ def remove(folder: Path) -> bool:
     return True
 
 
-def _locked(folder: Path) -> ByteLocks | None:
+def _lock_unused(folder: Path) -> ByteLocks | None:
     """The locks of a set that no process uses, so that none begins to; None where one does."""
     try:
         locks = ByteLocks(folder / LOCKS_FILE)
     except OSError:
         return None
-    if locks.attempt(USED):
+    if locks.try_lock(USED):
         return locks
     locks.close()
     return None
 
 
-def _header_of(folder: Path) -> list[int] | None:
+def _read_header(folder: Path) -> list[int] | None:
     try:
         with open(folder / STATE_FILE, "rb") as file:
             words: list[int] = np.frombuffer(file.read(64), np.int64).tolist()

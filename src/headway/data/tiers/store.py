@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from headway.data.dataset import Dataset
 from headway.data.records import Records
 from headway.data.shards import MappedShards
-from headway.data.tiers.layout import Ids, Layout
+from headway.data.tiers.layout import Ids, RecordLayout
 from headway.data.tiers.locks import ByteLocks
 from headway.data.tiers.sparse import SparseFiles
-from headway.data.tiers.state import LOCKS_FILE, STATE_FILE, USED, State, share_of
+from headway.data.tiers.state import LOCKS_FILE, STATE_FILE, USED, StoreState, compute_share
 
 PACKS = "packs"
 WRITE, EVICT, READ, FETCH = 1, 2, 4, 16
@@ -59,7 +59,7 @@ class Lease:
 
 
 @final
-class Store:
+class RecordStore:
     """Records of `dataset`, kept in `root / packs / fingerprint`.
 
     Args:
@@ -76,7 +76,7 @@ class Store:
         self.folder.mkdir(parents=True, exist_ok=True)
         shards = dataset.description.shards
         columns = {name: getattr(dataset, name) for name in ("shard", "offset", "length", "flags")}
-        self._layout = Layout(columns, shards, max(4096, os.statvfs(self.folder).f_bsize))
+        self._layout = RecordLayout(columns, shards, max(4096, os.statvfs(self.folder).f_bsize))
         self._files, self._mapped = SparseFiles(self.folder, shards), MappedShards(self.folder, shards, columns)
         self._total_bytes = sum(shard.size for shard in shards)
         self._writing_here, self._evicting_here = threading.Lock(), threading.Lock()
@@ -84,16 +84,16 @@ class Store:
         self._closed = False
         self._locks, alone = self._enter()
         try:
-            self._state = State(self.folder / STATE_FILE, len(dataset), self._total_bytes, alone=alone)
+            self._state = StoreState(self.folder / STATE_FILE, len(dataset), self._total_bytes, alone=alone)
             if alone:
                 self._repair()
-                self._locks.attempt(USED, shared=True)
+                self._locks.try_lock(USED, shared=True)
             self._divide()
         except BaseException:
             self._locks.close()
             raise
 
-    def present(self, ids: Ids) -> NDArray[np.bool_]:
+    def find_present(self, ids: Ids) -> NDArray[np.bool_]:
         """Which records are here; bool [k]."""
         found: NDArray[np.bool_] = self._state.present[ids] != 0
         return found
@@ -109,7 +109,7 @@ class Store:
             while True:
                 side = self._state.side
                 # A side that is being emptied is not the state's any more.
-                if not self._held[side] and not self._locks.attempt(READ + side, shared=True):
+                if not self._held[side] and not self._locks.try_lock(READ + side, shared=True):
                     continue
                 if self._state.side == side:
                     self._held[side] += 1
@@ -125,7 +125,7 @@ class Store:
 
     def claim(self, ids: Ids) -> NDArray[np.bool_]:
         """Which of these records no other process is fetching; this one does now, until `unclaim`."""
-        return np.array([self._locks.attempt(FETCH + sample) for sample in ids.tolist()], np.bool_)
+        return np.array([self._locks.try_lock(FETCH + sample) for sample in ids.tolist()], np.bool_)
 
     def unclaim(self, ids: Ids) -> None:
         for sample in ids.tolist():
@@ -138,13 +138,13 @@ class Store:
         """
         if time.monotonic() > self._divided_s + _SHARE_S:
             self._divide()
-        with self._writing() as mine:
+        with self._lock_for_writing() as mine:
             new = dict(zip(ids.tolist(), extents, strict=True))
-            found = self._layout.extents(ids[self._state.present[ids] == 0])
-            need_bytes = self._layout.bytes_in_blocks(found)
+            found = self._layout.locate(ids[self._state.present[ids] == 0])
+            need_bytes = self._layout.count_block_bytes(found)
             if not mine or self.kept_bytes + need_bytes > self.share_bytes:
                 return False
-            for sample, shard, start in found.places():
+            for sample, shard, start in found.iterate_places():
                 self._files.write(shard, start, new[sample])
             self._state.present[found.ids] = 1
             self._state.kept_bytes += need_bytes
@@ -152,7 +152,7 @@ class Store:
 
     def forget(self, ids: Ids) -> None:
         """Marks records absent whose bytes turned out to be wrong; the next `keep` overwrites them."""
-        with self._writing() as mine:
+        with self._lock_for_writing() as mine:
             if mine:
                 self._state.present[ids] = 0
 
@@ -167,11 +167,11 @@ class Store:
             Whether they fit now.
         """
         with self._evicting_here:
-            if not self._locks.attempt(EVICT, patience_s=_PATIENCE_S):
+            if not self._locks.try_lock(EVICT, patience_s=_PATIENCE_S):
                 return False
             try:
                 self._divide()
-                return self._make_room(self._layout.bytes_in_blocks(self._layout.extents(ids)), next_use, first)
+                return self._make_room(self._layout.count_block_bytes(self._layout.locate(ids)), next_use, first)
             finally:
                 self._locks.release(EVICT)
 
@@ -191,8 +191,8 @@ class Store:
             self.folder.mkdir(parents=True, exist_ok=True)
             with contextlib.suppress(FileNotFoundError):  # someone removes the set just now
                 locks = ByteLocks(self.folder / LOCKS_FILE)
-                alone = locks.attempt(USED)
-                mine = alone or locks.attempt(USED, shared=True)  # neither: someone is repairing it
+                alone = locks.try_lock(USED)
+                mine = alone or locks.try_lock(USED, shared=True)  # neither: someone is repairing it
                 if mine and os.path.samestat(os.stat(self.folder / LOCKS_FILE), os.fstat(locks.number)):
                     return locks, alone
                 locks.close()
@@ -201,31 +201,31 @@ class Store:
 
     def _repair(self) -> None:
         """Makes true again what killed processes left: what is kept, and blocks that hold no record."""
-        kept = self._layout.extents(self._state.here())
-        whole = self._files.whole()
+        kept = self._layout.locate(self._state.list_present())
+        whole = self._files.find_complete()
         lost = ~whole[np.minimum(kept.shard, len(whole) - 1)]
         self._state.present[kept.ids[lost]] = 0
         self._recount()
         self._sweep()
 
     def _divide(self) -> None:
-        self.share_bytes = share_of(self.folder, self._total_bytes, self._budget_bytes)
+        self.share_bytes = compute_share(self.folder, self._total_bytes, self._budget_bytes)
         self._divided_s = time.monotonic()
 
     # Making room
 
     def _make_room(self, need_bytes: int, next_use: NextUse, first: int) -> bool:
-        with self._writing() as mine:
+        with self._lock_for_writing() as mine:
             if not mine:
                 return False
             self._recount()
         surplus = self.kept_bytes + need_bytes - self.share_bytes
         if surplus <= 0:
             return True
-        here = self._state.here()
+        here = self._state.list_present()
         when = next_use(here)
         order = np.argsort(-when, kind="stable")
-        freed = np.cumsum(self._layout.length(here[order]))
+        freed = np.cumsum(self._layout.get_lengths(here[order]))
         # A little more than asked, so that choosing is rare.
         asked = int(np.searchsorted(freed, surplus + self.share_bytes // 32)) + 1
         over = int(np.searchsorted(freed, self.kept_bytes - self.share_bytes)) + (self.kept_bytes > self.share_bytes)
@@ -238,14 +238,14 @@ class Store:
         """Makes holes of these records; False, and they stay, where someone keeps Records in use."""
         old = self._state.side
         # The other side may still be held since an attempt that gave up; its holders have seen these records too.
-        if not self._drained(1 - old):
+        if not self._wait_until_drained(1 - old):
             return False
         self._locks.release(READ + 1 - old)
         self._state.present[taken] = 0
         self._state.side = 1 - old
-        drained = self._drained(old)
+        drained = self._wait_until_drained(old)
         try:
-            with self._writing() as mine:
+            with self._lock_for_writing() as mine:
                 if not drained or not mine:
                     self._state.present[taken] = 1
                     return False
@@ -257,12 +257,12 @@ class Store:
             if drained:
                 self._locks.release(READ + old)
 
-    def _drained(self, side: int) -> bool:
+    def _wait_until_drained(self, side: int) -> bool:
         """Waits until nobody holds Records of a side, which is then locked."""
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             with self._holding:
-                if not self._held[side] and self._locks.attempt(READ + side):
+                if not self._held[side] and self._locks.try_lock(READ + side):
                     return True
             self._settle()
             if self._closed or time.monotonic() > deadline:
@@ -270,27 +270,27 @@ class Store:
             time.sleep(0.001)
 
     def _punch(self, absent: Ids) -> None:
-        kept = self._layout.extents(self._state.here())
-        for shard, begin, end in self._layout.blocks_without(self._layout.extents(absent), kept):
+        kept = self._layout.locate(self._state.list_present())
+        for shard, begin, end in self._layout.find_free_blocks(self._layout.locate(absent), kept):
             self._files.punch(shard, begin, end)
 
     def _recount(self) -> None:
-        self._state.kept_bytes = self._layout.bytes_in_blocks(self._layout.extents(self._state.here()))
+        self._state.kept_bytes = self._layout.count_block_bytes(self._layout.locate(self._state.list_present()))
 
     def _sweep(self) -> None:
         """Makes holes of everything absent where the files take more than the records need."""
         # The file system notes holes in blocks of its own, which count too.
         own_bytes = self.kept_bytes // 64 + (len(self._layout.sizes) << 16)
-        if self._files.disk_bytes() > self.kept_bytes + own_bytes:
+        if self._files.measure_disk_bytes() > self.kept_bytes + own_bytes:
             self._punch(np.flatnonzero(self._state.present == 0))
 
     # What several threads and processes share
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[bool]:
+    def _lock_for_writing(self) -> Iterator[bool]:
         """The right to change what is there; False where another process keeps it."""
         with self._writing_here:
-            mine = not self._closed and self._locks.attempt(WRITE, patience_s=_PATIENCE_S)
+            mine = not self._closed and self._locks.try_lock(WRITE, patience_s=_PATIENCE_S)
             try:
                 yield mine
             finally:

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.records import Records
-from headway.data.tiers.policy import Slots
+from headway.data.tiers.next_use import HostSlots
 
-Name = Literal["device", "memory", "disk", "none"]
+TierName = Literal["device", "memory", "disk", "none"]
 Ids = NDArray[np.int64]
 
 
@@ -29,7 +29,7 @@ class Tier(ABC):
         damaged: uint8 [n]: the decoder's `Status` of each sample when the tier was filled; None where it decodes none.
     """
 
-    name: Name
+    name: TierName
     why: str
     flags: NDArray[np.uint8]
     width: NDArray[np.uint32]
@@ -37,7 +37,7 @@ class Tier(ABC):
     crc32c: NDArray[np.uint32]
     damaged: NDArray[np.uint8] | None
 
-    def __init__(self, dataset: Dataset, name: Name, why: str) -> None:
+    def __init__(self, dataset: Dataset, name: TierName, why: str) -> None:
         self.name, self.why, self.damaged = name, why, None
         self.flags, self.width, self.height = dataset.flags, dataset.width, dataset.height
         self.crc32c = dataset.crc32c
@@ -47,7 +47,9 @@ class Tier(ABC):
         """Where the samples' bytes lie. Raises DataError where they cannot be had."""
 
     @abstractmethod
-    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: Slots | None = None) -> None:
+    def expect(
+        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
+    ) -> None:
         """Says what will be read, so that it is there in time.
 
         Args:
@@ -73,7 +75,9 @@ class MappedTier(Tier):
     def read(self, ids: Sequence[int] | Ids) -> Records:
         return self._dataset.read(ids)
 
-    def expect(self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: Slots | None = None) -> None:
+    def expect(
+        self, spans: Iterator[tuple[int, int]], order: Order | None = None, slots: HostSlots | None = None
+    ) -> None:
         """Nothing is brought: local files are near."""
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from headway.comm.hvd import job
+from headway.comm.hvd import lifecycle
 from headway.comm.hvd.elastic.state import State
 from headway.comm.hvd.errors import HorovodInternalError, HostsUpdatedInterrupt
 
@@ -34,13 +34,13 @@ def run(func: Callable[..., R]) -> Callable[..., R]:
                     state.sync()
                 return func(state, *args, **kwargs)
             except HorovodInternalError:
-                if not job.can_meet_again():
+                if not lifecycle.can_reinitialise():
                     raise
                 state.restore()
                 skip_sync = False
             except HostsUpdatedInterrupt as interrupt:
                 skip_sync = interrupt.skip_sync
-            job.meet_again()
+            lifecycle.reinitialise()
             state.on_reset()
 
     return wrapper

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import torch
 
-from headway.comm.hvd import context, job, objects
+from headway.comm.hvd import context, lifecycle, objects
 from headway.comm.hvd.elastic.sampler import ElasticSampler
 from headway.comm.hvd.errors import HostsUpdatedInterrupt
 from headway.comm.hvd.parameters import broadcast_optimizer_state, broadcast_parameters
@@ -49,7 +49,7 @@ class State(ABC):
         Raises:
             HostsUpdatedInterrupt: on all of them, where new workers wait.
         """
-        if self._bcast_object(job.newcomers_wait()):
+        if self._bcast_object(lifecycle.has_newcomers()):
             raise HostsUpdatedInterrupt(skip_sync=False)
 
     @abstractmethod

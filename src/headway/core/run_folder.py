@@ -1,0 +1,311 @@
+"""Run: the folder of one training run, and the only file that knows its layout.
+
+recipe.yaml (resolved), provenance.json, metrics.jsonl, quarantine.jsonl, ids.bin (with `log_ids`), layers.rows and
+activations.rows (where a recipe observes them), host.rows, gpu.rows, ranks.rows, trace-RANK.json, panels/*.json,
+checkpoints/step-*/, weights.safetensors (the best), report.html, summary.json. Of several processes each has an
+ids-NAME.bin of its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from headway.core import row_file
+from headway.core.errors import HeadwayError, UsageError
+from headway.core.files import describe_os_error, open_regular, read_text, write_atomically
+from headway.core.recipe_yaml import parse_recipe
+from headway.core.untrusted_json import JsonError, describe_kind, is_whole_number, parse_object
+
+IDS_BYTES = 24
+"""One sample of ids.bin: position, asked, served, as little-endian int64."""
+
+MOST_LINE_BYTES = 16 << 20
+"""Of one record."""
+
+ANOTHER = "Name another one with --run."
+
+RESUME_COMMAND = "HEADWAY_GO_ON"
+"""Variable by which a launcher tells its processes with which command their run can be gone on with."""
+
+
+class RunFolder:
+    """A run folder. `Run.create` makes one, `Run.open` finds one."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.recipe_path = folder / "recipe.yaml"
+        self.metrics_path = folder / "metrics.jsonl"
+        self.quarantine_path = folder / "quarantine.jsonl"
+        self.ids_path = folder / "ids.bin"
+        self.weights_path = folder / "weights.safetensors"
+        self.report_path = folder / "report.html"
+        self.panels = folder / "panels"
+        self.checkpoints = folder / "checkpoints"
+
+    @staticmethod
+    def create(folder: Path) -> RunFolder:
+        """Makes a new run folder; what is left of one that was killed before its recipe was written is taken over.
+
+        Raises:
+            UsageError: the folder exists, and is a run or holds other files; or it cannot be made.
+        """
+        run = RunFolder(folder)
+        RunFolder.expect_free(folder)
+        with _explain_folder_errors(folder):
+            for part in (folder, run.panels, run.checkpoints):
+                part.mkdir(parents=True, exist_ok=True)
+        return run
+
+    @staticmethod
+    def expect_free(folder: Path) -> None:
+        """For a new run, before anything long is done. Raises UsageError: see `create`."""
+        run = RunFolder(folder)
+        with _explain_folder_errors(folder):
+            if run.recipe_path.exists():
+                raise UsageError(
+                    "this run folder exists",
+                    where=str(folder),
+                    fix=f"Go on with it: headway train --resume {folder}. Or name another one with --run.",
+                )
+            if folder.exists() and not folder.is_dir():
+                raise UsageError("this is a file, not a folder", where=str(folder))
+            if folder.is_dir() and not run._is_unborn():
+                raise UsageError("this folder is not empty", where=str(folder), fix=ANOTHER)
+
+    def _is_unborn(self) -> bool:
+        """Whether the folder has no files but those that are written before the recipe."""
+        before = ("provenance.json", ".provenance.json.", ".recipe.yaml.")
+        files = [path for path in self.folder.rglob("*") if not path.is_dir()]
+        return all(path.parent == self.folder and path.name.startswith(before) for path in files)
+
+    @property
+    def resume_command(self) -> str:
+        """The command with which this run can be gone on with; of several processes, by as many."""
+        return os.environ.get(RESUME_COMMAND) or f"headway train --resume {shlex.quote(str(self.folder))}"
+
+    def rows_path(self, kind: str) -> Path:
+        """Where numbers of many layers or modules at logging steps are; see `headway.core.row_file`."""
+        return self.folder / f"{kind}.rows"
+
+    def process_ids_path(self, name: str) -> Path:
+        """The ids that one of several processes writes; of one that trains alone, named "", ids.bin."""
+        return self.folder / f"ids-{name}.bin" if name else self.ids_path
+
+    @staticmethod
+    def open(folder: Path) -> RunFolder:
+        """Finds a run folder.
+
+        Raises:
+            UsageError: there is none, or it is no run folder.
+        """
+        run = RunFolder(folder)
+        if not run.recipe_path.is_file():
+            what = "there is no such run folder"
+            if folder.exists():
+                what = f"this is no run folder ({'it has no recipe.yaml' if folder.is_dir() else 'it is a file'})"
+            raise UsageError(what, where=str(folder), fix="headway train RECIPE makes one.")
+        return run
+
+    @staticmethod
+    def find_free_name(parent: Path, name: str) -> Path:
+        """parent/name, or the first of parent/name-2, -3, ... that does not exist."""
+        folder, number = parent / name, 1
+        while folder.exists():
+            number += 1
+            folder = parent / f"{name}-{number}"
+        return folder
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keeps other processes from training in this folder for as long as the block lasts.
+
+        Raises:
+            UsageError: another process does.
+        """
+        handle = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                fix = "Wait for it, or stop it."
+                raise UsageError("another process trains in this run folder", where=str(self.folder), fix=fix) from None
+            except OSError:  # a file system without locks
+                pass
+            yield
+        finally:
+            os.close(handle)
+
+    def write_json(self, name: str, data: Any) -> None:
+        """Writes NAME.json, whole or not at all."""
+        write_atomically(self.folder / f"{name}.json", json.dumps(data, indent=1, ensure_ascii=False) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        """Reads an object from NAME.json. Raises UsageError: there is none. HeadwayError: it is damaged."""
+        path = self.folder / f"{name}.json"
+        try:
+            return parse_object(read_text(path))
+        except FileNotFoundError:
+            raise UsageError(f"the run has no {path.name}", where=str(self.folder)) from None
+        except JsonError as error:
+            raise HeadwayError(f"{path.name} is damaged: {error}", where=str(self.folder)) from None
+        except (OSError, UnicodeDecodeError) as error:
+            what = f"{path.name} cannot be read ({describe_os_error(error)})"
+            raise HeadwayError(what, where=str(self.folder)) from None
+
+    def read_provenance(self, **wanted: type) -> dict[str, Any]:
+        """What provenance.json holds.
+
+        Args:
+            wanted: entries that are needed, and their kinds.
+
+        Raises:
+            HeadwayError: it is not there, is damaged, or lacks one of them.
+        """
+        found: dict[str, Any] = self.read_json("provenance")
+        for name, kind in wanted.items():
+            if type(found.get(name)) is not kind:
+                what = f"provenance.json has {describe_kind(found.get(name))} as {name}"
+                raise HeadwayError(what, where=str(self.folder), fix="Copy the run folder again.")
+        return found
+
+    def read_recipe_text(self) -> str:
+        """The YAML of its resolved recipe. Raises HeadwayError: it cannot be read."""
+        try:
+            return read_text(self.recipe_path)
+        except (OSError, UnicodeDecodeError) as error:
+            what = f"recipe.yaml cannot be read ({describe_os_error(error)})"
+            raise HeadwayError(what, where=str(self.folder)) from None
+
+    def read_recipe_tree(self) -> dict[str, Any]:
+        """The tree of its resolved recipe. Raises HeadwayError: it cannot be read, or is none."""
+        tree, _ = parse_recipe(self.read_recipe_text(), str(self.recipe_path))
+        return tree
+
+    def read_summary(self) -> dict[str, Any]:
+        """summary.json, or nothing before the run has ended or stopped."""
+        found: dict[str, Any] = self.read_json("summary") if (self.folder / "summary.json").exists() else {}
+        return found
+
+    def read_metrics(self) -> Iterator[dict[str, Any]]:
+        """Records of metrics.jsonl in order; a torn last line, as a kill leaves it, is passed over."""
+        yield from read_json_lines(self.metrics_path)
+
+    def truncate_logs(self, position: int) -> None:
+        """Takes what was logged after `position` out of all logs, so that a resumed run writes it once."""
+        self.truncate_metrics(position)
+        self.truncate_ids(position)
+
+    def truncate_metrics(self, position: int) -> None:
+        """Takes it out of metrics, rows and quarantine."""
+        for path in self.folder.glob("*.rows"):
+            row_file.truncate_rows(path, position)
+        # A metric's position is the number of samples served before it; a damaged sample's is its own.
+        for path, first_cut in ((self.metrics_path, position + 1), (self.quarantine_path, position)):
+            kept = [record for record in read_json_lines(path) if record["position"] < first_cut]
+            if path.exists():
+                write_atomically(path, "".join(json.dumps(record) + "\n" for record in kept))
+
+    def seal_ids(self, position: int, name: str) -> None:
+        """Cuts the ids of a process that was lost, in a new file: where it only slept it may still write to its own."""
+        path = self.process_ids_path(name)
+        if path.exists():
+            write_atomically(path, path.read_bytes()[: _count_id_bytes(path, position)])
+
+    def seal_all_ids(self, position: int, besides: Collection[str]) -> None:
+        """The same for all processes that have written ids from `position` on, but for those that train on and cut
+        their own."""
+        for path in self.folder.glob("ids-*.bin"):
+            name = path.name.removeprefix("ids-").removesuffix(".bin")
+            if name not in besides and _count_id_bytes(path, position) < path.stat().st_size:
+                self.seal_ids(position, name)
+
+    def truncate_ids(self, position: int, name: str | None = None) -> None:
+        """Takes the samples from `position` on out of the ids of one process; of all where none is named."""
+        for path in self.folder.glob("ids*.bin") if name is None else [self.process_ids_path(name)]:
+            if path.exists():
+                os.truncate(path, _count_id_bytes(path, position))
+
+
+@contextmanager
+def _explain_folder_errors(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        what = f"this folder cannot be made or used ({describe_os_error(error)})"
+        raise UsageError(what, where=str(folder), fix=ANOTHER) from error
+
+
+def _count_id_bytes(path: Path, position: int) -> int:
+    """The bytes of an ids file up to the first sample from `position` on; a torn last row is not among them."""
+    content = path.read_bytes()
+    rows = np.frombuffer(content[: len(content) // IDS_BYTES * IDS_BYTES], "<i8").reshape(-1, IDS_BYTES // 8)
+    return int(np.searchsorted(rows[:, 0], position)) * IDS_BYTES
+
+
+def read_json_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Records of a .jsonl file up to the first that is torn or has no position; nothing where there is no file."""
+    if not path.exists():
+        return
+    with open_regular(path) as file:
+        while line := file.readline(MOST_LINE_BYTES):
+            try:
+                record = parse_object(line.decode("utf-8", "replace"))
+            except JsonError:
+                return
+            if not is_whole_number(record.get("position")):
+                return
+            yield record
+
+
+def collect_provenance(origins: Mapping[str, str], base: Path, **more: Any) -> dict[str, Any]:
+    """What a run was made of: versions, host, command, git, and where each value of the recipe came from."""
+    names = ("headway", "torch", "numpy", "pillow", "safetensors")
+    return {
+        "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "command": sys.argv,
+        "base": str(base),
+        "versions": {"python": platform.python_version(), **{name: metadata.version(name) for name in names}},
+        "host": {
+            "name": platform.node(),
+            "system": platform.platform(),
+            "processor": _read_processor_name(),
+            "cores": len(os.sched_getaffinity(0)),
+            "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        },
+        "git": _describe_git(base),
+        "origins": dict(origins),
+        **more,
+    }
+
+
+def _read_processor_name() -> str:
+    with open("/proc/cpuinfo") as file:
+        models = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
+    return models[0] if models else platform.machine()
+
+
+def _describe_git(folder: Path) -> str:
+    """`git describe` of the folder the recipe lies in; empty where there is none."""
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--exclude=*"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip()

@@ -1,0 +1,86 @@
+"""Copies of a network's tensors that follow them, and take their places for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol, final
+
+from headway.core.errors import CheckpointError
+
+if TYPE_CHECKING:  # torch is imported where it is first needed
+    from torch import Tensor
+
+
+class HasStateDict(Protocol):
+    """A network, or whatever else hands out its tensors, and not copies of them."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Returns the tensors by name; writing to them changes the network."""
+
+
+@final
+class WeightCopies:
+    """Copies of parameters and floating-point buffers; those of half precision are kept in fp32.
+
+    Args:
+        whole: on its device, in its memory format.
+        prefix: of their names in a checkpoint.
+        what: they are, for the error: `averaged weights`, say.
+    """
+
+    def __init__(self, whole: HasStateDict, *, prefix: str, what: str) -> None:
+        import torch
+
+        self._prefix, self._what = prefix, what
+        self._now = {name: value for name, value in whole.state_dict().items() if value.is_floating_point()}
+        wide = {name: torch.promote_types(value.dtype, torch.float32) for name, value in self._now.items()}
+        self._copies = {name: value.to(wide[name], copy=True) for name, value in self._now.items()}
+
+    def update(self, share: float) -> None:
+        """The copies go a share of the way to what the network has now; in one pass."""
+        import torch
+
+        copies = list(self._copies.values())
+        now = [value.to(one.dtype) for value, one in zip(self._now.values(), copies, strict=True)]
+        torch._foreach_lerp_(copies, now, share)
+
+    def copy_to_network(self) -> None:
+        """The network goes on from the copies."""
+        import torch
+
+        torch._foreach_copy_(list(self._now.values()), list(self._copies.values()))
+
+    @contextmanager
+    def swap_in(self) -> Iterator[None]:
+        """Within it the network has the copies for its tensors."""
+        import torch
+
+        now = list(self._now.values())
+        kept = [value.clone() for value in now]
+        self.copy_to_network()
+        try:
+            yield
+        finally:
+            torch._foreach_copy_(now, kept)
+
+    def state(self) -> dict[str, Tensor]:
+        """Returns the copies as tensors of a checkpoint."""
+        return {self._prefix + name: value for name, value in self._copies.items()}
+
+    def exist_in(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Tells whether a checkpoint holds such copies."""
+        return any(name.startswith(self._prefix) for name in tensors)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Takes such a state over, in place. Raises CheckpointError: it is another network's, or there is none."""
+        size = len(self._prefix)
+        found = {name[size:]: value for name, value in tensors.items() if name.startswith(self._prefix)}
+        kinds = {name: (value.shape, value.dtype) for name, value in found.items()}
+        wanted = {name: (value.shape, value.dtype) for name, value in self._copies.items()}
+        if kinds != wanted:
+            wrong = sorted(name for name in kinds.keys() | wanted.keys() if kinds.get(name) != wanted.get(name))[0]
+            what = f"the {self._what} of this checkpoint are another network's"
+            raise CheckpointError(f"{what}: {self._prefix + wrong!r} is missing, unknown, or of another shape or type")
+        for name, value in found.items():
+            self._copies[name].copy_(value)

@@ -1,0 +1,150 @@
+"""The `augment` part of a recipe. Imports no torch, which would take seconds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+
+from headway.core.recipe import RecipePart
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Byte = Annotated[float, Field(ge=0, le=255)]
+Factor = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+HOST_AUGMENTATIONS = frozenset({"flip", "translate"})
+"""Augmentations that a loader can do on the host."""
+
+
+class ErasingRecipe(RecipePart):
+    """Random erasing: fills a rectangle of some samples (Zhong et al. 2017, arXiv 1708.04896)."""
+
+    p: Share = 0.25
+    """Probability that a sample is erased."""
+    scale: tuple[Share, Share] = (0.02, 0.33)
+    """Smallest and largest share of the image's area."""
+    ratio: tuple[Positive, Positive] = (0.3, 3.3)
+    """Smallest and largest height / width."""
+    fill: Literal["mean", "random"] | Byte = "mean"
+    """Fill value: the channels' `mean`, `random` bytes (as in the paper), or a number in 0..255."""
+
+    @field_validator("scale", "ratio")
+    @classmethod
+    def _check_range(cls, value: tuple[float, float]) -> tuple[float, float]:
+        if value[0] > value[1]:
+            raise ValueError(f"{list(value)} is an empty range: write the smallest first")
+        return value
+
+
+class JitterRecipe(RecipePart):
+    """Colour jitter: factors uniform in [1 - x, 1 + x], applied in this order (Howard 2013, arXiv 1312.5402)."""
+
+    brightness: Factor = 0.0
+    """Spread x of the brightness. A factor of 0 is black, 2 is twice as bright."""
+    contrast: Factor = 0.0
+    """Spread x of the contrast. A factor of 0 is the image's mean gray."""
+    saturation: Factor = 0.0
+    """Spread x of the saturation. A factor of 0 is gray. Does nothing to images of one channel."""
+
+    @model_validator(mode="after")
+    def _check_not_empty(self) -> JitterRecipe:
+        if not (self.brightness or self.contrast or self.saturation):
+            raise ValueError("this jitter changes nothing: set brightness, contrast or saturation, or remove it")
+        return self
+
+
+class MixupRecipe(RecipePart):
+    """Mixup: blends each sample and its label with another of its batch (Zhang et al. 2017, arXiv 1710.09412)."""
+
+    alpha: Positive = 0.2
+    """The own share is drawn from Beta(alpha, alpha): 1 is uniform; a small alpha mostly keeps one of the two."""
+
+
+class CutmixRecipe(RecipePart):
+    """Cutmix: pastes a box of another sample of the batch (Yun et al. 2019, arXiv 1905.04899)."""
+
+    alpha: Positive = 1.0
+    """The share of the area that is kept is drawn from Beta(alpha, alpha); 1 is uniform."""
+
+
+class PolicyRecipe(RecipePart):
+    """Random operations for each sample. `policy: trivial` is short for `policy: {name: trivial}`."""
+
+    name: Literal["trivial", "rand"]
+    """`trivial`: one operation of a random strength (Müller and Hutter 2021, arXiv 2103.10158; the wide space).
+    `rand`: n operations of one strength (Cubuk et al. 2019, arXiv 1909.13719)."""
+    n: int = Field(default=2, ge=1, le=99)
+    """Operations for each sample. Used by `rand`."""
+    m: int = Field(default=9, ge=0, le=30)
+    """Strength of the operations, 0 to 30. Used by `rand`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_short_form(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> PolicyRecipe:
+        unused = sorted(self.model_fields_set - {"name"})
+        if self.name == "trivial" and unused:
+            raise ValueError(f"'trivial' does not use {unused[0]!r}. Remove {unused[0]!r}, or set name: rand")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _drop_unused_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return handler(self) if self.name == "rand" else {"name": self.name}
+
+
+class AugmentRecipe(RecipePart):
+    """Augmentation of training batches, in the order of these keys, and normalisation of all batches."""
+
+    where: Literal["auto", "host", "device"] = "auto"
+    """Place of flip and translate: the loader does them on the `host`, while the device is busy, or the `device` does.
+    auto: the host for a CPU, the device for a GPU. The pixels are the same. The device does everything else."""
+    flip: bool | Literal["random", "alternating"] = False
+    """Mirror left to right. `random` (or true): half of the samples, drawn anew in each epoch. `alternating`: half of
+    them in the first epoch and the others in the next, so two epochs show each sample both ways (Jordan 2024,
+    arXiv 2404.00498)."""
+    translate: int = Field(default=0, ge=0)
+    """Most pixels by which each sample is moved, both ways; reflection fills the border."""
+    policy: PolicyRecipe | None = None
+    """TrivialAugment or RandAugment."""
+    jitter: JitterRecipe | None = None
+    """Brightness, contrast and saturation."""
+    cutout: int | None = Field(default=None, ge=1)
+    """Side in pixels of a square around a random pixel that is filled with the mean in each sample; a part of it may
+    lie outside (DeVries and Taylor 2017, arXiv 1708.04552)."""
+    random_erasing: ErasingRecipe | None = None
+    """Fill a random rectangle of some samples."""
+    cutmix: CutmixRecipe | None = None
+    """Paste a box of another sample. Together with mixup, each sample takes one of them, with probability 1/2."""
+    mixup: MixupRecipe | None = None
+    """Blend with another sample."""
+    normalise: bool = True
+    """Pass (pixel - mean) / std to the network. False: pass the uint8 bytes to a network that normalises them itself,
+    so that torch.compile can fuse this with its first layer."""
+    mean: Literal["auto"] | tuple[Finite, ...] = "auto"
+    """Mean of each channel, in 0..255; auto: measured over the training images."""
+    std: Literal["auto"] | tuple[Positive, ...] = "auto"
+    """Standard deviation of each channel, in 0..255."""
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> AugmentRecipe:
+        if not self.normalise and self.mixup is not None:
+            raise ValueError("mixup gives no whole numbers: set normalise: true, or remove mixup")
+        return self
+
+    @property
+    def flip_mode(self) -> Literal["random", "alternating"] | None:
+        """Kind of flip; None if no sample is mirrored."""
+        if isinstance(self.flip, bool):
+            return "random" if self.flip else None
+        return self.flip
+
+    def select_host_augmentations(self, device_type: str) -> frozenset[str]:
+        """Selects the augmentations that the loader does on the host, for batches on a device of this type."""
+        host = self.where == "host" or (self.where == "auto" and device_type == "cpu")
+        asked = {"flip": self.flip_mode is not None, "translate": self.translate > 0}
+        return frozenset(name for name in HOST_AUGMENTATIONS if host and asked[name])

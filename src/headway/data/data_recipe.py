@@ -1,0 +1,152 @@
+"""The `data` part of a recipe. Imports no torch, which would take seconds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
+
+from headway.core.recipe import RecipePart
+from headway.data.resolution import ProgressiveRecipe
+
+VerifyMode = Literal["first", "always", "never"]
+OnBad = Literal["substitute", "mask", "stop"]
+SYNTHETIC = "synthetic"
+CacheMode = Literal["auto", "device", "memory", "disk", "none"]
+Side = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class SyntheticRecipe(RecipePart):
+    """Random images that lie on the device already: they show a run's speed if its input were free."""
+
+    samples: int = Field(default=50_000, ge=1)
+    """Size of the pretended data set, which gives the length of an epoch."""
+    classes: int = Field(default=10, ge=2)
+    size: tuple[Side, Side] = (32, 32)
+    """(height, width)"""
+    channels: Literal[1, 3] = 3
+
+
+class CropRecipe(RecipePart):
+    """The box of an image that is resized to `size`. `crop: random` is short for `crop: {name: random}`."""
+
+    name: Literal["center", "random"] = "center"
+    """`center`: the largest centred box with the shape of `size`. `random`: a box of random area and shape, like
+    torchvision's RandomResizedCrop (Szegedy et al. 2015, arXiv 1409.4842); evaluation still takes the centre."""
+    share: float = Field(default=1.0, gt=0, le=1)
+    """Share of each side of the centred box: 0.875 is the usual 224 pixels of 256."""
+    scale: tuple[Share, Share] = (0.08, 1.0)
+    """Smallest and largest share of the image's area. Used by `random`."""
+    ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)
+    """Smallest and largest width / height. Used by `random`."""
+
+    @property
+    def is_random(self) -> bool:
+        return self.name == "random"
+
+    def to_center(self) -> CropRecipe:
+        """Returns the centre crop that evaluation uses."""
+        return CropRecipe(share=self.share)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_short_form(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> CropRecipe:
+        for key in ("scale", "ratio"):
+            low, high = getattr(self, key)
+            if low > high:
+                raise ValueError(f"{key} is (smallest, largest), and {low:g} is more than {high:g}")
+            if self.name == "center" and key in self.model_fields_set:
+                raise ValueError(f"a centred crop does not use {key!r}: remove it, or set name: random")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _drop_unused_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        return handler(self) if self.is_random else {"name": self.name, "share": self.share}
+
+
+class DataRecipe(RecipePart):
+    """The data sets and their loading. `data: synthetic` is short for `data: {train: synthetic}`."""
+
+    train: str
+    """Training set: a packed folder, relative to the recipe; anything else that `headway.open` opens, local or remote;
+    or `synthetic`."""
+    eval: str | None = None
+    """Evaluation set, with the same classes."""
+    synthetic: SyntheticRecipe | None = None
+    """Sizes of the random data. Used by `train: synthetic`."""
+    size: int | tuple[int, int] | None = None
+    """Side, or (height, width), that images are resized to. Unset: their own size, if they share one."""
+    crop: CropRecipe = CropRecipe()
+    """Part of a training image that is resized."""
+    progressive: ProgressiveRecipe | None = None
+    """Train with smaller images first."""
+    scaled: bool = False
+    """Decode a JPEG at 1/2, 1/4 or 1/8 if the crop is that much larger than `size`: faster for large photographs, with
+    slightly different pixels."""
+    decoder: Literal["auto", "native", "pillow"] = "auto"
+    """Decoder of JPEGs; auto: the native core if it is built. They differ by at most 1 in a pixel."""
+    cache: CacheMode = "auto"
+    """Storage of the samples during training: decoded on the `device` or in `memory`; remote bytes on the local `disk`;
+    or `none`. auto: chosen by size; the run says which and why."""
+    cache_folder: str | None = None
+    """Folder of the `disk` cache; unset: headway in the user's cache folder."""
+    cache_gb: float = Field(default=50.0, gt=0, allow_inf_nan=False)
+    """Largest size of the `disk` cache, in units of 10^9 bytes."""
+    channels: Literal[1, 3] | None = None
+    """Channels of the images. Unset: 1 if all training images are gray, else 3."""
+    threads: int | None = Field(default=None, ge=1)
+    """Decoding threads; unset: one fewer than this rank's share of the usable cores, at least one."""
+    pin: bool = False
+    """Bind each decoding thread of the native core to one CPU. Helps on many cores that this process has to itself."""
+    prefetch_batches: int = Field(default=3, ge=1)
+    """Batches that are decoded ahead of need."""
+    window: int | None = Field(default=None, ge=1)
+    """Samples that are shuffled together; unset: all. Set fewer for disks that seek slowly."""
+    on_bad: OnBad = "substitute"
+    """A damaged record is `substitute`d by the next good one, `mask`ed out of loss and metrics, or `stop`s the run."""
+    max_bad_share: float = Field(default=0.01, ge=0, le=1)
+    """Largest damaged share of a data set. Beyond it, training stops at the next logging step, and an evaluation
+    stops."""
+    verify: VerifyMode = "first"
+    """When a record's checksum is compared: at its `first` read by a process, `always`, or `never`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_short_form(cls, value: Any) -> Any:
+        return {"train": value} if isinstance(value, str) else value
+
+    @field_validator("size")
+    @classmethod
+    def _check_sides(cls, size: int | tuple[int, int] | None) -> int | tuple[int, int] | None:
+        if size is not None and min(size if isinstance(size, tuple) else (size,)) < 1:
+            raise ValueError("a side of an image has 1 pixel or more")
+        return size
+
+    @model_validator(mode="after")
+    def _check_keys(self) -> DataRecipe:
+        if self.train == SYNTHETIC:
+            for key in type(self).model_fields:
+                if key in self.model_fields_set - {"train", "synthetic"} and getattr(self, key) is not None:
+                    other = ", or set it under data.synthetic" if key in SyntheticRecipe.model_fields else ""
+                    raise ValueError(f"synthetic data does not use {key!r}: remove it{other}")
+        elif self.synthetic is not None:
+            raise ValueError("data.synthetic counts only with train: synthetic: remove it, or set train: synthetic")
+        if self.scaled and self.cache in ("device", "memory"):
+            raise ValueError(
+                f"cache: {self.cache} keeps whole images, and scaled decodes them smaller: remove scaled, or set cache "
+                "to auto, disk or none"
+            )
+        if self.pin and self.decoder == "pillow":
+            raise ValueError("Pillow's threads cannot be pinned: remove pin, or set decoder to native or auto")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _drop_unused_keys(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        tree: dict[str, Any] = handler(self)
+        return {key: tree[key] for key in ("train", "synthetic")} if self.train == SYNTHETIC else tree

@@ -1,0 +1,98 @@
+"""Pieces of files: a whole file, or a member of an archive, where it lies."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from headway.core.errors import DataError, HeadwayError
+from headway.core.files import open_regular
+from headway.data.mapping import map_file
+
+
+@final
+@dataclass(frozen=True)
+class ByteRange:
+    """`size` bytes of a file from `offset` on; `member` is their name in an archive, empty for a whole file."""
+
+    path: Path
+    offset: int
+    size: int
+    member: str = ""
+
+    @staticmethod
+    def from_file(path: Path) -> ByteRange:
+        """Raises DataError where there is no such file."""
+        try:
+            return ByteRange(path, 0, path.stat().st_size)
+        except OSError as error:
+            raise build_read_error(path, error) from error
+
+    @property
+    def name(self) -> str:
+        """Without folders."""
+        return os.path.basename(self.member) or self.path.name
+
+    def view(self) -> memoryview:
+        """Its bytes, mapped. Raises DataError where the file is empty or cannot be read."""
+        return map_path(self.path)[self.offset : self.offset + self.size]
+
+    def __str__(self) -> str:
+        return f"{self.path}, {self.member}" if self.member else str(self.path)
+
+
+@final
+class FolderFiles(Mapping[str, ByteRange]):
+    """Files of one folder by name, each looked at when it is asked for: a dangling link among them harms no other.
+
+    Asking for one that is not there or cannot be read raises DataError.
+    """
+
+    def __init__(self, folder: Path, names: Sequence[str]) -> None:
+        self._folder, self._names = folder, frozenset(names)
+
+    def __getitem__(self, name: str) -> ByteRange:
+        if name not in self._names:
+            raise KeyError(name)
+        return ByteRange.from_file(self._folder / name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def map_path(path: Path) -> memoryview:
+    """The bytes of a file, mapped for as long as the view or a part of it is in use; see `headway.data.mapping`.
+
+    Raises DataError.
+    """
+    try:
+        with open_regular(path) as file:
+            return map_file(file, path)
+    except ValueError as error:  # an empty file cannot be mapped
+        raise DataError("the file is empty", where=str(path)) from error
+    except OSError as error:
+        raise build_read_error(path, error) from error
+
+
+def build_read_error(path: Path, error: OSError) -> HeadwayError:
+    """The sentence about a file that cannot be opened."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        fix = "Allow more (ulimit -n), or pack the data into fewer, larger shards."
+        return HeadwayError("too many files are open", where=str(path), fix=fix)
+    return DataError(f"the file cannot be read ({error.strerror})", where=str(path))
+
+
+def read_head(path: Path, count: int) -> bytes:
+    """The first bytes of a file. Raises DataError."""
+    try:
+        with open_regular(path) as file:
+            return file.read(count)
+    except OSError as error:
+        raise build_read_error(path, error) from error

@@ -1,0 +1,216 @@
+"""What a plain pickle holds, read without unpickling: nothing is imported, made or called.
+
+Enough of pickle's machine for dictionaries of strings, numbers, lists and numpy arrays, as CIFAR's python archives are.
+The bytes of a string or an array are not copied: what is told is where in the file they lie.
+"""
+
+from __future__ import annotations
+
+import math
+import pickletools
+from typing import Any, NamedTuple, final
+
+from headway.core.errors import DataError
+
+
+class PickledText(NamedTuple):
+    """A string; `offset` is where its bytes lie in the pickle, -1 where they are written otherwise."""
+
+    value: str
+    offset: int
+
+    @property
+    def utf8(self) -> str:
+        """pickletools gives bytes as Latin-1; names are UTF-8 where they are not ASCII."""
+        try:
+            return self.value.encode("latin-1").decode()
+        except UnicodeError:
+            return self.value
+
+
+@final
+class PickledCall:
+    """Something that a call would have made: `function` is what is called, `state` what it is given afterwards."""
+
+    def __init__(self, function: Any, arguments: Any) -> None:
+        self.function, self.arguments, self.state = function, arguments, None
+
+
+class PickledArray(NamedTuple):
+    """A numpy array of unsigned bytes in C order that begins at byte `offset` of the pickle."""
+
+    shape: tuple[int, ...]
+    offset: int
+
+
+def read_pickle(data: bytes, where: str) -> dict[str, Any]:
+    """The dictionary that a pickle holds, by the text of its keys. Raises DataError for anything else."""
+    try:
+        found = _run(data)
+        if not isinstance(found, dict):
+            raise TypeError("no dictionary")
+        return {key.utf8: value for key, value in found.items()}
+    # pickletools raises ValueError; the others are a pickle that leaves its machine without what it needs.
+    except (ValueError, LookupError, TypeError, AttributeError, OverflowError) as error:
+        fix = (
+            "It is read without being unpickled, which takes one of strings, numbers and arrays, of protocol 4 at most."
+        )
+        raise DataError("this is no pickle of plain data, or it is damaged", where=where, fix=fix) from error
+
+
+def get_array(value: Any, where: str) -> PickledArray:
+    """A value of a pickle as an array. Raises DataError."""
+    try:
+        _, shape, kind, fortran, pixels = value.state
+        if (
+            value.function[1] == "_reconstruct"
+            and kind.function[1] == "dtype"
+            and kind.arguments[0].value in ("u1", "|u1")
+            and not fortran
+            and all(isinstance(side, int) and side >= 0 for side in shape)
+            and isinstance(pixels, PickledText)
+            and pixels.offset >= 0
+            and math.prod(shape) == len(pixels.value)
+        ):
+            return PickledArray(tuple(shape), pixels.offset)
+    except (AttributeError, TypeError, ValueError, LookupError):
+        pass
+    raise DataError("its data are no array of unsigned bytes in one piece", where=where)
+
+
+_MARK = object()
+_BYTES_BEFORE = {"SHORT_BINSTRING": 2, "BINSTRING": 5, "SHORT_BINBYTES": 2, "BINBYTES": 5, "BINBYTES8": 9}
+"""Opcodes whose string lies unchanged in the pickle, and the number of bytes before it."""
+_TEXTS = frozenset({"STRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE"})
+_NUMBERS = frozenset({"INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"})
+_CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_TUPLES = {"EMPTY_TUPLE": 0, "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+
+
+def _run(data: bytes) -> Any:
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+    for opcode, argument, position in pickletools.genops(data):
+        # The position is None only for streams that cannot tell it.
+        assert position is not None
+        name = opcode.name
+        if name == "STOP":
+            return stack.pop()
+        if name in ("PROTO", "FRAME"):
+            continue
+        if not (
+            _push_value(name, argument, position, stack)
+            or _build_container(name, stack)
+            or _build_object(name, argument, stack)
+            or _use_memo(name, argument, stack, memo)
+        ):
+            raise ValueError(f"plain data do not need {name}")
+    raise ValueError("no end")
+
+
+def _push_value(name: str, argument: Any, position: int, stack: list[Any]) -> bool:
+    """Runs an opcode that pushes a string, a number or a constant; False for any other opcode."""
+    if name in _BYTES_BEFORE:
+        text = argument.decode("latin-1") if isinstance(argument, bytes) else argument
+        stack.append(PickledText(text, position + _BYTES_BEFORE[name]))
+    elif name in _TEXTS:
+        stack.append(PickledText(argument, -1))
+    elif name in _NUMBERS:
+        stack.append(argument)
+    elif name in _CONSTANTS:
+        stack.append(_CONSTANTS[name])
+    else:
+        return False
+    return True
+
+
+def _build_container(name: str, stack: list[Any]) -> bool:
+    """Runs an opcode of lists, tuples and dictionaries; False for any other opcode."""
+    match name:
+        case "MARK":
+            stack.append(_MARK)
+        case "EMPTY_DICT":
+            stack.append({})
+        case "DICT":
+            stack.append(_set_items({}, _pop_marked(stack)))
+        case "EMPTY_LIST":
+            stack.append([])
+        case "LIST":
+            stack.append(_pop_marked(stack))
+        case "TUPLE":
+            stack.append(tuple(_pop_marked(stack)))
+        case "EMPTY_TUPLE" | "TUPLE1" | "TUPLE2" | "TUPLE3":
+            stack.append(tuple(_pop_items(stack, _TUPLES[name])))
+        case "APPEND" | "APPENDS":
+            _extend_list(stack, _pop_items(stack, 1) if name == "APPEND" else _pop_marked(stack))
+        case "SETITEM" | "SETITEMS":
+            items = _pop_items(stack, 2) if name == "SETITEM" else _pop_marked(stack)
+            _set_items(stack[-1], items)
+        case _:
+            return False
+    return True
+
+
+def _build_object(name: str, argument: Any, stack: list[Any]) -> bool:
+    """Notes a call that unpickling would make, without making it; False for any other opcode."""
+    match name:
+        case "GLOBAL":
+            stack.append(tuple(argument.split(" ", 1)))
+        case "STACK_GLOBAL":
+            stack.append(tuple(text.value for text in _pop_items(stack, 2)))
+        case "REDUCE":
+            stack.append(PickledCall(*_pop_items(stack, 2)))
+        case "BUILD":
+            (state,) = _pop_items(stack, 1)
+            stack[-1].state = state
+        case _:
+            return False
+    return True
+
+
+def _use_memo(name: str, argument: Any, stack: list[Any], memo: dict[int, Any]) -> bool:
+    """Runs an opcode that stores a value for later or fetches it again; False for any other opcode."""
+    match name:
+        case "PUT" | "BINPUT" | "LONG_BINPUT":
+            memo[argument] = stack[-1]
+        case "MEMOIZE":
+            memo[len(memo)] = stack[-1]
+        case "GET" | "BINGET" | "LONG_BINGET":
+            stack.append(memo[argument])
+        case _:
+            return False
+    return True
+
+
+def _pop_items(stack: list[Any], count: int) -> list[Any]:
+    at = len(stack) - count
+    if at < 0:
+        raise IndexError
+    items = stack[at:]
+    del stack[at:]
+    return items
+
+
+def _pop_marked(stack: list[Any]) -> list[Any]:
+    """Pops everything above the last mark, and the mark."""
+    at = len(stack) - 1
+    # An IndexError ends the search in a pickle without a mark.
+    while stack[at] is not _MARK:
+        at -= 1
+    items = stack[at + 1 :]
+    del stack[at:]
+    return items
+
+
+def _extend_list(stack: list[Any], items: list[Any]) -> None:
+    if not isinstance(stack[-1], list):
+        raise TypeError("no list")
+    stack[-1].extend(items)
+
+
+def _set_items(target: Any, items: list[Any]) -> Any:
+    for key, value in zip(items[::2], items[1::2], strict=True):
+        if not isinstance(key, PickledText) or not isinstance(target, dict):
+            raise TypeError("no dictionary of strings")
+        target[key] = value
+    return target

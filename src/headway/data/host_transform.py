@@ -1,0 +1,103 @@
+"""HostTransform: the work of the loader's host threads on each image, from stored pixels to the batch's pixels."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headway.core.errors import UsageError
+from headway.core.random_keys import UInt64, make_keys
+from headway.data.crops import compute_center_boxes, draw_flips, draw_random_resized_boxes, draw_shifts
+from headway.data.data_recipe import CropRecipe
+from headway.data.resolution import ProgressiveRecipe, compute_size
+
+Size = tuple[int, int]
+
+
+@final
+@dataclass(slots=True)
+class HostDraws:
+    """Random parameters drawn for k samples; None where the transform does not use them."""
+
+    keys: UInt64
+    flips: NDArray[np.bool_] | None
+    shifts: NDArray[np.int64] | None
+
+    def select(self, low: int, high: int) -> HostDraws:
+        """Returns the parameters of samples [low, high) of these."""
+        part = slice(low, high)
+        return HostDraws(*(None if array is None else array[part] for array in (self.keys, self.flips, self.shifts)))  # type: ignore[arg-type]
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class HostTransform:
+    """Crop, resize, flip and shift of each image on the host.
+
+    Attributes:
+        size: (height, width) at the end of training.
+        channels: 1 or 3.
+        crop: box of the image that is resized.
+        flip: as in `AugmentRecipe`; done while decoding.
+        translate: as in `AugmentRecipe`; done while decoding.
+        progressive: smaller sizes in earlier epochs.
+        scaled: allow a smaller decode of large JPEGs.
+
+    Raises:
+        UsageError: `translate` is no less than the side of the smallest image.
+    """
+
+    size: Size
+    channels: int
+    crop: CropRecipe
+    flip: Literal["random", "alternating"] | None = None
+    translate: int = 0
+    progressive: ProgressiveRecipe | None = None
+    scaled: bool = False
+
+    def __post_init__(self) -> None:
+        smallest = min(self.compute_size(0))
+        if self.translate >= smallest:
+            what = f"images of {smallest} pixels cannot be moved by {self.translate}"
+            raise UsageError(what, where="augment.translate", fix=f"Set it to at most {smallest - 1}.")
+
+    @property
+    def takes_whole_images(self) -> bool:
+        """True if an image that has the batch's size already is taken as it is."""
+        return not self.crop.is_random and self.crop.share == 1 and self.progressive is None
+
+    @property
+    def needs_keys(self) -> bool:
+        """True if random parameters are drawn from the samples' keys."""
+        return self.crop.is_random or self.flip is not None or self.translate > 0
+
+    def compute_size(self, epoch: int) -> Size:
+        """Returns (height, width) of the images of an epoch."""
+        return self.size if self.progressive is None else compute_size(self.progressive, self.size, epoch)
+
+    def compute_boxes(
+        self, sample_keys: UInt64, width: NDArray[np.uint32], height: NDArray[np.uint32], size: Size
+    ) -> NDArray[np.float32]:
+        """Returns the box of each image that is resized to `size`, (left, top, width, height); float32 [k, 4]."""
+        crop = self.crop
+        if crop.is_random:
+            return draw_random_resized_boxes(sample_keys, width, height, scale=crop.scale, ratio=crop.ratio)
+        boxes = compute_center_boxes(width, height, size)
+        if crop.share < 1:
+            boxes[:, :2] += boxes[:, 2:] * np.float32((1 - crop.share) / 2)
+            boxes[:, 2:] *= np.float32(crop.share)
+        return boxes
+
+    def draw(self, seed: int, epochs: NDArray[np.int64], samples: NDArray[np.int64]) -> HostDraws:
+        """Draws the random parameters of some samples, each from its own key."""
+        if not self.needs_keys:
+            return HostDraws(np.empty(0, np.uint64), None, None)
+        drawn, flips = make_keys(seed, epochs, samples), None
+        if self.flip:
+            # An alternating flip needs one choice per sample that stays the same: that of epoch 0.
+            first = drawn if self.flip == "random" else make_keys(seed, 0, samples)
+            flips = draw_flips(first, epochs, self.flip)
+        return HostDraws(drawn, flips, draw_shifts(drawn, self.translate) if self.translate else None)

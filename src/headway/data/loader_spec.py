@@ -1,0 +1,164 @@
+"""LoaderSpec: everything a Loader is told apart from its data set, checked once when it is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Literal, final
+
+from headway.core.errors import UsageError, suggest_nearest
+from headway.data.batch_plan import BatchPlan
+from headway.data.columns import DatasetDescription
+from headway.data.data_recipe import CacheMode, CropRecipe, OnBad, VerifyMode
+from headway.data.host_transform import HostTransform
+from headway.data.order import Order
+from headway.data.resolution import ProgressiveRecipe
+
+if TYPE_CHECKING:
+    import torch
+
+    from headway.data.decode import Backend
+    from headway.data.tiers import Tier
+
+FLIPS = ("random", "alternating")
+CROPS = ("center", "random")
+BACKENDS = ("auto", "native", "pillow")
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class LoaderSpec:
+    """Options of a Loader.
+
+    Crop, flip and translate are drawn from the samples' keys, so they need an order.
+
+    Args:
+        batch: the global batch: a step takes the next `batch` positions, across an epoch's end too. Or a plan of
+            batches that grow.
+        order: the order of training; None: every sample once in index order, the last batch short (evaluation).
+        start: first position.
+        stop: end of the positions. None: without end if there is an order, else the whole set.
+        rank: this rank takes its share of every step.
+        world: number of ranks.
+        size: side or (height, width) of the images; None: the size that all of them share.
+        channels: 1 or 3; None: as the data set has them.
+        crop: "center", "random" or a `CropRecipe`: the box of each image that is resized.
+        flip: True or "random", "alternating", False: mirror left to right while decoding.
+        translate: shift each image by up to so many pixels both ways; reflection fills the border.
+        progressive: smaller images in the first epochs.
+        scaled: decode large JPEGs smaller; see `DataRecipe`.
+        threads: decoding threads; None: see `default_threads`.
+        backend: the decoder: "auto", "native" or "pillow".
+        prefetch_batches: slots of the ring: so many batches are decoded ahead of need.
+        device: device that receives the batches.
+        pin: bind each decoding thread to one CPU; see `build_decoder`.
+        cache: storage of the samples while this loader lives: "auto", "device", "memory", "disk" or "none"; see
+            `headway.data.tiers`. A set that is kept decoded is decoded before the first batch.
+        tier: an open tier instead of `cache`, for several loaders that share one. Its maker closes it.
+        on_bad: a damaged sample is `substitute`d by the first good one after it in the Order, `mask`ed (zeros, served
+            -1), or it `stop`s the iteration with DataError.
+        verify: when checksums are compared; see `Dataset.unchecked`.
+
+    Raises:
+        UsageError: a value is impossible, or values contradict each other.
+    """
+
+    batch: int | BatchPlan
+    order: Order | None = None
+    start: int = 0
+    stop: int | None = None
+    rank: int = 0
+    world: int = 1
+    size: int | tuple[int, int] | None = None
+    channels: int | None = None
+    crop: Literal["center", "random"] | CropRecipe = "center"
+    flip: bool | Literal["random", "alternating"] = False
+    translate: int = 0
+    progressive: ProgressiveRecipe | None = None
+    scaled: bool = False
+    threads: int | None = None
+    backend: Backend = "auto"
+    prefetch_batches: int = 3
+    device: torch.device | str = "cpu"
+    pin: bool = False
+    cache: CacheMode = "none"
+    tier: Tier | None = None
+    on_bad: OnBad = "substitute"
+    verify: VerifyMode = "first"
+
+    def __post_init__(self) -> None:
+        # A batch below 1 is refused by the plan, which is made here and kept.
+        _ = self.plan
+        if self.start < 0 or (self.stop is not None and self.stop < self.start):
+            raise UsageError(
+                f"positions from {self.start} to {self.stop}", fix="Start at 0 or later, and stop at start or later."
+            )
+        if not 0 <= self.rank < self.world:
+            raise UsageError(f"rank {self.rank} of a world of {self.world}", fix="Ranks count from 0.")
+        if self.prefetch_batches < 1:
+            what = f"{self.prefetch_batches} batches to prefetch"
+            raise UsageError(what, where="prefetch_batches", fix="Set 1 or more.")
+        self._check_size()
+        self._check_words()
+        is_random = self.crop_recipe.is_random or bool(self.flip) or self.translate > 0
+        if self.order is None and (is_random or self.progressive is not None):
+            raise UsageError(
+                "random crops, flips and shifts are drawn from an order's seed, and there is no order",
+                fix="Give an order, or leave them out.",
+            )
+
+    def _check_size(self) -> None:
+        sides = self.size if isinstance(self.size, tuple) else (self.size, self.size)
+        if self.size is not None and (
+            len(sides) != 2 or not all(isinstance(side, int) and side >= 1 for side in sides)
+        ):
+            raise UsageError(f"{self.size!r} is no size", fix="Give one side, or (height, width), in pixels.")
+
+    def _check_words(self) -> None:
+        if isinstance(self.flip, str) and self.flip not in FLIPS:
+            fix = f"{suggest_nearest(self.flip, FLIPS)} Or give True or False.".strip()
+            raise UsageError(f"{self.flip!r} is no kind of flip", fix=fix)
+        if isinstance(self.crop, str) and self.crop not in CROPS:
+            raise UsageError(f"{self.crop!r} is no kind of crop", fix=suggest_nearest(self.crop, CROPS))
+        if self.backend not in BACKENDS:
+            raise UsageError(f"{self.backend!r} is no decoder", fix=suggest_nearest(self.backend, BACKENDS))
+
+    @cached_property
+    def plan(self) -> BatchPlan:
+        """Batch size of each step."""
+        return self.batch if isinstance(self.batch, BatchPlan) else BatchPlan(self.batch)
+
+    @cached_property
+    def crop_recipe(self) -> CropRecipe:
+        """`crop` as a recipe."""
+        return self.crop if isinstance(self.crop, CropRecipe) else CropRecipe(name=self.crop)
+
+    def build_transform(self, description: DatasetDescription) -> HostTransform:
+        """Builds the host's transform of a data set's images.
+
+        Raises:
+            UsageError: the images have different sizes and the spec gives none, or an image is too small.
+        """
+        size = (self.size, self.size) if isinstance(self.size, int) else self.size
+        if size is None:
+            if description.common_size is None:
+                raise UsageError("the images have different sizes", fix="Give the loader a size=(height, width).")
+            # Columns say (width, height), images are (height, width).
+            size = (description.common_size[1], description.common_size[0])
+        flip: Literal["random", "alternating"] | None = self.flip if isinstance(self.flip, str) else None
+        return HostTransform(
+            size=size,
+            channels=self.channels or description.channels,
+            crop=self.crop_recipe,
+            flip="random" if self.flip is True else flip,
+            translate=self.translate,
+            progressive=self.progressive,
+            scaled=self.scaled,
+        )
+
+    def uses_stored_pixels(self, description: DatasetDescription) -> bool:
+        """Returns True if every image has the size and the channels of the batch already."""
+        transform = self.build_transform(description)
+        height, width = transform.size
+        is_alike = description.common_size == (width, height) and description.channels == transform.channels
+        return transform.takes_whole_images and is_alike

@@ -1,0 +1,101 @@
+"""Measurements of a Loader: the time of its thread by stage, and the consumer's waiting time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from headway.data.reference import DecodeStats
+
+STAGES = ("order", "read", "decode", "labels")
+"""Stages of the loader's thread, in order: samples and random parameters; finding or fetching records; pixels; labels.
+For the rest of its time it waits for a free slot, because the consumer is slower."""
+
+
+@final
+@dataclass(frozen=True, slots=True, repr=False)
+class LoaderStats:
+    """Sums over all iterations of a Loader so far, at the time of the call."""
+
+    images: int
+    """Images that the consumer received."""
+    batches: int
+    timed_images: int
+    """Images of all batches but the first of each iteration, which always has to be waited for."""
+    seconds: float
+    """Time between requests for the timed batches and the requests for those after them."""
+    wait_s: float
+    """Part of `seconds` in which the consumer waited for batches."""
+    occupancy: float
+    """Mean number of batches that were ready when one was asked for; at most `prefetch_batches`."""
+    prefetch_batches: int
+    stage_s: dict[str, float]
+    """Seconds of the loader's thread by stage; see STAGES."""
+    stage_images: int
+    """Images that `stage_s` covers: more than `images` by those in the ring."""
+    cores: DecodeStats
+    """Costs of the decoding threads in the timed batches."""
+    record_bytes: int
+    """Size of the records of all images."""
+    threads: int
+    backend: str
+    """`native` or `pillow`."""
+    tier: str
+    """Name of the tier, and the reason for it."""
+
+    @property
+    def images_s(self) -> float:
+        """Images a second, without the first batch."""
+        return self.timed_images / self.seconds if self.seconds else 0.0
+
+    @property
+    def waiting_share(self) -> float:
+        """Share of the time, without the first batch, in which the consumer waited."""
+        return self.wait_s / self.seconds if self.seconds else 0.0
+
+    @property
+    def stage_images_s(self) -> dict[str, float]:
+        """Images a second that each stage would give alone."""
+        return {name: self.stage_images / spent for name, spent in self.stage_s.items() if spent}
+
+    @property
+    def thread_images_s(self) -> dict[str, float]:
+        """Images a second of one decoding thread that did only one part of its work."""
+        parts = {"check": self.cores.check_s, "decode": self.cores.decode_s, "resample": self.cores.resample_s}
+        return {name: self.cores.images / spent for name, spent in parts.items() if spent}
+
+    def __repr__(self) -> str:
+        stages = ", ".join(f"{name} {rate:,.0f}" for name, rate in self.stage_images_s.items())
+        return (
+            f"{self.images:,} images, {self.images_s:,.0f} images/s, waiting {self.waiting_share:.1%} of the time, "
+            f"{self.occupancy:.1f} of {self.prefetch_batches} batches ready; each stage alone: {stages} images/s; "
+            f"{self.backend} decoder, {self.threads} thread{'s'[: self.threads > 1]}; {self.tier}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Returns the values that a report shows."""
+        names = ("images", "images_s", "waiting_share", "occupancy", "ahead", "stage_images_s", "thread_images_s")
+        more = ("record_bytes", "threads", "backend", "tier")
+        # `ahead` is the name of the ring's size in run folders, whose format does not change.
+        return {name: getattr(self, {"ahead": "prefetch_batches"}.get(name, name)) for name in (*names, *more)}
+
+
+@final
+@dataclass(slots=True)
+class LoaderTally:
+    """Running sums of a Loader. Each field has one writer, so the threads need no lock."""
+
+    # Written by the producer.
+    stage_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(STAGES, 0.0))
+    stage_images: int = 0
+    record_bytes: int = 0
+    cores: DecodeStats = field(default_factory=DecodeStats)
+
+    # Written by the consumer.
+    images: int = 0
+    batches: int = 0
+    timed_images: int = 0
+    seconds: float = 0.0
+    wait_s: float = 0.0
+    asked: int = 0
+    ready: int = 0

@@ -1,0 +1,184 @@
+"""AlexNet (Krizhevsky, Sutskever and Hinton 2012, "ImageNet Classification with Deep Convolutional Neural Networks").
+
+Names for whoever looks at what is inside: `pool5` gives the features before the batch norm of Jia et al., `bn5` those
+after it.
+"""
+
+from __future__ import annotations
+
+from typing import final
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from headway.core.errors import UsageError
+
+SMALLEST = 67
+"""Shorter side of an image in pixels: three pixels are left before pool5."""
+
+GRID = 6
+"""Side of what pool5 gives of images of 227 pixels; that of other images is averaged or repeated to it."""
+
+RESPONSE = {"size": 5, "alpha": 5e-4, "beta": 0.75, "k": 2.0}
+"""Section 3.3 of the paper; torch multiplies alpha with the mean over the 5 channels, the paper with their sum."""
+
+
+def alexnet(
+    num_classes: int = 1000,
+    in_channels: int = 3,
+    *,
+    batch_norm: bool = False,
+    pool5_norm: bool = False,
+    two_towers: bool = False,
+    fc_width: int = 4096,
+    dropout: float = 0.5,
+) -> AlexNet:
+    """Five convolutions, three linear layers; 60.97 million parameters, 724 million multiply-adds at 227 pixels.
+
+    Input: normalised images, float [N, in_channels, H, W], H and W at least 67, made for 227; output: logits
+    [N, num_classes].
+
+    Args:
+        batch_norm: after each convolution, in place of its bias and of local response normalisation: AlexNet-BN, the
+            network of You, Gitman and Ginsburg 2017 (arXiv 1708.03888).
+        pool5_norm: one more batch norm, `bn5`, after pool5: what Jia et al. 2018 (arXiv 1807.11205) needed for a batch
+            of 65,536.
+        two_towers: each half of the channels is a module of its own, as on the paper's two GPUs; they meet before
+            conv3, and after conv5. Otherwise conv2, conv4 and conv5 are convolutions in two groups, which is the same
+            function: see `joined_towers`.
+        fc_width: units of fc6 and of fc7.
+        dropout: share of their outputs that a step leaves out.
+    """
+    return AlexNet(num_classes, in_channels, batch_norm, pool5_norm, two_towers, fc_width, dropout)
+
+
+@final
+class AlexNet(nn.Module):
+    """Convolutions in one tower or two, pool5, and the linear layers. Made by `alexnet`."""
+
+    def __init__(
+        self,
+        num_classes: int,
+        in_channels: int,
+        batch_norm: bool,
+        pool5_norm: bool,
+        two_towers: bool,
+        fc_width: int,
+        dropout: float,
+    ) -> None:
+        super().__init__()
+        towers, groups = (2, 1) if two_towers else (1, 2)
+        self.towers = nn.ModuleList(AlexNetTower(in_channels, towers, groups, batch_norm) for _ in range(towers))
+        self.pool5 = nn.MaxPool2d(3, 2)
+        self.bn5 = nn.BatchNorm2d(256) if pool5_norm else nn.Identity()
+        self.fc6 = nn.Linear(256 * GRID**2, fc_width)
+        self.drop6 = nn.Dropout(dropout)
+        self.fc7 = nn.Linear(fc_width, fc_width)
+        self.drop7 = nn.Dropout(dropout)
+        self.fc8 = nn.Linear(fc_width, num_classes)
+        self._initialise(batch_norm)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if min(images.shape[2:]) < SMALLEST:
+            what = f"alexnet needs images of {SMALLEST} pixels or more, not {images.shape[2]} x {images.shape[3]}"
+            raise UsageError(what, fix="Set data.size to 227, or use headway.model:cifar_net.")
+        hidden = _concatenate([tower.begin(images) for tower in self.towers])  # type: ignore[operator]
+        hidden = _concatenate([tower.end(hidden) for tower in self.towers])  # type: ignore[operator]
+        hidden = self.bn5(self.pool5(hidden))
+        hidden = F.adaptive_avg_pool2d(hidden, GRID).flatten(1)
+        hidden = self.drop6(F.relu(self.fc6(hidden)))
+        hidden = self.drop7(F.relu(self.fc7(hidden)))
+        logits: Tensor = self.fc8(hidden)
+        return logits
+
+    def _initialise(self, batch_norm: bool) -> None:
+        """As section 5 of the paper says; with batch norm the linear layers as in the network of You et al."""
+        std, level = (0.005, 0.1) if batch_norm else (0.01, 1.0)
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                hidden = name in ("fc6", "fc7")
+                nn.init.normal_(module.weight, std=std if hidden else 0.01)
+                if module.bias is not None:
+                    nn.init.constant_(module.bias, level if hidden or name[-1] in "245" else 0.0)
+
+
+@final
+class AlexNetTower(nn.Module):
+    """The convolutions, or one tower's half of their channels.
+
+    Args:
+        towers: the channels of a layer are shared among so many towers.
+        groups: in which conv2, conv4 and conv5 are done here.
+    """
+
+    def __init__(self, in_channels: int, towers: int, groups: int, batch_norm: bool) -> None:
+        super().__init__()
+
+        def conv(before: int, after: int, kernel: int, **more: int) -> nn.Conv2d:
+            return nn.Conv2d(before, after // towers, kernel, **more, bias=not batch_norm)  # type: ignore[arg-type]
+
+        def norm(channels: int, response: bool = False) -> nn.Module:
+            if batch_norm:
+                return nn.BatchNorm2d(channels // towers)
+            return LocalResponseNorm(groups) if response else nn.Identity()
+
+        self.conv1, self.norm1 = conv(in_channels, 96, 11, stride=4), norm(96, response=True)
+        self.pool1 = nn.MaxPool2d(3, 2)
+        self.conv2 = conv(96 // towers, 256, 5, padding=2, groups=groups)
+        self.norm2 = norm(256, response=True)
+        self.pool2 = nn.MaxPool2d(3, 2)
+        self.conv3, self.norm3 = conv(256, 384, 3, padding=1), norm(384)
+        self.conv4, self.norm4 = conv(384 // towers, 384, 3, padding=1, groups=groups), norm(384)
+        self.conv5, self.norm5 = conv(384 // towers, 256, 3, padding=1, groups=groups), norm(256)
+        self._batch_norm = batch_norm
+
+    def begin(self, images: Tensor) -> Tensor:
+        """Images -> what pool2 gives of this tower's channels."""
+        hidden = self.pool1(self._layer(self.norm1, self.conv1(images)))
+        out: Tensor = self.pool2(self._layer(self.norm2, self.conv2(hidden)))
+        return out
+
+    def end(self, joined: Tensor) -> Tensor:
+        """The outputs of all towers -> what conv5 gives of this one's channels."""
+        hidden = self._layer(self.norm3, self.conv3(joined))
+        hidden = self._layer(self.norm4, self.conv4(hidden))
+        return self._layer(self.norm5, self.conv5(hidden))
+
+    def _layer(self, norm: nn.Module, hidden: Tensor) -> Tensor:
+        """Batch norm comes before ReLU, local response normalisation after it."""
+        out: Tensor = F.relu(norm(hidden)) if self._batch_norm else norm(F.relu(hidden))
+        return out
+
+
+@final
+class LocalResponseNorm(nn.Module):
+    """Local response normalisation, in each group of channels alone, as each of the paper's GPUs did it."""
+
+    def __init__(self, groups: int) -> None:
+        super().__init__()
+        self.groups = groups
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        parts = [_normalise_response(part) for part in hidden.chunk(self.groups, dim=1)]
+        return _concatenate(parts)
+
+
+def join_towers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The state dict of a network of two towers as that of the same network in groups."""
+    out: dict[str, Tensor] = {}
+    for name, value in state.items():
+        if not name.startswith("towers."):
+            out[name] = value
+        elif name.startswith("towers.0."):
+            other = state[name.replace("towers.0.", "towers.1.", 1)]
+            out[name] = torch.cat([value, other]) if value.dim() else value  # the number of batches is one number
+    return out
+
+
+def _normalise_response(hidden: Tensor) -> Tensor:
+    return F.local_response_norm(hidden, int(RESPONSE["size"]), RESPONSE["alpha"], RESPONSE["beta"], RESPONSE["k"])
+
+
+def _concatenate(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)

@@ -1,0 +1,175 @@
+"""From a recipe's words to a network: factory by import path, weights, frozen parameters, first batch."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import logging
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headway.core.errors import HeadwayError, RecipeError, UsageError, UserCodeError, suggest_nearest
+from headway.core.user_code import import_user_object
+from headway.model.model_recipe import ModelRecipe
+
+if TYPE_CHECKING:  # a recipe is checked without torch, whose import takes seconds
+    import torch
+
+LOG = logging.getLogger("headway.model")
+
+
+def build_model(
+    recipe: ModelRecipe,
+    *,
+    num_outputs: int,
+    in_channels: int = 3,
+    base: Path,
+    say: Callable[[str], object] = LOG.warning,
+) -> torch.nn.Module:
+    """The network of a recipe, on the CPU, its random numbers from torch's global generator.
+
+    Args:
+        num_outputs: passed as `num_classes` to a factory that takes it.
+        in_channels: passed to a factory that names such a parameter.
+        base: folder to which a user's file and `weights` are relative.
+        say: told once which tensors of `weights` were left out.
+
+    Raises:
+        RecipeError: the factory or its arguments, a pattern of `freeze`, or what came of them, is wrong.
+        UsageError: `weights` does not fit.
+        UserCodeError: the factory itself failed; the cause carries its traceback.
+    """
+    from torch.nn import Module
+
+    factory = import_user_object(recipe.factory, base=base, what="model.factory")
+    if not callable(factory):
+        raise RecipeError(f"{recipe.factory!r} is a {type(factory).__name__}, no function", where="model.factory")
+    model = _call_factory(factory, recipe, {"num_classes": num_outputs, "in_channels": in_channels})
+    if not isinstance(model, Module):
+        what = f"{recipe.factory!r} gave a {type(model).__name__}, no torch.nn.Module"
+        raise RecipeError(what, where="model.factory", fix="Name a function that returns the network, or its class.")
+    model = _modify(model, recipe)
+    if recipe.weights is not None:
+        from headway.model import pretrained
+
+        left_out = pretrained.load_weights(model, base / Path(recipe.weights).expanduser())
+        if left_out:
+            say(f"{recipe.weights}: {', '.join(left_out)} differ in size and begin anew")
+    _freeze(model, recipe.freeze)
+    return model
+
+
+def find_initialiser(
+    recipe: ModelRecipe, model: torch.nn.Module, *, base: Path
+) -> Callable[[torch.Tensor], None] | None:
+    """What to call once with a first batch (float NCHW, normalised) before a run from its beginning; None: nothing.
+
+    Raises:
+        RecipeError: `init` names nothing that can be called.
+        UserCodeError: from the returned function, where the user's own fails.
+    """
+    import torch
+
+    if recipe.init is not None:
+        function = import_user_object(recipe.init, base=base, what="model.init")
+        if not callable(function):
+            raise RecipeError(f"{recipe.init!r} is a {type(function).__name__}, no function", where="model.init")
+        name, arguments = recipe.init, [model]
+    elif recipe.weights is None and callable(getattr(model, "initialise", None)):
+        function, name, arguments = model.initialise, f"{type(model).__name__}.initialise", []
+    else:
+        return None
+
+    def initialise(images: torch.Tensor) -> None:
+        try:
+            with torch.no_grad():
+                function(*arguments, images)
+        except HeadwayError:
+            raise
+        except Exception as error:
+            raise _user_error(name, error, "model.init") from error
+
+    return initialise
+
+
+def _call_factory(factory: Callable[..., Any], recipe: ModelRecipe, offered: dict[str, int]) -> Any:
+    try:
+        signature = inspect.signature(factory)
+    except (TypeError, ValueError):  # some functions written in C do not tell
+        arguments = {"num_classes": offered["num_classes"]} | recipe.args
+        try:
+            return factory(**arguments)
+        except TypeError:
+            arguments = recipe.args
+    else:
+        taken = {p.name for p in signature.parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)}
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+        for name in recipe.args.keys() - taken if not takes_any else ():
+            what = f"{recipe.factory!r} has no argument {name!r}"
+            raise RecipeError(what, where=f"model.args.{name}", fix=suggest_nearest(name, taken))
+        # **kwargs are not told what is in them: most networks take num_classes there, few take in_channels
+        given = taken | {"num_classes"} if takes_any else taken
+        arguments = {name: value for name, value in offered.items() if name in given} | recipe.args
+        try:
+            signature.bind(**arguments)
+        except TypeError as error:
+            raise RecipeError(f"{recipe.factory!r} cannot be called: {error}", where="model.args") from None
+    try:
+        return factory(**arguments)
+    except HeadwayError:
+        raise
+    except Exception as error:
+        raise _user_error(recipe.factory, error, "model.factory") from error
+
+
+def _modify(model: torch.nn.Module, recipe: ModelRecipe) -> torch.nn.Module:
+    """What the recipe changes of any network; names of parameters stay, so that weights fit as before."""
+    if recipe.zero_init:
+        from headway.model.residual_init import zero_init
+
+        if not zero_init(model):
+            what = "the network has no residual block whose last batch norm is known"
+            fix = "Remove it; or give each block of yours a property `last_norm` that is its last batch norm."
+            raise RecipeError(what, where="model.zero_init", fix=fix)
+    if recipe.blur_pool:
+        from headway.model.blur_pool import LEAST_CHANNELS, add_blur_pool
+
+        model, changed = add_blur_pool(model)
+        if not changed:
+            what = f"the network has no max pool and no convolution with a stride and {LEAST_CHANNELS} input channels"
+            fix = "Remove it. Pools that are called as functions are not seen: make them modules, as nn.MaxPool2d."
+            raise RecipeError(what, where="model.blur_pool", fix=fix)
+    if recipe.batch_norm is not None:
+        from headway.model import batch_norm
+
+        try:
+            batch_norm.list_batch_norms(model)
+            if recipe.batch_norm.ghost is not None:
+                model = batch_norm.convert_to_ghost(model, recipe.batch_norm.ghost)
+            if recipe.batch_norm.momentum is not None:
+                batch_norm.set_momentum(model, recipe.batch_norm.momentum)
+        except UsageError as error:
+            where = f"model.batch_norm{error.where and f' ({error.where})'}"
+            raise RecipeError(error.what, where=where, fix=error.fix) from None
+    return model
+
+
+def _user_error(name: str, error: Exception, where: str) -> UserCodeError:
+    return UserCodeError(f"{name!r} failed: {type(error).__name__}: {error}", where=where)
+
+
+def _freeze(model: torch.nn.Module, patterns: tuple[str, ...]) -> None:
+    parameters = dict(model.named_parameters())
+    for pattern in patterns:
+        matched = [name for name in parameters if re.search(pattern, name)]
+        if not matched:
+            near = difflib.get_close_matches(pattern, parameters, n=3, cutoff=0.3) or list(parameters)[:3]
+            fix = f"Parameters of this network are for example: {', '.join(near)}."
+            raise RecipeError(f"{pattern!r} matches no parameter", where="model.freeze", fix=fix)
+        for name in matched:
+            parameters[name].requires_grad_(False)
+    if patterns and not any(parameter.requires_grad for parameter in parameters.values()):
+        fix = "Leave out the pattern that matches the last layer."
+        raise RecipeError("every parameter is frozen, nothing is left to train", where="model.freeze", fix=fix)

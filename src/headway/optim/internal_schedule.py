@@ -1,0 +1,66 @@
+"""The changes that an optimizer makes to learning rate and batch by itself, as pure functions of the step.
+
+The optimizers compute the same numbers in tensors, as their step counts lie on the device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, final
+
+LbsgdWarmup = Literal["linear", "power2", "sqrt", "lars"]
+WARMUP_POWERS: dict[str, float] = {"linear": 1.0, "power2": 2.0, "sqrt": 0.5}
+"""Exponent of the share of LBSGD's warm-up that is done; `lars` has no warm-up."""
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class InternalSchedule:
+    """The schedule that an optimizer follows within one run, beside the recipe's own.
+
+    Attributes:
+        steps_per_update: steps of a macro-batch; the last one moves the weights.
+        lr_factor: factor on the learning rate, by the number of the step (the first is 0).
+        turns: steps at which the factor changes its course, and the change in words.
+        rmsprop_lr: learning rate of RMSprop at a step if the recipe's factor is 1; None: there is no RMSprop.
+    """
+
+    steps_per_update: int = 1
+    lr_factor: Callable[[int], float] = lambda step: 1.0
+    turns: tuple[tuple[int, str], ...] = ()
+    rmsprop_lr: Callable[[int], float] | None = None
+
+
+def lbsgd_schedule(batch_scale: int, warmup: LbsgdWarmup, warmup_steps: float) -> InternalSchedule:
+    """LBSGD's rise from 1 to `batch_scale` within the first `warmup_steps` steps. `warmup: lars` has a rate for each
+    layer instead, which is no function of the step."""
+    if warmup == "lars" or batch_scale == 1:
+        return InternalSchedule(steps_per_update=batch_scale)
+    power = WARMUP_POWERS[warmup]
+
+    def compute_factor(step: int) -> float:
+        share = min((step + 1) / warmup_steps, 1.0) if warmup_steps > 0 else 1.0
+        risen: float = share**power
+        return 1 + (batch_scale - 1) * risen
+
+    end = math.ceil(warmup_steps) - 1
+    turns = ((end, "end of LBSGD's warm-up"),) if end > 0 else ()
+    return InternalSchedule(steps_per_update=batch_scale, lr_factor=compute_factor, turns=turns)
+
+
+def rmsprop_sgd_schedule(lr_rmsprop: float, center: float, period: float) -> InternalSchedule:
+    """RMSpropSGD's transition: SGD's share is one half at step `center`, and RMSprop has the rest."""
+
+    def compute_share(step: int) -> float:
+        away = (step - center) / period
+        return math.exp(2 * away) / 2 if away < 0 else min(0.5 + away, 1.0)
+
+    middle, end = math.ceil(center), math.ceil(center + period / 2)
+    turns = ((middle, "SGD has one half"), (end, "SGD alone"))
+    return InternalSchedule(
+        lr_factor=compute_share,
+        turns=tuple(turn for turn in turns if turn[0] > 0),
+        rmsprop_lr=lambda step: (1 - compute_share(step)) * lr_rmsprop,
+    )

@@ -1,0 +1,519 @@
+"""The `optimizer` part of a recipe: one class for each optimizer, with its own keys and the way to build it.
+
+To add an optimizer, write its class in a file of its own, add a recipe class here, and list it in `AnyOptimizerRecipe`.
+Nothing here imports torch before `make`: a recipe is validated without it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, TypeAdapter, model_validator
+
+from headway.core.epochs import Epochs
+from headway.core.errors import RecipeError
+from headway.core.recipe import RecipePart
+from headway.optim import internal_schedule
+from headway.optim.batch_scaling import Scalable
+from headway.optim.groups import GroupRecipe
+from headway.optim.internal_schedule import InternalSchedule, LbsgdWarmup
+
+if TYPE_CHECKING:
+    import torch
+
+Group = dict[str, Any]
+Share = Annotated[float, Field(ge=0, lt=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+
+
+class LookaheadRecipe(RecipePart):
+    """Slow weights follow the optimizer's every few steps, and training goes on from them. Evaluation and checkpoints
+    use the slow weights (Zhang et al. 2019, "Lookahead Optimizer", arXiv 1907.08610)."""
+
+    every_steps: int = Field(default=5, ge=1)
+    """Steps between two updates of the slow weights; the paper's k."""
+    alpha: float = Field(default=0.5, gt=0, le=1)
+    """Share of the way from the slow weights to the newest."""
+    power: NotNegative = 0.0
+    """0: the share is always alpha. Above: 1 - (1 - alpha) * (share of the run that is done) ** power, so that nothing
+    is held back at first (airbench94: every_steps 5, alpha 0.226, power 3)."""
+
+
+class OptimizerRecipe(RecipePart, ABC):
+    """How gradients become steps: the keys that every optimizer has."""
+
+    EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ()
+    """Fields that are stretches of the run, in epochs."""
+
+    name: str
+    """Name of the optimizer; see [Optimizers](library/optimizers.md)."""
+    lr: Scalable
+    """Learning rate; the schedule gives its factor. Or {base, per, scale}, which follows the batch; see below."""
+    weight_decay: NotNegative = 0.0
+    """Added to the gradient as weight_decay * weight, or (`adamw`, `lamb`, `novograd`, `muon`) to the update."""
+    no_decay: bool = False
+    """No weight decay on parameters of one dimension: bias, beta, gamma (`lars`, `lamb`, `lbsgd`, `novograd`: true)."""
+    groups: tuple[GroupRecipe, ...] = ()
+    """Parameter groups; unset: one group of all. If there are groups, every trained parameter must be in one."""
+    clip_norm: Positive | None = None
+    """Largest norm of the gradients of all parameters together; larger gradients are scaled down to it."""
+    lookahead: LookaheadRecipe | None = None
+    """Slow weights beside any of the optimizers; see below."""
+    gradient_noise: Positive | None = None
+    """Each sample's gradient is multiplied by z ~ N(1, sigma^2) with sigma = gradient_noise * sqrt(batch), so that a
+    large batch fluctuates as a small one (Hoffer et al. 2017, arXiv 1705.08741). 1 / sqrt(small batch) suits."""
+
+    @abstractmethod
+    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
+        """Builds the optimizer over parameter groups that have their `lr` and `weight_decay`.
+
+        Raises:
+            RecipeError: the optimizer counts in epochs, and `steps_per_epoch` is None.
+        """
+
+    def split_group(self, group: Group, lr: float) -> list[Group]:
+        """Splits a parameter group whose parameters the optimizer treats in different ways."""
+        return [group]
+
+    @property
+    def is_layer_wise(self) -> bool:
+        """Whether the optimizer scales the step of each layer separately."""
+        return False
+
+    @property
+    def changes_lr(self) -> bool:
+        """Whether the optimizer changes the learning rate by itself, whatever the schedule does."""
+        return False
+
+    @property
+    def steps_per_update(self) -> int:
+        """Steps whose gradients are summed for one update of the weights."""
+        return 1
+
+    @property
+    def displayed_momentum(self) -> float | None:
+        """The momentum, or the share of the first moment that a step keeps; None: the optimizer has neither."""
+        betas = getattr(self, "betas", (None,))
+        return getattr(self, "momentum", betas[0])
+
+    @property
+    def epoch_fields(self) -> dict[str, float]:
+        """The values that count in epochs, by their keys. They are scaled when the run's length is."""
+        return {field: getattr(self, field) for field in self.EPOCH_FIELDS}
+
+    @property
+    def settled_epochs(self) -> tuple[float, str]:
+        """(epochs until the optimizer stops changing the learning rate, the keys that say so). 0: it never does."""
+        return 0.0, ""
+
+    def build_internal_schedule(self, steps_per_epoch: float) -> InternalSchedule:
+        """Describes the changes that the optimizer makes to learning rate and batch by itself."""
+        return InternalSchedule()
+
+
+class SGDRecipe(OptimizerRecipe):
+    """SGD with momentum."""
+
+    name: Literal["sgd"] = "sgd"
+    momentum: Share = 0.9
+    """Share of the last step that the next one keeps."""
+
+    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
+        return _make_sgd(groups, lr, self.momentum, nesterov=False)
+
+
+class NAGRecipe(OptimizerRecipe):
+    """SGD with Nesterov's momentum."""
+
+    name: Literal["nag"] = "nag"
+    momentum: Share = 0.9
+    """Share of the last step that the next one keeps."""
+
+    @model_validator(mode="after")
+    def _check_momentum(self) -> NAGRecipe:
+        if self.momentum == 0:
+            raise ValueError("'nag' needs a momentum above 0. Set momentum: 0.9, or name: sgd")
+        return self
+
+    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
+        return _make_sgd(groups, lr, self.momentum, nesterov=True)
+
+
+class AdamRecipe(OptimizerRecipe):
+    """Adam."""
+
+    name: Literal["adam"] = "adam"
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """Shares of the running first and second moments that a step keeps."""
+    eps: NotNegative = 1e-8
+    """Added to the root of the second moment."""
+
+    @model_validator(mode="after")
+    def _check_eps(self) -> AdamRecipe:
+        _refuse_zero_eps(self.name, self.eps)
+        return self
+
+    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
+        from torch.optim import Adam
+
+        return Adam(groups, lr=lr, betas=self.betas, eps=self.eps, fused=True)
+
+
+class AdamWRecipe(OptimizerRecipe):
+    """Adam with weight decay apart from the gradient."""
+
+    name: Literal["adamw"] = "adamw"
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """Shares of the running first and second moments that a step keeps."""
+    eps: NotNegative = 1e-8
+    """Added to the root of the second moment."""
+
+    @model_validator(mode="after")
+    def _check_eps(self) -> AdamWRecipe:
+        _refuse_zero_eps(self.name, self.eps)
+        return self
+
+    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
+        from torch.optim import AdamW
+
+        return AdamW(groups, lr=lr, betas=self.betas, eps=self.eps, fused=True)
+
+
+class LARSRecipe(OptimizerRecipe):
+    """Layer-wise learning rates for large batches (You et al. 2017)."""
+
+    name: Literal["lars"] = "lars"
+    momentum: Share = 0.9
+    """Share of the last step that the next one keeps."""
+    trust: Positive = 0.001
+    """Trust coefficient: the factor on norm(weights) / norm(gradient) in each layer's rate; the papers' eta."""
+    eps: NotNegative = 0.0
+    """Added to the divisor of the trust ratio."""
+    lr_in_momentum: bool = True
+    """The learning rate scales what goes into the momentum buffer, as in MLPerf; false: what comes out of it."""
+    clip: bool = False
+    """No layer's rate is above lr (LARC; trust is then usually 0.02)."""
+    nesterov: bool = False
+    """The step looks ahead by one more step of the momentum."""
+    no_decay: bool = True
+
+    @model_validator(mode="after")
+    def _check_momentum(self) -> LARSRecipe:
+        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, usual=0.9)
+        return self
+
+    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
+        from headway.optim.lars import LARS
+
+        return LARS(
+            groups,
+            lr,
+            momentum=self.momentum,
+            trust=self.trust,
+            eps=self.eps,
+            lr_in_momentum=self.lr_in_momentum,
+            clip=self.clip,
+            nesterov=self.nesterov,
+        )
+
+    @property
+    def is_layer_wise(self) -> bool:
+        return True
+
+
+class LAMBRecipe(OptimizerRecipe):
+    """Adam's update with layer-wise learning rates (You et al. 2019)."""
+
+    name: Literal["lamb"] = "lamb"
+    betas: tuple[Share, Share] = (0.9, 0.999)
+    """Shares of the running first and second moments that a step keeps."""
+    eps: NotNegative = 1e-6
+    """Added to the root of the second moment."""
+    no_decay: bool = True
+
+    @model_validator(mode="after")
+    def _check_eps(self) -> LAMBRecipe:
+        _refuse_zero_eps(self.name, self.eps)
+        return self
+
+    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
+        from headway.optim.lamb import LAMB
+
+        return LAMB(groups, lr, betas=self.betas, eps=self.eps)
+
+    @property
+    def is_layer_wise(self) -> bool:
+        return True
+
+
+class NovoGradRecipe(OptimizerRecipe):
+    """Gradients normalised layer by layer (Ginsburg et al. 2019)."""
+
+    name: Literal["novograd"] = "novograd"
+    betas: tuple[Share, Share] = (0.95, 0.98)
+    """Shares of the running first and second moments that a step keeps."""
+    eps: NotNegative = 1e-8
+    """Added to the root of the second moment."""
+    averaging: bool = False
+    """Multiply the term that is added to the first moment by 1 - beta1."""
+    no_decay: bool = True
+
+    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
+        from headway.optim.novograd import NovoGrad
+
+        return NovoGrad(groups, lr, betas=self.betas, eps=self.eps, averaging=self.averaging)
+
+    @property
+    def is_layer_wise(self) -> bool:
+        return True
+
+
+class SignumRecipe(OptimizerRecipe):
+    """The sign of the momentum (Bernstein et al. 2018)."""
+
+    name: Literal["signum"] = "signum"
+    momentum: Share = 0.9
+    """Share of the last step that the next one keeps."""
+    decoupled_decay: NotNegative = 0.0
+    """Weight decay apart from the gradient: the weight is reduced by lr * decoupled_decay of itself."""
+
+    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
+        from headway.optim.signum import Signum
+
+        return Signum(groups, lr, momentum=self.momentum, decoupled_decay=self.decoupled_decay)
+
+
+class FTMLRecipe(OptimizerRecipe):
+    """Follow the moving leader (Zheng and Kwok 2017)."""
+
+    name: Literal["ftml"] = "ftml"
+    betas: tuple[Share, Share] = (0.6, 0.999)
+    """Shares of the running first and second moments that a step keeps."""
+    eps: NotNegative = 1e-8
+    """Added to the root of the second moment."""
+
+    @model_validator(mode="after")
+    def _check_eps(self) -> FTMLRecipe:
+        _refuse_zero_eps(self.name, self.eps)
+        return self
+
+    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
+        from headway.optim.ftml import FTML
+
+        return FTML(groups, lr, betas=self.betas, eps=self.eps)
+
+
+class LBSGDRecipe(OptimizerRecipe):
+    """SGD for large batches, as MXNet's optimizer of that name: macro-batches and a warm-up."""
+
+    EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("warmup_epochs",)
+
+    name: Literal["lbsgd"] = "lbsgd"
+    momentum: Share = 0.9
+    """Share of the last step that the next one keeps."""
+    batch_scale: int = Field(default=1, ge=1)
+    """Steps of a macro-batch, after which the weights move once, at up to batch_scale * lr. Steps at the end of the run
+    that fill no macro-batch move nothing."""
+    warmup: LbsgdWarmup = "linear"
+    """Shape of the rise from lr to batch_scale * lr; `lars`: a rate for each layer instead."""
+    warmup_epochs: NotNegative = 5.0
+    """Length of the rise. Epochs of steps of the first batch."""
+    no_decay: bool = True
+
+    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
+        from headway.optim.lbsgd import LBSGD
+
+        return LBSGD(
+            groups,
+            lr,
+            steps_per_epoch=_require_steps_per_epoch(self.name, steps_per_epoch),
+            momentum=self.momentum,
+            batch_scale=self.batch_scale,
+            warmup=self.warmup,
+            warmup_epochs=self.warmup_epochs,
+        )
+
+    @property
+    def is_layer_wise(self) -> bool:
+        return self.warmup == "lars"
+
+    @property
+    def changes_lr(self) -> bool:
+        return self.batch_scale > 1 and self.warmup != "lars"
+
+    @property
+    def steps_per_update(self) -> int:
+        return self.batch_scale
+
+    @property
+    def settled_epochs(self) -> tuple[float, str]:
+        return (self.warmup_epochs, "optimizer.warmup_epochs") if self.changes_lr else (0.0, "")
+
+    def build_internal_schedule(self, steps_per_epoch: float) -> InternalSchedule:
+        return internal_schedule.lbsgd_schedule(self.batch_scale, self.warmup, self.warmup_epochs * steps_per_epoch)
+
+
+class RMSpropSGDRecipe(OptimizerRecipe):
+    """A smooth transition from RMSprop to SGD (Akiba et al. 2017)."""
+
+    EPOCH_FIELDS: ClassVar[tuple[str, ...]] = ("center_epochs", "period_epochs")
+
+    name: Literal["rmsprop_sgd"] = "rmsprop_sgd"
+    momentum: Share = 0.9
+    """Share of the last step that the next one keeps."""
+    eps: NotNegative = 1e-8
+    """Added to the root of the second moment."""
+    lr_rmsprop: Positive = 3e-4
+    """Learning rate of RMSprop at the beginning, if the schedule's factor is 1."""
+    smoothing: Share = 0.99
+    """Share of the running second moment that one step keeps."""
+    center_epochs: NotNegative = 10.0
+    """Time at which SGD has come to one half. Epochs of steps of the first batch."""
+    period_epochs: Epochs = 5.0
+    """Length of the transition; it ends half a period after its centre."""
+
+    @model_validator(mode="after")
+    def _check_eps(self) -> RMSpropSGDRecipe:
+        _refuse_zero_eps(self.name, self.eps)
+        return self
+
+    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
+        from headway.optim.rmsprop_sgd import RMSpropSGD
+
+        return RMSpropSGD(
+            groups,
+            lr,
+            rmsprop=self.lr_rmsprop / lr,
+            steps_per_epoch=_require_steps_per_epoch(self.name, steps_per_epoch),
+            momentum=self.momentum,
+            smoothing=self.smoothing,
+            eps=self.eps,
+            center_epochs=self.center_epochs,
+            period_epochs=self.period_epochs,
+        )
+
+    @property
+    def changes_lr(self) -> bool:
+        return True
+
+    @property
+    def settled_epochs(self) -> tuple[float, str]:
+        return self.center_epochs + self.period_epochs / 2, "optimizer.center_epochs + optimizer.period_epochs / 2"
+
+    def build_internal_schedule(self, steps_per_epoch: float) -> InternalSchedule:
+        center, period = self.center_epochs * steps_per_epoch, self.period_epochs * steps_per_epoch
+        return internal_schedule.rmsprop_sgd_schedule(self.lr_rmsprop, center, period)
+
+
+class MuonRecipe(OptimizerRecipe):
+    """Momentum with equal singular values for convolution filters, SGD for the rest (Jordan et al. 2024)."""
+
+    name: Literal["muon"] = "muon"
+    momentum: Share = 0.95
+    """Share of the last step that the next one keeps."""
+    nesterov: bool = True
+    """The step looks ahead by one more step of the momentum."""
+    lr_rest: Positive | None = None
+    """Learning rate of SGD for everything that is no convolution filter; unset: `lr`."""
+    momentum_rest: Share = 0.9
+    """Momentum of that SGD."""
+    ns_steps: int = Field(default=5, ge=1)
+    """Steps of the Newton-Schulz iteration."""
+    normalise: bool = False
+    """Bring filters to a fixed norm before each step; for networks with batch norm after each of them."""
+
+    @model_validator(mode="after")
+    def _check_momentum(self) -> MuonRecipe:
+        _refuse_nesterov_without_momentum(self.name, self.nesterov, self.momentum, usual=0.95)
+        return self
+
+    def make(self, groups: list[Group], lr: float, steps_per_epoch: float | None) -> torch.optim.Optimizer:
+        from headway.optim.muon import Muon
+
+        return Muon(
+            groups,
+            lr,
+            momentum=self.momentum,
+            nesterov=self.nesterov,
+            ns_steps=self.ns_steps,
+            normalise=self.normalise,
+        )
+
+    def split_group(self, group: Group, lr: float) -> list[Group]:
+        """Splits convolution filters, which Muon steps, from the parameters that its SGD steps."""
+        filters = [p for p in group["params"] if p.ndim > 2]
+        rest = [p for p in group["params"] if p.ndim <= 2]
+        scale = group["lr_scale"] * (1.0 if self.lr_rest is None else self.lr_rest / lr)
+        sgd = {"filters": False, "lr_scale": scale, "momentum": self.momentum_rest}
+        parts = [{**group, "params": filters, "filters": True}, {**group, "params": rest, **sgd}]
+        return [one for one in parts if one["params"]]
+
+    @property
+    def is_layer_wise(self) -> bool:
+        return True
+
+
+AnyOptimizerRecipe = Annotated[
+    SGDRecipe
+    | NAGRecipe
+    | AdamRecipe
+    | AdamWRecipe
+    | LARSRecipe
+    | LAMBRecipe
+    | NovoGradRecipe
+    | SignumRecipe
+    | FTMLRecipe
+    | LBSGDRecipe
+    | RMSpropSGDRecipe
+    | MuonRecipe,
+    Field(discriminator="name"),
+]
+"""The recipe of one optimizer; `name` says which one."""
+
+
+@cache
+def _adapter() -> TypeAdapter[AnyOptimizerRecipe]:
+    return TypeAdapter(AnyOptimizerRecipe)
+
+
+def read_optimizer(**values: Any) -> AnyOptimizerRecipe:
+    """Validates the `optimizer` part of a recipe: `read_optimizer(name="lars", lr=4.0)`.
+
+    Raises:
+        pydantic.ValidationError: an unknown name or key, or a value out of range.
+    """
+    return _adapter().validate_python(values)
+
+
+def _refuse_zero_eps(name: str, eps: float) -> None:
+    if eps == 0:
+        raise ValueError(f"{name!r} divides by zero with eps: 0. Set eps: 1e-8")
+
+
+def _refuse_nesterov_without_momentum(name: str, nesterov: bool, momentum: float, *, usual: float) -> None:
+    if nesterov and momentum == 0:
+        fix = f"Set momentum: {usual:g}, or nesterov: false"
+        raise ValueError(f"{name!r} with nesterov needs a momentum above 0. {fix}")
+
+
+def _require_steps_per_epoch(name: str, steps_per_epoch: float | None) -> float:
+    if steps_per_epoch is None:
+        what = f"{name!r} counts in epochs, and the length of one is not known here"
+        raise RecipeError(what, where="optimizer.name", fix="Give build_optimizer the argument steps_per_epoch.")
+    return steps_per_epoch
+
+
+def _make_sgd(groups: list[Group], lr: float, momentum: float, *, nesterov: bool) -> torch.optim.Optimizer:
+    import torch
+
+    sgd = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
+    if momentum > 0:
+        # Fused SGD (torch 2.13) makes the buffers at the first step without filling them. If loss scaling skips that
+        # step, they hold whatever was in memory. From zeros the first step is the same, bit by bit.
+        for group in sgd.param_groups:
+            for parameter in group["params"]:
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return sgd

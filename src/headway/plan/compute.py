@@ -1,0 +1,188 @@
+"""Estimates of a device's compute time: from a doctor's profile, from measured runs, or from a data sheet."""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from headway.core.errors import UsageError
+from headway.core.profile import Profile, Workload
+from headway.plan.calibration import MeasuredRun, calibrate_compute
+from headway.plan.cluster import Cluster, Device, IntraNodeLink
+from headway.plan.job import ComputeEstimate, TrainingJob
+from headway.plan.prediction import predict_job_step
+from headway.plan.step import ComputeTime, StepTime
+
+# Share of a device's peak that convolutional networks reach in training. Published single-device runs of ResNet-50:
+# fp32 0.29 (K80) to 0.69 (P100), mixed precision 0.16 to 0.27 (V100 to H100).
+PEAK_SHARE = {"fp32": 0.5, "tensor cores": 0.2}
+# Largest deviation of a fit from its measurements, as a logarithm, that gives no warning.
+MAX_MISFIT = 0.1
+# Seconds of one kernel launch, and launches per layer and step: forward, two backward, the optimizer's, and one for
+# activation or normalisation. Assumed; CUDA graphs and fused optimizers need fewer.
+LAUNCH_S, LAUNCHES = 10e-6, 5
+
+
+def estimate_from_profile(profile: Profile, workload: Workload) -> ComputeEstimate:
+    """Estimate the compute time from the training loop of one device, as the doctor measured it.
+
+    On a CPU the loop shares its cores with the loader beside it, so that its slower, measured pace counts.
+
+    Raises UsageError if the profile is of several processes, or of another network.
+    """
+    if profile.ranks > 1:
+        problem = f"this profile measures {profile.ranks} processes together, and a plan needs one device alone"
+        raise UsageError(problem, where="--profile", fix="Run headway doctor RECIPE without --procs to write one.")
+    wanted = workload.forward_multiply_adds
+    if profile.multiply_adds and wanted and not 0.9 <= profile.multiply_adds / wanted <= 1.1:
+        problem = (
+            f"the profile of {profile.name} has {profile.multiply_adds:,} multiply-adds per image, the workload"
+            f" {workload.name} has {wanted:,}"
+        )
+        raise UsageError(problem, where="--profile", fix="Profile the recipe that you plan, at its image size.")
+    loop = {one.stage: one.seconds for one in profile.ceilings if one.side == "loop"}
+    total = sum(loop.values()) * profile.batch
+    # Only these parts of the loop grow with the batch: image transforms, host-device syncs if there is one per sample,
+    # and the slope of forward and backward. Everything else is fixed time of a step.
+    grows = loop.get("normalise", 0.0) + loop.get("transform", 0.0)
+    if profile.facts.get("syncs a step", 0.0) >= profile.batch:
+        grows += loop.get("sync", 0.0)
+    points = [(float(samples), seconds) for samples, seconds in profile.launch.items() if seconds > 0]
+    if len(points) >= 2:
+        # The two largest batches: small ones may run through other kernels.
+        (few, less), (many, more) = sorted(points)[-2:]
+        grows += max(0.0, (more - less) / (many - few))
+    else:
+        grows += loop.get("compute", 0.0)
+    fixed = max(0.0, total - grows * profile.batch)
+    slower = _measure_contention(profile)[1] * profile.batch / total if total else 1.0
+    device = profile.machine.get("device") or "its machine"
+    return ComputeEstimate(
+        ComputeTime(slower * fixed, slower * (total - fixed) / profile.batch),
+        "profile",
+        f"the doctor's profile of {profile.name} on {device}, batch {profile.batch:,}",
+        evaluation_s=profile.facts.get("evaluate seconds"),
+        checkpoint_s=profile.facts.get("checkpoint seconds", 0.0),
+    )
+
+
+def estimate_node_loading(profile: Profile, cluster: Cluster) -> float | None:
+    """Estimate the images/s that the loaders of one node deliver. None: the profiled data were synthetic.
+
+    Each device has its own loader. Loaders of GPUs share the cores of the node, by the profile's fit over threads; a
+    CPU that trains has the loader of the profile. Files are taken to be in the page cache.
+    """
+    if _trains_on_cpu(profile):
+        loader_s = _measure_contention(profile)[0]
+        return cluster.devices / loader_s if loader_s else None
+    seconds = {one.stage: one.seconds for one in profile.ceilings if one.side == "input"}
+    if not any(seconds.values()):
+        return None
+    cores = cluster.node.cores or profile.machine.get("usable_cores")
+    if profile.threads is None or not isinstance(cores, int | float) or cores <= 0:
+        return cluster.devices / sum(seconds.values())
+    fit = profile.threads
+    return cluster.devices / (fit.serial_s + fit.parallel_s * cluster.devices / cores)
+
+
+def _trains_on_cpu(profile: Profile) -> bool:
+    return profile.machine.get("device") == "cpu"
+
+
+def _measure_contention(profile: Profile) -> tuple[float, float]:
+    """Return the seconds per sample of (loader, loop), slowed down by each other if both run on one CPU."""
+    loader, loop, stalls = (
+        sum(one.seconds for one in profile.ceilings if one.side == side) for side in ("input", "loop", "stall")
+    )
+    found = profile.together
+    if found is None or not _trains_on_cpu(profile):
+        return loader, loop
+    # The slower side takes the doctor's prediction for the whole job, without stalls; the faster one is slowed down by
+    # the measured ratio, but never beyond the slower side.
+    steady = max(1 / profile.predicted - stalls, loader, loop)
+    if found.input_beside > found.loop_beside:
+        return steady, min(steady, loop * max(1.0, found.loop_beside / found.loop_alone))
+    return min(steady, loader * max(1.0, found.input_beside / found.input_alone)), steady
+
+
+def apply_measured_links(profile: Profile, cluster: Cluster) -> Cluster:
+    """Return the cluster with the intra-node link and jitter that ranks of one host measured (doctor --procs).
+
+    Raises UsageError if the profile has no exchange between processes on one host.
+    """
+    facts = profile.facts
+    if profile.ranks < 2 or not {"exchange bytes/s", "exchange latency seconds"} <= set(facts):
+        problem = "this profile has no exchange between processes"
+        raise UsageError(problem, where="--profile", fix="Run headway doctor RECIPE --procs N to write one that has.")
+    around, latency = 2 * (profile.ranks - 1) / profile.ranks, facts["exchange latency seconds"]
+    # The profile does not say in how many buckets gradients were exchanged. One latency is subtracted: with many
+    # buckets the links look slower than they are.
+    taken = facts.get("exchange alone seconds a step", math.inf)
+    sending = max(0.1, 1 - latency / taken)
+    inside = IntraNodeLink(
+        gb_s=facts["exchange bytes/s"] / sending * around / 1e9,
+        latency_us=latency * 1e6 / (2 * (profile.ranks - 1)),
+    )
+    steps = [seconds for name, seconds in facts.items() if re.fullmatch(r"rank \d+ seconds a step", name)]
+    changes: dict[str, object] = {"inside": inside}
+    if len(steps) > 2:
+        changes["jitter"] = min(0.5, statistics.stdev(steps) / statistics.mean(steps))
+    return cluster.model_copy(update=changes)
+
+
+def estimate_from_runs(runs: Sequence[MeasuredRun], job: TrainingJob, cluster: Cluster) -> ComputeEstimate:
+    """Estimate the compute time from runs that were measured on such a cluster.
+
+    Args:
+        job: gives the gradients that the runs exchanged.
+
+    Raises UsageError if the devices of a run do not fill whole nodes.
+    """
+    for run in runs:
+        if run.ranks > cluster.devices and run.ranks % cluster.devices:
+            problem = f"{run.ranks} devices do not fill nodes of {cluster.devices}"
+            fix = f"Give runs on up to {cluster.devices} devices, or on whole nodes."
+            raise UsageError(problem, where="--runs", fix=fix)
+
+    def predict_run(compute: ComputeTime, run: MeasuredRun) -> StepTime:
+        nodes = max(1, run.ranks // cluster.devices)
+        used = cluster if run.ranks >= cluster.devices else cluster.model_copy(update={"devices": run.ranks})
+        one_step = replace(job, compute=compute, accumulate=1)
+        return predict_job_step(one_step, used, used.build_network(nodes), run.samples)
+
+    scales, compute = ", ".join(f"{one.ranks:,}" for one in runs), calibrate_compute(runs, predict_run)
+    off = [predict_run(compute, run).seconds / run.seconds for run in runs]
+    warnings = [
+        f"One fit does not explain all runs: {run.ranks:,}x{run.samples:g} gave {run.images_s:,.0f} images/s, and"
+        f" {run.images_s / times:,.0f} are predicted."
+        for run, times in zip(runs, off, strict=True)
+        if abs(math.log(times)) > MAX_MISFIT
+    ]
+    misfit = math.sqrt(statistics.fmean(math.log(times) ** 2 for times in off))
+    return ComputeEstimate(compute, "runs", f"runs on {scales} devices", tuple(warnings), misfit=misfit)
+
+
+def estimate_from_data_sheet(workload: Workload, device: Device) -> ComputeEstimate:
+    """Estimate the compute time from the peak rate of a device alone; the least accurate of the three ways."""
+    sheet = device.tflops
+    kind, peak = "fp32", sheet.fp32
+    if workload.step.precision != "fp32" and sheet.mixed is not None:
+        kind, peak = "mixed", sheet.mixed
+    elif sheet.tf32 is not None:
+        kind, peak = "TF32", sheet.tf32
+    share = PEAK_SHARE["fp32" if kind == "fp32" else "tensor cores"]
+    warnings = []
+    if kind != "mixed" and sheet.mixed is not None:
+        warning = f"The workload computes in fp32, and {device.title} has {sheet.mixed:g} TFLOPS in mixed precision: "
+        # TF32 and bf16 both came with the A100: a device without the one lacks the other.
+        kinds = "fp16" if sheet.tf32 is None else "bf16 (or fp16)"
+        warnings.append(f"{warning}headway train RECIPE --dry-run precision={kinds} writes a workload for that.")
+    return ComputeEstimate(
+        ComputeTime(LAUNCH_S * LAUNCHES * len(workload.layers), workload.operations / (peak * 1e12 * share)),
+        "data sheet",
+        f"the data sheet alone: {share:.0%} of {peak:g} TFLOPS ({kind})",
+        tuple(warnings),
+    )

@@ -1,0 +1,175 @@
+"""The training job of a plan: built from a workload, an estimate of its compute time and a law of its epochs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, final
+
+from headway.core.errors import UsageError
+from headway.core.profile import Workload
+from headway.plan.convergence import ConvergencePoint, EpochsLaw, derive_epochs_law, fit_epochs, load_official_points
+from headway.plan.step import BACKWARD_SHARE, ComputeTime, GradientBucket, list_gradients
+
+EstimateBasis = Literal["profile", "runs", "data sheet"]
+
+# Standard deviation of the compute time by its source: accuracy of the doctor; variation from day to day; spread of
+# published runs around the peak share that the data sheet estimate assumes.
+COMPUTE_ERROR: dict[EstimateBasis, float] = {"profile": 0.03, "runs": 0.05, "data sheet": 0.35}
+# Cost of evaluating one sample over the cost of training on it.
+FORWARD_SHARE = 1 / 3
+CONSTANT_EPOCHS = "one number whatever the batch: --epochs-at or --noise-scale know better"
+IMAGENET_SAMPLES = range(1_200_000, 1_300_000)
+
+
+@final
+@dataclass(frozen=True)
+class ComputeEstimate:
+    """Compute time of one device and its source."""
+
+    compute: ComputeTime
+    # Source of the numbers; `how` says it in words.
+    basis: EstimateBasis
+    how: str
+    # Reasons why the numbers may not hold for the planned job.
+    warnings: tuple[str, ...] = ()
+    # Seconds of one evaluation on one device; None: derived from `compute`.
+    evaluation_s: float | None = None
+    # Seconds for which one checkpoint stops training.
+    checkpoint_s: float = 0.0
+    # Root mean square of ln(predicted / measured) over the measured runs.
+    misfit: float = 0.0
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class TrainingJob:
+    """One training run as the planner sees it."""
+
+    # Size of the training set.
+    samples: int
+    # Bytes read per sample; None: unknown, and storage is taken not to limit.
+    encoded_bytes: float | None
+    compute: ComputeTime
+    # In the order in which the backward pass produces them.
+    gradients: tuple[GradientBucket, ...]
+    # Size of all-reduce buckets; None: the planner chooses it for the links.
+    bucket_bytes: int | None = None
+    # For each convolution, bytes of one row of its input: neighbours exchange it if they share an image.
+    halo_bytes: tuple[float, ...] = ()
+    # Epochs to the target as a function of the batch, or a constant.
+    epochs: EpochsLaw | float
+    # Samples of a device in one micro-batch. Exclusive with `batch`: global batch, whatever the devices.
+    per_device: float | None = None
+    batch: float | None = None
+    # Micro-batches per step.
+    accumulate: int = 1
+    # Bytes sent between nodes over bytes of gradients (below 1 with compression).
+    wire_ratio: float = 1.0
+    # Share of the compute time that the backward pass takes.
+    backward: float = BACKWARD_SHARE
+    # Evaluations of the run, and seconds of one on one device.
+    evaluations: int = 0
+    evaluation_s: float = 0.0
+    # Checkpoints of the run, and seconds for which one stops training.
+    checkpoints: int = 0
+    checkpoint_s: float = 0.0
+    # Relative standard deviation of `compute`.
+    compute_error: float = 0.03
+    # The nodes lie in all groups of the cluster, so that all traffic crosses the oversubscribed links.
+    spread: bool = False
+
+    def split_batch(self, devices: int) -> float:
+        """Return the mean number of samples in a device's micro-batch."""
+        if self.per_device is not None:
+            return self.per_device
+        assert self.batch is not None
+        return self.batch / devices / self.accumulate
+
+    def find_largest_share(self, devices: int) -> float:
+        """Return the samples in the largest micro-batch of any device; below 1 for a strip of an image."""
+        each = self.split_batch(devices)
+        return each if each < 1 else math.ceil(each - 1e-9)
+
+    def predict_epochs(self, batch: float) -> float:
+        """Return the epochs to the target with this batch."""
+        return self.epochs if isinstance(self.epochs, int | float) else self.epochs.predict_epochs(batch)
+
+
+def choose_epochs(
+    workload: Workload, *, points: Sequence[ConvergencePoint] = (), noise_scale: float | None = None
+) -> tuple[EpochsLaw | float, str]:
+    """Choose the best known law of epochs by batch. Returns (law or constant, its source in words).
+
+    The order: a fit to several measured batches, the gradient noise scale, the official runs of ResNet-50 with LARS on
+    ImageNet, else the epochs of the recipe for every batch.
+
+    Raises UsageError if both several batches and a noise scale are given.
+    """
+    if len({one.batch for one in points}) >= 2:
+        if noise_scale is not None:
+            problem = "several batches of --epochs-at already give the critical batch, and so does the noise scale"
+            raise UsageError(problem, where="--noise-scale", fix="Leave one of the two options out.")
+        law = fit_epochs(points)
+        off = "exactly" if law.error is None else f"{law.error:.1%} off in the root mean square"
+        return law, f"{len(points)} batches, fitted {off}"
+    if noise_scale is not None:
+        at = points[0] if points else ConvergencePoint(workload.step.batch, workload.run.epochs)
+        law = derive_epochs_law(noise_scale, at.batch, at.epochs)
+        return law, f"the gradient's noise scale of {noise_scale:,.0f}, and {at.epochs:g} epochs at {at.batch:,.0f}"
+    if points:
+        return points[0].epochs, CONSTANT_EPOCHS
+    if has_official_runs(workload):
+        return fit_epochs(load_official_points()), "MLPerf's official runs of ResNet-50 by LARS"
+    return workload.run.epochs, CONSTANT_EPOCHS
+
+
+def has_official_runs(workload: Workload) -> bool:
+    """Tell whether official results exist for this job: ResNet-50 with LARS on a set of ImageNet's size."""
+    name, optimizer = workload.name.lower(), workload.step.update.optimizer.lower()
+    return "resnet50" in name and optimizer == "lars" and workload.run.samples in IMAGENET_SAMPLES
+
+
+def build_job(
+    workload: Workload,
+    estimate: ComputeEstimate,
+    epochs: EpochsLaw | float,
+    *,
+    per_device: float | None = None,
+    batch: float | None = None,
+    accumulate: int | None = None,
+    spread: bool = False,
+) -> TrainingJob:
+    """Build the job that trains a workload.
+
+    Args:
+        per_device: samples of a device, or `batch`: global batch. With neither, a device gets as many samples, in
+            micro-batches of the same size, as a device of the dry run.
+    """
+    step, run = workload.step, workload.run
+    if per_device is None and batch is None:
+        share = step.batch / step.ranks
+        parts = math.ceil(share / (step.micro_batch or share))
+        per_device, accumulate = share / parts, accumulate or parts
+    backward = 2 * workload.backward_multiply_adds / workload.operations if workload.operations else BACKWARD_SHARE
+    # With progressive resizing a sample costs more in later phases: the mean over all samples of the run counts.
+    seen = sum(phase.steps * phase.batch for phase in run.phases)
+    mean = sum(phase.steps * phase.batch * phase.forward_multiply_adds for phase in run.phases) / max(1, seen)
+    grown = mean / workload.forward_multiply_adds if workload.forward_multiply_adds and mean else 1.0
+    compute = replace(estimate.compute, sample_s=estimate.compute.sample_s * grown)
+    # A halo is one row (channels x width) of the input of each layer, if the input has several rows.
+    shapes = [layer.input_shape for layer in workload.layers if layer.forward_multiply_adds]
+    rows = [shape[0] * shape[2] * step.value_bytes for shape in shapes if shape and len(shape) == 3 and shape[1] > 1]
+    evaluation_s = estimate.evaluation_s
+    if evaluation_s is None:
+        evaluation_s = (run.evaluation_samples or 0) * estimate.compute.sample_s * FORWARD_SHARE
+    return TrainingJob(
+        samples=run.samples, encoded_bytes=workload.input.encoded_bytes, compute=compute, epochs=epochs,
+        gradients=tuple(list_gradients(workload)), halo_bytes=tuple(map(float, rows)), backward=backward,
+        bucket_bytes=step.exchange.bucket_bytes, wire_ratio=step.exchange.wire_ratio,
+        per_device=per_device, batch=batch, accumulate=accumulate or 1, spread=spread,
+        evaluations=run.evaluations, evaluation_s=evaluation_s,
+        checkpoints=run.checkpoints, checkpoint_s=estimate.checkpoint_s,
+        compute_error=math.hypot(COMPUTE_ERROR[estimate.basis], estimate.misfit),
+    )  # fmt: skip

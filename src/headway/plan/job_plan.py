@@ -1,0 +1,153 @@
+"""Plan of a training job on a cluster: predictions for all node counts, sensitivities, alternative strategies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, final
+
+from headway.core.profile import Workload
+from headway.plan.cluster import Cluster
+from headway.plan.convergence import EpochsLaw, LearningRateSuggestion, load_official_points, suggest_learning_rate
+from headway.plan.growth import DataGrowth
+from headway.plan.job import ComputeEstimate, TrainingJob, has_official_runs
+from headway.plan.prediction import Prediction
+from headway.plan.scaling import find_paying_nodes, predict_scaling
+from headway.plan.sensitivity import InputSensitivity, rank_sensitivities
+from headway.plan.strategies import DeviceMemory, Strategy, compare_strategies, count_useful_nodes, estimate_memory
+from headway.plan.wording import pluralise
+
+
+@final
+@dataclass(frozen=True)
+class JobPlan:
+    """Everything that `headway plan` reports about a job on a cluster."""
+
+    name: str
+    job: TrainingJob
+    cluster: Cluster
+    estimate: ComputeEstimate
+    # Source of the epochs, in words.
+    epochs_from: str
+    # One for each node count, ascending.
+    predictions: tuple[Prediction, ...]
+    # Most nodes that still pay; sensitivities, strategies and memory are at this count.
+    paying_nodes: int
+    sensitivities: tuple[InputSensitivity, ...]
+    strategies: tuple[Strategy, ...]
+    memory: DeviceMemory
+    # Node counts at which a device's memory is too small for its micro-batch.
+    nodes_over_memory: tuple[int, ...]
+    # Learning rate and warm-up for the batch of each prediction. None unless the job is ResNet-50 with LARS on ImageNet
+    # and the batch lies between official ones.
+    lars: tuple[LearningRateSuggestion | None, ...]
+    # Most nodes whose batch is within the measured ones; None: no batches were measured.
+    useful_nodes: int | None
+    # Hours until the run has to end.
+    deadline_h: float | None = None
+    growth: DataGrowth | None = None
+
+    @property
+    def best(self) -> Prediction:
+        """Prediction for the most nodes that pay."""
+        return next(one for one in self.predictions if one.nodes == self.paying_nodes)
+
+    @property
+    def nodes_in_time(self) -> int | None:
+        """Fewest nodes that keep the deadline; None: none of them does."""
+        return next((one.nodes for one in self.predictions if one.hours <= (self.deadline_h or 0.0)), None)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as plain values for JSON. Infinite and unknown numbers are null."""
+        rows = [
+            {
+                **asdict(one),
+                "step_s": one.step.seconds,
+                "communication_ratio": one.step.communication_ratio,
+                "efficiency": one.efficiency,
+                "lars": None if lr is None else asdict(lr),
+            }
+            for one, lr in zip(self.predictions, self.lars, strict=True)
+        ]
+        found = {
+            "name": self.name,
+            "cluster": self.cluster.model_dump(mode="json"),
+            "compute": asdict(self.estimate),
+            "epochs_from": self.epochs_from,
+            "answers": rows,
+            "pays_until": self.paying_nodes,
+            "moved": [asdict(one) for one in self.sensitivities],
+            "choices": [asdict(one) for one in self.strategies],
+            "memory": {**asdict(self.memory), "fits": self.memory.fits},
+            "nodes_without_room": list(self.nodes_over_memory),
+            "warnings": list_warnings(self),
+            "useful_nodes": self.useful_nodes,
+            "deadline_hours": self.deadline_h,
+            "nodes_in_time": self.nodes_in_time,
+            "growth": None if self.growth is None else asdict(self.growth),
+        }
+        plain: dict[str, Any] = _replace_infinite(found)
+        return plain
+
+
+def _replace_infinite(value: Any) -> Any:
+    """Replace infinity and NaN, which JSON lacks, by None."""
+    if isinstance(value, dict):
+        return {key: _replace_infinite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_replace_infinite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def list_warnings(plan: JobPlan) -> list[str]:
+    """List the reasons why this plan would not work, or not as predicted."""
+    lines = list(plan.estimate.warnings)
+    if plan.nodes_over_memory:
+        low, high = plan.nodes_over_memory[0], plan.nodes_over_memory[-1]
+        at = f"{low:,} to " * (len(plan.nodes_over_memory) > 1) + pluralise(high, "node")
+        fix = "more nodes, or micro-batches (--accumulate)"
+        if plan.job.per_device is not None:
+            fix = "fewer samples per device (--per-device) or a global batch (--batch, --accumulate)"
+        lines.append(f"The samples of a device do not fit its memory at {at}. Plan {fix}.")
+    large = [one for one in plan.predictions if one.batch > plan.job.samples]
+    if large:
+        lines.append(
+            f"From {pluralise(large[0].nodes, 'node')} on a step has {large[0].batch:,.0f} samples, more than the"
+            f" {plan.job.samples:,} of the training set. Plan a smaller batch (--per-device, --batch)."
+        )
+    return lines
+
+
+def build_plan(
+    workload: Workload,
+    job: TrainingJob,
+    cluster: Cluster,
+    estimate: ComputeEstimate,
+    epochs_from: str,
+    nodes: Sequence[int],
+    *,
+    deadline_h: float | None = None,
+) -> JobPlan:
+    """Build the plan of a job. Raises UsageError as `predict_scaling` does."""
+    predictions = predict_scaling(job, cluster, nodes)
+    paying = find_paying_nodes(job, cluster, nodes)
+    # Counts between the ones that were asked for are tried too: the best of them gets a row of its own.
+    if paying not in nodes:
+        predictions = predict_scaling(job, cluster, [*nodes, paying])
+    capacity = cluster.device_spec.memory_bytes
+    memory = {
+        one.nodes: estimate_memory(workload, job.split_batch(one.devices), capacity, one.devices) for one in predictions
+    }
+    law, useful = job.epochs, None
+    if isinstance(law, EpochsLaw) and law.low < law.high and job.per_device is not None:
+        useful = count_useful_nodes(law.high, job.per_device * job.accumulate, cluster.devices)
+    lars: list[LearningRateSuggestion | None] = [None] * len(predictions)
+    if has_official_runs(workload):
+        suggested = [suggest_learning_rate(one.batch, load_official_points()) for one in predictions]
+        lars = [one if one is not None and one.inside else None for one in suggested]
+    return JobPlan(
+        workload.name, job, cluster, estimate, epochs_from, tuple(predictions), paying,
+        tuple(rank_sensitivities(job, cluster, paying)), tuple(compare_strategies(workload, job, cluster, paying)),
+        memory[paying], tuple(count for count, one in memory.items() if not one.fits), tuple(lars), useful, deadline_h,
+    )  # fmt: skip

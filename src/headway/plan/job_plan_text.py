@@ -1,0 +1,190 @@
+"""A job plan as text for a terminal."""
+
+from __future__ import annotations
+
+import math
+
+from headway.plan.convergence import EpochsLaw
+from headway.plan.growth import DataGrowth
+from headway.plan.job_plan import JobPlan, list_warnings
+from headway.plan.prediction import Prediction
+from headway.plan.scaling import SPEEDUP_EXPONENT
+from headway.plan.wording import align_table, format_hours, format_hours_range, format_milliseconds, pluralise
+
+# Number of inputs that the summary names.
+MAX_SENSITIVITIES = 4
+COLUMNS = (
+    *("nodes", "devices", "batch", "images/s", "step", "comm", "by", "scaling", "learning", "epochs"),
+    *("lr", "warm-up", "time", "90 %", "kWh", "cost", "limit"),
+)
+# All-reduce algorithms as the column `by` writes them.
+SHORT_NAMES = {
+    "two_dimensional": "2d",
+    "double_tree": "2 trees",
+    "halving_doubling": "halving",
+    "parameter_server": "servers",
+    "shared_server": "servers",
+}
+
+
+def format_plan(plan: JobPlan) -> str:
+    """Format a plan: inputs, warnings, a table of node counts, then conclusions."""
+    estimate, compute = plan.estimate, plan.estimate.compute
+    step = f"{format_milliseconds(compute.fixed_s)} and {format_milliseconds(compute.sample_s)} a sample"
+    warned = list_warnings(plan)
+    lines = [
+        f"{plan.name} on {plan.cluster.title}",
+        f"  step      {step}, by {estimate.how}",
+        f"  exchange  {sum(one.nbytes for one in plan.job.gradients) / 1e6:,.1f} MB of gradients",
+        f"  epochs    {plan.epochs_from}",
+        f"  memory    {describe_memory(plan)}",
+        f"  input     {describe_input(plan)}",
+        "",
+        *warned,
+        *([""] if warned else []),
+        *align_table(tabulate_predictions(plan)),
+        "",
+        *list_verdicts(plan),
+        describe_sensitivities(plan),
+        *describe_strategies(plan),
+    ]
+    if plan.growth is not None:
+        lines += ["", f"The error falls as samples to the power of {plan.growth.error.exponent:.3f}."]
+        lines += align_table(tabulate_growth(plan.growth))
+    return "\n".join([*lines, *list_notes(plan)])
+
+
+def list_verdicts(plan: JobPlan) -> list[str]:
+    """List the conclusions: how many nodes pay, which keep the deadline, and whether their batch still learns."""
+    # Only several node counts can tell which of them pay.
+    lines = [describe_paying_nodes(plan)] if len(plan.predictions) > 1 else []
+    if plan.deadline_h is not None:
+        few = plan.nodes_in_time
+        keep = "None of them keeps" if few is None else f"{pluralise(few, 'node')} keep{'s' if few == 1 else ''}"
+        lines.append(f"{keep} the deadline of {format_hours(plan.deadline_h)}.")
+    law, best = plan.job.epochs, plan.best
+    if isinstance(law, EpochsLaw):
+        regime = law.classify_batch(best.batch)
+        lines.append(f"The batch of {best.batch:,.0f} against a critical batch of {law.critical:,.0f}: {regime}.")
+    if plan.useful_nodes is not None and isinstance(law, EpochsLaw):
+        largest = f"{law.high:,.0f}, the largest measured one"
+        if plan.useful_nodes:
+            lines.append(f"Up to {pluralise(plan.useful_nodes, 'node')} the batch stays within {largest}.")
+        else:
+            lines.append(f"On any number of nodes the batch exceeds {largest}.")
+    if best.strips > 1:
+        lines.append(f"There are more devices than samples: {best.strips} devices share each image, in strips.")
+    return lines
+
+
+def describe_input(plan: JobPlan) -> str:
+    """Describe the rate of storage and loading, as far as it is known."""
+    best, far = plan.best, plan.cluster.storage
+    # An infinite rate is an unknown one. The first epoch may still be limited: caches are cold.
+    free = best.input_images_s == math.inf
+    if free and math.isclose(best.first_images_s, best.images_s, rel_tol=1e-9):
+        text = "loading and storage are unknown and taken not to limit"
+    elif free:
+        text = f"{best.first_images_s:,.0f} images/s in the first epoch, no limit later"
+    else:
+        rate, at = best.input_images_s, pluralise(best.nodes, "node")
+        text = f"{rate:,.0f} images/s at {at}, {best.first_images_s:,.0f} trained in the first epoch"
+    if not plan.job.encoded_bytes and (far.node_gb_s or far.shared_gb_s):
+        text += "; the bandwidth of the storage is ignored, since bytes per image are unknown (--image-kb)"
+    return text
+
+
+def tabulate_predictions(plan: JobPlan) -> list[tuple[str, ...]]:
+    """Tabulate the predictions: a heading, then a row per node count. Columns without any value are left out."""
+    table = [COLUMNS]
+    for one, lr in zip(plan.predictions, plan.lars, strict=True):
+        algorithms = "+".join(SHORT_NAMES.get(name, name) for name in one.step.algorithms) or "-"
+        row = (
+            f"{one.nodes:,}", f"{one.devices:,}", f"{one.batch:,.0f}", f"{one.images_s:,.0f}",
+            f"{one.step.seconds * 1e3:,.1f} ms", f"{one.step.communication_ratio:.2f}", algorithms,
+            f"{one.scaling:.0%}", f"{one.statistical:.0%}", f"{one.epochs:.3g}",
+            "-" if lr is None else f"{lr.lr:.3g}", "-" if lr is None else f"{lr.warmup:.2g}",
+            format_hours(one.hours), format_hours_range(one.low_hours, one.high_hours),
+            "-" if one.kwh is None else f"{one.kwh:,.3g}", "-" if one.cost is None else f"{one.cost:,.3g}",
+            describe_bottleneck(plan, one),
+        )  # fmt: skip
+        table.append(row)
+    # Prices, energy and learning rates are often unknown: an empty column would only widen the table.
+    keep = [at for at in range(len(COLUMNS)) if any(row[at] != "-" for row in table[1:])]
+    return [tuple(row[at] for at in keep) for row in table]
+
+
+def describe_bottleneck(plan: JobPlan, prediction: Prediction) -> str:
+    """Name the limiting part of a prediction, and say so if memory is too small."""
+    return f"{prediction.limit}, no room" if prediction.nodes in plan.nodes_over_memory else prediction.limit
+
+
+def list_notes(plan: JobPlan) -> list[str]:
+    """List the doubts about epochs: the nearest node count on either side of the measured batches."""
+    law = plan.job.epochs
+    if not isinstance(law, EpochsLaw):
+        return []
+    above = next((one for one in plan.predictions if one.batch > law.high), None)
+    below = next((one for one in reversed(plan.predictions) if one.batch < law.low), None)
+    sides = ((below, "Up to"), (above, "From"))
+    return [f"{side} {pluralise(one.nodes, 'node')}: {one.warning}." for one, side in sides if one is not None]
+
+
+def tabulate_growth(growth: DataGrowth) -> list[tuple[str, ...]]:
+    """Tabulate the predictions for larger training sets: a heading, then a row per set."""
+    table: list[tuple[str, ...]] = [
+        ("samples", "error", "95 %", "parameters", "PF/s-days", "years of a server without a GPU", "measured up to")
+    ]
+    for one in growth.sizes:
+        band = f"{one.low:.3g} to {one.high:.3g}" if one.high < math.inf else "unknown from two points"
+        needs = ("-" if need is None else f"{need:,.3g}" for need in (one.parameters, one.pf_s_days, one.cpu_years))
+        measured = f"1/{one.extrapolated:.3g} of it" if one.extrapolated > 1 else "more"
+        table.append((f"{one.samples:,.3g}", f"{one.error:.3g}", band, *needs, measured))
+    return table
+
+
+def describe_paying_nodes(plan: JobPlan) -> str:
+    """Say how many nodes pay, and why more do not."""
+    best, most = plan.best, plan.predictions[-1]
+    learns = "" if isinstance(plan.job.epochs, EpochsLaw) else ", if larger batches need no more epochs"
+    room = " Their samples do not fit a device's memory, see above." if best.nodes in plan.nodes_over_memory else ""
+    if best.nodes == most.nodes:
+        least = 2**SPEEDUP_EXPONENT
+        return f"All {most.nodes:,} pay{learns}: twice the nodes are at least {least:.2f} times as fast.{room}"
+    more, faster = most.nodes / best.nodes, best.hours / most.hours
+    over = f"More than {pluralise(best.nodes, 'node')} {'does' if best.nodes == 1 else 'do'} not pay"
+    after = next(one for one in plan.predictions if one.nodes > best.nodes)
+    # The search also tried twice the nodes: it stopped there because of the batch, not of the speed.
+    if min(after.batch, 2 * best.batch) > plan.job.samples:
+        return f"{over}: a step would have more samples than the training set.{room}"
+    return f"{over}: {most.nodes:,} are {more:.3g} times as many and {faster:.2f} times as fast{learns}.{room}"
+
+
+def describe_memory(plan: JobPlan) -> str:
+    """Compare the memory that a device needs with its capacity."""
+    held = plan.memory
+    fits = "" if held.fits else ", too much"
+    return (
+        f"{held.used / 1e9:.1f} of {held.capacity / 1e9:g} GB{fits}; a device has room for up to"
+        f" {held.most_samples:,} samples"
+    )
+
+
+def describe_sensitivities(plan: JobPlan) -> str:
+    """Name the inputs that change the time most."""
+    # Below half a per cent an input is not worth measuring.
+    named = [one for one in plan.sensitivities if one.magnitude >= 0.005][:MAX_SENSITIVITIES]
+    parts = [f"{one.name} ({one.less - 1:+.0%} with 20 % less, {one.more - 1:+.0%} with more)" for one in named]
+    return f"The time at {pluralise(plan.paying_nodes, 'node')} depends most on: {'; '.join(parts) or 'nothing'}."
+
+
+def describe_strategies(plan: JobPlan) -> list[str]:
+    """Describe the strategies that beat data parallelism, or that fit in memory if it does not."""
+    at, fits = pluralise(plan.paying_nodes, "node"), plan.memory.fits
+    named = [one for one in plan.strategies if one.memory.fits and (one.gain > 1.01 or not fits)]
+    if fits and not named:
+        return [f"At {at} no other strategy reaches the target sooner than data parallelism."]
+    if not named:
+        return [f"At {at} no strategy fits in a device's memory."]
+    room = "" if fits else "there is room with "
+    return [f"At {at} {room}{one.name}: {one.gain:.2f} times as fast to the target ({one.note})." for one in named]

@@ -1,0 +1,182 @@
+"""The request of `headway plan`: all of its options in one object, and the job plan that answers it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import final
+
+from headway.core.errors import UsageError
+from headway.core.profile import Profile, Workload
+from headway.plan.cluster import Cluster, Device, find_cluster
+from headway.plan.compute import (
+    MAX_MISFIT,
+    apply_measured_links,
+    estimate_from_data_sheet,
+    estimate_from_profile,
+    estimate_from_runs,
+    estimate_node_loading,
+)
+from headway.plan.convergence import EpochsLaw
+from headway.plan.facility import FacilityRequest, build_facility_request
+from headway.plan.growth import DataGrowth, predict_data_growth
+from headway.plan.job import ComputeEstimate, build_job, choose_epochs
+from headway.plan.job_plan import JobPlan, build_plan
+from headway.plan.parsing import parse_nodes, parse_pairs, parse_points, parse_runs
+
+# Largest node count that is planned without --nodes.
+DEFAULT_MAX_NODES = 64
+
+
+@final
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """Options of `headway plan`, named and in units as on the command line; see its help."""
+
+    # A job on a cluster. Lists stay text here: `plan_job` parses them, so that every error names its option.
+    cluster: str | None = None
+    nodes: str | None = None
+    profile: tuple[Path, ...] = ()
+    runs: str | None = None
+    per_device: float | None = None
+    batch: float | None = None
+    accumulate: int | None = None
+    spread: bool = False
+    epochs_at: str | None = None
+    noise_scale: float | None = None
+    deadline: float | None = None
+    price: float | None = None
+    errors_at: str | None = None
+    sizes_at: str | None = None
+    image_kb: float | None = None
+    # A facility, which shares only the size of an image with a job.
+    facility: int | None = None
+    node: str = "dgx-1"
+    node_kw: float | None = None
+    rack_kw: float = 19.2
+    ports: int | None = None
+    oversubscription: float = 2.0
+    leaf: int | None = None
+    core: int | None = None
+    images_s: float | None = None
+    data_gb: float | None = None
+    pue: float = 1.4
+
+    def to_facility_request(self, workload: Workload | None) -> FacilityRequest:
+        """Return the facility options in SI units, completed from a workload."""
+        return build_facility_request(
+            workload, nodes=self.facility, node=self.node, ports=self.ports, leaf=self.leaf, core=self.core,
+            node_watts=None if self.node_kw is None else self.node_kw * 1e3, rack_watts=self.rack_kw * 1e3,
+            oversubscription=self.oversubscription, images_s=self.images_s, image_bytes=self.image_bytes,
+            data_bytes=None if self.data_gb is None else self.data_gb * 1e9, pue=self.pue,
+        )  # fmt: skip
+
+    @property
+    def image_bytes(self) -> float | None:
+        """Bytes of an encoded image."""
+        return None if self.image_kb is None else self.image_kb * 1e3
+
+
+def plan_job(workload: Workload, request: PlanRequest) -> JobPlan:
+    """Plan the training of a workload on the requested cluster.
+
+    Raises UsageError if an option is out of range or excludes another one, or a file of it cannot be read.
+    """
+    if request.cluster is None:
+        raise UsageError("a job is planned on a cluster", where="--cluster")
+    cluster = find_cluster(request.cluster)
+    _check_options(request, cluster)
+    if request.price is not None:
+        cluster = _update_node(cluster, cost_per_hour=request.price)
+    if request.image_bytes is not None:
+        images = workload.input.model_copy(update={"encoded_bytes": request.image_bytes})
+        workload = workload.model_copy(update={"input": images})
+    points = [] if request.epochs_at is None else parse_points(request.epochs_at)
+    # Epochs come first: calibration by runs needs a job, and a job its epochs.
+    epochs, epochs_from = choose_epochs(workload, points=points, noise_scale=request.noise_scale)
+    estimate, cluster = _estimate_compute(workload, cluster, request, epochs)
+    if isinstance(epochs, EpochsLaw) and (epochs.error or 0.0) > MAX_MISFIT:
+        warning = f"Epochs do not follow E = E_min (1 + B / B_crit): the fit is {epochs.error:.0%} off."
+        estimate = replace(estimate, warnings=(*estimate.warnings, warning))
+    job = build_job(
+        workload, estimate, epochs, per_device=request.per_device, batch=request.batch,
+        accumulate=request.accumulate, spread=request.spread,
+    )  # fmt: skip
+    nodes = parse_nodes(request.nodes or f"1..{min(cluster.nodes or DEFAULT_MAX_NODES, DEFAULT_MAX_NODES)}")
+    plan = build_plan(workload, job, cluster, estimate, epochs_from, nodes, deadline_h=request.deadline)
+    return replace(plan, growth=_predict_growth(workload, request))
+
+
+def _check_options(request: PlanRequest, cluster: Cluster) -> None:
+    """Refuse numbers out of range, and options that the cluster cannot serve."""
+    if request.price is not None and not 0 <= request.price < math.inf:
+        raise UsageError(f"a price is 0 or more, not {request.price:g}", where="--price")
+    if request.deadline is not None and not 0 < request.deadline < math.inf:
+        raise UsageError(f"a deadline is a number of hours above 0, not {request.deadline:g}", where="--deadline")
+    if request.spread and cluster.between.group is None:
+        problem = f"{cluster.title} has no groups over which its nodes could be spread"
+        fix = "Give `group` and `oversubscription` of `between` in a YAML file."
+        raise UsageError(problem, where="--spread", fix=fix)
+    if request.image_kb is not None and not 0 < request.image_kb < math.inf:
+        raise UsageError(f"the size of an image is above 0, not {request.image_kb:g} kB", where="--image-kb")
+
+
+def _update_node(cluster: Cluster, **changes: float) -> Cluster:
+    return cluster.model_copy(update={"node": cluster.node.model_copy(update=changes)})
+
+
+def _predict_growth(workload: Workload, request: PlanRequest) -> DataGrowth | None:
+    """Predict the gain of more data from --errors-at and --sizes-at; None: they were not given."""
+    if request.errors_at is None:
+        if request.sizes_at is not None:
+            fix = "Give the errors of the same training sets too: --errors-at SAMPLES:ERROR,..."
+            raise UsageError("network sizes are used only with --errors-at", where="--sizes-at", fix=fix)
+        return None
+    fix = "Write samples, and the error with so many: 1e5:0.32,1e6:0.24."
+    errors = parse_pairs(request.errors_at, "--errors-at", "a number of samples with an error", fix)
+    sizes = []
+    if request.sizes_at:
+        fix = "Write samples, and the parameters of the network that suits them: 1e5:2e6,1e6:8e6."
+        sizes = parse_pairs(request.sizes_at, "--sizes-at", "a number of samples with parameters", fix)
+    return predict_data_growth(workload, errors, sizes)
+
+
+def _estimate_compute(
+    workload: Workload, cluster: Cluster, request: PlanRequest, epochs: EpochsLaw | float
+) -> tuple[ComputeEstimate, Cluster]:
+    """Estimate the compute time from the best source given. Returns it and the cluster, updated from the profiles."""
+    if request.profile and request.runs is not None:
+        fix = "Give --profile or --runs, not both."
+        raise UsageError("a profile and measured runs both give the compute time", where="--runs", fix=fix)
+    sheet = estimate_from_data_sheet(workload, cluster.device_spec)
+    if request.runs is not None:
+        sketch = build_job(workload, sheet, epochs, per_device=1.0, spread=request.spread)
+        return estimate_from_runs(parse_runs(request.runs), sketch, cluster), cluster
+    if not request.profile:
+        return sheet, cluster
+    profiles = [Profile.read(path) for path in request.profile]
+    alone = [one for one in profiles if one.ranks == 1]
+    together = [one for one in profiles if one.ranks > 1]
+    if len(alone) != 1 or len(together) > 1:
+        problem = (
+            f"a plan takes one profile of a single process and at most one of several processes, not {len(alone)} and"
+            f" {len(together)}"
+        )
+        fix = "headway doctor RECIPE writes the first, with --procs N the second."
+        raise UsageError(problem, where="--profile", fix=fix)
+    for one in together:
+        cluster = apply_measured_links(one, cluster)
+    # A loading rate in the cluster's own file wins over the one that the profile implies.
+    if cluster.node.images_s is None and (images_s := estimate_node_loading(alone[0], cluster)) is not None:
+        cluster = _update_node(cluster, images_s=images_s)
+    estimate = estimate_from_profile(alone[0], workload)
+    doubts = {path: one.verdict.unexplained for path, one in zip(request.profile, profiles, strict=True)}
+    warnings = [*estimate.warnings, *(f"{path} was not confirmed. {why}" for path, why in doubts.items() if why)]
+    # The catalog has no CPUs: a CPU profile on a cluster of the catalog is a mistake. A user's own device may be one.
+    if alone[0].machine.get("device") == "cpu" and not isinstance(cluster.device, Device):
+        warnings.append(
+            f"The profile is of a CPU, and {cluster.title} has {cluster.device_spec.title}: this plan shows CPUs in"
+            " their place. Make the profile on such a device, or leave --profile out."
+        )
+    return replace(estimate, warnings=tuple(warnings)), cluster

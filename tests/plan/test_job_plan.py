@@ -1,0 +1,360 @@
+"""`headway plan`: what is asked, what is said, and the page."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from tests._support import headway, packed_digits, refused, write_recipe
+from tests.doctor._profile import profile
+from tests.plan._workload import workload
+
+from headway.core.errors import UsageError
+from headway.core.profile import ThreadScaling, Workload
+from headway.plan.cluster import load_clusters
+from headway.plan.compute import estimate_from_data_sheet
+from headway.plan.job import build_job
+from headway.plan.scaling import predict_scaling
+from headway.plan.strategies import Strategy, compare_strategies, count_useful_nodes, estimate_memory, find_dense_layers
+from headway.plan.wording import format_hours, format_milliseconds
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    workload().write(tmp_path / "photos.json")
+    return tmp_path / "photos.json"
+
+
+def test_a_plan_is_said_drawn_and_traced(path: Path, tmp_path: Path) -> None:
+    page, trace = tmp_path / "plan.html", tmp_path / "trace.json"
+    said = headway(
+        "plan", path, "--cluster", "dgx-1", "--nodes", "1..16", "--epochs-at", "256:10,4096:40", "--page", page,
+        "--trace", trace, "--errors-at", "1e4:0.4,1e5:0.25,1e6:0.16", "--sizes-at", "1e4:1e6,1e6:1e7",
+    )  # fmt: skip
+    lines = said.out.splitlines()
+    assert lines[0] == "photos on DGX-1, 8 V100, 4 x EDR"
+    assert any(line.split()[:2] == ["16", "128"] for line in lines)
+    assert "More than 4 nodes do not pay: 16 are 4 times as many" in said.out
+    assert "depends most on: speed of a device" in said.out
+    assert "The error falls as samples to the power of -0.1" in said.out
+    html = page.read_text()
+    for name in ("images", "hours", "efficiency", "step", "epochs", "steps", "moved", "choices", "growth", "answers"):
+        assert f'id="{name}"' in html, name
+    events = json.loads(trace.read_text())["traceEvents"]
+    assert {one["pid"] for one in events} <= set(range(128))
+
+
+def test_json_of_a_plan_is_whole(path: Path) -> None:
+    found = headway("plan", path, "--cluster", "dgx-1", "--nodes", "1,8", "--batch", "2048", "--json").json()
+    assert [one["nodes"] for one in found["answers"]] == [1, 8]
+    assert [one["batch"] for one in found["answers"]] == [2048, 2048]
+    assert found["pays_until"] == 8
+    assert found["compute"]["basis"] == "data sheet"
+    assert found["answers"][0]["input_images_s"] is None
+
+
+def test_what_two_points_cannot_tell_is_null(path: Path) -> None:
+    found = headway("plan", path, "--cluster", "dgx-1", "--errors-at", "1e5:0.3,1e6:0.2", "--json")
+    assert "Infinity" not in found.out
+    assert [one["high"] for one in found.json()["growth"]["sizes"]] == [None] * 4
+
+
+def test_all_that_is_asked_of_a_plan_is_said(path: Path) -> None:
+    said = headway(
+        "plan", path, "--cluster", "dgx-1", "--nodes", "1..64", "--noise-scale", "2000", "--price", "20",
+        "--deadline", "0.5",
+    ).out  # fmt: skip
+    assert re.search(r"(1 node keeps|\d+ nodes keep|None of them keeps) the deadline of 30.0 min", said)
+    assert re.search(r"The batch of [\d,]+ against a critical batch of 2,000: ", said)
+    assert " cost " in said
+    assert "Up to 0 nodes" not in said
+    one = headway("plan", path, "--cluster", "dgx-1", "--nodes", "8").out
+    assert "pay" not in one
+    assert "loading and storage are unknown" in one
+
+
+def test_a_job_that_a_device_cannot_hold_is_said(path: Path) -> None:
+    said = headway("plan", path, "--cluster", "dgx-1", "--nodes", "1,2", "--per-device", "100000").out
+    assert "too much" in said
+    before, _, after = said.partition("nodes  devices")
+    assert "The samples of a device do not fit its memory at 1 to 2 nodes" in before
+    assert "there is room with 79 micro-batches of 1,266 samples" in after
+
+
+def test_rows_that_find_no_room_and_steps_larger_than_the_set_are_named(path: Path, tmp_path: Path) -> None:
+    asked = ("plan", path, "--cluster", "dgx-1", "--nodes", "1..64", "--batch", "65536")
+    found = headway(*asked, "--page", tmp_path / "plan.html", "--json").json()
+    assert found["nodes_without_room"] == [1, 2, 4]
+    precision, tight = found["warnings"]
+    assert precision.startswith("The workload computes in fp32, and V100 SXM2 has 125 TFLOPS in mixed precision: ")
+    assert "at 1 to 4 nodes. Plan more nodes" in tight
+    assert "Plan more nodes" in (tmp_path / "plan.html").read_text(encoding="utf-8")
+    rows = headway(*asked).out.partition("nodes  devices")[2].splitlines()
+    assert [row.endswith(", no room") for row in rows[1:8]] == [True] * 3 + [False] * 4
+    tiny = workload().model_copy(update={"run": workload().run.model_copy(update={"samples": 1000})})
+    tiny.write(tmp_path / "tiny.json")
+    small = ("plan", tmp_path / "tiny.json", "--cluster", "dgx-1", "--per-device", "32")
+    assert (
+        "More than 2 nodes do not pay: a step would have more samples than the training set.\n" in headway(*small).out
+    )
+    found = headway(*small, "--json").json()
+    assert found["warnings"][1].startswith("From 4 nodes on a step has 1,024 samples, more than the 1,000")
+    mixed = workload().model_copy(update={"step": workload().step.model_copy(update={"precision": "bf16"})})
+    mixed.write(tmp_path / "mixed.json")
+    asked = ("plan", tmp_path / "mixed.json", "--cluster", "dgx-1", "--nodes", "8", "--json")
+    assert headway(*asked).json()["warnings"] == []
+
+
+def test_a_clusters_own_nodes_are_the_default(path: Path, tmp_path: Path) -> None:
+    values = load_clusters()["dgx-1"].model_dump(mode="json") | {"nodes": 12}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(values))
+    found = headway("plan", path, "--cluster", tmp_path / "mine.yaml", "--json").json()
+    assert [one["nodes"] for one in found["answers"]] == [1, 2, 4, 8, 12]
+
+
+def test_a_profile_brings_computing_and_loading(path: Path, tmp_path: Path) -> None:
+    wanted = {"multiply_adds": workload().forward_multiply_adds}
+    slow = ThreadScaling(threads=(1, 2), images_s=(200, 400), serial_s=1e-6, parallel_s=5e-3)
+    on_gpu = wanted | {"machine": profile().machine | {"device": "Tesla V100-SXM2-16GB"}, "threads": slow}
+    profile().model_copy(update=on_gpu).write(tmp_path / "one.json")
+    asked = ("plan", path, "--cluster", "dgx-1", "--nodes", "1,8", "--profile", tmp_path / "one.json")
+    found = headway(*asked, "--json").json()
+    assert found["compute"]["basis"] == "profile"
+    assert found["warnings"] == []
+    profile().model_copy(update=wanted).write(tmp_path / "cpu.json")
+    said = headway("plan", path, "--cluster", "dgx-1", "--nodes", "1,8", "--profile", tmp_path / "cpu.json").out
+    assert "The profile is of a CPU, and DGX-1" in said.partition("nodes  devices")[0]
+    assert "contradict" not in said
+    replay = [one.model_copy(update={"predicted": 900.0}) if one.name == "replay" else one for one in profile().runs]
+    profile().model_copy(update=on_gpu | {"runs": tuple(replay)}).check_confirmed().write(tmp_path / "busy.json")
+    warned = headway("plan", path, "--cluster", "dgx-1", "--profile", tmp_path / "busy.json", "--json").json()
+    assert [one.partition(" by 4.8 times; ")[0] for one in warned["warnings"]] == [
+        f"{tmp_path / 'busy.json'} was not confirmed. The short runs contradict each other"
+    ]
+    assert found["cluster"]["node"]["images_s"] > 0
+    assert found["answers"][1]["limit"] == "loading"
+    facts = {"exchange bytes/s": 1e9, "exchange latency seconds": 1e-3}
+    profile().model_copy(update=wanted | {"ranks": 2, "facts": facts}).write(tmp_path / "two.json")
+    both = headway(*asked, "--profile", tmp_path / "two.json", "--json").json()
+    assert both["cluster"]["inside"]["gb_s"] == 1
+    assert "one profile of a single process" in refused(*asked, "--profile", tmp_path / "one.json", status=2)
+
+
+def test_a_recipe_is_planned_by_a_dry_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    packed_digits(tmp_path)
+    write_recipe(tmp_path / "recipe.yaml")
+    said = headway("plan", "recipe.yaml", "batch=64", "--cluster", "dgx-1", "--nodes", "1,2", "--json").json()
+    assert [one["batch"] for one in said["answers"]] == [8 * 64, 16 * 64]
+
+
+def test_a_facility_is_planned_from_the_same_verb(path: Path, tmp_path: Path) -> None:
+    said = headway("plan", path, "--facility", "60", "--jobs", "30,28:200", "--page", tmp_path / "room.html")
+    assert "2 x 216 ports" in said.out
+    assert "28 nodes: 28 on pod 1" in said.out  # the other has fewer gradients, and is split
+    found = headway("plan", "--facility", "12", "--jobs", "8,3,1", "--json").json()
+    assert found["fabric"]["switches"] == {"36": 2}
+    assert found["placement"]["exact"] is True
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("plan",), "a job and a cluster, or the nodes of a facility"),
+        (("plan", "none.json", "--cluster", "dgx-1"), "cannot be read"),
+        (("plan", "W", "--cluster", "dgx"), "no such cluster"),
+        (("plan", "W", "--cluster", "dgx-1", "--nodes", "x"), "not a list of node counts"),
+        (("plan", "W", "--cluster", "dgx-1", "--batch", "4"), "leaves 0.062 samples"),
+        (("plan", "W", "--cluster", "dgx-1", "--per-device", "0"), "1,000,000,000 samples, not 0"),
+        (("plan", "W", "--cluster", "dgx-1", "--per-device", "nan"), "1,000,000,000 samples, not nan"),
+        (("plan", "W", "--cluster", "dgx-1", "--price", "-1"), "a price is 0 or more"),
+        (("plan", "W", "--cluster", "dgx-1", "--deadline", "0"), "a deadline is a number of hours above 0"),
+        (("plan", "W", "--cluster", "dgx-a100", "--spread"), "has no groups"),
+        (("plan", "W", "--cluster", "dgx-1", "--profile", "none.json"), "cannot be read"),
+        (("plan", "W", "--cluster", "dgx-1", "--rack-kw", "20"), "--rack-kw plans a room"),
+        (("plan", "W", "--cluster", "dgx-1", "--jobs", "3"), "--jobs plans a room"),
+        (("plan", "--facility", "36", "--nodes", "3"), "--nodes plans a job on a cluster"),
+        (("plan", "--facility", "36", "--jobs", "30:nan"), "not 30 nodes and nan bytes"),
+        (("plan", "W", "--cluster", "dgx-1", "--batch", "4", "--per-device", "4"), "per device or for all devices"),
+        (("plan", "W", "--cluster", "dgx-1", "--runs", "8"), "is not a measured run"),
+        (("plan", "W", "--cluster", "dgx-1", "--noise-scale", "0"), "above 0"),
+        (("plan", "W", "--cluster", "dgx-1", "--sizes-at", "1:2"), "only with --errors-at"),
+        (("plan", "W", "--cluster", "dgx-1", "--errors-at", "1:2"), "2 points or more"),
+        (("plan", "W", "batch=3", "--cluster", "dgx-1"), "only a recipe has values to override"),
+        (("plan", "--facility", "36", "--cluster", "dgx-1"), "--cluster plans a job on a cluster"),
+        (("plan", "W", "--cluster", "dgx-1", "--epochs-at", "1e-300:1,1e300:1"), "is not a batch with its epochs"),
+        (("plan", "W", "--cluster", "dgx-1", "--page", "nowhere/plan.html"), "nothing can be written there"),
+        (("plan", "W", "--cluster", "dgx-1", "--trace", "nowhere/t.json"), "nothing can be written there"),
+        (("plan", "--facility", "12", "--page", "nowhere/room.html"), "nothing can be written there"),
+        (("plan", "--facility", "0"), "1 node or more"),
+        (("plan", "--facility", "36", "--ports", "1"), "at least 2 ports"),
+        (("plan", "--facility", "36", "--jobs", "37"), "need 37 nodes, and there are 36"),
+        (("plan", "--facility", "36", "--leaf", "35"), "no switch of 35 ports"),
+    ],
+)
+def test_what_cannot_be_planned_is_said(arguments: tuple[str, ...], said: str, path: Path) -> None:
+    sentence = refused(*(path if one == "W" else one for one in arguments), status=2)
+    assert said in " ".join(sentence.split())
+
+
+def test_planning_loads_no_torch(path: Path) -> None:
+    """It answers where torch is not installed."""
+    program = (
+        "import sys; sys.modules['torch'] = None; from headway.cli.main import main; sys.argv = ['headway', 'plan', "
+        f"{str(path)!r}, '--cluster', 'dgx-1', '--json']; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, env=os.environ)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["name"] == "photos"
+
+
+def test_fully_connected_layers_are_better_in_parts_where_they_hold_the_weights() -> None:
+    """AlexNet's way: 100 million weights behind few convolutions, over a slow network."""
+    heavy, light = workload(dense=100_000_000, convolutions=2), workload()
+    slow = load_clusters()["p100-50gbe"]
+    assert [one.name for one in find_dense_layers(heavy)] == ["head"]
+    assert find_dense_layers(light) == []
+    job = build_job(heavy, estimate_from_data_sheet(heavy, slow.device_spec), 10.0)
+    found = compare_strategies(heavy, job, slow, 4)
+    assert found[0].name == "a fully connected layer in 32 parts"
+    assert found[0].gain > 1.1
+    assert found[0].hours < found[1].hours
+    assert {one.name for one in found} > {"data parallel", "gradients of 2 steps exchanged at once"}
+    assert next(one for one in found if one.name == "data parallel").gain == 1
+    assert found[0].memory.weights < estimate_memory(heavy, 1, 1e9, 32).weights / 2
+
+
+@pytest.mark.parametrize("asked", [{"per_device": 2.0}, {"batch": 64.0}])
+def test_rarer_exchange_is_of_a_larger_batch_of_as_many_samples_each(asked: dict[str, float]) -> None:
+    where = load_clusters()["p40-100gbe"]
+    job = build_job(workload(), estimate_from_data_sheet(workload(), where.device_spec), 10.0, **asked)
+    named = {one.name: one for one in compare_strategies(workload(), job, where, 4)}
+    twice = named["gradients of 2 steps exchanged at once"]
+    plain = predict_scaling(replace(job, per_device=2.0, batch=None, accumulate=2), where, [4])[0]
+    assert (twice.images_s, twice.note) == (pytest.approx(plain.images_s), "2 times the batch")
+    assert twice.gain > 1
+
+
+def test_a_batch_of_strips_has_choices_too() -> None:
+    where = load_clusters()["dgx-1"]
+    job = build_job(workload(), estimate_from_data_sheet(workload(), where.device_spec), 10.0, batch=8.0)
+    assert predict_scaling(job, where, [4])[0].strips == 4
+    assert {one.name for one in compare_strategies(workload(), job, where, 4)} > {
+        "gradients of 4 steps exchanged at once"
+    }
+
+
+def test_where_a_step_finds_no_room_what_takes_less_is_named() -> None:
+    """11 MB for each of 200 samples; and an image that finds none."""
+    where = load_clusters()["dgx-1"]
+
+    def found(gigabytes: float, samples: float) -> dict[str, Strategy]:
+        small = where.model_copy(update={"device": where.device_spec.model_copy(update={"memory_gb": gigabytes})})
+        job = build_job(workload(), estimate_from_data_sheet(workload(), small.device_spec), 10.0, per_device=samples)
+        return {one.name: one for one in compare_strategies(workload(), job, small, 2)}
+
+    tight = found(1.5, 200.0)
+    assert not tight["data parallel"].memory.fits
+    (name,) = (name for name in tight if "micro-batches" in name)
+    assert tight[name].memory.fits
+    assert tight[name].gain < 1.01
+    assert tight[name].note == "the same batch"
+    weights = estimate_memory(workload(), 1, 1.0, 16).weights
+    tiny = found((weights + 6e6) / 0.9e9, 1.0)
+    assert tiny["each image in 4 strips"].memory.fits
+    assert not any("micro" in name for name in tiny)
+    assert not any("micro" in name or "strips" in name for name in found(16.0, 200.0))
+
+
+def test_memory_is_what_a_device_holds() -> None:
+    held = estimate_memory(workload(), 32, 16e9, 1)
+    weights = 4 * workload().parameters
+    assert held.weights == 3 * weights  # with gradients, and one state of as much
+    largest = max(layer.activation_bytes for layer in workload().layers)
+    assert held.activations == 32 * (11 * 10**6 + 2 * largest)
+    assert held.fits
+    assert held.most_samples == int((0.9 * 16e9 - held.weights) // (11 * 10**6 + 2 * largest))
+    assert estimate_memory(workload(), 32, 16e9, 8).weights == 4 * weights  # gradients on their way
+    assert not estimate_memory(workload(), 32, 0.5e9, 1).fits
+    assert estimate_memory(workload(), 1, 1e6, 1).most_samples == 0
+
+
+STILL = ("masters", "gradients of masters", "buffers", "averaged weights", "layer watch")
+
+
+@pytest.mark.thin(1)
+@pytest.mark.parametrize(
+    ("ranks", "options", "there"),
+    [
+        (1, [], ["layer watch"]),
+        (2, ["observe.layer_rates=false", "observe.on_divergence=ignore"], []),
+        (1, ["half_weights=true", "precision=bf16"], ["masters", "gradients of masters", "layer watch"]),
+        (2, ["model.ema.half_life_steps=9", "model.factory=headway.model:small_net"], ["buffers", "averaged weights"]),
+    ],
+)
+def test_memory_is_that_of_the_dry_run(tmp_path: Path, ranks: int, options: list[str], there: list[str]) -> None:
+    """The memory of one rank. Its batch, and anything in host memory, is not part of the estimate."""
+    packed_digits(tmp_path)
+    recipe = write_recipe(tmp_path / "recipe.yaml", model={"factory": "net.py:dropout"}, optimizer={"name": "nag"})
+    out = tmp_path / "w.json"
+    asked = ("train", recipe, "--dry-run", "--json", "--out", out, *(["--procs", "2"] if ranks > 1 else []))
+    said = headway(*asked, *options)
+    parts = {one["name"]: one["bytes"] for one in said.json()["memory"]}
+    held = estimate_memory(Workload.read(out), 30 // ranks, 1e9, ranks)
+    still = (*STILL, "weights", "gradients", "buckets", "optimizer state")
+    assert held.weights == sum(parts.get(name, 0) for name in still)
+    assert held.activations == parts["kept for backward"] + parts["activation gradients"]
+    assert ("buckets" in parts) == (ranks > 1)
+    assert set(there) <= parts.keys()
+
+
+def test_nodes_are_useful_while_each_device_has_its_batch() -> None:
+    """The slides' 64 to 128 nodes: 128 images a device, batches of 65,536 to 131,072."""
+    assert count_useful_nodes(65_536, 128, 8) == 64
+    assert count_useful_nodes(131_072, 128, 8) == 128
+
+
+def test_epochs_that_fall_with_the_batch_are_doubted(path: Path) -> None:
+    asked = ("plan", path, "--cluster", "dgx-1", "--nodes", "1", "--per-device", "8", "--epochs-at")
+    said = headway(*asked, "10:5,20:4").out
+    assert "  epochs    2 batches, fitted 11.2% off in the root mean square\n" in said
+    assert "Epochs do not follow E = E_min (1 + B / B_crit): the fit is 11% off." in said
+    assert "Epochs do not follow" not in headway(*asked, "10:5,20:6").out
+
+
+def test_what_an_image_takes_can_be_said(path: Path, tmp_path: Path) -> None:
+    far = load_clusters()["dgx-1"].model_dump(mode="json") | {"storage": {"shared_gb_s": 0.001}}
+    (tmp_path / "far.yaml").write_text(yaml.safe_dump(far))
+    asked = ("plan", path, "--cluster", tmp_path / "far.yaml", "--nodes", "1", "--json", "--image-kb")
+    assert headway(*asked, "100").json()["answers"][0]["first_images_s"] == pytest.approx(10)
+    blind = workload().model_copy(update={"input": workload().input.model_copy(update={"encoded_bytes": None})})
+    blind.write(tmp_path / "blind.json")
+    said = headway("plan", tmp_path / "blind.json", "--cluster", tmp_path / "far.yaml", "--nodes", "1").out
+    assert "the bandwidth of the storage is ignored, since bytes per image are unknown (--image-kb)\n" in said
+    assert "the size of an image is above 0, not -1000 kB" in refused(*asked, "-1000", status=2)
+
+
+def test_milliseconds_are_numbers_as_people_write_them() -> None:
+    assert [format_milliseconds(one) for one in (0.0031, 0.0994, 1.02)] == ["3.1 ms", "99.4 ms", "1,020 ms"]
+
+
+def test_times_are_said_in_the_unit_that_suits_them() -> None:
+    assert [format_hours(hours) for hours in (100, 5, 0.5, 0.001, 0.00001)] == [
+        "4.2 d",
+        "5.0 h",
+        "30.0 min",
+        "3.6 s",
+        "0.036 s",
+    ]
+
+
+def test_an_unknown_device_is_said() -> None:
+    with pytest.raises(UsageError, match="no device"):
+        load_clusters()["dgx-1"].model_copy(update={"device": "tpu"}).device_spec  # noqa: B018
