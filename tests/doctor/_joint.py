@@ -15,8 +15,8 @@ from headway.doctor.job import MEASURED, Job, quiet, with_values
 from headway.doctor.joint import exchange, together, tried
 from headway.doctor.ranks import surroundings
 from headway.launch.ranks import Ranks
-from headway.setup.build import set_up
-from headway.train.progress import Silent
+from headway.setup.build import build_setup
+from headway.train.progress import SilentDisplay
 from headway.train.runs import load_recipe
 from headway.train.trainer import Trainer
 
@@ -26,11 +26,11 @@ def main(recipe: str, out: str, seconds: str) -> None:
     ranks = Ranks.from_environment(loaded.recipe.comm, quiet)
     assert ranks is not None
     with ranks, tempfile.TemporaryDirectory() as folder:
-        setup = set_up(loaded, say=quiet, ranks=ranks)
+        setup = build_setup(loaded, say=quiet, ranks=ranks)
         where = RunFolder(Path(folder) / "run")
         if ranks.speaks:
             RunFolder.create(where.folder)
-        with closing(setup.inputs), closing(Trainer(setup, where, Silent(), ranks)) as trainer:
+        with closing(setup.inputs), closing(Trainer(setup, where, SilentDisplay(), ranks)) as trainer:
 
             def weights() -> int:
                 found = 0

@@ -17,7 +17,7 @@ from headway.core.errors import UsageError
 from headway.model import cifar_net, cifar_resnet, resnet18, resnet50, small_net
 from headway.model.activation_checkpointing import checkpoint_activations
 from headway.model.batch_norm import convert_to_ghost
-from headway.setup.micro_batch import bytes_saved
+from headway.setup.micro_batch import measure_saved_bytes
 
 
 class Drop(nn.Module):
@@ -122,9 +122,9 @@ def test_less_is_kept_for_the_backward_pass(make: Callable[[], nn.Module]) -> No
     def attempt(samples: int) -> None:
         model(torch.zeros(samples, 3, 32, 32)).sum().backward()
 
-    before = bytes_saved(attempt, 4)
+    before = measure_saved_bytes(attempt, 4)
     checkpoint_activations(model)
-    assert bytes_saved(attempt, 4) < before / 2
+    assert measure_saved_bytes(attempt, 4) < before / 2
 
 
 def test_a_copy_computes_with_its_own_weights() -> None:

@@ -287,16 +287,16 @@ def test_memory_is_what_a_device_holds() -> None:
     assert estimate_memory(workload(), 1, 1e6, 1).most_samples == 0
 
 
-STILL = ("masters", "gradients of masters", "buffers", "averaged weights", "looked at")
+STILL = ("masters", "gradients of masters", "buffers", "averaged weights", "layer watch")
 
 
 @pytest.mark.thin(1)
 @pytest.mark.parametrize(
     ("ranks", "options", "there"),
     [
-        (1, [], ["looked at"]),
+        (1, [], ["layer watch"]),
         (2, ["observe.layer_rates=false", "observe.on_divergence=ignore"], []),
-        (1, ["half_weights=true", "precision=bf16"], ["masters", "gradients of masters", "looked at"]),
+        (1, ["half_weights=true", "precision=bf16"], ["masters", "gradients of masters", "layer watch"]),
         (2, ["model.ema.half_life_steps=9", "model.factory=headway.model:small_net"], ["buffers", "averaged weights"]),
     ],
 )
@@ -311,7 +311,7 @@ def test_memory_is_that_of_the_dry_run(tmp_path: Path, ranks: int, options: list
     held = estimate_memory(Workload.read(out), 30 // ranks, 1e9, ranks)
     still = (*STILL, "weights", "gradients", "buckets", "optimizer state")
     assert held.weights == sum(parts.get(name, 0) for name in still)
-    assert held.activations == parts["kept for backward"] + parts["on the way back"]
+    assert held.activations == parts["kept for backward"] + parts["activation gradients"]
     assert ("buckets" in parts) == (ranks > 1)
     assert set(there) <= parts.keys()
 

@@ -24,7 +24,7 @@ from headway.core.cpu_count import count_usable_cores
 from headway.core.recipe import read_recipe
 from headway.data.tiers.device import DeviceTier
 from headway.data.tiers.memory import MemoryTier
-from headway.setup.build import set_up
+from headway.setup.build import build_setup
 from headway.setup.recipe import TrainRecipe
 
 LITTLE = "headway.data.tiers.choice.read_free_memory_bytes"
@@ -150,7 +150,7 @@ def test_evaluation_is_refused_without_a_thread_left(remote: Server, folder: Pat
 def test_random_crops_leave_the_evaluation_set_to_the_device(folder: Path, kind: str, expected: type) -> None:
     """Training crops are made on the host, of pixels in memory; evaluation takes whole images, which are gathered."""
     overrides = ("data.crop=random", "data.cache=device", f"device={kind}")
-    setup = set_up(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
+    setup = build_setup(read_recipe(folder / "recipe.yaml", overrides, TrainRecipe), say=print)
     with closing(setup.inputs):
         assert setup.train is not None
         assert setup.eval is not None

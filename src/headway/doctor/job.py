@@ -17,9 +17,9 @@ import torch
 from headway.core.recipe import LoadedRecipe
 from headway.core.run_folder import RunFolder
 from headway.data.batch import Batch
-from headway.setup.build import Setup, set_up
+from headway.setup.build import TrainSetup, build_setup
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import Silent
+from headway.train.progress import SilentDisplay
 from headway.train.trainer import Display, Trainer
 
 NEVER = 1e6
@@ -50,7 +50,7 @@ class Job:
         shortened: why these are fewer than the user's recipe has; empty: they are not.
     """
 
-    def __init__(self, loaded: LoadedRecipe[TrainRecipe], setup: Setup) -> None:
+    def __init__(self, loaded: LoadedRecipe[TrainRecipe], setup: TrainSetup) -> None:
         self.loaded, self.setup = loaded, setup
         self.batch = setup.plan.get_batch_size(0)
         self.shortened = ""
@@ -65,7 +65,7 @@ class Job:
         """
         changed = {key.replace("__", "."): value for key, value in changes.items()}
         loaded = with_values(loaded, changed, "as it is tried")
-        setup = set_up(with_values(loaded, MEASURED, "as it is measured"), say=say)
+        setup = build_setup(with_values(loaded, MEASURED, "as it is measured"), say=say)
         chosen = {key: value for key, value in setup.loaded.list_leaves() if key not in MEASURED}
         origins = setup.loaded.origins
         resolved = {
@@ -135,7 +135,7 @@ class Job:
         try:
             with tempfile.TemporaryDirectory(prefix=".headway-doctor-", dir=_of_runs()) as folder:
                 run = RunFolder.create(Path(folder) / "run")
-                with closing(Trainer(self.setup, run, display or Silent())) as trainer:
+                with closing(Trainer(self.setup, run, display or SilentDisplay())) as trainer:
                     trainer.say = quiet  # what is replayed may well diverge
                     yield trainer
         finally:

@@ -23,7 +23,7 @@ from headway.doctor.model import Model
 from headway.doctor.packing import First, kept_on_disk, lossless, packing_of, smaller
 from headway.doctor.stalls import checkpoint
 from headway.setup.inputs import Say
-from headway.setup.precision import candidates
+from headway.setup.precision import list_candidates
 
 WORTH = 1.01
 """Gains below it are noise."""
@@ -321,7 +321,7 @@ class Knobs:
         seconds = self._model.seconds["loop"]
         heavy = seconds.get("compute", 0.0) + seconds.get("launch", 0.0)
         if heavy >= 0.1 * self._model.total("loop"):
-            best = [name for name in candidates(device) if name != "fp32"]
+            best = [name for name in list_candidates(device) if name != "fp32"]
             if recipe.precision == "fp32" and best and not recipe.half_weights:
                 cost = FP16_COST if best[0] == "fp16" else BF16_COST
                 yield from self._tried(best[0], "compute", {"precision": best[0]}, exact=False, cost=cost)

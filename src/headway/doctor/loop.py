@@ -22,7 +22,7 @@ from headway.doctor.measure import least_window_s, settled, timed
 from headway.doctor.stack_sampler import StackSampler
 from headway.doctor.syncs import Syncs, count_syncs
 from headway.doctor.user_code import TRANSFORM, Place
-from headway.setup.prepare import augmented, divided, prepared
+from headway.setup.prepare import augment_batch, prepare_batch, split_micro_batches
 from headway.train.trainer import Trainer
 
 SMALL = 2
@@ -237,12 +237,12 @@ def by_batch(
 def passing(job: Job, batch: Batch) -> Callable[[], int]:
     """Forward and backward over one batch, that leaves no gradients."""
     setup, wait = job.setup, waiting(job.setup.device)
-    images, labels = prepared(setup, batch, 1)
+    images, labels = prepare_batch(setup, batch, 1)
     weights = torch.full((len(images),), 1 / len(images), device=setup.device)
     parameters = [value for value in setup.model.parameters() if value.requires_grad]
 
     def run() -> int:
-        for part, some, weight in divided(setup, images, labels, weights):
+        for part, some, weight in split_micro_batches(setup, images, labels, weights):
             with setup.precision.autocast():
                 outputs = setup.forward(part)
             setup.precision.backward(setup.task.loss(outputs.float(), some), weight)
@@ -301,7 +301,7 @@ def _share_of_transform(job: Job, *, limit_s: float) -> float:
     def window() -> float:
         spent, begun = 0.0, perf_counter()
         while True:
-            images, labels = augmented(setup, batch, keys)
+            images, labels = augment_batch(setup, batch, keys)
             wait()
             before = perf_counter()
             transform(images, labels, keys)
@@ -312,5 +312,5 @@ def _share_of_transform(job: Job, *, limit_s: float) -> float:
                 return spent / (now - begun)
 
     with preserve_training_state(setup.model):
-        transform(*augmented(setup, batch, keys), keys)
+        transform(*augment_batch(setup, batch, keys), keys)
         return settled(window, limit_s=limit_s).value

@@ -41,10 +41,10 @@ from headway.doctor.whole import run
 from headway.launch.hosts import hosts_of, shared
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
-from headway.setup.build import set_up
+from headway.setup.build import build_setup
 from headway.setup.inputs import Say
 from headway.setup.recipe import TrainRecipe
-from headway.train.progress import Silent
+from headway.train.progress import SilentDisplay
 from headway.train.runs import load_recipe
 from headway.train.trainer import Trainer
 
@@ -106,12 +106,12 @@ def main(asked: dict[str, Any]) -> None:
     with ranks:
         ranks.share(loaded.recipe.batch)
         share = loaded.recipe.batch // ranks.launched_size
-        setup = set_up(with_values(loaded, MEASURED, "as it is measured"), say=quiet, ranks=ranks)
+        setup = build_setup(with_values(loaded, MEASURED, "as it is measured"), say=quiet, ranks=ranks)
         with closing(setup.inputs):
             where = RunFolder(Path(asked["folder"]) / "run")
             if ranks.speaks:
                 RunFolder.create(where.folder)
-            with closing(Trainer(setup, where, Silent(), ranks)) as trainer:
+            with closing(Trainer(setup, where, SilentDisplay(), ranks)) as trainer:
                 trainer.meet()
                 control = ranks.world.control
                 norm = {"batch": share}

@@ -12,7 +12,7 @@ import torch
 from headway.core.modules import preserve_training_state
 from headway.doctor.job import Job
 from headway.doctor.loop import waiting
-from headway.setup.prepare import prepared
+from headway.setup.prepare import prepare_batch
 
 SIDE = 1024
 """Of the matrices whose product is timed: 2 GFLOP."""
@@ -70,7 +70,7 @@ def _best(work: Callable[[], object], wait: Callable[[], object]) -> float:
 def _moved(job: Job) -> float:
     """Bytes of a step."""
     setup, batch = job.setup, job.kept()[0]
-    images, _ = prepared(setup, batch, 1)
+    images, _ = prepare_batch(setup, batch, 1)
     some = images[: min(len(images), 8)]
     seen = [0]
 

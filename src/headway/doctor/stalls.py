@@ -9,7 +9,7 @@ from typing import Any, final
 
 from headway.doctor.job import Job, close, with_values
 from headway.doctor.loop import waiting
-from headway.train.evaluate import batches_of
+from headway.train.evaluate import evaluate_batches
 from headway.train.trainer import Display, Trainer
 
 CHECKPOINTS = 3
@@ -39,7 +39,7 @@ def evaluation(job: Job, *, limit_s: float) -> Stall | None:
     if dataset is None:
         return None
     wait, begun, done, first, first_s = waiting(setup.device), perf_counter(), 0, 0, 0.0
-    stream = batches_of(setup, dataset)
+    stream = evaluate_batches(setup, dataset)
     try:
         for outputs, labels, batch in stream:
             setup.task.loss(outputs, labels)

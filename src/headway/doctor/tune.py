@@ -138,7 +138,7 @@ def tune(
         allow: names of ALLOWED, by commas.
 
     Raises:
-        UsageError: no such name; the file is there already. HeadwayError: see `set_up`.
+        UsageError: no such name; the file is there already. HeadwayError: see `build_setup`.
     """
     allowed = _allowed(allow)
     target = out or recipe.with_suffix(".tuned.yaml")

@@ -161,9 +161,9 @@ def panels(summary: Mapping[str, Any], device: str) -> list[Panel]:
 
 def _reads(summary: Mapping[str, Any], device: str) -> str:
     """How often a step read values in Python, and where; nothing of runs before that was counted."""
-    if "value_reads" not in summary:
+    if "host_syncs" not in summary:
         return ""
-    found = summary["value_reads"]
+    found = summary["host_syncs"]
     if found is None:
         return (
             "Values read in Python: not counted, this process made too few steps. It takes "

@@ -10,7 +10,7 @@ from headway.page import renderer as page
 from headway.page.panel import Panel
 from headway.report.comparison import Comparison, ratio
 from headway.report.panels import metric_text
-from headway.train.progress import duration
+from headway.train.progress import format_duration
 
 SECTIONS = ("Result", "Time", "Training", "What differs")
 WORDS = {"images_s": "images/s", "seconds": "time", "wait_share": "waiting for data", "seconds_to_reach": "to goal"}
@@ -52,7 +52,7 @@ def _text(name: str, value: float | None) -> str:
     if value is None:
         return "not reached" if name == "seconds_to_reach" else metric_text(name, value)
     if name in ("seconds", "seconds_to_reach"):
-        return duration(value)
+        return format_duration(value)
     if name == "wait_share":
         return f"{value:.1%}"
     return f"{value:,.0f}" if name == "images_s" else metric_text(name, value)

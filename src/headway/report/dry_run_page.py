@@ -75,8 +75,8 @@ def _batch(found: DryRun) -> str:
     ranks = f"{found.ranks:,} rank{'s'[: found.ranks > 1]}"
     if found.hosts > 1:
         ranks += f" on {found.hosts:,} hosts"
-    about = "" if found.micro * found.accumulated * found.ranks == largest else " at most"
-    return f"{batch}: {found.micro:,} in a micro-batch x {found.accumulated:,} accumulated x {ranks}{about}"
+    about = "" if found.micro_batch * found.accumulation * found.ranks == largest else " at most"
+    return f"{batch}: {found.micro_batch:,} in a micro-batch x {found.accumulation:,} accumulated x {ranks}{about}"
 
 
 def _images(work: Workload) -> str:

@@ -17,7 +17,7 @@ from headway.data.data_recipe import SYNTHETIC, SyntheticRecipe
 from headway.optim.batch_scaling import require_number
 from headway.optim.internal_schedule import InternalSchedule
 from headway.optim.schedule import Schedule, ScheduleTurn
-from headway.setup.rates import check_length, length, oddities, resolve_rates, warnings
+from headway.setup.rates import check_length, find_batch_warnings, find_oddities, plan_steps, resolve_rates
 from headway.setup.recipe import TrainRecipe
 
 CURVE_POINTS = 600
@@ -156,7 +156,7 @@ def preview(path: Path, overrides: Sequence[str], samples: int | None = None) ->
     recipe = loaded.recipe
     if samples is None:
         samples = _samples(recipe, loaded.base)
-    plan, steps = length(recipe, samples)
+    plan, steps = plan_steps(recipe, samples)
     check_length(recipe, steps)
     return Preview(
         loaded=loaded,
@@ -167,7 +167,7 @@ def preview(path: Path, overrides: Sequence[str], samples: int | None = None) ->
         internal=recipe.optimizer.build_internal_schedule(samples / recipe.batch),
         lr=require_number(recipe.optimizer.lr, "optimizer.lr"),
         momentum=recipe.optimizer.displayed_momentum,
-        warnings=[*warnings(recipe), *oddities(recipe, samples, plan, steps)],
+        warnings=[*find_batch_warnings(recipe), *find_oddities(recipe, samples, plan, steps)],
     )
 
 

@@ -19,7 +19,8 @@ from headway.model.batch_norm import recompute_statistics
 from headway.observe import directions
 from headway.observe.directions import Vector
 from headway.observe.sharpness import Eigenvalue, Epsilon, Objective, Tick, epsilon_sharpness, largest_eigenvalue
-from headway.setup.build import Setup, check_labels
+from headway.setup.build import TrainSetup
+from headway.setup.checks import check_labels
 from headway.setup.inputs import Say, open_dataset
 from headway.train import runs
 
@@ -51,7 +52,7 @@ class Solution:
 
     name: str
     run: RunFolder
-    setup: Setup
+    setup: TrainSetup
     samples: dict[str, Sample]
     tick: Tick = field(default=lambda: None)
     """Called after every place and every step of the sharpness."""
@@ -180,7 +181,7 @@ def opened(name: str, run: RunFolder, sets: str, count: int, seed: int, *, say: 
         UsageError: no weights, no data of its own, or no evaluation set where only that is asked for.
         HeadwayError: a data set cannot be opened, or every sample of it is damaged.
     """
-    setup = runs.trained(run, say=say, wide=True)
+    setup = runs.load_trained(run, say=say, wide=True)
     try:
         found = _uris(setup, run, sets, say)
         samples = {which: _sample(setup, uri, count, seed, sets, say) for which, uri in found.items()}
@@ -190,7 +191,7 @@ def opened(name: str, run: RunFolder, sets: str, count: int, seed: int, *, say: 
     return Solution(name=name, run=run, setup=setup, samples=samples)
 
 
-def _uris(setup: Setup, run: RunFolder, sets: str, say: Say) -> dict[str, str]:
+def _uris(setup: TrainSetup, run: RunFolder, sets: str, say: Say) -> dict[str, str]:
     options, where = setup.recipe.data, str(run.folder)
     if options.train == SYNTHETIC:
         fix = "Train on real data first."
@@ -207,7 +208,7 @@ def _uris(setup: Setup, run: RunFolder, sets: str, say: Say) -> dict[str, str]:
     return found
 
 
-def _sample(setup: Setup, uri: str, count: int, seed: int, sets: str, say: Say) -> Sample:
+def _sample(setup: TrainSetup, uri: str, count: int, seed: int, sets: str, say: Say) -> Sample:
     try:
         dataset = open_dataset(setup.loaded.base, uri, say)
     except HeadwayError as error:
