@@ -27,7 +27,7 @@ from bench._doctor.data import evict, load
 from bench._doctor.jobs import BIG, Job
 from headway.core.errors import UsageError
 from headway.core.profile import Knob, Profile
-from headway.doctor.packing import Packing
+from headway.doctor.pack_estimate import Packing
 
 STARTS_S, ENDS_S, DOCTOR_S = 180.0, 60.0, 900.0
 """How long a run may take until its first logging step, and from the signal to its end; and the doctor."""

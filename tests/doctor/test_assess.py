@@ -12,7 +12,7 @@ import pytest
 from tests._support import Said, command, headway, refused
 
 from headway.doctor.assess import MAY_BE_PERCENT, Goal, Lines, assess, command_of
-from headway.doctor.scores import Scores
+from headway.doctor.accuracy_parser import Scores
 
 
 def script(folder: Path, body: str, name: str = "train.py") -> Path:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from tests._support import packed_digits, write_recipe
 
 from headway.doctor.budget import FULL, QUICK, Budget, WallTime
-from headway.doctor.doctor import WANTING, examination
-from headway.doctor.job import Job
-from headway.doctor.joint import TOGETHER_S
-from headway.doctor.ranks import share_out
+from headway.doctor.examination import WANTING, examination
+from headway.doctor.measurement_job import Job
+from headway.doctor.rank_exchange import TOGETHER_S
+from headway.doctor.rank_examination import share_out
 from headway.train.runs import load_recipe
 
 PARTS = list(QUICK.wants())

@@ -19,8 +19,8 @@ from headway.core.recipe_text import given
 from headway.data.dataset import open as open_dataset
 from headway.data.modes import Mode
 from headway.doctor import tune, tune_packs
-from headway.doctor.job import Job, quiet
-from headway.doctor.packing import packing_of
+from headway.doctor.measurement_job import Job, quiet
+from headway.doctor.pack_estimate import packing_of
 from headway.doctor.tune import changes_of
 from headway.setup.recipe import TrainRecipe
 from headway.train.runs import load_recipe

@@ -15,13 +15,13 @@ import pytest
 from tests._support import packed_digits, write_recipe
 
 from headway.core.importing import import_path
-from headway.doctor.attribute import classify
+from headway.doctor.time_attribution import classify
 from headway.doctor.budget import Budget
-from headway.doctor.doctor import examination
-from headway.doctor.job import Job
-from headway.doctor.loop import Looped, looped
+from headway.doctor.examination import examination
+from headway.doctor.measurement_job import Job
+from headway.doctor.loop_measurement import Looped, looped
 from headway.doctor.stack_sampler import StackSampler
-from headway.doctor.syncs import Line, Syncs, count_calls, waits_in
+from headway.doctor.sync_counter import Line, Syncs, count_calls, waits_in
 from headway.doctor.user_code import Place, find_place, owner_of
 from headway.train.runs import load_recipe
 

@@ -14,7 +14,7 @@ from tests.plan._workload import workload
 from headway.core import collectives
 from headway.core.errors import UsageError
 from headway.core.profile import Ceiling, Profile, Side, Together
-from headway.doctor.model import Model
+from headway.doctor.throughput_model import Model
 from headway.plan.answer import one_answer, step_of
 from headway.plan.ask import (
     epochs_of,

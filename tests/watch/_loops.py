@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from headway.doctor.loop_observation import Observed
 from headway.observe import step_marks
-from headway.watch.watching import Watch
+from headway.watch.loop_watch import Watch
 
 MS = 1_000_000
 

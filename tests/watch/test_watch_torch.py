@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import headway.watch
 from headway.doctor.loop_observation import Observed
 from headway.observe import tensor_taps
-from headway.watch.watching import Watch
+from headway.watch.loop_watch import Watch
 
 
 @pytest.fixture

@@ -47,7 +47,7 @@ def doctor(
         if recipe is not None and recipe.endswith((".yaml", ".yml")) and "--" not in sys.argv:
             fix = "headway doctor RECIPE, or headway doctor --script train.py -- ARGS."
             raise UsageError("the doctor looks at a recipe or at a script, not at both", where=recipe, fix=fix)
-        from headway.doctor.script import run
+        from headway.doctor.script_watch import run
 
         arguments = [*([] if recipe is None else [recipe]), *(overrides or ())]
         seen = run(script, arguments, steps=steps, to_stderr=as_json)
@@ -59,23 +59,23 @@ def doctor(
         raise UsageError("--steps is of --script", fix="Leave it out.")
     out = out or Path(f"{Path(recipe).stem}.profile.json")
     writable(out, page)
-    from headway.doctor.text import text
+    from headway.doctor.terminal_text import text
 
     if procs is not None or hosts is not None:
-        from headway.doctor.ranks import examine as examine_ranks
+        from headway.doctor.rank_examination import examine as examine_ranks
 
         if cold:
             fix = "Leave one of them out."
             raise UsageError("--cold measures one process, and --procs and --hosts several", where="--cold", fix=fix)
         found = examine_ranks(Path(recipe), overrides or (), procs=procs, hosts=hosts, say=say, quick=quick)
     else:
-        from headway.doctor.doctor import examine
+        from headway.doctor.examination import examine
 
         found = examine(Path(recipe), overrides or (), say=say, quick=quick, cold=cold, begun=STARTED)
     found = found.doubted()
     found.write(out)
     if page is not None:
-        from headway.doctor import page as pages
+        from headway.doctor import profile_page as pages
 
         pages.write(found, page)
     written = f"Wrote {out}{f' and {page}' if page else ''}."

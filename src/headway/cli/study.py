@@ -83,7 +83,7 @@ def assess(
     """Run a training script for so long, and say whether it reached accuracies."""
     from headway.doctor.assess import Goal, command_of, text
     from headway.doctor.assess import assess as run
-    from headway.doctor.scores import Scores
+    from headway.doctor.accuracy_parser import Scores
 
     goal, scores = Goal.of(target_train, target_val, minutes), Scores(train_pattern, val_pattern, scale)
 

@@ -21,7 +21,7 @@ import psutil
 from headway.core.errors import UsageError
 from headway.core.signals import answered
 from headway.doctor.output_lines import Lines
-from headway.doctor.scores import Kind, Reading, Scores
+from headway.doctor.accuracy_parser import Kind, Reading, Scores
 
 Echo = Callable[[str, bool], object]
 """Told every piece of the script's output as it comes; True: it went to standard error."""

@@ -7,8 +7,8 @@ from statistics import median
 from time import perf_counter
 from typing import Any, final
 
-from headway.doctor.job import Job, close, with_values
-from headway.doctor.loop import waiting
+from headway.doctor.measurement_job import Job, close, with_values
+from headway.doctor.loop_measurement import waiting
 from headway.train.evaluate import batches_of
 from headway.train.trainer import Display, Trainer
 

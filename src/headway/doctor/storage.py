@@ -38,7 +38,7 @@ from headway.data.tiers.layout import Layout
 from headway.data.tiers.opened import RemoteShards
 from headway.data.tiers.state import STATE_FILE
 from headway.data.tiers.store import PACKS
-from headway.doctor.measure import settled, timed
+from headway.doctor.rate_measurement import settled, timed
 from headway.doctor.page_cache import COLD, Mount, Span, as_it_was, evict, mount_of, resident
 
 Ids = NDArray[np.int64]

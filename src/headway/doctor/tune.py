@@ -18,11 +18,11 @@ from headway.core.recipe import Loaded, load
 from headway.core.recipe_text import given
 from headway.core.statistics import median_interval
 from headway.doctor.budget import FULL, QUICK, Budget
-from headway.doctor.doctor import examination, machine
-from headway.doctor.job import Job, override, quiet
-from headway.doctor.packing import Packing
+from headway.doctor.examination import examination, machine
+from headway.doctor.measurement_job import Job, override, quiet
+from headway.doctor.pack_estimate import Packing
 from headway.doctor.tune_packs import Packs
-from headway.doctor.whole import run
+from headway.doctor.whole_job import run
 from headway.setup.inputs import Say
 from headway.setup.recipe import TrainRecipe
 from headway.train.runs import load_recipe

@@ -12,7 +12,7 @@ import numpy as np
 from headway.core.errors import HeadwayError
 from headway.data.dataset import Dataset
 from headway.data.pack import pack
-from headway.doctor.packing import GROWTH, Packing, free_disk_bytes, shown
+from headway.doctor.pack_estimate import GROWTH, Packing, free_disk_bytes, shown
 from headway.setup.inputs import Say
 
 FREE = 0.9

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import get_args
 
 from headway.core.profile import OFF, Ceiling, Code, Kind, Verdict, What, WholeRun
-from headway.doctor.model import Model
+from headway.doctor.throughput_model import Model
 
 CONFIRMED = 0.10
 """Prediction and measurement differ by no more."""

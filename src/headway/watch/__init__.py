@@ -1,7 +1,7 @@
 """Watches any PyTorch training loop through hooks: `with headway.watch.watch(loader, model, optimizer) as seen`.
 
 In: a loader, networks and optimizers of the user's own script. Out: an `Observed`, with a verdict of `headway.doctor`.
-Read `watching.py` first; `hooks.py` marks the stages, `findings.py` turns marks into numbers and advice.
+Read `loop_watch.py` first; `hooks.py` marks the stages, `findings.py` turns marks into numbers and advice.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from headway.core.lazy import lazily
 from headway.doctor.loop_observation import Observed as Observed
 
 if TYPE_CHECKING:
-    from headway.watch.watching import Watch as Watch
-    from headway.watch.watching import watch as watch
+    from headway.watch.loop_watch import Watch as Watch
+    from headway.watch.loop_watch import watch as watch
 
-_HOMES = {"Watch": "watching", "watch": "watching"}
+_HOMES = {"Watch": "loop_watch", "watch": "loop_watch"}
 
 
 __getattr__, __dir__ = lazily(__name__, _HOMES)

@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 from headway.core.files import write_whole
 from headway.observe.step_marks import WARM_UP_STEPS
-from headway.watch.watching import Watch, WatchedIterator
+from headway.watch.loop_watch import Watch, WatchedIterator
 
 LOST_S = 30.0
 """That an optimizer may step, outside of any loop over a DataLoader, before the script is ended there;"""

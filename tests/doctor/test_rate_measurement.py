@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.statistics import median_interval
-from headway.doctor.beside import each
-from headway.doctor.feed import fitted
-from headway.doctor.loop import intercept
-from headway.doctor.measure import LEAST_WINDOWS, settled, timed
+from headway.doctor.contention import each
+from headway.doctor.loader_measurement import fitted
+from headway.doctor.loop_measurement import intercept
+from headway.doctor.rate_measurement import LEAST_WINDOWS, settled, timed
 
 
 def test_a_steady_rate_is_known_at_once() -> None:

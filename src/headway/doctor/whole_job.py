@@ -9,9 +9,9 @@ from typing import final
 
 from headway.core.profile import Rate
 from headway.data.batch import Batch
-from headway.doctor.job import Job
-from headway.doctor.loop import LONG_STEP_S, advanced, waiting, warmed
-from headway.doctor.measure import settled, timed
+from headway.doctor.measurement_job import Job
+from headway.doctor.loop_measurement import LONG_STEP_S, advanced, waiting, warmed
+from headway.doctor.rate_measurement import settled, timed
 
 MOST_STEPS = 200
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.core.errors import UsageError
-from headway.doctor.scores import Scores
+from headway.doctor.accuracy_parser import Scores
 
 Found = list[tuple[str, float]]
 

@@ -180,7 +180,7 @@ def trained(watched: bool) -> tuple[dict[str, Tensor], list[float]]:
     if seen is not None:
         found = seen.verdict()
         assert found.reads == 1.0
-        assert found.read_at[0].startswith("item at test_watching.py:")
+        assert found.read_at[0].startswith("item at test_loop_watch.py:")
         assert len(found.read_at) == 1, "what torch reads in a step of its own is not the user's"
         assert "Python read 1 value a step, mostly item at" in found.text()
     return model.state_dict(), losses
@@ -258,7 +258,7 @@ def test_reads_of_a_device_are_told_apart(hands: Hands) -> None:
             optimizer.step()
     found = seen._marks.rows[-1]
     assert found[7:10] == (1, 1, 2 * MS)
-    assert any("__bool__ at test_watching.py" in place for place in seen.verdict().read_at)
+    assert any("__bool__ at test_loop_watch.py" in place for place in seen.verdict().read_at)
 
 
 def test_bad_input_is_refused(hands: Hands) -> None:

@@ -29,8 +29,8 @@ from headway.data.records import Records
 from headway.data.tiers.opened import RemoteShards
 from headway.data.tiers.policy import Slots
 from headway.data.tiers.tier import Ids, Tier
-from headway.doctor.feed import Fed, fed
-from headway.doctor.job import Job
+from headway.doctor.loader_measurement import Fed, fed
+from headway.doctor.measurement_job import Job
 from headway.setup.recipe import TrainRecipe
 
 CHUNK = 16

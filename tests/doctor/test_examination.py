@@ -15,13 +15,13 @@ from tests.data.tiers._server import make_pack
 
 from headway.core.errors import UsageError
 from headway.core.profile import Profile
-from headway.doctor.beside import beside, handover
+from headway.doctor.contention import beside, handover
 from headway.doctor.budget import Budget
-from headway.doctor.doctor import examination
-from headway.doctor.feed import fed
-from headway.doctor.job import Job, override, resized
-from headway.doctor.loop import by_batch, rate_of
-from headway.doctor.syncs import count_syncs
+from headway.doctor.examination import examination
+from headway.doctor.loader_measurement import fed
+from headway.doctor.measurement_job import Job, override, resized
+from headway.doctor.loop_measurement import by_batch, rate_of
+from headway.doctor.sync_counter import count_syncs
 from headway.train.runs import load_recipe
 
 HOLDERS = """
@@ -116,7 +116,7 @@ def test_a_slow_loader_is_measured_beside_the_loop(folder: Path) -> None:
 @pytest.mark.check
 def test_handing_batches_over_costs_short_steps_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a thread that takes 0.1 s for each round of a ring of three, which is at least twice in ten steps."""
-    monkeypatch.setattr("headway.doctor.beside.PAUSE_S", 0.1)
+    monkeypatch.setattr("headway.doctor.contention.PAUSE_S", 0.1)
     with closing(Job.of(load_recipe(folder / "plain.yaml", ["batch=2", "log_every_steps=50"]), str)) as job:
         assert handover(job, 0.005, limit_s=0) > 0.1 / (10 * 2)
         assert handover(job, 1.0, limit_s=0) == 0

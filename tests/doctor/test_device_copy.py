@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from headway.data.batch import Batch
-from headway.doctor.copying import copying
+from headway.doctor.device_copy import copying
 
 
 def batch(samples: int, side: int) -> Batch:

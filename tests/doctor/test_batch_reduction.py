@@ -10,9 +10,9 @@ from tests._support import packed_digits, write_recipe
 
 from headway.core.profile import Profile
 from headway.doctor.budget import Budget
-from headway.doctor.doctor import examine
-from headway.doctor.job import quiet
-from headway.doctor.shorten import shortened
+from headway.doctor.examination import examine
+from headway.doctor.measurement_job import quiet
+from headway.doctor.batch_reduction import shortened
 from headway.train.runs import load_recipe
 
 SLOW = """
@@ -87,7 +87,7 @@ def test_it_stays_as_large_as_other_values_want_it(batch_of: Callable[..., tuple
 @pytest.mark.check
 def test_the_profile_says_which_batch_was_measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = Budget(each=0.2, passes=0.1, side=0.1, whole=0.2, tries=0.2, step=0.4)
-    monkeypatch.setattr("headway.doctor.doctor.QUICK", short)
+    monkeypatch.setattr("headway.doctor.examination.QUICK", short)
     found: Profile = examine(folder / "plain.yaml", [EACH, "log_every_steps=50"], say=quiet, quick=True)
     assert found.batch <= 32
     assert any(f"batch={found.batch}" in one for one in found.not_measured)

@@ -9,8 +9,8 @@ from time import perf_counter
 from pydantic import ValidationError
 
 from headway.core.recipe import Loaded
-from headway.doctor.job import Job, resized, with_values
-from headway.doctor.loop import SMALL, passing
+from headway.doctor.measurement_job import Job, resized, with_values
+from headway.doctor.loop_measurement import SMALL, passing
 from headway.setup.inputs import Say
 from headway.setup.recipe import TrainRecipe
 

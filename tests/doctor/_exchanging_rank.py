@@ -1,4 +1,4 @@
-"""A rank that is measured with others, and nothing else: _joint.py RECIPE OUT SECONDS. Rank 0 writes OUT."""
+"""A rank that is measured with others, and nothing else: _exchanging_rank.py RECIPE OUT SECONDS. Rank 0 writes OUT."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 from zlib import crc32
 
 from headway.core.run import Run
-from headway.doctor.job import MEASURED, Job, quiet, with_values
-from headway.doctor.joint import exchange, together, tried
-from headway.doctor.ranks import surroundings
+from headway.doctor.measurement_job import MEASURED, Job, quiet, with_values
+from headway.doctor.rank_exchange import exchange, together, tried
+from headway.doctor.rank_examination import surroundings
 from headway.launch.ranks import Ranks
 from headway.setup.build import set_up
 from headway.train.progress import Silent

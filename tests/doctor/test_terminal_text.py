@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.doctor._profile import ceilings, knobs, profile, runs
 
 from headway.core.profile import OFF, Ceiling, Finding, Profile, Side, Verdict
-from headway.doctor.model import Model
-from headway.doctor.text import BLOCKS, COLUMNS, NOT_MEASURED, STAGES, alone, number, text
+from headway.doctor.throughput_model import Model
+from headway.doctor.terminal_text import BLOCKS, COLUMNS, NOT_MEASURED, STAGES, alone, number, text
 from headway.doctor.verdict import verdict
 
 WORDS = ("", "a", "two words.", "a\nline", "\u00e4 long", "x" * 130, "all of a sentence " * 12, "a-b=c " * 30)

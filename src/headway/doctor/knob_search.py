@@ -14,13 +14,13 @@ from headway.core.profile import Knob, Threads, Together
 from headway.data.batch import Batch
 from headway.data.columns import FLAG_RAW, PACK_FORMATS
 from headway.data.modes import Mode
-from headway.doctor.beside import beside, handed, handover
-from headway.doctor.feed import Fed, fed
-from headway.doctor.job import Job, override, quiet
-from headway.doctor.kept import keeps, keeps_on_device, memory_fed
-from headway.doctor.loop import LONG_STEP_S, Looped, rate_of
-from headway.doctor.model import Model
-from headway.doctor.packing import First, kept_on_disk, lossless, packing_of, smaller
+from headway.doctor.contention import beside, handed, handover
+from headway.doctor.loader_measurement import Fed, fed
+from headway.doctor.measurement_job import Job, override, quiet
+from headway.doctor.memory_cache_estimate import keeps, keeps_on_device, memory_fed
+from headway.doctor.loop_measurement import LONG_STEP_S, Looped, rate_of
+from headway.doctor.throughput_model import Model
+from headway.doctor.pack_estimate import First, kept_on_disk, lossless, packing_of, smaller
 from headway.doctor.stalls import checkpoint
 from headway.setup.inputs import Say
 from headway.setup.precision import candidates

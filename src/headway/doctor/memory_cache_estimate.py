@@ -9,8 +9,8 @@ from headway.core.memory import free_memory_bytes
 from headway.data.columns import FLAG_RAW
 from headway.data.order import Order
 from headway.data.tiers.memory import MemoryTier
-from headway.doctor.feed import Fed, fed
-from headway.doctor.job import Job
+from headway.doctor.loader_measurement import Fed, fed
+from headway.doctor.measurement_job import Job
 
 SHARE = 0.5
 """Of the free memory that a set may take to be offered a place there."""

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from headway.core.modules import leaving_no_trace
-from headway.doctor.job import Job
-from headway.doctor.loop import waiting
+from headway.doctor.measurement_job import Job
+from headway.doctor.loop_measurement import waiting
 from headway.setup.prepare import prepared
 
 SIDE = 1024

@@ -15,12 +15,12 @@ import torch
 from headway.core.modules import leaving_no_trace
 from headway.core.profile import Code, Rate, What
 from headway.data.batch import Batch
-from headway.doctor.attribute import ELSEWHERE, attribute, share_of
+from headway.doctor.time_attribution import ELSEWHERE, attribute, share_of
 from headway.doctor.budget import LOOK_SHARE
-from headway.doctor.job import Job, resized
-from headway.doctor.measure import least_window_s, settled, timed
+from headway.doctor.measurement_job import Job, resized
+from headway.doctor.rate_measurement import least_window_s, settled, timed
 from headway.doctor.stack_sampler import StackSampler
-from headway.doctor.syncs import Syncs, count_syncs
+from headway.doctor.sync_counter import Syncs, count_syncs
 from headway.doctor.user_code import TRANSFORM, Place
 from headway.setup.prepare import augmented, divided, prepared
 from headway.train.trainer import Trainer

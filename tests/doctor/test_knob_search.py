@@ -10,17 +10,17 @@ import torch
 from tests._support import packed_digits, write_recipe
 
 from headway.core.profile import Profile, Rate
-from headway.doctor import knobs
+from headway.doctor import knob_search
 from headway.doctor.budget import Budget
-from headway.doctor.doctor import examination
-from headway.doctor.feed import Fed, augmentation, by_threads, fed
-from headway.doctor.job import Job, quiet
-from headway.doctor.kept import keeps, memory_fed
-from headway.doctor.knobs import Knobs
-from headway.doctor.loop import Looped
-from headway.doctor.model import Model
+from headway.doctor.examination import examination
+from headway.doctor.loader_measurement import Fed, augmentation, by_threads, fed
+from headway.doctor.measurement_job import Job, quiet
+from headway.doctor.memory_cache_estimate import keeps, memory_fed
+from headway.doctor.knob_search import Knobs
+from headway.doctor.loop_measurement import Looped
+from headway.doctor.throughput_model import Model
 from headway.doctor.stalls import Stall, checkpoint, evaluation
-from headway.doctor.syncs import Syncs
+from headway.doctor.sync_counter import Syncs
 from headway.doctor.tune import changes_of
 from headway.train.runs import load_recipe
 
@@ -83,7 +83,7 @@ def test_what_stalls_is_offered_rarer_times_and_checkpoints_a_thread(
         assert job.loaded.recipe.checkpoint.asynchronous
         return Stall(3.0 * job.batch, job.batch, "stated")
 
-    monkeypatch.setattr(knobs, "checkpoint", copied)
+    monkeypatch.setattr(knob_search, "checkpoint", copied)
     model = Model({"input": {}, "loop": {"compute": 1.0}, "stall": {"evaluate": 60.0, "checkpoint": 39.0}}, 1.0, 1.0)
     loop = Looped(stated(1.0), {"compute": 1.0}, {60: 60.0}, Syncs())
     waits = ["checkpoint.every_steps=1", "checkpoint.asynchronous=false"]
@@ -117,7 +117,7 @@ def test_memory_is_offered_where_images_are_decoded_again_and_again(
     recipe: Path, monkeypatch: pytest.MonkeyPatch, cold_s: float, offered: list[float]
 ) -> None:
     """Which the first epoch does not do. At stated rates."""
-    monkeypatch.setattr(knobs, "memory_fed", lambda job, limit_s: fed_at(500))
+    monkeypatch.setattr(knob_search, "memory_fed", lambda job, limit_s: fed_at(500))
     now = fed_at(100)
     sides = {
         "input": {**now.seconds, "storage": now.seconds["storage"] + cold_s},

@@ -10,8 +10,8 @@ from typing import Any
 
 from headway.core.files import write_whole
 from headway.core.profile import Ceiling, Profile, Side, WholeRun
-from headway.doctor.roof import SAME_SIZE
-from headway.doctor.text import SIDES, alone, caution, how_sure, how_to, number, percent, prediction, signed, together
+from headway.doctor.roofline import SAME_SIZE
+from headway.doctor.terminal_text import SIDES, alone, caution, how_sure, how_to, number, percent, prediction, signed, together
 from headway.page import panel, report
 from headway.page.panel import Panel
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from headway.core.profile import What
 from headway.doctor.stack_sampler import StackSampler
-from headway.doctor.syncs import Line, Syncs
+from headway.doctor.sync_counter import Line, Syncs
 from headway.doctor.user_code import FORWARD, Place
 
 Spent = dict[tuple[Place, What], float]

@@ -31,13 +31,13 @@ from headway.core.world import World
 from headway.data.options import SYNTHETIC
 from headway.doctor import environment
 from headway.doctor.budget import FULL, QUICK, Budget, WallTime
-from headway.doctor.doctor import examination
-from headway.doctor.job import MEASURED, Job, quiet, with_values
-from headway.doctor.joint import GAIN, TOGETHER_S, Exchange, Joint, Tried, exchange, together, tried
-from headway.doctor.loop import looped
-from headway.doctor.model import Model
+from headway.doctor.examination import examination
+from headway.doctor.measurement_job import MEASURED, Job, quiet, with_values
+from headway.doctor.rank_exchange import GAIN, TOGETHER_S, Exchange, Joint, Tried, exchange, together, tried
+from headway.doctor.loop_measurement import looped
+from headway.doctor.throughput_model import Model
 from headway.doctor.verdict import verdict
-from headway.doctor.whole import run
+from headway.doctor.whole_job import run
 from headway.launch.hosts import hosts_of, shared
 from headway.launch.launcher import launch
 from headway.launch.ranks import Ranks
@@ -80,7 +80,7 @@ def examine(
         asked = {"recipe": str(recipe.resolve()), "overrides": list(overrides), "quick": quick, "folder": folder}
         say("Measuring on all processes at once; this takes about as long as one alone, and a little more.")
         status = launch(
-            ["-m", "headway.doctor.ranks", json.dumps(asked)],
+            ["-m", "headway.doctor.rank_examination", json.dumps(asked)],
             on,
             timeout_s=loaded.recipe.comm.timeout_s,
             respawn=False,

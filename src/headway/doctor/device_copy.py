@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from headway.data.batch import Batch
-from headway.doctor.measure import settled, timed
+from headway.doctor.rate_measurement import settled, timed
 
 SLOTS = 3
 """Of pinned memory, as the loader's ring has several: one alone would stay in the processor's cache."""

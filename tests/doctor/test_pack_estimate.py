@@ -21,14 +21,15 @@ from headway.data.dataset import open as open_dataset
 from headway.data.modes import Mode
 from headway.data.order import Order
 from headway.data.pack import pack
-from headway.doctor import knobs, packing
-from headway.doctor.feed import Fed
-from headway.doctor.job import Job, quiet
-from headway.doctor.knobs import Knobs, nearest, smaller_side
-from headway.doctor.loop import Looped, rate_of
-from headway.doctor.model import Model
-from headway.doctor.packing import AsPacked, First, Packing, kept_on_disk, lossless, packing_of, smaller
-from headway.doctor.syncs import Syncs
+from headway.doctor import pack_estimate
+from headway.doctor import knob_search
+from headway.doctor.loader_measurement import Fed
+from headway.doctor.measurement_job import Job, quiet
+from headway.doctor.knob_search import Knobs, nearest, smaller_side
+from headway.doctor.loop_measurement import Looped, rate_of
+from headway.doctor.throughput_model import Model
+from headway.doctor.pack_estimate import AsPacked, First, Packing, kept_on_disk, lossless, packing_of, smaller
+from headway.doctor.sync_counter import Syncs
 from headway.setup.inputs import Say
 from headway.train.runs import load_recipe
 
@@ -171,9 +172,9 @@ def at_stated_rates(monkeypatch: pytest.MonkeyPatch) -> None:
         return rate(250 if job.kept()[0].images.shape[1] == 64 else 100)
 
     monkeypatch.setattr(First, "packed", packed)
-    monkeypatch.setattr(packing, "fed", lambda job, **options: stated_fed(*STATED[kinds[-1]]))
-    monkeypatch.setattr(knobs, "fed", lambda job, **options: stated_fed(200, 30_000))
-    monkeypatch.setattr(knobs, "rate_of", of_loop)
+    monkeypatch.setattr(pack_estimate, "fed", lambda job, **options: stated_fed(*STATED[kinds[-1]]))
+    monkeypatch.setattr(knob_search, "fed", lambda job, **options: stated_fed(200, 30_000))
+    monkeypatch.setattr(knob_search, "rate_of", of_loop)
 
 
 @pytest.mark.check
@@ -278,7 +279,7 @@ def test_what_a_compiler_leaves_to_python_is_named(photos: Path, monkeypatch: py
         return real(self, quiet)
 
     monkeypatch.setattr(Job, "variant", variant)
-    monkeypatch.setattr(knobs, "rate_of", lambda job, limit_s: rate(4.0))
+    monkeypatch.setattr(knob_search, "rate_of", lambda job, limit_s: rate(4.0))
     with closing(Job.of(load_recipe(photos, []), quiet)) as job:
         tried = knobs_of(job, of_input=1e-9, of_loop=0.5)
         found = tried.found(torch.device("cpu"), quick=False)

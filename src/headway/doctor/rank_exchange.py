@@ -22,9 +22,9 @@ from headway.comm.options import CommRecipe
 from headway.core.profile import Rate
 from headway.core.statistics import median_interval
 from headway.core.world import Group
-from headway.doctor.job import override
-from headway.doctor.loop import advanced, waiting
-from headway.doctor.measure import known, least_window_s, timed
+from headway.doctor.measurement_job import override
+from headway.doctor.loop_measurement import advanced, waiting
+from headway.doctor.rate_measurement import known, least_window_s, timed
 from headway.launch.ranks import Ranks
 from headway.train.trainer import Trainer
 

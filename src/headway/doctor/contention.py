@@ -14,10 +14,10 @@ from headway.core.cores import usable_cores
 from headway.core.profile import Together
 from headway.data.batch import Batch
 from headway.data.loader import PAUSE_S
-from headway.doctor.feed import loader_of
-from headway.doctor.job import Job, close
-from headway.doctor.loop import LONG_STEP_S, advanced, waiting
-from headway.doctor.measure import least_window_s, settled, timed
+from headway.doctor.loader_measurement import loader_of
+from headway.doctor.measurement_job import Job, close
+from headway.doctor.loop_measurement import LONG_STEP_S, advanced, waiting
+from headway.doctor.rate_measurement import least_window_s, settled, timed
 
 BATCHES = 8
 """That the loader gives meanwhile, if the time is enough for them."""

@@ -13,9 +13,9 @@ from tests.doctor._profile import ceilings, knobs, profile, runs
 from tests.page.test_browser import opened
 
 from headway.core.profile import Profile, Threads, Together
-from headway.doctor.page import SECTIONS, panels, write
-from headway.doctor.roof import SAME_SIZE
-from headway.doctor.text import alone
+from headway.doctor.profile_page import SECTIONS, panels, write
+from headway.doctor.roofline import SAME_SIZE
+from headway.doctor.terminal_text import alone
 from headway.page import report
 from headway.page.panel import Panel
 

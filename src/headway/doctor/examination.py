@@ -19,20 +19,20 @@ from headway.data.dataset import Dataset
 from headway.data.order import Order
 from headway.data.tiers.opened import RemoteShards
 from headway.doctor import environment, storage
-from headway.doctor.beside import beside, handed, handover
+from headway.doctor.contention import beside, handed, handover
 from headway.doctor.budget import FULL, LOOK_SHARE, QUICK, Budget, WallTime
-from headway.doctor.copying import copying
-from headway.doctor.feed import Fed, augmentation, by_threads, fed
-from headway.doctor.job import Job
-from headway.doctor.knobs import Knobs
-from headway.doctor.loop import Looped, looped
-from headway.doctor.model import Model
+from headway.doctor.device_copy import copying
+from headway.doctor.loader_measurement import Fed, augmentation, by_threads, fed
+from headway.doctor.measurement_job import Job
+from headway.doctor.knob_search import Knobs
+from headway.doctor.loop_measurement import Looped, looped
+from headway.doctor.throughput_model import Model
 from headway.doctor.page_cache import as_it_was, evict
-from headway.doctor.roof import roof
-from headway.doctor.shorten import shortened
+from headway.doctor.roofline import roof
+from headway.doctor.batch_reduction import shortened
 from headway.doctor.stalls import checkpoint, evaluation
 from headway.doctor.verdict import verdict
-from headway.doctor.whole import MOST_STEPS, Ran, run
+from headway.doctor.whole_job import MOST_STEPS, Ran, run
 from headway.setup.inputs import Say
 from headway.train.runs import load_recipe
 

@@ -13,8 +13,8 @@ from headway.data.batch import Batch
 from headway.data.loader import Loader
 from headway.data.options import CropRecipe
 from headway.data.tiers.opened import RemoteShards
-from headway.doctor.job import Job, close
-from headway.doctor.measure import settled, timed
+from headway.doctor.measurement_job import Job, close
+from headway.doctor.rate_measurement import settled, timed
 from headway.setup.recipe import TrainRecipe
 
 PLAIN: dict[str, Any] = {"crop": CropRecipe(), "flip": False, "translate": 0}

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.core.profile import Ceiling, Side, Together
-from headway.doctor.model import Model, seconds_together
+from headway.doctor.throughput_model import Model, seconds_together
 from headway.doctor.verdict import verdict
 
 SECONDS = st.floats(1e-6, 1e-1)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from headway.core.errors import HeadwayError, UsageError, UserCodeError
-from headway.doctor import script
-from headway.doctor.script import run
+from headway.doctor import script_watch
+from headway.doctor.script_watch import run
 
 TRAIN = """
 import sys
@@ -156,7 +156,7 @@ while True:
 
 
 def test_a_script_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(script, "GRACE_S", 0.5)
+    monkeypatch.setattr(script_watch, "GRACE_S", 0.5)
     assert run(written(tmp_path, STUBBORN), steps=30).steps >= 29
 
 

@@ -15,10 +15,10 @@ from tests._support import finished, packed_digits, write_recipe
 
 from headway.core.profile import Ceiling, Profile, Rate, Side, Together, Verdict
 from headway.doctor.budget import Budget
-from headway.doctor.doctor import examination
-from headway.doctor.job import Job, quiet
-from headway.doctor.joint import Exchange, Joint, Tried, better
-from headway.doctor.ranks import joined
+from headway.doctor.examination import examination
+from headway.doctor.measurement_job import Job, quiet
+from headway.doctor.rank_exchange import Exchange, Joint, Tried, better
+from headway.doctor.rank_examination import joined
 from headway.launch.hosts import Host, hosts_of
 from headway.launch.launcher import launch
 from headway.train.runs import load_recipe
@@ -121,7 +121,7 @@ def test_no_rank_drops_files_that_others_read(tmp_path: Path, monkeypatch: pytes
     packed_digits(tmp_path)
     recipe = write_recipe(tmp_path / "one.yaml", data={"cache": "none"})
     dropped = list[object]()
-    monkeypatch.setattr("headway.doctor.doctor.evict", dropped.append)
+    monkeypatch.setattr("headway.doctor.examination.evict", dropped.append)
     monkeypatch.setattr("headway.doctor.storage.evict", dropped.append)
     short = Budget(each=0.2, passes=0.2, side=0.05, whole=0.2, tries=0.0)
     with closing(Job.of(load_recipe(recipe, ()), quiet)) as job:
@@ -176,7 +176,7 @@ def many_buckets(folder: Path) -> Path:
 
 def measured(recipe: Path, hosts: tuple[Host, ...], seconds: float) -> Any:
     out = recipe.parent / "found.json"
-    command = [str(Path(__file__).parent / "_joint.py"), str(recipe), str(out), str(seconds)]
+    command = [str(Path(__file__).parent / "_exchanging_rank.py"), str(recipe), str(out), str(seconds)]
     environ = {"OMP_NUM_THREADS": "1"}
     assert launch(command, hosts, environ=environ, respawn=False, on_loss="continue") == 0
     return json.loads(out.read_text())
@@ -212,7 +212,7 @@ def test_the_network_between_two_hosts_is_told(tmp_path: Path) -> None:
         rsh.write_text(f'#!/bin/sh\nshift\nexec ip netns exec {hosts.namespace(1)} sh -c "$*"\n')
         rsh.chmod(0o755)
         argv = [sys.executable, "-c", LAUNCHER, f"localhost:1,{hosts.addresses[1]}:1"]
-        argv += [str(Path(__file__).parent / "_joint.py"), str(recipe), str(out), "0"]
+        argv += [str(Path(__file__).parent / "_exchanging_rank.py"), str(recipe), str(out), "0"]
         process = hosts.run(0, argv, {"HEADWAY_RSH": str(rsh)}, stderr=subprocess.PIPE, text=True)
         said = process.communicate(timeout=120)[1]
     assert process.returncode == 0, said
